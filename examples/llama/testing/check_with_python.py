@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Trains tiny models with //examples/llama:train and checks that transformers and PEFT read what it writes, and compute
+with it what it and //examples/llama:generate do.
+
+usage: check_with_python.py TRAIN GENERATE     (the two programs)
+
+Needs torch, transformers, peft and safetensors. Prints a line for each check and at the end how many passed and failed;
+exits with 1 if any failed.
+"""
+import itertools
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import traceback
+
+import peft
+import torch
+from record_models import MODELS, make
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+SEQ, WINDOWS, PROMPT, GENERATED = 16, 40, 8, 16
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+LORA = ("--lora_rank=4", "--lora_alpha=8", "--lr=1e-2")
+
+
+class Run:
+    """One training of a model; the checks of it are methods, which return whether it passed and what to say of it."""
+
+    def __init__(self, root, name, precision, adapters):
+        self.model, self.precision, self.dtype = root / name, precision, DTYPES[precision]
+        self.folder = root / f"{name}_{precision}{'_lora' if adapters else ''}"
+        self.folder.mkdir()
+        self.exported, self.adapter = self.folder / "exported", self.folder / "adapter"
+        self.text, self.adapted = root / "text", adapters
+        self.flags = (*LORA, f"--save_adapter={self.adapter}") if adapters else ("--lr=2e-3",)
+
+    def train(self, program):
+        metrics = self.folder / "metrics"
+        subprocess.run([program, f"--model={self.model}", f"--data={self.text}", f"--eval_data={self.text}",
+                        "--ranks=2", "--threads=1", f"--seq={SEQ}", "--batch=4", "--steps=20", "--warmup=2",
+                        f"--precision={self.precision}", f"--metrics={metrics}", f"--export={self.exported}",
+                        *self.flags], check=True, stdout=subprocess.DEVNULL)
+        self.loss = json.loads(metrics.read_text().splitlines()[-1])["eval_loss"]
+
+    def loads(self, _):
+        model, info = AutoModelForCausalLM.from_pretrained(self.exported, output_loading_info=True)
+        loaded = model.state_dict()
+        weights = load_file(self.exported / "model.safetensors")
+        ours, theirs = (json.loads((folder / "config.json").read_text()) for folder in (self.exported, self.model))
+        dtype = ours.pop("dtype")
+        theirs.pop("dtype")
+        fine = {"keys": not any(info.values()), "weights": all(loaded[key].equal(weights[key]) for key in weights),
+                "dtype": model.dtype == self.dtype and f"torch.{dtype}" == str(self.dtype), "config": ours == theirs}
+        return all(fine.values()), ", ".join(f"{key} {'fine' if value else 'WRONG'}" for key, value in fine.items())
+
+    def loss_of(self, model):
+        text = torch.tensor(list(self.text.read_bytes()))
+        targets = text[1:].view(-1, SEQ)
+        with torch.no_grad():
+            return model(input_ids=text[:-1].view(-1, SEQ), labels=targets, shift_labels=targets).loss.item()
+
+    def has_the_loss(self, _):
+        before = self.loss_of(AutoModelForCausalLM.from_pretrained(self.model, dtype=self.dtype))
+        # The program computes with factors in bfloat16 where it does with the base.
+        after = self.loss_of(self.with_adapter(self.dtype, autocast_adapter_dtype=False) if self.adapted else
+                             AutoModelForCausalLM.from_pretrained(self.exported))
+        off = abs(after - self.loss)
+        return off < 1e-5 and after < before - 1, f"{self.loss:.4f}, was {before:.4f}, Python's differs by {off:.1e}"
+
+    def generates(self, generate):
+        return same_tokens(generate, AutoModelForCausalLM.from_pretrained(self.exported, dtype=torch.float32),
+                           self.text, f"--model={self.exported}")
+
+    def adapter_loads(self, _):
+        model = peft.AutoPeftModelForCausalLM.from_pretrained(self.adapter, dtype=self.dtype)
+        ours = load_file(self.adapter / "adapter_model.safetensors")
+        theirs = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+        same = ours.keys() == theirs.keys() and all(theirs[key].equal(ours[key]) for key in ours)
+        return same, f"PEFT has {'the same' if same else 'OTHER'} factors"
+
+    def with_adapter(self, dtype, **options):
+        base = AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype)
+        return peft.PeftModel.from_pretrained(base, self.adapter, **options)
+
+    def merges(self, _):
+        theirs = dict(self.with_adapter(self.dtype).merge_and_unload().named_parameters())
+        ours = load_file(self.exported / "model.safetensors")
+        same = ours.keys() == theirs.keys() and all(theirs[key].equal(ours[key]) for key in ours)
+        return same, "the bits of merge_and_unload()" if same else "OTHER BITS than merge_and_unload()"
+
+    def generates_with_adapter(self, generate):
+        return same_tokens(generate, self.with_adapter(torch.float32), self.text, f"--model={self.model}",
+                           f"--adapter={self.adapter}")
+
+
+FULL = {"transformers loads it": Run.loads, "loss": Run.has_the_loss, "greedy tokens": Run.generates}
+ADAPTED = {**FULL, "adapter": Run.adapter_loads, "merged": Run.merges,
+           "greedy tokens by the adapter": Run.generates_with_adapter}
+
+
+def same_tokens(generate, model, text, *flags):
+    """Whether `model` goes on from pieces of the text as the program does with these flags."""
+    same = True
+    for begin in range(0, 3 * PROMPT, PROMPT):
+        prompt = torch.tensor(list(text.read_bytes()[begin:begin + PROMPT]))[None]
+        tokens = ",".join(map(str, prompt[0].tolist()))
+        ours = subprocess.run([generate, *flags, f"--tokens={tokens}", "--temperature=0", f"--max_tokens={GENERATED}",
+                               "--precision=fp32", "--threads=1"], check=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL).stdout
+        theirs = model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False,
+                                max_new_tokens=GENERATED, pad_token_id=0)[0, PROMPT:].tolist()
+        same = same and len(theirs) == GENERATED and list(map(int, ours.split())) == theirs
+    return same, "the same" if same else "OTHERS"
+
+
+def make_inputs(root):
+    draw = random.Random(1)
+    words = "to be or not that is the question".split()
+    text = " ".join(draw.choice(words) for _ in range(SEQ * WINDOWS))
+    (root / "text").write_text(text[:SEQ * WINDOWS + 1])
+    for seed, (name, (model_class, config)) in enumerate(MODELS.items()):
+        torch.manual_seed(seed)
+        config.vocab_size = 256  # bytes are tokens
+        make(model_class, config).save_pretrained(root / name)
+
+
+def check_all(root, train, generate):
+    for name, precision, adapters in itertools.product(MODELS, DTYPES, (False, True)):
+        run = Run(root, name, precision, adapters)
+        run.train(train)
+        for what, function in (ADAPTED if adapters else FULL).items():
+            try:
+                passed, text = function(run, generate)
+            except Exception:  # pylint: disable=broad-except
+                passed, text = False, traceback.format_exc()
+            print(f"{'passed' if passed else 'FAILED'}: {run.folder.name}: {what}: {text}", flush=True)
+            yield passed
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        root = pathlib.Path(scratch)
+        make_inputs(root)
+        results = list(check_all(root, *map(pathlib.Path, sys.argv[1:])))
+    print(f"{sum(results)} passed, {len(results) - sum(results)} failed")
+    sys.exit(0 if all(results) else 1)
+
+
+if __name__ == "__main__":
+    main()
