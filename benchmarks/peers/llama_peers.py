@@ -18,7 +18,7 @@ import tempfile
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PEER = REPOSITORY / "benchmarks/peers/peer_llama.py"
-# 26 million parameters.
+# 19 million parameters.
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 8192, "hidden_size": 384,
           "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 2,
           "max_position_embeddings": 4096, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
