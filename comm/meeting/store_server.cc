@@ -25,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/check.h"
 #include "base/hmac.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
@@ -71,8 +72,9 @@ StoreServer::StoreServer(UniqueFd listener, UniqueFd wake, std::string secret,
 StoreServer::~StoreServer() {
   if (!thread_.joinable()) return;
   const uint64_t one = 1;
-  // Cannot fail: the counter is far from full.
-  static_cast<void>(write(wake_.get(), &one, sizeof(one)));
+  // The counter is far from full.
+  FSDP_CHECK(write(wake_.get(), &one, sizeof(one)) ==
+             static_cast<ssize_t>(sizeof(one)));
   thread_.join();
 }
 
