@@ -21,6 +21,9 @@ constexpr char kByManifestText[] =
 constexpr char kGivenUpText[] =
     "The run has gone on from an older checkpoint.\n";
 
+// What is found done may be what a run did that failed before it had synced:
+// all is synced that later changes rest on, whoever has made it.
+
 // Lowest first: the newest of the others is the same until the last is marked.
 absl::Status GiveUpAbove(FileSystem& files, const std::string& root,
                          int64_t step) {
@@ -30,8 +33,7 @@ absl::Status GiveUpAbove(FileSystem& files, const std::string& root,
     if (one.step <= step) continue;
     const std::string mark = JoinPath(one.path, kGivenUpName);
     FSDP_ASSIGN_OR_RETURN(const bool marked, Exists(files, mark));
-    if (marked) continue;
-    FSDP_RETURN_IF_ERROR(WriteNewFile(files, mark, kGivenUpText));
+    if (!marked) FSDP_RETURN_IF_ERROR(WriteNewFile(files, mark, kGivenUpText));
     FSDP_RETURN_IF_ERROR(files.SyncFolder(one.path));
   }
   return absl::OkStatus();
@@ -41,8 +43,7 @@ absl::Status GiveUpAbove(FileSystem& files, const std::string& root,
 absl::Status RemoveManifest(FileSystem& files, const std::string& path) {
   const std::string manifest = JoinPath(path, kManifestName);
   FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files, manifest));
-  if (!exists) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(files.RemoveFile(manifest));
+  if (exists) FSDP_RETURN_IF_ERROR(files.RemoveFile(manifest));
   const absl::Status synced = files.SyncFolder(path);
   // The folder may have gone with it.
   return absl::IsNotFound(synced) ? absl::OkStatus() : synced;
@@ -69,8 +70,10 @@ absl::Status WriteLatest(FileSystem& files, const std::string& root,
 absl::Status ForgetLatest(FileSystem& files, const std::string& path) {
   const std::string root = FolderOf(path);
   FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
-  if (latest.empty() || JoinPath(root, latest) != path) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(files.RemoveFile(JoinPath(root, kLatestName)));
+  const bool names_it = !latest.empty() && JoinPath(root, latest) == path;
+  if (names_it) {
+    FSDP_RETURN_IF_ERROR(files.RemoveFile(JoinPath(root, kLatestName)));
+  }
   return files.SyncFolder(root);
 }
 
@@ -100,7 +103,7 @@ absl::Status RemoveUnfinished(FileSystem& files, const std::string& root) {
     const std::string path = JoinPath(root, name);
     FSDP_ASSIGN_OR_RETURN(const bool committed,
                           Exists(files, JoinPath(path, kManifestName)));
-    if (!committed) FSDP_RETURN_IF_ERROR(RemoveTree(files, path));
+    if (!committed) FSDP_RETURN_IF_ERROR(RemoveByManifest(files, path));
   }
   return absl::OkStatus();
 }

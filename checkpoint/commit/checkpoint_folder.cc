@@ -61,6 +61,21 @@ absl::StatusOr<std::unique_ptr<FileLock>> Mark(
   return nullptr;
 }
 
+// Its name survives a loss of power, whoever has made it: a run that failed
+// behind that may not have come to it.
+absl::Status MakeRoot(FileSystem& files, const std::string& root) {
+  FSDP_ASSIGN_OR_RETURN(const bool made, files.MakeFolder(root));
+  const std::string parent = FolderOf(root);
+  // Who may not look into the parent cannot sync it.
+  if (!made && absl::IsPermissionDenied(files.List(parent).status())) {
+    return absl::OkStatus();
+  }
+  const absl::Status synced = files.SyncFolder(parent);
+  if (synced.ok()) return synced;
+  return absl::Status(synced.code(),
+                      absl::StrCat("make folder ", root, ": ", synced.message()));
+}
+
 }  // namespace
 
 CheckpointFolder::CheckpointFolder(FileSystem& files, std::string root,
@@ -74,8 +89,7 @@ CheckpointFolder::CheckpointFolder(FileSystem& files, std::string root,
 
 absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Claim(
     FileSystem& files, const std::string& root, CommitBy commit_by) {
-  FSDP_ASSIGN_OR_RETURN(const bool made, files.MakeFolder(root));
-  if (made) FSDP_RETURN_IF_ERROR(files.SyncFolder(FolderOf(root)));
+  FSDP_RETURN_IF_ERROR(MakeRoot(files, root));
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
   FSDP_RETURN_IF_ERROR(CheckIsOurs(root, names));
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<FileLock> lock,

@@ -155,6 +155,17 @@ void Check(Machine& machine, size_t done) {
   EXPECT_EQ((*LatestCheckpoint(files, kRoot))->step, 9);
 }
 
+// Of a run that has replaced any of them.
+void CheckNewest(FileSystem& files, bool fresh) {
+  const absl::StatusOr<std::optional<Committed>> latest =
+      LatestCheckpoint(files, kRoot);
+  if (fresh && absl::IsNotFound(latest.status())) return;
+  ASSERT_OK(latest);
+  if (fresh && !latest->has_value()) return;
+  ASSERT_TRUE(latest->has_value());
+  EXPECT_NE(VersionOf(files, (*latest)->path), 0) << (*latest)->path;
+}
+
 class CommitCrashTest : public ::testing::TestWithParam<CommitBy> {
  protected:
   static int64_t CallsOfARun() {
@@ -232,6 +243,44 @@ TEST_P(CommitCrashTest, TheDiskFailsAtEveryCall) {
   }
 }
 
+// What a run finds done by one that failed may never have come to the disk: all
+// it saves survives a loss of power, and at any call of it the newest is sound.
+TEST_P(CommitCrashTest, PowerIsLostAfterAFailure) {
+  const auto make = [](bool fresh) {
+    return fresh ? std::make_unique<Machine>(GetParam())
+                 : MakeMachine(GetParam());
+  };
+  for (const bool fresh : {false, true}) {
+    const auto whole = make(fresh);
+    FaultyFileSystem counting(whole->files());
+    size_t done = 0;
+    ASSERT_OK(RunOnce(counting, GetParam(), done));
+    for (int64_t call = 0; call < counting.calls(); ++call) {
+      for (int seed = 0; seed < kSeeds; ++seed) {
+        SCOPED_TRACE(absl::StrCat("call ", call, ", seed ", seed));
+        const auto machine = make(fresh);
+        FaultyFileSystem failing(machine->files());
+        failing.FailCall(call, EIO, /*for_good=*/false);
+        ASSERT_FALSE(RunOnce(failing, GetParam(), done).ok());
+        machine->KillProcess();
+        FaultyFileSystem stopping(machine->files());
+        if (seed % 3 > 0) {
+          stopping.StopAtCall((5 * call + 7 * seed) % counting.calls());
+        }
+        done = 0;
+        const bool finished = RunOnce(stopping, GetParam(), done).ok();
+        machine->LosePower(seed);
+        if (finished) {
+          Check(*machine, done);
+        } else {
+          CheckNewest(machine->files(), fresh);
+        }
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
 // By manifest there is a moment without the step that is replaced, which
 // `latest` names until then.
 absl::Status ReplaceStepTwo(FileSystem& files) {
@@ -267,6 +316,32 @@ TEST(ReplacedByManifestTest, TheNewestIsSoundWhereverTheRunDies) {
   }
   // That of step 2 before, of step 1 in between, and of step 2 after it.
   EXPECT_THAT(versions, ::testing::ElementsAre(1, 2, 3));
+}
+
+// A try that failed leaves changes that may never have come to the disk.
+TEST(ReplacedByManifestTest, TheNewestIsSoundWhereverASecondTryDies) {
+  const auto whole = MakeMachine(CommitBy::kManifest);
+  FaultyFileSystem counting(whole->files());
+  ASSERT_OK(ReplaceStepTwo(counting));
+  constexpr int kFewSeeds = 2;
+  for (int64_t failed = 0; failed < counting.calls(); ++failed) {
+    for (int64_t call = failed % 2; call < counting.calls(); call += 2) {
+      for (int seed = 0; seed < kFewSeeds; ++seed) {
+        SCOPED_TRACE(absl::StrCat("fails at ", failed, ", dies at ", call,
+                                  ", seed ", seed));
+        const auto machine = MakeMachine(CommitBy::kManifest);
+        FaultyFileSystem failing(machine->files());
+        failing.FailCall(failed, EIO, /*for_good=*/false);
+        EXPECT_FALSE(ReplaceStepTwo(failing).ok());
+        FaultyFileSystem stopping(machine->files());
+        stopping.StopAtCall(call);
+        ReplaceStepTwo(stopping).IgnoreError();
+        machine->LosePower(seed);
+        CheckNewest(machine->files(), /*fresh=*/false);
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
 }
 
 }  // namespace
