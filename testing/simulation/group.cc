@@ -292,7 +292,11 @@ void Group::Died(int rank) {
 }
 
 void Group::Fail(Failure failure, bool at_once) {
-  if (failure_) return;
+  if (failure_) {
+    // Another one was first; whoever gives up now takes part no longer, either.
+    Learn(failure.rank);
+    return;
+  }
   failure_ = std::move(failure);
   simulation().Log(absl::StrCat("the group fails: ", failure_->text));
   const std::weak_ptr<Group> weak = weak_from_this();
