@@ -72,8 +72,8 @@ absl::Status MakeRoot(FileSystem& files, const std::string& root) {
   }
   const absl::Status synced = files.SyncFolder(parent);
   if (synced.ok()) return synced;
-  return absl::Status(synced.code(),
-                      absl::StrCat("make folder ", root, ": ", synced.message()));
+  return absl::Status(synced.code(), absl::StrCat("make folder ", root, ": ",
+                                                  synced.message()));
 }
 
 }  // namespace
