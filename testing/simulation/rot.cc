@@ -57,14 +57,20 @@ std::string NewestCheckpoint(FileSystem& disk) {
   return newest;
 }
 
+std::string ReadAll(FileSystem& disk, const std::string& path) {
+  const auto file = disk.OpenForReading(path, checkpoint::Caching::kCached);
+  FSDP_CHECK(file.ok());
+  std::string bytes(disk.Stat(path)->bytes, '\0');
+  FSDP_CHECK((*file)->PRead(0, absl::MakeSpan(bytes)).ok());
+  return bytes;
+}
+
 void Turn(FileSystem& disk, const std::string& path, int64_t bit) {
-  const auto before = disk.OpenForReading(path, checkpoint::Caching::kCached);
-  FSDP_CHECK(before.ok());
-  char byte = 0;
-  FSDP_CHECK((*before)->PRead(bit / 8, absl::MakeSpan(&byte, 1)).ok());
+  std::string bytes = ReadAll(disk, path);
+  char& byte = bytes[bit / 8];
+  byte = static_cast<char>(byte ^ (1 << (bit % 8)));
   const auto file = disk.OpenForWriting(path, checkpoint::Caching::kCached);
   FSDP_CHECK(file.ok());
-  byte = static_cast<char>(byte ^ (1 << (bit % 8)));
   FSDP_CHECK((*file)->PWrite(bit / 8, absl::MakeSpan(&byte, 1)).ok());
   FSDP_CHECK((*file)->Sync().ok());
 }
@@ -80,12 +86,15 @@ bool Rot::Flip(FileSystem& disk, int64_t choice) {
   path_ = path;
   bit_ = choice * 7919 % (bytes * 8);
   Turn(disk, path_, bit_);
+  rotten_ = ReadAll(disk, path_);
   return true;
 }
 
 void Rot::FlipBack(FileSystem& disk) {
   if (path_.empty()) return;
-  if (disk.Stat(path_).ok()) Turn(disk, path_, bit_);
+  // A checkpoint saved meanwhile may have taken its place.
+  if (disk.Stat(path_).ok() && ReadAll(disk, path_) == rotten_)
+    Turn(disk, path_, bit_);
   path_.clear();
 }
 

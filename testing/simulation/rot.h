@@ -14,11 +14,12 @@ class Rot {
   // Turns a bit of the newest checkpoint below /run, which of all `choice`
   // decides. False where there is none.
   bool Flip(checkpoint::FileSystem& disk, int64_t choice);
-  // Turns it back.
+  // Turns it back, where the file is still the one.
   void FlipBack(checkpoint::FileSystem& disk);
 
  private:
   std::string path_;
+  std::string rotten_;  // all its bytes
   int64_t bit_ = 0;
 };
 
