@@ -92,6 +92,7 @@ class Contender {
   int64_t peak_bytes_ = 0;
 };
 
+// Steps leave their gradients, which the plan counts.
 std::function<at::Tensor()> PlainStep(const TrainStepCase& what,
                                       const Place& place,
                                       const CountingRows& rows) {
@@ -100,10 +101,10 @@ std::function<at::Tensor()> PlainStep(const TrainStepCase& what,
   const auto optimizer =
       std::make_shared<FusedAdamW>(model->parameters(), SmallSteps());
   return [model, optimizer, rows] {
+    optimizer->zero_grad();
     const at::Tensor loss = LossOf(model->forward(rows.tokens), rows);
     loss.backward();
     optimizer->step();
-    optimizer->zero_grad();
     return loss.detach();
   };
 }
@@ -112,10 +113,10 @@ std::function<at::Tensor()> ShardedStep(Model model, const CountingRows& rows) {
   const auto optimizer =
       std::make_shared<FusedAdamW>(model->Parameters(), SmallSteps());
   return [model, optimizer, rows]() mutable {
+    optimizer->zero_grad();
     const at::Tensor loss = LossOf(model->forward(rows.tokens), rows);
     ThrowIfError(model->Backward(loss));
     optimizer->step();
-    optimizer->zero_grad();
     return loss.detach();
   };
 }

@@ -86,10 +86,12 @@ void BufferPool::Release(const at::Tensor& buffer, AwaitReader reader,
 void BufferPool::Discard(const at::Tensor& buffer) {
   TakeBack(buffer);
   stats_.reserved_bytes -= Bytes(buffer);
+  --stats_.allocations;
 }
 
 void BufferPool::Adopt(const at::Tensor& buffer, DeviceEvent used) {
   stats_.reserved_bytes += Bytes(buffer);
+  ++stats_.allocations;
   free_.push_back({buffer, /*reader=*/nullptr, std::move(used)});
 }
 

@@ -32,7 +32,7 @@ class BufferPool {
     int64_t in_use_bytes = 0;       // handed out now
     int64_t peak_in_use_bytes = 0;  // most handed out at once
     int64_t reserved_bytes = 0;     // allocated, handed out or not
-    int64_t allocations = 0;        // so far
+    int64_t allocations = 0;        // so far, but of what was discarded
   };
 
   // As long as less than `room` bytes are reserved, buffers are new ones, so

@@ -67,6 +67,7 @@ absl::Status ShardedModel::BeginForward(int unit, bool recomputes) {
   if (schedule_.in_forward()) return absl::OkStatus();
   forward_thread_ = std::this_thread::get_id();
   if (recomputes) return absl::OkStatus();
+  if (!captures_) runtime_->DropUnusedGradients();
   FSDP_RETURN_IF_ERROR(ChoosePrecision());
   for (int each = 0; each < num_units(); ++each) NoteWrittenShards(each);
   return absl::OkStatus();

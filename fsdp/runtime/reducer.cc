@@ -363,6 +363,14 @@ absl::Status Reducer::Step(int unit) {
   return absl::OkStatus();
 }
 
+// Memory goes back to the stream that it was allocated on.
+void Reducer::DropUnusedGradients() {
+  stream_.FollowCurrentStream();
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) flat.shard_gradient.DropUnused();
+  }
+}
+
 void Reducer::BeginAlike() {
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) memory_.Adopt(flat.shard_gradient.GiveUnused());

@@ -53,6 +53,7 @@ class Reducer {
   // As those of Runtime.
   void EndOfBackward();
   void FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces);
+  void DropUnusedGradients();
   void DropWholeGradients();
   bool HasWholeGradients(int unit) const;
   bool HasSums(int unit) const;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
@@ -168,6 +169,12 @@ absl::Status Runtime::ExecuteOne(const Action& action,
 }
 
 void Runtime::EndOfBackward() { reducer_->EndOfBackward(); }
+
+void Runtime::DropUnusedGradients() {
+  if (step_log_ == nullptr && HasStreams(device())) {
+    reducer_->DropUnusedGradients();
+  }
+}
 
 void Runtime::DropWholeGradients() { reducer_->DropWholeGradients(); }
 

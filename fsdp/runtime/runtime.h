@@ -109,6 +109,12 @@ class Runtime {
   // on. After the last action of a backward.
   void EndOfBackward();
 
+  // Before a forward: lets the memory of gradients go that the user has
+  // dropped, so that activations have it; backward takes some anew, which costs
+  // a device with an allocator of its own next to nothing, and the CPU page
+  // faults: it keeps them. Steps that are logged use the same buffers.
+  void DropUnusedGradients();
+
   // Gives the gradients kept whole back.
   void DropWholeGradients();
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/GradMode.h>
 
@@ -17,6 +18,10 @@ namespace gpt {
 
 using torch::nn::LayerNormOptions;
 using torch::nn::LinearOptions;
+
+at::Tensor LinearImpl::forward(const at::Tensor& x) {
+  return at::linear(x, weight, bias);
+}
 
 BlockImpl::BlockImpl(int64_t dim, int64_t heads)
     : heads_(heads),

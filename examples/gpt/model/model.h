@@ -20,6 +20,16 @@
 
 namespace gpt {
 
+// torch::nn::Linear adds its bias to inputs of three dimensions by a kernel of
+// its own; here the matrix product adds it, as in Python.
+class LinearImpl : public torch::nn::LinearImpl {
+ public:
+  using torch::nn::LinearImpl::LinearImpl;
+
+  at::Tensor forward(const at::Tensor& x);
+};
+TORCH_MODULE(Linear);
+
 class BlockImpl : public torch::nn::Module {
  public:
   BlockImpl(int64_t dim, int64_t heads);
@@ -34,7 +44,7 @@ class BlockImpl : public torch::nn::Module {
 
   const int64_t heads_;
   torch::nn::LayerNorm ln1_, ln2_;
-  torch::nn::Linear qkv_, proj_, fc_, out_;
+  Linear qkv_, proj_, fc_, out_;
   std::optional<Jitter> jitter_;
 };
 TORCH_MODULE(Block);

@@ -57,7 +57,8 @@ TrainingDevice Gpu() {
 }
 
 void ExpectTheValuesOfTheCpu(const DeviceProgram& program, int world_size,
-                             const TrainingDevice& gpu) {
+                             TrainingDevice gpu) {
+  if (program.looks_at_values) gpu.begin = [] {};
   const absl::StatusOr<Values> expected =
       TrainOnDevice(program, world_size, TrainingDevice());
   ASSERT_OK(expected.status());

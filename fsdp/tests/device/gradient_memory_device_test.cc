@@ -1,0 +1,119 @@
+// When the memory of gradients goes that the user has dropped.
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "base/testing/fake_device.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local/loopback_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::FakeDevice;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::testing::IsEmpty;
+
+using Model = FullyShardedDataParallel<NetImpl>;
+
+constexpr int64_t kDim = 6;
+
+absl::StatusOr<Model> MakeModel(int world_size, c10::Device device) {
+  comm::LoopbackOptions loopback;
+  loopback.place = {world_size / 2, world_size};
+  loopback.device = device;
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
+                        comm::CreateLoopback(loopback));
+  std::shared_ptr<NetImpl> net = MakeNet(kDim, /*num_blocks=*/3);
+  if (!device.is_cpu()) FakeDevice::Move(net->parameters());
+  // Shards and gradients in float, which buffers of one rank become, too.
+  Options options = BlockUnits();
+  options.unit.precision.param_dtype = at::kBFloat16;
+  options.unit.precision.reduce_dtype = at::kFloat;
+  return FullyShard(std::move(net), std::move(world), options);
+}
+
+// Tells whether a tensor's memory is still there, without keeping it.
+using Memory = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+std::vector<Memory> GradientsOf(const Model& model) {
+  std::vector<Memory> memory;
+  for (const NamedShard& named : model->NamedShards()) {
+    const at::Tensor& gradient = named.shard.grad();
+    if (!gradient.defined()) continue;
+    memory.emplace_back(gradient.storage().getIntrusivePtr());
+  }
+  return memory;
+}
+
+int NumHeld(const std::vector<Memory>& memory) {
+  int held = 0;
+  for (const Memory& each : memory) held += each.expired() ? 0 : 1;
+  return held;
+}
+
+class GradientMemoryTest : public ::testing::TestWithParam<int> {
+ protected:
+  static void SetUpTestSuite() { FakeDevice::Register(); }
+  void SetUp() override { FakeDevice::Reset(); }
+};
+
+TEST_P(GradientMemoryTest, OfADeviceIsTheForwardsOnceTheyAreDropped) {
+  ASSERT_OK_AND_ASSIGN(Model model,
+                       MakeModel(GetParam(), FakeDevice::device()));
+  FusedAdamW optimizer(model->Parameters(), {});
+  const at::Tensor x = Rows(0, 3, kDim).to(FakeDevice::device());
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_OK(model->Backward(Loss(model->forward(x), x)));
+    optimizer.step();
+    const std::vector<Memory> memory = GradientsOf(model);
+    ASSERT_FALSE(memory.empty());
+    // What the user has not dropped is added to by the next backward.
+    ASSERT_OK(model->Backward(Loss(model->forward(x), x)));
+    EXPECT_EQ(NumHeld(memory), memory.size());
+    optimizer.zero_grad();
+    const at::Tensor loss = Loss(model->forward(x), x);
+    EXPECT_EQ(NumHeld(memory), 0) << i;
+    ASSERT_OK(model->Backward(loss));
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+}
+
+// Where new memory would cost page faults.
+TEST_P(GradientMemoryTest, OfTheCpuIsKeptForTheNextStep) {
+  ASSERT_OK_AND_ASSIGN(Model model, MakeModel(GetParam(), at::kCPU));
+  const at::Tensor x = Rows(0, 3, kDim);
+  ASSERT_OK(model->Backward(Loss(model->forward(x), x)));
+  const std::vector<Memory> memory = GradientsOf(model);
+  model->zero_grad();
+  ASSERT_OK(model->Backward(Loss(model->forward(x), x)));
+  EXPECT_EQ(NumHeld(memory), memory.size());
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSizes, GradientMemoryTest,
+                         ::testing::Values(1, 2, 3, 5));
+
+}  // namespace
+}  // namespace fsdp
