@@ -61,7 +61,7 @@ std::vector<Memory> GradientsOf(const Model& model) {
   for (const NamedShard& named : model->NamedShards()) {
     const at::Tensor& gradient = named.shard.grad();
     if (!gradient.defined()) continue;
-    memory.emplace_back(gradient.storage().getIntrusivePtr());
+    memory.emplace_back(gradient.storage().getWeakStorageImpl());
   }
   return memory;
 }
