@@ -76,6 +76,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
     for (const auto& [address, block] : alive_) {
       forward_[blocks_[block].visit].saved += blocks_[block].bytes;
     }
+    at_ = forward_.size() - 1;
     events_of_forward_ = events_.size();
   }
   void EndBackward() { backward_seconds_ = SpendUntilNow(); }
@@ -88,16 +89,25 @@ class StepMeter : public c10::MemoryReportingInfoBase {
   }
 
   StepProfile Profile() const {
+    StepProfile profile{forward_, backward_seconds_};
+    std::vector<int64_t> before = {0};  // saved, by visit
+    for (const ModuleVisit& visit : forward_) {
+      before.push_back(before.back() + visit.saved);
+    }
     int64_t live = 0;
-    int64_t peak = 0;
-    int64_t after_forward = 0;
     for (size_t i = 0; i < events_.size(); ++i) {
       const Block& block = blocks_[events_[i].block];
       if (!block.is_gradient) live += events_[i].sign * block.bytes;
-      peak = std::max(peak, live);
-      if (i + 1 == events_of_forward_) after_forward = live;
+      const size_t at = events_[i].visit;
+      ModuleVisit& visit = profile.forward[at];
+      if (i < events_of_forward_) {
+        visit.working = std::max(visit.working, live - before[at]);
+      } else {
+        visit.backward_working =
+            std::max(visit.backward_working, live - before[at + 1]);
+      }
     }
-    return {forward_, backward_seconds_, peak - after_forward};
+    return profile;
   }
 
   void OnOperator(c10::ArrayRef<const c10::IValue> inputs) {
@@ -113,24 +123,25 @@ class StepMeter : public c10::MemoryReportingInfoBase {
         others += static_cast<int64_t>(tensor->nbytes());
       }
     }
-    if (module < 0 || module == forward_.back().module) return;
-    forward_.back().seconds = SpendUntilNow();
-    ModuleVisit& visit = forward_.emplace_back();
-    visit.module = module;
-    visit.input = others;
+    const bool is_forward = events_of_forward_ == 0;
+    if (module >= 0 && module != forward_[at_].module) {
+      is_forward ? Enter(module) : GoBackTo(module);
+    }
+    // An operator may have looked at parameters alone.
+    if (is_forward && forward_[at_].input == 0) forward_[at_].input = others;
   }
 
   void reportMemoryUsage(void* address, int64_t bytes, size_t, size_t,
                          c10::Device) override {
     if (bytes > 0) {
       alive_[address] = blocks_.size();
-      events_.push_back({blocks_.size(), 1});
-      blocks_.push_back({bytes, forward_.size() - 1, false});
+      events_.push_back({blocks_.size(), at_, 1});
+      blocks_.push_back({bytes, at_, false});
       return;
     }
     const auto found = alive_.find(address);
     if (found == alive_.end()) return;  // from before
-    events_.push_back({found->second, -1});
+    events_.push_back({found->second, at_, -1});
     alive_.erase(found);
   }
   bool memoryProfilingEnabled() const override { return true; }
@@ -143,8 +154,24 @@ class StepMeter : public c10::MemoryReportingInfoBase {
   };
   struct Event {
     size_t block;
+    size_t visit;
     int sign;  // 1: allocated, -1: freed
   };
+
+  void Enter(int module) {
+    forward_.back().seconds = SpendUntilNow();
+    at_ = forward_.size();
+    forward_.emplace_back().module = module;
+  }
+
+  // Backward has come to the last visit of `module` that is still to come.
+  void GoBackTo(int module) {
+    for (size_t i = at_ + 1; i-- > 0;) {
+      if (forward_[i].module != module) continue;
+      at_ = i;
+      return;
+    }
+  }
 
   // Seconds since the last call.
   double SpendUntilNow() {
@@ -160,6 +187,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
   const c10::Device device_;
   std::unordered_map<const void*, int> module_of_;  // by storage
   std::vector<ModuleVisit> forward_;
+  size_t at_ = 0;  // the visit that computes, or whose backward does
   absl::Time since_;
   double backward_seconds_ = 0;
   std::vector<Block> blocks_;
@@ -181,18 +209,17 @@ std::unique_ptr<at::ObserverContext> OnStart(
 }
 
 // While one is alive, the meter is told of what this thread runs.
-class ObservedForward {
+class Observation {
  public:
-  explicit ObservedForward(StepMeter* meter)
+  explicit Observation(StepMeter* meter)
       : callback_(at::addThreadLocalCallback(
             at::RecordFunctionCallback(&OnStart).needsInputs(true).scopes(
                 {at::RecordScope::FUNCTION}))) {
     meter_of_thread = meter;
-    meter->BeginForward();
   }
-  ObservedForward(const ObservedForward&) = delete;
-  ObservedForward& operator=(const ObservedForward&) = delete;
-  ~ObservedForward() {
+  Observation(const Observation&) = delete;
+  Observation& operator=(const Observation&) = delete;
+  ~Observation() {
     meter_of_thread = nullptr;
     at::removeCallback(callback_);
   }
@@ -224,12 +251,10 @@ absl::StatusOr<StepProfile> RunStep(const ShardPlan& plan, const Loss& loss,
   const VanishingGradients gradients(
       plan, [&](const at::Tensor& gradient) { meter->OnGradient(gradient); });
   const at::AutoGradMode with_grad(true);
-  at::Tensor result;
-  {
-    const ObservedForward observed(meter.get());
-    result = loss(rows);
-    meter->EndForward();
-  }
+  const Observation observation(meter.get());
+  meter->BeginForward();
+  const at::Tensor result = loss(rows);
+  meter->EndForward();
   FSDP_RETURN_IF_ERROR(CheckLoss(result));
   result.backward();
   meter->EndBackward();
@@ -248,6 +273,18 @@ absl::StatusOr<StepProfile> RunSteps(const ShardPlan& plan, const Loss& loss,
   return seconds(second) < seconds(first) ? second : first;
 }
 
+// Bytes of activations, at most.
+int64_t MostAlive(const StepProfile& profile) {
+  int64_t saved = 0;
+  int64_t most = 0;
+  for (const ModuleVisit& visit : profile.forward) {
+    most = std::max(most, saved + visit.working);
+    saved += visit.saved;
+    most = std::max(most, saved + visit.backward_working);
+  }
+  return most;
+}
+
 absl::StatusOr<StepProfile> MeasureRows(const ShardPlan& plan, const Loss& loss,
                                         int64_t rows, int64_t memory_bytes) {
   FSDP_ASSIGN_OR_RETURN(const StepProfile one, RunSteps(plan, loss, 1));
@@ -255,7 +292,7 @@ absl::StatusOr<StepProfile> MeasureRows(const ShardPlan& plan, const Loss& loss,
   FSDP_ASSIGN_OR_RETURN(const StepProfile two, RunSteps(plan, loss, 2));
   if (rows == 2) return two;
   const StepProfile all = Extrapolate(one, two, rows);
-  if (all.saved() + all.working > memory_bytes) return all;
+  if (MostAlive(all) > memory_bytes) return all;
   return RunSteps(plan, loss, rows);
 }
 

@@ -44,82 +44,101 @@ bool GoTheSameWay(const StepProfile& one, const StepProfile& two) {
                     });
 }
 
-// The memory of a backward, visit after visit from the last on.
-class BackwardMemory {
+// What backward of a unit below the root holds at its border and that of a
+// plain module does not, in multiples of what the unit is called with: the
+// gradient that has come to its output; of a region its input's and what it
+// returns, too.
+constexpr int64_t kAtBorder = 1;
+constexpr int64_t kAtBorderOfRegion = 3;
+
+// The memory of a step, visit after visit.
+class StepMemory {
  public:
-  BackwardMemory(const StepProfile& profile, const UnitMembership& membership,
-                 const std::vector<int64_t>& gradients)
-      : profile_(profile),
+  StepMemory(const StepProfile& profile, const UnitMembership& membership,
+             const std::vector<int64_t>& gradients)
+      : visits_(profile.forward),
         membership_(membership),
         gradients_(gradients),
-        regions_(membership.parents.size()),
+        kept_(visits_.size()),
+        is_open_(membership.parents.size()),
+        border_(membership.parents.size()),
         held_(membership.parents.size()),
         left_(membership.parents.size()) {
-    for (const ModuleVisit& visit : profile.forward) AddForward(visit);
+    for (const ModuleVisit& visit : visits_) {
+      const int unit = membership.unit_of[visit.module];
+      regions_.push_back(RegionAround(membership, unit));
+      for (int each = unit; each >= 0; each = membership.parents[each]) {
+        if (left_[each]++ > 0 || membership.parents[each] != 0) continue;
+        border_[each] =
+            visit.input *
+            (membership.recomputed[each] ? kAtBorderOfRegion : kAtBorder);
+      }
+    }
   }
 
   int64_t Peak() {
-    int64_t peak = live_;
-    for (auto visit = profile_.forward.rbegin();
-         visit != profile_.forward.rend(); ++visit) {
-      const int unit = membership_.unit_of[visit->module];
-      OpenRegion(RegionAround(membership_, unit));
-      // All uses of a parameter add to one gradient.
-      live_ += gradients_[visit->module];
-      held_[unit] += std::exchange(gradients_[visit->module], 0);
-      peak = std::max(peak, live_);
-      live_ -= visit->saved;
-      Leave(unit);
-    }
-    return peak + profile_.working;
+    for (size_t i = 0; i < visits_.size(); ++i) Forward(i);
+    for (size_t i = visits_.size(); i-- > 0;) Backward(i);
+    return peak_;
   }
 
  private:
-  struct Region {
-    bool entered = false;
-    int64_t input = 0;
-    int64_t saved = 0;
-    bool open = false;
-  };
+  void Forward(size_t i) {
+    if (regions_[i] < 0) kept_[i] = visits_[i].saved;
+    // What comes out of a region stays, which the region does not count. What
+    // comes out of another visit is among what that has saved.
+    const bool comes_out = i > 0 && regions_[i - 1] >= 0;
+    if (comes_out && regions_[i] != regions_[i - 1]) {
+      kept_[i] += visits_[i].input;
+    }
+    peak_ = std::max(peak_, live_ + visits_[i].working);
+    live_ += kept_[i];
+  }
 
-  void AddForward(const ModuleVisit& visit) {
+  void Backward(size_t i) {
+    const ModuleVisit& visit = visits_[i];
     const int unit = membership_.unit_of[visit.module];
     for (int each = unit; each >= 0; each = membership_.parents[each]) {
-      ++left_[each];
+      const int64_t border = std::exchange(border_[each], 0);
+      held_[each] += border;
+      live_ += border;
     }
-    const int around = RegionAround(membership_, unit);
-    if (around < 0) {
-      live_ += visit.saved;
-      return;
-    }
-    Region& region = regions_[around];
-    region.saved += visit.saved;
-    if (std::exchange(region.entered, true)) return;
-    region.input = visit.input;
-    live_ += visit.input;
-  }
-
-  void OpenRegion(int unit) {
-    if (unit < 0 || std::exchange(regions_[unit].open, true)) return;
-    live_ += regions_[unit].saved;
-  }
-
-  // Units of which this was the last visit are reduced.
-  void Leave(int unit) {
-    for (; unit >= 0; unit = membership_.parents[unit]) {
-      if (--left_[unit] > 0) continue;
-      live_ -= std::exchange(held_[unit], 0);
-      if (membership_.recomputed[unit]) live_ -= regions_[unit].input;
+    if (regions_[i] >= 0) OpenRegion(regions_[i]);
+    // All uses of a parameter add to one gradient.
+    const int64_t gradient = std::exchange(gradients_[visit.module], 0);
+    held_[unit] += gradient;
+    live_ += gradient;
+    peak_ = std::max(peak_, live_ + visit.backward_working);
+    if (regions_[i] >= 0) live_ -= visit.saved;
+    live_ -= kept_[i];
+    // Units of which this was the last visit are reduced.
+    for (int each = unit; each >= 0; each = membership_.parents[each]) {
+      if (--left_[each] == 0) live_ -= std::exchange(held_[each], 0);
     }
   }
 
-  const StepProfile& profile_;
+  // Its forward runs again, and saves.
+  void OpenRegion(int region) {
+    if (is_open_[region]) return;
+    is_open_[region] = true;
+    for (size_t i = 0; i < visits_.size(); ++i) {
+      if (regions_[i] != region) continue;
+      peak_ = std::max(peak_, live_ + visits_[i].working);
+      live_ += visits_[i].saved;
+    }
+  }
+
+  const std::vector<ModuleVisit>& visits_;
   const UnitMembership& membership_;
   std::vector<int64_t> gradients_;  // by module, what is still to come
-  std::vector<Region> regions_;     // by unit
-  std::vector<int64_t> held_;       // gradients, by unit
+  std::vector<int> regions_;        // by visit; -1: none
+  std::vector<int64_t> kept_;       // from forward to backward, by visit
+  std::vector<bool> is_open_;       // by unit, of regions
+  std::vector<int64_t> border_;     // to be held, by unit
+  std::vector<int64_t> held_;       // until it is reduced, by unit
   std::vector<int> left_;           // visits of a unit and those inside
   int64_t live_ = 0;
+  int64_t peak_ = 0;
 };
 
 }  // namespace
@@ -127,12 +146,6 @@ class BackwardMemory {
 double StepProfile::forward_seconds() const {
   double sum = 0;
   for (const ModuleVisit& visit : forward) sum += visit.seconds;
-  return sum;
-}
-
-int64_t StepProfile::saved() const {
-  int64_t sum = 0;
-  for (const ModuleVisit& visit : forward) sum += visit.saved;
   return sum;
 }
 
@@ -151,25 +164,26 @@ StepProfile Extrapolate(const StepProfile& one, const StepProfile& two,
     visit.seconds = at(a.seconds, b.seconds);
     visit.saved = at(a.saved, b.saved);
     visit.input = at(a.input, b.input);
+    visit.working = at(a.working, b.working);
+    visit.backward_working = at(a.backward_working, b.backward_working);
   }
   result.backward_seconds = at(one.backward_seconds, two.backward_seconds);
-  result.working = at(one.working, two.working);
   return result;
 }
 
 std::string ToText(const StepProfile& profile) {
-  std::string text =
-      absl::StrFormat("%a %d", profile.backward_seconds, profile.working);
+  std::string text = absl::StrFormat("%a", profile.backward_seconds);
   for (const ModuleVisit& visit : profile.forward) {
-    absl::StrAppendFormat(&text, " %d %a %d %d", visit.module, visit.seconds,
-                          visit.saved, visit.input);
+    absl::StrAppendFormat(&text, " %d %a %d %d %d %d", visit.module,
+                          visit.seconds, visit.saved, visit.input,
+                          visit.working, visit.backward_working);
   }
   return text;
 }
 
 absl::StatusOr<StepProfile> ProfileFromText(absl::string_view text) {
-  constexpr size_t kOfStep = 2;
-  constexpr size_t kOfVisit = 4;
+  constexpr size_t kOfStep = 1;
+  constexpr size_t kOfVisit = 6;
   const std::vector<std::string> words = absl::StrSplit(text, ' ');
   bool ok = words.size() >= kOfStep && (words.size() - kOfStep) % kOfVisit == 0;
   size_t next = 0;
@@ -184,16 +198,15 @@ absl::StatusOr<StepProfile> ProfileFromText(absl::string_view text) {
     ok &= absl::SimpleAtoi(words[next++], &number);
   };
   StepProfile profile;
-  if (ok) {
-    read_seconds(profile.backward_seconds);
-    read(profile.working);
-  }
+  if (ok) read_seconds(profile.backward_seconds);
   while (ok && next < words.size()) {
     ModuleVisit& visit = profile.forward.emplace_back();
     read(visit.module);
     read_seconds(visit.seconds);
     read(visit.saved);
     read(visit.input);
+    read(visit.working);
+    read(visit.backward_working);
   }
   if (ok) return profile;
   return absl::InvalidArgumentError(
@@ -229,7 +242,7 @@ int64_t ActivationBytes(const StepProfile& profile,
                         const UnitMembership& membership,
                         const std::vector<int64_t>& gradients) {
   FSDP_CHECK(gradients.size() == membership.unit_of.size());
-  return BackwardMemory(profile, membership, gradients).Peak();
+  return StepMemory(profile, membership, gradients).Peak();
 }
 
 }  // namespace fsdp

@@ -18,18 +18,19 @@ struct ModuleVisit {
   int module = 0;
   double seconds = 0;
   int64_t saved = 0;  // bytes that it leaves behind, for backward above all
-  int64_t input = 0;  // of what the first operator took besides parameters
+  int64_t input = 0;  // of what its first operator took besides parameters
+  // Alive at most beyond what the visits before it leave behind, and in its
+  // backward beyond what it leaves behind itself; without the gradients of
+  // parameters.
+  int64_t working = 0;
+  int64_t backward_working = 0;
 };
 
 struct StepProfile {
   std::vector<ModuleVisit> forward;  // in their order
   double backward_seconds = 0;
-  // Alive at most beyond what forward leaves behind, without the gradients of
-  // parameters.
-  int64_t working = 0;
 
   double forward_seconds() const;
-  int64_t saved() const;
 };
 
 // Of `rows` rows, from what 1 and 2 take; where these go different ways, as
@@ -62,9 +63,10 @@ std::vector<UnitSeconds> ByUnit(const StepProfile& profile,
 // Bytes of activations alive at most in a step, with the gradients that
 // autograd holds until their units reduce them. Backward goes through the
 // visits in reverse: frees what they have saved, and holds the gradients of
-// their modules until all of their unit is done. A region keeps the input of
-// its first visit alone, and has what it saves while its backward is under way.
-// `gradients`: by module, of its parameters.
+// their modules until all of their unit is done. A region keeps what it is
+// called with and what it returns, and its forward runs again when backward
+// comes to it. Units hold gradients at their borders. `gradients`: by module,
+// of its parameters.
 int64_t ActivationBytes(const StepProfile& profile,
                         const UnitMembership& membership,
                         const std::vector<int64_t>& gradients);
