@@ -77,6 +77,37 @@ std::string Verdict(const Candidate& each, const Candidate* chosen,
   return more < 0 ? "slower" : "the same";
 }
 
+// Whether they differ in strategy and prefetching alone, to no effect.
+bool AreAlike(const Candidate& a, const Candidate& b) {
+  return a.units == b.units && a.recompute == b.recompute &&
+         a.rests == b.rests && a.refused == b.refused &&
+         a.seconds == b.seconds && a.activations == b.activations &&
+         a.plan.total() == b.plan.total();
+}
+
+// A line of the table.
+struct Line {
+  int candidate;
+  int others = 0;  // that are alike
+};
+
+std::vector<Line> LinesOf(absl::Span<const Candidate> candidates,
+                          const std::vector<int>& order) {
+  std::vector<Line> lines;
+  for (const int i : order) {
+    const auto alike =
+        std::find_if(lines.begin(), lines.end(), [&](const Line& line) {
+          return AreAlike(candidates[line.candidate], candidates[i]);
+        });
+    if (alike == lines.end()) {
+      lines.push_back({i});
+    } else {
+      ++alike->others;
+    }
+  }
+  return lines;
+}
+
 // What fits, then what does not, then what cannot be; each from its best on.
 std::vector<int> InOrder(absl::Span<const Candidate> candidates, int chosen,
                          int64_t memory_bytes) {
@@ -123,18 +154,25 @@ std::string TableOf(absl::Span<const Candidate> candidates, int chosen,
       "strategy", "prefetch", "recompute", "rests", "step ms", "plan MiB",
       "activations", "together", MiB(memory_bytes));
   const Candidate* const taken = chosen < 0 ? nullptr : &candidates[chosen];
-  int lines = 0;
-  for (const int i : InOrder(candidates, chosen, memory_bytes)) {
-    if (lines++ == max_lines) break;
-    const Candidate& each = candidates[i];
+  const std::vector<Line> lines =
+      LinesOf(candidates, InOrder(candidates, chosen, memory_bytes));
+  int left = static_cast<int>(candidates.size());
+  for (const Line& line : lines) {
+    if (&line - lines.data() == max_lines) break;
+    const Candidate& each = candidates[line.candidate];
     absl::StrAppendFormat(
-        &text, "%-14s %-30s %-8s %-9s %-7s %9.2f %10.2f %11.2f %10.2f  %s\n",
+        &text, "%-14s %-30s %-8s %-9s %-7s %9.2f %10.2f %11.2f %10.2f  %s",
         each.units, each.strategy, each.prefetch ? "yes" : "no",
         each.recompute ? "yes" : "no", each.rests, 1e3 * each.seconds,
         MiB(each.plan.total()), MiB(each.activations), MiB(each.bytes()),
         Verdict(each, taken, memory_bytes));
+    if (line.others > 0) {
+      absl::StrAppend(&text, ", as ", line.others,
+                      line.others == 1 ? " other" : " others");
+    }
+    absl::StrAppend(&text, "\n");
+    left -= 1 + line.others;
   }
-  const int left = static_cast<int>(candidates.size()) - max_lines;
   if (left > 0) absl::StrAppend(&text, "and ", left, " more\n");
   return text;
 }

@@ -43,7 +43,8 @@ absl::StatusOr<int> ChooseCandidate(absl::Span<const Candidate> candidates,
 
 // A line for each, at most `max_lines`: the chosen one, what else fits, the
 // fastest first, then what does not, the smallest first; with why it was not
-// taken. `chosen` below 0: none was.
+// taken. Those that differ in strategy and prefetching alone, to no effect,
+// share the line of the first. `chosen` below 0: none was.
 std::string TableOf(absl::Span<const Candidate> candidates, int chosen,
                     int64_t memory_bytes, int max_lines = 24);
 

@@ -151,7 +151,7 @@ TEST(ChooseCandidateTest, MoreMemoryIsNeverSlower) {
 TEST(TableOfTest, SaysOfEachWhyItWasNotTaken) {
   const int64_t mib = 1 << 20;
   std::vector<Candidate> candidates = {Of(0.002, 9 * mib), Of(0.001, 3 * mib),
-                                       Of(0.001, 4 * mib), Of(0.001, 3 * mib),
+                                       Of(0.001, 4 * mib), Of(0.00101, 3 * mib),
                                        Of(0.003, mib),     Of(0.001, mib)};
   candidates[5].refused = "the host lacks 7 MiB";
   candidates[4].recompute = true;
@@ -173,12 +173,28 @@ TEST(TableOfTest, SaysOfEachWhyItWasNotTaken) {
 }
 
 TEST(TableOfTest, EndsWithHowManyMoreThereAre) {
-  const std::vector<Candidate> candidates(7, Of(1, 1));
+  std::vector<Candidate> candidates;
+  for (int i = 0; i < 7; ++i) candidates.push_back(Of(1 + i, 1));
   const std::string table = TableOf(candidates, 6, 10, /*max_lines=*/3);
   EXPECT_THAT(table, HasSubstr("and 4 more\n"));
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 1 + 3 + 1);
   EXPECT_THAT(table, HasSubstr("chosen"));
   EXPECT_THAT(TableOf(candidates, 6, 10, 7), Not(HasSubstr("more")));
+}
+
+TEST(TableOfTest, WhatMakesNoDifferenceSharesALine) {
+  std::vector<Candidate> candidates(5, Of(1, 1));
+  candidates[1].strategy = "no shard";
+  candidates[2].prefetch = false;
+  candidates[3].units = "root alone";
+  candidates[4].recompute = true;
+  const std::string table = TableOf(candidates, 0, 10);
+  EXPECT_THAT(table,
+              AllOf(HasSubstr("chosen, as 2 others\n"), HasSubstr("root alone"),
+                    Not(HasSubstr("no shard"))));
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 1 + 3);
+  candidates[2].activations = 1;
+  EXPECT_THAT(TableOf(candidates, 0, 10), HasSubstr("chosen, as 1 other\n"));
 }
 
 TEST(TableOfTest, AlsoWhereNothingWasChosen) {
