@@ -31,10 +31,10 @@
 #include "comm/shared_memory/shared_memory_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "tools/simulator/cost_model.h"
-#include "tools/simulator/model_shape.h"
-#include "tools/simulator/scenario.h"
-#include "tools/simulator/step_simulator.h"
+#include "fsdp/simulator/cost_model.h"
+#include "fsdp/simulator/model_shape.h"
+#include "fsdp/simulator/scenario.h"
+#include "fsdp/simulator/step_simulator.h"
 
 namespace fsdp {
 namespace {

@@ -28,6 +28,7 @@
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/schedule/schedule.h"
+#include "fsdp/setup/scheduled_units.h"
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/sharder.h"
 #include "fsdp/setup/unit_plan.h"
@@ -36,13 +37,6 @@
 
 namespace fsdp {
 namespace {
-
-bool IsKeptAfterForward(ShardingStrategy strategy) {
-  return strategy == ShardingStrategy::kShardGradOp ||
-         strategy == ShardingStrategy::kShardOptimizer ||
-         strategy == ShardingStrategy::kNoShard ||
-         strategy == ShardingStrategy::kHybridShardGradOp;
-}
 
 bool SharesMemory(const RuntimeUnit& unit) {
   return std::any_of(
@@ -55,13 +49,8 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
                       const Options& options) {
   std::vector<ScheduledUnit> scheduled;
   for (size_t i = 0; i < units.size(); ++i) {
-    const UnitOptions& unit = units[i].options;
-    ScheduledUnit& result = scheduled.emplace_back();
-    result.name = placed[i].name;
-    result.parent = units[i].unit.parent;
-    result.reshard_after_forward =
-        !IsKeptAfterForward(unit.strategy) &&
-        (i > 0 || options.reshard_root_after_forward);
+    ScheduledUnit& result =
+        scheduled.emplace_back(ScheduledUnitOf(units[i], options));
     result.shares_memory = SharesMemory(placed[i]);
     result.rests_elsewhere = std::any_of(
         placed[i].flats.begin(), placed[i].flats.end(),
@@ -69,17 +58,10 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
     // With one copy for all ranks there is nothing to gather by parts.
     result.keeps_part =
         placed[i].placement.part != nullptr && !result.shares_memory;
-    result.keep_until_sync =
-        unit.strategy == ShardingStrategy::kShardOptimizer ||
-        unit.strategy == ShardingStrategy::kNoShard;
     result.replicated = placed[i].placement.replicate != nullptr;
     result.sharded = placed[i].placement.shard->world_size() > 1;
   }
-  ScheduleOptions schedule_options;
-  schedule_options.forward_prefetch = options.prefetch.forward;
-  schedule_options.backward_prefetch = options.prefetch.backward;
-  schedule_options.load_distance = options.offload.prefetch_distance;
-  return Schedule(std::move(scheduled), schedule_options);
+  return Schedule(std::move(scheduled), ScheduleOptionsOf(options));
 }
 
 void IntroduceModules(const ShardPlan& plan, ShardedModel& model,

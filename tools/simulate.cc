@@ -15,11 +15,12 @@
 #include "absl/strings/str_format.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
+#include "fsdp/simulator/model_shape.h"
+#include "fsdp/simulator/scenario.h"
+#include "fsdp/simulator/step_simulator.h"
 #include "tools/simulator/flags.h"
-#include "tools/simulator/model_shape.h"
+#include "tools/simulator/models.h"
 #include "tools/simulator/report.h"
-#include "tools/simulator/scenario.h"
-#include "tools/simulator/step_simulator.h"
 #include "tools/simulator/svg_timeline.h"
 
 namespace fsdp::simulator {

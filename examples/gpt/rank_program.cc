@@ -209,6 +209,12 @@ class RankRun {
     }
     if (options_.sharding == Sharding::kNone) {
       model_ = MakeUnsharded(std::move(model));
+    } else if (options_.automatic) {
+      const AutoSharding wanted{options_.auto_memory, options_.precision,
+                                options_.offload.directory, options_.model,
+                                options_.batch};
+      FSDP_ASSIGN_OR_RETURN(
+          model_, MakeAutomatic(model, context_.communicator, wanted, Out()));
     } else {
       FSDP_ASSIGN_OR_RETURN(
           model_, MakeSharded(model, context_.communicator, options_.sharding,

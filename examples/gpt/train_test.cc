@@ -170,6 +170,32 @@ TEST_F(TrainTest, WithoutShardingNothingIsGathered) {
   EXPECT_EQ(Numbers(report, "losses"), Plain(1, Optimizer::kFused));
 }
 
+TEST_F(TrainTest, TrainsAlikeByWhatItChooses) {
+  const std::vector<double> plain = Plain(2, Optimizer::kTorch);
+  for (const char* backend : {"local", "shared_memory"}) {
+    const std::vector<double> losses =
+        Numbers(Run({"--data=count", "--auto", "--auto-memory=64MiB",
+                     "--ranks=2", absl::StrCat("--backend=", backend)}),
+                "losses");
+    ASSERT_THAT(losses, SizeIs(kSteps));
+    for (int step = 0; step < kSteps; ++step) {
+      EXPECT_NEAR(losses[step], plain[step], 1e-5 * plain[step]) << step;
+    }
+  }
+}
+
+TEST_F(TrainTest, SaysWhatItHasConsidered) {
+  ChildProcess train(
+      Command({"--data=count", "--auto", "--auto-memory=64MiB"}));
+  EXPECT_EQ(train.Wait(), 0) << train.output();
+  EXPECT_THAT(train.output(),
+              AllOf(HasSubstr("of 64.00 MiB"), HasSubstr("root and 2"),
+                    HasSubstr("chosen"), HasSubstr("slower")));
+  ChildProcess poor(Command({"--data=count", "--auto", "--auto-memory=4KiB"}));
+  EXPECT_NE(poor.Wait(), 0);
+  EXPECT_THAT(poor.output(), HasSubstr("combinations of options fits"));
+}
+
 TEST_F(TrainTest, EveryStrategyTrainsAlike) {
   const std::vector<double> full = Numbers(Run({"--data=count"}), "losses");
   for (const char* sharding : {"gradients", "optimizer", "replicated"}) {

@@ -87,6 +87,7 @@ class TrainRun {
     FSDP_ASSIGN_OR_RETURN(config_, ParseLlamaConfig(text));
     model_.compute = Dtype();
     model_.recompute = flags_.recompute;
+    if (flags_.automatic) model_.automatic = Automatic();
     model_.seed = flags_.seed;
     model_.lora = flags_.lora;
     if (!flags_.adapter.empty()) {
@@ -109,6 +110,19 @@ class TrainRun {
     }
     return absl::InvalidArgumentError(absl::StrCat(
         "--", flag, "=", path, " is there already: name a new folder"));
+  }
+
+  AutoSharding Automatic() const {
+    constexpr double kGiB = 1 << 30;
+    AutoSharding automatic;
+    automatic.memory_bytes =
+        static_cast<int64_t>(flags_.auto_memory_gib * kGiB);
+    const int ranks = ranks_->world_size();
+    automatic.rows = (flags_.batch + ranks - 1) / ranks;
+    automatic.seq = flags_.seq;
+    automatic.micro_batches = flags_.micro_batches;
+    automatic.out = &std::cout;
+    return automatic;
   }
 
   absl::Status OpenData() {

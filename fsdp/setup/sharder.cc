@@ -42,6 +42,7 @@
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/setup/common_flats.h"
 #include "fsdp/setup/deferred_modules.h"
+#include "fsdp/setup/flats.h"
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/unit_plan.h"
 
@@ -49,7 +50,6 @@ namespace fsdp {
 namespace {
 
 using ::fsdp::flat_param::FlatParameter;
-using ::fsdp::flat_param::NamedParameter;
 
 std::string FreedText(const Unit& unit) {
   return absl::StrCat(
@@ -114,16 +114,6 @@ int64_t FlagsOf(const RuntimeUnit& unit) {
                                        unit.gradients.back().reduce_dtype)));
 }
 
-bool AnyTrainable(const std::vector<NamedParameter>& parameters) {
-  return std::any_of(
-      parameters.begin(), parameters.end(),
-      [](const NamedParameter& parameter) {
-        return std::any_of(
-            parameter.tensors.begin(), parameter.tensors.end(),
-            [](const at::Tensor& tensor) { return tensor.requires_grad(); });
-      });
-}
-
 }  // namespace
 
 Sharder::Sharder(ShardPlan plan, const comm::Mesh& mesh, const Options& options,
@@ -142,7 +132,7 @@ absl::StatusOr<RuntimeUnit> Sharder::Shard(const PlannedUnit& planned) {
     FSDP_RETURN_IF_ERROR(initializer_.InitUsersOf(planned.unit));
   }
   FSDP_ASSIGN_OR_RETURN(result.placement, placements_.Of(planned.options));
-  std::map<Kind, Parameters> by_kind = ByKind(planned);
+  std::map<FlatKind, FlatParameters> by_kind = FlatsOf(plan_.tree, planned);
   for (const OwnedParameter& owned : planned.unit.parameters) {
     plan_.tree.parameters[owned.parameter].clear();
   }
@@ -184,7 +174,7 @@ absl::Status Sharder::AllocateCommon() {
   for (const PlannedUnit& planned : plan_.units) {
     FSDP_ASSIGN_OR_RETURN(const Placement placement,
                           placements_.Of(planned.options));
-    for (const auto& [kind, parameters] : ByKind(planned)) {
+    for (const auto& [kind, parameters] : FlatsOf(plan_.tree, planned)) {
       const int flat = static_cast<int>(pieces_.size());
       const bool is_away =
           space_ != nullptr &&
@@ -193,8 +183,9 @@ absl::Status Sharder::AllocateCommon() {
         pieces_.push_back(kNoPiece);
         continue;
       }
-      FSDP_ASSIGN_OR_RETURN(const flat_param::FlatLayout layout,
-                            LayoutFor(parameters, kind, *placement.shard));
+      FSDP_ASSIGN_OR_RETURN(
+          const flat_param::FlatLayout layout,
+          LayoutOf(parameters, kind, placement.shard->world_size()));
       pieces_.push_back(common_.Add(
           placement.shard,
           layout.padded_numel() *
@@ -208,29 +199,6 @@ absl::Status Sharder::FinishRest(torch::nn::Module& root) {
   if (has_values()) FSDP_RETURN_IF_ERROR(initializer_.InitTheRest());
   FSDP_RETURN_IF_ERROR(Materialize(root));
   return options_.init.broadcast ? BroadcastBuffers() : absl::OkStatus();
-}
-
-std::map<Sharder::Kind, Sharder::Parameters> Sharder::ByKind(
-    const PlannedUnit& planned) const {
-  std::map<Kind, Parameters> by_kind;
-  for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
-    const OwnedParameter& owned = planned.unit.parameters[i];
-    const std::vector<at::Tensor>& tensors =
-        plan_.tree.parameters[owned.parameter];
-    by_kind[{tensors.front().scalar_type(), planned.compute_dtypes[i],
-             !tensors.front().requires_grad()}]
-        .push_back({owned.names.front(), tensors});
-  }
-  return by_kind;
-}
-
-absl::StatusOr<flat_param::FlatLayout> Sharder::LayoutFor(
-    const Parameters& parameters, const Kind& kind,
-    const comm::Communicator& group) {
-  const bool narrows =
-      c10::elementSize(kind.computed) < c10::elementSize(kind.stored);
-  return flat_param::LayoutOf(parameters, narrows ? kind.computed : kind.stored,
-                              group.world_size());
 }
 
 bool Sharder::has_values() const {
@@ -254,17 +222,11 @@ absl::Status Sharder::BroadcastBuffers() {
   return absl::OkStatus();
 }
 
-// What keeps its dtype is reduced in it, too.
 GradientBufferOptions Sharder::GradientsOf(const PlannedUnit& planned,
-                                           const Kind& kind) const {
-  const MixedPrecision& precision = planned.options.precision;
-  const c10::ScalarType stored = kind.stored;
-  const bool kept = kind.computed != precision.ParamDtype(stored);
-  const c10::ScalarType reduce = kept && !precision.reduce_dtype.has_value()
-                                     ? stored
-                                     : precision.ReduceDtype(stored);
-  return {reduce, precision.keep_low_precision_grads ? reduce : stored,
-          ScalingOf(options_, world_, reduce)};
+                                           const FlatKind& kind) const {
+  const GradientDtypes dtypes = GradientDtypesOf(planned, kind);
+  return {dtypes.reduced, dtypes.of_shard,
+          ScalingOf(options_, world_, dtypes.reduced)};
 }
 
 absl::Status Sharder::Broadcast(const at::Tensor& tensor,
@@ -274,7 +236,7 @@ absl::Status Sharder::Broadcast(const at::Tensor& tensor,
 }
 
 // Only rank 0's values are looked at where they are broadcast.
-at::Tensor Sharder::Flatten(const Parameters& parameters,
+at::Tensor Sharder::Flatten(const FlatParameters& parameters,
                             const flat_param::FlatLayout& layout) const {
   if (has_values()) {
     return FlatParameter::Flatten(parameters, layout, ValueOf);
@@ -297,9 +259,10 @@ absl::StatusOr<std::vector<RestingFlat>> Sharder::RestingFlats() {
   for (const PlannedUnit& planned : plan_.units) {
     FSDP_ASSIGN_OR_RETURN(const Placement placement,
                           placements_.Of(planned.options));
-    for (const auto& [kind, parameters] : ByKind(planned)) {
-      FSDP_ASSIGN_OR_RETURN(const flat_param::FlatLayout layout,
-                            LayoutFor(parameters, kind, *placement.shard));
+    for (const auto& [kind, parameters] : FlatsOf(plan_.tree, planned)) {
+      FSDP_ASSIGN_OR_RETURN(
+          const flat_param::FlatLayout layout,
+          LayoutOf(parameters, kind, placement.shard->world_size()));
       RestingFlat& flat = flats.emplace_back();
       flat.name = DisplayName(planned.unit);
       flat.parameters = layout.shard_numel() *
@@ -349,10 +312,10 @@ absl::StatusOr<at::Tensor> Sharder::PlaceShard(
 
 absl::StatusOr<std::unique_ptr<FlatParameter>> Sharder::MakeFlat(
     const PlannedUnit& planned, int flat_index, RuntimeUnit& unit,
-    const Kind& kind, Parameters parameters) {
+    const FlatKind& kind, FlatParameters parameters) {
   const comm::Communicator& group = *unit.placement.shard;
   FSDP_ASSIGN_OR_RETURN(flat_param::FlatLayout layout,
-                        LayoutFor(parameters, kind, group));
+                        LayoutOf(parameters, kind, group.world_size()));
   FSDP_ASSIGN_OR_RETURN(
       const at::Tensor rest,
       PlaceShard(flat_index, unit, layout, kind.stored,

@@ -8,10 +8,8 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
-#include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,6 +27,7 @@
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/setup/common_flats.h"
 #include "fsdp/setup/deferred_modules.h"
+#include "fsdp/setup/flats.h"
 #include "fsdp/setup/placements.h"
 #include "fsdp/setup/shard_plan.h"
 
@@ -65,40 +64,21 @@ class Sharder {
   absl::Status FinishRest(torch::nn::Module& root);
 
  private:
-  // What parameters of one flat parameter have in common. What is trained is
-  // spread over all shards where nothing frozen lies between.
-  struct Kind {
-    c10::ScalarType stored;
-    c10::ScalarType computed;
-    bool frozen;
-
-    friend bool operator<(const Kind& a, const Kind& b) {
-      return std::tie(a.stored, a.computed, a.frozen) <
-             std::tie(b.stored, b.computed, b.frozen);
-    }
-  };
-  using Parameters = std::vector<flat_param::NamedParameter>;
-
-  // A unit's parameters, by what becomes one flat parameter.
-  std::map<Kind, Parameters> ByKind(const PlannedUnit& planned) const;
-  static absl::StatusOr<flat_param::FlatLayout> LayoutFor(
-      const Parameters& parameters, const Kind& kind,
-      const comm::Communicator& group);
   GradientBufferOptions GradientsOf(const PlannedUnit& planned,
-                                    const Kind& kind) const;
+                                    const FlatKind& kind) const;
   absl::StatusOr<std::vector<RestingFlat>> RestingFlats();
   // The CPU without parameters.
   c10::Device DeviceOfModel() const;
 
   absl::StatusOr<std::unique_ptr<flat_param::FlatParameter>> MakeFlat(
       const PlannedUnit& planned, int flat_index, RuntimeUnit& unit,
-      const Kind& kind, Parameters parameters);
+      const FlatKind& kind, FlatParameters parameters);
   absl::StatusOr<at::Tensor> PlaceShard(int flat, RuntimeUnit& unit,
                                         const flat_param::FlatLayout& layout,
                                         c10::ScalarType stored,
                                         c10::Device device);
   absl::Status PlaceGradients(int flat, RuntimeUnit& unit);
-  at::Tensor Flatten(const Parameters& parameters,
+  at::Tensor Flatten(const FlatParameters& parameters,
                      const flat_param::FlatLayout& layout) const;
 
   // Whether this rank's values are the ones that count.

@@ -20,8 +20,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "tools/simulator/sharding.h"
-#include "tools/simulator/step_simulator.h"
+#include "fsdp/simulator/sharding.h"
+#include "fsdp/simulator/step_simulator.h"
 
 ABSL_FLAG(std::string, ranks, "8,64,512,4096",
           "Numbers of ranks to simulate, up to 16384 each.");

@@ -7,9 +7,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "tools/simulator/cost_model.h"
-#include "tools/simulator/model_shape.h"
-#include "tools/simulator/scenario.h"
+#include "fsdp/simulator/cost_model.h"
+#include "fsdp/simulator/model_shape.h"
+#include "fsdp/simulator/scenario.h"
+#include "tools/simulator/models.h"
 
 namespace fsdp::simulator {
 

@@ -8,11 +8,11 @@
 #include "absl/flags/reflection.h"
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
+#include "fsdp/simulator/cost_model.h"
+#include "fsdp/simulator/sharding.h"
+#include "fsdp/simulator/step_simulator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/simulator/cost_model.h"
-#include "tools/simulator/sharding.h"
-#include "tools/simulator/step_simulator.h"
 
 namespace fsdp::simulator {
 namespace {

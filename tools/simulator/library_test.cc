@@ -17,12 +17,13 @@
 #include "comm/wrappers/recording_communicator.h"
 #include "examples/gpt/model/model.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/simulator/cost_model.h"
+#include "fsdp/simulator/model_shape.h"
+#include "fsdp/simulator/scenario.h"
+#include "fsdp/simulator/sharding.h"
+#include "fsdp/simulator/step_simulator.h"
 #include "gtest/gtest.h"
-#include "tools/simulator/cost_model.h"
-#include "tools/simulator/model_shape.h"
-#include "tools/simulator/scenario.h"
-#include "tools/simulator/sharding.h"
-#include "tools/simulator/step_simulator.h"
+#include "tools/simulator/models.h"
 
 namespace fsdp::simulator {
 namespace {

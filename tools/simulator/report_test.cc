@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "fsdp/simulator/model_shape.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/simulator/model_shape.h"
 
 namespace fsdp::simulator {
 namespace {

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "fsdp/simulator/timeline.h"
 #include "tools/drawing/lane_chart.h"
-#include "tools/simulator/timeline.h"
 
 namespace fsdp::simulator {
 namespace {

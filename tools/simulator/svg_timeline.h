@@ -5,8 +5,8 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "tools/simulator/model_shape.h"
-#include "tools/simulator/step_simulator.h"
+#include "fsdp/simulator/model_shape.h"
+#include "fsdp/simulator/step_simulator.h"
 
 namespace fsdp::simulator {
 

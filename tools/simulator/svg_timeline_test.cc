@@ -8,12 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
+#include "fsdp/simulator/cost_model.h"
+#include "fsdp/simulator/model_shape.h"
+#include "fsdp/simulator/scenario.h"
+#include "fsdp/simulator/step_simulator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/simulator/cost_model.h"
-#include "tools/simulator/model_shape.h"
-#include "tools/simulator/scenario.h"
-#include "tools/simulator/step_simulator.h"
+#include "tools/simulator/models.h"
 
 namespace fsdp::simulator {
 namespace {

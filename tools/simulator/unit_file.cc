@@ -14,7 +14,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "tools/simulator/model_shape.h"
+#include "fsdp/simulator/model_shape.h"
+#include "tools/simulator/models.h"
 
 namespace fsdp::simulator {
 namespace {

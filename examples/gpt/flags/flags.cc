@@ -200,7 +200,8 @@ ABSL_FLAG(gpt::OffloadKinds, offload_kinds, gpt::OffloadKinds(),
           "What goes there; a list.");
 ABSL_FLAG(std::string, offload_dir, "",
           "With --offload=ssd: a directory for files, which vanish with the "
-          "run; an SSD's. Default: $TMPDIR, or /tmp.");
+          "run; an SSD's. Default: $TMPDIR, or /tmp. With --auto: the same, if "
+          "files may be used; default: they may not.");
 ABSL_FLAG(gpt::ByteCount, memory_budget, gpt::ByteCount(),
           "With --offload: bytes of memory that a rank may use for what rests "
           "and for its transfers, such as 8GiB, 512MiB or 4096. What fits "
@@ -213,6 +214,18 @@ ABSL_FLAG(bool, recompute, gpt::TrainOptions().recompute,
           "Activation checkpointing: keep a block's input only, and run its "
           "forward again in backward. Losses are the same. Not with "
           "--sharding=none.");
+ABSL_FLAG(
+    bool, auto, gpt::TrainOptions().automatic,
+    "Choose units, sharding, prefetching, recomputation and what rests in "
+    "files, so that a rank needs at most --auto-memory and a step takes "
+    "as little time as that allows. Prints what was considered, and why "
+    "it was not taken. Measures some steps first. Not with --sharding, "
+    "--offload, --recompute or --replicas.");
+ABSL_FLAG(gpt::ByteCount, auto_memory, gpt::ByteCount(),
+          "With --auto: bytes of memory that a rank may use for parameters, "
+          "gradients, optimizer state, buffers and activations, such as 8GiB; "
+          "the program and its data come on top. Files may be used where "
+          "--offload-dir names a directory.");
 ABSL_FLAG(int64_t, layers, gpt::GptConfig().layers, "Transformer blocks.");
 ABSL_FLAG(int64_t, dim, gpt::GptConfig().dim, "Width of the model.");
 ABSL_FLAG(int64_t, heads, gpt::GptConfig().heads,
@@ -323,6 +336,7 @@ absl::StatusOr<fsdp::OffloadOptions> ReadOffloadFlags() {
   flags.directory = ResolvePath(absl::GetFlag(FLAGS_offload_dir));
   flags.memory_budget = absl::GetFlag(FLAGS_memory_budget);
   flags.keep = absl::GetFlag(FLAGS_keep);
+  flags.automatic = absl::GetFlag(FLAGS_auto);
   return ToOffloadOptions(flags);
 }
 
@@ -339,6 +353,8 @@ absl::StatusOr<TrainOptions> ReadFlags() {
   options.precision = absl::GetFlag(FLAGS_precision);
   FSDP_ASSIGN_OR_RETURN(options.offload, ReadOffloadFlags());
   options.recompute = absl::GetFlag(FLAGS_recompute);
+  options.automatic = absl::GetFlag(FLAGS_auto);
+  options.auto_memory = absl::GetFlag(FLAGS_auto_memory).bytes;
   options.batch = absl::GetFlag(FLAGS_batch);
   options.steps = absl::GetFlag(FLAGS_steps);
   options.warmup = absl::GetFlag(FLAGS_warmup);

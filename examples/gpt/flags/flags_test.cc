@@ -121,6 +121,18 @@ TEST(FlagsTest, ReadsTheFlagsThatDoNotGoWithReplicas) {
   EXPECT_EQ(options.restart_ranks, RestartRanks::kFewer);
 }
 
+TEST(FlagsTest, ReadsWhatIsToBeChosen) {
+  ASSERT_OK_AND_ASSIGN(TrainOptions options,
+                       Parse({"--auto", "--auto-memory=3MiB"}));
+  EXPECT_TRUE(options.automatic);
+  EXPECT_EQ(options.auto_memory, 3 << 20);
+  EXPECT_EQ(options.offload.directory, "");
+  ASSERT_OK_AND_ASSIGN(options, Parse({"--auto", "--auto-memory=3MiB",
+                                       "--offload-dir=/scratch"}));
+  EXPECT_FALSE(options.offload.any());
+  EXPECT_EQ(options.offload.directory, "/scratch");
+}
+
 TEST(FlagsTest, ThreadsMayBeLeftToTheProgram) {
   ASSERT_OK_AND_ASSIGN(const TrainOptions options, Parse({"--threads=auto"}));
   EXPECT_EQ(options.threads, 0);
@@ -158,6 +170,9 @@ TEST(FlagsTest, RefusesWhatIsWrong) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("--offload with --sharding=none")));
   EXPECT_THAT(Parse({"--memory-budget=1GiB"}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--memory-budget=1GiB without --offload")));
+  EXPECT_THAT(Parse({"--auto", "--auto-memory=1GiB", "--memory-budget=1GiB"}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("--memory-budget=1GiB without --offload")));
   EXPECT_THAT(Parse({"--resume"}),

@@ -115,13 +115,14 @@ absl::StatusOr<fsdp::OffloadOptions> ToOffloadOptions(
     const OffloadFlags& flags) {
   fsdp::OffloadOptions options;
   if (flags.tier.tier == Tier::kDevice) {
+    if (flags.automatic) options.directory = flags.directory;
     std::string useless;
     if (flags.memory_budget.bytes > 0) {
       useless = absl::StrCat("--memory-budget=",
                              AbslUnparseFlag(flags.memory_budget));
     } else if (flags.kinds.chosen != OffloadKinds().chosen) {
       useless = absl::StrCat("--offload-kinds=", AbslUnparseFlag(flags.kinds));
-    } else if (!flags.directory.empty()) {
+    } else if (!flags.directory.empty() && !flags.automatic) {
       useless = absl::StrCat("--offload-dir=", flags.directory);
     } else if (!flags.keep.empty()) {
       useless = absl::StrCat("--keep=", flags.keep);

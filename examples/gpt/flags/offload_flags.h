@@ -42,10 +42,12 @@ struct OffloadFlags {
   OffloadKinds kinds;
   std::string directory;  // empty: that for temporary files
   ByteCount memory_budget;
-  std::string keep;  // empty: files vanish with the run
+  std::string keep;        // empty: files vanish with the run
+  bool automatic = false;  // what rests there is chosen
 };
 
-// InvalidArgument for flags that have no effect without --offload.
+// InvalidArgument for flags that have no effect without --offload. The
+// directory has one with --auto, which may use it.
 absl::StatusOr<fsdp::OffloadOptions> ToOffloadOptions(
     const OffloadFlags& flags);
 

@@ -118,6 +118,32 @@ absl::Status CheckReplicas(const TrainOptions& options) {
       "as the others, and take model and optimizer from each other"));
 }
 
+// What is chosen cannot be given.
+absl::Status CheckAuto(const TrainOptions& options) {
+  if (!options.automatic) {
+    if (options.auto_memory == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "--auto-memory without --auto, which chooses how to use it");
+  }
+  if (options.auto_memory == 0) {
+    return absl::InvalidArgumentError(
+        "--auto needs --auto-memory: the bytes that a rank may use, such as "
+        "--auto-memory=8GiB");
+  }
+  const absl::string_view flag = options.sharding != Sharding::kFull
+                                     ? "sharding"
+                                 : options.offload.any() ? "offload"
+                                 : options.recompute     ? "recompute"
+                                 : options.replicas > 0  ? "replicas"
+                                                         : "";
+  if (flag.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--auto with --", flag,
+      flag == "replicas"
+          ? ": replicas have to be alike, and each would choose for itself"
+          : ", which it chooses itself: leave one of them away"));
+}
+
 }  // namespace
 
 absl::Status CheckOptions(const TrainOptions& options) {
@@ -139,6 +165,7 @@ absl::Status CheckOptions(const TrainOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckSaving(options));
   FSDP_RETURN_IF_ERROR(CheckRestarts(options));
   FSDP_RETURN_IF_ERROR(CheckReplicas(options));
+  FSDP_RETURN_IF_ERROR(CheckAuto(options));
   if (options.sharding == Sharding::kNone &&
       options.precision != ComputeDtype::kFloat) {
     return absl::InvalidArgumentError(

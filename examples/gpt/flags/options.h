@@ -45,7 +45,12 @@ struct TrainOptions {
   ComputeDtype precision = ComputeDtype::kFloat;
   fsdp::OffloadOptions offload;  // not with kNone
   bool recompute = false;        // blocks, in backward; not with kNone
-  int64_t batch = 4;             // rows per rank and step
+  // Sharding, prefetching, recomputation and what rests in files are chosen, to
+  // fit so many bytes of a rank. offload.directory, if there is one, may be
+  // used.
+  bool automatic = false;
+  int64_t auto_memory = 0;
+  int64_t batch = 4;  // rows per rank and step
   int64_t steps = 900;
   int64_t warmup = 2;
   uint64_t seed = 0;

@@ -234,5 +234,33 @@ TEST(OptionsTest, FewerRanksAreForRestarts) {
   EXPECT_THAT(CheckOptions(options), StatusIs(kInvalid, HasSubstr("1 to 2")));
 }
 
+TEST(CheckOptionsTest, WhatIsChosenCannotBeGiven) {
+  TrainOptions options;
+  options.auto_memory = 1;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--auto-memory without --auto")));
+  options.automatic = true;
+  EXPECT_OK(CheckOptions(options));
+  options.auto_memory = 0;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--auto needs --auto-memory")));
+  options.auto_memory = 1;
+  const auto refuses = [&options](const char* flag, auto set) {
+    TrainOptions changed = options;
+    set(changed);
+    EXPECT_THAT(CheckOptions(changed),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(flag)));
+  };
+  refuses("--auto with --sharding",
+          [](TrainOptions& o) { o.sharding = Sharding::kOptimizer; });
+  refuses("--auto with --offload",
+          [](TrainOptions& o) { o.offload.optimizer = fsdp::Tier::kSsd; });
+  refuses("--auto with --recompute",
+          [](TrainOptions& o) { o.recompute = true; });
+  refuses("--auto with --replicas", [](TrainOptions& o) { o.replicas = 2; });
+}
+
 }  // namespace
 }  // namespace gpt

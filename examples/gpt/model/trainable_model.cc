@@ -1,11 +1,16 @@
 #include "examples/gpt/model/trainable_model.h"
 
+#include <ATen/ops/randint.h>
+
+#include <cstdint>
 #include <memory>
+#include <ostream>
 #include <utility>
 #include <vector>
 
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "fsdp/choose/choose_options.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
 #include "fsdp/options/wrap_policy.h"
@@ -69,6 +74,24 @@ fsdp::ShardingStrategy StrategyOf(Sharding sharding) {
   }
 }
 
+fsdp::Options OptionsOf(ComputeDtype precision) {
+  fsdp::Options options;
+  options.wrap_policy = fsdp::WrapModules<BlockImpl>();
+  if (precision == ComputeDtype::kBFloat16) {
+    options.unit.precision = fsdp::ComputeIn(at::kBFloat16);
+    options.unit.precision.output_dtype = at::kFloat;  // for the loss
+  }
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<TrainableModel>> Shard(
+    const Gpt& model, std::shared_ptr<fsdp::comm::Communicator> ranks,
+    const fsdp::Options& options) {
+  FSDP_ASSIGN_OR_RETURN(fsdp::FullyShardedDataParallel<GptImpl> sharded,
+                        fsdp::FullyShard(model, std::move(ranks), options));
+  return std::make_unique<ShardedGpt>(std::move(sharded));
+}
+
 }  // namespace
 
 std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model) {
@@ -79,19 +102,32 @@ absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
     const Gpt& model, std::shared_ptr<fsdp::comm::Communicator> communicator,
     Sharding sharding, ComputeDtype precision,
     const fsdp::OffloadOptions& offload, bool recompute) {
-  fsdp::Options options;
+  fsdp::Options options = OptionsOf(precision);
   options.unit.strategy = StrategyOf(sharding);
-  if (precision == ComputeDtype::kBFloat16) {
-    options.unit.precision = fsdp::ComputeIn(at::kBFloat16);
-    options.unit.precision.output_dtype = at::kFloat;  // for the loss
-  }
   options.offload = offload;
-  options.wrap_policy = fsdp::WrapModules<BlockImpl>();
   if (recompute) options.recompute.units = fsdp::WrapModules<BlockImpl>();
-  FSDP_ASSIGN_OR_RETURN(
-      fsdp::FullyShardedDataParallel<GptImpl> sharded,
-      fsdp::FullyShard(model, std::move(communicator), options));
-  return std::make_unique<ShardedGpt>(std::move(sharded));
+  return Shard(model, std::move(communicator), options);
+}
+
+absl::StatusOr<std::unique_ptr<TrainableModel>> MakeAutomatic(
+    const Gpt& model, const std::shared_ptr<fsdp::comm::Communicator>& ranks,
+    const AutoSharding& wanted, std::ostream& out) {
+  fsdp::AutoOptions options;
+  options.memory_bytes = wanted.memory_bytes;
+  options.rows = wanted.batch;
+  options.base = OptionsOf(wanted.precision);
+  options.base.offload.directory = wanted.directory;
+  const c10::Device device = model->parameters().front().device();
+  options.loss = [&](int64_t rows) {
+    const at::Tensor tokens =
+        at::randint(wanted.model.vocab, {rows, wanted.model.seq},
+                    at::TensorOptions(at::kLong).device(device));
+    return NextTokenLoss(model.ptr()->forward(tokens).to(at::kFloat), tokens);
+  };
+  FSDP_ASSIGN_OR_RETURN(const fsdp::AutoChoice choice,
+                        fsdp::ChooseOptions(model.ptr(), ranks, options));
+  if (ranks->rank() == 0) out << choice.ToString() << std::flush;
+  return Shard(model, ranks, choice.options);
 }
 
 }  // namespace gpt

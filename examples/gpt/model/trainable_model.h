@@ -5,7 +5,10 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <memory>
+#include <ostream>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -45,6 +48,21 @@ absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
     ComputeDtype precision = ComputeDtype::kFloat,
     const fsdp::OffloadOptions& offload = fsdp::OffloadOptions(),
     bool recompute = false);
+
+// What MakeAutomatic() may use, and on which batch a rank trains.
+struct AutoSharding {
+  int64_t memory_bytes = 0;
+  ComputeDtype precision = ComputeDtype::kFloat;
+  std::string directory;  // for files; empty: none
+  GptConfig model;
+  int64_t batch = 1;  // rows
+};
+
+// The same with what fsdp::ChooseOptions() chooses. Writes the table of what it
+// has considered to `out` on rank 0. Collective.
+absl::StatusOr<std::unique_ptr<TrainableModel>> MakeAutomatic(
+    const Gpt& model, const std::shared_ptr<fsdp::comm::Communicator>& ranks,
+    const AutoSharding& wanted, std::ostream& out);
 
 }  // namespace gpt
 

@@ -77,6 +77,15 @@ ABSL_FLAG(llama::Precision, precision, llama::TrainFlags().precision,
           "fp32: all of it.");
 ABSL_FLAG(bool, recompute, llama::TrainFlags().recompute,
           "Backward runs each layer again instead of keeping its activations.");
+ABSL_FLAG(bool, auto, llama::TrainFlags().automatic,
+          "Choose units, sharding, prefetching and recomputation, so that a "
+          "rank needs at most --auto_memory and a step takes as little time as "
+          "that allows. Prints what was considered, and why it was not taken. "
+          "Measures some steps first. Not with --recompute.");
+ABSL_FLAG(double, auto_memory, llama::TrainFlags().auto_memory_gib,
+          "With --auto: GiB of memory that a rank may use for parameters, "
+          "gradients, optimizer state, buffers and activations; the program "
+          "and its data come on top.");
 ABSL_FLAG(int64_t, lora_rank, 0,
           "Train low-rank adapters (LoRA) of this rank, the rest frozen; 0: "
           "train everything.");
@@ -154,6 +163,8 @@ TrainFlags ReadAll() {
   flags.clip = absl::GetFlag(FLAGS_clip);
   flags.precision = absl::GetFlag(FLAGS_precision);
   flags.recompute = absl::GetFlag(FLAGS_recompute);
+  flags.automatic = absl::GetFlag(FLAGS_auto);
+  flags.auto_memory_gib = absl::GetFlag(FLAGS_auto_memory);
   flags.adapter = ResolvePath(absl::GetFlag(FLAGS_adapter));
   flags.log_every = absl::GetFlag(FLAGS_log_every);
   flags.eval_every = absl::GetFlag(FLAGS_eval_every);
@@ -199,6 +210,7 @@ absl::Status CheckNumbers(const TrainFlags& flags) {
   FSDP_RETURN_IF_ERROR(AtLeast("max_restarts", flags.max_restarts, 0));
   FSDP_RETURN_IF_ERROR(Within("lr", flags.lr, 1e3));
   FSDP_RETURN_IF_ERROR(Within("lr_floor", flags.lr_floor, 1));
+  FSDP_RETURN_IF_ERROR(Within("auto_memory", flags.auto_memory_gib, 1e6));
   FSDP_RETURN_IF_ERROR(Within("weight_decay", flags.weight_decay, 1e3));
   return Within("clip", flags.clip, 1e9);
 }
@@ -207,6 +219,14 @@ absl::Status CheckNumbers(const TrainFlags& flags) {
 
 absl::Status Check(const TrainFlags& flags) {
   FSDP_RETURN_IF_ERROR(CheckNumbers(flags));
+  if (flags.automatic != (flags.auto_memory_gib > 0)) {
+    return Wrong("--auto needs --auto_memory=GIB, which is for --auto alone");
+  }
+  if (flags.automatic && flags.recompute) {
+    return Wrong(
+        "--auto with --recompute, which it chooses itself: leave one of them "
+        "away");
+  }
   if (flags.model.empty()) {
     return Wrong("name the folder of a model: --model=DIR");
   }

@@ -37,6 +37,8 @@ struct TrainFlags {
   double clip = 1;
   Precision precision = Precision::kBFloat16;
   bool recompute = false;
+  bool automatic = false;      // what else makes a step is chosen
+  double auto_memory_gib = 0;  // of a rank
 
   std::optional<fsdp::adapters::LoraConfig> lora;
   std::string adapter;  // a folder to begin from; `lora` is then its own

@@ -40,6 +40,14 @@ TEST(TrainFlagsTest, SaysWhatCannotBe) {
       {[](TrainFlags& f) { f.lr = -1; }, "--lr=-1"},
       {[](TrainFlags& f) { f.lr_floor = 2; }, "--lr_floor=2"},
       {[](TrainFlags& f) { f.clip = -0.5; }, "--clip=-0.5"},
+      {[](TrainFlags& f) { f.automatic = true; }, "--auto_memory=GIB"},
+      {[](TrainFlags& f) { f.auto_memory_gib = 1; }, "for --auto alone"},
+      {[](TrainFlags& f) { f.auto_memory_gib = -1; }, "--auto_memory=-1"},
+      {[](TrainFlags& f) {
+         f.automatic = f.recompute = true;
+         f.auto_memory_gib = 1;
+       },
+       "--auto with --recompute"},
       {[](TrainFlags& f) { f.eval_every = 3; }, "--eval_data"},
       {[](TrainFlags& f) { f.resume = true; }, "need --save"},
       {[](TrainFlags& f) { f.save_every = 3; }, "need --save"},

@@ -1,11 +1,14 @@
 #include "examples/llama/training/model.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/randint.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,8 +21,10 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "examples/llama/model/decoder_layer.h"
+#include "examples/llama/model/documents.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
+#include "fsdp/choose/choose_options.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/named_shard.h"
@@ -41,6 +46,40 @@ std::vector<at::Tensor> Trained(const Model& model, bool decaying) {
   return shards;
 }
 
+fsdp::Options ShardingOf(const ModelOptions& options) {
+  fsdp::Options sharding;
+  sharding.wrap_policy = fsdp::WrapModules<DecoderLayerImpl>();
+  sharding.unit.strategy = options.strategy;
+  if (options.compute != c10::kFloat) {
+    sharding.unit.precision = fsdp::ComputeIn(options.compute);
+  }
+  if (options.recompute) {
+    sharding.recompute.units = fsdp::WrapModules<DecoderLayerImpl>();
+  }
+  return sharding;
+}
+
+absl::StatusOr<fsdp::Options> Choose(
+    const std::shared_ptr<CausalLmImpl>& net, int64_t vocab,
+    const ModelOptions& options,
+    const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
+  const AutoSharding& automatic = *options.automatic;
+  fsdp::AutoOptions wanted;
+  wanted.memory_bytes = automatic.memory_bytes;
+  wanted.rows = automatic.rows;
+  wanted.memory.backwards_per_step = static_cast<int>(automatic.micro_batches);
+  wanted.loss = [&](int64_t rows) {
+    const at::Tensor tokens =
+        at::randint(vocab, {rows, automatic.seq}, at::kLong);
+    return net->forward(tokens, DocumentStarts(), tokens);
+  };
+  wanted.base = ShardingOf(options);
+  FSDP_ASSIGN_OR_RETURN(const fsdp::AutoChoice choice,
+                        fsdp::ChooseOptions(net, ranks, wanted));
+  if (ranks->rank() == 0) *automatic.out << choice.ToString() << std::flush;
+  return choice.options;
+}
+
 }  // namespace
 
 absl::StatusOr<Model> MakeModel(
@@ -57,14 +96,10 @@ absl::StatusOr<Model> MakeModel(
     adapted = fsdp::adapters::AddLora(*net, *options.lora);
   }));
   FSDP_RETURN_IF_ERROR(adapted);
-  fsdp::Options sharding;
-  sharding.wrap_policy = fsdp::WrapModules<DecoderLayerImpl>();
-  sharding.unit.strategy = options.strategy;
-  if (options.compute != c10::kFloat) {
-    sharding.unit.precision = fsdp::ComputeIn(options.compute);
-  }
-  if (options.recompute) {
-    sharding.recompute.units = fsdp::WrapModules<DecoderLayerImpl>();
+  fsdp::Options sharding = ShardingOf(options);
+  if (options.automatic.has_value()) {
+    FSDP_ASSIGN_OR_RETURN(sharding,
+                          Choose(net, config.vocab_size, options, ranks));
   }
   return fsdp::FullyShard(std::move(net), ranks, sharding);
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,15 @@ namespace llama {
 
 using Model = fsdp::FullyShardedDataParallel<CausalLmImpl>;
 
+// What fsdp::ChooseOptions() may use, and what a rank trains on.
+struct AutoSharding {
+  int64_t memory_bytes = 0;
+  int64_t rows = 1;  // of a backward
+  int64_t seq = 1;
+  int64_t micro_batches = 1;
+  std::ostream* out = nullptr;  // for what was considered, on rank 0
+};
+
 struct ModelOptions {
   fsdp::ShardingStrategy strategy = fsdp::ShardingStrategy::kFullShard;
   // What it computes in; shards are float32, and reductions are.
@@ -31,11 +41,13 @@ struct ModelOptions {
   uint64_t seed = 0;  // of its initial values
   // The base frozen, in `compute`, and adapters on it.
   std::optional<fsdp::adapters::LoraConfig> lora;
+  // Strategy and recomputation are chosen.
+  std::optional<AutoSharding> automatic;
 };
 
 // With the random values of InitializeParameters(), which no rank has as a
-// whole. Collective; errors are
-// those of AddLora() and FullyShard().
+// whole. Collective; errors are those of AddLora(), FullyShard() and
+// ChooseOptions().
 absl::StatusOr<Model> MakeModel(
     const LlamaConfig& config, const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks);

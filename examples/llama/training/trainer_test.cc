@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -197,7 +198,15 @@ TEST_P(TrainerTest, TrainsAsOneProcessWithOneLargeBatch) {
   for (const int ranks : {1, 2, 3}) {
     const auto train = [&](Communicator& world) -> absl::Status {
       const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
-      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(TinyConfig(), {}, own));
+      ModelOptions options;
+      std::ostringstream considered;
+      if (ranks == 3) {
+        options.automatic = {int64_t{1} << 30, kBatch / ranks, kSeq, GetParam(),
+                             &considered};
+      }
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(TinyConfig(), options, own));
+      EXPECT_EQ(absl::StrContains(considered.str(), "chosen"),
+                ranks == 3 && world.rank() == 0);
       FSDP_RETURN_IF_ERROR(
           fsdp::checkpoint::LoadModel(expected.initial, *model));
       TokenBatches data = BatchesOf({kBatch, world.rank(), world.world_size()});

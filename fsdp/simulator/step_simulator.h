@@ -1,8 +1,8 @@
 // Runs the schedule of a training step against a clock: what one rank computes,
 // what it waits for, and what it has in memory. All ranks do the same at the
 // same time.
-#ifndef TOOLS_SIMULATOR_STEP_SIMULATOR_H_
-#define TOOLS_SIMULATOR_STEP_SIMULATOR_H_
+#ifndef FSDP_SIMULATOR_STEP_SIMULATOR_H_
+#define FSDP_SIMULATOR_STEP_SIMULATOR_H_
 
 #include <cstdint>
 #include <vector>
@@ -10,10 +10,10 @@
 #include "absl/status/statusor.h"
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/schedule/schedule.h"
-#include "tools/simulator/cost_model.h"
-#include "tools/simulator/model_shape.h"
-#include "tools/simulator/sharding.h"
-#include "tools/simulator/timeline.h"
+#include "fsdp/simulator/cost_model.h"
+#include "fsdp/simulator/model_shape.h"
+#include "fsdp/simulator/sharding.h"
+#include "fsdp/simulator/timeline.h"
 
 namespace fsdp::simulator {
 
@@ -63,4 +63,4 @@ absl::StatusOr<StepResult> SimulateStep(const ModelShape& model,
 
 }  // namespace fsdp::simulator
 
-#endif  // TOOLS_SIMULATOR_STEP_SIMULATOR_H_
+#endif  // FSDP_SIMULATOR_STEP_SIMULATOR_H_

@@ -1,7 +1,7 @@
 // What a rank does when: one timeline of compute, one of what the network does
 // for it meanwhile.
-#ifndef TOOLS_SIMULATOR_TIMELINE_H_
-#define TOOLS_SIMULATOR_TIMELINE_H_
+#ifndef FSDP_SIMULATOR_TIMELINE_H_
+#define FSDP_SIMULATOR_TIMELINE_H_
 
 #include <vector>
 
@@ -51,4 +51,4 @@ class Timeline {
 
 }  // namespace fsdp::simulator
 
-#endif  // TOOLS_SIMULATOR_TIMELINE_H_
+#endif  // FSDP_SIMULATOR_TIMELINE_H_

@@ -1,4 +1,4 @@
-#include "tools/simulator/step_simulator.h"
+#include "fsdp/simulator/step_simulator.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -12,12 +12,12 @@
 #include "base/testing/status_matchers.h"
 #include "flat_param/layout.h"
 #include "fsdp/schedule/testing/choices.h"
+#include "fsdp/simulator/cost_model.h"
+#include "fsdp/simulator/model_shape.h"
+#include "fsdp/simulator/sharding.h"
+#include "fsdp/simulator/timeline.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/simulator/cost_model.h"
-#include "tools/simulator/model_shape.h"
-#include "tools/simulator/sharding.h"
-#include "tools/simulator/timeline.h"
 
 namespace fsdp::simulator {
 namespace {

@@ -1,39 +1,15 @@
-// The units of a model to simulate: what they own and how much they compute.
-#ifndef TOOLS_SIMULATOR_MODEL_SHAPE_H_
-#define TOOLS_SIMULATOR_MODEL_SHAPE_H_
+// Models to simulate: a GPT by its sizes, and units from a text.
+#ifndef TOOLS_SIMULATOR_MODELS_H_
+#define TOOLS_SIMULATOR_MODELS_H_
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "flat_param/layout.h"
-#include "tools/simulator/cost_model.h"
+#include "fsdp/simulator/model_shape.h"
+#include "tools/simulator/models.h"
 
 namespace fsdp::simulator {
-
-struct UnitShape {
-  std::string name;
-  int parent = -1;  // index of the surrounding unit; -1 for the root, unit 0
-  std::vector<flat_param::ParameterSpec> parameters;
-  bool trainable = true;
-  // Of the unit itself, without the units inside. In forward it comes after
-  // them and in backward before, but for `share_before` of it.
-  Work forward;
-  Work backward;
-  double share_before = 0;
-};
-
-struct ModelShape {
-  std::vector<UnitShape> units;  // parents before children, the root first
-
-  int64_t num_elements() const;
-};
-
-// A contiguous parameter of these sizes.
-flat_param::ParameterSpec Parameter(std::string name,
-                                    std::vector<int64_t> sizes);
 
 // The model of examples/gpt, one unit per block and the root.
 struct GptShape {
@@ -67,4 +43,4 @@ absl::StatusOr<ModelShape> ParseUnits(absl::string_view text,
 
 }  // namespace fsdp::simulator
 
-#endif  // TOOLS_SIMULATOR_MODEL_SHAPE_H_
+#endif  // TOOLS_SIMULATOR_MODELS_H_

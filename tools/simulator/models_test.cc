@@ -1,4 +1,4 @@
-#include "tools/simulator/model_shape.h"
+#include "tools/simulator/models.h"
 
 #include <cstdint>
 #include <string>
@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
+#include "fsdp/simulator/model_shape.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -17,13 +18,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(ModelShapeTest, ParametersAreContiguous) {
-  EXPECT_THAT(Parameter("a", {2, 3, 4}).strides, ElementsAre(12, 4, 1));
-  EXPECT_THAT(Parameter("a", {5}).strides, ElementsAre(1));
-  EXPECT_THAT(Parameter("a", {}).strides, ElementsAre());
-}
-
-TEST(ModelShapeTest, AGptIsARootAndItsBlocks) {
+TEST(ModelsTest, AGptIsARootAndItsBlocks) {
   GptShape gpt;
   gpt.layers = 3;
   gpt.dim = 10;
@@ -44,7 +39,7 @@ TEST(ModelShapeTest, AGptIsARootAndItsBlocks) {
   EXPECT_EQ(model.units[0].forward.flops, 2.0 * 10 * 70);
 }
 
-TEST(ModelShapeTest, RecomputingABlockIsAnotherForward) {
+TEST(ModelsTest, RecomputingABlockIsAnotherForward) {
   GptShape gpt;
   gpt.recompute = true;
   ASSERT_OK_AND_ASSIGN(const ModelShape model, MakeGpt(gpt));
@@ -52,7 +47,7 @@ TEST(ModelShapeTest, RecomputingABlockIsAnotherForward) {
   EXPECT_EQ(model.units[0].backward.flops, 2 * model.units[0].forward.flops);
 }
 
-TEST(ModelShapeTest, AGptHasSizesThatFit) {
+TEST(ModelsTest, AGptHasSizesThatFit) {
   const auto with = [](int64_t GptShape::*size, int64_t value) {
     GptShape gpt;
     gpt.*size = value;

@@ -1,4 +1,4 @@
-#include "tools/simulator/timeline.h"
+#include "fsdp/simulator/timeline.h"
 
 #include <algorithm>
 

@@ -1,12 +1,12 @@
 // Everything that a simulated step depends on, together.
-#ifndef TOOLS_SIMULATOR_SCENARIO_H_
-#define TOOLS_SIMULATOR_SCENARIO_H_
+#ifndef FSDP_SIMULATOR_SCENARIO_H_
+#define FSDP_SIMULATOR_SCENARIO_H_
 
 #include "absl/status/statusor.h"
-#include "tools/simulator/cost_model.h"
-#include "tools/simulator/model_shape.h"
-#include "tools/simulator/sharding.h"
-#include "tools/simulator/step_simulator.h"
+#include "fsdp/simulator/cost_model.h"
+#include "fsdp/simulator/model_shape.h"
+#include "fsdp/simulator/sharding.h"
+#include "fsdp/simulator/step_simulator.h"
 
 namespace fsdp::simulator {
 
@@ -22,4 +22,4 @@ absl::StatusOr<StepResult> Simulate(const Scenario& scenario);
 
 }  // namespace fsdp::simulator
 
-#endif  // TOOLS_SIMULATOR_SCENARIO_H_
+#endif  // FSDP_SIMULATOR_SCENARIO_H_

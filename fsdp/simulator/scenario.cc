@@ -1,4 +1,4 @@
-#include "tools/simulator/scenario.h"
+#include "fsdp/simulator/scenario.h"
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"

@@ -1,7 +1,7 @@
 // What the parts of a training step cost: seconds of compute, of memory traffic
 // and of collectives. Arithmetic alone: nothing is measured here.
-#ifndef TOOLS_SIMULATOR_COST_MODEL_H_
-#define TOOLS_SIMULATOR_COST_MODEL_H_
+#ifndef FSDP_SIMULATOR_COST_MODEL_H_
+#define FSDP_SIMULATOR_COST_MODEL_H_
 
 #include <cstdint>
 #include <vector>
@@ -118,4 +118,4 @@ class CostModel {
 
 }  // namespace fsdp::simulator
 
-#endif  // TOOLS_SIMULATOR_COST_MODEL_H_
+#endif  // FSDP_SIMULATOR_COST_MODEL_H_

@@ -1,4 +1,4 @@
-#include "tools/simulator/rank_clock.h"
+#include "fsdp/simulator/rank_clock.h"
 
 #include <algorithm>
 

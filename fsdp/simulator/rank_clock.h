@@ -1,7 +1,7 @@
 // The time that one rank spends on what it computes and on what its schedule
 // asks for.
-#ifndef TOOLS_SIMULATOR_RANK_CLOCK_H_
-#define TOOLS_SIMULATOR_RANK_CLOCK_H_
+#ifndef FSDP_SIMULATOR_RANK_CLOCK_H_
+#define FSDP_SIMULATOR_RANK_CLOCK_H_
 
 #include <cstdint>
 #include <deque>
@@ -9,10 +9,10 @@
 
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/schedule/schedule.h"
-#include "tools/simulator/cost_model.h"
-#include "tools/simulator/sharding.h"
-#include "tools/simulator/step_simulator.h"
-#include "tools/simulator/timeline.h"
+#include "fsdp/simulator/cost_model.h"
+#include "fsdp/simulator/sharding.h"
+#include "fsdp/simulator/step_simulator.h"
+#include "fsdp/simulator/timeline.h"
 
 namespace fsdp::simulator {
 
@@ -76,4 +76,4 @@ class RankClock {
 
 }  // namespace fsdp::simulator
 
-#endif  // TOOLS_SIMULATOR_RANK_CLOCK_H_
+#endif  // FSDP_SIMULATOR_RANK_CLOCK_H_

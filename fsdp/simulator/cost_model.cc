@@ -1,4 +1,4 @@
-#include "tools/simulator/cost_model.h"
+#include "fsdp/simulator/cost_model.h"
 
 #include <algorithm>
 #include <cmath>

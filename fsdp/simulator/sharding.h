@@ -1,8 +1,8 @@
 // A model's units on a number of ranks: what the schedule and the memory plan
 // are told of them, and the sizes of their collectives. The arithmetic is the
 // library's, padding included, without its tensors.
-#ifndef TOOLS_SIMULATOR_SHARDING_H_
-#define TOOLS_SIMULATOR_SHARDING_H_
+#ifndef FSDP_SIMULATOR_SHARDING_H_
+#define FSDP_SIMULATOR_SHARDING_H_
 
 #include <cstdint>
 #include <vector>
@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/schedule/schedule.h"
-#include "tools/simulator/cost_model.h"
-#include "tools/simulator/model_shape.h"
+#include "fsdp/simulator/cost_model.h"
+#include "fsdp/simulator/model_shape.h"
 
 namespace fsdp::simulator {
 
@@ -71,4 +71,4 @@ void ShareGathered(int ranks_on_host, ShardedShape& shape);
 
 }  // namespace fsdp::simulator
 
-#endif  // TOOLS_SIMULATOR_SHARDING_H_
+#endif  // FSDP_SIMULATOR_SHARDING_H_

@@ -1,4 +1,4 @@
-#include "tools/simulator/step_simulator.h"
+#include "fsdp/simulator/step_simulator.h"
 
 #include <vector>
 
@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "tools/simulator/rank_clock.h"
+#include "fsdp/simulator/rank_clock.h"
 
 namespace fsdp::simulator {
 namespace {

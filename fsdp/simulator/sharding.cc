@@ -1,4 +1,4 @@
-#include "tools/simulator/sharding.h"
+#include "fsdp/simulator/sharding.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,15 +1,12 @@
-#include "tools/simulator/model_shape.h"
-
-#include <algorithm>
 #include <cstdint>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "fsdp/simulator/model_shape.h"
+#include "tools/simulator/models.h"
 
 namespace fsdp::simulator {
 namespace {
@@ -60,27 +57,6 @@ UnitShape MakeBlock(const GptShape& gpt, int64_t index) {
 }
 
 }  // namespace
-
-int64_t ModelShape::num_elements() const {
-  int64_t sum = 0;
-  for (const UnitShape& unit : units) {
-    for (const flat_param::ParameterSpec& parameter : unit.parameters) {
-      int64_t numel = 1;
-      for (const int64_t size : parameter.sizes) numel *= size;
-      sum += numel;
-    }
-  }
-  return sum;
-}
-
-flat_param::ParameterSpec Parameter(std::string name,
-                                    std::vector<int64_t> sizes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t i = sizes.size(); i-- > 1;) {
-    strides[i - 1] = strides[i] * std::max<int64_t>(1, sizes[i]);
-  }
-  return {std::move(name), std::move(sizes), std::move(strides)};
-}
 
 absl::StatusOr<ModelShape> MakeGpt(const GptShape& gpt) {
   FSDP_RETURN_IF_ERROR(CheckSize("layers", gpt.layers, 0, kMostLayers));

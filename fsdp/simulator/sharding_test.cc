@@ -1,13 +1,13 @@
-#include "tools/simulator/sharding.h"
+#include "fsdp/simulator/sharding.h"
 
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/layout.h"
+#include "fsdp/simulator/model_shape.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/simulator/model_shape.h"
 
 namespace fsdp::simulator {
 namespace {
