@@ -35,6 +35,11 @@ at::Tensor Quantizable(const at::Tensor& rows) {
 
 }  // namespace
 
+Int8Rows Int8Rows::Of(int64_t numel, int64_t most) {
+  const int64_t blocks = device_ops::NumBlocks(numel, most);
+  return {numel, device_ops::NumBlocks(numel, blocks)};
+}
+
 int64_t Int8Rows::row_bytes() const {
   return ScalesBegin(*this) + NumScales(*this) * kScaleBytes;
 }

@@ -15,6 +15,11 @@ namespace fsdp::adapters {
 // with a scale for each `block` numbers, of which the last may be fewer. Rows
 // are whole by themselves: a file's rows become these without the others.
 struct Int8Rows {
+  // With blocks of `most` numbers at most, as even as can be: how long a row is
+  // tells how many there are, and with that where they begin, so that bytes of
+  // other blocks have another shape.
+  static Int8Rows Of(int64_t numel, int64_t most);
+
   int64_t numel = 0;  // at least 1
   int64_t block = 0;  // in [1, device_ops::kMaxBlock]
 

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -54,6 +55,24 @@ TEST(Int8RowsTest, ARowIsNumbersPaddingAndScales) {
   EXPECT_EQ(std::vector<int8_t>(bytes, bytes + 8), expected);
   const std::vector<float> scales = {1.0f / 127, 3.0f / 127, 4.0f / 127};
   EXPECT_EQ(std::memcmp(bytes + 8, scales.data(), 12), 0);
+}
+
+// Two layouts of one row length would read each other's bytes.
+TEST(Int8RowsTest, RowsOfOneLengthHaveOneLayout) {
+  for (const int64_t numel : {1, 7, 64, 96, 97}) {
+    std::map<int64_t, int64_t> block_of;  // by the length
+    for (int64_t most = 1; most <= numel + 3; ++most) {
+      const Int8Rows layout = Int8Rows::Of(numel, most);
+      EXPECT_LE(layout.block, most);
+      EXPECT_EQ((numel + layout.block - 1) / layout.block,
+                (numel + most - 1) / most);
+      const auto [it, is_new] =
+          block_of.try_emplace(layout.row_bytes(), layout.block);
+      EXPECT_EQ(it->second, layout.block) << numel << ", " << most;
+    }
+  }
+  EXPECT_EQ(Int8Rows::Of(96, 64).block, 48);
+  EXPECT_EQ(Int8Rows::Of(128, 64).block, 64);
 }
 
 TEST(Int8RowsTest, NoNumberIsOffByMoreThanHalfAScale) {

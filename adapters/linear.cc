@@ -65,7 +65,7 @@ void LinearImpl::Merge() {
 
 void LinearImpl::Quantize(int64_t block) {
   FSDP_CHECK(!int8_rows_.has_value());
-  const Int8Rows layout{weight.size(1), block};
+  const Int8Rows layout = Int8Rows::Of(weight.size(1), block);
   merged_dtype_ = weight.scalar_type();
   weight.set_requires_grad(false);
   weight.set_data(Pack(layout, weight.detach()));

@@ -57,9 +57,9 @@ class LinearImpl : public torch::nn::LinearImpl {
   // afterwards, and makes B zero.
   void Merge();
 
-  // Once: from now on the weight is frozen, and `block` int8 numbers of a row
-  // share a scale: the parameter "weight" becomes Pack() of what it was, uint8
-  // [out, bytes of a row], and the layer computes as Int8Linear() does.
+  // Once: from now on the weight is frozen, and at most `block` numbers of a
+  // row share a scale: the parameter "weight" becomes Pack() of what it was,
+  // uint8 [out, bytes of a row], and the layer computes as Int8Linear() does.
   void Quantize(int64_t block);
   // Unset: the weight is one of numbers.
   const std::optional<Int8Rows>& int8_rows() const { return int8_rows_; }

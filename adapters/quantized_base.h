@@ -21,8 +21,8 @@
 namespace fsdp::adapters {
 
 struct Int8Options {
-  // Numbers of a row that share a scale, of 4 bytes; the last of a row may be
-  // fewer. No number is off by more than 1/254 of its block's largest.
+  // Numbers of a row that share a scale, of 4 bytes, at most. No number is off
+  // by more than 1/254 of its block's largest.
   int64_t block = 64;
   // Layers that stay as they are, by the rule of LoraConfig::targets. A model
   // that reads a layer's weight itself names that layer.

@@ -82,7 +82,8 @@ TEST(QuantizedBaseTest, WeightsBecomeRowsOfBytes) {
                          !absl::StartsWith(item.key(), "layers.1.o_proj") &&
                          !absl::StartsWith(item.key(), "head");
     EXPECT_EQ(item.value().requires_grad(), !is_int8) << item.key();
-    const at::Tensor expected = is_int8 ? Pack({was.size(1), 7}, was) : was;
+    const at::Tensor expected =
+        is_int8 ? Pack(Int8Rows::Of(was.size(1), 7), was) : was;
     EXPECT_TRUE(at::equal(item.value(), expected)) << item.key();
   }
 }

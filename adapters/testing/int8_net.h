@@ -25,7 +25,7 @@ namespace fsdp::adapters::testing {
 using Values = std::map<std::string, at::Tensor>;
 using Model = FullyShardedDataParallel<NetImpl>;
 
-// Blocks that no row consists of: each ends with a shorter one.
+// Blocks that do not divide the rows: the last is shorter.
 Int8Options OddBlocks();
 
 // On all layers, of rank 3.
