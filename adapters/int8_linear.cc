@@ -40,7 +40,6 @@ class Function : public torch::autograd::Function<Function> {
     context->save_for_backward({weight});
     context->saved_data["numel"] = layout.numel;
     context->saved_data["block"] = layout.block;
-    context->saved_data["dtype"] = x.scalar_type();
     return at::linear(x, Unpack(layout, weight, x.scalar_type()), bias);
   }
 
@@ -52,10 +51,8 @@ class Function : public torch::autograd::Function<Function> {
     variable_list results(4);
     if (context->needs_input_grad(0)) {
       const at::Tensor weight = context->get_saved_variables()[0];
-      // Under autocast the output has another dtype than the input.
       results[0] =
-          at::matmul(gradient, Unpack(layout, weight, gradient.scalar_type()))
-              .to(context->saved_data["dtype"].toScalarType());
+          at::matmul(gradient, Unpack(layout, weight, gradient.scalar_type()));
     }
     // Without a bias this asks about the weight, which needs none.
     if (context->needs_input_grad(1)) {

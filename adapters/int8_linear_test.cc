@@ -1,6 +1,7 @@
 // Held against at::linear() of the same numbers.
 #include "adapters/int8_linear.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
@@ -31,6 +32,18 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kIn = 37, kOut = 11;
 constexpr Int8Rows kLayout{kIn, 16};
+
+class AutocastToBFloat16 {
+ public:
+  AutocastToBFloat16() {
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  }
+  ~AutocastToBFloat16() {
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+};
 
 struct Case {
   std::vector<int64_t> batch;
@@ -85,6 +98,21 @@ TEST(Int8LinearTest, ComputesWhatLinearDoesWithTheSameNumbers) {
       }
     }
   }
+}
+
+TEST(Int8LinearTest, AutocastChoosesTheDtype) {
+  const at::Tensor packed = Pack(kLayout, at::randn({kOut, kIn}));
+  const at::Tensor x = at::randn({3, kIn}).requires_grad_();
+  at::Tensor y;
+  {
+    const AutocastToBFloat16 autocast;
+    y = Int8Linear(kLayout, x, packed, {});
+  }
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  y.sum().backward();
+  EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::allclose(x.grad(), Unpack(kLayout, packed, at::kFloat).sum(0),
+                           1e-2, 5e-2));
 }
 
 // Neither numbers nor inputs are kept from forward to backward.

@@ -325,6 +325,7 @@ TEST(QuantizedBaseTest, RefusesWhatCannotBe) {
   options.kept = {"q_proj", "v_proj", "o_proj", "head"};
   ExpectRefused(*net, options, invalid, "no fsdp::adapters::Linear");
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                          std::numeric_limits<float>::infinity(),
                           -std::numeric_limits<float>::infinity()}) {
     const auto broken = MakeNet(1);
     {

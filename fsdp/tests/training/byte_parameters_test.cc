@@ -17,10 +17,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
+#include "comm/quantized/gather_extension.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
@@ -35,7 +37,6 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckGradients;
 using ::fsdp::testing::ExpectSameGradients;
 using ::fsdp::testing::Filled;
 using ::fsdp::testing::kDim;
@@ -168,6 +169,38 @@ TEST(ByteParametersTest, BytesAreNotCast) {
     return ExpectBytes(model);
   };
   for (const int ranks : {1, 2, 3}) EXPECT_OK(RunAllRanks(ranks, run));
+}
+
+// Floating-point numbers as they are, and whether it saw anything else.
+class SeesDtypes final : public comm::GatherExtension {
+ public:
+  std::string ToString() const override { return "as they are"; }
+  int64_t MessageBytes(int64_t numel, at::ScalarType dtype,
+                       int /*world_size*/) const override {
+    EXPECT_EQ(dtype, at::kFloat);
+    return numel * 4;
+  }
+  void Write(absl::string_view /*label*/, const at::Tensor& numbers,
+             const at::Tensor& message) override {
+    message.copy_(numbers.view(at::kByte));
+  }
+  void Read(absl::string_view /*label*/, const at::Tensor& messages,
+            const at::Tensor& numbers) override {
+    numbers.copy_(messages.view(at::kFloat));
+  }
+};
+
+TEST(ByteParametersTest, ExtensionsOfGathersDoNotSeeThem) {
+  Options options = Units();
+  options.quantize.gather = true;
+  options.quantize.gather_extension = std::make_shared<SeesDtypes>();
+  ExpectSameGradients<NetImpl>(MakeNet, SquareLoss, options);
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(MakeNet(), Unowned(world), options));
+    EXPECT_GT(model->PlanMemory().messages, 0);
+    return absl::OkStatus();
+  }));
 }
 
 TEST(ByteParametersTest, StayFrozen) {
