@@ -11,6 +11,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "adapters/int8_linear.h"
+#include "adapters/int8_rows.h"
 #include "base/check.h"
 
 namespace fsdp::adapters {
@@ -22,7 +24,9 @@ FactorImpl::FactorImpl(int64_t in, int64_t out,
 
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
   // What Python computes: LibTorch's Linear rounds before it adds the bias.
-  at::Tensor y = at::linear(x, weight, bias);
+  const at::Tensor y = int8_rows_.has_value()
+                           ? Int8Linear(*int8_rows_, x, weight, bias)
+                           : at::linear(x, weight, bias);
   if (!has_low_rank()) return y;
   at::Tensor in = x.to(a_->weight.scalar_type());
   if (dropout_ > 0) in = at::dropout(in, dropout_, is_training());
@@ -51,8 +55,26 @@ void LinearImpl::AddLowRank(const LowRankOptions& options) {
 void LinearImpl::Merge() {
   FSDP_CHECK(has_low_rank());
   const c10::NoGradGuard no_grad;
+  if (int8_rows_.has_value()) {
+    weight.set_data(WeightIn(merged_dtype_));
+    int8_rows_.reset();
+  }
   AddProduct(weight, a_->weight, b_->weight, scale_);
   b_->weight.zero_();
+}
+
+void LinearImpl::Quantize(int64_t block) {
+  FSDP_CHECK(!int8_rows_.has_value());
+  const Int8Rows layout = Int8Rows::Of(weight.size(1), block);
+  merged_dtype_ = weight.scalar_type();
+  weight.set_requires_grad(false);
+  weight.set_data(Pack(layout, weight.detach()));
+  int8_rows_ = layout;
+}
+
+at::Tensor LinearImpl::WeightIn(c10::ScalarType dtype) const {
+  return int8_rows_.has_value() ? Unpack(*int8_rows_, weight, dtype)
+                                : weight.to(dtype);
 }
 
 void AddProduct(const at::Tensor& weight, const at::Tensor& a,

@@ -11,6 +11,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+
+#include "adapters/int8_rows.h"
 
 namespace fsdp::adapters {
 
@@ -46,14 +49,26 @@ class LinearImpl : public torch::nn::LinearImpl {
   // adapter, whose factors see x in their own dtype.
   at::Tensor forward(const at::Tensor& x);
 
-  // Once. The factors are on the weight's device.
+  // Once, on numbers or int8. The factors are on the weight's device.
   void AddLowRank(const LowRankOptions& options);
   bool has_low_rank() const { return !a_.is_empty(); }
   double low_rank_scale() const { return scale_; }
-  // Adds what the adapter has learned to the weight, and makes B zero.
+  // Adds what the adapter has learned to the weight, which is one of numbers
+  // afterwards, and makes B zero.
   void Merge();
 
+  // Once: from now on the weight is frozen, and at most `block` numbers of a
+  // row share a scale: the parameter "weight" becomes Pack() of what it was,
+  // uint8 [out, bytes of a row], and the layer computes as Int8Linear() does.
+  void Quantize(int64_t block);
+  // Unset: the weight is one of numbers.
+  const std::optional<Int8Rows>& int8_rows() const { return int8_rows_; }
+  // The weight that it computes with, in `dtype`: [out, in].
+  at::Tensor WeightIn(c10::ScalarType dtype) const;
+
  private:
+  std::optional<Int8Rows> int8_rows_;
+  c10::ScalarType merged_dtype_ = c10::kFloat;  // what it had as numbers
   Factor a_ = nullptr;
   Factor b_ = nullptr;
   double scale_ = 1;

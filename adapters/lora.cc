@@ -6,7 +6,6 @@
 
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -14,15 +13,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "adapters/layers.h"
 #include "adapters/linear.h"
 #include "adapters/lora_config.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/state/model_values.h"
 
 namespace fsdp::adapters {
 namespace {
@@ -30,51 +28,6 @@ namespace {
 constexpr absl::string_view kFactorA = ".lora_A.weight";
 constexpr absl::string_view kFactorB = ".lora_B.weight";
 constexpr absl::string_view kHead = "lm_head";
-
-using Layers = std::map<std::string, LinearImpl*>;
-
-// All of them, by name.
-Layers LayersOf(const torch::nn::Module& module) {
-  Layers layers;
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-    if (auto* const layer = item.value()->as<LinearImpl>()) {
-      layers[item.key()] = layer;
-    }
-  }
-  return layers;
-}
-
-Layers AdaptedLayers(const torch::nn::Module& module) {
-  Layers layers = LayersOf(module);
-  for (auto it = layers.begin(); it != layers.end();) {
-    it = it->second->has_low_rank() ? std::next(it) : layers.erase(it);
-  }
-  return layers;
-}
-
-// Those of `names` that name no module.
-std::vector<std::string> Strangers(const torch::nn::Module& module,
-                                   const std::vector<std::string>& names) {
-  std::vector<std::string> strangers;
-  const auto modules = module.named_modules("", /*include_self=*/false);
-  for (const std::string& name : names) {
-    const bool is_there = absl::c_any_of(modules, [&](const auto& item) {
-      return IsNamedBy(item.key(), {name});
-    });
-    if (!is_there) strangers.push_back(name);
-  }
-  return strangers;
-}
-
-absl::Status CheckNames(const torch::nn::Module& module,
-                        const std::vector<std::string>& names,
-                        absl::string_view what) {
-  const std::vector<std::string> strangers = Strangers(module, names);
-  if (strangers.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " ", absl::StrJoin(strangers, ", "),
-                   ": the model has no module of that name"));
-}
 
 absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
                                  const LoraConfig& config) {
@@ -105,8 +58,25 @@ absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
   return targets;
 }
 
-bool IsSharded(const torch::nn::Module& module) {
-  return absl::c_any_of(module.parameters(), IsOfShardedModel);
+// What is named may be a layer or a module around some.
+absl::Status CheckTrainedWhole(const torch::nn::Module& module,
+                               const LoraConfig& config) {
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    if (!IsNamedBy(item.key(), config.trained_whole)) continue;
+    for (const at::Tensor& parameter : item.value()->parameters()) {
+      if (parameter.is_floating_point()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("training whole ", item.key(),
+                       ", whose weight is int8: name it in Int8Options::kept"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool IsInt8(const Layers& layers) {
+  return absl::c_any_of(layers, [](const auto& layer) {
+    return layer.second->int8_rows().has_value();
+  });
 }
 
 absl::Status CheckCanBeAdapted(const torch::nn::Module& module) {
@@ -160,6 +130,7 @@ absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config) {
   FSDP_RETURN_IF_ERROR(
       CheckNames(module, config.trained_whole, "training whole"));
   FSDP_ASSIGN_OR_RETURN(const Layers targets, TargetsOf(module, config));
+  FSDP_RETURN_IF_ERROR(CheckTrainedWhole(module, config));
   LowRankOptions options;
   options.rank = config.rank;
   options.scale = config.Scale();
@@ -180,10 +151,15 @@ absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config) {
 
 absl::Status MergeLora(torch::nn::Module& module) {
   auto* const sharded = dynamic_cast<ShardedModuleBase*>(&module);
-  const Layers layers =
-      AdaptedLayers(sharded != nullptr ? *module.children().front() : module);
+  const Layers layers = AdaptedLayers(Unwrapped(module));
   if (layers.empty()) {
     return absl::FailedPreconditionError("the model has no adapters");
+  }
+  if (sharded != nullptr && IsInt8(layers)) {
+    return absl::FailedPreconditionError(
+        "merging adapters into the shards of an int8 base, which cannot hold "
+        "the sum: SaveAdapter(), and LoadAdapter() into a model whose base is "
+        "not int8, which can be merged");
   }
   if (sharded != nullptr) return MergeSharded(*sharded, layers);
   if (IsSharded(module)) {

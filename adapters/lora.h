@@ -23,8 +23,9 @@ namespace fsdp::adapters {
 // config.targets name, whose first factor is drawn from the default generator,
 // and freezes all parameters but those and config.trained_whole's. Within a
 // DeferredInit as outside. InvalidArgument, with nothing changed: what Check()
-// refuses; a name that no module has, or one that is no adapters::Linear.
-// FailedPrecondition: the model is sharded, or has adapters.
+// refuses; a name that no module has, or one that is no adapters::Linear; to
+// train whole what QuantizeBase() has made int8. FailedPrecondition: the model
+// is sharded, or has adapters.
 absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config);
 
 // Whether the parameter of that name is a factor of an adapter.
@@ -35,8 +36,10 @@ bool IsFactor(absl::string_view parameter);
 // rounding, and its weights are those of a model without adapters. Not while an
 // optimizer goes on. `module`: what FullyShard() has returned, whose units are
 // merged one after the other with all factors in memory, or any that is not
-// sharded. Collective where it is. FailedPrecondition: it has no adapters, or
-// is inside a sharded one.
+// sharded. Collective where it is. Where the base is int8, adapted weights
+// become numbers of the dtype that they had. FailedPrecondition: it has no
+// adapters, is inside a sharded one, or is sharded with an int8 base, whose
+// shards have no room for numbers.
 absl::Status MergeLora(torch::nn::Module& module);
 
 }  // namespace fsdp::adapters

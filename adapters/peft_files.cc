@@ -1,16 +1,22 @@
 #include "adapters/peft_files.h"
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "adapters/int8_rows.h"
+#include "adapters/layers.h"
+#include "adapters/linear.h"
 #include "adapters/lora.h"
 #include "adapters/lora_config.h"
 #include "base/status_macros.h"
@@ -22,6 +28,8 @@
 
 namespace fsdp::adapters {
 namespace {
+
+using checkpoint::TensorRecipe;
 
 constexpr char kConfigName[] = "adapter_config.json";
 constexpr char kStem[] = "adapter_model";
@@ -45,6 +53,20 @@ std::optional<std::string> NameInFile(const std::string& name,
     return std::nullopt;
   }
   return absl::StrCat(kPrefix, name);
+}
+
+checkpoint::RowConversion ToInt8(const LinearImpl& layer) {
+  const Int8Rows layout = *layer.int8_rows();
+  checkpoint::RowConversion conversion;
+  conversion.sizes = {layer.weight.size(0), layout.numel};
+  conversion.convert =
+      [layout](const at::Tensor& rows) -> absl::StatusOr<at::Tensor> {
+    const at::Tensor packed = Pack(layout, rows);
+    if (ScalesOf(layout, packed).isfinite().all().item<bool>()) return packed;
+    return absl::InvalidArgumentError(
+        "a NaN or an infinity, which int8 has not");
+  };
+  return conversion;
 }
 
 }  // namespace
@@ -79,23 +101,30 @@ absl::Status LoadAdapter(const std::string& folder, torch::nn::Module& model,
                          const checkpoint::LoadModelOptions& options) {
   checkpoint::LoadModelOptions adapter = options;
   adapter.mapping =
-      [&config](
-          const std::string& name) -> std::optional<checkpoint::TensorRecipe> {
+      [&config](const std::string& name) -> std::optional<TensorRecipe> {
     const std::optional<std::string> in_file = NameInFile(name, config);
     if (!in_file.has_value()) return std::nullopt;
-    return checkpoint::TensorRecipe::Of(*in_file);
+    return TensorRecipe::Of(*in_file);
   };
   return checkpoint::LoadModel(
       checkpoint::JoinPath(folder, absl::StrCat(kStem, ".safetensors")), model,
       adapter);
 }
 
-checkpoint::TensorMapping OfBaseModel() {
-  return
-      [](const std::string& name) -> std::optional<checkpoint::TensorRecipe> {
-        if (IsFactor(name)) return std::nullopt;
-        return checkpoint::TensorRecipe::Of(name);
-      };
+checkpoint::TensorMapping OfBaseModel(const torch::nn::Module& model) {
+  std::map<std::string, checkpoint::RowConversion> conversions;
+  for (const auto& [name, layer] : LayersOf(Unwrapped(model))) {
+    if (!layer->int8_rows().has_value()) continue;
+    conversions[absl::StrCat(name, ".weight")] = ToInt8(*layer);
+  }
+  return [conversions = std::move(conversions)](
+             const std::string& name) -> std::optional<TensorRecipe> {
+    if (IsFactor(name)) return std::nullopt;
+    TensorRecipe recipe = TensorRecipe::Of(name);
+    const auto found = conversions.find(name);
+    if (found != conversions.end()) recipe.conversion = found->second;
+    return recipe;
+  };
 }
 
 absl::Status ExportMerged(const std::string& folder, torch::nn::Module& model,

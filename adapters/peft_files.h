@@ -38,11 +38,15 @@ absl::Status LoadAdapter(const std::string& folder, torch::nn::Module& model,
                          const checkpoint::LoadModelOptions& options =
                              checkpoint::LoadModelOptions());
 
-// For LoadModelOptions::mapping: a base model's files, which have no factors.
-checkpoint::TensorMapping OfBaseModel();
+// For LoadModelOptions::mapping: a base model's files, which have no factors,
+// for `model`, sharded or not. Weights of an int8 base are made of the files'
+// floating-point ones, a few rows at a time; a row with a NaN or an infinity is
+// InvalidArgument.
+checkpoint::TensorMapping OfBaseModel(const torch::nn::Module& model);
 
-// MergeLora(), then as ExportModel() without the factors: a model for those who
-// know of no adapters. Collective where the model is sharded.
+// MergeLora(), with its errors, then as ExportModel() without the factors: a
+// model for those who know of no adapters. Collective where the model is
+// sharded.
 absl::Status ExportMerged(
     const std::string& folder, torch::nn::Module& model,
     const checkpoint::ExportOptions& options = checkpoint::ExportOptions());

@@ -104,7 +104,7 @@ absl::StatusOr<FullyShardedDataParallel<NetImpl>> Begin(
   FSDP_ASSIGN_OR_RETURN(auto model,
                         FullyShard(net, Unowned(world), BlockUnits()));
   LoadModelOptions options;
-  options.mapping = OfBaseModel();
+  options.mapping = OfBaseModel(*model);
   FSDP_RETURN_IF_ERROR(
       LoadModel(folder + "/base.safetensors", *model, options));
   FSDP_RETURN_IF_ERROR(LoadAdapter(folder + "/before", *model, config));

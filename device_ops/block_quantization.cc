@@ -68,6 +68,13 @@ TORCH_LIBRARY_FRAGMENT(libtorch_fsdp, m) {
       "int block, float factor, bool accumulate) -> ()");
 }
 
+// What is recorded for later, under fsdp::DeferredInit, is tried without memory
+// first.
+TORCH_LIBRARY_IMPL(libtorch_fsdp, Meta, m) {
+  m.impl("quantize_blocks_", [](const at::Tensor&, int64_t, const at::Tensor&,
+                                const at::Tensor&) {});
+}
+
 }  // namespace
 
 int64_t NumBlocks(int64_t numel, int64_t block) {

@@ -145,7 +145,8 @@ class ShardedModuleBase : public torch::nn::Module {
   }
 
   // Freezes or unfreezes a parameter from the next forward on. All ranks alike.
-  // NotFound: no such name. FailedPrecondition: not between steps.
+  // NotFound: no such name. InvalidArgument: bytes, which have no gradient.
+  // FailedPrecondition: not between steps.
   absl::Status SetTrainable(absl::string_view name, bool trainable) {
     return model_->SetTrainable(name, trainable);
   }

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/run/torch_dtype.h"
@@ -71,9 +72,9 @@ absl::Status Bad(const std::string& why) {
   return absl::InvalidArgumentError(why);
 }
 
-// What a recipe takes out of `stored` for `target`. The error says why it does
-// not fit.
-absl::StatusOr<WholeRead::Piece> PieceOf(const LoadTarget& target,
+// What a recipe takes out of `stored` for what has the dtype `wanted`. The
+// error says why it does not fit.
+absl::StatusOr<WholeRead::Piece> PieceOf(c10::ScalarType wanted,
                                          const RecipePiece& piece,
                                          const StoredTensor& stored) {
   WholeRead::Piece result{&stored, 0, stored.info.shape, piece.transposed};
@@ -82,9 +83,9 @@ absl::StatusOr<WholeRead::Piece> PieceOf(const LoadTarget& target,
     return Bad(absl::StrCat("dtype ", NameOf(stored.info.dtype),
                             ", which LibTorch does not have"));
   }
-  if (!CanBecome(*dtype, target.dtype)) {
+  if (!CanBecome(*dtype, wanted)) {
     return Bad(absl::StrCat("dtype ", NameOf(stored.info.dtype), " instead of ",
-                            Wanted(target.dtype)));
+                            Wanted(wanted)));
   }
   if (piece.layer.has_value() && !TakeLayer(*piece.layer, &result)) {
     return Bad(absl::StrCat("layer ", *piece.layer, " of ", piece.name,
@@ -126,9 +127,19 @@ absl::Status CheckShape(const LoadTarget& target, const WholeRead& read) {
     }
     shape[dim] += next[dim];
   }
-  if (shape == target.sizes) return absl::OkStatus();
-  return Bad(
-      absl::StrCat("shape ", Text(shape), " instead of ", Text(target.sizes)));
+  const Sizes& wanted =
+      read.conversion.has_value() ? read.conversion->sizes : target.sizes;
+  if (shape != wanted) {
+    return Bad(
+        absl::StrCat("shape ", Text(shape), " instead of ", Text(wanted)));
+  }
+  if (!read.conversion.has_value() ||
+      (!shape.empty() && !target.sizes.empty() &&
+       shape[0] == target.sizes[0])) {
+    return absl::OkStatus();
+  }
+  return Bad(absl::StrCat("rows of ", Text(shape), " cannot become those of ",
+                          Text(target.sizes)));
 }
 
 bool IsStraight(const LoadTarget& target, const WholeRead& read) {
@@ -163,6 +174,9 @@ class Planner {
     WholeRead read;
     read.target = index;
     read.dim = recipe->dim;
+    read.conversion = recipe->conversion;
+    const c10::ScalarType wanted =
+        read.conversion.has_value() ? c10::kFloat : target.dtype;
     for (const RecipePiece& piece : recipe->pieces) {
       const StoredTensor* const stored = catalog_.Find(piece.name);
       if (stored == nullptr) {
@@ -170,16 +184,18 @@ class Planner {
         return;
       }
       seen_.insert(stored);
-      absl::StatusOr<WholeRead::Piece> taken = PieceOf(target, piece, *stored);
+      absl::StatusOr<WholeRead::Piece> taken = PieceOf(wanted, piece, *stored);
       if (!taken.ok()) return Refuse(target, taken.status());
       read.pieces.push_back(*std::move(taken));
     }
     const absl::Status fits = CheckShape(target, read);
     if (!fits.ok()) return Refuse(target, fits);
-    if (IsStraight(target, read)) {
-      PlanStraight(target, read);
-    } else {
+    if (!IsStraight(target, read)) {
       plan_.whole.push_back(std::move(read));
+    } else if (read.conversion.has_value()) {
+      PlanConverted(target, read);
+    } else {
+      PlanStraight(target, read);
     }
   }
 
@@ -221,6 +237,42 @@ class Planner {
       }
       piece_begin = piece_end;
     }
+  }
+
+  // The rows in which the target's elements lie, a few at a time.
+  void PlanConverted(const LoadTarget& target, const WholeRead& read) {
+    const int64_t row = Numel(target.sizes, 1);
+    if (target.values.numel() == 0) return;
+    const int64_t last = (target.begin + target.values.numel() - 1) / row + 1;
+    const int64_t bytes = Numel(read.conversion->sizes, 1) *
+                          ItemBytes(read.pieces[0].tensor->info.dtype);
+    const int64_t step = std::max<int64_t>(
+        1, options_.converted_bytes / std::max<int64_t>(1, bytes));
+    for (int64_t first = target.begin / row; first < last; first += step) {
+      plan_.converted.push_back(
+          {read.target, first,
+           RowsOfAll(read.pieces, first, std::min(first + step, last)),
+           *read.conversion});
+    }
+  }
+
+  // Rows [first, last) of the pieces together.
+  static std::vector<WholeRead::Piece> RowsOfAll(
+      const std::vector<WholeRead::Piece>& pieces, int64_t first,
+      int64_t last) {
+    std::vector<WholeRead::Piece> rows;
+    int64_t begin = 0;
+    for (const WholeRead::Piece& piece : pieces) {
+      const int64_t end = begin + piece.shape[0];
+      const int64_t from = std::max(first, begin);
+      const int64_t to = std::min(last, end);
+      if (from < to) {
+        FSDP_CHECK(
+            TakeRows(from - begin, to - begin, &rows.emplace_back(piece)));
+      }
+      begin = end;
+    }
+    return rows;
   }
 
   void AddRuns(const LoadTarget& target, int index, const StoredTensor& stored,

@@ -38,11 +38,21 @@ struct WholeRead {
   int target = 0;
   std::vector<Piece> pieces;
   int64_t dim = 0;
+  std::optional<RowConversion> conversion = std::nullopt;
+};
+
+// Rows of a target that become its own when they are converted.
+struct ConvertedRead {
+  int target = 0;
+  int64_t first_row = 0;
+  std::vector<WholeRead::Piece> pieces;  // together, along dimension 0
+  RowConversion conversion;
 };
 
 struct LoadPlan {
   std::vector<StraightRead> straight;
   std::vector<WholeRead> whole;
+  std::vector<ConvertedRead> converted;  // of a target in order of rows
 };
 
 struct LoadPlanOptions {
@@ -50,11 +60,14 @@ struct LoadPlanOptions {
   bool strict = true;
   // Null: each tensor as it is, by its own name.
   TensorMapping mapping = nullptr;
+  // Of a file, that are converted at once; at least one row is.
+  int64_t converted_bytes = int64_t{8} << 20;
 };
 
 // InvalidArgument lists everything that does not fit at once: what is missing,
 // unexpected, of another shape, or of a dtype that would be cut off: only
-// floating point becomes other floating point, and complex other complex.
+// floating point becomes other floating point, or is converted, and complex
+// other complex.
 absl::StatusOr<LoadPlan> PlanLoad(const Catalog& catalog,
                                   absl::Span<const LoadTarget> targets,
                                   const LoadPlanOptions& options);

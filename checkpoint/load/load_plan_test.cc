@@ -310,5 +310,109 @@ TEST(LoadPlanTest, NoRecipeKeepsTheValue) {
   EXPECT_EQ(plan->straight[0].target, 0);
 }
 
+// Rows of 3 numbers become rows of 5 bytes.
+RowConversion ToBytes(int64_t rows) {
+  RowConversion conversion;
+  conversion.sizes = {rows, 3};
+  conversion.convert = [](const at::Tensor& from) {
+    return at::empty({from.size(0), 5}, at::kByte);
+  };
+  return conversion;
+}
+
+LoadTarget BytesTarget(int64_t rows, int64_t begin, int64_t end) {
+  LoadTarget target = Target("bytes", {rows, 5}, begin, end);
+  target.dtype = at::kByte;
+  target.values = target.values.to(at::kByte);
+  return target;
+}
+
+// Of two tensors behind each other, a few rows at a time: those, and no others,
+// in which the range has bytes.
+TEST(LoadPlanTest, ConvertedRowsAreThoseOfTheRange) {
+  const Tensors tensors = Tensors().Add("top", {2, 3}).Add("rest", {5, 3});
+  for (const int64_t rows_at_once : {1, 2, 3, 7}) {
+    LoadPlanOptions options;
+    options.converted_bytes = rows_at_once * 3 * 4 + 1;
+    options.mapping = [](const std::string&) {
+      TensorRecipe recipe = TensorRecipe::Of("top");
+      recipe.pieces.push_back({"rest"});
+      recipe.conversion = ToBytes(7);
+      return recipe;
+    };
+    for (int64_t begin = 0; begin <= 35; ++begin) {
+      for (int64_t end = begin; end <= 35; ++end) {
+        const auto plan =
+            PlanLoad(tensors.catalog(), {BytesTarget(7, begin, end)}, options);
+        ASSERT_OK(plan.status());
+        std::vector<int64_t> read;  // elements of the file
+        for (const ConvertedRead& one : plan->converted) {
+          EXPECT_EQ(one.first_row * 3,
+                    read.empty() ? begin / 5 * 3 : read.back() + 1);
+          int64_t rows = 0;
+          for (const WholeRead::Piece& piece : one.pieces) {
+            EXPECT_EQ(piece.shape[1], 3);
+            rows += piece.shape[0];
+            const int64_t first =
+                piece.begin + (piece.tensor->info.name == "rest" ? 6 : 0);
+            for (int64_t i = 0; i < piece.shape[0] * 3; ++i) {
+              read.push_back(first + i);
+            }
+          }
+          EXPECT_LE(rows, rows_at_once);
+        }
+        EXPECT_EQ(read, begin == end
+                            ? std::vector<int64_t>()
+                            : Count(begin / 5 * 3, ((end - 1) / 5 + 1) * 3));
+        EXPECT_TRUE(plan->whole.empty() && plan->straight.empty());
+      }
+    }
+  }
+}
+
+TEST(LoadPlanTest, WhatIsTransposedIsConvertedAsAWhole) {
+  const Tensors tensors = Tensors().Add("t", {3, 4});
+  LoadPlanOptions options;
+  options.mapping = [](const std::string&) {
+    TensorRecipe recipe = TensorRecipe::Of("t");
+    recipe.pieces[0].transposed = true;
+    recipe.conversion = ToBytes(4);
+    return recipe;
+  };
+  const auto plan =
+      PlanLoad(tensors.catalog(), {BytesTarget(4, 7, 9)}, options);
+  ASSERT_OK(plan.status());
+  ASSERT_EQ(plan->whole.size(), 1);
+  EXPECT_TRUE(plan->whole[0].conversion.has_value());
+  EXPECT_TRUE(plan->converted.empty());
+}
+
+TEST(LoadPlanTest, WhatCannotBeConvertedIsRefused) {
+  const Tensors tensors =
+      Tensors().Add("integers", {4, 3}, Dtype::kI32).Add("rows", {4, 3});
+  const auto plan = [&](const std::string& name, int64_t rows,
+                        const RowConversion& conversion) {
+    LoadPlanOptions options;
+    options.strict = false;
+    options.mapping = [&](const std::string&) {
+      TensorRecipe recipe = TensorRecipe::Of(name);
+      recipe.conversion = conversion;
+      return recipe;
+    };
+    return PlanLoad(tensors.catalog(), {BytesTarget(rows, 0, 5)}, options)
+        .status();
+  };
+  const auto refuses = [](const std::string& text) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
+  };
+  EXPECT_OK(plan("rows", 4, ToBytes(4)));
+  EXPECT_THAT(plan("integers", 4, ToBytes(4)),
+              refuses("bytes: dtype I32 instead of a floating-point one"));
+  EXPECT_THAT(plan("rows", 4, ToBytes(5)),
+              refuses("bytes: shape [4, 3] instead of [5, 3]"));
+  EXPECT_THAT(plan("rows", 6, ToBytes(4)),
+              refuses("rows of [4, 3] cannot become those of [6, 5]"));
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint

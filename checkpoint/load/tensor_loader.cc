@@ -9,10 +9,12 @@
 #include <cstdint>
 #include <map>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
@@ -32,10 +34,14 @@ struct Job {
   TensorSink sink;
 };
 
-int64_t Elements(const WholeRead::Piece& piece) {
-  int64_t elements = 1;
-  for (const int64_t size : piece.shape) elements *= size;
-  return elements;
+int64_t BytesOf(const std::vector<WholeRead::Piece>& pieces) {
+  int64_t bytes = 0;
+  for (const WholeRead::Piece& piece : pieces) {
+    int64_t elements = 1;
+    for (const int64_t size : piece.shape) elements *= size;
+    bytes += elements * ItemBytes(piece.tensor->info.dtype);
+  }
+  return bytes;
 }
 
 class Loader {
@@ -66,7 +72,7 @@ class Loader {
     for (const WholeRead& read : plan_.whole) {
       FSDP_RETURN_IF_ERROR(LoadWhole(read));
     }
-    return absl::OkStatus();
+    return LoadConverted();
   }
 
  private:
@@ -86,19 +92,78 @@ class Loader {
   }
 
   absl::Status LoadWhole(const WholeRead& read) {
-    std::vector<at::Tensor> pieces;
-    for (const WholeRead::Piece& piece : read.pieces) {
-      at::Tensor& tensor = pieces.emplace_back(
+    const LoadTarget& target = targets_[read.target];
+    FSDP_ASSIGN_OR_RETURN(at::Tensor whole,
+                          ReadTogether(read.pieces, read.dim));
+    if (read.conversion.has_value()) {
+      FSDP_ASSIGN_OR_RETURN(
+          whole, Converted(target, *read.conversion, whole, /*first_row=*/0));
+    }
+    return target.take_whole(whole);
+  }
+
+  absl::StatusOr<at::Tensor> ReadTogether(
+      const std::vector<WholeRead::Piece>& pieces, int64_t dim) {
+    std::vector<at::Tensor> tensors;
+    for (const WholeRead::Piece& piece : pieces) {
+      at::Tensor& tensor = tensors.emplace_back(
           at::empty(piece.shape, *TorchDtype(piece.tensor->info.dtype)));
       FSDP_RETURN_IF_ERROR(
           ReadPiece(*piece.tensor, piece.begin, tensor.view({-1})));
       if (piece.transposed) tensor = tensor.transpose(0, 1);
     }
-    absl::StatusOr<at::Tensor> whole = absl::UnknownError("");
+    if (tensors.size() == 1) return tensors.front();
+    at::Tensor together;
     FSDP_RETURN_IF_ERROR(TorchToStatus("putting a tensor together", [&] {
-      whole = pieces.size() == 1 ? pieces.front() : at::cat(pieces, read.dim);
+      together = at::cat(tensors, dim);
     }));
-    return targets_[read.target].take_whole(*whole);
+    return together;
+  }
+
+  // What rests elsewhere is in memory one unit at a time here, too.
+  absl::Status LoadConverted() {
+    Resident resident;
+    int unit = -1;
+    for (const ConvertedRead& read : plan_.converted) {
+      const LoadTarget& target = targets_[read.target];
+      if (std::exchange(unit, target.unit) != target.unit) {
+        resident = Resident();
+      }
+      FSDP_RETURN_IF_ERROR(resident.Add(target.values, Use::kUpdate));
+      FSDP_RETURN_IF_ERROR(LoadRows(read, target));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadRows(const ConvertedRead& read, const LoadTarget& target) {
+    at::Tensor rows;
+    FSDP_ASSIGN_OR_RETURN(rows, ReadTogether(read.pieces, /*dim=*/0));
+    FSDP_ASSIGN_OR_RETURN(
+        rows, Converted(target, read.conversion, rows, read.first_row));
+    return TorchToStatus(target.name, [&] {
+      const int64_t begin = read.first_row * (rows.numel() / rows.size(0));
+      const int64_t from = std::max(begin, target.begin);
+      const int64_t to =
+          std::min(begin + rows.numel(), target.begin + target.values.numel());
+      target.values.detach()
+          .narrow(0, from - target.begin, to - from)
+          .copy_(rows.flatten().narrow(0, from - begin, to - from));
+    });
+  }
+
+  // With what went wrong the name and the rows.
+  static absl::StatusOr<at::Tensor> Converted(const LoadTarget& target,
+                                              const RowConversion& conversion,
+                                              const at::Tensor& rows,
+                                              int64_t first_row) {
+    absl::StatusOr<at::Tensor> converted = absl::UnknownError("");
+    FSDP_RETURN_IF_ERROR(TorchToStatus(
+        target.name, [&] { converted = conversion.convert(rows); }));
+    if (converted.ok()) return converted;
+    return absl::Status(converted.status().code(),
+                        absl::StrCat(target.name, ", rows ", first_row, " to ",
+                                     first_row + rows.size(0) - 1, ": ",
+                                     converted.status().message()));
   }
 
   absl::Status ReadPiece(const StoredTensor& stored, int64_t begin,
@@ -149,10 +214,9 @@ class Loader {
 int64_t BytesOf(const LoadPlan& plan) {
   int64_t bytes = 0;
   for (const StraightRead& read : plan.straight) bytes += read.run.bytes;
-  for (const WholeRead& read : plan.whole) {
-    for (const WholeRead::Piece& piece : read.pieces) {
-      bytes += Elements(piece) * ItemBytes(piece.tensor->info.dtype);
-    }
+  for (const WholeRead& read : plan.whole) bytes += BytesOf(read.pieces);
+  for (const ConvertedRead& read : plan.converted) {
+    bytes += BytesOf(read.pieces);
   }
   return bytes;
 }

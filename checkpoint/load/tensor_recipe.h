@@ -3,12 +3,16 @@
 #ifndef CHECKPOINT_LOAD_TENSOR_RECIPE_H_
 #define CHECKPOINT_LOAD_TENSOR_RECIPE_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "absl/status/statusor.h"
 
 namespace fsdp::checkpoint {
 
@@ -25,12 +29,24 @@ struct RecipePiece {
   std::optional<int64_t> layer = std::nullopt;
 };
 
+// What a tensor of floating-point numbers becomes while it is read, each row
+// for itself: int8 with scales, for example.
+struct RowConversion {
+  // Of what the pieces give, with as many rows as the model's tensor has.
+  std::vector<int64_t> sizes;
+  // Some of its rows, on the CPU, in the dtype of the file, as those rows of
+  // the model's tensor, in its dtype. Errors end the loading on all ranks.
+  std::function<absl::StatusOr<at::Tensor>(const at::Tensor& rows)> convert;
+};
+
 // The pieces one behind the other along `dim`, such as q, k and v of a fused
 // projection. Rows that are put together along dimension 0 as they are cost no
-// memory; anything else needs the whole tensor once.
+// memory, and where they are converted that of a few of them; anything else
+// needs the whole tensor once.
 struct TensorRecipe {
   std::vector<RecipePiece> pieces;
   int64_t dim = 0;
+  std::optional<RowConversion> conversion = std::nullopt;
 
   // A tensor as it is.
   static TensorRecipe Of(std::string name) {

@@ -25,9 +25,10 @@ class GatherExtension {
 
   // With all that has to be the same on all ranks: "bf16 above 1 MiB".
   virtual std::string ToString() const = 0;
-  // Of what stands for one rank's `numel` numbers; 0: all ranks' travel as they
-  // are. A function of these arguments alone. Messages follow each other, so
-  // multiples of 16 keep them aligned.
+  // Of what stands for one rank's `numel` numbers, which are floating-point
+  // (others are never asked about); 0: all ranks' travel as they are. A
+  // function of these arguments alone. Messages follow each other, so multiples
+  // of 16 keep them aligned.
   virtual int64_t MessageBytes(int64_t numel, at::ScalarType dtype,
                                int world_size) const = 0;
 

@@ -269,7 +269,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
 
  private:
   int64_t GatherBytes(const at::Tensor& in, const at::Tensor& out) const {
-    if (!options_.gather || world_size() == 1 ||
+    if (!options_.gather || world_size() == 1 || !in.is_floating_point() ||
         in.scalar_type() != out.scalar_type()) {
       return 0;
     }
@@ -354,7 +354,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
 
 int64_t GatherMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
                            const QuantizationOptions& options) {
-  if (!options.gather || world_size == 1) return 0;
+  if (!options.gather || world_size == 1 || !c10::isFloatingType(dtype)) {
+    return 0;
+  }
   const int64_t bytes =
       GathersOf(options)->MessageBytes(numel, dtype, world_size);
   return std::max<int64_t>(0, bytes) * world_size;

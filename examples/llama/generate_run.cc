@@ -18,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "examples/llama/flags/base.h"
 #include "examples/llama/flags/generate_flags.h"
 #include "examples/llama/flags/precision.h"
 #include "examples/llama/generation/generator.h"
@@ -101,11 +102,13 @@ absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
     FSDP_RETURN_IF_ERROR(CheckTokensAreBytes(flags.model, config, log));
   }
   FSDP_RETURN_IF_ERROR(CheckPrompt(prompt, config));
-  FSDP_ASSIGN_OR_RETURN(
-      CausalLm model,
-      LoadWholeModel(
-          flags.model, flags.adapter, config,
-          flags.precision == Precision::kFloat ? c10::kFloat : c10::kBFloat16));
+  LoadedModelOptions options;
+  options.dtype =
+      flags.precision == Precision::kFloat ? c10::kFloat : c10::kBFloat16;
+  options.adapter = flags.adapter;
+  options.int8_base = flags.base == Base::kInt8;
+  FSDP_ASSIGN_OR_RETURN(CausalLm model,
+                        LoadWholeModel(flags.model, config, options));
   PrintableText text;
   FSDP_ASSIGN_OR_RETURN(const Generated generated,
                         Generate(*model, config, prompt, flags.max_tokens,

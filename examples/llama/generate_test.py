@@ -125,6 +125,15 @@ class GenerateTest(unittest.TestCase):
         self.assertEqual(merged, self.tokens(exported, PROMPT, *GREEDY))
         self.assertNotEqual(merged, self.tokens(QWEN3, PROMPT, *GREEDY))
 
+    def test_an_int8_base_with_its_adapters(self):
+        adapter, exported = self.folder / "adapter", self.folder / "exported"
+        self.train("--lora_rank=4", "--base=int8", f"--save_adapter={adapter}", f"--export={exported}")
+        merged = self.tokens(QWEN3, f"--adapter={adapter}", PROMPT, *GREEDY)
+        self.assertEqual(merged, self.tokens(exported, PROMPT, *GREEDY))
+        int8 = self.tokens(QWEN3, "--base=int8", f"--adapter={adapter}", PROMPT, *GREEDY)
+        self.assertEqual(int8[0], merged[0])
+        self.assertEqual(len(self.tokens(QWEN3, "--base=int8", PROMPT, *GREEDY)), 16)
+
     def test_says_what_is_wrong_with_a_model(self):
         self.refuse("there is no nowhere/config.json", "--model=nowhere", PROMPT)
         self.refuse("no-adapter", f"--model={QWEN3}", "--adapter=no-adapter", PROMPT)
@@ -149,12 +158,13 @@ class GenerateTest(unittest.TestCase):
         self.refuse("--top_k=-1", model, PROMPT, "--top_k=-1", code=2)
         self.refuse("what is 5?", model, PROMPT, "5", code=2)
         self.refuse("expected fp32 or bf16", model, PROMPT, "--precision=fp8", code=1)
+        self.refuse("expected precision or int8", model, PROMPT, "--base=int4", code=1)
 
     def test_help_names_every_flag_of_ours(self):
         done = self.run_program("--help")
         flags = set(re.findall(r"^ +--(\w+) ", done.stdout, re.MULTILINE))
         self.assertEqual(flags, {"model", "adapter", "prompt", "tokens", "max_tokens", "temperature", "top_k", "top_p",
-                                 "seed", "precision", "threads"})
+                                 "seed", "precision", "base", "threads"})
         self.assertIn("in one process", done.stdout)
 
 

@@ -33,6 +33,7 @@
 #include "examples/llama/data/evaluation_batches.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
+#include "examples/llama/flags/base.h"
 #include "examples/llama/flags/train_flags.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/report/flops.h"
@@ -93,6 +94,9 @@ class TrainRun {
     if (!flags_.adapter.empty()) {
       FSDP_ASSIGN_OR_RETURN(model_.lora,
                             fsdp::adapters::ReadLoraConfig(flags_.adapter));
+    }
+    if (flags_.base == Base::kInt8) {
+      model_.int8_base.emplace().block = flags_.base_block;
     }
     FSDP_RETURN_IF_ERROR(OpenData());
     if (!IsFirst()) return absl::OkStatus();
@@ -180,7 +184,9 @@ class TrainRun {
     }
     if (!flags_.from_scratch) {
       fsdp::checkpoint::LoadModelOptions options;
-      if (HasAdapters()) options.mapping = fsdp::adapters::OfBaseModel();
+      if (HasAdapters()) {
+        options.mapping = fsdp::adapters::OfBaseModel(*model_made_);
+      }
       FSDP_RETURN_IF_ERROR(
           fsdp::checkpoint::LoadModel(flags_.model, *model_made_, options));
     }
@@ -260,10 +266,26 @@ class TrainRun {
           flags_.save_adapter, *model_made_, *model_.lora));
     }
     if (flags_.export_dir.empty()) return absl::OkStatus();
+    if (model_.int8_base.has_value()) FSDP_RETURN_IF_ERROR(MakeMergeable());
     FSDP_RETURN_IF_ERROR(ExportTrained(flags_.export_dir, flags_.model, Dtype(),
                                        model_made_, HasAdapters()));
     if (IsFirst()) std::cout << "wrote " << flags_.export_dir << std::endl;
     return absl::OkStatus();
+  }
+
+  // The adapters on the weights of the files, in place of those in int8, whose
+  // memory they need.
+  absl::Status MakeMergeable() {
+    trainer_.reset();
+    model_made_ = Model(nullptr);
+    model_.int8_base.reset();
+    FSDP_ASSIGN_OR_RETURN(model_made_, MakeModel(config_, model_, ranks_));
+    fsdp::checkpoint::LoadModelOptions options;
+    options.mapping = fsdp::adapters::OfBaseModel(*model_made_);
+    FSDP_RETURN_IF_ERROR(
+        fsdp::checkpoint::LoadModel(flags_.model, *model_made_, options));
+    return fsdp::adapters::LoadAdapter(flags_.save_adapter, *model_made_,
+                                       *model_.lora);
   }
 
   const TrainFlags& flags_;

@@ -183,7 +183,8 @@ class ShardedModel final : public BackwardListener,
   const std::vector<NamedShard>& NamedShards() const { return named_shards_; }
   // Freezes or unfreezes a parameter from the next forward on, by any of its
   // names; all ranks alike.
-  // NotFound for an unknown name. FailedPrecondition inside a forward, a
+  // NotFound for an unknown name. InvalidArgument for bytes, which have no
+  // gradient. FailedPrecondition inside a forward, a
   // backward or a scope of full parameters.
   absl::Status SetTrainable(absl::string_view name, bool trainable);
   // Between these, forward and backward are refused with a text that names

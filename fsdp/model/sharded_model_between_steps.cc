@@ -46,6 +46,12 @@ absl::Status ShardedModel::SetTrainable(absl::string_view name,
   for (UnitState& state : units_) {
     for (Slot& slot : state.slots) {
       if (slot.name != name) continue;
+      if (trainable && !slot.shard.is_floating_point()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("parameter ", name, " has dtype ",
+                         c10::toString(slot.shard.scalar_type()),
+                         ": bytes have no gradient, and stay frozen"));
+      }
       for (const at::Tensor& tensor : slot.tensors) {
         ClearEdge(tensor);
         tensor.set_requires_grad(trainable);

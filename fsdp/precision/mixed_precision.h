@@ -50,11 +50,14 @@ struct MixedPrecision {
   // 64 bits, or options that contradict each other.
   absl::Status Validate() const;
 
+  // Of what is stored in that dtype. Bytes stay bytes.
   c10::ScalarType ParamDtype(c10::ScalarType stored) const {
-    return param_dtype.value_or(stored);
+    return c10::isFloatingType(stored) ? param_dtype.value_or(stored) : stored;
   }
   c10::ScalarType ReduceDtype(c10::ScalarType stored) const {
-    return reduce_dtype.value_or(ParamDtype(stored));
+    return c10::isFloatingType(stored)
+               ? reduce_dtype.value_or(ParamDtype(stored))
+               : stored;
   }
   c10::ScalarType GradientDtype(c10::ScalarType stored) const {
     return keep_low_precision_grads ? ReduceDtype(stored) : stored;

@@ -45,11 +45,14 @@ absl::Status CheckParameter(const std::string& name, const at::Tensor& tensor) {
                      tensor.is_meta() ? ", on the meta device" : "",
                      "): only dense tensors can be sharded"));
   }
-  if (!c10::isFloatingType(tensor.scalar_type())) {
+  // LibTorch itself lets no bytes require a gradient.
+  if (!c10::isFloatingType(tensor.scalar_type()) &&
+      tensor.scalar_type() != c10::kByte) {
     return absl::InvalidArgumentError(absl::StrCat(
         "parameter ", name, " has dtype ", c10::toString(tensor.scalar_type()),
-        ": only floating-point parameters can be sharded. Register it as a "
-        "buffer"));
+        ": only floating-point parameters can be sharded, and bytes (Byte), "
+        "which are frozen. Register it as a buffer, or its bytes, "
+        "view(torch::kByte)"));
   }
   if (HasOurEdge(tensor) || flat_param::IsGuarded(tensor.storage())) {
     return absl::FailedPreconditionError(

@@ -42,9 +42,9 @@ struct TreePolicies {
       ignore_parameter;
 };
 
-// InvalidArgument, naming the parameter: not a real floating-point dtype,
-// sparse or quantised, undefined, on a meta device, or overlapping another
-// parameter in part. FailedPrecondition: it belongs to a unit already.
+// InvalidArgument, naming the parameter: neither a real floating-point dtype
+// nor bytes, sparse or quantised, undefined, on a meta device, or overlapping
+// another parameter in part. FailedPrecondition: it belongs to a unit already.
 absl::StatusOr<ModuleTree> ReadModuleTree(
     const std::shared_ptr<torch::nn::Module>& root,
     const TreePolicies& policies);

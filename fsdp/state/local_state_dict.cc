@@ -56,6 +56,12 @@ absl::Status CheckLocal(const ShardedModel& model, const LocalStateDict& dict) {
       }
       compare("a shard of elements:", local.shard.numel(),
               flat->shard().numel());
+      const std::string dtype =
+          DtypeDifference(local.shard.scalar_type(), flat->dtype());
+      if (!dtype.empty()) {
+        differences.push_back(
+            absl::StrCat("unit ", local.unit, " has ", dtype));
+      }
     }
   }
   int flats = 0;

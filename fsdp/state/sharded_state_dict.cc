@@ -28,6 +28,18 @@ using ::fsdp::flat_param::Slice;
 
 using PiecesByName = std::map<std::string, std::vector<const ParameterPiece*>>;
 
+// Empty: the piece is one of such a parameter.
+std::string DifferenceOf(const ParameterPiece& piece,
+                         const flat_param::ParameterSpec& spec,
+                         c10::ScalarType dtype) {
+  if (piece.sizes == spec.sizes && piece.strides == spec.strides) {
+    return DtypeDifference(piece.values.scalar_type(), dtype);
+  }
+  return absl::StrCat("shape ", SizesText(piece.sizes), " with strides ",
+                      SizesText(piece.strides), " instead of ",
+                      SizesText(spec.sizes), " with ", SizesText(spec.strides));
+}
+
 // Replacements for this rank's shards, in the order of flats.
 absl::StatusOr<std::vector<at::Tensor>> ShardsFromPieces(
     const ShardedModel& model, const PiecesByName& by_name) {
@@ -46,13 +58,10 @@ absl::StatusOr<std::vector<at::Tensor>> ShardsFromPieces(
           continue;
         }
         for (const ParameterPiece* piece : pieces->second) {
-          if (piece->sizes == spec.sizes && piece->strides == spec.strides) {
-            continue;
-          }
-          differences.push_back(absl::StrCat(
-              spec.name, ": shape ", SizesText(piece->sizes), " with strides ",
-              SizesText(piece->strides), " instead of ", SizesText(spec.sizes),
-              " with ", SizesText(spec.strides)));
+          const std::string difference =
+              DifferenceOf(*piece, spec, flat->dtype());
+          if (difference.empty()) continue;
+          differences.push_back(absl::StrCat(spec.name, ": ", difference));
           break;
         }
         const Slice slice = flat->layout().InShard(i, flat->rank());

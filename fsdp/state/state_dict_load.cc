@@ -29,20 +29,20 @@ namespace {
 using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::Slice;
 
-// One line if `value` cannot become what has `sizes`.
+// One line if `value` cannot become what has `sizes` and `dtype`.
 void CheckValue(const std::string& name, const at::Tensor& value,
-                at::IntArrayRef sizes, bool floating,
+                at::IntArrayRef sizes, c10::ScalarType dtype,
                 std::vector<std::string>& differences) {
   if (!value.defined() || value.sizes() != sizes) {
     differences.push_back(
         absl::StrCat(name, ": shape ",
                      value.defined() ? SizesText(value.sizes()) : "undefined",
                      " instead of ", SizesText(sizes)));
-  } else if (floating != c10::isFloatingType(value.scalar_type())) {
-    differences.push_back(absl::StrCat(
-        name, ": dtype ", c10::toString(value.scalar_type()), " instead of ",
-        floating ? "a floating-point one" : "an integral one"));
+    return;
   }
+  const std::string difference = DtypeDifference(value.scalar_type(), dtype);
+  if (difference.empty()) return;
+  differences.push_back(absl::StrCat(name, ": ", difference));
 }
 
 }  // namespace
@@ -78,6 +78,17 @@ absl::Status Differ(const char* what,
                    absl::StrJoin(differences, "\n  ")));
 }
 
+std::string DtypeDifference(c10::ScalarType from, c10::ScalarType to) {
+  const bool is_floating = c10::isFloatingType(to);
+  const bool fits =
+      to == c10::kByte ? from == to : c10::isFloatingType(from) == is_floating;
+  if (fits) return "";
+  return absl::StrCat("dtype ", c10::toString(from), " instead of ",
+                      is_floating        ? "a floating-point one"
+                      : to == c10::kByte ? "Byte"
+                                         : "an integral one");
+}
+
 std::string SizesText(at::IntArrayRef sizes) {
   return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
 }
@@ -98,7 +109,7 @@ absl::StatusOr<LoadPlan> PlanLoad(const NamedValues& values,
     }
     CheckValue(parameter.name, *value,
                place.first->layout().parameter(place.second).sizes,
-               /*floating=*/true, differences);
+               place.first->dtype(), differences);
     plan.parameters.emplace(place, *value);
   }
   for (const NamedValues::Other& other : values.others) {
@@ -108,8 +119,8 @@ absl::StatusOr<LoadPlan> PlanLoad(const NamedValues& values,
       if (strict) differences.push_back("missing: " + other.name);
       continue;
     }
-    CheckValue(other.name, *value, other.tensor.sizes(),
-               c10::isFloatingType(other.original), differences);
+    CheckValue(other.name, *value, other.tensor.sizes(), other.original,
+               differences);
     if (value->defined() && value->sizes() == other.tensor.sizes() &&
         !CanHold(other.tensor, *value)) {
       differences.push_back(absl::StrCat(

@@ -46,6 +46,9 @@ void AddOthers(const NamedValues& values, bool to_cpu, StateDict& dict);
 // OK where there are no `differences`, else InvalidArgument with a line each.
 absl::Status Differ(const char* what,
                     const std::vector<std::string>& differences);
+// What is wrong with values of dtype `from` for what has `to`; nothing: they
+// are cast. Only bytes become bytes.
+std::string DtypeDifference(c10::ScalarType from, c10::ScalarType to);
 // "[2, 3]".
 std::string SizesText(at::IntArrayRef sizes);
 

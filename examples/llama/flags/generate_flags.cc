@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "examples/llama/flags/base.h"
 #include "examples/llama/flags/command_line.h"
 #include "examples/llama/flags/precision.h"
 #include "examples/llama/generation/sampler.h"
@@ -41,6 +42,11 @@ ABSL_FLAG(uint64_t, seed, llama::GenerateFlags().sampling.seed,
 ABSL_FLAG(llama::Precision, precision, llama::GenerateFlags().precision,
           "Parameters and what is computed: fp32 or, in half the memory, "
           "bf16.");
+ABSL_FLAG(llama::Base, base, llama::GenerateFlags().base,
+          "What the weights of linear layers but the head rest in. precision: "
+          "what --precision says. int8: one byte for each, and numbers only "
+          "while a layer computes, as the program train has them with the same "
+          "flag; adapters stay beside them then.");
 ABSL_FLAG(int, threads, llama::GenerateFlags().threads,
           "Compute threads; 0: as many as LibTorch takes.");
 
@@ -69,6 +75,7 @@ GenerateFlags ReadAll() {
   flags.sampling.top_p = absl::GetFlag(FLAGS_top_p);
   flags.sampling.seed = absl::GetFlag(FLAGS_seed);
   flags.precision = absl::GetFlag(FLAGS_precision);
+  flags.base = absl::GetFlag(FLAGS_base);
   flags.threads = absl::GetFlag(FLAGS_threads);
   return flags;
 }

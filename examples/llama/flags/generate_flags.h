@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "examples/llama/flags/base.h"
 #include "examples/llama/flags/precision.h"
 #include "examples/llama/generation/sampler.h"
 
@@ -22,6 +23,7 @@ struct GenerateFlags {
   int64_t max_tokens = 256;
   SamplingOptions sampling;
   Precision precision = Precision::kFloat;
+  Base base = Base::kPrecision;
   int threads = 0;  // 0: as many as LibTorch takes
 };
 

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "adapters/lora_config.h"
 #include "base/status_macros.h"
+#include "examples/llama/flags/base.h"
 #include "examples/llama/flags/command_line.h"
 #include "examples/llama/flags/precision.h"
 
@@ -97,6 +98,14 @@ ABSL_FLAG(std::string, lora_targets, fsdp::adapters::kAllLinear,
 ABSL_FLAG(std::string, adapter, "",
           "Go on with the adapters in this folder, which PEFT or "
           "--save_adapter has written.");
+ABSL_FLAG(llama::Base, base, llama::TrainFlags().base,
+          "With --lora_rank or --adapter: what the frozen weights of linear "
+          "layers rest in and are sent as. precision: what --precision says. "
+          "int8: one byte for each, and numbers only while a layer computes "
+          "(QLoRA).");
+ABSL_FLAG(int64_t, base_block, llama::TrainFlags().base_block,
+          "With --base=int8: weights that share a scale of 4 bytes. Fewer are "
+          "more exact.");
 ABSL_FLAG(int64_t, log_every, llama::TrainFlags().log_every,
           "Steps between two lines of progress.");
 ABSL_FLAG(int64_t, eval_every, llama::TrainFlags().eval_every,
@@ -121,7 +130,8 @@ ABSL_FLAG(int, max_restarts, llama::TrainFlags().max_restarts,
 ABSL_FLAG(std::string, export, "",
           "Write the trained model to this new folder, for transformers, vLLM "
           "and whatever else reads such: bfloat16 with --precision=bf16. "
-          "Adapters are merged into it.");
+          "Adapters are merged into it; with --base=int8, into the weights of "
+          "--model.");
 ABSL_FLAG(std::string, save_adapter, "",
           "Write the trained adapters to this new folder, for PEFT.");
 
@@ -166,6 +176,8 @@ TrainFlags ReadAll() {
   flags.automatic = absl::GetFlag(FLAGS_auto);
   flags.auto_memory_gib = absl::GetFlag(FLAGS_auto_memory);
   flags.adapter = ResolvePath(absl::GetFlag(FLAGS_adapter));
+  flags.base = absl::GetFlag(FLAGS_base);
+  flags.base_block = absl::GetFlag(FLAGS_base_block);
   flags.log_every = absl::GetFlag(FLAGS_log_every);
   flags.eval_every = absl::GetFlag(FLAGS_eval_every);
   flags.metrics = ResolvePath(absl::GetFlag(FLAGS_metrics));
@@ -203,6 +215,7 @@ absl::Status CheckNumbers(const TrainFlags& flags) {
   FSDP_RETURN_IF_ERROR(AtLeast("micro_batches", flags.micro_batches, 1));
   FSDP_RETURN_IF_ERROR(AtLeast("steps", flags.steps, 1));
   FSDP_RETURN_IF_ERROR(AtLeast("warmup", flags.warmup, 0));
+  FSDP_RETURN_IF_ERROR(AtLeast("base_block", flags.base_block, 1));
   FSDP_RETURN_IF_ERROR(AtLeast("log_every", flags.log_every, 1));
   FSDP_RETURN_IF_ERROR(AtLeast("eval_every", flags.eval_every, 0));
   FSDP_RETURN_IF_ERROR(AtLeast("save_every", flags.save_every, 0));
@@ -213,6 +226,32 @@ absl::Status CheckNumbers(const TrainFlags& flags) {
   FSDP_RETURN_IF_ERROR(Within("auto_memory", flags.auto_memory_gib, 1e6));
   FSDP_RETURN_IF_ERROR(Within("weight_decay", flags.weight_decay, 1e3));
   return Within("clip", flags.clip, 1e9);
+}
+
+absl::Status CheckAdapters(const TrainFlags& flags) {
+  const bool has_adapters = flags.lora.has_value() || !flags.adapter.empty();
+  if (!flags.save_adapter.empty() && !has_adapters) {
+    return Wrong("--save_adapter needs --lora_rank or --adapter");
+  }
+  if (flags.lora.has_value() && !flags.adapter.empty()) {
+    return Wrong("--lora_rank and --adapter: an adapter has its own rank");
+  }
+  if (flags.base == Base::kInt8) {
+    if (!has_adapters)
+      return Wrong("--base=int8 needs --lora_rank or --adapter");
+    if (flags.from_scratch) {
+      return Wrong(
+          "--base=int8 and --from_scratch: the base is frozen, and "
+          "has to come from files");
+    }
+    if (!flags.export_dir.empty() && flags.save_adapter.empty()) {
+      return Wrong(
+          "--base=int8 and --export need --save_adapter: what it "
+          "writes is merged into the weights of --model");
+    }
+  }
+  return flags.lora.has_value() ? fsdp::adapters::Check(*flags.lora)
+                                : absl::OkStatus();
 }
 
 }  // namespace
@@ -241,15 +280,7 @@ absl::Status Check(const TrainFlags& flags) {
   if (flags.max_restarts > 0 && !flags.resume) {
     return Wrong("--max_restarts needs --resume");
   }
-  if (!flags.save_adapter.empty() && !flags.lora.has_value() &&
-      flags.adapter.empty()) {
-    return Wrong("--save_adapter needs --lora_rank or --adapter");
-  }
-  if (flags.lora.has_value() && !flags.adapter.empty()) {
-    return Wrong("--lora_rank and --adapter: an adapter has its own rank");
-  }
-  return flags.lora.has_value() ? fsdp::adapters::Check(*flags.lora)
-                                : absl::OkStatus();
+  return CheckAdapters(flags);
 }
 
 absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "adapters/lora_config.h"
+#include "examples/llama/flags/base.h"
 #include "examples/llama/flags/precision.h"
 
 namespace llama {
@@ -42,6 +43,8 @@ struct TrainFlags {
 
   std::optional<fsdp::adapters::LoraConfig> lora;
   std::string adapter;  // a folder to begin from; `lora` is then its own
+  Base base = Base::kPrecision;
+  int64_t base_block = 64;
 
   int64_t log_every = 10;
   int64_t eval_every = 0;

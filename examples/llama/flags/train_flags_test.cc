@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "adapters/lora_config.h"
 #include "base/testing/status_matchers.h"
+#include "examples/llama/flags/base.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -58,7 +59,22 @@ TEST(TrainFlagsTest, SaysWhatCannotBe) {
          f.lora.emplace().targets = {"q_proj"};
          f.adapter = "a";
        },
-       "its own rank"}};
+       "its own rank"},
+      {[](TrainFlags& f) { f.base_block = 0; }, "--base_block=0"},
+      {[](TrainFlags& f) { f.base = Base::kInt8; },
+       "--base=int8 needs --lora_rank"},
+      {[](TrainFlags& f) {
+         f.base = Base::kInt8;
+         f.adapter = "a";
+         f.from_scratch = true;
+       },
+       "--from_scratch"},
+      {[](TrainFlags& f) {
+         f.base = Base::kInt8;
+         f.adapter = "a";
+         f.export_dir = "e";
+       },
+       "need --save_adapter"}};
   for (const auto& [change, text] : cases) {
     TrainFlags flags = Sound();
     change(flags);

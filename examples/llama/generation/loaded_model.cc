@@ -2,6 +2,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -9,6 +10,7 @@
 #include "adapters/lora.h"
 #include "adapters/lora_config.h"
 #include "adapters/peft_files.h"
+#include "adapters/quantized_base.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/model_files.h"
@@ -20,16 +22,25 @@
 namespace llama {
 namespace {
 
-absl::Status AddAdapter(const std::string& base, const std::string& adapter,
-                        CausalLmImpl& model) {
-  FSDP_ASSIGN_OR_RETURN(const fsdp::adapters::LoraConfig config,
-                        fsdp::adapters::ReadLoraConfig(adapter));
-  FSDP_RETURN_IF_ERROR(fsdp::adapters::AddLora(model, config));
+using ::fsdp::adapters::LoraConfig;
+
+// `model` has no values yet.
+absl::Status Load(const std::string& folder, const LoadedModelOptions& options,
+                  CausalLmImpl& model) {
+  std::optional<LoraConfig> config;
+  if (!options.adapter.empty()) {
+    FSDP_ASSIGN_OR_RETURN(config,
+                          fsdp::adapters::ReadLoraConfig(options.adapter));
+    FSDP_RETURN_IF_ERROR(fsdp::adapters::AddLora(model, *config));
+  }
   fsdp::checkpoint::LoadModelOptions of_base;
-  of_base.mapping = fsdp::adapters::OfBaseModel();
-  FSDP_RETURN_IF_ERROR(fsdp::checkpoint::LoadModel(base, model, of_base));
-  FSDP_RETURN_IF_ERROR(fsdp::adapters::LoadAdapter(adapter, model, config));
-  return fsdp::adapters::MergeLora(model);
+  of_base.mapping = fsdp::adapters::OfBaseModel(model);
+  FSDP_RETURN_IF_ERROR(fsdp::checkpoint::LoadModel(folder, model, of_base));
+  if (!config.has_value()) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(
+      fsdp::adapters::LoadAdapter(options.adapter, model, *config));
+  return options.int8_base ? absl::OkStatus()
+                           : fsdp::adapters::MergeLora(model);
 }
 
 }  // namespace
@@ -40,18 +51,18 @@ absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder) {
 }
 
 absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
-                                        const std::string& adapter,
                                         const LlamaConfig& config,
-                                        c10::ScalarType dtype) {
+                                        const LoadedModelOptions& options) {
   CausalLm model = nullptr;
+  absl::Status made;
   FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("making the model", [&] {
     const fsdp::DeferredInit deferred;  // no time for random values
     model = CausalLm(config);
-    model->to(dtype);
+    model->to(options.dtype);
+    if (options.int8_base) made = fsdp::adapters::QuantizeBase(*model);
   }));
-  FSDP_RETURN_IF_ERROR(adapter.empty()
-                           ? fsdp::checkpoint::LoadModel(folder, *model)
-                           : AddAdapter(folder, adapter, *model));
+  FSDP_RETURN_IF_ERROR(made);
+  FSDP_RETURN_IF_ERROR(Load(folder, options, *model));
   model->eval();
   return model;
 }

@@ -15,14 +15,20 @@ namespace llama {
 // Of FOLDER/config.json. NotFound: there is none; errors of ParseLlamaConfig().
 absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder);
 
-// In `dtype`, from what fsdp::checkpoint::LoadModel() reads: a folder of
-// Hugging Face's, or step-N of a training run, of `config`. `adapter` is empty
-// or a folder of PEFT's, whose adapters are merged into the model. Errors of
-// LoadModel() and LoadAdapter().
-absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
-                                        const std::string& adapter,
-                                        const LlamaConfig& config,
-                                        c10::ScalarType dtype);
+struct LoadedModelOptions {
+  c10::ScalarType dtype = c10::kFloat;
+  std::string adapter;  // a folder of PEFT's; empty: none
+  // The weights of linear layers but the head are int8, with the adapters
+  // beside them. Otherwise adapters are merged into the weights.
+  bool int8_base = false;
+};
+
+// From what fsdp::checkpoint::LoadModel() reads: a folder of Hugging Face's, or
+// step-N of a training run, of `config`. Errors of LoadModel() and
+// LoadAdapter().
+absl::StatusOr<CausalLm> LoadWholeModel(
+    const std::string& folder, const LlamaConfig& config,
+    const LoadedModelOptions& options = LoadedModelOptions());
 
 }  // namespace llama
 

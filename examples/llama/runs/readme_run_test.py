@@ -82,6 +82,7 @@ class ReadmeRunTest(unittest.TestCase):
         for made in ("data/books.train.bin", "data/books.validation.bin", "runs/books/latest", "runs/books.jsonl",
                      "models/books/model.safetensors", "runs/adapter/adapter_model.safetensors",
                      "runs/adapter_2/adapter_config.json", "models/books_merged/config.json",
+                     "runs/adapter_int8/adapter_model.safetensors", "models/books_int8/model.safetensors",
                      "models/finetuned/model.safetensors"):
             self.assertTrue((self.root / made).exists(), made)
         metrics = [json.loads(line) for line in (self.root / "runs/books.jsonl").read_text().splitlines()]

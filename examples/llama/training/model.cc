@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "adapters/lora.h"
+#include "adapters/quantized_base.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
@@ -80,6 +81,13 @@ absl::StatusOr<fsdp::Options> Choose(
   return choice.options;
 }
 
+absl::Status Adapt(const ModelOptions& options, CausalLmImpl& net) {
+  if (options.int8_base.has_value()) {
+    FSDP_RETURN_IF_ERROR(fsdp::adapters::QuantizeBase(net, *options.int8_base));
+  }
+  return fsdp::adapters::AddLora(net, *options.lora);
+}
+
 }  // namespace
 
 absl::StatusOr<Model> MakeModel(
@@ -93,7 +101,7 @@ absl::StatusOr<Model> MakeModel(
     InitializeParameters(*net, options.seed, config.initializer_range);
     if (!options.lora.has_value()) return;
     net->to(options.compute);
-    adapted = fsdp::adapters::AddLora(*net, *options.lora);
+    adapted = Adapt(options, *net);
   }));
   FSDP_RETURN_IF_ERROR(adapted);
   fsdp::Options sharding = ShardingOf(options);

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "adapters/lora_config.h"
+#include "adapters/quantized_base.h"
 #include "comm/communicator.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
@@ -41,13 +42,15 @@ struct ModelOptions {
   uint64_t seed = 0;  // of its initial values
   // The base frozen, in `compute`, and adapters on it.
   std::optional<fsdp::adapters::LoraConfig> lora;
+  // With `lora`: the weights of its linear layers in int8.
+  std::optional<fsdp::adapters::Int8Options> int8_base = std::nullopt;
   // Strategy and recomputation are chosen.
-  std::optional<AutoSharding> automatic;
+  std::optional<AutoSharding> automatic = std::nullopt;
 };
 
 // With the random values of InitializeParameters(), which no rank has as a
-// whole. Collective; errors are those of AddLora(), FullyShard() and
-// ChooseOptions().
+// whole. Collective; errors are those of QuantizeBase(), AddLora(),
+// FullyShard() and ChooseOptions().
 absl::StatusOr<Model> MakeModel(
     const LlamaConfig& config, const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks);

@@ -160,9 +160,9 @@ absl::StatusOr<Model> Begin(const Training& training,
   fsdp::checkpoint::LoadModelOptions load;
   if (training.adapter.has_value()) {
     FSDP_ASSIGN_OR_RETURN(options.lora, ReadLoraConfig(*training.adapter));
-    load.mapping = fsdp::adapters::OfBaseModel();
   }
   FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(config, options, ranks));
+  load.mapping = fsdp::adapters::OfBaseModel(*model);
   FSDP_RETURN_IF_ERROR(LoadModel(
       absl::StrCat(training.model, "/model.safetensors"), *model, load));
   if (!training.adapter.has_value()) return model;
@@ -292,7 +292,7 @@ TEST_P(RecordedAdapterTest, TrainsAsPeftDoes) {
   CausalLm expected(config);
   ASSERT_OK(fsdp::adapters::AddLora(*expected, lora));
   fsdp::checkpoint::LoadModelOptions base;
-  base.mapping = fsdp::adapters::OfBaseModel();
+  base.mapping = fsdp::adapters::OfBaseModel(*expected);
   ASSERT_OK(LoadModel(absl::StrCat(training.model, "/model.safetensors"),
                       *expected, base));
   ASSERT_OK(LoadAdapter(after, *expected, lora));

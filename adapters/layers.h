@@ -1,0 +1,37 @@
+// The layers of a model that can have adapters, by name.
+#ifndef ADAPTERS_LAYERS_H_
+#define ADAPTERS_LAYERS_H_
+
+#include <torch/nn/module.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "adapters/linear.h"
+
+namespace fsdp::adapters {
+
+// One with several names has each of them.
+using Layers = std::map<std::string, LinearImpl*>;
+
+Layers LayersOf(const torch::nn::Module& module);
+Layers AdaptedLayers(const torch::nn::Module& module);
+
+// The model itself, where FullyShard() has returned `module`.
+const torch::nn::Module& Unwrapped(const torch::nn::Module& module);
+
+// Whether `module` is what FullyShard() was given, or a part of that.
+bool IsSharded(const torch::nn::Module& module);
+
+// InvalidArgument: one of `names` names no module, by IsNamedBy(). `what` is
+// done with them.
+absl::Status CheckNames(const torch::nn::Module& module,
+                        const std::vector<std::string>& names,
+                        absl::string_view what);
+
+}  // namespace fsdp::adapters
+
+#endif  // ADAPTERS_LAYERS_H_

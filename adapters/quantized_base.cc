@@ -1,0 +1,140 @@
+#include "adapters/quantized_base.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "adapters/layers.h"
+#include "adapters/linear.h"
+#include "adapters/lora_config.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "device_ops/block_quantization.h"
+#include "fsdp/deferred/deferred_init.h"
+
+namespace fsdp::adapters {
+namespace {
+
+absl::Status CheckOptions(const torch::nn::Module& module,
+                          const Int8Options& options) {
+  if (options.block < 1 || options.block > device_ops::kMaxBlock) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an int8 base in blocks of ", options.block,
+                     ": take a number from 1 to ", device_ops::kMaxBlock));
+  }
+  // The default need not be there.
+  if (options.kept == Int8Options().kept) return absl::OkStatus();
+  return CheckNames(module, options.kept, "an int8 base without");
+}
+
+absl::Status CheckCanBeQuantized(const torch::nn::Module& module) {
+  if (IsSharded(module)) {
+    return absl::FailedPreconditionError(
+        "the model is sharded: call QuantizeBase() before FullyShard()");
+  }
+  for (const auto& [name, layer] : LayersOf(module)) {
+    if (layer->has_low_rank()) {
+      return absl::FailedPreconditionError(
+          "the model has adapters: call QuantizeBase() before AddLora()");
+    }
+    if (layer->int8_rows().has_value()) {
+      return absl::FailedPreconditionError("the model's base is int8 already");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Those that become int8, each by one name. Empty ones have nothing to scale.
+absl::StatusOr<Layers> LayersToQuantize(const torch::nn::Module& module,
+                                        const std::vector<std::string>& kept) {
+  std::map<LinearImpl*, std::string> names;
+  std::set<LinearImpl*> left;
+  for (const auto& [name, layer] : LayersOf(module)) {
+    names.try_emplace(layer, name);
+    if (IsNamedBy(name, kept)) left.insert(layer);
+  }
+  Layers layers;
+  for (const auto& [layer, name] : names) {
+    if (left.count(layer) > 0 || layer->weight.numel() == 0) continue;
+    layers[name] = layer;
+  }
+  if (!layers.empty()) return layers;
+  return absl::InvalidArgumentError(
+      "the model has no fsdp::adapters::Linear that could be int8");
+}
+
+// Whatever else has a weight would find bytes.
+absl::Status CheckWeightsAreTheirOwn(const torch::nn::Module& module,
+                                     const Layers& layers) {
+  std::map<const void*, std::string> owners;
+  for (const auto& [name, layer] : layers) {
+    owners[layer->weight.storage().unsafeGetStorageImpl()] = name;
+  }
+  const Layers all = LayersOf(module);  // also by further names
+  for (const auto& item : module.named_parameters()) {
+    const auto found =
+        owners.find(item.value().storage().unsafeGetStorageImpl());
+    if (found == owners.end()) continue;
+    const auto& [storage, owner] = *found;
+    const auto layer =
+        all.find(std::string(absl::StripSuffix(item.key(), ".weight")));
+    if (layer != all.end() && layer->second == layers.at(owner)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the weight of ", owner, " is also ", item.key(),
+        ", which would find int8: name ", owner, " in Int8Options::kept"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckIsFinite(absl::string_view name, const LinearImpl& layer) {
+  absl::Status status;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("looking at a weight", [&] {
+    const at::Tensor weight = layer.weight.detach();
+    if (weight.numel() == 0) return;
+    const auto [least, greatest] = weight.aminmax();
+    // Scales are float32.
+    if (std::isfinite(least.item<float>()) &&
+        std::isfinite(greatest.item<float>())) {
+      return;
+    }
+    status = absl::InvalidArgumentError(
+        absl::StrCat("the weight of ", name,
+                     " has a NaN or an infinity, which int8 has "
+                     "not"));
+  }));
+  return status;
+}
+
+}  // namespace
+
+absl::Status QuantizeBase(torch::nn::Module& module,
+                          const Int8Options& options) {
+  FSDP_RETURN_IF_ERROR(CheckOptions(module, options));
+  FSDP_RETURN_IF_ERROR(CheckCanBeQuantized(module));
+  FSDP_ASSIGN_OR_RETURN(const Layers layers,
+                        LayersToQuantize(module, options.kept));
+  FSDP_RETURN_IF_ERROR(CheckWeightsAreTheirOwn(module, layers));
+  // What has no values yet would get them for the check.
+  if (!DeferredInit::IsActive()) {
+    for (const auto& [name, layer] : layers) {
+      FSDP_RETURN_IF_ERROR(CheckIsFinite(name, *layer));
+    }
+  }
+  return TorchToStatus("making a base int8", [&, &layers = layers] {
+    const c10::NoGradGuard no_grad;
+    for (const auto& [name, layer] : layers) layer->Quantize(options.block);
+  });
+}
+
+}  // namespace fsdp::adapters

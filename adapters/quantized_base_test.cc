@@ -1,0 +1,383 @@
+// Held against plain layers of the numbers that the int8 weights stand for.
+#include "adapters/quantized_base.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "adapters/int8_rows.h"
+#include "adapters/linear.h"
+#include "adapters/lora.h"
+#include "adapters/testing/adapted_net.h"
+#include "adapters/testing/int8_net.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/memory_meter.h"
+#include "fsdp/testing/strategies.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::adapters {
+namespace {
+
+using ::fsdp::adapters::testing::BlockUnits;
+using ::fsdp::adapters::testing::kDim;
+using ::fsdp::adapters::testing::MakeInt8Net;
+using ::fsdp::adapters::testing::MakeNet;
+using ::fsdp::adapters::testing::Model;
+using ::fsdp::adapters::testing::NetImpl;
+using ::fsdp::adapters::testing::OddBlocks;
+using ::fsdp::adapters::testing::OnAllLayers;
+using ::fsdp::adapters::testing::ShardInt8Net;
+using ::fsdp::adapters::testing::Train;
+using ::fsdp::adapters::testing::TrainPlain;
+using ::fsdp::adapters::testing::Values;
+using ::fsdp::adapters::testing::ValuesOf;
+using ::fsdp::adapters::testing::WithNumbers;
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::kStrategies;
+using ::fsdp::testing::MemoryMeter;
+using ::fsdp::testing::MeshOf;
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+bool IsWeight(const std::string& name) {
+  return absl::EndsWith(name, ".weight") && !IsFactor(name);
+}
+
+TEST(QuantizedBaseTest, WeightsBecomeRowsOfBytes) {
+  const auto net = MakeNet(1);
+  const auto before = ValuesOf(*net);
+  Int8Options options = OddBlocks();
+  options.kept = {"layers.1.o_proj", "head"};
+  ASSERT_OK(QuantizeBase(*net, options));
+  for (const auto& item : net->named_parameters()) {
+    const at::Tensor& was = before.at(item.key());
+    const bool is_int8 = IsWeight(item.key()) &&
+                         !absl::StartsWith(item.key(), "layers.1.o_proj") &&
+                         !absl::StartsWith(item.key(), "head");
+    EXPECT_EQ(item.value().requires_grad(), !is_int8) << item.key();
+    const at::Tensor expected =
+        is_int8 ? Pack(Int8Rows::Of(was.size(1), 7), was) : was;
+    EXPECT_TRUE(at::equal(item.value(), expected)) << item.key();
+  }
+}
+
+TEST(QuantizedBaseTest, TheHeadOfALanguageModelIsKeptUnlessNamed) {
+  torch::nn::Sequential net;
+  net->push_back("fc", Linear(2, 3));
+  net->push_back("lm_head", Linear(3, 4));
+  ASSERT_OK(QuantizeBase(*net));
+  EXPECT_EQ(net->named_parameters()["fc.weight"].scalar_type(), at::kByte);
+  EXPECT_EQ(net->named_parameters()["lm_head.weight"].scalar_type(),
+            at::kFloat);
+}
+
+TEST(QuantizedBaseTest, ComputesWithTheNumbersThatTheBytesStandFor) {
+  ASSERT_OK_AND_ASSIGN(const auto net, MakeInt8Net(1));
+  ASSERT_OK_AND_ASSIGN(const auto plain, WithNumbers(*net));
+  const at::Tensor x = at::randn({4, kDim}).requires_grad_();
+  const at::Tensor y = x.detach().clone().requires_grad_();
+  const at::Tensor out = net->forward(x);
+  const at::Tensor expected = plain->forward(y);
+  EXPECT_TRUE(at::equal(out, expected));
+  out.square().sum().backward();
+  expected.square().sum().backward();
+  EXPECT_TRUE(at::allclose(x.grad(), y.grad(), 1e-6, 1e-6));
+  const auto grads = plain->named_parameters();
+  for (const auto& item : net->named_parameters()) {
+    EXPECT_EQ(item.value().grad().defined(), IsFactor(item.key()))
+        << item.key();
+    if (!IsFactor(item.key())) continue;
+    EXPECT_TRUE(
+        at::allclose(item.value().grad(), grads[item.key()].grad(), 1e-6, 1e-6))
+        << item.key();
+  }
+}
+
+struct Expected {
+  std::vector<double> losses;
+  Values before;  // of the int8 net
+  Values after;   // of the one of numbers
+};
+
+absl::StatusOr<Expected> TrainNumbers() {
+  FSDP_ASSIGN_OR_RETURN(const auto net, MakeInt8Net(1));
+  FSDP_ASSIGN_OR_RETURN(const auto plain, WithNumbers(*net));
+  Expected expected;
+  expected.before = ValuesOf(*net);
+  expected.losses = TrainPlain(*plain);
+  expected.after = ValuesOf(*plain);
+  return expected;
+}
+
+absl::Status ExpectTrained(Model& model, const Expected& expected) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<double> losses, Train(model));
+  for (size_t i = 0; i < losses.size(); ++i) {
+    EXPECT_NEAR(losses[i] / expected.losses[i], 1, 1e-6) << i;
+  }
+  for (const NamedShard& named : model->NamedShards()) {
+    EXPECT_EQ(named.shard.requires_grad(), IsFactor(named.name));
+    EXPECT_TRUE(IsFactor(named.name) || !named.shard.grad().defined());
+  }
+  FSDP_ASSIGN_OR_RETURN(const Values after, ValuesOf(model));
+  for (const auto& [name, value] : after) {
+    const bool is_right =
+        IsFactor(name)
+            ? at::allclose(value, expected.after.at(name), 1e-4, 1e-5)
+            : at::equal(value, expected.before.at(name));
+    EXPECT_TRUE(is_right) << name;
+  }
+  return absl::OkStatus();
+}
+
+TEST(QuantizedBaseTest, TrainsAsNumbersDoWithEveryStrategy) {
+  ASSERT_OK_AND_ASSIGN(const Expected expected, TrainNumbers());
+  for (const ShardingStrategy strategy : kStrategies) {
+    for (const int ranks : {1, 2, 3, 5}) {
+      const auto run = [&](Communicator& world) -> absl::Status {
+        Options options = BlockUnits();
+        options.unit.strategy = strategy;
+        FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
+        FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(1, mesh, options));
+        return ExpectTrained(model, expected);
+      };
+      EXPECT_OK(RunAllRanks(ranks, run))
+          << ToString(strategy) << ", " << ranks << " ranks";
+    }
+  }
+}
+
+// On an SSD, recomputed, called directly, with the root freed.
+TEST(QuantizedBaseTest, TrainsAsNumbersDoWhateverElseIsChosen) {
+  ASSERT_OK_AND_ASSIGN(const Expected expected, TrainNumbers());
+  std::vector<Options> all(4, BlockUnits());
+  all[0].offload.parameters = Tier::kSsd;
+  all[0].offload.gradients = Tier::kCpu;
+  all[0].offload.optimizer = Tier::kSsd;
+  all[0].offload.directory = ::testing::TempDir();
+  all[1].recompute.units = EveryUnit();
+  all[2].transparent = true;
+  all[3].reshard_root_after_forward = true;
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (const int ranks : {1, 2, 3}) {
+      const auto run = [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
+        FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(1, mesh, all[i]));
+        return ExpectTrained(model, expected);
+      };
+      EXPECT_OK(RunAllRanks(ranks, run)) << i << ", " << ranks << " ranks";
+    }
+  }
+}
+
+TEST(QuantizedBaseTest, MixedPrecisionLeavesTheBytesAlone) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options = BlockUnits();
+    options.unit.precision = ComputeIn(at::kBFloat16);
+    FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(1, mesh, options));
+    FSDP_ASSIGN_OR_RETURN(const Values before, ValuesOf(model));
+    FSDP_RETURN_IF_ERROR(Train(model).status());
+    FSDP_ASSIGN_OR_RETURN(const Values after, ValuesOf(model));
+    for (const auto& [name, value] : after) {
+      EXPECT_EQ(at::equal(value, before.at(name)), !IsFactor(name)) << name;
+      EXPECT_EQ(value.scalar_type(), IsWeight(name) ? at::kByte : at::kFloat);
+    }
+    return absl::OkStatus();
+  }));
+}
+
+std::shared_ptr<NetImpl> MakeDeferred(bool is_int8, absl::Status& status) {
+  torch::manual_seed(7);
+  DeferredInitOptions options;
+  options.min_bytes = 0;
+  const DeferredInit deferred(options);
+  auto net = std::make_shared<NetImpl>();
+  if (is_int8) status = QuantizeBase(*net, OddBlocks());
+  return net;
+}
+
+TEST(QuantizedBaseTest, AModelWithoutMemoryGetsItsValuesAsInt8) {
+  absl::Status status;
+  const auto numbers = MakeDeferred(/*is_int8=*/false, status);
+  ASSERT_OK(Materialize(*numbers));
+  ASSERT_OK(QuantizeBase(*numbers, OddBlocks()));
+  const Values expected = ValuesOf(*numbers);
+  const auto alone = MakeDeferred(/*is_int8=*/true, status);
+  ASSERT_OK(status);
+  ASSERT_OK(Materialize(*alone));
+  for (const auto& [name, value] : ValuesOf(*alone)) {
+    EXPECT_TRUE(at::equal(value, expected.at(name))) << name;
+  }
+  const auto shared = MakeDeferred(/*is_int8=*/true, status);
+  const auto copy = MakeDeferred(/*is_int8=*/true, status);
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
+    FSDP_ASSIGN_OR_RETURN(
+        Model model,
+        FullyShard(world.rank() == 0 ? shared : copy, mesh, BlockUnits()));
+    FSDP_ASSIGN_OR_RETURN(const Values values, ValuesOf(model));
+    for (const auto& [name, value] : values) {
+      EXPECT_TRUE(at::equal(value, expected.at(name))) << name;
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(QuantizedBaseTest, ADeferredWeightTakesNoMemory) {
+  const auto meter = std::make_shared<MemoryMeter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  torch::nn::Sequential net;
+  {
+    const DeferredInit deferred;
+    net->push_back("fc", Linear(1024, 1024));
+    ASSERT_OK(QuantizeBase(*net));
+  }
+  EXPECT_LT(meter->peak(), 64 << 10);
+  EXPECT_EQ(net->named_parameters()["fc.weight"].scalar_type(), at::kByte);
+}
+
+TEST(QuantizedBaseTest, MergedWeightsAreNumbersAgain) {
+  ASSERT_OK_AND_ASSIGN(const auto net, MakeInt8Net(1));
+  ASSERT_OK_AND_ASSIGN(const auto plain, WithNumbers(*net));
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = at::randn({4, kDim});
+  const at::Tensor before = net->forward(x);
+  ASSERT_OK(MergeLora(*net));
+  ASSERT_OK(MergeLora(*plain));
+  const Values expected = ValuesOf(*plain);
+  for (const auto& [name, value] : ValuesOf(*net)) {
+    EXPECT_TRUE(at::equal(value, expected.at(name))) << name;
+  }
+  EXPECT_TRUE(at::allclose(net->forward(x), before, 1e-4, 1e-5));
+}
+
+TEST(QuantizedBaseTest, MergedWeightsHaveTheirDtypeAgain) {
+  torch::nn::Sequential net;
+  net->push_back("fc", Linear(5, 3));
+  net->to(at::kBFloat16);
+  ASSERT_OK(QuantizeBase(*net));
+  ASSERT_OK(AddLora(*net, OnAllLayers()));
+  ASSERT_OK(MergeLora(*net));
+  EXPECT_EQ(net->named_parameters()["fc.weight"].scalar_type(), at::kBFloat16);
+}
+
+TEST(QuantizedBaseTest, ShardsOfBytesAreNotMerged) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(1, mesh));
+    EXPECT_THAT(MergeLora(*model),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("LoadAdapter() into a model whose base is "
+                                   "not int8")));
+    EXPECT_THAT(
+        model->SetTrainable("layers.0.q_proj.weight", true),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("stay frozen")));
+    return absl::OkStatus();
+  }));
+}
+
+void ExpectRefused(torch::nn::Module& module, const Int8Options& options,
+                   absl::StatusCode code, const std::string& text) {
+  EXPECT_THAT(QuantizeBase(module, options), StatusIs(code, HasSubstr(text)));
+  for (const auto& item : module.named_parameters()) {
+    EXPECT_TRUE(item.value().is_floating_point()) << item.key();
+    EXPECT_TRUE(item.value().requires_grad()) << item.key();
+  }
+}
+
+TEST(QuantizedBaseTest, RefusesWhatCannotBe) {
+  const auto invalid = absl::StatusCode::kInvalidArgument;
+  const auto net = MakeNet(1);
+  Int8Options options;
+  options.block = 0;
+  ExpectRefused(*net, options, invalid, "blocks of 0");
+  options = Int8Options();
+  options.kept = {"k_proj"};
+  ExpectRefused(*net, options, invalid,
+                "k_proj: the model has no module of that name");
+  options.kept = {"q_proj", "v_proj", "o_proj", "head"};
+  ExpectRefused(*net, options, invalid, "no fsdp::adapters::Linear");
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                          std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity()}) {
+    const auto broken = MakeNet(1);
+    {
+      const at::NoGradGuard no_grad;
+      broken->head->weight[1][2].fill_(bad);
+    }
+    ExpectRefused(*broken, {}, invalid, "the weight of head has a NaN");
+  }
+}
+
+TEST(QuantizedBaseTest, RefusesAWeightThatTwoModulesHave) {
+  torch::nn::Embedding embedding(4, 3);
+  Linear head(torch::nn::LinearOptions(3, 4).bias(false));
+  head->weight = embedding->weight;
+  head->named_parameters()["weight"].set_data(embedding->weight);
+  torch::nn::Module net;
+  net.register_module("embedding", embedding);
+  net.register_module("head", head);
+  ExpectRefused(net, {}, absl::StatusCode::kInvalidArgument,
+                "the weight of head is also embedding.weight");
+  // One layer in two places has one weight.
+  torch::nn::Module twice;
+  Linear layer(3, 4);
+  twice.register_module("a", layer);
+  twice.register_module("b", layer);
+  ASSERT_OK(QuantizeBase(twice));
+  EXPECT_EQ(layer->weight.scalar_type(), at::kByte);
+}
+
+TEST(QuantizedBaseTest, RefusesASecondTimeAndTheWrongOrder) {
+  const auto failed = absl::StatusCode::kFailedPrecondition;
+  const auto net = MakeNet(1);
+  ASSERT_OK(QuantizeBase(*net));
+  EXPECT_THAT(QuantizeBase(*net), StatusIs(failed, HasSubstr("already")));
+  LoraConfig config = OnAllLayers();
+  config.trained_whole = {"head"};
+  EXPECT_THAT(AddLora(*net, config),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("training whole head, whose weight is int8")));
+  const auto adapted = MakeNet(1);
+  ASSERT_OK(AddLora(*adapted, OnAllLayers()));
+  EXPECT_THAT(QuantizeBase(*adapted),
+              StatusIs(failed, HasSubstr("before AddLora()")));
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          FullyShard(MakeNet(1), mesh, BlockUnits()));
+    EXPECT_THAT(QuantizeBase(*model),
+                StatusIs(failed, HasSubstr("before FullyShard()")));
+    return absl::OkStatus();
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp::adapters

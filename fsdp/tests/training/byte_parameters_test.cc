@@ -1,0 +1,281 @@
+// Frozen parameters of bytes: gathered as they are, whatever the rest computes
+// in, and never trained.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "comm/quantized/gather_extension.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/gradient_check.h"
+#include "fsdp/testing/strategies.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::ExpectSameGradients;
+using ::fsdp::testing::Filled;
+using ::fsdp::testing::kDim;
+using ::fsdp::testing::kStrategies;
+using ::fsdp::testing::MeshOf;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::SquareLoss;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::UnitsOf;
+using ::fsdp::testing::Unowned;
+using ::testing::HasSubstr;
+
+// linear(x) + x W^T, W being the bytes as numbers from -1 to 1.
+class MixedImpl : public torch::nn::Module {
+ public:
+  MixedImpl()
+      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))),
+        bytes(register_parameter("bytes", at::zeros({kDim, kDim}, at::kByte),
+                                 /*requires_grad=*/false)) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return linear->forward(x) +
+           x.matmul((bytes.to(x.scalar_type()) / 128 - 1).t());
+  }
+  torch::nn::Linear linear;
+  at::Tensor bytes;
+};
+
+class NetImpl : public torch::nn::Module {
+ public:
+  NetImpl()
+      : first(register_module("first", std::make_shared<MixedImpl>())),
+        second(register_module("second", std::make_shared<MixedImpl>())) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return Forward(second, Forward(first, x).tanh());
+  }
+  std::shared_ptr<MixedImpl> first, second;
+};
+
+at::Tensor Bytes(int64_t first) {
+  return (at::arange(kDim * kDim) * 37 + first).remainder(256).to(at::kByte);
+}
+
+std::shared_ptr<NetImpl> MakeNet() {
+  auto net = Filled<NetImpl>();
+  net->first->bytes.copy_(Bytes(1).view({kDim, kDim}));
+  net->second->bytes.copy_(Bytes(90).view({kDim, kDim}));
+  return net;
+}
+
+Options Units() { return UnitsOf<MixedImpl>(); }
+
+TEST(ByteParametersTest, GradientsAreThoseOfThePlainModel) {
+  ExpectSameGradients<NetImpl>(MakeNet, SquareLoss, Units());
+  Options transparent = Units();
+  transparent.transparent = true;
+  ExpectSameGradients<NetImpl>(MakeNet, SquareLoss, transparent);
+  Options away = Units();
+  away.offload.parameters = Tier::kSsd;
+  away.offload.optimizer = Tier::kSsd;
+  away.offload.directory = ::testing::TempDir();
+  ExpectSameGradients<NetImpl>(MakeNet, SquareLoss, away);
+}
+
+absl::Status ExpectBytes(FullyShardedDataParallel<NetImpl>& model) {
+  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
+  EXPECT_TRUE(at::equal(dict["first.bytes"].flatten(), Bytes(1)));
+  EXPECT_TRUE(at::equal(dict["second.bytes"].flatten(), Bytes(90)));
+  return absl::OkStatus();
+}
+
+// With all parameters in the optimizer, which leaves the bytes alone.
+absl::Status TrainsAlike(Communicator& world, ShardingStrategy strategy) {
+  Options options = Units();
+  options.unit.strategy = strategy;
+  FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(), mesh, options));
+  const auto plain = MakeNet();
+  const auto sgd = torch::optim::SGDOptions(0.1).weight_decay(0.01);
+  torch::optim::SGD optimizer(model->Parameters(), sgd);
+  torch::optim::SGD expected(plain->parameters(), sgd);
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    expected.zero_grad();
+    const at::Tensor x = Rows(step, 3, kDim);
+    const at::Tensor loss = model->forward(x).square().mean();
+    const at::Tensor plain_loss = plain->forward(x).square().mean();
+    EXPECT_NEAR(loss.item<double>(), plain_loss.item<double>(), 1e-6);
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    plain_loss.backward();
+    optimizer.step();
+    expected.step();
+    for (const NamedShard& named : model->NamedShards()) {
+      const bool is_bytes = absl::EndsWith(named.name, "bytes");
+      EXPECT_NE(named.shard.requires_grad(), is_bytes) << named.name;
+      EXPECT_NE(named.shard.grad().defined(), is_bytes) << named.name;
+    }
+  }
+  return ExpectBytes(model);
+}
+
+TEST(ByteParametersTest, EveryStrategyAndNumberOfRanks) {
+  for (const ShardingStrategy strategy : kStrategies) {
+    for (const int ranks : {1, 2, 3, 4, 5}) {
+      EXPECT_OK(RunAllRanks(
+          ranks,
+          [&](Communicator& world) { return TrainsAlike(world, strategy); }))
+          << ToString(strategy) << ", " << ranks << " ranks";
+    }
+  }
+}
+
+// Neither mixed precision nor quantised gathers touch them.
+TEST(ByteParametersTest, BytesAreNotCast) {
+  const auto run = [](Communicator& world) -> absl::Status {
+    Options options = Units();
+    options.unit.precision = ComputeIn(at::kBFloat16);
+    options.quantize.gather = true;
+    options.quantize.min_bytes = 0;
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(MakeNet(), Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(UnshardHandle handle,
+                          Unshard(*model->module()->first));
+    FSDP_RETURN_IF_ERROR(handle.Wait());
+    EXPECT_EQ(model->module()->first->linear->weight.scalar_type(),
+              at::kBFloat16);
+    EXPECT_TRUE(at::equal(model->module()->first->bytes.flatten(), Bytes(1)));
+    FSDP_RETURN_IF_ERROR(Reshard(*model->module()->first));
+    FSDP_RETURN_IF_ERROR(
+        model->Backward(model->forward(Rows(0, 3, kDim)).square().mean()));
+    return ExpectBytes(model);
+  };
+  for (const int ranks : {1, 2, 3}) EXPECT_OK(RunAllRanks(ranks, run));
+}
+
+// Floating-point numbers as they are, and whether it saw anything else.
+class SeesDtypes final : public comm::GatherExtension {
+ public:
+  std::string ToString() const override { return "as they are"; }
+  int64_t MessageBytes(int64_t numel, at::ScalarType dtype,
+                       int /*world_size*/) const override {
+    EXPECT_EQ(dtype, at::kFloat);
+    return numel * 4;
+  }
+  void Write(absl::string_view /*label*/, const at::Tensor& numbers,
+             const at::Tensor& message) override {
+    message.copy_(numbers.view(at::kByte));
+  }
+  void Read(absl::string_view /*label*/, const at::Tensor& messages,
+            const at::Tensor& numbers) override {
+    numbers.copy_(messages.view(at::kFloat));
+  }
+};
+
+TEST(ByteParametersTest, ExtensionsOfGathersDoNotSeeThem) {
+  Options options = Units();
+  options.quantize.gather = true;
+  options.quantize.gather_extension = std::make_shared<SeesDtypes>();
+  ExpectSameGradients<NetImpl>(MakeNet, SquareLoss, options);
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(MakeNet(), Unowned(world), options));
+    EXPECT_GT(model->PlanMemory().messages, 0);
+    return absl::OkStatus();
+  }));
+}
+
+TEST(ByteParametersTest, StayFrozen) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(MakeNet(), Unowned(world), Units()));
+    EXPECT_THAT(model->SetTrainable("first.bytes", true),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("first.bytes has dtype Byte")));
+    EXPECT_OK(model->SetTrainable("first.bytes", false));
+    FSDP_RETURN_IF_ERROR(
+        model->Backward(model->forward(Rows(0, 3, kDim)).square().mean()));
+    return ExpectBytes(model);
+  }));
+}
+
+TEST(ByteParametersTest, StateDictsTakeBytesAlone) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(Filled<NetImpl>(), Unowned(world), Units()));
+    StateDict dict;
+    for (const auto& item : MakeNet()->named_parameters()) {
+      dict.insert(item.key(), item.value().detach());
+    }
+    FSDP_RETURN_IF_ERROR(model->LoadStateDict(dict));
+    FSDP_RETURN_IF_ERROR(ExpectBytes(model));
+    const auto refuses = StatusIs(absl::StatusCode::kInvalidArgument,
+                                  HasSubstr("dtype Long instead of Byte"));
+    dict["second.bytes"] = dict["second.bytes"].to(at::kLong);
+    EXPECT_THAT(model->LoadStateDict(dict), refuses);
+    FSDP_ASSIGN_OR_RETURN(ShardedStateDict pieces,
+                          model->MakeShardedStateDict());
+    FSDP_RETURN_IF_ERROR(
+        model->LoadShardedStateDict(pieces.parameters, pieces.others));
+    FSDP_ASSIGN_OR_RETURN(LocalStateDict flats, model->MakeLocalStateDict());
+    FSDP_RETURN_IF_ERROR(model->LoadLocalStateDict(flats));
+    for (ParameterPiece& piece : pieces.parameters) {
+      if (piece.values.scalar_type() != at::kByte) continue;
+      piece.values = piece.values.to(at::kLong);
+    }
+    EXPECT_THAT(model->LoadShardedStateDict(pieces.parameters, pieces.others),
+                refuses);
+    for (LocalFlat& flat : flats.flats) {
+      if (flat.shard.scalar_type() != at::kByte) continue;
+      flat.shard = flat.shard.to(at::kLong);
+    }
+    EXPECT_THAT(model->LoadLocalStateDict(flats), refuses);
+    return ExpectBytes(model);
+  }));
+}
+
+class OfDtype : public torch::nn::Module {
+ public:
+  explicit OfDtype(c10::ScalarType dtype)
+      : linear(register_module("linear", torch::nn::Linear(2, 2))),
+        numbers(register_parameter("numbers", at::zeros({3}, dtype),
+                                   /*requires_grad=*/false)) {}
+  at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }
+  torch::nn::Linear linear;
+  at::Tensor numbers;
+};
+
+TEST(ByteParametersTest, OtherIntegersAreRefused) {
+  for (const c10::ScalarType dtype :
+       {at::kChar, at::kLong, at::kBool, at::kComplexFloat}) {
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      EXPECT_THAT(
+          FullyShard(std::make_shared<OfDtype>(dtype), Unowned(world)).status(),
+          StatusIs(absl::StatusCode::kInvalidArgument,
+                   HasSubstr(absl::StrCat("parameter numbers has dtype ",
+                                          c10::toString(dtype)))));
+      return absl::OkStatus();
+    }));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp
