@@ -17,6 +17,11 @@ constexpr absl::Duration kPause = absl::Microseconds(20);
 
 }  // namespace
 
+void Synchronize(c10::Device device) {
+  if (!HasStreams(device)) return;
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
 void DeviceEvent::Record(c10::Device device) {
   if (device.is_cpu()) {
     if (event_.device_type() != c10::kCPU) event_ = c10::Event(c10::kCPU);

@@ -19,6 +19,9 @@ namespace fsdp {
 // Whether the host only queues what `device` computes.
 inline bool HasStreams(c10::Device device) { return !device.is_cpu(); }
 
+// Blocks the host until the device has done all that it was given.
+void Synchronize(c10::Device device);
+
 // A point in the work of a stream. Used by one thread at a time.
 class DeviceEvent {
  public:

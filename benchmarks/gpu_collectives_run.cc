@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/check.h"
+#include "base/device_streams.h"
 #include "base/status_error.h"
 #include "comm/call.h"
 #include "comm/work.h"

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/device_streams.h"
 #include "base/status_error.h"
 #include "base/torch_status.h"
 #include "benchmark/benchmark.h"
@@ -79,11 +80,6 @@ std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place) {
   options.device = place.device;
   options.prefers_scaled_inputs = true;  // as NCCL does
   return ValueOrThrow(comm::CreateLoopback(options));
-}
-
-void Synchronize(c10::Device device) {
-  if (device.is_cpu()) return;
-  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
 bool DeviceMemory::known() const { return AllocatorOf(device_) != nullptr; }

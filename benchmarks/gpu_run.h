@@ -33,9 +33,6 @@ absl::StatusOr<c10::Device> ParseDevice(absl::string_view name);
 // Rank 0 of as many as `place` has, all of them played by this process.
 std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place);
 
-// Until all that the device has been given is done.
-void Synchronize(c10::Device device);
-
 // What LibTorch's allocator of the device says; none where it keeps no count.
 class DeviceMemory {
  public:

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/Device.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -20,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/device_streams.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -137,10 +137,7 @@ class Measurement {
   double Seconds(const std::function<void()>& run) const {
     const absl::Time begin = absl::Now();
     run();
-    if (!device_.is_cpu()) {
-      c10::impl::VirtualGuardImpl(device_.type())
-          .synchronizeDevice(device_.index());
-    }
+    Synchronize(device_);
     return std::max(1e-9, absl::ToDoubleSeconds(absl::Now() - begin));
   }
   // Of some, the first of which warms up.

@@ -6,7 +6,6 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
@@ -21,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/choose/stand_ins.h"
@@ -32,12 +32,6 @@
 
 namespace fsdp {
 namespace {
-
-class StepMeter;
-
-// What operators of this thread are told to, since LibTorch's callbacks are
-// plain functions.
-thread_local StepMeter* meter_of_thread = nullptr;
 
 const void* StorageOf(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
@@ -175,10 +169,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
 
   // Seconds since the last call.
   double SpendUntilNow() {
-    if (!device_.is_cpu()) {
-      c10::impl::VirtualGuardImpl(device_.type())
-          .synchronizeDevice(device_.index());
-    }
+    Synchronize(device_);
     const absl::Time begin = since_;
     since_ = absl::Now();
     return absl::ToDoubleSeconds(since_ - begin);
@@ -199,30 +190,28 @@ class StepMeter : public c10::MemoryReportingInfoBase {
 
 std::unique_ptr<at::ObserverContext> OnStart(
     const at::RecordFunction& function) {
-  if (meter_of_thread == nullptr) return nullptr;
+  // The callback is a plain function; what counts memory is told to.
+  auto* const meter = dynamic_cast<StepMeter*>(
+      c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
+  if (meter == nullptr) return nullptr;
   c10::ArrayRef<const c10::IValue> inputs = function.inputs();
   // An operator called through the stack sees all of the stack.
   const size_t count = function.num_inputs();
   if (count < inputs.size()) inputs = inputs.slice(inputs.size() - count);
-  meter_of_thread->OnOperator(inputs);
+  meter->OnOperator(inputs);
   return nullptr;
 }
 
 // While one is alive, the meter is told of what this thread runs.
 class Observation {
  public:
-  explicit Observation(StepMeter* meter)
+  Observation()
       : callback_(at::addThreadLocalCallback(
             at::RecordFunctionCallback(&OnStart).needsInputs(true).scopes(
-                {at::RecordScope::FUNCTION}))) {
-    meter_of_thread = meter;
-  }
+                {at::RecordScope::FUNCTION}))) {}
   Observation(const Observation&) = delete;
   Observation& operator=(const Observation&) = delete;
-  ~Observation() {
-    meter_of_thread = nullptr;
-    at::removeCallback(callback_);
-  }
+  ~Observation() { at::removeCallback(callback_); }
 
  private:
   const at::CallbackHandle callback_;
@@ -251,7 +240,7 @@ absl::StatusOr<StepProfile> RunStep(const ShardPlan& plan, const Loss& loss,
   const VanishingGradients gradients(
       plan, [&](const at::Tensor& gradient) { meter->OnGradient(gradient); });
   const at::AutoGradMode with_grad(true);
-  const Observation observation(meter.get());
+  const Observation observation;
   meter->BeginForward();
   const at::Tensor result = loss(rows);
   meter->EndForward();
