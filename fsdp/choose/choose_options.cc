@@ -98,20 +98,18 @@ absl::Status Check(const AutoOptions& options) {
   return CheckBase(options.base);
 }
 
+bool UsesFiles(const Options& base) {
+  return !base.offload.directory.empty() || base.offload.make_store != nullptr;
+}
+
 std::string TextOf(const AutoOptions& options) {
   return absl::StrCat(
       "memory ", options.memory_bytes, ", rows ", options.rows,
       ", optimizer state ", options.memory.optimizer_state, ", backwards ",
       options.memory.backwards_per_step, ", host ", options.host_bytes,
       ", recompute ", options.may_recompute, ", files ",
-      !options.base.offload.directory.empty() ||
-          options.base.offload.make_store != nullptr,
-      ", costs ", options.costs.has_value() ? ToText(*options.costs) : "",
-      "\n");
-}
-
-bool UsesFiles(const Options& base) {
-  return !base.offload.directory.empty() || base.offload.make_store != nullptr;
+      UsesFiles(options.base), ", costs ",
+      options.costs.has_value() ? ToText(*options.costs) : "", "\n");
 }
 
 std::vector<ShardingStrategy> StrategiesOn(const comm::Mesh& mesh) {

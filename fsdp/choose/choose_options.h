@@ -5,8 +5,9 @@
 //   wanted.rows = 16;
 //   wanted.loss = [&](int64_t rows) { return Loss(net->forward(Some(rows))); };
 //   wanted.base.wrap_policy = fsdp::WrapModules<BlockImpl>();
-//   FSDP_ASSIGN_OR_RETURN(auto choice, fsdp::ChooseOptions(net, ranks,
-//   wanted)); auto model = fsdp::FullyShard(net, ranks, choice.options);
+//   auto choice = fsdp::ChooseOptions(net, ranks, wanted);
+//   if (!choice.ok()) return choice.status();
+//   auto model = fsdp::FullyShard(net, ranks, choice->options);
 #ifndef FSDP_CHOOSE_CHOOSE_OPTIONS_H_
 #define FSDP_CHOOSE_CHOOSE_OPTIONS_H_
 

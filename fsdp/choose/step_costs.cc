@@ -1,12 +1,12 @@
 #include "fsdp/choose/step_costs.h"
 
-#include <cstdlib>
 #include <iterator>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -37,10 +37,10 @@ absl::Status StepCosts::Validate() const {
 }
 
 std::string ToText(const StepCosts& costs) {
-  return absl::StrFormat("%a %a %a %a %a %a %d", costs.memory_bandwidth,
-                         costs.latency, costs.gather_bandwidth,
-                         costs.reduce_bandwidth, costs.host_bandwidth,
-                         costs.ssd_bandwidth, costs.overlaps ? 1 : 0);
+  return absl::StrFormat(
+      "%.17g %.17g %.17g %.17g %.17g %.17g %d", costs.memory_bandwidth,
+      costs.latency, costs.gather_bandwidth, costs.reduce_bandwidth,
+      costs.host_bandwidth, costs.ssd_bandwidth, costs.overlaps ? 1 : 0);
 }
 
 absl::StatusOr<StepCosts> CostsFromText(absl::string_view text) {
@@ -56,9 +56,7 @@ absl::StatusOr<StepCosts> CostsFromText(absl::string_view text) {
                              &overlaps};
   bool ok = words.size() == std::size(numbers);
   for (size_t i = 0; ok && i < words.size(); ++i) {
-    char* end = nullptr;
-    *numbers[i] = std::strtod(words[i].c_str(), &end);
-    ok = !words[i].empty() && *end == '\0';
+    ok = absl::SimpleAtod(words[i], numbers[i]);
   }
   costs.overlaps = overlaps != 0;
   if (ok) return costs;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -172,9 +171,9 @@ StepProfile Extrapolate(const StepProfile& one, const StepProfile& two,
 }
 
 std::string ToText(const StepProfile& profile) {
-  std::string text = absl::StrFormat("%a", profile.backward_seconds);
+  std::string text = absl::StrFormat("%.17g", profile.backward_seconds);
   for (const ModuleVisit& visit : profile.forward) {
-    absl::StrAppendFormat(&text, " %d %a %d %d %d %d", visit.module,
+    absl::StrAppendFormat(&text, " %d %.17g %d %d %d %d", visit.module,
                           visit.seconds, visit.saved, visit.input,
                           visit.working, visit.backward_working);
   }
@@ -187,12 +186,8 @@ absl::StatusOr<StepProfile> ProfileFromText(absl::string_view text) {
   const std::vector<std::string> words = absl::StrSplit(text, ' ');
   bool ok = words.size() >= kOfStep && (words.size() - kOfStep) % kOfVisit == 0;
   size_t next = 0;
-  // Abseil reads no hexadecimal numbers of floating point.
   const auto read_seconds = [&](double& seconds) {
-    char* end = nullptr;
-    seconds = std::strtod(words[next].c_str(), &end);
-    ok &= !words[next].empty() && *end == '\0';
-    ++next;
+    ok &= absl::SimpleAtod(words[next++], &seconds);
   };
   const auto read = [&](auto& number) {
     ok &= absl::SimpleAtoi(words[next++], &number);
