@@ -115,7 +115,9 @@ TEST_F(BufferPoolTest, NeverGivesDiscardedMemoryAgain) {
   pool_.Discard(first);
   EXPECT_EQ(pool_.stats().in_use_bytes, 0);
   EXPECT_EQ(pool_.stats().reserved_bytes, 0);
+  EXPECT_EQ(pool_.stats().allocations, 0);
   EXPECT_FALSE(Acquire(100).is_alias_of(first));
+  EXPECT_EQ(pool_.stats().allocations, 1);
 }
 
 TEST_F(BufferPoolTest, AwaitsAReaderBeforeItGivesTheMemoryAgain) {
@@ -147,7 +149,9 @@ TEST_F(BufferPoolTest, GivesAdoptedMemory) {
   pool_.Adopt(first, DeviceEvent());
   EXPECT_EQ(pool_.stats().reserved_bytes, 100);
   EXPECT_EQ(pool_.stats().in_use_bytes, 0);
+  EXPECT_EQ(pool_.stats().allocations, 1);
   EXPECT_TRUE(Acquire(100).is_alias_of(first));
+  EXPECT_EQ(pool_.stats().allocations, 1);
 }
 
 TEST_F(BufferPoolTest, FailedAllocationChangesNothing) {

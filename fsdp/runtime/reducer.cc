@@ -363,11 +363,16 @@ absl::Status Reducer::Step(int unit) {
   return absl::OkStatus();
 }
 
-// Memory goes back to the stream that it was allocated on.
+// Memory goes back to the stream that it was allocated on, which comes behind
+// what has used it.
 void Reducer::DropUnusedGradients() {
-  stream_.FollowCurrentStream();
+  bool follows = false;
   for (std::vector<Flat>& flats : flats_) {
-    for (Flat& flat : flats) flat.shard_gradient.DropUnused();
+    for (Flat& flat : flats) {
+      if (!flat.shard_gradient.values().defined()) continue;
+      if (!std::exchange(follows, true)) stream_.FollowCurrentStream();
+      flat.shard_gradient.DropUnused();
+    }
   }
 }
 
