@@ -65,6 +65,7 @@ class GenerateTest(unittest.TestCase):
                                "--steps=3", "--lr=0.05", "--warmup=1", "--threads=1", "--precision=fp32", *flags],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.assertEqual(done.returncode, 0, done.stdout)
+        return done.stdout
 
     def test_tokens_are_those_of_transformers(self):
         for model in MODELS:
@@ -133,6 +134,15 @@ class GenerateTest(unittest.TestCase):
         int8 = self.tokens(QWEN3, "--base=int8", f"--adapter={adapter}", PROMPT, *GREEDY)
         self.assertEqual(int8[0], merged[0])
         self.assertEqual(len(self.tokens(QWEN3, "--base=int8", PROMPT, *GREEDY)), 16)
+
+    def test_options_of_an_int8_base_are_chosen_once(self):
+        adapter, exported = self.folder / "adapter", self.folder / "exported"
+        # What is merged at the end may need more than what was trained was chosen for.
+        said = self.train("--lora_rank=4", "--base=int8", f"--save_adapter={adapter}", f"--export={exported}",
+                          "--auto", "--auto_memory=1")
+        self.assertEqual(said.count(" of 1024.00 MiB"), 1, said)
+        merged = self.tokens(QWEN3, f"--adapter={adapter}", PROMPT, *GREEDY)
+        self.assertEqual(merged, self.tokens(exported, PROMPT, *GREEDY))
 
     def test_says_what_is_wrong_with_a_model(self):
         self.refuse("there is no nowhere/config.json", "--model=nowhere", PROMPT)

@@ -274,11 +274,12 @@ class TrainRun {
   }
 
   // The adapters on the weights of the files, in place of those in int8, whose
-  // memory they need.
+  // memory they need. Nothing is trained with it that would have to be chosen.
   absl::Status MakeMergeable() {
     trainer_.reset();
     model_made_ = Model(nullptr);
     model_.int8_base.reset();
+    model_.automatic.reset();
     FSDP_ASSIGN_OR_RETURN(model_made_, MakeModel(config_, model_, ranks_));
     fsdp::checkpoint::LoadModelOptions options;
     options.mapping = fsdp::adapters::OfBaseModel(*model_made_);

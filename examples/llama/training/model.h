@@ -41,7 +41,7 @@ struct ModelOptions {
   bool recompute = false;
   uint64_t seed = 0;  // of its initial values
   // The base frozen, in `compute`, and adapters on it.
-  std::optional<fsdp::adapters::LoraConfig> lora;
+  std::optional<fsdp::adapters::LoraConfig> lora = std::nullopt;
   // With `lora`: the weights of its linear layers in int8.
   std::optional<fsdp::adapters::Int8Options> int8_base = std::nullopt;
   // Strategy and recomputation are chosen.

@@ -1,6 +1,7 @@
 // Held against plain LibTorch: one process, one large batch, logits of all.
 #include "examples/llama/training/trainer.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -128,8 +129,10 @@ Expected TrainPlain(int64_t micro_batches) {
   Expected expected;
   {
     const c10::NoGradGuard no_grad;
+    // Others in every run would come from the default one, which ranks share.
+    at::Generator generator = at::detail::createCPUGenerator(1);
     for (const at::Tensor& parameter : net->parameters()) {
-      at::Tensor(parameter).normal_(0, 0.2);
+      at::Tensor(parameter).normal_(0, 0.2, generator);
     }
   }
   expected.initial = absl::StrCat(::testing::TempDir(), "/initial_",
