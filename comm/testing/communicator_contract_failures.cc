@@ -133,6 +133,29 @@ TEST_P(CommunicatorContract, MissedDeadlineEndsTheGroup) {
               StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0")));
 }
 
+// Whoever is first, and whether the others have heard of it yet.
+TEST_P(CommunicatorContract, MemoryOfWhoHasGivenUpIsItsOwn) {
+  const Group group = Create(3);
+  const absl::Time deadline = absl::Now() + absl::Milliseconds(50);
+  std::vector<at::Tensor> tensors;
+  std::vector<std::unique_ptr<Work>> works;
+  for (int rank : {0, 1}) {
+    tensors.push_back(Zeros(4));
+    ASSERT_OK_AND_ASSIGN(
+        works.emplace_back(),
+        group[rank]->AllReduce(tensors[rank], ReduceOp::kSum, "grads"));
+  }
+  for (int rank : {0, 1}) {
+    EXPECT_FALSE(works[rank]->Wait(deadline).ok()) << rank;
+    works[rank].reset();
+    tensors[rank].fill_(7);
+  }
+  EXPECT_FALSE(Finish(StartSum(*group[2])).ok());
+  for (const at::Tensor& tensor : tensors) {
+    EXPECT_TRUE((tensor == 7).all().item<bool>()) << tensor;
+  }
+}
+
 TEST_P(CommunicatorContract, AbortFromAnotherThreadEndsEveryWait) {
   const Group group = Create(3);
   auto own = StartSum(*group[1]);
