@@ -1,35 +1,34 @@
-// How good fsdp::ChooseOptions() is on this machine: all that it considers is
-// trained, in turns, and what it has chosen is held against the fastest, and
-// against the memory that was measured.
-//   ./bazelw run -c opt //benchmarks:choice_benchmark -- RANKS
-// Ranks are processes of one thread that share memory. A line for each model
-// and amount of memory: milliseconds of a step of the choice and of the fastest
-// that fits, by their medians and what ChooseOptions() has said of the choice,
-// and measured over planned bytes, of the memory plan and of activations.
-// Then the grid.
-#include <ATen/Parallel.h>
+// How good fsdp::ChooseOptions() is on this machine: in each iteration all that
+// it considered and that fits trains a step, in turns, and what it chose is
+// held against the fastest by their medians. Ranks are threads that share
+// memory; the argument says how many. With plenty of memory, and with a byte
+// less than what needs no recomputation. `ratio_to_best`: time of a step of the
+// choice over that of the fastest. `predicted_ms`: what ChooseOptions() said of
+// the choice. `of_plan`: measured over planned bytes of shards, optimizer,
+// gathered parameters and gradients; `of_bytes`: of those and activations. Both
+// are at 1 rank bounds from above: a gradient is there only until the optimizer
+// has used it.
+//   ./bazelw run -c opt //benchmarks:choice_benchmark
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randint.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
-#include "comm/agreement.h"
+#include "base/status_error.h"
+#include "benchmark/benchmark.h"
+#include "benchmarks/rank_threads.h"
 #include "comm/communicator.h"
-#include "comm/run_ranks/run_ranks.h"
-#include "comm/scalars.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
 #include "examples/gpt/flags/options.h"
 #include "examples/gpt/model/model.h"
 #include "fsdp/choose/candidates.h"
@@ -44,23 +43,24 @@
 namespace fsdp {
 namespace {
 
-using Ranks = std::shared_ptr<comm::Communicator>;
-
-constexpr int kRounds = 9;
-constexpr double kMiB = 1 << 20;
+using Group = std::vector<std::shared_ptr<comm::Communicator>>;
 
 struct Case {
-  const char* name;
   gpt::GptConfig model;
   int64_t batch;
 };
 
-// Mostly compute; mostly optimizer and communication; many small units.
-const Case kCases[] = {
-    {"compute", {256, 256, 6, 4, 128}, 4},
-    {"parameters", {256, 512, 4, 8, 32}, 1},
-    {"small units", {256, 128, 16, 4, 64}, 2},
-};
+enum class Memory { kPlenty, kScarce };
+
+Group MakeGroup(int ranks) {
+  Group group(ranks);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  OnAllRanks(ranks, [&](int rank) {
+    group[rank] =
+        ValueOrThrow(comm::CreateSharedMemoryCommunicator(store, rank, ranks));
+  });
+  return group;
+}
 
 at::Tensor Tokens(const Case& c, int64_t rows) {
   return at::randint(c.model.vocab, {rows, c.model.seq}, at::kLong);
@@ -71,8 +71,9 @@ gpt::Gpt MakeGpt(const Case& c) {
   return gpt::Gpt(c.model);
 }
 
-absl::StatusOr<AutoChoice> Choose(const Case& c, const Ranks& ranks,
-                                  int64_t memory_bytes) {
+AutoChoice Choose(const Case& c,
+                  const std::shared_ptr<comm::Communicator>& ranks,
+                  int64_t memory_bytes) {
   const gpt::Gpt net = MakeGpt(c);
   AutoOptions wanted;
   wanted.memory_bytes = memory_bytes;
@@ -82,7 +83,18 @@ absl::StatusOr<AutoChoice> Choose(const Case& c, const Ranks& ranks,
     return gpt::NextTokenLoss(net.ptr()->forward(tokens), tokens);
   };
   wanted.base.wrap_policy = WrapModules<gpt::BlockImpl>();
-  return ChooseOptions(net.ptr(), ranks, wanted);
+  return ValueOrThrow(ChooseOptions(net.ptr(), ranks, wanted));
+}
+
+AutoChoice ChooseFor(const Case& c, Memory memory,
+                     const std::shared_ptr<comm::Communicator>& ranks) {
+  AutoChoice choice = Choose(c, ranks, int64_t{1} << 40);
+  if (memory == Memory::kPlenty) return choice;
+  int64_t smallest_kept = choice.memory_bytes;
+  for (const Candidate& each : choice.considered) {
+    if (!each.recompute) smallest_kept = std::min(smallest_kept, each.bytes());
+  }
+  return Choose(c, ranks, smallest_kept - 1);
 }
 
 // What a candidate is made of, by the words that it is described by.
@@ -103,145 +115,197 @@ Options OptionsOf(const Candidate& candidate) {
   return options;
 }
 
-// A candidate that is trained.
+std::string NameOf(const Candidate& candidate) {
+  return absl::StrCat(candidate.units, ", ", candidate.strategy,
+                      candidate.prefetch ? ", prefetch" : "",
+                      candidate.recompute ? ", recompute" : "");
+}
+
+// A rank's part of a candidate that is trained.
 class Training {
  public:
-  static absl::StatusOr<Training> Make(const Case& c, const Ranks& ranks,
-                                       const Candidate& candidate) {
-    Training training;
-    FSDP_ASSIGN_OR_RETURN(training.model_,
-                          FullyShard(MakeGpt(c), ranks, OptionsOf(candidate)));
-    training.optimizer_ =
-        std::make_unique<FusedAdamW>(training.model_->Parameters());
-    training.tokens_ = Tokens(c, c.batch);
-    return training;
-  }
+  Training(const Case& c, std::shared_ptr<comm::Communicator> ranks,
+           const Candidate& candidate)
+      : ranks_(ranks->world_size()),
+        model_(ValueOrThrow(
+            FullyShard(MakeGpt(c), std::move(ranks), OptionsOf(candidate)))),
+        optimizer_(model_->Parameters()),
+        tokens_(Tokens(c, c.batch)) {}
 
-  absl::Status Step() {
-    FSDP_RETURN_IF_ERROR(model_->Backward(
+  void Step() {
+    ThrowIfError(model_->Backward(
         gpt::NextTokenLoss(model_->forward(tokens_), tokens_)));
-    optimizer_->step();
-    optimizer_->zero_grad();
-    return absl::OkStatus();
+    optimizer_.step();
+    optimizer_.zero_grad();
   }
 
-  // Of the slowest rank.
-  absl::Status Time(comm::Communicator& ranks) {
-    FSDP_RETURN_IF_ERROR(
-        comm::Barrier(ranks, "a step", absl::Now() + absl::Minutes(1)));
-    FSDP_RETURN_IF_ERROR(Step());
-    const absl::Time begin = absl::Now();
-    FSDP_RETURN_IF_ERROR(Step());
-    const double own = absl::ToDoubleSeconds(absl::Now() - begin);
-    FSDP_ASSIGN_OR_RETURN(const double slowest, comm::Max(ranks, own));
-    seconds_.push_back(slowest);
-    return absl::OkStatus();
-  }
-
-  double Median() {
-    std::sort(seconds_.begin(), seconds_.end());
-    return seconds_[seconds_.size() / 2];
-  }
-
-  // Of the kinds of the memory plan, measured.
-  int64_t PlannedKinds() {
+  // Of this rank.
+  int64_t GradientBytes() const {
     int64_t bytes = 0;
     for (const NamedShard& named : model_->NamedShards()) {
       bytes += static_cast<int64_t>(named.shard.nbytes());
     }
-    // Gradients and states are as large each.
-    bytes *= 4;
+    return bytes;
+  }
+
+  // Of the kinds of the memory plan, measured.
+  int64_t PlannedKinds() const {
     const MemoryStats stats = model_->memory_stats();
-    return bytes + stats.parameters.peak_in_use_bytes +
+    // Parameters and two states are as large as gradients.
+    return 4 * GradientBytes() + stats.parameters.peak_in_use_bytes +
            stats.gradients.peak_in_use_bytes;
   }
 
   // What comes and goes in a step.
-  absl::StatusOr<int64_t> Activations() {
+  int64_t Activations() {
     const auto meter = std::make_shared<testing::MemoryMeter>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
-    FSDP_RETURN_IF_ERROR(Step());
-    return meter->peak();
+    Step();
+    // A rank that is alone keeps the gradients that autograd has made.
+    return meter->peak() - (ranks_ == 1 ? GradientBytes() : 0);
   }
 
  private:
-  FullyShardedDataParallel<gpt::GptImpl> model_{nullptr};
-  std::unique_ptr<FusedAdamW> optimizer_;
+  const int ranks_;
+  FullyShardedDataParallel<gpt::GptImpl> model_;
+  FusedAdamW optimizer_;
   at::Tensor tokens_;
+};
+
+// A candidate on all ranks, and how long its steps took.
+class Contestant {
+ public:
+  Contestant(const Case& c, const Group& group, const Candidate& candidate)
+      : ranks_(group.size()) {
+    OnAllRanks(size(), [&](int rank) {
+      ranks_[rank] = std::make_unique<Training>(c, group[rank], candidate);
+    });
+    Step();
+  }
+
+  // Of the slowest rank. The others' memory has been in the caches.
+  double TimeStep() {
+    Step();
+    const absl::Time begin = absl::Now();
+    Step();
+    seconds_.push_back(absl::ToDoubleSeconds(absl::Now() - begin));
+    return seconds_.back();
+  }
+
+  double Median() const {
+    std::vector<double> sorted = seconds_;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted[sorted.size() / 2];
+  }
+
+  int64_t PlannedKinds() const { return ranks_[0]->PlannedKinds(); }
+
+  // Of rank 0.
+  int64_t Activations() {
+    int64_t bytes = 0;
+    OnAllRanks(size(), [&](int rank) {
+      const int64_t own = ranks_[rank]->Activations();
+      if (rank == 0) bytes = own;
+    });
+    return bytes;
+  }
+
+ private:
+  int size() const { return static_cast<int>(ranks_.size()); }
+  void Step() {
+    OnAllRanks(size(), [this](int rank) { ranks_[rank]->Step(); });
+  }
+
+  std::vector<std::unique_ptr<Training>> ranks_;
   std::vector<double> seconds_;
 };
 
-absl::Status Report(const Case& c, const Ranks& ranks, const AutoChoice& choice,
-                    std::vector<Training>& trainings) {
-  const auto& considered = choice.considered;
-  double best = 0;
-  size_t fastest = 0;
-  for (size_t i = 0; i < trainings.size(); ++i) {
-    const double seconds = trainings[i].Median();
-    if (!considered[i].Fits(choice.memory_bytes)) continue;
-    if (best == 0 || seconds < best) best = seconds, fastest = i;
-  }
-  Training& chosen = trainings[choice.chosen];
-  const Candidate& said = considered[choice.chosen];
-  FSDP_ASSIGN_OR_RETURN(const int64_t activations, chosen.Activations());
-  if (ranks->rank() != 0) return absl::OkStatus();
-  absl::PrintF(
-      "%s, %d ranks, %.1f MiB: %.2f ms, the fastest %.2f ms, ratio %.3f; "
-      "predicted %.2f ms; measured over planned: plan %.3f, activations %.3f, "
-      "together %.3f\n",
-      c.name, ranks->world_size(),
-      static_cast<double>(choice.memory_bytes) / kMiB, 1e3 * chosen.Median(),
-      1e3 * best, chosen.Median() / best, 1e3 * said.seconds,
-      static_cast<double>(chosen.PlannedKinds()) / said.plan.total(),
-      static_cast<double>(activations) / said.activations,
-      static_cast<double>(chosen.PlannedKinds() + activations) / said.bytes());
-  for (size_t i = 0; i < trainings.size(); ++i) {
-    const Candidate& each = considered[i];
-    absl::PrintF("  %-12s %-30s %s%s %8.2f ms, predicted %8.2f ms%s%s%s\n",
-                 each.units, each.strategy,
-                 each.prefetch ? "prefetch " : "         ",
-                 each.recompute ? "recompute" : "         ",
-                 1e3 * trainings[i].Median(), 1e3 * each.seconds,
-                 each.Fits(choice.memory_bytes) ? "" : " (too large)",
-                 i == fastest ? " fastest" : "",
-                 static_cast<int>(i) == choice.chosen ? " chosen" : "");
-  }
-  return absl::OkStatus();
-}
-
-// With plenty of memory, and with as little as makes recomputation necessary.
-absl::Status Run(const Case& c, const Ranks& ranks) {
-  FSDP_ASSIGN_OR_RETURN(AutoChoice rich, Choose(c, ranks, int64_t{1} << 40));
-  int64_t smallest_kept = rich.memory_bytes;
-  for (const Candidate& each : rich.considered) {
-    if (!each.recompute) smallest_kept = std::min(smallest_kept, each.bytes());
-  }
-  FSDP_ASSIGN_OR_RETURN(AutoChoice poor, Choose(c, ranks, smallest_kept - 1));
-  std::vector<Training> trainings;
-  for (const Candidate& candidate : rich.considered) {
-    FSDP_ASSIGN_OR_RETURN(trainings.emplace_back(),
-                          Training::Make(c, ranks, candidate));
-  }
-  for (int round = 0; round < kRounds; ++round) {
-    for (Training& training : trainings) {
-      FSDP_RETURN_IF_ERROR(training.Time(*ranks));
+// All that fits of what was considered.
+class Contest {
+ public:
+  Contest(const Case& c, Memory memory, const Group& group) {
+    OnAllRanks(static_cast<int>(group.size()), [&](int rank) {
+      AutoChoice own = ChooseFor(c, memory, group[rank]);
+      if (rank == 0) choice_ = std::move(own);
+    });
+    for (const Candidate& each : choice_.considered) {
+      if (!each.Fits(choice_.memory_bytes)) continue;
+      if (&each == &choice_.considered[choice_.chosen]) chosen_ = said_.size();
+      said_.push_back(&each);
+      contestants_.emplace_back(c, group, each);
     }
   }
-  FSDP_RETURN_IF_ERROR(Report(c, ranks, rich, trainings));
-  return Report(c, ranks, poor, trainings);
+
+  // A step of each; seconds of that of the choice.
+  double Turn() {
+    double seconds = 0;
+    for (size_t i = 0; i < contestants_.size(); ++i) {
+      const double own = contestants_[i].TimeStep();
+      if (i == chosen_) seconds = own;
+    }
+    return seconds;
+  }
+
+  void Report(benchmark::State& state) {
+    const size_t fastest =
+        std::min_element(contestants_.begin(), contestants_.end(),
+                         [](const Contestant& a, const Contestant& b) {
+                           return a.Median() < b.Median();
+                         }) -
+        contestants_.begin();
+    const double best = contestants_[fastest].Median();
+    Contestant& chosen = contestants_[chosen_];
+    const Candidate& said = *said_[chosen_];
+    const auto planned = static_cast<double>(chosen.PlannedKinds());
+    const auto activations = static_cast<double>(chosen.Activations());
+    state.counters["ms"] = 1e3 * chosen.Median();
+    state.counters["best_ms"] = 1e3 * best;
+    state.counters["ratio_to_best"] = chosen.Median() / best;
+    state.counters["predicted_ms"] = 1e3 * said.seconds;
+    state.counters["of_plan"] =
+        planned / static_cast<double>(said.plan.total());
+    state.counters["of_bytes"] =
+        (planned + activations) / static_cast<double>(said.bytes());
+    state.counters["fit"] = static_cast<double>(said_.size());
+    state.SetLabel(absl::StrCat("chosen: ", NameOf(said),
+                                "; fastest: ", NameOf(*said_[fastest])));
+  }
+
+ private:
+  AutoChoice choice_;
+  std::vector<const Candidate*> said_;
+  std::vector<Contestant> contestants_;
+  size_t chosen_ = 0;
+};
+
+void BM_Choice(benchmark::State& state, const Case& c, Memory memory) {
+  const Group group = MakeGroup(static_cast<int>(state.range(0)));
+  Contest contest(c, memory, group);
+  for (auto _ : state) state.SetIterationTime(contest.Turn());
+  contest.Report(state);
 }
+
+void Ranks(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgName("ranks")->Arg(1)->Arg(2)->UseManualTime()->Unit(
+      benchmark::kMillisecond);
+}
+
+// Mostly compute; mostly optimizer and communication; many small units.
+const Case kCompute = {{256, 256, 6, 4, 128}, 4};
+const Case kParameters = {{256, 512, 4, 8, 32}, 1};
+const Case kSmallUnits = {{256, 128, 16, 4, 64}, 2};
+
+BENCHMARK_CAPTURE(BM_Choice, compute, kCompute, Memory::kPlenty)->Apply(Ranks);
+BENCHMARK_CAPTURE(BM_Choice, compute_scarce, kCompute, Memory::kScarce)
+    ->Apply(Ranks);
+BENCHMARK_CAPTURE(BM_Choice, parameters, kParameters, Memory::kPlenty)
+    ->Apply(Ranks);
+BENCHMARK_CAPTURE(BM_Choice, parameters_scarce, kParameters, Memory::kScarce)
+    ->Apply(Ranks);
+BENCHMARK_CAPTURE(BM_Choice, small_units, kSmallUnits, Memory::kPlenty)
+    ->Apply(Ranks);
+BENCHMARK_CAPTURE(BM_Choice, small_units_scarce, kSmallUnits, Memory::kScarce)
+    ->Apply(Ranks);
 
 }  // namespace
 }  // namespace fsdp
-
-int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
-  return fsdp::comm::RunRanks(argc, argv, ranks,
-                              [](const fsdp::Ranks& group) -> absl::Status {
-                                at::set_num_threads(1);
-                                for (const fsdp::Case& c : fsdp::kCases) {
-                                  FSDP_RETURN_IF_ERROR(fsdp::Run(c, group));
-                                }
-                                return absl::OkStatus();
-                              });
-}
