@@ -19,10 +19,8 @@
 namespace fsdp::adapters {
 namespace {
 
-constexpr char kFile[] = "adapter_config.json";
-
 absl::Status Wrong(absl::string_view key, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat(kFile, ": ", key, " ", what));
+  return absl::InvalidArgumentError(absl::StrCat(key, " ", what));
 }
 
 // Of no consequence for what an adapter computes that comes from files.
@@ -165,8 +163,8 @@ absl::StatusOr<LoraConfig> ParseLoraConfig(absl::string_view json) {
   FSDP_ASSIGN_OR_RETURN(const Json value, Json::Parse(json));
   const auto* const members = value.As<Json::Object>();
   if (members == nullptr || value.Find("peft_type") == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        kFile, ": there is no peft_type: it is not a file of PEFT's"));
+    return absl::InvalidArgumentError(
+        "there is no peft_type: it is not a file of PEFT's");
   }
   LoraConfig config;
   for (const auto& [key, member] : *members) {

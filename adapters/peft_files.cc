@@ -80,7 +80,7 @@ absl::StatusOr<LoraConfig> ReadLoraConfig(const std::string& folder,
   absl::StatusOr<LoraConfig> config = ParseLoraConfig(text);
   if (config.ok()) return config;
   return absl::Status(config.status().code(),
-                      absl::StrCat(folder, ": ", config.status().message()));
+                      absl::StrCat(path, ": ", config.status().message()));
 }
 
 absl::Status SaveAdapter(const std::string& folder, torch::nn::Module& model,

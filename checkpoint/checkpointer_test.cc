@@ -24,6 +24,10 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/commit/manifest.h"
+#include "checkpoint/commit/testing/save_files.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/real_file_system.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
@@ -485,6 +489,21 @@ TEST(CheckpointerTest, ADamagedFileIsNamed) {
     std::ofstream(path, std::ios::binary) << good;
   }
   EXPECT_OK(checkpoints->Load(1, run));
+  // Sound bytes that say nothing.
+  FileSystem& files = RealFileSystem();
+  const std::string step = folder + "/step-1";
+  ASSERT_OK_AND_ASSIGN(const testing::Contents good,
+                       testing::Load(files, step));
+  for (const char* name : {"training.json", "ranks/rank-00000.safetensors"}) {
+    testing::Contents contents = good;
+    contents[name][0] = 'x';
+    ASSERT_OK_AND_ASSIGN(const Manifest manifest,
+                         testing::WriteFiles(files, step, 1, contents));
+    ASSERT_OK(
+        ReplaceFile(files, step + "/manifest.json", FormatManifest(manifest)));
+    EXPECT_THAT(checkpoints->Load(1, run).message(),
+                HasSubstr(absl::StrCat(step, "/", name, ": ")));
+  }
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <fstream>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -16,6 +15,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/regular_file.h"
+#include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "replicas/membership/history.h"
 #include "replicas/membership/roster.h"
@@ -59,12 +60,8 @@ absl::StatusOr<History> ReadHistory(const std::string& folder) {
         !absl::EndsWith(name, kNameSuffix)) {
       continue;
     }
-    std::ifstream file(path);
-    std::ostringstream text;
-    if (!file || !(text << file.rdbuf())) {
-      return absl::ErrnoToStatus(errno, absl::StrCat("reading ", path));
-    }
-    absl::StatusOr<History> part = History::Parse(text.str());
+    FSDP_ASSIGN_OR_RETURN(const std::string text, ReadRegularFile(path));
+    absl::StatusOr<History> part = History::Parse(text);
     if (!part.ok()) return Annotate(part.status(), path);
     parts.push_back(*std::move(part));
   }

@@ -1,5 +1,7 @@
 #include "replicas/history_file.h"
 
+#include <sys/stat.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -66,6 +68,11 @@ TEST(HistoryFileTest, WhatIsWrongIsSaidByFile) {
   EXPECT_THAT(
       ReadHistory(folder).status(),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("replica-3.txt")));
+  ASSERT_EQ(mkfifo((folder + "/replica-4.txt").c_str(), 0600), 0);
+  std::filesystem::remove(folder + "/replica-3.txt");
+  EXPECT_THAT(ReadHistory(folder).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("replica-4.txt: it is no regular file")));
 }
 
 TEST(HistoryFileTest, TheHistoryOfAnotherRunIsLeftAlone) {

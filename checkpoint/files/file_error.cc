@@ -43,6 +43,7 @@ Advice AdviceOn(int error) {
     case ENOTDIR:
     case EISDIR:
     case ELOOP:
+    case ENXIO:
       return {Code::kFailedPrecondition, "see what is there; name another"};
     case EINVAL:
     case ENAMETOOLONG:
@@ -58,9 +59,11 @@ Advice AdviceOn(int error) {
 absl::Status FileError(int error, absl::string_view what,
                        absl::string_view path) {
   const Advice advice = AdviceOn(error);
-  return absl::Status(advice.code,
-                      absl::StrCat(what, " ", path, ": ", std::strerror(error),
-                                   "; ", advice.text));
+  // So say the system and OpenRegularFile() of FIFOs, sockets and devices.
+  const absl::string_view why =
+      error == ENXIO ? "it is no regular file" : std::strerror(error);
+  return absl::Status(
+      advice.code, absl::StrCat(what, " ", path, ": ", why, "; ", advice.text));
 }
 
 absl::Status EndsEarly(absl::string_view path, int64_t offset, int64_t wanted,

@@ -1,5 +1,6 @@
 #include "checkpoint/files/file_system.h"
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -143,6 +144,22 @@ TEST(RealFileSystemTest, ALinkIsNotFollowedWhereSomethingIsWritten) {
   EXPECT_OK(RemoveTree(files, JoinPath(folder, "tree")));
   EXPECT_EQ(*ReadFile(files, JoinPath(folder, "away/precious"), 9), "!");
   EXPECT_OK(RemoveTree(files, folder));
+}
+
+TEST(RealFileSystemTest, NobodyWaitsForAFifo) {
+  FileSystem& files = RealFileSystem();
+  const std::string fifo = TempFolder("fifo");
+  unlink(fifo.c_str());
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const auto is_refused = StatusIs(Code::kFailedPrecondition,
+                                   HasSubstr(fifo + ": it is no regular file"));
+  for (const Caching caching : {Caching::kCached, Caching::kDirect}) {
+    EXPECT_THAT(files.OpenForReading(fifo, caching), is_refused);
+    EXPECT_THAT(files.OpenForWriting(fifo, caching), is_refused);
+  }
+  EXPECT_THAT(ReadFile(files, fifo, 99), is_refused);
+  EXPECT_THAT(files.Lock(fifo, "me"), is_refused);
+  EXPECT_OK(files.RemoveFile(fifo));
 }
 
 TEST(RealFileSystemTest, TheLockOfADeadProcessIsFree) {

@@ -10,6 +10,7 @@
 
 #include "absl/memory/memory.h"
 #include "base/file_size_errors.h"
+#include "base/regular_file.h"
 #include "checkpoint/files/file_error.h"
 #include "checkpoint/files/move_all.h"
 
@@ -20,13 +21,6 @@ namespace {
 int64_t DirectBytes() {
   static const int64_t bytes = std::max<int64_t>(4096, sysconf(_SC_PAGESIZE));
   return bytes;
-}
-
-int OpenUninterrupted(const std::string& path, int flags) {
-  for (;;) {
-    const int descriptor = open(path.c_str(), flags | O_CLOEXEC, 0666);
-    if (descriptor >= 0 || errno != EINTR) return descriptor;
-  }
 }
 
 }  // namespace
@@ -45,18 +39,13 @@ RealFile::~RealFile() {
 absl::StatusOr<std::unique_ptr<File>> RealFile::Open(const std::string& path,
                                                      int flags,
                                                      Caching caching) {
-  const int cached = OpenUninterrupted(path, flags);
+  const int cached = OpenRegularFile(path, flags);
   if (cached < 0) return FileError(errno, "open", path);
   // Without it, all goes through the cache.
   const int direct = caching == Caching::kDirect
-                         ? OpenUninterrupted(path, flags | O_DIRECT)
+                         ? OpenRegularFile(path, flags | O_DIRECT)
                          : -1;
-  std::unique_ptr<File> file =
-      absl::WrapUnique(new RealFile(path, cached, direct));
-  struct stat found = {};
-  if (fstat(cached, &found) != 0) return FileError(errno, "open", path);
-  if (S_ISDIR(found.st_mode)) return FileError(EISDIR, "open", path);
-  return file;
+  return absl::WrapUnique(new RealFile(path, cached, direct));
 }
 
 int64_t RealFile::direct_bytes() const {

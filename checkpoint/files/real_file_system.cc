@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/file_size_errors.h"
+#include "base/regular_file.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/file_error.h"
 #include "checkpoint/files/real_file.h"
@@ -95,7 +96,7 @@ int OpenLockFile(const std::string& path, bool* created) {
     descriptor = open(path.c_str(), kFlags | O_CREAT | O_EXCL, 0666);
     *created = descriptor >= 0;
     if (descriptor >= 0 || errno != EEXIST) break;
-    descriptor = open(path.c_str(), kFlags);
+    descriptor = OpenRegularFile(path, kFlags);
     if (errno != ENOENT) break;
   }
   return descriptor;

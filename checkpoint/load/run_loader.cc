@@ -62,7 +62,9 @@ class Loading {
     values_.emplace(std::move(values));
     FSDP_ASSIGN_OR_RETURN(const std::string text,
                           folder_->ReadText(kTrainingName, kMaxTrainingBytes));
-    FSDP_ASSIGN_OR_RETURN(record_, ParseTraining(text));
+    absl::StatusOr<TrainingRecord> record = ParseTraining(text);
+    FSDP_RETURN_IF_ERROR(folder_->InFile(kTrainingName, record.status()));
+    record_ = *std::move(record);
     FSDP_RETURN_IF_ERROR(CheckFits(record_, run_));
     FSDP_RETURN_IF_ERROR(PlanTensors());
     return ReadRankFiles();
@@ -105,8 +107,9 @@ class Loading {
                              std::optional<SmallFile>& file) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(const std::string text,
                             folder_->ReadText(name, max_bytes));
-      FSDP_ASSIGN_OR_RETURN(file, ParseSmallFile(text));
-      return absl::OkStatus();
+      absl::StatusOr<SmallFile> parsed = ParseSmallFile(text);
+      if (parsed.ok()) file = *std::move(parsed);
+      return folder_->InFile(name, parsed.status());
     };
     FSDP_RETURN_IF_ERROR(
         read(RankFileName(context_.rank), kMaxRankBytes, rank_file_));

@@ -38,6 +38,10 @@ class SourceFolder {
   absl::StatusOr<std::string> ReadText(const std::string& name,
                                        int64_t max_bytes) const;
 
+  // An error about what a file says, with its path in front.
+  absl::Status InFile(const std::string& name,
+                      const absl::Status& status) const;
+
   // What the files of one stem have: "STEM.safetensors", several with
   // "STEM.safetensors.index.json", or those of ranks, "shard-00001-STEM" and so
   // on. NotFound: none is there.
@@ -74,9 +78,6 @@ class SourceFolder {
   absl::StatusOr<std::vector<std::string>> ShardsOf(
       const std::string& stem) const;
   absl::StatusOr<Catalog> ReadAll(absl::Span<const std::string> names) const;
-  absl::Status InFile(const std::string& name,
-                      const absl::Status& status) const;
-
   FileSystem& files_;
   const std::string root_;
   const SumsByName* const sums_;

@@ -19,6 +19,7 @@
 #include "examples/llama/data/window_rows.h"
 #include "examples/llama/model/decoder_layer.h"
 #include "examples/llama/model/llama.h"
+#include "examples/llama/training/export.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -27,8 +28,7 @@
 absl::Status FineTune(const std::string& folder, const std::string& tokens,
                       const std::string& trained,
                       const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
-  FSDP_ASSIGN_OR_RETURN(const std::string json, llama::ReadConfigText(folder));
-  FSDP_ASSIGN_OR_RETURN(const auto config, llama::ParseLlamaConfig(json));
+  FSDP_ASSIGN_OR_RETURN(const auto config, llama::ReadConfig(folder));
   std::shared_ptr<llama::CausalLmImpl> net;
   {
     const fsdp::DeferredInit deferred;  // no rank ever has all of it
@@ -66,7 +66,7 @@ absl::Status FineTune(const std::string& folder, const std::string& tokens,
   }
   fsdp::checkpoint::ExportOptions exported;
   exported.dtype = torch::kBFloat16;
-  exported.texts["config.json"] = json;
+  FSDP_ASSIGN_OR_RETURN(exported.texts, llama::TextsBeside(folder));
   return fsdp::checkpoint::ExportModel(trained, *model, exported);
 }
 

@@ -4,11 +4,12 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <fstream>
+#include <filesystem>
 #include <istream>
 #include <iterator>
 #include <ostream>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,6 +27,7 @@
 #include "examples/llama/generation/token_text.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
+#include "examples/llama/training/model.h"
 
 namespace llama {
 namespace {
@@ -37,7 +39,8 @@ absl::Status CheckTokensAreBytes(const std::string& folder,
                                  const LlamaConfig& config, std::ostream& log) {
   if (config.vocab_size == kByteVocab) return absl::OkStatus();
   const std::string tokenizer = absl::StrCat(folder, "/tokenizer.json");
-  if (std::ifstream(tokenizer).good()) {
+  std::error_code ignored;
+  if (std::filesystem::exists(tokenizer, ignored)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--prompt is for models whose tokens are bytes, and there is ",
         tokenizer, ": tools/tokenize_text.py --encode TEXT --tokenizer ",

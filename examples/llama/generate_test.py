@@ -55,7 +55,7 @@ class GenerateTest(unittest.TestCase):
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
         return folder
 
-    def train(self, *flags):
+    def train(self, *flags, code=0):
         text = b"All that glitters is not gold.\n" * 20
         (self.folder / "text.bin").write_bytes(b"".join(byte.to_bytes(2, "little") for byte in text))
         (self.folder / "text.json").write_text(json.dumps({
@@ -64,7 +64,7 @@ class GenerateTest(unittest.TestCase):
         done = subprocess.run([TRAIN, f"--model={QWEN3}", f"--data={self.folder}/text.bin", "--seq=16", "--batch=2",
                                "--steps=3", "--lr=0.05", "--warmup=1", "--threads=1", "--precision=fp32", *flags],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(done.returncode, code, done.stdout)
         return done.stdout
 
     def test_tokens_are_those_of_transformers(self):
@@ -147,9 +147,39 @@ class GenerateTest(unittest.TestCase):
     def test_says_what_is_wrong_with_a_model(self):
         self.refuse("there is no nowhere/config.json", "--model=nowhere", PROMPT)
         self.refuse("no-adapter", f"--model={QWEN3}", "--adapter=no-adapter", PROMPT)
+        broken = self.copy_of(QWEN3, "broken")
+        (broken / "config.json").write_text("")
+        self.refuse("broken/config.json: JSON, byte 0: ", f"--model={broken}", PROMPT)
         empty = self.copy_of(QWEN3)
         (empty / "model.safetensors").unlink()
         self.refuse(str(empty), f"--model={empty}", PROMPT)
+
+    def test_waits_for_no_fifo(self):
+        for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
+            model = self.copy_of(QWEN3, "with_" + name)
+            (model / name).unlink(missing_ok=True)
+            os.mkfifo(model / name)
+            text = f"{model}/{name}: it is no regular file"
+            if name != "tokenizer_config.json":
+                self.refuse(text, f"--model={model}", PROMPT)
+            self.assertIn(text, self.train(f"--model={model}", code=1 if name == "model.safetensors" else 2))
+        os.mkfifo(self.folder / "adapter_config.json")
+        self.refuse("is no regular file", f"--model={QWEN3}", f"--adapter={self.folder}", PROMPT)
+
+    def test_carries_what_is_beside_the_weights(self):
+        files = {"tokenizer.model": b"\0\xff", "LICENSE": b"free\n", "README.md": b"", "chat_template.json": b"{}",
+                 "preprocessor_config.json": b"{}"}
+        others = ("pytorch_model.bin", "model.safetensors.index.json.bak.index.json", "adapter_config.json", ".hidden")
+        model, exported, saved = self.copy_of(QWEN3), self.folder / "exported", self.folder / "saved"
+        for name in (*files, *others):
+            (model / name).write_bytes(files.get(name, b"{}"))
+        (model / "original").mkdir()
+        self.train(f"--model={model}", f"--export={exported}", f"--save={saved}")
+        for folder in (exported, saved / "step-3"):
+            for name, content in files.items():
+                self.assertEqual((folder / name).read_bytes(), content, name)
+            for name in (*others, "original"):
+                self.assertFalse((folder / name).exists(), name)
 
     def test_says_what_is_wrong_with_a_prompt(self):
         model = f"--model={QWEN3}"

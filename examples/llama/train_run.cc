@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -84,8 +85,8 @@ class TrainRun {
 
   absl::Status Prepare() {
     torch::manual_seed(flags_.seed);
-    FSDP_ASSIGN_OR_RETURN(const std::string text, ReadConfigText(flags_.model));
-    FSDP_ASSIGN_OR_RETURN(config_, ParseLlamaConfig(text));
+    FSDP_ASSIGN_OR_RETURN(config_, ReadConfig(flags_.model));
+    FSDP_ASSIGN_OR_RETURN(texts_, TextsBeside(flags_.model));
     model_.compute = Dtype();
     model_.recompute = flags_.recompute;
     if (flags_.automatic) model_.automatic = Automatic();
@@ -199,9 +200,7 @@ class TrainRun {
     if (flags_.save.empty()) return absl::OkStatus();
     fsdp::checkpoint::CheckpointerOptions options;
     if (flags_.keep_last > 0) options.keep_last = flags_.keep_last;
-    options.texts = TextsBeside(flags_.model);
-    FSDP_ASSIGN_OR_RETURN(options.texts["config.json"],
-                          ReadConfigText(flags_.model));
+    options.texts = texts_;
     FSDP_ASSIGN_OR_RETURN(checkpoints_, fsdp::checkpoint::Checkpointer::Open(
                                             flags_.save, ranks_, options));
     if (flags_.resume) return absl::OkStatus();
@@ -267,7 +266,7 @@ class TrainRun {
     }
     if (flags_.export_dir.empty()) return absl::OkStatus();
     if (model_.int8_base.has_value()) FSDP_RETURN_IF_ERROR(MakeMergeable());
-    FSDP_RETURN_IF_ERROR(ExportTrained(flags_.export_dir, flags_.model, Dtype(),
+    FSDP_RETURN_IF_ERROR(ExportTrained(flags_.export_dir, texts_, Dtype(),
                                        model_made_, HasAdapters()));
     if (IsFirst()) std::cout << "wrote " << flags_.export_dir << std::endl;
     return absl::OkStatus();
@@ -292,6 +291,7 @@ class TrainRun {
   const TrainFlags& flags_;
   const std::shared_ptr<Communicator> ranks_;
   LlamaConfig config_{};
+  std::map<std::string, std::string> texts_;  // beside the weights
   ModelOptions model_;
   std::optional<TokenBatches> data_;
   std::optional<EvaluationBatches> eval_;

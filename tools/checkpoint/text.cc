@@ -9,6 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 
 namespace fsdp::checkpoint::tool {
 
@@ -39,7 +40,9 @@ std::string Count(int64_t number, absl::string_view noun) {
 }
 
 std::string Printable(absl::string_view name) {
-  return absl::Utf8SafeCHexEscape(name);
+  // Quotes do no harm.
+  return absl::StrReplaceAll(absl::Utf8SafeCHexEscape(name),
+                             {{"\\\\", "\\\\"}, {"\\\"", "\""}, {"\\'", "'"}});
 }
 
 std::string Columns(const std::vector<std::vector<std::string>>& rows,

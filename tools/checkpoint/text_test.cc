@@ -29,6 +29,7 @@ TEST(TextTest, Numbers) {
 TEST(TextTest, NamesDoNotReachTheTerminalAsTheyAre) {
   EXPECT_EQ(Printable("a\x1b[2Jb\n"), "a\\x1b[2Jb\\n");
   EXPECT_EQ(Printable("größe"), "größe");
+  EXPECT_EQ(Printable("it's \"w\" \\\""), "it's \"w\" \\\\\"");
 }
 
 TEST(TextTest, Columns) {

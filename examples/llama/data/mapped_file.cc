@@ -12,6 +12,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/regular_file.h"
 
 namespace llama {
 
@@ -20,16 +21,15 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
   const auto error = [&path] {
     return absl::ErrnoToStatus(errno, absl::StrCat("reading ", path));
   };
-  // A FIFO would wait for whoever writes to it.
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const int descriptor = fsdp::OpenRegularFile(path, O_RDONLY);
+  if (descriptor < 0 && (errno == ENXIO || errno == EISDIR)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reading ", path, ": it is no regular file"));
+  }
   if (descriptor < 0) return error();
   const auto close_it = absl::MakeCleanup([descriptor] { close(descriptor); });
   struct stat status;
   if (fstat(descriptor, &status) != 0) return error();
-  if (!S_ISREG(status.st_mode)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("reading ", path, ": it is no regular file"));
-  }
   absl::string_view bytes;
   if (status.st_size > 0) {  // none cannot be mapped
     const auto size = static_cast<size_t>(status.st_size);

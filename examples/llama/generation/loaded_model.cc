@@ -45,11 +45,6 @@ absl::Status Load(const std::string& folder, const LoadedModelOptions& options,
 
 }  // namespace
 
-absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder) {
-  FSDP_ASSIGN_OR_RETURN(const std::string text, ReadConfigText(folder));
-  return ParseLlamaConfig(text);
-}
-
 absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
                                         const LlamaConfig& config,
                                         const LoadedModelOptions& options) {

@@ -12,9 +12,6 @@
 
 namespace llama {
 
-// Of FOLDER/config.json. NotFound: there is none; errors of ParseLlamaConfig().
-absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder);
-
 struct LoadedModelOptions {
   c10::ScalarType dtype = c10::kFloat;
   std::string adapter;  // a folder of PEFT's; empty: none

@@ -3,17 +3,20 @@
 #include <c10/core/ScalarType.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <string>
+#include <system_error>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "adapters/peft_files.h"
 #include "base/json.h"
+#include "base/regular_file.h"
 #include "base/status_macros.h"
 #include "checkpoint/model_files.h"
 #include "examples/llama/training/model.h"
@@ -23,26 +26,45 @@ namespace {
 
 using ::fsdp::Json;
 
-// Of a folder of Hugging Face's, those that are not about weights.
-constexpr const char* kBesides[] = {"tokenizer.json",
-                                    "tokenizer_config.json",
-                                    "vocab.json",
-                                    "special_tokens_map.json",
-                                    "merges.txt",
-                                    "added_tokens.json",
-                                    "generation_config.json",
-                                    "chat_template.jinja"};
+namespace fs = std::filesystem;
+
+constexpr char kConfig[] = "config.json";
+constexpr uintmax_t kMaxTextBytes = uintmax_t{64} << 20;
+
+// What weights and their indices are called, ours and others'.
+constexpr absl::string_view kEndingsOfWeights[] = {
+    ".safetensors", ".index.json", ".bin",  ".pt", ".pth",    ".ckpt",
+    ".distcp",      ".gguf",       ".onnx", ".h5", ".msgpack"};
+constexpr absl::string_view kOfOtherFolders[] = {
+    "adapter_config.json", "manifest.json", "training.json"};
+
+bool IsText(absl::string_view name) {
+  return name[0] != '.' && !absl::c_linear_search(kOfOtherFolders, name) &&
+         absl::c_none_of(kEndingsOfWeights, [name](absl::string_view ending) {
+           return absl::EndsWith(name, ending);
+         });
+}
 
 }  // namespace
 
-std::map<std::string, std::string> TextsBeside(const std::string& base) {
+absl::StatusOr<std::map<std::string, std::string>> TextsBeside(
+    const std::string& folder) {
   std::map<std::string, std::string> texts;
-  for (const char* const name : kBesides) {
-    std::ifstream file(absl::StrCat(base, "/", name), std::ios::binary);
-    if (!file) continue;
-    texts[name] = std::string(std::istreambuf_iterator<char>(file), {});
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(folder, error);
+       !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    std::error_code ignored;
+    const uintmax_t size = entry->file_size(ignored);
+    if (!IsText(name) || entry->is_directory(ignored) ||
+        (entry->is_regular_file(ignored) && size > kMaxTextBytes)) {
+      continue;
+    }
+    FSDP_ASSIGN_OR_RETURN(texts[name],
+                          fsdp::ReadRegularFile(entry->path(), kMaxTextBytes));
   }
-  return texts;
+  if (!error) return texts;
+  return absl::ErrnoToStatus(error.value(), absl::StrCat("listing ", folder));
 }
 
 absl::StatusOr<std::string> WithDtype(const std::string& config,
@@ -64,14 +86,14 @@ absl::StatusOr<std::string> WithDtype(const std::string& config,
   return Json(std::move(changed)).ToString();
 }
 
-absl::Status ExportTrained(const std::string& folder, const std::string& base,
+absl::Status ExportTrained(const std::string& folder,
+                           std::map<std::string, std::string> texts,
                            c10::ScalarType dtype, Model& model,
                            bool has_adapters) {
-  FSDP_ASSIGN_OR_RETURN(const std::string config, ReadConfigText(base));
   fsdp::checkpoint::ExportOptions options;
   options.dtype = dtype;
-  options.texts = TextsBeside(base);
-  FSDP_ASSIGN_OR_RETURN(options.texts["config.json"], WithDtype(config, dtype));
+  FSDP_ASSIGN_OR_RETURN(texts[kConfig], WithDtype(texts[kConfig], dtype));
+  options.texts = std::move(texts);
   return has_adapters ? fsdp::adapters::ExportMerged(folder, *model, options)
                       : fsdp::checkpoint::ExportModel(folder, *model, options);
 }

@@ -13,14 +13,18 @@
 
 namespace llama {
 
-// The files beside the weights in the folder `base` that others need to use the
-// model, by name: the tokenizer's, above all. Those that there are.
-std::map<std::string, std::string> TextsBeside(const std::string& base);
+// The files of a model's folder that are neither weights nor their index, by
+// name: config.json, the tokenizer's, processors', licence. Not those of its
+// folders, hidden ones, those larger than 64 MiB, and what says that the folder
+// is something else: an adapter, a checkpoint. Errors name the file.
+absl::StatusOr<std::map<std::string, std::string>> TextsBeside(
+    const std::string& folder);
 
-// A new folder: the model in `dtype`, with config.json and TextsBeside(base).
-// Adapters are merged into the model, which has them merged from then on.
-// Collective.
-absl::Status ExportTrained(const std::string& folder, const std::string& base,
+// A new folder: the model in `dtype`, with `texts` of the model that it was
+// made from. Adapters are merged into the model, which has them merged from
+// then on. Collective.
+absl::Status ExportTrained(const std::string& folder,
+                           std::map<std::string, std::string> texts,
                            c10::ScalarType dtype, Model& model,
                            bool has_adapters);
 

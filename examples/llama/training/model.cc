@@ -5,8 +5,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -18,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "adapters/lora.h"
 #include "adapters/quantized_base.h"
+#include "base/regular_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
@@ -114,12 +113,19 @@ absl::StatusOr<Model> MakeModel(
 
 absl::StatusOr<std::string> ReadConfigText(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/config.json");
-  std::ifstream file(path);
-  if (!file) {
-    return absl::NotFoundError(absl::StrCat(
-        "there is no ", path, ": name a folder of a Hugging Face model"));
-  }
-  return std::string(std::istreambuf_iterator<char>(file), {});
+  absl::StatusOr<std::string> text = fsdp::ReadRegularFile(path);
+  if (!absl::IsNotFound(text.status())) return text;
+  return absl::NotFoundError(absl::StrCat(
+      "there is no ", path, ": name a folder of a Hugging Face model"));
+}
+
+absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder) {
+  FSDP_ASSIGN_OR_RETURN(const std::string text, ReadConfigText(folder));
+  absl::StatusOr<LlamaConfig> config = ParseLlamaConfig(text);
+  if (config.ok()) return config;
+  return absl::Status(
+      config.status().code(),
+      absl::StrCat(folder, "/config.json: ", config.status().message()));
 }
 
 std::vector<at::Tensor> Decaying(const Model& model) {

@@ -58,6 +58,8 @@ absl::StatusOr<Model> MakeModel(
 // The text of FOLDER/config.json. What the system says of one that is not
 // there.
 absl::StatusOr<std::string> ReadConfigText(const std::string& folder);
+// What it says. Errors of ParseLlamaConfig(), which name the file.
+absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder);
 
 // The shards that are trained, as the optimizer's groups: matrices, whose
 // weights decay, and the rest, norms and biases, whose do not.
