@@ -18,6 +18,7 @@
 #include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/files/file_names.h"
 #include "checkpoint/files/file_system.h"
@@ -83,12 +84,12 @@ class ModelLoad {
     options.strict = options_.strict;
     options.mapping = options_.mapping;
     absl::StatusOr<LoadPlan> plan = PlanLoad(catalog_, targets_, options);
-    if (!plan.ok()) {
-      return absl::Status(plan.status().code(),
-                          absl::StrCat(path_, ": ", plan.status().message()));
-    }
+    if (!plan.ok()) return Annotate(plan.status(), path_);
     plan_ = *std::move(plan);
-    return absl::OkStatus();
+    RangeReaderOptions reading;
+    reading.caching = CachingFor(*values_, /*world_size=*/1);
+    FSDP_ASSIGN_OR_RETURN(reader_, folder_->Open(catalog_, reading));
+    return Annotate(CompareCopies(plan_, *reader_), path_);
   }
 
   absl::Status ReadCatalog() {
@@ -109,11 +110,7 @@ class ModelLoad {
   }
 
   absl::Status Fill() {
-    RangeReaderOptions options;
-    options.caching = CachingFor(*values_, /*world_size=*/1);
-    FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<RangeReader> reader,
-                          folder_->Open(catalog_, options));
-    return LoadTensors(plan_, targets_, *reader, options_.progress);
+    return LoadTensors(plan_, targets_, *reader_, options_.progress);
   }
 
   const std::string& path_;
@@ -125,6 +122,7 @@ class ModelLoad {
   Catalog catalog_;
   std::vector<LoadTarget> targets_;
   LoadPlan plan_;
+  std::unique_ptr<RangeReader> reader_;
 };
 
 // --- Saving -----------------------------------------------------------------

@@ -108,6 +108,14 @@ class PieceCollector {
           {{{entry.tensor, piece.dtype, zero}, {}}, entry.global_shape, kLast});
     }
     Growing& growing = growing_[found->second];
+    if (!is_new && entry.offsets == growing.tensor.boxes[0].offsets &&
+        growing.tensor.boxes[0].file != box.file) {
+      const int other = growing.tensor.boxes[0].file;
+      return Refuse(file.name, piece.name,
+                    absl::StrCat("is in ", catalog_.files()[other].name,
+                                 " as well: name one file, or leave those of "
+                                 "one model in the folder"));
+    }
     growing.position =
         std::min(growing.position, entry.position.value_or(growing.position));
     TensorInfo& whole = growing.tensor.info;
@@ -163,16 +171,16 @@ class Findings {
   size_t count_ = 0;
 };
 
-// Both ways: what the index names and no file has, and what files have besides.
-absl::Status CompareNames(const FileIndex& index,
-                          absl::Span<const SafetensorsFile> files) {
+using FileByTensor = absl::flat_hash_map<absl::string_view, int>;
+
+// What the index names and no file has.
+absl::Status FindMissing(const FileIndex& index, FileByTensor expected,
+                         absl::Span<const SafetensorsFile> files) {
   Findings findings;
   absl::flat_hash_map<absl::string_view, int> file_numbers;
   for (const std::string& file : index.files) {
     file_numbers.emplace(file, static_cast<int>(file_numbers.size()));
   }
-  absl::flat_hash_map<absl::string_view, int> expected;  // file by tensor
-  for (const auto& [tensor, file] : index.weights) expected[tensor] = file;
   std::vector<bool> is_there(index.files.size(), false);
   for (const SafetensorsFile& file : files) {
     const auto found = file_numbers.find(file.name);
@@ -185,9 +193,6 @@ absl::Status CompareNames(const FileIndex& index,
       const auto entry = expected.find(tensor.info.name);
       if (entry != expected.end() && entry->second == found->second) {
         expected.erase(entry);
-      } else {
-        findings.Add(absl::StrCat("tensor \"", tensor.info.name, "\" of ",
-                                  file.name, " is unexpected"));
       }
     }
   }
@@ -218,12 +223,18 @@ absl::StatusOr<Catalog> CatalogOfSafetensors(
 
 absl::StatusOr<Catalog> CatalogOfHuggingFace(
     const FileIndex& index, absl::Span<const SafetensorsFile> files) {
-  FSDP_RETURN_IF_ERROR(CompareNames(index, files));
+  FileByTensor expected;
+  for (const auto& [tensor, file] : index.weights) expected[tensor] = file;
+  FSDP_RETURN_IF_ERROR(FindMissing(index, expected, files));
   Catalog catalog;
   for (const SafetensorsFile& file : files) {
     FSDP_ASSIGN_OR_RETURN(const int number,
                           catalog.AddFile(file.name, FileBytes(file.header)));
     for (const PlacedTensor& tensor : file.header.tensors) {
+      const auto entry = expected.find(tensor.info.name);
+      if (entry == expected.end() || index.files[entry->second] != file.name) {
+        continue;
+      }
       std::vector<int64_t> zero(tensor.info.shape.size(), 0);
       StoredBox box{{std::move(zero), tensor.info.shape},
                     number,

@@ -28,9 +28,10 @@ absl::StatusOr<Catalog> CatalogOfSafetensors(
     absl::Span<const SafetensorsFile> files);
 
 // Of a Hugging Face model with an index, whose tensors are whole. `files` are
-// those that the index names. InvalidArgument lists all at once: files that are
-// not there, tensors that are missing in the file that the index names, and
-// tensors and files that it does not name.
+// those that the index names; what else they have is left alone, as it may be
+// another file's or an older one. InvalidArgument lists all at once: files that
+// are not there, or that it does not name, and tensors that are missing in the
+// file that it names.
 absl::StatusOr<Catalog> CatalogOfHuggingFace(
     const FileIndex& index, absl::Span<const SafetensorsFile> files);
 

@@ -41,9 +41,9 @@ absl::Status CheckIsOurs(const std::string& root,
   if (marked || names.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "checkpoints in ", root, ": there is something else in it (", names[0],
-      "), and no file ", kMarkerName,
-      "; name a new or an empty folder, or create that file if checkpoints "
-      "may be written and removed there"));
+      "): name a new or an empty folder; a folder of checkpoints that was "
+      "copied needs its hidden file ",
+      kMarkerName, " as well"));
 }
 
 // The lock, or null by manifest. Either makes the file that says whose folder

@@ -56,11 +56,17 @@ class DcpLoading {
     FSDP_RETURN_IF_ERROR(
         Annotate(tensors_->PlanModel(std::move(catalog), context_.strict),
                  context_.root));
-    if (run_.optimizer == nullptr) return absl::OkStatus();
-    FSDP_ASSIGN_OR_RETURN(
-        DcpOptimizer stored,
-        ReadDcpOptimizer(*context_.files, context_.root, metadata));
-    return Annotate(PlanOptimizer(std::move(stored)), context_.root);
+    if (run_.optimizer != nullptr) {
+      FSDP_ASSIGN_OR_RETURN(
+          DcpOptimizer stored,
+          ReadDcpOptimizer(*context_.files, context_.root, metadata));
+      FSDP_RETURN_IF_ERROR(
+          Annotate(PlanOptimizer(std::move(stored)), context_.root));
+    }
+    RangeReaderOptions options;
+    options.caching = CachingFor(*values_, context_.world_size);
+    return Annotate(tensors_->Open(folder_, options, context_.progress),
+                    context_.root);
   }
 
   absl::Status PlanOptimizer(DcpOptimizer stored) {
@@ -74,9 +80,6 @@ class DcpLoading {
   }
 
   absl::Status Fill() {
-    RangeReaderOptions options;
-    options.caching = CachingFor(*values_, context_.world_size);
-    FSDP_RETURN_IF_ERROR(tensors_->Open(folder_, options, context_.progress));
     FSDP_RETURN_IF_ERROR(tensors_->FillModel());
     return tensors_->FillOptimizer();
   }

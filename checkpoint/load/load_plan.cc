@@ -72,6 +72,46 @@ absl::Status Bad(const std::string& why) {
   return absl::InvalidArgumentError(why);
 }
 
+// What `stored` is to be multiplied by; null: by nothing. The error says why
+// its values are not known.
+absl::StatusOr<const StoredTensor*> ScaleOf(const Catalog& catalog,
+                                            const StoredTensor& stored,
+                                            c10::ScalarType wanted) {
+  const Dtype dtype = stored.info.dtype;
+  const bool is_scaled = dtype == Dtype::kF8E4M3 || dtype == Dtype::kF8E5M2 ||
+                         dtype == Dtype::kF8E4M3Fnuz ||
+                         dtype == Dtype::kF8E5M2Fnuz;
+  if (!is_scaled || FileDtype(wanted) == dtype) return nullptr;
+  const std::string& name = stored.info.name;
+  const StoredTensor* scale = catalog.Find(absl::StrCat(name, "_scale"));
+  if (scale == nullptr) scale = catalog.Find(absl::StrCat(name, "_scale_inv"));
+  if (scale == nullptr) {
+    return Bad(absl::StrCat(
+        "dtype ", NameOf(dtype), " with neither ", name, "_scale nor ", name,
+        "_scale_inv beside it, so that its values are not known: convert the "
+        "model to BF16 first"));
+  }
+  const Sizes& shape = stored.info.shape;
+  const Sizes& scales = scale->info.shape;
+  const auto type = TorchDtype(scale->info.dtype);
+  const bool is_per_row =
+      !shape.empty() && !scales.empty() && scales[0] == shape[0] &&
+      (scales.size() == 1 || (scales.size() == 2 && scales[1] == 1));
+  const auto blocks = [](int64_t size) {
+    return size / kScaleBlock + (size % kScaleBlock != 0 ? 1 : 0);
+  };
+  const bool is_per_block =
+      shape.size() == 2 && scales == Sizes{blocks(shape[0]), blocks(shape[1])};
+  if (type.has_value() && c10::isFloatingType(*type) &&
+      (Numel(scales) == 1 || is_per_row || is_per_block)) {
+    return scale;
+  }
+  return Bad(absl::StrCat(
+      ToString(stored.info), " with ", scale->info.name, ", ",
+      ToString(scale->info), ": one number, one for each row, or one for each ",
+      "block of ", kScaleBlock, " x ", kScaleBlock, " would be known"));
+}
+
 // What a recipe takes out of `stored` for what has the dtype `wanted`. The
 // error says why it does not fit.
 absl::StatusOr<WholeRead::Piece> PieceOf(c10::ScalarType wanted,
@@ -184,8 +224,24 @@ class Planner {
         return;
       }
       seen_.insert(stored);
+      FindCopies(target, *recipe, *stored);
       absl::StatusOr<WholeRead::Piece> taken = PieceOf(wanted, piece, *stored);
       if (!taken.ok()) return Refuse(target, taken.status());
+      const absl::StatusOr<const StoredTensor*> scale =
+          ScaleOf(catalog_, *stored, target.dtype);
+      if (!scale.ok()) return Refuse(target, scale.status());
+      if (*scale != nullptr) {
+        if (piece.layer.has_value()) {
+          return Refuse(target, Bad("a layer of scaled numbers"));
+        }
+        taken->scale = *scale;
+        seen_.insert(*scale);
+        if (!read.conversion.has_value()) {
+          read.conversion = {target.sizes, [](const at::Tensor& rows) {
+                               return absl::StatusOr<at::Tensor>(rows);
+                             }};
+        }
+      }
       read.pieces.push_back(*std::move(taken));
     }
     const absl::Status fits = CheckShape(target, read);
@@ -202,13 +258,36 @@ class Planner {
   // Nothing: it keeps its value.
   std::optional<TensorRecipe> RecipeOf(const LoadTarget& target) const {
     if (options_.mapping != nullptr) return options_.mapping(target.name);
-    if (catalog_.Find(target.name) != nullptr) {
-      return TensorRecipe::Of(target.name);
+    TensorRecipe recipe = TensorRecipe::Of(target.name);
+    recipe.copies = target.aliases;
+    for (std::string& alias : recipe.copies) {
+      std::string& name = recipe.pieces[0].name;
+      if (catalog_.Find(name) != nullptr) break;
+      if (catalog_.Find(alias) != nullptr) std::swap(name, alias);
     }
-    for (const std::string& alias : target.aliases) {
-      if (catalog_.Find(alias) != nullptr) return TensorRecipe::Of(alias);
+    return recipe;
+  }
+
+  void FindCopies(const LoadTarget& target, const TensorRecipe& recipe,
+                  const StoredTensor& stored) {
+    for (const std::string& name : recipe.copies) {
+      const StoredTensor* const copy = catalog_.Find(name);
+      if (copy == nullptr) continue;
+      seen_.insert(copy);
+      if (copy->info.dtype != stored.info.dtype ||
+          copy->info.shape != stored.info.shape) {
+        Refuse(target, CopyDiffers(stored, *copy));
+        continue;
+      }
+      int64_t begin = 0;
+      int64_t end = Numel(stored.info.shape);
+      // Each rank looks at what it loads.
+      if (target.values.defined() && !recipe.conversion.has_value()) {
+        begin = std::min(target.begin, end);
+        end = std::min(begin + target.values.numel(), end);
+      }
+      plan_.copied.push_back({&stored, copy, begin, end});
     }
-    return TensorRecipe::Of(target.name);
   }
 
   void Missing(const LoadTarget& target, const std::string& name) {
@@ -287,12 +366,6 @@ class Planner {
   }
 
   void FindUnexpected() {
-    // Another name of what was found under one is none too many.
-    for (const LoadTarget& target : targets_) {
-      for (const std::string& alias : target.aliases) {
-        seen_.insert(catalog_.Find(alias));
-      }
-    }
     for (const StoredTensor& stored : catalog_.tensors()) {
       if (seen_.count(&stored) > 0) continue;
       problems_.push_back(absl::StrCat("unexpected: ", stored.info.name));
@@ -308,6 +381,14 @@ class Planner {
 };
 
 }  // namespace
+
+absl::Status CopyDiffers(const StoredTensor& tensor, const StoredTensor& copy) {
+  return Bad(absl::StrCat(
+      copy.info.name, " differs from ", tensor.info.name,
+      ", and both are one parameter of the model: make it a model that has "
+      "two, for one of Hugging Face's by setting tie_word_embeddings to false "
+      "in config.json"));
+}
 
 absl::StatusOr<LoadPlan> PlanLoad(const Catalog& catalog,
                                   absl::Span<const LoadTarget> targets,

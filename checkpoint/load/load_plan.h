@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "checkpoint/catalog/catalog.h"
@@ -18,6 +19,9 @@
 #include "checkpoint/load/tensor_recipe.h"
 
 namespace fsdp::checkpoint {
+
+// Rows and columns of a block that has one scale, as in DeepSeek's models.
+inline constexpr int64_t kScaleBlock = 128;
 
 // Bytes of a file that become elements of a target's values.
 struct StraightRead {
@@ -34,6 +38,9 @@ struct WholeRead {
     int64_t begin = 0;           // its first element, of the tensor's
     std::vector<int64_t> shape;  // in the file
     bool transposed = false;
+    // Of 8-bit floating-point numbers that are read as others: what their
+    // values are multiplied by, one for all, for each row, or for each block.
+    const StoredTensor* scale = nullptr;
   };
   int target = 0;
   std::vector<Piece> pieces;
@@ -49,7 +56,16 @@ struct ConvertedRead {
   RowConversion conversion;
 };
 
+// Elements that a file has twice, under two names.
+struct CopiedRead {
+  const StoredTensor* tensor;
+  const StoredTensor* copy;  // of the same dtype and shape
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
 struct LoadPlan {
+  std::vector<CopiedRead> copied;
   std::vector<StraightRead> straight;
   std::vector<WholeRead> whole;
   std::vector<ConvertedRead> converted;  // of a target in order of rows
@@ -67,10 +83,14 @@ struct LoadPlanOptions {
 // InvalidArgument lists everything that does not fit at once: what is missing,
 // unexpected, of another shape, or of a dtype that would be cut off: only
 // floating point becomes other floating point, or is converted, and complex
-// other complex.
+// other complex. Eight-bit floating-point numbers become others only with the
+// scale that is beside them: NAME_scale or NAME_scale_inv, which both multiply.
 absl::StatusOr<LoadPlan> PlanLoad(const Catalog& catalog,
                                   absl::Span<const LoadTarget> targets,
                                   const LoadPlanOptions& options);
+
+// What is said of copies that are not equal.
+absl::Status CopyDiffers(const StoredTensor& tensor, const StoredTensor& copy);
 
 }  // namespace fsdp::checkpoint
 

@@ -44,7 +44,7 @@ absl::Status RunTensors::Open(const SourceFolder& folder,
     files += static_cast<int64_t>(catalog->files().size());
   }
   FSDP_ASSIGN_OR_RETURN(reader_, folder.OpenAll(catalogs, options));
-  return absl::OkStatus();
+  return CompareCopies(plan_, *reader_);
 }
 
 absl::Status RunTensors::Read(size_t catalog, const LoadPlan& plan,

@@ -38,7 +38,7 @@ class RunTensors {
                              TrainingRecord& record, bool strict);
 
   // Of the files of the catalogs, which are in `folder`. `progress` may be
-  // null.
+  // null. Changes nothing. The errors are those of CompareCopies().
   absl::Status Open(const SourceFolder& folder,
                     const RangeReaderOptions& options, LoadProgress progress);
   // After an error they are filled in part.

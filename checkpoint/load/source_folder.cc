@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -219,6 +220,19 @@ absl::StatusOr<Catalog> SourceFolder::ReadModel() const {
   for (const std::string& name : names) {
     if (absl::EndsWith(name, kIndexEnding)) indices.push_back(name);
     if (absl::EndsWith(name, kEnding)) weights.push_back(name);
+  }
+  // Mistral's folders have the model twice, with other names in this one.
+  const auto begins_with = [](absl::string_view stem) {
+    return [stem](const std::string& name) {
+      return absl::StartsWith(name, stem);
+    };
+  };
+  if (absl::c_any_of(weights, begins_with("model"))) {
+    for (std::vector<std::string>* const list : {&indices, &weights}) {
+      list->erase(std::remove_if(list->begin(), list->end(),
+                                 begins_with("consolidated")),
+                  list->end());
+    }
   }
   if (indices.size() == 1) return ReadIndexed(indices.front());
   if (indices.size() > 1) {

@@ -47,7 +47,8 @@ class SourceFolder {
   // on. NotFound: none is there.
   absl::StatusOr<Catalog> ReadStem(const std::string& stem) const;
 
-  // What there is: an index, "model.safetensors", any other safetensors files,
+  // What there is: an index, "model.safetensors" (before "consolidated...", the
+  // same model under other names), any other safetensors files,
   // such as torch.distributed.checkpoint writes for each rank, or its other
   // format's `.metadata`, of which the model alone. NotFound, with what was
   // looked for.

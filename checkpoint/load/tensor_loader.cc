@@ -1,12 +1,14 @@
 #include "checkpoint/load/tensor_loader.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -23,6 +25,7 @@
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/run/torch_dtype.h"
+#include "checkpoint/tensor/tensor_info.h"
 #include "fsdp/memory/resting_memory.h"
 
 namespace fsdp::checkpoint {
@@ -40,8 +43,30 @@ int64_t BytesOf(const std::vector<WholeRead::Piece>& pieces) {
     int64_t elements = 1;
     for (const int64_t size : piece.shape) elements *= size;
     bytes += elements * ItemBytes(piece.tensor->info.dtype);
+    if (piece.scale != nullptr) bytes += *BytesOf(piece.scale->info);
   }
   return bytes;
+}
+
+// The rows of a tensor from `first_row` on, times what `scale` has for them.
+at::Tensor Scaled(const at::Tensor& rows, const at::Tensor& scale,
+                  int64_t first_row) {
+  const at::Tensor numbers = rows.to(c10::kFloat);
+  const at::Tensor factors = scale.to(c10::kFloat);
+  if (factors.numel() == 1) return numbers * factors.flatten()[0];
+  const int64_t count = rows.size(0);
+  if (factors.numel() == factors.size(0) && factors.size(0) > 1) {
+    std::vector<int64_t> per_row(static_cast<size_t>(rows.dim()), 1);
+    per_row[0] = count;
+    return numbers *
+           factors.view({-1}).narrow(0, first_row, count).view(per_row);
+  }
+  const auto blocks = [](int64_t first, int64_t size) {
+    return at::arange(first, first + size)
+        .div(kScaleBlock, /*rounding_mode=*/"floor");
+  };
+  return numbers * factors.index_select(0, blocks(first_row, count))
+                       .index_select(1, blocks(0, rows.size(1)));
 }
 
 class Loader {
@@ -54,6 +79,25 @@ class Loader {
         progress_(progress),
         first_file_(first_file),
         all_(BytesOf(plan)) {}
+
+  // What is there twice, a few elements at a time.
+  absl::Status CompareCopies() {
+    constexpr int64_t kElements = int64_t{1} << 20;
+    for (const CopiedRead& read : plan_.copied) {
+      const auto dtype = TorchDtype(read.tensor->info.dtype);
+      for (int64_t i = read.begin; i < read.end; i += kElements) {
+        const int64_t count = std::min(kElements, read.end - i);
+        const at::Tensor one = at::empty({count}, *dtype);
+        const at::Tensor other = at::empty({count}, *dtype);
+        FSDP_RETURN_IF_ERROR(ReadPiece(*read.tensor, i, one));
+        FSDP_RETURN_IF_ERROR(ReadPiece(*read.copy, i, other));
+        if (std::memcmp(one.data_ptr(), other.data_ptr(), one.nbytes()) != 0) {
+          return CopyDiffers(*read.tensor, *read.copy);
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
 
   absl::Status Run() {
     const NormalMode normal;
@@ -110,6 +154,18 @@ class Loader {
           at::empty(piece.shape, *TorchDtype(piece.tensor->info.dtype)));
       FSDP_RETURN_IF_ERROR(
           ReadPiece(*piece.tensor, piece.begin, tensor.view({-1})));
+      if (piece.scale != nullptr) {
+        const TensorInfo& info = piece.scale->info;
+        const at::Tensor scale = at::empty(info.shape, *TorchDtype(info.dtype));
+        FSDP_RETURN_IF_ERROR(ReadPiece(*piece.scale, 0, scale.view({-1})));
+        FSDP_RETURN_IF_ERROR(TorchToStatus(info.name, [&] {
+          const int64_t row = tensor.dim() == 0 || tensor.size(0) == 0
+                                  ? 1
+                                  : tensor.numel() / tensor.size(0);
+          tensor =
+              Scaled(tensor, scale, piece.begin / std::max<int64_t>(1, row));
+        }));
+      }
       if (piece.transposed) tensor = tensor.transpose(0, 1);
     }
     if (tensors.size() == 1) return tensors.front();
@@ -219,6 +275,11 @@ int64_t BytesOf(const LoadPlan& plan) {
     bytes += BytesOf(read.pieces);
   }
   return bytes;
+}
+
+absl::Status CompareCopies(const LoadPlan& plan, RangeReader& reader,
+                           int64_t first_file) {
+  return Loader(plan, {}, reader, nullptr, first_file).CompareCopies();
 }
 
 absl::Status LoadTensors(const LoadPlan& plan,

@@ -19,6 +19,11 @@ using LoadProgress = std::function<void(int64_t bytes, int64_t all)>;
 // All that LoadTensors() reads.
 int64_t BytesOf(const LoadPlan& plan);
 
+// InvalidArgument where what the files have twice (LoadPlan::copied) is not
+// equal. `reader` and `first_file` as for LoadTensors().
+absl::Status CompareCopies(const LoadPlan& plan, RangeReader& reader,
+                           int64_t first_file = 0);
+
 // Carries out `plan`, of `targets`. `reader`: over the files of the catalog, by
 // their numbers plus `first_file`. What rests elsewhere is in memory one unit
 // at a time; a target that is put together from whole tensors costs the memory

@@ -47,6 +47,9 @@ struct TensorRecipe {
   std::vector<RecipePiece> pieces;
   int64_t dim = 0;
   std::optional<RowConversion> conversion = std::nullopt;
+  // Of one piece, a whole tensor: other names under which files may have it
+  // once more. They are refused where they have other values.
+  std::vector<std::string> copies = {};
 
   // A tensor as it is.
   static TensorRecipe Of(std::string name) {

@@ -38,7 +38,7 @@ absl::Status FineTune(const std::string& folder, const std::string& tokens,
   options.wrap_policy = fsdp::WrapModules<llama::DecoderLayerImpl>();
   options.unit.precision = fsdp::ComputeIn(torch::kBFloat16);
   FSDP_ASSIGN_OR_RETURN(auto model, fsdp::FullyShard(net, ranks, options));
-  FSDP_RETURN_IF_ERROR(fsdp::checkpoint::LoadModel(folder, *model));
+  FSDP_RETURN_IF_ERROR(llama::LoadBase(folder, config, *model));
 
   FSDP_ASSIGN_OR_RETURN(const auto file, llama::TokenFile::Open(tokens));
   FSDP_ASSIGN_OR_RETURN(const auto rows,

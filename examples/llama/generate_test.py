@@ -154,6 +154,29 @@ class GenerateTest(unittest.TestCase):
         (empty / "model.safetensors").unlink()
         self.refuse(str(empty), f"--model={empty}", PROMPT)
 
+    def test_a_tied_head_may_be_there_once_more(self):
+        tied = RECORDED / "llama_tied"
+        expected = self.tokens(tied, PROMPT, *GREEDY)
+        with open(tied / "model.safetensors", "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            data = file.read()
+        first, last = header["model.embed_tokens.weight"]["data_offsets"]
+        embed = data[first:last]
+        for name, head in (("same", embed), ("other", embed[:-4] + b"\0\0\0\0")):
+            model = self.copy_of(tied, name)
+            (model / "model.safetensors").unlink()
+            place = {"data_offsets": [len(data), len(data) + len(head)]}
+            text = json.dumps({**header, "lm_head.weight": {**header["model.embed_tokens.weight"], **place}}).encode()
+            (model / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data + head)
+            if name == "same":
+                self.assertEqual(self.tokens(model, PROMPT, *GREEDY), expected)
+                self.train(f"--model={model}", "--lora_rank=2")
+            else:
+                said = "lm_head.weight differs from model.embed_tokens.weight"
+                self.refuse(said, f"--model={model}", PROMPT)
+                said = self.train(f"--model={model}", code=2)
+                self.assertIn("by setting tie_word_embeddings to false in config.json", said)
+
     def test_waits_for_no_fifo(self):
         for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
             model = self.copy_of(QWEN3, "with_" + name)

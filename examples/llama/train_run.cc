@@ -26,7 +26,6 @@
 #include "adapters/peft_files.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
@@ -184,12 +183,7 @@ class TrainRun {
       if (step.has_value()) return GoOn(*step);
     }
     if (!flags_.from_scratch) {
-      fsdp::checkpoint::LoadModelOptions options;
-      if (HasAdapters()) {
-        options.mapping = fsdp::adapters::OfBaseModel(*model_made_);
-      }
-      FSDP_RETURN_IF_ERROR(
-          fsdp::checkpoint::LoadModel(flags_.model, *model_made_, options));
+      FSDP_RETURN_IF_ERROR(LoadBase(flags_.model, config_, *model_made_));
     }
     if (flags_.adapter.empty()) return absl::OkStatus();
     return fsdp::adapters::LoadAdapter(flags_.adapter, *model_made_,
@@ -280,10 +274,7 @@ class TrainRun {
     model_.int8_base.reset();
     model_.automatic.reset();
     FSDP_ASSIGN_OR_RETURN(model_made_, MakeModel(config_, model_, ranks_));
-    fsdp::checkpoint::LoadModelOptions options;
-    options.mapping = fsdp::adapters::OfBaseModel(*model_made_);
-    FSDP_RETURN_IF_ERROR(
-        fsdp::checkpoint::LoadModel(flags_.model, *model_made_, options));
+    FSDP_RETURN_IF_ERROR(LoadBase(flags_.model, config_, *model_made_));
     return fsdp::adapters::LoadAdapter(flags_.save_adapter, *model_made_,
                                        *model_.lora);
   }

@@ -13,7 +13,6 @@
 #include "adapters/quantized_base.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/model_files.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/model.h"
@@ -25,17 +24,15 @@ namespace {
 using ::fsdp::adapters::LoraConfig;
 
 // `model` has no values yet.
-absl::Status Load(const std::string& folder, const LoadedModelOptions& options,
-                  CausalLmImpl& model) {
+absl::Status Load(const std::string& folder, const LlamaConfig& of_model,
+                  const LoadedModelOptions& options, CausalLmImpl& model) {
   std::optional<LoraConfig> config;
   if (!options.adapter.empty()) {
     FSDP_ASSIGN_OR_RETURN(config,
                           fsdp::adapters::ReadLoraConfig(options.adapter));
     FSDP_RETURN_IF_ERROR(fsdp::adapters::AddLora(model, *config));
   }
-  fsdp::checkpoint::LoadModelOptions of_base;
-  of_base.mapping = fsdp::adapters::OfBaseModel(model);
-  FSDP_RETURN_IF_ERROR(fsdp::checkpoint::LoadModel(folder, model, of_base));
+  FSDP_RETURN_IF_ERROR(LoadBase(folder, of_model, model));
   if (!config.has_value()) return absl::OkStatus();
   FSDP_RETURN_IF_ERROR(
       fsdp::adapters::LoadAdapter(options.adapter, model, *config));
@@ -57,7 +54,7 @@ absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
     if (options.int8_base) made = fsdp::adapters::QuantizeBase(*model);
   }));
   FSDP_RETURN_IF_ERROR(made);
-  FSDP_RETURN_IF_ERROR(Load(folder, options, *model));
+  FSDP_RETURN_IF_ERROR(Load(folder, config, options, *model));
   model->eval();
   return model;
 }

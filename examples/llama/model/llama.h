@@ -52,8 +52,8 @@ class DecoderImpl : public torch::nn::Module {
 TORCH_MODULE(Decoder);
 
 // model and, unless the config ties it to the embedding, lm_head: a tied head
-// is no parameter of its own, as in the files of such models. Those that have a
-// lm_head.weight all the same are loaded with LoadModelOptions::strict off.
+// is no parameter of its own, as in the files of such models. For those that
+// have a lm_head.weight all the same there is TensorRecipe::copies.
 class CausalLmImpl : public torch::nn::Module {
  public:
   explicit CausalLmImpl(const LlamaConfig& config);

@@ -15,10 +15,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "adapters/lora.h"
+#include "adapters/peft_files.h"
 #include "adapters/quantized_base.h"
 #include "base/regular_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "checkpoint/load/tensor_recipe.h"
+#include "checkpoint/model_files.h"
 #include "comm/communicator.h"
 #include "examples/llama/model/decoder_layer.h"
 #include "examples/llama/model/documents.h"
@@ -126,6 +129,21 @@ absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder) {
   return absl::Status(
       config.status().code(),
       absl::StrCat(folder, "/config.json: ", config.status().message()));
+}
+
+absl::Status LoadBase(const std::string& folder, const LlamaConfig& config,
+                      torch::nn::Module& model) {
+  fsdp::checkpoint::LoadModelOptions options;
+  options.mapping =
+      [tied = config.tie_word_embeddings,
+       of_base = fsdp::adapters::OfBaseModel(model)](const std::string& name) {
+        std::optional<fsdp::checkpoint::TensorRecipe> recipe = of_base(name);
+        if (tied && name == "model.embed_tokens.weight") {
+          recipe->copies = {"lm_head.weight"};
+        }
+        return recipe;
+      };
+  return fsdp::checkpoint::LoadModel(folder, model, options);
 }
 
 std::vector<at::Tensor> Decaying(const Model& model) {

@@ -61,6 +61,12 @@ absl::StatusOr<std::string> ReadConfigText(const std::string& folder);
 // What it says. Errors of ParseLlamaConfig(), which name the file.
 absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder);
 
+// fsdp::checkpoint::LoadModel() of a model of `config`, which may have adapters
+// or an int8 base, from `folder`, whose files have neither. A tied head may be
+// there once more.
+absl::Status LoadBase(const std::string& folder, const LlamaConfig& config,
+                      torch::nn::Module& model);
+
 // The shards that are trained, as the optimizer's groups: matrices, whose
 // weights decay, and the rest, norms and biases, whose do not.
 std::vector<at::Tensor> Decaying(const Model& model);
