@@ -178,10 +178,9 @@ TEST(ScaledModelsTest, EightBitsWithoutAKnownScaleAreRefused) {
   const auto layer = Layer();
   const at::Tensor before = layer->weight.detach().clone();
   Write(path, {weight});
-  EXPECT_THAT(
-      LoadModel(path, *layer, options),
-      StatusIs(Code::kInvalidArgument,
-               HasSubstr("neither weight_scale nor weight_scale_inv")));
+  EXPECT_THAT(LoadModel(path, *layer, options),
+              StatusIs(Code::kInvalidArgument,
+                       HasSubstr("neither weight_scale nor weight_scale_inv")));
   for (const std::vector<int64_t>& shape :
        {std::vector<int64_t>{3}, {3, 5}, {1, kColumns}, {2}}) {
     int64_t factors = 1;
@@ -220,7 +219,8 @@ TEST(TwiceTest, ATiedParameterMayHaveTwoNamesIfTheyAreEqual) {
   for (const int different : {-1, 0, 5}) {
     std::vector<float> other = values;
     if (different >= 0) other[different] = 9;
-    Write(path, {Floats("embed", {3, 2}, values), Floats("head", {3, 2}, other)});
+    Write(path,
+          {Floats("embed", {3, 2}, values), Floats("head", {3, 2}, other)});
     const auto load = [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(
           auto model, FullyShard(std::make_shared<TiedImpl>(), Unowned(world)));

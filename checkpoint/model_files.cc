@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -207,6 +209,19 @@ class ModelExport {
 absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
                        const LoadModelOptions& options) {
   return ModelLoad(path, module, options).Run();
+}
+
+absl::Status CheckCanExport(const std::string& folder) {
+  NewPath path(OrReal(nullptr), folder, NewPath::Kind::kFolder);
+  std::error_code ignored;
+  if (std::filesystem::is_symlink(path.path(), ignored) &&
+      !std::filesystem::exists(path.path(), ignored)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path.path(),
+                     " is a link to nothing: remove it, or name "
+                     "another folder"));
+  }
+  return path.Claim("looks whether it can write a folder");
 }
 
 absl::Status ExportModel(const std::string& folder, torch::nn::Module& module,

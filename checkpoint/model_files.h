@@ -81,6 +81,12 @@ struct ExportOptions {
   FileSystem* files = nullptr;
 };
 
+// What ExportModel() would refuse of `folder` itself, to be asked before a long
+// training instead of after it: it is there already, it is a link to nothing,
+// or its parent is missing, is a file or cannot be written. Not collective:
+// one rank asks.
+absl::Status CheckCanExport(const std::string& folder);
+
 // A new folder with the model as Hugging Face has it: "model.safetensors", or
 // several files and an index, and `texts`. Ranks write at once, into
 // "FOLDER.incomplete", which gets its name when all of it is on the disk; the

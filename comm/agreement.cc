@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
@@ -26,6 +27,8 @@ namespace {
 // Longer texts are cut, so that a message stays one that can be read.
 constexpr size_t kMaxMessage = 4096;
 constexpr size_t kMaxLine = 200;
+// The payload of a status that IsAgreed().
+constexpr char kAgreed[] = "libtorch_fsdp/agreed";
 // No text that is broadcast is longer.
 constexpr int64_t kMaxText = int64_t{1} << 30;
 
@@ -119,9 +122,18 @@ absl::Status Agree(Communicator& communicator, const absl::Status& mine,
   const absl::StatusOr<std::string> message = BroadcastString(
       communicator, Cut(mine.message(), kMaxMessage), rank, what, deadline);
   if (!message.ok()) return mine.ok() ? message.status() : mine;
-  return absl::Status(
+  return AsAgreed(absl::Status(
       static_cast<absl::StatusCode>(*failed),
-      absl::StrCat(communicator.names().Name(rank), ": ", *message));
+      absl::StrCat(communicator.names().Name(rank), ": ", *message)));
+}
+
+bool IsAgreed(const absl::Status& status) {
+  return status.GetPayload(kAgreed).has_value();
+}
+
+absl::Status AsAgreed(absl::Status error) {
+  error.SetPayload(kAgreed, absl::Cord());
+  return error;
 }
 
 absl::Status CheckSame(Communicator& communicator, const std::string& text,

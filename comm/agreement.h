@@ -22,9 +22,14 @@ namespace fsdp::comm {
 // OK on all ranks when `mine` is OK on all. Otherwise every rank returns the
 // code and message of the lowest rank that failed, "rank 2: " in front. Long
 // messages are cut. A rank that failed and cannot tell the others returns
-// `mine`.
+// `mine`. IsAgreed() knows such an error.
 absl::Status Agree(Communicator& communicator, const absl::Status& mine,
                    absl::string_view what, absl::Time deadline);
+
+// All ranks of a group have returned this error alike. Not collective.
+bool IsAgreed(const absl::Status& status);
+// `error`, which all ranks return alike, as one that IsAgreed().
+absl::Status AsAgreed(absl::Status error);
 
 // OK when all ranks pass the same `text`. Otherwise InvalidArgument on every
 // rank: "`what` differ", the ranks that differ from rank 0, and the first line

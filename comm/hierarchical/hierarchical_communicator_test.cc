@@ -327,7 +327,8 @@ TEST(HierarchicalTest, ADestroyedRankFailsTheOthersInEveryPart) {
   group[3].reset();
   for (auto& work : works) {
     EXPECT_THAT(Finish(std::move(work)),
-                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is gone")));
+                StatusIs(absl::StatusCode::kUnavailable,
+                         HasSubstr("has left the group")));
   }
 }
 

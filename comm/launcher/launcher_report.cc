@@ -5,9 +5,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -16,12 +20,18 @@
 namespace fsdp::comm {
 namespace {
 
+constexpr char kStopSignal[] = "libtorch_fsdp/stop_signal";
+
 std::string EndText(const RankEnd& rank) {
   if (rank.end.signal == 0) {
-    return absl::StrCat("exited with code ", rank.end.exit_code,
-                        rank.end.exit_code == kPeerFailedExitCode
-                            ? " (another rank had failed)"
-                            : "");
+    const int stopped_by = StopSignalOf(rank.end);
+    return absl::StrCat(
+        "exited with code ", rank.end.exit_code,
+        rank.end.exit_code == kPeerFailedExitCode ? " (another rank had failed)"
+                                                  : "",
+        stopped_by == 0
+            ? ""
+            : absl::StrCat(" (told to stop by ", SignalText(stopped_by), ")"));
   }
   return absl::StrCat(
       rank.forced ? "ended by the launcher with " : "killed by ",
@@ -77,9 +87,9 @@ std::string SignalText(int signal) {
       {SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"},
       {SIGILL, "SIGILL"},   {SIGTRAP, "SIGTRAP"}, {SIGABRT, "SIGABRT"},
       {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"},
-      {SIGSEGV, "SIGSEGV"}, {SIGPIPE, "SIGPIPE"}, {SIGALRM, "SIGALRM"},
-      {SIGTERM, "SIGTERM"}, {SIGXCPU, "SIGXCPU"}, {SIGXFSZ, "SIGXFSZ"},
-      {SIGSYS, "SIGSYS"},
+      {SIGUSR1, "SIGUSR1"}, {SIGSEGV, "SIGSEGV"}, {SIGPIPE, "SIGPIPE"},
+      {SIGALRM, "SIGALRM"}, {SIGTERM, "SIGTERM"}, {SIGXCPU, "SIGXCPU"},
+      {SIGXFSZ, "SIGXFSZ"}, {SIGSYS, "SIGSYS"},
   };
   for (const auto& known : kNames) {
     if (known.signal == signal) {
@@ -89,10 +99,28 @@ std::string SignalText(int signal) {
   return absl::StrCat("signal ", signal);
 }
 
+absl::Status StoppedError(int signal, absl::string_view text) {
+  absl::Status status = absl::CancelledError(text);
+  status.SetPayload(kStopSignal, absl::Cord(absl::StrCat(signal)));
+  return status;
+}
+
 int ExitCodeOf(const absl::Status& status) {
   if (status.ok()) return EXIT_SUCCESS;
+  const std::optional<absl::Cord> signal = status.GetPayload(kStopSignal);
+  int number = 0;
+  if (signal.has_value() && absl::SimpleAtoi(std::string(*signal), &number)) {
+    return 128 + number;
+  }
   if (absl::IsAborted(status)) return kPeerFailedExitCode;
   return absl::IsInvalidArgument(status) ? kUsageErrorExitCode : EXIT_FAILURE;
+}
+
+int StopSignalOf(const ProcessEnd& end) {
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
+    if (end.signal == 0 && end.exit_code == 128 + signal) return signal;
+  }
+  return 0;
 }
 
 std::string LaunchAttempt::ToString() const {

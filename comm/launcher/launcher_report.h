@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/launcher/processes/process_end.h"
 
@@ -19,11 +20,17 @@ inline constexpr int kPeerFailedExitCode = 113;
 // cannot be: it would fail again, and its job is not restarted.
 inline constexpr int kUsageErrorExitCode = 2;
 
-// kPeerFailedExitCode for Aborted, with which communicators pass on what
-// another rank has failed with; kUsageErrorExitCode for InvalidArgument;
-// EXIT_SUCCESS for OK, EXIT_FAILURE for all else. What a rank's main() should
-// return.
+// Cancelled, for a run that ends because `signal` has told it to.
+absl::Status StoppedError(int signal, absl::string_view text);
+
+// 128 + the signal of a StoppedError(); kPeerFailedExitCode for Aborted, with
+// which communicators pass on what another rank has failed with;
+// kUsageErrorExitCode for InvalidArgument; EXIT_SUCCESS for OK, EXIT_FAILURE
+// for all else. It is what a rank's main() should return.
 int ExitCodeOf(const absl::Status& status);
+
+// A rank that was told to stop by this signal has ended so; 0: by no signal.
+int StopSignalOf(const ProcessEnd& end);
 
 // "signal 9 (SIGKILL)".
 std::string SignalText(int signal);
@@ -72,9 +79,9 @@ struct LaunchReport {
 
   LaunchAttempt last_attempt() const;
 
-  // 0 where all is well; 128 + interrupt_signal; else that of the rank that
-  // failed first: its exit code, or 128 + the signal that killed it; else 1
-  // where output could not be written.
+  // 0 where all is well; 128 + interrupt_signal, whatever the ranks returned;
+  // else that of the rank that failed first: its exit code, or 128 + the signal
+  // that killed it; else 1 where output could not be written.
   int exit_code() const;
 
   // What became of the ranks; a line for each attempt, "attempt 1 (3 ranks,

@@ -51,7 +51,14 @@ const Case kCases[] = {
      0,
      0,
      128 + SIGUSR1,
-     "rank 0 was killed by signal 10"},
+     "rank 0 was killed by signal 10 (SIGUSR1)"},
+    {{Exited(128 + SIGTERM), Exited(128 + SIGTERM)},
+     1,
+     0,
+     0,
+     128 + SIGTERM,
+     "rank 1 exited with code 143 (told to stop by signal 15 (SIGTERM)); then "
+     "rank 0 exited with code 143 (told to stop by signal 15 (SIGTERM))"},
     {{Exited(0), Killed(SIGINT)},
      -1,
      SIGINT,
@@ -129,6 +136,8 @@ TEST(LaunchReportTest, ExitCodesOfRanks) {
   EXPECT_EQ(ExitCodeOf(absl::AbortedError("rank 1 has failed")),
             kPeerFailedExitCode);
   EXPECT_EQ(ExitCodeOf(absl::InternalError("mine")), 1);
+  EXPECT_EQ(ExitCodeOf(absl::CancelledError("mine")), 1);
+  EXPECT_EQ(ExitCodeOf(StoppedError(SIGUSR1, "after step 7")), 128 + SIGUSR1);
 }
 
 }  // namespace

@@ -1,31 +1,48 @@
-// Ctrl-C as a wish that a training loop reads between two steps.
+// A signal as a wish that a training loop reads between two steps.
 #ifndef COMM_LAUNCHER_LAUNCHER_STOP_REQUEST_H_
 #define COMM_LAUNCHER_LAUNCHER_STOP_REQUEST_H_
 
 #include <signal.h>
 
+#include <array>
+
+#include "absl/time/time.h"
+
 namespace fsdp::comm {
 
-// While it exists, the first SIGINT or SIGTERM is noted instead of ending the
-// process; the second one ends it. A signal that the process ignores stays
-// ignored. At most one at a time in a process.
+// While it exists, SIGINT, SIGTERM and SIGUSR1, by which schedulers announce
+// the end of a job's time, are noted instead of ending the process. A second
+// SIGINT or SIGTERM ends it, unless it comes within `apart` of the first one:
+// launchers pass on what the terminal or the scheduler has sent to the ranks as
+// well. A SIGINT or SIGTERM that the process ignores stays ignored. At most one
+// StopRequest exists at a time in a process.
 //
-// Ranks learn of it one by one: they have to agree on the step after which they
-// stop, as by an all-reduce of what each has seen.
+// Make it at the beginning of main(), before RunRanks(), which then heeds it
+// while ranks connect, gives them `period` to stop in when the launcher is told
+// to end, and returns 128 + the signal, whatever the program's function has
+// returned. Ranks learn of a signal one by one and have to agree on the step
+// after which they stop: checkpoint::RunGuard does that.
 class StopRequest {
  public:
-  StopRequest();
+  explicit StopRequest(absl::Duration period = absl::Minutes(2),
+                       absl::Duration apart = absl::Seconds(1));
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;
   ~StopRequest();  // restores what was
 
-  // The signal that has come; 0: none. Thread-safe.
+  // The one that exists; null: there is none.
+  static const StopRequest* Current();
+
+  // The first signal that has come; 0: none. Thread-safe.
   int signal() const;
   bool requested() const { return signal() != 0; }
 
+  // How long the ranks of this program may take from the signal to their end.
+  absl::Duration period() const { return period_; }
+
  private:
-  struct sigaction previous_int_ = {};
-  struct sigaction previous_term_ = {};
+  const absl::Duration period_;
+  std::array<struct sigaction, 3> previous_ = {};
 };
 
 }  // namespace fsdp::comm

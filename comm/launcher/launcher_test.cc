@@ -267,16 +267,27 @@ TEST(LauncherTest, StopsAndGoesOnWithItsRanks) {
 
 // Asked what they are doing, those that do not answer go on.
 TEST(LauncherTest, SignalsThatInspectEndNobody) {
-  LauncherProcess launcher("train");
+  LauncherProcess launcher("refuse_to_stop");
   ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
   for (const int signal : {SIGQUIT, SIGUSR1, SIGINT}) {
     launcher.process().Signal(signal);
   }
+  EXPECT_TRUE(launcher.WaitForLines("no", 2)) << launcher.output();
+  launcher.process().Signal(SIGINT);
   const std::optional<ProcessEnd> end = launcher.WaitForEnd();
   ASSERT_TRUE(end.has_value());
   EXPECT_EQ(end->exit_code, 128 + SIGINT);
-  EXPECT_THAT(launcher.output(), HasSubstr("[0] stopped by 2"));
-  EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 2"));
+}
+
+TEST(LauncherTest, SchedulersSignalStopsThoseThatHaveAStopRequest) {
+  LauncherProcess launcher("train");
+  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+  launcher.process().Signal(SIGUSR1);
+  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, 0);  // as its ranks, which RunRanks() would not
+  EXPECT_THAT(launcher.output(), HasSubstr("[0] stopped by 10"));
+  EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 10"));
 }
 
 TEST(LauncherTest, ASecondInterruptKills) {

@@ -53,6 +53,11 @@ absl::Duration RestartPolicy::Pause() const {
 RestartPolicy::Decision RestartPolicy::Decide(const LaunchAttempt& attempt) {
   if (options_.max_restarts == 0) return {};
   without_progress_ = HasGotOn(attempt) ? 0 : without_progress_ + 1;
+  const ProcessEnd& end = attempt.ranks[attempt.first_failed_rank].end;
+  if (StopSignalOf(end) != 0) {
+    return None(absl::StrCat("exit code ", end.exit_code,
+                             " says that it was told to stop"));
+  }
   if (IsUsageError(attempt)) {
     return None(absl::StrCat("exit code ", kUsageErrorExitCode,
                              " says that it would fail again"));

@@ -73,6 +73,17 @@ TEST(RestartPolicyTest, RestartsAllRanksSoOften) {
   EXPECT_EQ(policy.restarts(), 2);
 }
 
+TEST(RestartPolicyTest, WhoWasToldToStopIsNotStartedAgain) {
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
+    const RestartOptions options = Options(5);
+    RestartPolicy policy(options);
+    const RestartPolicy::Decision decision = policy.Decide(
+        {{Exited(128 + signal), Exited(128 + signal)}, 1, absl::Hours(1)});
+    EXPECT_EQ(decision.ranks, 0);
+    EXPECT_THAT(decision.why_none, HasSubstr("told to stop"));
+  }
+}
+
 TEST(RestartPolicyTest, WhatWouldFailAgainIsNotRestarted) {
   const RestartOptions options = Options(5);
   RestartPolicy policy(options);

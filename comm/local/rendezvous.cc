@@ -133,7 +133,10 @@ void Rendezvous::FailOnMismatchLocked(int rank, const Operation& operation) {
 void Rendezvous::FailOnAbsenteesLocked(const Operation& operation) {
   for (int peer = 0; peer < world_size(); ++peer) {
     if (!left_[peer] || operation.calls[peer]) continue;
-    const std::string text = absl::StrCat(LastSeenLocked(peer), " is gone");
+    const std::string text = absl::StrCat(
+        LastSeenLocked(peer),
+        " has left the group: its function has returned, or its communicator "
+        "was destroyed");
     FailLocked({peer, absl::UnavailableError(text), text,
                 absl::StatusCode::kUnavailable});
   }

@@ -148,7 +148,7 @@ TEST(RendezvousTest, WhatALeavingRankEnteredStaysValid) {
   EXPECT_THAT(
       EnterSum(group, 1, &values[1], "b"),
       StatusIs(absl::StatusCode::kUnavailable,
-               HasSubstr("rank 0 (last seen in all-reduce #0 of a) is gone")));
+               HasSubstr("rank 0 (last seen in all-reduce #0 of a) has left")));
 }
 
 TEST(RendezvousTest, LeavingFailsWhatPeersWaitFor) {
@@ -158,7 +158,7 @@ TEST(RendezvousTest, LeavingFailsWhatPeersWaitFor) {
   group.Leave(1);
   EXPECT_THAT(group.Wait(0, operation, Soon()),
               StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("rank 1 (no call so far) is gone")));
+                       HasSubstr("rank 1 (no call so far) has left")));
 }
 
 // Many operations from many threads; worth most under ThreadSanitizer.

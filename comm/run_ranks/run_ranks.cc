@@ -1,5 +1,7 @@
 #include "comm/run_ranks/run_ranks.h"
 
+#include <signal.h>
+
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -11,6 +13,7 @@
 #include "base/file_size_errors.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "comm/agreement.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/inspection/inspection_signals.h"
@@ -18,6 +21,7 @@
 #include "comm/launcher/launch_signals.h"
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launcher_stop_request.h"
 #include "comm/launcher/replicas/launch_replicas.h"
 #include "comm/launcher/replicas/replicas_report.h"
 #include "comm/launcher/restart_options.h"
@@ -27,8 +31,7 @@ namespace fsdp::comm {
 namespace {
 
 int Print(const absl::Status& status) {
-  if (!status.ok()) std::cerr << status << std::endl;
-  return ExitCodeOf(status);
+  return TellEnd(status, /*local_rank=*/0);
 }
 
 int LaunchOne(const LaunchOptions& options) {
@@ -56,6 +59,15 @@ int Launch(int argc, char** argv, const ReplicaCounts& counts,
   LaunchOptions launch;
   launch.restarts = restarts;
   launch.ranks = counts.ranks;
+  const StopRequest* const stop = StopRequest::Current();
+  if (stop != nullptr) {
+    launch.stop_period = stop->period();
+    // From here on it is passed to the ranks, which end by it.
+    signal(SIGUSR1, SIG_IGN);
+    if (stop->requested()) {
+      return Print(StoppedError(stop->signal(), "stopped before it began"));
+    }
+  }
   launch.argv.assign(argv, argv + argc);
   return counts.replicas > 0 ? LaunchSeveral(counts.replicas, launch)
                              : LaunchOne(launch);
@@ -87,6 +99,15 @@ absl::StatusOr<ReplicaCounts> CountsFor(const Environment& environment,
   return counts;
 }
 
+// What options do not say about a StopRequest that the program has made.
+ConnectOptions WithStopRequest(ConnectOptions options) {
+  const StopRequest* const stop = StopRequest::Current();
+  if (stop != nullptr && !options.stop_requested) {
+    options.stop_requested = [stop] { return stop->requested(); };
+  }
+  return options;
+}
+
 absl::Status RunRank(const Environment& environment, const ReplicaMain& fn,
                      const ConnectOptions& options) {
   // Before connecting, which may take long; a program that answers these
@@ -96,18 +117,30 @@ absl::Status RunRank(const Environment& environment, const ReplicaMain& fn,
                                         : options.inspection_folder);
   if (!signals.ok()) std::cerr << signals.status() << std::endl;
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> ranks,
-                        Connect(environment, options));
+                        Connect(environment, WithStopRequest(options)));
   if (signals.ok()) (*signals)->Show(*ranks);
   absl::Status result;
   const absl::Status thrown =
       TorchToStatus("an exception", [&] { result = fn(ranks, environment); });
   if (!thrown.ok()) result = thrown;
-  // Before it is destroyed, which would tell the others less.
-  if (!result.ok()) ranks->Abort(result);
+  // Before it is destroyed, which would tell the others less. All ranks stop
+  // alike when they are asked to; nobody waits.
+  if (!result.ok() && !absl::IsCancelled(result)) ranks->Abort(result);
   return result;
 }
 
 }  // namespace
+
+int TellEnd(const absl::Status& status, int local_rank) {
+  const bool is_told_elsewhere = absl::IsAborted(status) || IsAgreed(status);
+  if (!status.ok() && (local_rank == 0 || !is_told_elsewhere)) {
+    std::cerr << status.ToString(absl::StatusToStringMode::kWithNoExtraData)
+              << std::endl;
+  }
+  const StopRequest* const stop = StopRequest::Current();
+  return stop != nullptr && stop->requested() ? 128 + stop->signal()
+                                              : ExitCodeOf(status);
+}
 
 int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
                 const ReplicaMain& fn, const ConnectOptions& options,
@@ -121,7 +154,7 @@ int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
   const bool is_alone =
       starts->replicas == 0 && starts->ranks == 1 && restarts.max_restarts == 0;
   if (!is_rank && !is_alone) return Launch(argc, argv, *starts, restarts);
-  return Print(RunRank(*environment, fn, options));
+  return TellEnd(RunRank(*environment, fn, options), environment->local_rank);
 }
 
 int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,

@@ -32,18 +32,29 @@ using RankMain =
 // --max-restarts`. `fn` has to go on from what it has saved: see
 // comm/launcher/restart_options.h.
 //
-// What `fn` returns or throws is printed on standard error, and ends the other
-// ranks with its text. Returns the program's exit code: that of ExitCodeOf(),
-// or for the process that has started the ranks of LaunchReport::exit_code().
+// What `fn` returns or throws is printed on standard error by TellEnd(), and
+// ends the other ranks with its text, but for Cancelled: ranks that stop do so
+// together. Returns the program's exit code: that of TellEnd(), or for the
+// process that has started the ranks of LaunchReport::exit_code(). A program
+// that makes a StopRequest (comm/launcher/launcher_stop_request.h) before is
+// told to stop by signals and has its period() to do so; its exit code is then
+// 128 + the signal, with one rank and with several, whoever gets the signal.
 // Writes past `ulimit -f` are errors meanwhile, and SIGQUIT and SIGUSR1 show
 // what a rank, or each that this process has started, is doing
 // (comm/inspection/inspection_signals.h), unless the program has handlers for
-// them. The process that has started ranks ignores both from then on.
+// them, as a StopRequest has for SIGUSR1. The process that has started ranks
+// ignores both from then on.
 //
 // To be called first in main(): see LaunchRanks() (comm/launcher/launcher.h).
 int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
              const ConnectOptions& options = {},
              const RestartOptions& restarts = {});
+
+// Prints how a rank has ended on standard error and returns its exit code,
+// ExitCodeOf() or 128 + the signal of the StopRequest that has one. An error
+// that another rank tells, since that one has failed first or all agree on it
+// (comm::IsAgreed()), is printed by one rank of each host.
+int TellEnd(const absl::Status& status, int local_rank);
 
 // What one rank of a replica does; `environment` says of which one. Without
 // replicas environment.replicas is 0.

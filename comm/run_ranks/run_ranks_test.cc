@@ -1,6 +1,7 @@
 // Programs that consist of RunRanks(): this one, started again with a role.
 #include "comm/run_ranks/run_ranks.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -8,14 +9,19 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/this_program.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launcher_stop_request.h"
 #include "comm/launcher/restart_options.h"
 #include "comm/scalars.h"
 #include "gmock/gmock.h"
@@ -27,6 +33,7 @@ namespace {
 using ::fsdp::testing::ProgramOutcome;
 using ::fsdp::testing::RunThisProgram;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -37,6 +44,26 @@ int Number(const char* variable, int otherwise) {
   return value == nullptr ? otherwise : std::atoi(value);
 }
 
+// Rank 0 sends the signal to the process of RUN_RANKS_TEST_VICTIM: itself or
+// the launcher. All ranks stop once one has it, and return OK as a loop of a
+// user's might.
+absl::Status StopAfterSignal(Communicator& ranks) {
+  if (ranks.rank() == 0) {
+    kill(Number("RUN_RANKS_TEST_TO_PARENT", 0) != 0 ? getppid() : getpid(),
+         Number("RUN_RANKS_TEST_SIGNAL", SIGTERM));
+  }
+  const absl::Time deadline = absl::Now() + absl::Minutes(1);
+  while (absl::Now() < deadline) {
+    const int mine = StopRequest::Current()->signal();
+    FSDP_ASSIGN_OR_RETURN(const double signal, Max(ranks, mine));
+    if (signal == 0) continue;
+    return Number("RUN_RANKS_TEST_RETURNS_OK", 0) != 0
+               ? absl::OkStatus()
+               : StoppedError(static_cast<int>(signal), "after step 7");
+  }
+  return absl::DeadlineExceededError("no signal has come");
+}
+
 // What every rank of a role does. No restarted one fails.
 absl::Status RunRole(const std::string& role, Communicator& ranks) {
   const int restart = Number("TORCHELASTIC_RESTART_COUNT", 0);
@@ -45,6 +72,17 @@ absl::Status RunRole(const std::string& role, Communicator& ranks) {
                             " has ", sum, "\n")
             << std::flush;
   const int failing = role == "fail_alone" ? 0 : 1;
+  if (role == "agree") {
+    return Agree(ranks,
+                 ranks.rank() == 2 ? absl::InternalError("no such layer")
+                                   : absl::OkStatus(),
+                 "looking", absl::Now() + ranks.default_timeout());
+  }
+  if (role == "finish_early") {
+    if (ranks.rank() == 1) return absl::OkStatus();
+    return Sum(ranks, 1).status();
+  }
+  if (role == "stop") return StopAfterSignal(ranks);
   if (role == "sum" || restart > 0 || ranks.rank() != failing) {
     return Sum(ranks, 1).status();
   }
@@ -82,6 +120,59 @@ TEST(RunRanksTest, SoDoesWhatItThrows) {
       outcome.output,
       AllOf(HasSubstr("[1] UNKNOWN: an exception: the file is empty"),
             HasSubstr("rank 1 aborted: an exception: the file is empty")));
+}
+
+TEST(RunRanksTest, WhatAllRanksAgreeOnIsPrintedOnce) {
+  const ProgramOutcome outcome = Execute("agree");
+  EXPECT_EQ(outcome.code, EXIT_FAILURE);
+  EXPECT_THAT(
+      outcome.output,
+      AllOf(HasSubstr("[0] INTERNAL: rank 2: no such layer\n"),
+            Not(HasSubstr("[1] INTERNAL")), Not(HasSubstr("[2] INTERNAL"))));
+}
+
+TEST(RunRanksTest, OthersSayThatARankHasFinished) {
+  const ProgramOutcome outcome = Execute("finish_early");
+  EXPECT_EQ(outcome.code, EXIT_FAILURE);
+  EXPECT_THAT(outcome.output,
+              ContainsRegex("UNAVAILABLE.*rank 1 .last seen in all-gather #0 "
+                            "of .*has left the group: its function has "
+                            "returned"));
+}
+
+// One rule for one rank and several, whoever gets the signal.
+TEST(RunRanksTest, AStoppedProgramReturns128AndTheSignal) {
+  for (const auto& [ranks, to_launcher, signal] :
+       std::vector<std::tuple<int, bool, int>>{{1, false, SIGTERM},
+                                               {1, false, SIGUSR1},
+                                               {2, false, SIGINT},
+                                               {2, false, SIGUSR1},
+                                               {2, true, SIGTERM},
+                                               {2, true, SIGUSR1}}) {
+    const ProgramOutcome outcome = Execute(
+        "stop", absl::StrCat("RUN_RANKS_TEST_SIGNAL=", signal,
+                             " RUN_RANKS_TEST_RANKS=", ranks,
+                             " RUN_RANKS_TEST_TO_PARENT=", to_launcher));
+    EXPECT_EQ(outcome.code, 128 + signal) << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("CANCELLED: after step 7\n"));
+    EXPECT_THAT(outcome.output, Not(HasSubstr("aborted")));
+  }
+}
+
+TEST(RunRanksTest, SoDoesOneWhoseFunctionReturnsOk) {
+  for (const int ranks : {1, 2}) {
+    const ProgramOutcome outcome =
+        Execute("stop", absl::StrCat("RUN_RANKS_TEST_RETURNS_OK=1 "
+                                     "RUN_RANKS_TEST_RANKS=",
+                                     ranks));
+    EXPECT_EQ(outcome.code, 128 + SIGTERM) << outcome.output;
+  }
+}
+
+TEST(RunRanksTest, AStoppedProgramIsNotStartedAgain) {
+  const ProgramOutcome outcome = Execute("stop", "RUN_RANKS_TEST_RESTARTS=1");
+  EXPECT_EQ(outcome.code, 128 + SIGTERM) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("says that it was told to stop"));
 }
 
 TEST(RunRanksTest, IsStartedAgainWhereItMayBe) {
@@ -133,6 +224,8 @@ TEST(RunRanksTest, OneRankIsThisProcess) {
 }  // namespace
 
 int RunTestRole(int argc, char** argv, const std::string& role) {
+  signal(SIGINT, SIG_DFL);  // tests may run where it is ignored
+  const StopRequest stop;
   RestartOptions restarts;
   restarts.max_restarts = Number("RUN_RANKS_TEST_RESTARTS", 0);
   restarts.pause = absl::Milliseconds(1);

@@ -315,7 +315,7 @@ void SharedGroup::FailToRead(Operation& operation, int peer,
   }
   std::string text;
   if (HasLeft(peer) || HasEnded(peer)) {
-    text = absl::StrCat(LastSeen(peer), " is gone");
+    text = Gone(peer);
   } else if (now - operation.unreadable_since > kTimeToDie) {
     text = absl::StrCat(names_.Name(rank_), " cannot read the memory of ",
                         names_.Name(peer), ": ", status.message());

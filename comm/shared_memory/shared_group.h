@@ -143,6 +143,7 @@ class SharedGroup final : public ProgressSource,
   absl::Status Error(absl::string_view name) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
   std::string LastSeen(int peer) const;
+  std::string Gone(int peer) const;  // a peer that has left or ended
   void RingPeers();
 
   SharedRankBlock& own() { return *peers_[rank_].block; }

@@ -73,7 +73,7 @@ bool SharedGroup::FailsWithPeers(const Awaited& awaited) {
     // What it did before it went counts.
     host_->ProgressAll();
     if (awaited.is_done() || !awaited.is_missing(peer)) return false;
-    const std::string text = absl::StrCat(LastSeen(peer), " is gone");
+    const std::string text = Gone(peer);
     Fail({absl::UnavailableError(text), text, absl::StatusCode::kUnavailable});
     return true;
   }
@@ -118,6 +118,14 @@ absl::Status SharedGroup::Error(absl::string_view name) const {
   return absl::Status(failure_->status.code(),
                       absl::StrCat(name, " on ", names_.Place(rank_), ": ",
                                    failure_->status.message()));
+}
+
+std::string SharedGroup::Gone(int peer) const {
+  return absl::StrCat(LastSeen(peer), HasLeft(peer)
+                                          ? " has left the group: its function "
+                                            "has returned, or its communicator "
+                                            "was destroyed"
+                                          : " is gone");
 }
 
 std::string SharedGroup::LastSeen(int peer) const {

@@ -26,6 +26,7 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/model_files.h"
 #include "comm/agreement.h"
+#include "comm/launcher/launcher_report.h"
 #include "comm/scalars.h"
 #include "examples/gpt/data/batch.h"
 #include "examples/gpt/data/count_data.h"
@@ -83,9 +84,10 @@ class RankRun {
     FSDP_RETURN_IF_ERROR(GatherPeakMemory());
     if (result_.finished) FSDP_RETURN_IF_ERROR(ValidateModel());
     FSDP_RETURN_IF_ERROR(Agree(PublishReport(), "writing the report"));
-    if (result_.stopped) {
-      return absl::CancelledError(
-          absl::StrCat("stopped after step ", result_.last_step));
+    if (result_.signal != 0) {
+      return fsdp::comm::AsAgreed(fsdp::comm::StoppedError(
+          result_.signal,
+          absl::StrCat("stopped after step ", result_.last_step)));
     }
     if (result_.finished) FSDP_RETURN_IF_ERROR(SampleText());
     return Agree(CheckPrinted(), "printing");
@@ -270,7 +272,7 @@ class RankRun {
     trainer.warmup = options_.warmup;
     trainer.steps = options_.steps;
     trainer.lr = options_.lr;
-    trainer.stop_requested = context_.stop_requested;
+    trainer.signal = context_.signal;
     trainer.saving = Saving();
     std::optional<Traffic> before_timed;
     trainer.on_timed_begin = [&] { before_timed = TrafficSoFar(); };

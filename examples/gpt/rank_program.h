@@ -32,7 +32,7 @@ struct RankContext {
   // What rank 0 prints: a terminal of that width, or no terminal.
   std::ostream* out = nullptr;
   std::optional<int> columns;
-  std::function<bool()> stop_requested;
+  std::function<int()> signal;
   // The same job has run before, until a rank failed.
   bool is_restarted = false;
   // Of a replica; only `number` and `join` are set.

@@ -34,6 +34,7 @@
 #include "comm/launcher/replicas/replicas_report.h"
 #include "comm/launcher/restart_options.h"
 #include "comm/local/local_communicator.h"
+#include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "comm/wrappers/recording_communicator.h"
 #include "examples/gpt/data/default_data.h"
@@ -91,7 +92,7 @@ absl::Status RunOne(const TrainOptions& options, const Place& place,
   context.replica = place.replica;
   context.out = &std::cout;
   context.columns = fsdp::comm::TerminalColumns();
-  context.stop_requested = [&place] { return place.stop.requested(); };
+  context.signal = [&place] { return place.stop.signal(); };
   return RunRank(options, context);
 }
 
@@ -201,13 +202,6 @@ absl::Status RunProcess(const TrainOptions& options,
   return RunOne(options, place, std::move(communicator));
 }
 
-int ExitCode(const absl::Status& status, const StopRequest& stop) {
-  if (!status.ok()) std::cerr << status << std::endl;
-  return absl::IsCancelled(status) && stop.requested()
-             ? 128 + stop.signal()
-             : fsdp::comm::ExitCodeOf(status);
-}
-
 fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
   fsdp::comm::RestartOptions restarts;
   restarts.max_restarts = options.max_restarts;
@@ -298,10 +292,10 @@ int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
                         (options->backend == Backend::kAuto && is_alone));
   if (!is_rank && !threads) return Launch(*options, replicas, argc, argv);
   const StopRequest stop;
-  return ExitCode(is_rank ? RunProcess(*options, *environment, stop, argv[0],
-                                       nccl_on, hooks)
-                          : RunThreads(*options, stop, argv[0]),
-                  stop);
+  return fsdp::comm::TellEnd(is_rank ? RunProcess(*options, *environment, stop,
+                                                  argv[0], nccl_on, hooks)
+                                     : RunThreads(*options, stop, argv[0]),
+                             environment->local_rank);
 }
 
 }  // namespace gpt

@@ -434,7 +434,8 @@ TEST_F(TrainTest, FilesToWriteAreTriedBeforeTheTraining) {
       Command({"--backend=gloo", "--data=count", "--steps=1000000000",
                absl::StrCat("--export=", directory_)}));
   EXPECT_EQ(train.Wait(), 1);
-  EXPECT_THAT(train.output(), HasSubstr(absl::StrCat(directory_, " exists")));
+  EXPECT_THAT(train.output(),
+              HasSubstr(absl::StrCat(directory_, " is there already")));
 }
 
 // The program below a shell that sets what a user may have set.

@@ -8,12 +8,14 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/newest_step.h"
 #include "comm/communicator.h"
+#include "comm/launcher/launcher_stop_request.h"
 #include "comm/launcher/restart_options.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/flags/train_flags.h"
 #include "examples/llama/train_run.h"
 
 int main(int argc, char** argv) {
+  const fsdp::comm::StopRequest stop;
   const absl::StatusOr<llama::TrainFlags> flags =
       llama::ReadTrainFlags(argc, argv);
   if (!flags.ok()) {

@@ -6,13 +6,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <filesystem>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -26,7 +24,10 @@
 #include "adapters/peft_files.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/model_files.h"
+#include "checkpoint/newest_step.h"
 #include "checkpoint/run/run.h"
+#include "checkpoint/run_guard.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "examples/llama/data/batch.h"
@@ -102,18 +103,48 @@ class TrainRun {
     if (!IsFirst()) return absl::OkStatus();
     FSDP_RETURN_IF_ERROR(CheckIsNew("export", flags_.export_dir));
     FSDP_RETURN_IF_ERROR(CheckIsNew("save_adapter", flags_.save_adapter));
+    if (flags_.seq > config_.max_position_embeddings) {
+      std::cerr << "--seq=" << flags_.seq << " is longer than the "
+                << config_.max_position_embeddings
+                << " positions that config.json has "
+                   "(max_position_embeddings): the model has not seen those "
+                   "behind them"
+                << std::endl;
+    }
+    if (LooksLikeJsonLines(flags_.data)) {
+      std::cerr << flags_.data
+                << " looks like JSON lines, and is trained on as text, braces "
+                   "and all: write the texts alone, or make tokens of them "
+                   "(tools/tokenize_text.py)"
+                << std::endl;
+    }
+    FSDP_RETURN_IF_ERROR(CheckCanResume());
     return OpenProgress();
   }
 
   // Before the training, not after it.
   static absl::Status CheckIsNew(absl::string_view flag,
                                  const std::string& path) {
-    std::error_code ignored;
-    if (path.empty() || !std::filesystem::exists(path, ignored)) {
-      return absl::OkStatus();
+    if (path.empty()) return absl::OkStatus();
+    const absl::Status status = fsdp::checkpoint::CheckCanExport(path);
+    // It would be refused again: nobody need start the ranks once more.
+    return status.ok() ? status
+                       : absl::InvalidArgumentError(
+                             absl::StrCat("--", flag, ": ", status.message()));
+  }
+
+  absl::Status CheckCanResume() const {
+    if (flags_.resume == Resume::kNo) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> newest,
+                          fsdp::checkpoint::NewestStep(flags_.save));
+    if (newest.has_value()) return absl::OkStatus();
+    const std::string text =
+        absl::StrCat("--resume: there is no checkpoint in ", flags_.save);
+    if (flags_.resume == Resume::kRequired) {
+      return absl::InvalidArgumentError(text);
     }
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--", flag, "=", path, " is there already: name a new folder"));
+    std::cerr << text << ": begins at step 1" << std::endl;
+    return absl::OkStatus();
   }
 
   AutoSharding Automatic() const {
@@ -177,7 +208,7 @@ class TrainRun {
     run_.model = model_made_.get();
     run_.optimizer = &trainer_->optimizer();
     FSDP_RETURN_IF_ERROR(OpenCheckpoints());
-    if (flags_.resume) {
+    if (flags_.resume != Resume::kNo) {
       FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
                             checkpoints_->LoadLatest(run_));
       if (step.has_value()) return GoOn(*step);
@@ -197,7 +228,7 @@ class TrainRun {
     options.texts = texts_;
     FSDP_ASSIGN_OR_RETURN(checkpoints_, fsdp::checkpoint::Checkpointer::Open(
                                             flags_.save, ranks_, options));
-    if (flags_.resume) return absl::OkStatus();
+    if (flags_.resume != Resume::kNo) return absl::OkStatus();
     const absl::StatusOr<std::vector<int64_t>> steps = checkpoints_->Steps();
     return Agree(!steps.ok() || steps->empty()
                      ? steps.status()
@@ -218,7 +249,7 @@ class TrainRun {
           flags_.save, ": step ", step, " does not say where it was in the ",
           "data: it is of another program"));
     }
-    if (IsFirst()) std::cout << "goes on after step " << step << std::endl;
+    if (IsFirst()) progress_->GoesOn(step);
     return data_->Seek(position);
   }
 
@@ -228,29 +259,33 @@ class TrainRun {
                 << " tokens, " << ranks_->world_size() << " ranks" << std::endl;
       progress_->Begin(absl::Now());
     }
+    fsdp::checkpoint::RunGuardOptions options;
+    options.save_every = flags_.save_every;
+    options.max_skipped = flags_.skip_nonfinite;
+    options.before_save = [this](int64_t /*step*/) {
+      run_.entries[kPosition] = absl::StrCat(data_->position());
+      return true;
+    };
+    fsdp::checkpoint::RunGuard guard(ranks_, checkpoints_.get(), &run_,
+                                     options);
     for (int64_t step = first_step_; step < flags_.steps; ++step) {
-      FSDP_ASSIGN_OR_RETURN(const StepResult result, trainer_->Step(step));
+      FSDP_ASSIGN_OR_RETURN(const StepResult result,
+                            trainer_->Step(step, &guard));
       if (IsFirst()) progress_->Step(step + 1, result, absl::Now());
-      FSDP_RETURN_IF_ERROR(AfterStep(step + 1));
+      const bool is_last = step + 1 == flags_.steps;
+      FSDP_RETURN_IF_ERROR(guard.EndStep(step + 1, is_last));
+      FSDP_RETURN_IF_ERROR(MaybeEvaluate(step + 1, is_last));
     }
-    if (checkpoints_ != nullptr) FSDP_RETURN_IF_ERROR(checkpoints_->Wait());
     return Export();
   }
 
-  absl::Status AfterStep(int64_t step) {
-    const bool is_last = step == flags_.steps;
-    const auto is_due = [&](int64_t every) {
-      return is_last || (every > 0 && step % every == 0);
-    };
-    if (eval_.has_value() && is_due(flags_.eval_every)) {
-      FSDP_ASSIGN_OR_RETURN(const double loss, trainer_->Evaluate(*eval_));
-      if (IsFirst()) progress_->Evaluated(step, loss);
-    }
-    if (checkpoints_ == nullptr || !is_due(flags_.save_every)) {
-      return absl::OkStatus();
-    }
-    run_.entries[kPosition] = absl::StrCat(data_->position());
-    return checkpoints_->SaveAsync(step, run_);
+  absl::Status MaybeEvaluate(int64_t step, bool is_last) {
+    const bool is_due =
+        is_last || (flags_.eval_every > 0 && step % flags_.eval_every == 0);
+    if (!eval_.has_value() || !is_due) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(const double loss, trainer_->Evaluate(*eval_));
+    if (IsFirst()) progress_->Evaluated(step, loss);
+    return absl::OkStatus();
   }
 
   absl::Status Export() {

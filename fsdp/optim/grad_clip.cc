@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -25,9 +24,9 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "comm/agreement.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
-#include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/named_shard.h"
 #include "fsdp/optim/shard_gradients.h"
 
@@ -59,28 +58,21 @@ at::Tensor LocalTotal(const std::vector<GradientGroup>& groups, double p,
   return total;
 }
 
-std::string CulpritsOf(absl::Span<const NamedShard> shards) {
-  for (const NamedShard& named : shards) {
-    const at::Tensor& gradient = named.shard.grad();
-    if (!gradient.defined()) continue;
-    const Resident resident = ValueOrThrow(Resident::Of(gradient, Use::kRead));
-    if (at::isfinite(gradient).all().item<bool>()) continue;
-    return absl::StrCat(named.name, " is the first parameter with one here");
-  }
-  return "those of this rank are finite";
-}
-
-absl::Status CheckFinite(const at::Tensor& norm,
+absl::Status CheckFinite(comm::Communicator& world, const at::Tensor& norm,
                          absl::Span<const NamedShard> shards,
                          const std::string& what) {
   const double value = norm.item<double>();
   if (std::isfinite(value)) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(what, ": the norm is ", value,
-                   ", so some gradient elements are not finite or too large; ",
-                   CulpritsOf(shards),
-                   ". No gradient was changed: skip this step, or clip "
-                   "without error_if_nonfinite"));
+  FSDP_ASSIGN_OR_RETURN(const NotFinite first,
+                        FindNotFinite(&world, shards, what));
+  return comm::AsAgreed(absl::FailedPreconditionError(
+      absl::StrCat(what, ": the norm is ", value, ": ",
+                   first.gradient.empty()
+                       ? "gradients are finite, but too large for it"
+                       : absl::StrCat("the gradient of ", first.gradient,
+                                      " is the first one that is not finite"),
+                   ". No gradient was changed: skip this step, or clip without "
+                   "error_if_nonfinite")));
 }
 
 void Scale(const std::vector<GradientGroup>& groups, const at::Tensor& norm,
@@ -120,7 +112,7 @@ at::Tensor ClipOrThrow(comm::Communicator& world,
       what, options.timeout));
   if (!std::isinf(p)) norm = norm.pow(1.0 / p);
   if (options.error_if_nonfinite) {
-    ThrowIfError(CheckFinite(norm, shards, what));
+    ThrowIfError(CheckFinite(world, norm, shards, what));
   }
   if (!std::isinf(options.max_norm)) {
     ThrowIfError(

@@ -274,10 +274,11 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
       EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kFailedPrecondition,
                                          AllOf(HasSubstr("clipping gradients"),
                                                HasSubstr("the norm is ")))));
-      EXPECT_THAT(std::string(results[1].message()),
-                  HasSubstr("those of this rank are finite"));
-      EXPECT_THAT(std::string(results[2].message()),
-                  HasSubstr("broken is the first parameter with one here"));
+      // Rank 1 has none of it.
+      for (const absl::Status& result : results) {
+        EXPECT_THAT(std::string(result.message()),
+                    HasSubstr("the gradient of broken is the first one"));
+      }
     }
   }
 }

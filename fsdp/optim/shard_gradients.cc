@@ -1,22 +1,30 @@
 #include "fsdp/optim/shard_gradients.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
+#include "comm/agreement.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
 #include "fsdp/memory/resting_memory.h"
@@ -38,6 +46,17 @@ bool CanBeMerged(const at::Tensor& gradient) {
 bool IsContinuedBy(const at::Tensor& run, const at::Tensor& next) {
   return CanBeMerged(run) && CanBeMerged(next) && FollowsInMemory(run, next) &&
          run.numel() + next.numel() <= kLongestRun;
+}
+
+bool IsFinite(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.numel() == 0 || !tensor.is_floating_point()) {
+    return true;
+  }
+  const Resident resident = ValueOrThrow(Resident::Of(tensor, Use::kRead));
+  // The largest absolute value, in one pass; NaN where there is one.
+  return std::isfinite(
+      at::linalg_vector_norm(tensor, std::numeric_limits<double>::infinity())
+          .item<double>());
 }
 
 }  // namespace
@@ -124,6 +143,36 @@ absl::Status ReduceNumber(comm::Communicator& world, const at::Tensor& number,
   FSDP_ASSIGN_OR_RETURN(auto work, world.AllReduce(number, op, label));
   if (!number.is_cpu()) return work->BlockCurrentStream();
   return work->Wait(absl::Now() + timeout.value_or(world.default_timeout()));
+}
+
+absl::StatusOr<NotFinite> FindNotFinite(comm::Communicator* world,
+                                        absl::Span<const NamedShard> shards,
+                                        const std::string& label) {
+  const auto none = static_cast<int64_t>(shards.size());
+  // What is left behind the first one, so that the largest number is its.
+  const at::Tensor left = at::zeros({2}, at::kLong);
+  auto* const numbers = left.mutable_data_ptr<int64_t>();
+  const absl::Status searched = TorchToStatus(label, [&] {
+    const c10::NoGradGuard no_grad;
+    for (int64_t i = none - 1; i >= 0; --i) {
+      const at::Tensor& shard = shards[i].shard;
+      if (!IsFinite(shard)) numbers[0] = none - i;
+      if (!IsFinite(shard.grad())) numbers[1] = none - i;
+    }
+  });
+  if (world != nullptr) {
+    FSDP_RETURN_IF_ERROR(comm::Agree(*world, searched, label,
+                                     absl::Now() + world->default_timeout()));
+    FSDP_ASSIGN_OR_RETURN(auto work,
+                          world->AllReduce(left, comm::ReduceOp::kMax, label));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + world->default_timeout()));
+  }
+  FSDP_RETURN_IF_ERROR(searched);
+  const auto name = [&](int which) {
+    return numbers[which] == 0 ? std::string()
+                               : shards[none - numbers[which]].name;
+  };
+  return NotFinite{name(0), name(1)};
 }
 
 }  // namespace fsdp

@@ -13,6 +13,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "comm/call.h"
@@ -63,6 +64,19 @@ at::Device DeviceOf(absl::Span<const NamedShard> shards);
 absl::Status ReduceNumber(comm::Communicator& world, const at::Tensor& number,
                           comm::ReduceOp op, const std::string& label,
                           std::optional<absl::Duration> timeout);
+
+// Which of a model's parameters is the first, in the order of the shards, with
+// an element that is not finite on any rank. Empty: there is none.
+struct NotFinite {
+  std::string value;     // the name of the first with such a value
+  std::string gradient;  // of the first with such a gradient
+};
+
+// The same on all ranks; `world` is null where a rank has the whole model.
+// Collective. Values are read where they rest.
+absl::StatusOr<NotFinite> FindNotFinite(comm::Communicator* world,
+                                        absl::Span<const NamedShard> shards,
+                                        const std::string& label);
 
 }  // namespace fsdp
 

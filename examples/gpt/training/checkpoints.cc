@@ -1,10 +1,8 @@
 #include "examples/gpt/training/checkpoints.h"
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "base/json.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "checkpoint/model_files.h"
 #include "comm/agreement.h"
 
@@ -92,20 +91,8 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> OpenCheckpoints(
 absl::Status CheckExport(const TrainOptions& options, int world_size) {
   if (options.export_dir.empty()) return absl::OkStatus();
   FSDP_RETURN_IF_ERROR(CheckIsOneModel(options, world_size, "export"));
-  std::error_code ignored;
-  const std::filesystem::path path(options.export_dir);
-  if (std::filesystem::exists(path, ignored)) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("--export=", options.export_dir,
-                     " exists: name a new folder for the trained model"));
-  }
-  const std::filesystem::path parent = path.parent_path();
-  if (parent.empty() || std::filesystem::is_directory(parent, ignored)) {
-    return absl::OkStatus();
-  }
-  return absl::NotFoundError(absl::StrCat("--export=", options.export_dir,
-                                          ": there is no folder ",
-                                          parent.string()));
+  return fsdp::Annotate(fsdp::checkpoint::CheckCanExport(options.export_dir),
+                        "--export");
 }
 
 absl::Status ExportTrained(const TrainOptions& options, TrainableModel& model,

@@ -22,6 +22,7 @@
 #include "base/torch_status.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
+#include "checkpoint/run_guard.h"
 #include "comm/work.h"
 #include "examples/gpt/model/model.h"
 #include "examples/gpt/training/loss_queue.h"
@@ -62,10 +63,9 @@ Batch NextBatch(BatchSource& data) {
   return data.Next();
 }
 
-// Forward, backward, and the optimizer's step; returns this rank's loss, which
-// a device may not have computed yet. `replicas` may be null.
-absl::StatusOr<at::Tensor> TrainStep(const Batch& batch, TrainableModel& model,
-                                     fsdp::FusedAdamW& optimizer,
+// Forward and backward; returns this rank's loss, which a device may not have
+// computed yet. `replicas` may be null.
+absl::StatusOr<at::Tensor> Gradients(const Batch& batch, TrainableModel& model,
                                      fsdp::Replicas* replicas) {
   at::Tensor loss;
   FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("forward", [&] {
@@ -73,12 +73,19 @@ absl::StatusOr<at::Tensor> TrainStep(const Batch& batch, TrainableModel& model,
   }));
   FSDP_RETURN_IF_ERROR(model.Backward(loss));
   if (replicas != nullptr) FSDP_RETURN_IF_ERROR(replicas->FinishStep());
-  FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("optimizer", [&] {
+  return loss.detach();
+}
+
+absl::Status StepOptimizer(fsdp::FusedAdamW& optimizer) {
+  return fsdp::TorchToStatus("optimizer", [&] {
     const fsdp::TraceSpan span("optimizer");
     optimizer.step();
     optimizer.zero_grad();
-  }));
-  return loss.detach();
+  });
+}
+
+std::shared_ptr<Communicator> Unowned(Communicator& communicator) {
+  return {std::shared_ptr<void>(), &communicator};
 }
 
 // The loop's state.
@@ -91,7 +98,9 @@ class Training {
         communicator_(communicator),
         optimizer_(model.OptimizerParameters(),
                    torch::optim::AdamWOptions(options.lr), Noted(communicator)),
-        done_(options.done) {
+        done_(options.done),
+        guard_(Unowned(communicator), options.saving.checkpoints, &run_,
+               GuardOptions()) {
     run_.model = &model.module();
     run_.optimizer = &optimizer_;
   }
@@ -100,19 +109,19 @@ class Training {
     FSDP_RETURN_IF_ERROR(Resume());
     FSDP_RETURN_IF_ERROR(Join(data));
     begun_ = done_;
-    while (!result_.stopped) {
+    while (result_.signal == 0) {
       FSDP_ASSIGN_OR_RETURN(const bool is_over, BeginStep());
       if (is_over) break;
       TellTimed(begun_);
       FSDP_RETURN_IF_ERROR(Step(begun_, data));
-      const int64_t every = options_.saving.every;
-      if (every > 0 && begun_ % every == 0) {
-        FSDP_RETURN_IF_ERROR(Save(begun_));
-      }
+      const absl::Status ended = guard_.EndStep(begun_, begun_ == last_step());
+      if (absl::IsCancelled(ended)) result_.signal = guard_.signal();
+      if (result_.signal == 0) FSDP_RETURN_IF_ERROR(ended);
     }
     while (losses_.size() > 0) FSDP_RETURN_IF_ERROR(EndStep());
-    FSDP_RETURN_IF_ERROR(FinishSaving());
-    result_.stopped = result_.stopped && done_ < last_step();
+    if (options_.saving.checkpoints != nullptr) {
+      FSDP_RETURN_IF_ERROR(options_.saving.checkpoints->Wait());
+    }
     result_.last_step = done_;
     result_.finished = done_ >= last_step();
     return std::move(result_);
@@ -143,9 +152,7 @@ class Training {
     FSDP_RETURN_IF_ERROR(UnlessStopped(part.status()));
     if (!part->has_value()) return true;
     const fsdp::Replicas::Step& step = **part;
-    // Where this replica has just come, by the state of another one, maybe one
-    // of before its own checkpoint.
-    if (step.step < done_) saved_ = 0;
+    // Where this replica has just come, by the state of another one.
     done_ = step.step;
     begun_ = step.step + 1;
     options_.replica.on_part(step.step, step.index);
@@ -159,7 +166,18 @@ class Training {
   }
 
   bool StopRequested() const {
-    return options_.stop_requested && options_.stop_requested();
+    return options_.signal && options_.signal() != 0;
+  }
+
+  fsdp::checkpoint::RunGuardOptions GuardOptions() {
+    fsdp::checkpoint::RunGuardOptions guard;
+    guard.save_every = options_.saving.every;
+    guard.save_async = options_.saving.async;
+    guard.before_save = [this](int64_t /*step*/) {
+      return IsFirst() || guard_.signal() != 0;
+    };
+    guard.signal = [this] { return options_.signal ? options_.signal() : 0; };
+    return guard;
   }
 
   bool IsFirst() const {
@@ -190,44 +208,25 @@ class Training {
     const Batch batch = NextBatch(data);
     begins_.push_back(absl::Now());
     const absl::StatusOr<at::Tensor> loss =
-        TrainStep(batch, model_, optimizer_, replicas_.get());
+        Gradients(batch, model_, replicas_.get());
     if (!loss.ok()) return InStep(step, UnlessStopped(loss.status()));
     FSDP_RETURN_IF_ERROR(InStep(
         step, fsdp::TorchToStatus("loss", [&] { losses_.Push(*loss); })));
-    const size_t ahead = loss->is_cpu() ? 0 : 1;
-    return losses_.size() > ahead ? EndStep() : absl::OkStatus();
+    if (loss->is_cpu()) FSDP_RETURN_IF_ERROR(EndStep());
+    FSDP_RETURN_IF_ERROR(InStep(step, StepOptimizer(optimizer_)));
+    return losses_.size() > 1 ? EndStep() : absl::OkStatus();
   }
 
   absl::Status Resume() {
     const SavingOptions& saving = options_.saving;
     if (saving.checkpoints == nullptr || !saving.resume) {
-      saved_ = done_;
       return absl::OkStatus();
     }
     FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
                           saving.checkpoints->LoadLatest(run_));
     done_ = step.value_or(done_);
-    saved_ = done_;
     if (step.has_value() && saving.on_resumed) saving.on_resumed(*step);
     return absl::OkStatus();
-  }
-
-  // What the steps up to `step` have made of the model, whether or not a device
-  // has computed it yet.
-  absl::Status Save(int64_t step) {
-    const SavingOptions& saving = options_.saving;
-    const bool is_mine = IsFirst() || result_.stopped;
-    if (saving.checkpoints == nullptr || !is_mine) return absl::OkStatus();
-    const fsdp::TraceSpan span("save");
-    saved_ = step;
-    return InStep(step, saving.async ? saving.checkpoints->SaveAsync(step, run_)
-                                     : saving.checkpoints->Save(step, run_));
-  }
-
-  absl::Status FinishSaving() {
-    if (options_.saving.checkpoints == nullptr) return absl::OkStatus();
-    if (saved_ < done_) FSDP_RETURN_IF_ERROR(Save(done_));
-    return options_.saving.checkpoints->Wait();
   }
 
   static absl::Status InStep(int64_t step, const absl::Status& status) {
@@ -235,16 +234,13 @@ class Training {
                        : fsdp::Annotate(status, absl::StrCat("step ", step));
   }
 
-  // Waits for the oldest step that is not done.
+  // Waits for the loss of the oldest step that is not done.
   absl::Status EndStep() {
     const int64_t step = done_ + 1;
     absl::StatusOr<double> loss =
         losses_.Pop(absl::Now() + communicator_.default_timeout());
     if (!loss.ok()) return InStep(step, loss.status());
-    const bool stop = StopRequested();
-    FSDP_ASSIGN_OR_RETURN(
-        const std::vector<double> sums,
-        SumOverRanks({*loss, stop ? 1.0 : 0.0}, "loss", communicator_));
+    FSDP_RETURN_IF_ERROR(guard_.MayStep(step, *loss).status());
     const absl::Time now = absl::Now();
     if (step > options_.warmup) {
       result_.step_seconds.push_back(
@@ -255,8 +251,7 @@ class Training {
     done_ = step;
     TellMembers();
     result_.own_losses.push_back(*loss);
-    result_.mean_losses.push_back(sums[0] / communicator_.world_size());
-    result_.stopped = result_.stopped || sums[1] > 0;
+    result_.mean_losses.push_back(guard_.mean_loss());
     if (options_.on_step) options_.on_step(step, result_.mean_losses.back());
     return absl::OkStatus();
   }
@@ -274,7 +269,7 @@ class Training {
   fsdp::checkpoint::TrainingRun run_;
   std::unique_ptr<fsdp::Replicas> replicas_;  // or null
   std::string members_;                       // of replicas_, as last told
-  int64_t saved_ = 0;  // the last step of which there is a checkpoint
+  fsdp::checkpoint::RunGuard guard_;
   TrainingResult result_;
 };
 

@@ -48,8 +48,9 @@ struct TrainerOptions {
   int64_t warmup = 0;  // steps before those that are timed
   int64_t steps = 1;
   double lr = 3e-4;
-  // Asked after every step; when it says yes on any rank, all stop there.
-  std::function<bool()> stop_requested;
+  // The signal that tells this rank to stop; 0: none so far. All ranks stop
+  // after the same step once one has it.
+  std::function<int()> signal;
   // `step`, counted from 1, is done; its loss is the mean over the ranks. On a
   // device the next step has been given to it by then.
   std::function<void(int64_t step, double loss)> on_step;
@@ -66,8 +67,8 @@ struct TrainingResult {
   std::vector<double> mean_losses;   // over the ranks, by step
   std::vector<double> own_losses;    // of this rank
   std::vector<double> step_seconds;  // of the timed steps
-  bool stopped = false;              // before all steps were done
-  int64_t last_step = 0;             // the last one that is done, of all
+  int signal = 0;         // that stopped it before all steps were done; 0: none
+  int64_t last_step = 0;  // the last one that is done, of all
   // The model has gone through all steps, in this run or before. Not where they
   // were done without this replica.
   bool finished = false;
@@ -76,11 +77,13 @@ struct TrainingResult {
 // Trains by AdamW with torch's defaults and a constant learning rate. A step is
 // timed from its batch, or the end of the step before where that is later, to
 // the moment when all ranks have finished it. On a device the host is a step
-// ahead, so that no step waits for it; when the ranks are to stop, they stop a
-// step later. All ranks return alike, except that errors name what failed on
-// each. With SavingOptions the last step is saved, also one after which the
-// ranks were to stop, before Train() returns; what saving takes between two
-// steps is no part of either.
+// ahead, so that no step waits for it: when the ranks are to stop, they stop a
+// step later, and a loss that is not finite ends the run after the optimizer's
+// step instead of before it. Neither is saved (checkpoint/run_guard.h). All
+// ranks return alike, except that errors name what failed on each. With
+// SavingOptions the last step is saved, also one after which the ranks were to
+// stop, before Train() returns; what saving takes between two steps is no part
+// of either.
 absl::StatusOr<TrainingResult> Train(const TrainerOptions& options,
                                      TrainableModel& model, BatchSource& data,
                                      fsdp::comm::Communicator& communicator);

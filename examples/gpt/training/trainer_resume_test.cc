@@ -1,5 +1,6 @@
 // Training that goes on from checkpoints.
 #include <ATen/core/Tensor.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -75,7 +76,7 @@ struct Job {
   int ranks = 1;
   int64_t steps = kSteps;
   TrainOptions options = {};
-  std::function<bool()> stop_requested = nullptr;
+  std::function<int()> signal = nullptr;
 };
 
 absl::StatusOr<TrainingResult> TrainOn(const Job& run,
@@ -99,7 +100,7 @@ absl::StatusOr<TrainingResult> TrainOn(const Job& run,
   SharedRows data(communicator);
   TrainerOptions trainer;
   trainer.steps = run.steps;
-  trainer.stop_requested = run.stop_requested;
+  trainer.signal = run.signal;
   trainer.saving.checkpoints = checkpoints.get();
   trainer.saving.every = options.save_every;
   trainer.saving.async = options.save_async;
@@ -213,9 +214,9 @@ TEST_F(ResumeTest, WhatIsStoppedIsSaved) {
   Job run;
   run.ranks = 2;
   run.options.save = folder_;
-  run.stop_requested = [] { return true; };
+  run.signal = [] { return SIGINT; };
   ASSERT_OK_AND_ASSIGN(const TrainingResult result, TrainAll(run));
-  EXPECT_TRUE(result.stopped);
+  EXPECT_EQ(result.signal, SIGINT);
   EXPECT_EQ(result.last_step, 1);
   EXPECT_THAT(Saved(), ElementsAre("step-1"));
   // Nothing more to do, nothing more to save.
@@ -258,11 +259,12 @@ TEST_F(ResumeTest, CheckpointsAndExportsDescribeTheModel) {
 
   TrainOptions options;
   options.export_dir = folder_;
-  EXPECT_THAT(CheckExport(options, 2),
-              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("exists")));
+  EXPECT_THAT(
+      CheckExport(options, 2),
+      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("--export")));
   options.export_dir = folder_ + "/no/model";
   EXPECT_THAT(CheckExport(options, 2),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no folder")));
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/model")));
   options.sharding = Sharding::kNone;
   EXPECT_THAT(
       CheckExport(options, 2),

@@ -1,9 +1,12 @@
 #include "examples/gpt/training/trainer.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <signal.h>
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -18,6 +21,7 @@
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/testing/run_refused_ranks.h"
 #include "examples/gpt/data/batch.h"
 #include "examples/gpt/data/count_data.h"
 #include "examples/gpt/flags/options.h"
@@ -33,6 +37,8 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRefusedRanks;
+using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using testing::Optimizer;
 using testing::PlainLosses;
@@ -76,7 +82,7 @@ TEST_P(TrainerOracleTest, LossesAreThoseOfPlainTrainingOnAllBatches) {
     return absl::OkStatus();
   }));
   EXPECT_THAT(result.step_seconds, SizeIs(options.steps));
-  EXPECT_FALSE(result.stopped);
+  EXPECT_EQ(result.signal, 0);
   const std::vector<double> plain =
       PlainLosses({kModel, kShape, ranks, kSteps, kSeed});
   ASSERT_THAT(result.mean_losses, SizeIs(kSteps));
@@ -114,16 +120,47 @@ TEST(TrainerTest, AllRanksStopAfterTheSameStep) {
     options.steps = kSteps;
     options.on_step = [&mine](int64_t step, double) { mine.push_back(step); };
     // One rank is told, at its second step.
-    options.stop_requested = [&] {
-      return communicator.rank() == 1 && mine.size() == 1;
+    options.signal = [&] {
+      return communicator.rank() == 1 && mine.size() == 1 ? SIGTERM : 0;
     };
     FSDP_ASSIGN_OR_RETURN(TrainingResult result,
                           TrainSharded(options, communicator));
-    return result.stopped && !result.finished
+    return result.signal == SIGTERM && !result.finished
                ? absl::OkStatus()
                : absl::InternalError("it did not stop");
   }));
   EXPECT_THAT(steps, ::testing::Each(ElementsAre(1, 2)));
+}
+
+// By a weight that is not finite on all ranks, before the second step.
+TEST(TrainerTest, ALossThatIsNotFiniteEndsTheRunBeforeTheOptimizersStep) {
+  std::vector<std::vector<int64_t>> steps(2);
+  const std::vector<absl::Status> ends =
+      RunRefusedRanks(2, [&](Communicator& communicator) -> absl::Status {
+        Gpt model(kModel);
+        InitializeParameters(*model, kSeed);
+        {
+          const c10::NoGradGuard no_grad;
+          model->parameters()[1].flatten()[0] =
+              std::numeric_limits<float>::infinity();
+        }
+        FSDP_ASSIGN_OR_RETURN(
+            std::unique_ptr<TrainableModel> sharded,
+            MakeSharded(model, Unowned(communicator), Sharding::kFull,
+                        ComputeDtype::kFloat, /*offload=*/{},
+                        /*recompute=*/false));
+        CountData data(kModel.vocab, kShape, communicator.rank());
+        TrainerOptions options;
+        options.on_step = [&](int64_t step, double) {
+          steps[communicator.rank()].push_back(step);
+        };
+        return Train(options, *sharded, data, communicator).status();
+      });
+  EXPECT_THAT(ends, ::testing::Each(StatusIs(
+                        absl::StatusCode::kFailedPrecondition,
+                        ::testing::HasSubstr("is the first parameter with a "
+                                             "value that is not finite"))));
+  EXPECT_THAT(steps, ::testing::Each(SizeIs(0)));
 }
 
 // A model that fails on one rank must not leave the others waiting.

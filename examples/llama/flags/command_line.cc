@@ -24,7 +24,14 @@ absl::Status ParseFlags(int argc, char** argv, absl::string_view usage,
   };
   config.contains_help_flags = config.contains_helpshort_flags;
   absl::SetFlagsUsageConfig(config);
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  // A flag of more than two values needs one; this one may stand alone.
+  static char resume[] = "--resume=true";
+  std::vector<char*> arguments(argv, argv + argc);
+  for (char*& argument : arguments) {
+    if (argument == absl::string_view("--resume")) argument = resume;
+  }
+  const std::vector<char*> rest =
+      absl::ParseCommandLine(argc, arguments.data());
   if (rest.size() <= 1) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("what is ", rest[1], "? Flags begin with --"));

@@ -32,6 +32,23 @@ std::string AbslUnparseFlag(Rows rows) {
   return rows == Rows::kStream ? "stream" : "packed";
 }
 
+bool AbslParseFlag(absl::string_view text, Resume* resume, std::string* error) {
+  if (text != "false" && text != "true" && text != "required") {
+    *error = "expected true, false or required";
+    return false;
+  }
+  *resume = text == "false"  ? Resume::kNo
+            : text == "true" ? Resume::kIfThere
+                             : Resume::kRequired;
+  return true;
+}
+
+std::string AbslUnparseFlag(Resume resume) {
+  return resume == Resume::kNo        ? "false"
+         : resume == Resume::kIfThere ? "true"
+                                      : "required";
+}
+
 }  // namespace llama
 
 ABSL_FLAG(std::string, model, "",
@@ -120,10 +137,13 @@ ABSL_FLAG(int64_t, save_every, llama::TrainFlags().save_every,
           "With --save: also after each so many steps, beside the next ones.");
 ABSL_FLAG(int64_t, keep_last, llama::TrainFlags().keep_last,
           "With --save: remove all but the newest so many; 0: keep all.");
-ABSL_FLAG(
-    bool, resume, llama::TrainFlags().resume,
-    "With --save: go on from the newest checkpoint, or begin where there "
-    "is none. With as many ranks the steps are those of an unbroken run.");
+ABSL_FLAG(llama::Resume, resume, llama::TrainFlags().resume,
+          "With --save: go on from the newest checkpoint; where there is none, "
+          "begin (--resume), or end with an error (--resume=required). With as "
+          "many ranks the steps are those of an unbroken run.");
+ABSL_FLAG(int64_t, skip_nonfinite, llama::TrainFlags().skip_nonfinite,
+          "Leave out at most so many steps in a row whose loss or gradients "
+          "are not finite; the next one ends the run. 0: the first one does.");
 ABSL_FLAG(int, max_restarts, llama::TrainFlags().max_restarts,
           "With --save --resume: start the ranks again when one has failed, at "
           "most so often.");
@@ -185,6 +205,7 @@ TrainFlags ReadAll() {
   flags.save_every = absl::GetFlag(FLAGS_save_every);
   flags.keep_last = absl::GetFlag(FLAGS_keep_last);
   flags.resume = absl::GetFlag(FLAGS_resume);
+  flags.skip_nonfinite = absl::GetFlag(FLAGS_skip_nonfinite);
   flags.max_restarts = absl::GetFlag(FLAGS_max_restarts);
   flags.export_dir = ResolvePath(absl::GetFlag(FLAGS_export));
   flags.save_adapter = ResolvePath(absl::GetFlag(FLAGS_save_adapter));
@@ -220,6 +241,7 @@ absl::Status CheckNumbers(const TrainFlags& flags) {
   FSDP_RETURN_IF_ERROR(AtLeast("eval_every", flags.eval_every, 0));
   FSDP_RETURN_IF_ERROR(AtLeast("save_every", flags.save_every, 0));
   FSDP_RETURN_IF_ERROR(AtLeast("keep_last", flags.keep_last, 0));
+  FSDP_RETURN_IF_ERROR(AtLeast("skip_nonfinite", flags.skip_nonfinite, 0));
   FSDP_RETURN_IF_ERROR(AtLeast("max_restarts", flags.max_restarts, 0));
   FSDP_RETURN_IF_ERROR(Within("lr", flags.lr, 1e3));
   FSDP_RETURN_IF_ERROR(Within("lr_floor", flags.lr_floor, 1));
@@ -273,12 +295,14 @@ absl::Status Check(const TrainFlags& flags) {
   if (flags.eval_every > 0 && flags.eval_data.empty()) {
     return Wrong("--eval_every needs --eval_data");
   }
-  if (flags.save.empty() &&
-      (flags.resume || flags.save_every > 0 || flags.max_restarts > 0)) {
+  if (flags.save.empty() && (flags.resume != Resume::kNo ||
+                             flags.save_every > 0 || flags.max_restarts > 0)) {
     return Wrong("--resume, --save_every and --max_restarts need --save");
   }
-  if (flags.max_restarts > 0 && !flags.resume) {
-    return Wrong("--max_restarts needs --resume");
+  if (flags.max_restarts > 0 && flags.resume != Resume::kIfThere) {
+    return Wrong(
+        "--max_restarts needs --resume, as the first start may have "
+        "no checkpoint");
   }
   return CheckAdapters(flags);
 }

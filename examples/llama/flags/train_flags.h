@@ -15,6 +15,7 @@
 namespace llama {
 
 enum class Rows { kStream, kPacked };
+enum class Resume { kNo, kIfThere, kRequired };
 
 struct TrainFlags {
   std::string model;
@@ -52,7 +53,8 @@ struct TrainFlags {
   std::string save;
   int64_t save_every = 0;
   int64_t keep_last = 2;
-  bool resume = false;
+  Resume resume = Resume::kNo;
+  int64_t skip_nonfinite = 0;
   int max_restarts = 0;
   std::string export_dir;
   std::string save_adapter;

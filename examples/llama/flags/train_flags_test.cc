@@ -50,7 +50,14 @@ TEST(TrainFlagsTest, SaysWhatCannotBe) {
        },
        "--auto with --recompute"},
       {[](TrainFlags& f) { f.eval_every = 3; }, "--eval_data"},
-      {[](TrainFlags& f) { f.resume = true; }, "need --save"},
+      {[](TrainFlags& f) { f.resume = Resume::kIfThere; }, "need --save"},
+      {[](TrainFlags& f) { f.resume = Resume::kRequired; }, "need --save"},
+      {[](TrainFlags& f) { f.skip_nonfinite = -1; }, "--skip_nonfinite=-1"},
+      {[](TrainFlags& f) {
+         f.save = "s", f.max_restarts = 1;
+         f.resume = Resume::kRequired;
+       },
+       "--resume"},
       {[](TrainFlags& f) { f.save_every = 3; }, "need --save"},
       {[](TrainFlags& f) { f.save = "s", f.max_restarts = 1; }, "--resume"},
       {[](TrainFlags& f) { f.save_adapter = "a"; }, "--lora_rank"},

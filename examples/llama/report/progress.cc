@@ -34,6 +34,15 @@ absl::StatusOr<std::unique_ptr<Progress>> Progress::Open(
 Progress::Progress(const ProgressOptions& options, std::ostream* out)
     : options_(options), out_(*out) {}
 
+void Progress::GoesOn(int64_t step) {
+  if (metrics_.is_open()) {
+    Json::Object line;
+    line.emplace_back("goes_on_after", step);
+    metrics_ << Json(std::move(line)).ToString() << "\n" << std::flush;
+  }
+  out_ << "goes on after step " << step << std::endl;
+}
+
 void Progress::Begin(absl::Time now) { begin_ = last_end_ = now; }
 
 void Progress::Step(int64_t step, const StepResult& result, absl::Time now) {
@@ -51,6 +60,7 @@ void Progress::Step(int64_t step, const StepResult& result, absl::Time now) {
     line.emplace_back("step", step);
     line.emplace_back("loss", result.loss);
     line.emplace_back("grad_norm", result.grad_norm);
+    if (result.left_out) line.emplace_back("left_out", true);
     line.emplace_back("lr", result.learning_rate);
     line.emplace_back("targets", result.targets);
     line.emplace_back("tokens", result.tokens);

@@ -20,7 +20,8 @@ struct ProgressOptions {
   int64_t every = 1;  // steps between two lines
   double flops_per_token = 0;
   // A file that lines of JSON are appended to; empty: none. A run that goes on
-  // repeats the steps behind its checkpoint.
+  // says so in a line {"goes_on_after": step}: what stands above it of later
+  // steps was lost.
   std::string metrics;
 };
 
@@ -31,6 +32,8 @@ class Progress {
   static absl::StatusOr<std::unique_ptr<Progress>> Open(
       const ProgressOptions& options, std::ostream* out);
 
+  // The run goes on from the checkpoint of `step`.
+  void GoesOn(int64_t step);
   // A step begins at `now`, the first of this process.
   void Begin(absl::Time now);
   // `step`, from 1, has ended.

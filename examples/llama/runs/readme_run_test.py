@@ -107,7 +107,7 @@ class ReadmeRunTest(unittest.TestCase):
         flags = ["--model=/models/qwen", "--data=/data/books.txt"]
         self.assertIn("go on from them by --resume",
                       self.run_program(["examples/llama/train"], *flags, "--save=/runs/unbroken", code=2))
-        self.assertIn("name a new folder",
+        self.assertIn("is there already",
                       self.run_program(["examples/llama/train"], *flags, "--export=/models/unbroken", code=2))
         for ranks in (2, 3):
             save = self.root / f"runs/again_{ranks}"

@@ -1,7 +1,10 @@
 #include "examples/llama/training/data.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
+#include <ios>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -10,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 #include "examples/llama/data/packed_rows.h"
 #include "examples/llama/data/row_source.h"
@@ -54,6 +58,18 @@ absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
     FSDP_RETURN_IF_ERROR(CheckTokenizer(tokens, tokenizer));
   }
   return tokens;
+}
+
+bool LooksLikeJsonLines(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string line;
+  // A document of one line may be long; its beginning tells.
+  constexpr size_t kMost = 1 << 20;
+  for (char byte; line.size() < kMost && file.get(byte) && byte != '\n';) {
+    line.push_back(byte);
+  }
+  const absl::StatusOr<fsdp::Json> json = fsdp::Json::Parse(line);
+  return json.ok() && json->As<fsdp::Json::Object>() != nullptr;
 }
 
 absl::StatusOr<std::shared_ptr<const RowSource>> TrainingRows(

@@ -21,6 +21,10 @@ absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
                                      const std::string& model_folder,
                                      const LlamaConfig& config);
 
+// The first line of the file is a JSON object: its braces and names would be
+// trained on as text.
+bool LooksLikeJsonLines(const std::string& path);
+
 // To train on: windows of the stream, or packed documents in an order that
 // `seed` has chosen. Errors of WindowRows and PackedRows.
 absl::StatusOr<std::shared_ptr<const RowSource>> TrainingRows(

@@ -6,6 +6,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "checkpoint/run_guard.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/scalars.h"
@@ -84,7 +86,8 @@ Trainer::Trainer(Model model, TokenBatches* data,
       optimizer_(GroupsOf(model_, options),
                  AdamWOptions(options.learning_rate.peak)) {}
 
-absl::StatusOr<StepResult> Trainer::Step(int64_t step) {
+absl::StatusOr<StepResult> Trainer::Step(int64_t step,
+                                         fsdp::checkpoint::RunGuard* guard) {
   std::vector<Batch> batches;
   absl::Status read;
   for (int64_t i = 0; i < options_.micro_batches && read.ok(); ++i) {
@@ -108,8 +111,13 @@ absl::StatusOr<StepResult> Trainer::Step(int64_t step) {
   FSDP_RETURN_IF_ERROR(ClipGradients(result));
   result.learning_rate = options_.learning_rate.At(step);
   SetLearningRate(result.learning_rate);
-  FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("a step of the optimizer", [this] {
-    optimizer_.step();
+  if (guard != nullptr) {
+    FSDP_ASSIGN_OR_RETURN(const bool may_step,
+                          guard->MayStep(step + 1, loss, result.grad_norm));
+    result.left_out = !may_step;
+  }
+  FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("a step of the optimizer", [&] {
+    if (!result.left_out) optimizer_.step();
     optimizer_.zero_grad();
   }));
   return result;
@@ -136,9 +144,11 @@ absl::StatusOr<double> Trainer::Backward(const std::vector<Batch>& batches,
 }
 
 absl::Status Trainer::ClipGradients(StepResult& result) {
-  if (options_.max_grad_norm <= 0) return absl::OkStatus();
-  FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
-                        model_->ClipGradNorm(options_.max_grad_norm));
+  // Infinity only measures.
+  const double max_norm = options_.max_grad_norm > 0
+                              ? options_.max_grad_norm
+                              : std::numeric_limits<double>::infinity();
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor norm, model_->ClipGradNorm(max_norm));
   result.grad_norm = norm.item<double>();
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/run_guard.h"
 #include "comm/communicator.h"
 #include "examples/llama/data/evaluation_batches.h"
 #include "examples/llama/data/token_batches.h"
@@ -30,10 +31,11 @@ struct TrainerOptions {
 // One step, the same on all ranks.
 struct StepResult {
   double loss = 0;       // mean over the targets of all micro-batches and ranks
-  double grad_norm = 0;  // before it was clipped; 0 where it is not
+  double grad_norm = 0;  // before it was clipped
   double learning_rate = 0;
-  int64_t targets = 0;  // that count
-  int64_t tokens = 0;   // of all ranks, padding included
+  int64_t targets = 0;    // that count
+  int64_t tokens = 0;     // of all ranks, padding included
+  bool left_out = false;  // the optimizer has not stepped: see RunGuard
 };
 
 // Trains by AdamW. The loss of a step is the mean over all its targets,
@@ -45,9 +47,10 @@ class Trainer {
           std::shared_ptr<fsdp::comm::Communicator> ranks,
           const TrainerOptions& options);
 
-  // Step number `step`, from 0. Collective. Errors of one rank end the others'
-  // steps, too.
-  absl::StatusOr<StepResult> Step(int64_t step);
+  // Step number `step`, from 0, which `guard`, where there is one, may refuse
+  // or leave out. Collective. Errors of one rank end the others' steps, too.
+  absl::StatusOr<StepResult> Step(int64_t step,
+                                  fsdp::checkpoint::RunGuard* guard = nullptr);
 
   // The mean loss in nats over all targets of `data`. Collective.
   absl::StatusOr<double> Evaluate(const EvaluationBatches& data);

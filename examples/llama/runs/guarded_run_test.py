@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""A run of //examples/llama:train that guards itself: signals, numbers that are not finite, and what is refused before it
+begins. The program is this test's runfile; the model is tiny and written here.
+"""
+import json
+import math
+import os
+import pathlib
+import random
+import signal
+import struct
+import subprocess
+import tempfile
+import unittest
+
+TRAIN = "examples/llama/train"
+WIDTH, INNER, LAYERS, VOCAB = 32, 64, 2, 256
+CONFIG = {"model_type": "llama", "vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": INNER,
+          "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True}
+
+
+def tensors():
+    """Random values, by name."""
+    draw = random.Random(0)
+    shapes = {"model.embed_tokens": (VOCAB, WIDTH), "model.norm": (WIDTH,)}
+    for layer in range(LAYERS):
+        for name, shape in {"self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (WIDTH // 2, WIDTH),
+                            "self_attn.v_proj": (WIDTH // 2, WIDTH), "self_attn.o_proj": (WIDTH, WIDTH),
+                            "mlp.gate_proj": (INNER, WIDTH), "mlp.up_proj": (INNER, WIDTH),
+                            "mlp.down_proj": (WIDTH, INNER), "input_layernorm": (WIDTH,),
+                            "post_attention_layernorm": (WIDTH,)}.items():
+            shapes[f"model.layers.{layer}.{name}"] = shape
+    found = {}
+    for name, shape in shapes.items():
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        values = [draw.gauss(0, 0.05) for _ in range(count)] if len(shape) > 1 else [1.0] * count
+        found[name + ".weight"] = (shape, values)
+    return found
+
+
+def write_model(folder, found):
+    folder.mkdir()
+    header, data = {}, b""
+    for name, (shape, values) in found.items():
+        raw = struct.pack(f"<{len(values)}f", *values)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+
+
+def descendants(pid):
+    children = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                    children.append(int(entry.name))
+            except (OSError, ValueError):  # it has ended
+                pass
+    return sorted(children)
+
+
+class GuardedRunTest(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(temporary.cleanup)
+        self.root = pathlib.Path(temporary.name)
+        draw = random.Random(1)
+        words = "to be or not that is the question".split()
+        (self.root / "text").write_text(" ".join(draw.choice(words) for _ in range(4000)))
+        write_model(self.root / "model", tensors())
+        self.save = self.root / "save"
+
+    def command(self, *flags, model="model", ranks=2):
+        return [TRAIN, f"--model={self.root / model}", f"--data={self.root / 'text'}", f"--ranks={ranks}",
+                "--threads=1", "--seq=32", "--batch=4", "--precision=fp32", "--log_every=1", *flags]
+
+    def run_program(self, *flags, code=0, **others):
+        result = subprocess.run(self.command(*flags, **others), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                text=True, timeout=240, check=False)
+        self.assertEqual(result.returncode, code, result.stdout)
+        return result.stdout
+
+    def steps(self):
+        return sorted(int(folder.name[5:]) for folder in self.save.glob("step-*"))
+
+    def losses(self, path):
+        """By step, of the last run that had it."""
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+    def stop(self, flags, number, to_rank, ranks):
+        """Sends the signal once a step is done; the last step that is said to be saved."""
+        process = subprocess.Popen(self.command(*flags, ranks=ranks), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   text=True)
+        output = []
+        for line in process.stdout:
+            output.append(line)
+            if "step 3/" in line:
+                break
+        victim = descendants(process.pid)[to_rank] if to_rank is not None else process.pid
+        os.kill(victim, number)
+        output += process.stdout.readlines()
+        process.stdout.close()
+        text = "".join(output)
+        self.assertEqual(process.wait(timeout=240), 128 + number, text)
+        said = [line for line in output if "CANCELLED: stopped by signal" in line]
+        self.assertEqual(len(said), 1, text)
+        self.assertIn("of which there is a checkpoint", said[0])
+        return int(said[0].partition("after step ")[2].partition(",")[0])
+
+    def test_a_signal_saves_and_the_rest_has_the_losses_of_an_unbroken_run(self):
+        flags = ("--steps=400", "--lr=1e-3")
+        self.run_program(*flags, f"--metrics={self.root / 'whole'}")
+        whole = self.losses(self.root / "whole")
+        self.assertEqual(len(whole), 400)
+        cases = [(signal.SIGTERM, None, 2), (signal.SIGUSR1, None, 2), (signal.SIGTERM, 1, 2), (signal.SIGUSR1, 0, 2),
+                 (signal.SIGTERM, None, 1)]
+        for i, (number, to_rank, ranks) in enumerate(cases):
+            with self.subTest(signal=number, to_rank=to_rank, ranks=ranks):
+                self.save = self.root / f"save{i}"
+                metrics = self.root / f"metrics{i}"
+                kept = (*flags, f"--save={self.save}", f"--metrics={metrics}")
+                step = self.stop(kept, number, to_rank, ranks)
+                self.assertEqual(self.steps(), [step])
+                self.run_program(*kept, "--resume", ranks=ranks)
+                self.assertIn({"goes_on_after": step}, [json.loads(line) for line in metrics.read_text().splitlines()])
+                if ranks == 2:
+                    self.assertEqual(self.losses(metrics), whole)
+
+    def test_a_weight_that_is_not_finite_ends_the_run_and_keeps_what_is_good(self):
+        flags = (f"--save={self.save}", "--save_every=1", "--keep_last=1", "--resume", "--skip_nonfinite=1")
+        self.run_program(*flags, "--steps=2")
+        broken = tensors()
+        broken["model.layers.1.mlp.up_proj.weight"][1][7] = float("inf")
+        write_model(self.root / "broken", broken)
+        output = self.run_program("--steps=20", f"--export={self.root / 'exported'}", "--save_every=1", "--keep_last=1",
+                                  f"--save={self.root / 'other'}", model="broken", code=1)
+        self.assertIn("step 1: the loss of rank 0 is ", output)
+        self.assertEqual(output.count("layers.1.mlp.up_proj.weight is the first parameter with a value that is not"), 1)
+        self.assertFalse((self.root / "exported").exists())
+        self.assertEqual(list((self.root / "other").glob("step-*")), [])
+        output = self.run_program(f"--save={self.root / 'third'}", "--skip_nonfinite=2", "--steps=20", model="broken",
+                                  code=1)
+        self.assertIn("step 3: ", output)
+        self.assertIn("The step is left out, 2 of at most 2 in a row", output)
+        # A rate that no model survives: what is kept has no value that is not finite.
+        self.run_program(*flags, "--steps=20", "--lr=1e3", "--lr_floor=1", "--warmup=0", "--clip=0", code=1)
+        self.assertTrue(self.steps())
+        for file in self.save.glob("step-*/model.safetensors"):
+            data = file.read_bytes()
+            begin = 8 + struct.unpack("<Q", data[:8])[0]
+            values = struct.unpack(f"<{(len(data) - begin) // 4}f", data[begin:])
+            self.assertTrue(all(map(math.isfinite, values)), file)
+
+    def test_what_cannot_be_written_in_the_end_is_refused_at_the_beginning(self):
+        (self.root / "file").write_text("")
+        (self.root / "dangling").symlink_to(self.root / "nothing")
+        for flag in ("export", "save_adapter"):
+            for path in ("missing/parent", "file/below", "dangling", "model"):
+                with self.subTest(flag=flag, path=path):
+                    output = self.run_program("--lora_rank=2", f"--{flag}={self.root / path}", code=2)
+                    self.assertIn(f"--{flag}: ", output)
+                    self.assertNotIn("step 1/", output)
+        self.assertEqual(sorted(path.name for path in self.root.iterdir()), ["dangling", "file", "model", "text"])
+
+    def test_resume_says_where_it_finds_nothing(self):
+        output = self.run_program(f"--save={self.save}", "--resume=required", "--steps=1", code=2)
+        self.assertIn(f"--resume: there is no checkpoint in {self.save}", output)
+        self.assertFalse(self.save.exists())
+        output = self.run_program(f"--save={self.save}", "--resume", "--steps=1")
+        self.assertEqual(output.count(f"--resume: there is no checkpoint in {self.save}: begins at step 1"), 1)
+        self.run_program(f"--save={self.save}", "--resume=required", "--steps=2")
+
+    def test_says_what_is_odd_about_its_data(self):
+        output = self.run_program("--steps=1", "--seq=600", "--batch=2", ranks=1)
+        self.assertEqual(output.count("--seq=600 is longer than the 512 positions"), 1)
+        (self.root / "text").write_text("".join(json.dumps({"text": "to be or not"}) + "\n" for _ in range(400)))
+        output = self.run_program("--steps=1")
+        self.assertEqual(output.count("looks like JSON lines"), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
