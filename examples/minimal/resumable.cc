@@ -1,5 +1,5 @@
-// The smallest training that goes on where it was when it was killed. Its
-// argument is a folder for its checkpoints.
+// The smallest training that goes on where it was when it was stopped or
+// killed. Its argument is a folder for its checkpoints.
 #include <torch/torch.h>
 
 #include <cstdint>
@@ -9,6 +9,8 @@
 
 #include "base/status_macros.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/run_guard.h"
+#include "comm/launcher/launcher_stop_request.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 
@@ -26,21 +28,30 @@ absl::Status Train(const std::string& folder,
   run.model = model.get();
   run.optimizer = &optimizer;
   FSDP_ASSIGN_OR_RETURN(const auto newest, checkpoints->LoadLatest(run));
+  fsdp::checkpoint::RunGuardOptions options;
+  options.save_every = 100;  // beside the next steps
+  fsdp::checkpoint::RunGuard guard(ranks, checkpoints.get(), &run, options);
   for (int64_t step = newest.value_or(0) + 1; step <= 1000; ++step) {
     torch::Tensor x = torch::randn({32, 64});
     torch::Tensor loss =
         torch::mse_loss(model->forward(x), x.sum(/*dim=*/1, /*keepdim=*/true));
     optimizer.zero_grad();
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
-    optimizer.step();
-    if (step % 100 != 0) continue;
-    FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(step, run));  // beside the next
-    if (ranks->rank() == 0) std::cout << "step " << step << std::endl;
+    FSDP_ASSIGN_OR_RETURN(torch::Tensor norm, model->ClipGradNorm(100));
+    FSDP_ASSIGN_OR_RETURN(
+        const bool is_finite,
+        guard.MayStep(step, loss.item<double>(), norm.item<double>()));
+    if (is_finite) optimizer.step();
+    FSDP_RETURN_IF_ERROR(guard.EndStep(step, /*is_last=*/step == 1000));
+    if (ranks->rank() == 0 && step % 100 == 0) {
+      std::cout << "step " << step << "  " << guard.mean_loss() << std::endl;
+    }
   }
-  return checkpoints->Wait();
+  return absl::OkStatus();
 }
 
 int main(int argc, char** argv) {
+  const fsdp::comm::StopRequest stop;  // by signals, heeded by RunGuard
   if (argc != 2) {
     std::cerr << "usage: resumable FOLDER\n";
     return 1;
