@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "adapters/int8_rows.h"
@@ -20,9 +22,11 @@
 #include "adapters/lora.h"
 #include "adapters/lora_config.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "checkpoint/files/file_names.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/real_file_system.h"
+#include "checkpoint/load/source_folder.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "checkpoint/model_files.h"
 
@@ -69,6 +73,24 @@ checkpoint::RowConversion ToInt8(const LinearImpl& layer) {
   return conversion;
 }
 
+// Before memory is taken for factors that the file does not have.
+absl::Status CheckFitsFile(const LoraConfig& config, const std::string& folder,
+                           checkpoint::FileSystem& files) {
+  const checkpoint::SourceFolder source(files, folder, /*sums=*/nullptr);
+  const std::string name = absl::StrCat(kStem, ".safetensors");
+  FSDP_ASSIGN_OR_RETURN(const auto catalog, source.ReadFileOrIndex(name));
+  int64_t rank = 0;
+  for (const auto& tensor : catalog.tensors()) {
+    const auto& [file_name, dtype, shape] = tensor.info;
+    if (!absl::EndsWith(file_name, "lora_A.weight") || shape.empty()) continue;
+    rank = std::max(rank, shape[0]);
+  }
+  if (config.rank <= rank) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("r is ", config.rank, ", and ", name, " has no more than ",
+                   rank, ": it is another adapter's"));
+}
+
 }  // namespace
 
 absl::StatusOr<LoraConfig> ReadLoraConfig(const std::string& folder,
@@ -78,9 +100,10 @@ absl::StatusOr<LoraConfig> ReadLoraConfig(const std::string& folder,
       const std::string text,
       checkpoint::ReadFile(checkpoint::OrReal(files), path, kMaxConfigBytes));
   absl::StatusOr<LoraConfig> config = ParseLoraConfig(text);
-  if (config.ok()) return config;
-  return absl::Status(config.status().code(),
-                      absl::StrCat(path, ": ", config.status().message()));
+  FSDP_RETURN_IF_ERROR(Annotate(config.status(), path));
+  FSDP_RETURN_IF_ERROR(Annotate(
+      CheckFitsFile(*config, folder, checkpoint::OrReal(files)), path));
+  return config;
 }
 
 absl::Status SaveAdapter(const std::string& folder, torch::nn::Module& model,

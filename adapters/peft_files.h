@@ -17,7 +17,8 @@
 namespace fsdp::adapters {
 
 // Of a folder that PEFT or SaveAdapter() has written. `files`: null: the
-// machine's. NotFound: there is none; otherwise as ParseLoraConfig().
+// machine's. NotFound: there is none; otherwise as ParseLoraConfig(), and
+// InvalidArgument for a rank that adapter_model.safetensors does not have.
 absl::StatusOr<LoraConfig> ReadLoraConfig(
     const std::string& folder, checkpoint::FileSystem* files = nullptr);
 

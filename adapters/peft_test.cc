@@ -216,6 +216,31 @@ TEST(PeftFilesTest, AFolderWithoutAnAdapterIsNamed) {
   EXPECT_THAT(ReadLoraConfig(root),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr(root), HasSubstr("peft_type"))));
+  std::ofstream(root + "/adapter_config.json") << R"({"peft_type": "LORA")";
+  EXPECT_THAT(ReadLoraConfig(root),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("adapter_config.json: JSON, byte ")));
+}
+
+TEST(PeftFilesTest, ARankThatTheFileDoesNotHaveTakesNoMemory) {
+  const std::string root = EmptyFolder("huge_rank");
+  LoraConfig config;
+  config.rank = 3;
+  config.targets = {"q_proj"};
+  const auto net = MakeNet(1);
+  ASSERT_OK(AddLora(*net, config));
+  ASSERT_OK(SaveAdapter(root + "/a", *net, config));
+  EXPECT_OK(ReadLoraConfig(root + "/a"));
+  config.rank = 4;
+  std::ofstream(root + "/a/adapter_config.json") << ToJson(config);
+  EXPECT_THAT(ReadLoraConfig(root + "/a"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("a/adapter_config.json: r is 4"),
+                             HasSubstr("no more than 3"))));
+  std::ofstream(root + "/adapter_config.json") << ToJson(config);
+  EXPECT_THAT(ReadLoraConfig(root),
+              StatusIs(absl::StatusCode::kNotFound,
+                       HasSubstr("adapter_model.safetensors")));
 }
 
 // What is saved at one number of ranks, every other one loads, to the bit.

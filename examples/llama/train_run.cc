@@ -85,7 +85,8 @@ class TrainRun {
 
   absl::Status Prepare() {
     torch::manual_seed(flags_.seed);
-    FSDP_ASSIGN_OR_RETURN(config_, ReadConfig(flags_.model));
+    FSDP_ASSIGN_OR_RETURN(config_,
+                          ReadConfig(flags_.model, flags_.from_scratch));
     FSDP_ASSIGN_OR_RETURN(texts_, TextsBeside(flags_.model));
     model_.compute = Dtype();
     model_.recompute = flags_.recompute;

@@ -5,15 +5,18 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <ostream>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "adapters/lora.h"
 #include "adapters/peft_files.h"
 #include "adapters/quantized_base.h"
@@ -90,6 +93,30 @@ absl::Status Adapt(const ModelOptions& options, CausalLmImpl& net) {
   return fsdp::adapters::AddLora(net, *options.lora);
 }
 
+// Before memory and time are spent on what the files cannot fill: each number
+// has at least a byte there.
+absl::Status CheckFitsFiles(const LlamaConfig& config,
+                            const std::string& folder) {
+  double bytes = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    std::error_code no_file;
+    const uintmax_t size = entry.file_size(no_file);
+    if (!no_file) bytes += static_cast<double>(size);
+  }
+  const auto hidden = static_cast<double>(config.hidden_size);
+  const double layer = 3 * static_cast<double>(config.intermediate_size);
+  const double numbers =
+      hidden * (static_cast<double>(config.num_hidden_layers) * layer +
+                static_cast<double>(config.vocab_size));
+  if (numbers <= bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "its sizes make a model of at least %.4g parameters, and all files "
+      "beside "
+      "it have %.4g bytes: fetch the model again, or take --from_scratch",
+      numbers, bytes));
+}
+
 }  // namespace
 
 absl::StatusOr<Model> MakeModel(
@@ -122,13 +149,14 @@ absl::StatusOr<std::string> ReadConfigText(const std::string& folder) {
       "there is no ", path, ": name a folder of a Hugging Face model"));
 }
 
-absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder) {
+absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder,
+                                       bool from_scratch) {
   FSDP_ASSIGN_OR_RETURN(const std::string text, ReadConfigText(folder));
   absl::StatusOr<LlamaConfig> config = ParseLlamaConfig(text);
-  if (config.ok()) return config;
-  return absl::Status(
-      config.status().code(),
-      absl::StrCat(folder, "/config.json: ", config.status().message()));
+  absl::Status status = config.status();
+  if (config.ok() && !from_scratch) status = CheckFitsFiles(*config, folder);
+  if (status.ok()) return config;
+  return fsdp::Annotate(status, absl::StrCat(folder, "/config.json"));
 }
 
 absl::Status LoadBase(const std::string& folder, const LlamaConfig& config,

@@ -58,8 +58,11 @@ absl::StatusOr<Model> MakeModel(
 // The text of FOLDER/config.json. What the system says of one that is not
 // there.
 absl::StatusOr<std::string> ReadConfigText(const std::string& folder);
-// What it says. Errors of ParseLlamaConfig(), which name the file.
-absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder);
+// What it says. Errors of ParseLlamaConfig(), which name the file;
+// InvalidArgument for a model that the files beside it cannot fill, unless it
+// is to be trained from scratch.
+absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder,
+                                       bool from_scratch = false);
 
 // fsdp::checkpoint::LoadModel() of a model of `config`, which may have adapters
 // or an int8 base, from `folder`, whose files have neither. A tied head may be
