@@ -77,8 +77,7 @@ checkpoint::RowConversion ToInt8(const LinearImpl& layer) {
 absl::Status CheckFitsFile(const LoraConfig& config, const std::string& folder,
                            checkpoint::FileSystem& files) {
   const checkpoint::SourceFolder source(files, folder, /*sums=*/nullptr);
-  const std::string name = absl::StrCat(kStem, ".safetensors");
-  FSDP_ASSIGN_OR_RETURN(const auto catalog, source.ReadFileOrIndex(name));
+  FSDP_ASSIGN_OR_RETURN(const auto catalog, source.ReadModel());
   int64_t rank = 0;
   for (const auto& tensor : catalog.tensors()) {
     const auto& [file_name, dtype, shape] = tensor.info;
@@ -87,7 +86,7 @@ absl::Status CheckFitsFile(const LoraConfig& config, const std::string& folder,
   }
   if (config.rank <= rank) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("r is ", config.rank, ", and ", name, " has no more than ",
+      absl::StrCat("r is ", config.rank, ", and the factors beside it have ",
                    rank, ": it is another adapter's"));
 }
 
@@ -123,15 +122,20 @@ absl::Status LoadAdapter(const std::string& folder, torch::nn::Module& model,
                          const LoraConfig& config,
                          const checkpoint::LoadModelOptions& options) {
   checkpoint::LoadModelOptions adapter = options;
+  std::string path =
+      checkpoint::JoinPath(folder, absl::StrCat(kStem, ".safetensors"));
+  const absl::StatusOr<bool> is_peft =
+      checkpoint::Exists(checkpoint::OrReal(options.files), path);
+  const bool is_checkpoint = is_peft.ok() && !*is_peft;
+  if (is_checkpoint) path = folder;
   adapter.mapping =
-      [&config](const std::string& name) -> std::optional<TensorRecipe> {
+      [&config,
+       is_checkpoint](const std::string& name) -> std::optional<TensorRecipe> {
     const std::optional<std::string> in_file = NameInFile(name, config);
     if (!in_file.has_value()) return std::nullopt;
-    return TensorRecipe::Of(*in_file);
+    return TensorRecipe::Of(is_checkpoint ? name : *in_file);
   };
-  return checkpoint::LoadModel(
-      checkpoint::JoinPath(folder, absl::StrCat(kStem, ".safetensors")), model,
-      adapter);
+  return checkpoint::LoadModel(path, model, adapter);
 }
 
 checkpoint::TensorMapping OfBaseModel(const torch::nn::Module& model) {

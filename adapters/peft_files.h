@@ -18,7 +18,7 @@ namespace fsdp::adapters {
 
 // Of a folder that PEFT or SaveAdapter() has written. `files`: null: the
 // machine's. NotFound: there is none; otherwise as ParseLoraConfig(), and
-// InvalidArgument for a rank that adapter_model.safetensors does not have.
+// InvalidArgument for a rank that the weights beside it do not have.
 absl::StatusOr<LoraConfig> ReadLoraConfig(
     const std::string& folder, checkpoint::FileSystem* files = nullptr);
 
@@ -31,7 +31,8 @@ absl::Status SaveAdapter(
     const LoraConfig& config,
     const checkpoint::ExportOptions& options = checkpoint::ExportOptions());
 
-// Fills these from such a folder, whose configuration is `config`
+// Fills these from such a folder, or from step-N of a run that saved them alone
+// (CheckpointerOptions::saves), whose configuration is `config`
 // (ReadLoraConfig()); the rest of the model stays. As LoadModel(), with its
 // errors, but for `options.mapping`.
 absl::Status LoadAdapter(const std::string& folder, torch::nn::Module& model,

@@ -150,6 +150,10 @@ class RunPlanner {
   PartOptions Parts() const {
     PartOptions parts;
     parts.model_dtype = options_.model_dtype;
+    if (options_.saves == nullptr) return parts;
+    parts.names = [this](const std::string& name) {
+      return options_.saves(name) ? std::make_optional(name) : std::nullopt;
+    };
     return parts;
   }
 
@@ -266,6 +270,7 @@ class Checkpointer::Impl {
       return Agree(mine, "loading a checkpoint");
     };
     context.strict = options.strict;
+    context.saves = options_.saves;
     context.progress = options.progress;
     FSDP_RETURN_IF_ERROR(TorchToStatus("loading a checkpoint", [&] {
       ThrowIfError(LoadRun(context, step, run));

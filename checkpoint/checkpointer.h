@@ -61,6 +61,10 @@ struct CheckpointerOptions {
   // `overwrite`. Ranks of an earlier run have to have ended.
   CommitBy commit_by = CommitBy::kRename;
   int64_t max_file_bytes = 5'000'000'000;  // of kShared
+  // Whether the parameter or buffer of that name is saved. What is not, such as
+  // the base of adapters, keeps the value it has when a checkpoint is loaded.
+  // Null: all.
+  std::function<bool(const std::string& name)> saves = nullptr;
   // Further small files beside the model's, by name: {"config.json", ...}.
   std::map<std::string, std::string> texts = {};
 

@@ -466,6 +466,42 @@ TEST(CheckpointerTest, AnOlderStepBeginsANewLine) {
   EXPECT_NE(ReadWholeFile(folder + "/step-9/model.safetensors"), before);
 }
 
+TEST(CheckpointerTest, WhatIsNotSavedStays) {
+  const std::string folder = FreePath("saves");
+  CheckpointerOptions options;
+  options.saves = [](const std::string& name) {
+    return absl::StrContains(name, "blocks.0.");
+  };
+  for (const int ranks : {2, 3}) {
+    EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(auto model,
+                            FullyShard(MakeNet(kDim, kBlocks, /*seed=*/ranks),
+                                       Unowned(world), BlockUnits()));
+      FSDP_ASSIGN_OR_RETURN(
+          const auto checkpoints,
+          Checkpointer::Open(folder, Unowned(world), options));
+      TrainingRun run;
+      run.model = model.get();
+      if (ranks == 2) return checkpoints->Save(1, run);
+      FSDP_RETURN_IF_ERROR(checkpoints->Load(1, run));
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
+      const auto saved = MakeNet(kDim, kBlocks, /*seed=*/2);
+      const auto own = MakeNet(kDim, kBlocks, /*seed=*/3);
+      for (const auto& item : own->named_parameters()) {
+        const at::Tensor& expected = options.saves(item.key())
+                                         ? saved->named_parameters()[item.key()]
+                                         : item.value();
+        if (!at::equal(dict[item.key()], expected)) {
+          return absl::InternalError(item.key());
+        }
+      }
+      return absl::OkStatus();
+    }));
+  }
+  EXPECT_THAT(ReadWholeFile(folder + "/step-1/model.safetensors"),
+              ::testing::Not(HasSubstr("blocks.1.")));
+}
+
 TEST(CheckpointerTest, ADamagedFileIsNamed) {
   const std::string folder = FreePath("damaged");
   auto net = MakeNet(kDim, kBlocks);

@@ -92,7 +92,7 @@ class Loading {
     tensors_.emplace(*values_, run_.optimizer);
     FSDP_ASSIGN_OR_RETURN(Catalog model, folder_->ReadStem("model"));
     FSDP_RETURN_IF_ERROR(
-        tensors_->PlanModel(std::move(model), context_.strict));
+        tensors_->PlanModel(std::move(model), context_.strict, context_.saves));
     return tensors_->PlanOptimizer(
         [this](const std::string& slot) {
           return folder_->ReadStem(absl::StrCat("optimizer/", slot));

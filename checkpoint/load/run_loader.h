@@ -22,6 +22,8 @@ struct LoadContext {
   // OK where it is OK on all ranks; otherwise one rank's error, on all.
   std::function<absl::Status(const absl::Status& mine)> agree;
   bool strict = true;
+  // As CheckpointerOptions has it; may be null.
+  std::function<bool(const std::string& name)> saves = nullptr;
   // Of the model and the optimizer together; may be null.
   LoadProgress progress;
 };

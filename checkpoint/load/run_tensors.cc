@@ -1,7 +1,10 @@
 #include "checkpoint/load/run_tensors.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,9 +15,18 @@
 
 namespace fsdp::checkpoint {
 
-absl::Status RunTensors::PlanModel(Catalog catalog, bool strict) {
+absl::Status RunTensors::PlanModel(
+    Catalog catalog, bool strict,
+    const std::function<bool(const std::string& name)>& saves) {
   model_ = std::move(catalog);
   targets_ = TargetsOf(values_);
+  if (saves != nullptr) {
+    const auto stays = [&](const LoadTarget& target) {
+      return !saves(target.name) && model_.Find(target.name) == nullptr;
+    };
+    targets_.erase(std::remove_if(targets_.begin(), targets_.end(), stays),
+                   targets_.end());
+  }
   LoadPlanOptions options;
   options.strict = strict;
   FSDP_ASSIGN_OR_RETURN(plan_, PlanLoad(model_, targets_, options));

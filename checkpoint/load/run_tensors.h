@@ -6,8 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,7 +35,10 @@ class RunTensors {
 
   // Change nothing. InvalidArgument lists what does not fit. Without an
   // optimizer there is nothing to plan for it, nor to fill.
-  absl::Status PlanModel(Catalog catalog, bool strict);
+  // `saves`: what else the files lack stays; may be null.
+  absl::Status PlanModel(
+      Catalog catalog, bool strict,
+      const std::function<bool(const std::string& name)>& saves = nullptr);
   absl::Status PlanOptimizer(OptimizerLoader::ReadSlot read_slot,
                              TrainingRecord& record, bool strict);
 

@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "adapters/peft_files.h"
 #include "base/status_macros.h"
 #include "examples/llama/flags/base.h"
 #include "examples/llama/flags/generate_flags.h"
@@ -51,6 +52,20 @@ absl::Status CheckTokensAreBytes(const std::string& folder,
         << "tokens" << std::endl;
   }
   return absl::OkStatus();
+}
+
+// A checkpoint of a run that trained adapters has these alone, and the name of
+// their base.
+absl::StatusOr<std::string> BaseOf(const std::string& folder,
+                                   LoadedModelOptions& options) {
+  std::error_code ignored;
+  for (const char* const name : {"/manifest.json", "/adapter_config.json"}) {
+    if (!std::filesystem::exists(folder + name, ignored)) return folder;
+  }
+  FSDP_ASSIGN_OR_RETURN(const auto config,
+                        fsdp::adapters::ReadLoraConfig(folder));
+  options.adapter = folder;
+  return config.base_model;
 }
 
 absl::StatusOr<std::vector<int64_t>> PromptOf(const GenerateFlags& flags,
@@ -100,18 +115,18 @@ absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   const bool is_text = !flags.prompt.empty();
   FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> prompt, PromptOf(flags, in));
-  FSDP_ASSIGN_OR_RETURN(const LlamaConfig config, ReadConfig(flags.model));
+  LoadedModelOptions options;
+  options.adapter = flags.adapter;
+  FSDP_ASSIGN_OR_RETURN(const std::string base, BaseOf(flags.model, options));
+  FSDP_ASSIGN_OR_RETURN(const LlamaConfig config, ReadConfig(base));
   if (is_text) {
     FSDP_RETURN_IF_ERROR(CheckTokensAreBytes(flags.model, config, log));
   }
   FSDP_RETURN_IF_ERROR(CheckPrompt(prompt, config));
-  LoadedModelOptions options;
   options.dtype =
       flags.precision == Precision::kFloat ? c10::kFloat : c10::kBFloat16;
-  options.adapter = flags.adapter;
   options.int8_base = flags.base == Base::kInt8;
-  FSDP_ASSIGN_OR_RETURN(CausalLm model,
-                        LoadWholeModel(flags.model, config, options));
+  FSDP_ASSIGN_OR_RETURN(CausalLm model, LoadWholeModel(base, config, options));
   PrintableText text;
   FSDP_ASSIGN_OR_RETURN(const Generated generated,
                         Generate(*model, config, prompt, flags.max_tokens,

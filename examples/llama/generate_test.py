@@ -119,6 +119,24 @@ class GenerateTest(unittest.TestCase):
         self.assertEqual(self.tokens(saved / "step-3", PROMPT, *GREEDY), expected)
         self.assertNotEqual(self.tokens(QWEN3, PROMPT, *GREEDY), expected)
 
+    def test_a_checkpoint_of_adapters_has_them_alone(self):
+        saved, whole, exported = self.folder / "saved", self.folder / "whole", self.folder / "exported"
+        lora = ("--lora_rank=4", "--lora_targets=q_proj,down_proj", "--seed=5")
+        self.train(f"--save={whole}", f"--export={exported}", *lora, "--steps=6")
+        self.train(f"--save={saved}", *lora, "--steps=6", "--save_every=3")
+        with open(saved / "step-6" / "model.safetensors", "rb") as file:
+            names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        self.assertTrue(all(".lora_" in name for name in names if name != "__metadata__"), names)
+        self.assertLess((saved / "step-6" / "model.safetensors").stat().st_size * 4,
+                        (QWEN3 / "model.safetensors").stat().st_size)
+        expected = self.tokens(exported, PROMPT, *GREEDY)
+        self.assertEqual(self.tokens(saved / "step-6", PROMPT, *GREEDY), expected)
+        self.assertEqual(self.tokens(QWEN3, f"--adapter={saved}/step-6", PROMPT, *GREEDY), expected)
+        shutil.rmtree(saved / "step-6")
+        self.assertIn("goes on after step 3", self.train(f"--save={saved}", "--resume", *lora, "--steps=6"))
+        self.assertEqual((saved / "step-6" / "model.safetensors").read_bytes(),
+                         (whole / "step-6" / "model.safetensors").read_bytes())
+
     def test_merges_adapters(self):
         adapter, exported = self.folder / "adapter", self.folder / "exported"
         self.train("--lora_rank=4", f"--save_adapter={adapter}", f"--export={exported}")

@@ -10,7 +10,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "adapters/lora_config.h"
 #include "adapters/peft_files.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpointer.h"
@@ -43,6 +46,7 @@
 #include "examples/llama/training/export.h"
 #include "examples/llama/training/model.h"
 #include "examples/llama/training/trainer.h"
+#include "fsdp/model/named_shard.h"
 
 namespace llama {
 namespace {
@@ -72,6 +76,8 @@ class TrainRun {
  private:
   bool IsFirst() const { return ranks_->rank() == 0; }
   bool HasAdapters() const { return model_.lora.has_value(); }
+  // The base is that of the files.
+  bool SavesAdapters() const { return HasAdapters() && !flags_.from_scratch; }
   c10::ScalarType Dtype() const {
     return flags_.precision == Precision::kFloat ? c10::kFloat : c10::kBFloat16;
   }
@@ -209,12 +215,15 @@ class TrainRun {
     run_.model = model_made_.get();
     run_.optimizer = &trainer_->optimizer();
     FSDP_RETURN_IF_ERROR(OpenCheckpoints());
+    if (SavesAdapters()) {
+      FSDP_RETURN_IF_ERROR(LoadBase(flags_.model, config_, *model_made_));
+    }
     if (flags_.resume != Resume::kNo) {
       FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
                             checkpoints_->LoadLatest(run_));
       if (step.has_value()) return GoOn(*step);
     }
-    if (!flags_.from_scratch) {
+    if (!flags_.from_scratch && !SavesAdapters()) {
       FSDP_RETURN_IF_ERROR(LoadBase(flags_.model, config_, *model_made_));
     }
     if (flags_.adapter.empty()) return absl::OkStatus();
@@ -227,6 +236,19 @@ class TrainRun {
     fsdp::checkpoint::CheckpointerOptions options;
     if (flags_.keep_last > 0) options.keep_last = flags_.keep_last;
     options.texts = texts_;
+    if (SavesAdapters()) {
+      fsdp::adapters::LoraConfig lora = *model_.lora;
+      std::error_code ignored;
+      lora.base_model = std::filesystem::absolute(flags_.model, ignored);
+      options.texts["adapter_config.json"] = fsdp::adapters::ToJson(lora);
+      std::set<std::string> trained;
+      for (const fsdp::NamedShard& named : model_made_->NamedShards()) {
+        if (named.shard.requires_grad()) trained.insert(named.name);
+      }
+      options.saves = [trained](const std::string& name) {
+        return trained.count(name) > 0;
+      };
+    }
     FSDP_ASSIGN_OR_RETURN(checkpoints_, fsdp::checkpoint::Checkpointer::Open(
                                             flags_.save, ranks_, options));
     if (flags_.resume != Resume::kNo) return absl::OkStatus();
