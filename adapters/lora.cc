@@ -33,7 +33,7 @@ absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
                                  const LoraConfig& config) {
   const Layers all = LayersOf(module);
   const bool takes_all = config.targets == std::vector<std::string>{kAllLinear};
-  if (!takes_all) {
+  if (!takes_all && config.target_pattern.empty()) {
     FSDP_RETURN_IF_ERROR(CheckNames(module, config.targets, "adapters of"));
   }
   Layers targets;
@@ -42,7 +42,7 @@ absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
     const auto layer = all.find(name);
     const bool is_target =
         takes_all ? layer != all.end() && !IsNamedBy(name, {std::string(kHead)})
-                  : IsNamedBy(name, config.targets);
+                  : config.IsTarget(name);
     if (!is_target) continue;
     if (layer == all.end()) {
       return absl::InvalidArgumentError(
@@ -131,15 +131,18 @@ absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config) {
       CheckNames(module, config.trained_whole, "training whole"));
   FSDP_ASSIGN_OR_RETURN(const Layers targets, TargetsOf(module, config));
   FSDP_RETURN_IF_ERROR(CheckTrainedWhole(module, config));
-  LowRankOptions options;
-  options.rank = config.rank;
-  options.scale = config.Scale();
-  options.dropout = config.dropout;
   return TorchToStatus("adding adapters", [&] {
     for (const at::Tensor& parameter : module.parameters()) {
       at::Tensor(parameter).set_requires_grad(false);
     }
-    for (const auto& [name, layer] : targets) layer->AddLowRank(options);
+    for (const auto& [name, layer] : targets) {
+      const LoraConfig own = config.Of(name);
+      LowRankOptions options;
+      options.rank = own.rank;
+      options.scale = own.Scale();
+      options.dropout = own.dropout;
+      layer->AddLowRank(options);
+    }
     for (const auto& item : module.named_modules("", /*include_self=*/false)) {
       if (!IsNamedBy(item.key(), config.trained_whole)) continue;
       for (const at::Tensor& parameter : item.value()->parameters()) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/status_macros.h"
@@ -26,10 +29,9 @@ absl::Status Wrong(absl::string_view key, absl::string_view what) {
 // Of no consequence for what an adapter computes that comes from files.
 bool IsIgnored(absl::string_view key) {
   static constexpr absl::string_view kIgnored[] = {
-      "task_type",       "auto_mapping",   "peft_version",
-      "revision",        "inference_mode", "megatron_core",
-      "megatron_config", "layers_pattern", "loftq_config",
-      "runtime_config",  "eva_config",     "qalora_group_size"};
+      "task_type",      "auto_mapping",  "peft_version",     "revision",
+      "inference_mode", "megatron_core", "megatron_config",  "loftq_config",
+      "runtime_config", "eva_config",    "qalora_group_size"};
   return absl::c_linear_search(kIgnored, key);
 }
 
@@ -63,10 +65,6 @@ absl::Status ReadNames(absl::string_view key, const Json& value,
                        std::vector<std::string>& names) {
   if (value == Json()) return absl::OkStatus();
   if (const auto* const text = value.As<std::string>()) {
-    if (*text != kAllLinear || key != "target_modules") {
-      return Wrong(key, absl::StrCat("is a regular expression, ", *text,
-                                     ", which is not there: list the names"));
-    }
     names = {*text};
     return absl::OkStatus();
   }
@@ -78,6 +76,60 @@ absl::Status ReadNames(absl::string_view key, const Json& value,
     names.push_back(*name);
   }
   return absl::OkStatus();
+}
+
+absl::Status ReadPattern(absl::string_view key, const Json& value,
+                         std::vector<std::pair<std::string, double>>& pattern) {
+  const auto* const members = value.As<Json::Object>();
+  if (members == nullptr) {
+    return IsUnused(value) ? absl::OkStatus() : Wrong(key, "is no object");
+  }
+  for (const auto& [name, number] : *members) {
+    FSDP_RETURN_IF_ERROR(
+        ReadNumber(key, number, pattern.emplace_back(name, 0).second));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadLayers(absl::string_view key, const Json& value,
+                        std::vector<int64_t>& layers) {
+  if (IsUnused(value)) return absl::OkStatus();
+  const auto* const array = value.As<Json::Array>();
+  for (const Json& one : array != nullptr ? *array : Json::Array{value}) {
+    const auto* const number = one.As<int64_t>();
+    if (number == nullptr) return Wrong(key, "is not a list of numbers");
+    layers.push_back(*number);
+  }
+  return absl::OkStatus();
+}
+
+// As Python's re.fullmatch(), in polynomial time. Throws std::regex_error.
+bool Matches(const std::string& pattern, absl::string_view name) {
+  const std::regex compiled(
+      pattern,
+      std::regex::ECMAScript | std::regex_constants::__polynomial);  // NOLINT
+  return std::regex_match(name.begin(), name.end(), compiled);
+}
+
+absl::Status CheckPattern(const std::string& pattern) {
+  try {
+    Matches(pattern, "");
+    return absl::OkStatus();
+  } catch (const std::regex_error& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("adapters of layers that \"", pattern,
+                     "\" matches: ", error.what(), ": list the names"));
+  }
+}
+
+// Null: none matches.
+const double* NumberOf(
+    const std::vector<std::pair<std::string, double>>& pattern,
+    absl::string_view layer) {
+  for (const auto& [end, number] : pattern) {
+    if (Matches(absl::StrCat("(.*\\.)?(", end, ")"), layer)) return &number;
+  }
+  return nullptr;
 }
 
 absl::Status Read(const std::string& key, const Json& value,
@@ -96,7 +148,20 @@ absl::Status Read(const std::string& key, const Json& value,
     config.rank_stabilized = *flag;
     return absl::OkStatus();
   }
-  if (key == "target_modules") return ReadNames(key, value, config.targets);
+  if (key == "rank_pattern") return ReadPattern(key, value, config.ranks);
+  if (key == "alpha_pattern") return ReadPattern(key, value, config.alphas);
+  if (key == "layers_to_transform") {
+    return ReadLayers(key, value, config.layers);
+  }
+  if (key == "layers_pattern") return ReadNames(key, value, config.layer_lists);
+  if (key == "target_modules") {
+    const auto* const text = value.As<std::string>();
+    if (text == nullptr || *text == kAllLinear) {
+      return ReadNames(key, value, config.targets);
+    }
+    config.target_pattern = *text;
+    return absl::OkStatus();
+  }
   if (key == "modules_to_save") {
     return ReadNames(key, value, config.trained_whole);
   }
@@ -117,6 +182,10 @@ absl::Status Read(const std::string& key, const Json& value,
                                  "compute something else"));
 }
 
+bool IsAllLinear(const LoraConfig& config) {
+  return config.targets == std::vector<std::string>{kAllLinear};
+}
+
 Json TextOrNull(const std::string& text) {
   return text.empty() ? Json() : Json(text);
 }
@@ -131,6 +200,33 @@ Json ListOf(std::vector<std::string> names) {
 double LoraConfig::Scale() const {
   const auto size = static_cast<double>(rank);
   return alpha / (rank_stabilized ? std::sqrt(size) : size);
+}
+
+bool LoraConfig::IsTarget(absl::string_view name) const {
+  if (!target_pattern.empty()) return Matches(target_pattern, name);
+  if (!IsNamedBy(name, targets)) return false;
+  // PEFT takes whole names in every layer.
+  if (layers.empty() || absl::c_linear_search(targets, name)) return true;
+  const std::vector<std::string> parts = absl::StrSplit(name, '.');
+  for (size_t i = 1; i + 1 < parts.size(); ++i) {
+    const bool is_item = layer_lists.empty()
+                             ? i >= 2
+                             : absl::c_linear_search(layer_lists, parts[i - 1]);
+    int64_t number = 0;
+    if (is_item && absl::SimpleAtoi(parts[i], &number)) {
+      return absl::c_linear_search(layers, number);
+    }
+  }
+  return false;
+}
+
+LoraConfig LoraConfig::Of(absl::string_view layer) const {
+  LoraConfig own = *this;
+  const double* const own_rank = NumberOf(ranks, layer);
+  if (own_rank != nullptr) own.rank = static_cast<int64_t>(*own_rank);
+  const double* const own_alpha = NumberOf(alphas, layer);
+  if (own_alpha != nullptr) own.alpha = *own_alpha;
+  return own;
 }
 
 bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names) {
@@ -152,7 +248,19 @@ absl::Status Check(const LoraConfig& config) {
     return absl::InvalidArgumentError(
         absl::StrCat("adapters with alpha ", config.alpha, ": take a number"));
   }
-  if (config.targets.empty()) {
+  for (const auto& [pattern, rank] : config.ranks) {
+    FSDP_RETURN_IF_ERROR(CheckPattern(pattern));
+    if (rank >= 1 && rank < 1e9 && rank == std::floor(rank)) continue;
+    return Wrong("rank_pattern", absl::StrCat("has the rank ", rank));
+  }
+  for (const auto& [pattern, alpha] : config.alphas) {
+    FSDP_RETURN_IF_ERROR(CheckPattern(pattern));
+  }
+  FSDP_RETURN_IF_ERROR(CheckPattern(config.target_pattern));
+  if (!config.layers.empty() && IsAllLinear(config)) {
+    return Wrong("layers_to_transform", "needs a list of target_modules");
+  }
+  if (config.targets.empty() && config.target_pattern.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "adapters of no layers: name some, such as q_proj, or ", kAllLinear));
   }
@@ -175,7 +283,6 @@ absl::StatusOr<LoraConfig> ParseLoraConfig(absl::string_view json) {
 }
 
 std::string ToJson(const LoraConfig& config) {
-  const bool all = config.targets == std::vector<std::string>{kAllLinear};
   Json::Object object;
   object.emplace_back("peft_type", "LORA");
   object.emplace_back("task_type", TextOrNull(config.task_type));
@@ -188,8 +295,18 @@ std::string ToJson(const LoraConfig& config) {
   object.emplace_back("bias", "none");
   object.emplace_back("fan_in_fan_out", false);
   object.emplace_back("init_lora_weights", true);
-  object.emplace_back("target_modules",
-                      all ? Json(kAllLinear) : ListOf(config.targets));
+  object.emplace_back("target_modules", !config.target_pattern.empty()
+                                            ? Json(config.target_pattern)
+                                        : IsAllLinear(config)
+                                            ? Json(kAllLinear)
+                                            : ListOf(config.targets));
+  object.emplace_back("layers_to_transform",
+                      config.layers.empty() ? Json() : Json(config.layers));
+  object.emplace_back("layers_pattern", Json(config.layer_lists));
+  object.emplace_back("rank_pattern", Json(Json::Object(config.ranks.begin(),
+                                                        config.ranks.end())));
+  object.emplace_back("alpha_pattern", Json(Json::Object(config.alphas.begin(),
+                                                         config.alphas.end())));
   object.emplace_back("modules_to_save", config.trained_whole.empty()
                                              ? Json()
                                              : ListOf(config.trained_whole));

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,7 +24,17 @@ struct LoraConfig {
   // Layers by their names or the ends of these, "q_proj" for
   // "model.layers.0.self_attn.q_proj"; kAllLinear alone: all but "lm_head".
   std::vector<std::string> targets = {};
-  // Modules that are trained whole, by the same rule.
+  // Instead: a regular expression of their whole names.
+  std::string target_pattern = {};
+  // Of the targets only those in layers of these numbers, as items of lists
+  // that `layer_lists` name ("layers"; empty: of any); empty: all.
+  std::vector<int64_t> layers = {};
+  std::vector<std::string> layer_lists = {};
+  // Other ranks and alphas: of layers whose names, or the ends of these, an
+  // expression matches, the first one that does.
+  std::vector<std::pair<std::string, double>> ranks = {};
+  std::vector<std::pair<std::string, double>> alphas = {};
+  // Modules that are trained whole, by the rule of `targets`.
   std::vector<std::string> trained_whole = {};
   // For those who read the file: where the base model comes from, and what
   // PEFT is to take it for, "CAUSAL_LM" where transformers generates by it.
@@ -31,6 +42,11 @@ struct LoraConfig {
   std::string task_type = {};
 
   double Scale() const;
+  // Whether the module of that name is one of the targets, unless they are
+  // kAllLinear.
+  bool IsTarget(absl::string_view name) const;
+  // With the rank and alpha of that layer.
+  LoraConfig Of(absl::string_view layer) const;
 };
 
 inline constexpr char kAllLinear[] = "all-linear";
@@ -39,12 +55,12 @@ inline constexpr char kAllLinear[] = "all-linear";
 bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names);
 
 // InvalidArgument: a rank below 1, dropout outside [0, 1), a scale that is not
-// finite, no targets.
+// finite, no targets, an expression that is none.
 absl::Status Check(const LoraConfig& config);
 
 // InvalidArgument: no such JSON; numbers that cannot be; what would compute
-// something else and is not there (DoRA, biases that are trained, ranks by
-// pattern, targets by a regular expression and so on), by its name.
+// something else and is not there (DoRA, biases that are trained and so on), by
+// its name.
 absl::StatusOr<LoraConfig> ParseLoraConfig(absl::string_view json);
 std::string ToJson(const LoraConfig& config);
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -89,9 +90,9 @@ TEST(LoraConfigTest, AllLinearIsAText) {
 
 TEST(LoraConfigTest, WhatWouldComputeSomethingElseIsRefusedByName) {
   for (const char* const member :
-       {R"("use_dora": true)", R"("rank_pattern": {"q_proj": 8})",
-        R"("alpha_pattern": {"q_proj": 8})", R"("lora_bias": true)",
-        R"("fan_in_fan_out": true)", R"("layers_to_transform": [1])",
+       {R"("use_dora": true)", R"("rank_pattern": {"q_proj": 0})",
+        R"("alpha_pattern": {"q_proj": "8"})", R"("lora_bias": true)",
+        R"("fan_in_fan_out": true)", R"("layers_to_transform": ["1"])",
         R"("init_lora_weights": "pissa")", R"("use_qalora": true)",
         R"("something_new": 3)", R"("corda_config": {"rank": 3})"}) {
     const std::string name(absl::string_view(member).substr(
@@ -107,7 +108,10 @@ TEST(LoraConfigTest, WhatWouldComputeSomethingElseIsRefusedByName) {
   for (const auto& [from, to, said] :
        {std::make_tuple("LORA", "IA3", "peft_type"),
         std::make_tuple(R"("none")", R"("all")", "bias"),
-        std::make_tuple(R"(["q_proj"])", R"(".*q_proj")", "regular expression"),
+        std::make_tuple(R"(["q_proj"])", R"("(q_proj")", "list the names"),
+        std::make_tuple(R"(["q_proj"])",
+                        R"("all-linear", "layers_to_transform": [1])",
+                        "layers_to_transform"),
         std::make_tuple(R"(["q_proj"])", R"([3])", "target_modules"),
         std::make_tuple(R"("r": 4)", R"("r": 4.5)", "r is not"),
         std::make_tuple(R"("r": 4)", R"("r": 0)", "rank 0"),
@@ -122,6 +126,72 @@ TEST(LoraConfigTest, WhatWouldComputeSomethingElseIsRefusedByName) {
   }
   EXPECT_THAT(ParseLoraConfig("[]"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("PEFT")));
+}
+
+// The linear layers of a Llama of 12 layers that PEFT 0.21.2 gives adapters,
+// their ranks and scales.
+TEST(LoraConfigTest, PatternsTakeTheLayersThatPeftTakes) {
+  struct Case {
+    std::string json;
+    std::vector<std::string> layers;
+  };
+  const Case cases[] = {
+      {R"json({"peft_type": "LORA", "target_modules": ["q_proj", "down_proj"], "r": 4, "lora_alpha": 8, "layers_to_transform": [1, 11], "rank_pattern": {"model.layers.1.self_attn.q_proj": 2, "down_proj": 3}, "alpha_pattern": {"layers\\.1\\..*_proj": 5, "q_proj": 7}})json",
+       {"model.layers.1.self_attn.q_proj 2 2.5",
+        "model.layers.1.mlp.down_proj 3 1.66667",
+        "model.layers.11.self_attn.q_proj 4 1.75",
+        "model.layers.11.mlp.down_proj 3 2.66667"}},
+      {R"json({"peft_type": "LORA", "target_modules": ".*\\.layers\\.(0|1[01])\\.(self_attn\\.[kv]_proj|mlp\\.(?!up).*_proj)", "r": 4, "lora_alpha": 8, "rank_pattern": {"v_proj": 1, ".*": 2}, "alpha_pattern": {"k_proj": 3}})json",
+       {"model.layers.0.self_attn.k_proj 2 1.5",
+        "model.layers.0.self_attn.v_proj 1 8",
+        "model.layers.0.mlp.gate_proj 2 4", "model.layers.0.mlp.down_proj 2 4",
+        "model.layers.10.self_attn.k_proj 2 1.5",
+        "model.layers.10.self_attn.v_proj 1 8",
+        "model.layers.10.mlp.gate_proj 2 4",
+        "model.layers.10.mlp.down_proj 2 4",
+        "model.layers.11.self_attn.k_proj 2 1.5",
+        "model.layers.11.self_attn.v_proj 1 8",
+        "model.layers.11.mlp.gate_proj 2 4",
+        "model.layers.11.mlp.down_proj 2 4"}},
+      {R"json({"peft_type": "LORA", "target_modules": ["v_proj", "model.layers.2.self_attn.o_proj"], "r": 4, "lora_alpha": 8, "layers_to_transform": 3, "layers_pattern": "layers", "use_rslora": true})json",
+       {"model.layers.2.self_attn.o_proj 4 4",
+        "model.layers.3.self_attn.v_proj 4 4"}},
+      {R"json({"peft_type": "LORA", "target_modules": ["v_proj"], "r": 4, "lora_alpha": 8, "layers_to_transform": [0, 7], "layers_pattern": ["h", "layers"], "rank_pattern": {"7.self_attn.v_proj": 6}})json",
+       {"model.layers.0.self_attn.v_proj 4 2",
+        "model.layers.7.self_attn.v_proj 6 1.33333"}},
+  };
+  std::vector<std::string> names;
+  for (int i = 0; i < 12; ++i) {
+    for (const char* const name :
+         {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+          "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
+          "mlp.down_proj"}) {
+      names.push_back(absl::StrCat("model.layers.", i, ".", name));
+    }
+  }
+  names.emplace_back("lm_head");
+  for (const Case& one : cases) {
+    auto config = ParseLoraConfig(one.json);
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_OK(config) << one.json;
+      std::vector<std::string> layers;
+      for (const std::string& name : names) {
+        if (!config->IsTarget(name)) continue;
+        const LoraConfig own = config->Of(name);
+        layers.push_back(absl::StrCat(name, " ", own.rank, " ", own.Scale()));
+      }
+      EXPECT_EQ(layers, one.layers) << one.json;
+      config = ParseLoraConfig(ToJson(*config));
+    }
+  }
+}
+
+// An expression that would take ages by trying.
+TEST(LoraConfigTest, AnExpressionTakesNoLongTime) {
+  LoraConfig config;
+  config.target_pattern = "((a*)*)*b";
+  ASSERT_OK(Check(config));
+  EXPECT_FALSE(config.IsTarget(std::string(200, 'a')));
 }
 
 TEST(LoraConfigTest, ChecksWhatAUserMakes) {

@@ -84,10 +84,14 @@ absl::Status CheckFitsFile(const LoraConfig& config, const std::string& folder,
     if (!absl::EndsWith(file_name, "lora_A.weight") || shape.empty()) continue;
     rank = std::max(rank, shape[0]);
   }
-  if (config.rank <= rank) return absl::OkStatus();
+  auto most = static_cast<double>(config.rank);
+  for (const auto& [name, of_some] : config.ranks) {
+    most = std::max(most, of_some);
+  }
+  if (most <= static_cast<double>(rank)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("r is ", config.rank, ", and the factors beside it have ",
-                   rank, ": it is another adapter's"));
+      absl::StrCat("r is ", most, ", and the factors beside it have ", rank,
+                   ": it is another adapter's"));
 }
 
 }  // namespace
