@@ -153,7 +153,6 @@ absl::Status Read(const std::string& key, const Json& value,
   if (key == "layers_to_transform") {
     return ReadLayers(key, value, config.layers);
   }
-  if (key == "layers_pattern") return ReadNames(key, value, config.layer_lists);
   if (key == "target_modules") {
     const auto* const text = value.As<std::string>();
     if (text == nullptr || *text == kAllLinear) {
@@ -208,12 +207,9 @@ bool LoraConfig::IsTarget(absl::string_view name) const {
   // PEFT takes whole names in every layer.
   if (layers.empty() || absl::c_linear_search(targets, name)) return true;
   const std::vector<std::string> parts = absl::StrSplit(name, '.');
-  for (size_t i = 1; i + 1 < parts.size(); ++i) {
-    const bool is_item = layer_lists.empty()
-                             ? i >= 2
-                             : absl::c_linear_search(layer_lists, parts[i - 1]);
+  for (size_t i = 2; i + 1 < parts.size(); ++i) {
     int64_t number = 0;
-    if (is_item && absl::SimpleAtoi(parts[i], &number)) {
+    if (absl::SimpleAtoi(parts[i], &number)) {
       return absl::c_linear_search(layers, number);
     }
   }
@@ -302,7 +298,6 @@ std::string ToJson(const LoraConfig& config) {
                                             : ListOf(config.targets));
   object.emplace_back("layers_to_transform",
                       config.layers.empty() ? Json() : Json(config.layers));
-  object.emplace_back("layers_pattern", Json(config.layer_lists));
   object.emplace_back("rank_pattern", Json(Json::Object(config.ranks.begin(),
                                                         config.ranks.end())));
   object.emplace_back("alpha_pattern", Json(Json::Object(config.alphas.begin(),

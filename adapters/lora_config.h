@@ -26,10 +26,8 @@ struct LoraConfig {
   std::vector<std::string> targets = {};
   // Instead: a regular expression of their whole names.
   std::string target_pattern = {};
-  // Of the targets only those in layers of these numbers, as items of lists
-  // that `layer_lists` name ("layers"; empty: of any); empty: all.
+  // Of the targets only those in layers of these numbers; empty: all.
   std::vector<int64_t> layers = {};
-  std::vector<std::string> layer_lists = {};
   // Other ranks and alphas: of layers whose names, or the ends of these, an
   // expression matches, the first one that does.
   std::vector<std::pair<std::string, double>> ranks = {};

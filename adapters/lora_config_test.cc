@@ -93,8 +93,9 @@ TEST(LoraConfigTest, WhatWouldComputeSomethingElseIsRefusedByName) {
        {R"("use_dora": true)", R"("rank_pattern": {"q_proj": 0})",
         R"("alpha_pattern": {"q_proj": "8"})", R"("lora_bias": true)",
         R"("fan_in_fan_out": true)", R"("layers_to_transform": ["1"])",
-        R"("init_lora_weights": "pissa")", R"("use_qalora": true)",
-        R"("something_new": 3)", R"("corda_config": {"rank": 3})"}) {
+        R"("layers_pattern": "h")", R"("init_lora_weights": "pissa")",
+        R"("use_qalora": true)", R"("something_new": 3)",
+        R"("corda_config": {"rank": 3})"}) {
     const std::string name(absl::string_view(member).substr(
         1, absl::string_view(member).find('"', 1) - 1));
     EXPECT_THAT(ParseLoraConfig(FileWith(absl::StrCat(member, ", "))),
@@ -153,10 +154,10 @@ TEST(LoraConfigTest, PatternsTakeTheLayersThatPeftTakes) {
         "model.layers.11.self_attn.v_proj 1 8",
         "model.layers.11.mlp.gate_proj 2 4",
         "model.layers.11.mlp.down_proj 2 4"}},
-      {R"json({"peft_type": "LORA", "target_modules": ["v_proj", "model.layers.2.self_attn.o_proj"], "r": 4, "lora_alpha": 8, "layers_to_transform": 3, "layers_pattern": "layers", "use_rslora": true})json",
+      {R"json({"peft_type": "LORA", "target_modules": ["v_proj", "model.layers.2.self_attn.o_proj"], "r": 4, "lora_alpha": 8, "layers_to_transform": 3, "use_rslora": true})json",
        {"model.layers.2.self_attn.o_proj 4 4",
         "model.layers.3.self_attn.v_proj 4 4"}},
-      {R"json({"peft_type": "LORA", "target_modules": ["v_proj"], "r": 4, "lora_alpha": 8, "layers_to_transform": [0, 7], "layers_pattern": ["h", "layers"], "rank_pattern": {"7.self_attn.v_proj": 6}})json",
+      {R"json({"peft_type": "LORA", "target_modules": ["v_proj"], "r": 4, "lora_alpha": 8, "layers_to_transform": [0, 7], "rank_pattern": {"7.self_attn.v_proj": 6}})json",
        {"model.layers.0.self_attn.v_proj 4 2",
         "model.layers.7.self_attn.v_proj 6 1.33333"}},
   };

@@ -4,21 +4,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <string>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 
 namespace fsdp {
-namespace {
-
-constexpr size_t kReadBytes = size_t{1} << 20;
-
-}  // namespace
-
 int OpenRegularFile(const std::string& path, int flags) {
   int descriptor = -1;
   do {
@@ -36,31 +31,32 @@ int OpenRegularFile(const std::string& path, int flags) {
   return -1;
 }
 
+absl::StatusOr<int> OpenToRead(const std::string& path) {
+  const int descriptor = OpenRegularFile(path, O_RDONLY);
+  if (descriptor >= 0) return descriptor;
+  const std::string what = absl::StrCat("reading ", path);
+  if (errno != ENXIO && errno != EISDIR) {
+    return absl::ErrnoToStatus(errno, what);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": it is no regular file"));
+}
+
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path,
                                             int64_t max_bytes) {
-  const int descriptor = OpenRegularFile(path, O_RDONLY);
-  if (descriptor < 0 && (errno == ENXIO || errno == EISDIR)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("reading ", path, ": it is no regular file"));
-  }
-  const auto error = [&path] {
-    return absl::ErrnoToStatus(errno, absl::StrCat("reading ", path));
-  };
-  if (descriptor < 0) return error();
+  FSDP_ASSIGN_OR_RETURN(const int descriptor, OpenToRead(path));
   const auto close_it = absl::MakeCleanup([descriptor] { close(descriptor); });
   std::string text;
-  for (;;) {
-    const size_t have = text.size();
-    if (have > static_cast<size_t>(max_bytes)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "reading ", path, ": it has more than ", max_bytes, " bytes"));
-    }
-    text.resize(have + kReadBytes);
-    const ssize_t count = read(descriptor, &text[have], kReadBytes);
-    if (count < 0 && errno != EINTR) return error();
-    text.resize(have + std::max<ssize_t>(count, 0));
-    if (count == 0) return text;
+  std::array<char, 1 << 16> block;
+  ssize_t count = 0;
+  while ((count = read(descriptor, block.data(), block.size())) > 0) {
+    text.append(block.data(), count);
+    if (text.size() <= static_cast<size_t>(max_bytes)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "reading ", path, ": it has more than ", max_bytes, " bytes"));
   }
+  if (count == 0) return text;
+  return absl::ErrnoToStatus(errno, absl::StrCat("reading ", path));
 }
 
 }  // namespace fsdp

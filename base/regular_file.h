@@ -13,9 +13,9 @@ namespace fsdp {
 // open(2), which waits for nobody here. -1 and an errno: EISDIR for a folder,
 // ENXIO for anything else that is no regular file.
 int OpenRegularFile(const std::string& path, int flags);
-
-// All of it. Errors name `path`; InvalidArgument: it is no regular file, or has
-// more than `max_bytes`.
+// To read it. Errors name `path`; InvalidArgument: it is no regular file.
+absl::StatusOr<int> OpenToRead(const std::string& path);
+// All of it. InvalidArgument also for more than `max_bytes`.
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path,
                                             int64_t max_bytes = int64_t{1}
                                                                 << 30);

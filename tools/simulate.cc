@@ -2,8 +2,6 @@
 //   ./bazelw run //tools:simulate -- --help
 #include <cerrno>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/output_file.h"
+#include "base/regular_file.h"
 #include "base/status_macros.h"
 #include "fsdp/simulator/model_shape.h"
 #include "fsdp/simulator/scenario.h"
@@ -39,14 +38,8 @@ constexpr char kUsage[] =
 
 absl::StatusOr<ModelShape> LoadModel(const Settings& settings) {
   if (settings.units.empty()) return MakeGpt(settings.gpt);
-  std::ifstream file(settings.units);
-  const std::string text((std::istreambuf_iterator<char>(file)),
-                         std::istreambuf_iterator<char>());
-  if (!file.is_open() || file.bad()) {
-    return absl::NotFoundError(
-        absl::StrCat("--units=", settings.units,
-                     ": the file cannot be read; is the path right?"));
-  }
+  FSDP_ASSIGN_OR_RETURN(const std::string text,
+                        ReadRegularFile(settings.units));
   return ParseUnits(text, settings.units);
 }
 

@@ -92,20 +92,19 @@ absl::StatusOr<const StoredTensor*> ScaleOf(const Catalog& catalog,
         "model to BF16 first"));
   }
   const Sizes& shape = stored.info.shape;
-  const Sizes& scales = scale->info.shape;
+  Sizes scales = scale->info.shape;
   const auto type = TorchDtype(scale->info.dtype);
-  const bool is_per_row =
-      !shape.empty() && !scales.empty() && scales[0] == shape[0] &&
-      (scales.size() == 1 || (scales.size() == 2 && scales[1] == 1));
-  const auto blocks = [](int64_t size) {
-    return size / kScaleBlock + (size % kScaleBlock != 0 ? 1 : 0);
-  };
-  const bool is_per_block =
-      shape.size() == 2 && scales == Sizes{blocks(shape[0]), blocks(shape[1])};
-  if (type.has_value() && c10::isFloatingType(*type) &&
-      (Numel(scales) == 1 || is_per_row || is_per_block)) {
-    return scale;
+  bool is_known = type.has_value() && c10::isFloatingType(*type) &&
+                  !shape.empty() && scales.size() <= 2;
+  const bool has_blocks = shape.size() == 2 && scales.size() == 2;
+  scales.resize(2, 1);
+  for (size_t d = 0; d < 2 && is_known; ++d) {
+    const int64_t size = d < shape.size() ? shape[d] : 1;
+    const int64_t blocks = (size + kScaleBlock - 1) / kScaleBlock;
+    is_known = scales[d] == 1 || (d == 0 && scales[d] == size) ||
+               (has_blocks && scales[d] == blocks);
   }
+  if (is_known) return scale;
   return Bad(absl::StrCat(
       ToString(stored.info), " with ", scale->info.name, ", ",
       ToString(scale->info), ": one number, one for each row, or one for each ",
@@ -274,11 +273,6 @@ class Planner {
       const StoredTensor* const copy = catalog_.Find(name);
       if (copy == nullptr) continue;
       seen_.insert(copy);
-      if (copy->info.dtype != stored.info.dtype ||
-          copy->info.shape != stored.info.shape) {
-        Refuse(target, CopyDiffers(stored, *copy));
-        continue;
-      }
       int64_t begin = 0;
       int64_t end = Numel(stored.info.shape);
       // Each rank looks at what it loads.
@@ -381,14 +375,6 @@ class Planner {
 };
 
 }  // namespace
-
-absl::Status CopyDiffers(const StoredTensor& tensor, const StoredTensor& copy) {
-  return Bad(absl::StrCat(
-      copy.info.name, " differs from ", tensor.info.name,
-      ", and both are one parameter of the model: make it a model that has "
-      "two, for one of Hugging Face's by setting tie_word_embeddings to false "
-      "in config.json"));
-}
 
 absl::StatusOr<LoadPlan> PlanLoad(const Catalog& catalog,
                                   absl::Span<const LoadTarget> targets,

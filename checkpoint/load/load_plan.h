@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "checkpoint/catalog/catalog.h"
@@ -59,7 +58,7 @@ struct ConvertedRead {
 // Elements that a file has twice, under two names.
 struct CopiedRead {
   const StoredTensor* tensor;
-  const StoredTensor* copy;  // of the same dtype and shape
+  const StoredTensor* copy;
   int64_t begin = 0;
   int64_t end = 0;
 };
@@ -88,9 +87,6 @@ struct LoadPlanOptions {
 absl::StatusOr<LoadPlan> PlanLoad(const Catalog& catalog,
                                   absl::Span<const LoadTarget> targets,
                                   const LoadPlanOptions& options);
-
-// What is said of copies that are not equal.
-absl::Status CopyDiffers(const StoredTensor& tensor, const StoredTensor& copy);
 
 }  // namespace fsdp::checkpoint
 

@@ -48,25 +48,33 @@ int64_t BytesOf(const std::vector<WholeRead::Piece>& pieces) {
   return bytes;
 }
 
-// The rows of a tensor from `first_row` on, times what `scale` has for them.
+// Rows of a tensor that has `all_rows`, from `first` on, times what `scale`
+// has for them.
 at::Tensor Scaled(const at::Tensor& rows, const at::Tensor& scale,
-                  int64_t first_row) {
-  const at::Tensor numbers = rows.to(c10::kFloat);
-  const at::Tensor factors = scale.to(c10::kFloat);
-  if (factors.numel() == 1) return numbers * factors.flatten()[0];
-  const int64_t count = rows.size(0);
-  if (factors.numel() == factors.size(0) && factors.size(0) > 1) {
-    std::vector<int64_t> per_row(static_cast<size_t>(rows.dim()), 1);
-    per_row[0] = count;
-    return numbers *
-           factors.view({-1}).narrow(0, first_row, count).view(per_row);
-  }
-  const auto blocks = [](int64_t first, int64_t size) {
-    return at::arange(first, first + size)
-        .div(kScaleBlock, /*rounding_mode=*/"floor");
+                  int64_t first, int64_t all_rows) {
+  const at::Tensor numbers = rows.to(c10::kFloat).flatten(1);
+  const at::Tensor factors =
+      scale.to(c10::kFloat).reshape({scale.dim() == 0 ? 1 : scale.size(0), -1});
+  const auto index = [&factors](int64_t dim, int64_t begin, int64_t count,
+                                int64_t all) {
+    const int64_t several = factors.size(dim);
+    const int64_t block = several == 1 ? all : several == all ? 1 : kScaleBlock;
+    return at::arange(begin, begin + count)
+        .div(std::max<int64_t>(1, block), /*rounding_mode=*/"floor");
   };
-  return numbers * factors.index_select(0, blocks(first_row, count))
-                       .index_select(1, blocks(0, rows.size(1)));
+  const int64_t columns = numbers.size(1);
+  return (numbers *
+          factors.index_select(0, index(0, first, rows.size(0), all_rows))
+              .index_select(1, index(1, 0, columns, columns)))
+      .view_as(rows);
+}
+
+absl::Status CopyDiffers(const CopiedRead& read) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      read.copy->info.name, " differs from ", read.tensor->info.name,
+      ", and both are one parameter of the model: make it a model that has "
+      "two, for one of Hugging Face's by setting tie_word_embeddings to false "
+      "in config.json"));
 }
 
 class Loader {
@@ -84,6 +92,10 @@ class Loader {
   absl::Status CompareCopies() {
     constexpr int64_t kElements = int64_t{1} << 20;
     for (const CopiedRead& read : plan_.copied) {
+      if (read.tensor->info.dtype != read.copy->info.dtype ||
+          read.tensor->info.shape != read.copy->info.shape) {
+        return CopyDiffers(read);
+      }
       const auto dtype = TorchDtype(read.tensor->info.dtype);
       for (int64_t i = read.begin; i < read.end; i += kElements) {
         const int64_t count = std::min(kElements, read.end - i);
@@ -92,7 +104,7 @@ class Loader {
         FSDP_RETURN_IF_ERROR(ReadPiece(*read.tensor, i, one));
         FSDP_RETURN_IF_ERROR(ReadPiece(*read.copy, i, other));
         if (std::memcmp(one.data_ptr(), other.data_ptr(), one.nbytes()) != 0) {
-          return CopyDiffers(*read.tensor, *read.copy);
+          return CopyDiffers(read);
         }
       }
     }
@@ -159,11 +171,10 @@ class Loader {
         const at::Tensor scale = at::empty(info.shape, *TorchDtype(info.dtype));
         FSDP_RETURN_IF_ERROR(ReadPiece(*piece.scale, 0, scale.view({-1})));
         FSDP_RETURN_IF_ERROR(TorchToStatus(info.name, [&] {
-          const int64_t row = tensor.dim() == 0 || tensor.size(0) == 0
-                                  ? 1
-                                  : tensor.numel() / tensor.size(0);
-          tensor =
-              Scaled(tensor, scale, piece.begin / std::max<int64_t>(1, row));
+          const int64_t row = std::max<int64_t>(
+              1, tensor.numel() / std::max<int64_t>(1, tensor.size(0)));
+          tensor = Scaled(tensor, scale, piece.begin / row,
+                          piece.tensor->info.shape[0]);
         }));
       }
       if (piece.transposed) tensor = tensor.transpose(0, 1);

@@ -33,16 +33,6 @@ constexpr Tables MakeTables() {
 
 constexpr Tables kTables = MakeTables();
 
-// The product of two polynomials modulo the CRC's.
-constexpr uint32_t Multiply(uint32_t a, uint32_t b) {
-  uint32_t product = 0;
-  for (uint32_t bit = 0x80000000; bit != 0; bit >>= 1) {
-    if ((a & bit) != 0) product ^= b;
-    b = (b >> 1) ^ ((b & 1) != 0 ? kPolynomial : 0);
-  }
-  return product;
-}
-
 }  // namespace
 
 uint32_t Crc32(absl::string_view bytes, uint32_t before) {
@@ -64,17 +54,6 @@ uint32_t Crc32(absl::string_view bytes, uint32_t before) {
     crc = (crc >> 8) ^ kTables[0][(crc ^ static_cast<uint8_t>(*data)) & 0xff];
   }
   return ~crc;
-}
-
-uint32_t CombineCrc32(uint32_t first, uint32_t second, int64_t second_bytes) {
-  // x^(8 * second_bytes), by squaring.
-  uint32_t shift = 0x80000000;  // 1
-  uint32_t power = 0x00800000;  // x^8
-  for (int64_t left = second_bytes; left > 0; left >>= 1) {
-    if ((left & 1) != 0) shift = Multiply(shift, power);
-    power = Multiply(power, power);
-  }
-  return Multiply(shift, first) ^ second;
 }
 
 }  // namespace fsdp::checkpoint

@@ -31,18 +31,7 @@ TEST(Crc32Test, PiecesMakeTheWhole) {
     const uint32_t first = Crc32(view.substr(0, cut));
     const absl::string_view rest = view.substr(cut);
     EXPECT_EQ(Crc32(rest, first), whole) << cut;
-    EXPECT_EQ(
-        CombineCrc32(first, Crc32(rest), static_cast<int64_t>(rest.size())),
-        whole)
-        << cut;
   }
-}
-
-TEST(Crc32Test, CombinesLongPieces) {
-  const std::string text = Text(1000003);
-  EXPECT_EQ(CombineCrc32(Crc32("abc"), Crc32(text),
-                         static_cast<int64_t>(text.size())),
-            Crc32("abc" + text));
 }
 
 }  // namespace

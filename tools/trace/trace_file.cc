@@ -1,10 +1,8 @@
 #include "tools/trace/trace_file.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <optional>
 #include <string>
@@ -15,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
+#include "base/regular_file.h"
 #include "base/status_macros.h"
 
 namespace fsdp::trace_report {
@@ -187,21 +186,6 @@ class Reader {
   int64_t first_base_ = 0;
 };
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "re");
-  if (file == nullptr) return absl::ErrnoToStatus(errno, "opening it");
-  std::string text;
-  std::vector<char> block(1 << 20);
-  size_t count = 0;
-  while ((count = std::fread(block.data(), 1, block.size(), file)) > 0) {
-    text.append(block.data(), count);
-  }
-  const int error = std::ferror(file) != 0 ? errno : 0;
-  std::fclose(file);
-  if (error != 0) return absl::ErrnoToStatus(error, "reading it");
-  return text;
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<RankTrace>> ParseTraces(
@@ -220,7 +204,7 @@ absl::StatusOr<std::vector<RankTrace>> ReadTraces(
     absl::Span<const std::string> paths) {
   std::vector<TraceText> files;
   for (const std::string& path : paths) {
-    absl::StatusOr<std::string> text = ReadFile(path);
+    absl::StatusOr<std::string> text = ReadRegularFile(path);
     if (!text.ok()) {
       return Annotate(text.status(), absl::StrCat("trace ", path));
     }

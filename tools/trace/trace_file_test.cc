@@ -156,7 +156,7 @@ TEST(TraceFileTest, ReadsFilesAndNamesThoseItCannot) {
   EXPECT_THAT(ReadTraces({path, missing}),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr(missing)));
   EXPECT_THAT(ReadTraces({::testing::TempDir()}).status().message(),
-              HasSubstr("reading it"));
+              HasSubstr("is no regular file"));
 }
 
 }  // namespace

@@ -1,16 +1,14 @@
 #include "examples/gpt/data/text_corpus.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/regular_file.h"
 #include "base/status_macros.h"
 
 namespace gpt {
@@ -46,36 +44,20 @@ absl::StatusOr<std::vector<std::string>> ListFiles(
   return paths;
 }
 
-absl::Status AppendFile(const std::string& path, std::string& out) {
-  const auto close = [](std::FILE* file) { std::fclose(file); };
-  const std::unique_ptr<std::FILE, decltype(close)> file(
-      std::fopen(path.c_str(), "rbe"), close);
-  if (file == nullptr) return SystemError(errno, path);
-  char buffer[1 << 16];
-  while (const size_t count =
-             std::fread(buffer, 1, sizeof(buffer), file.get())) {
-    out.append(buffer, count);
-    if (out.size() > kMaxBytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "reading text from ", path,
-          ": this makes more than 1 GiB; name a smaller part of it"));
-    }
-  }
-  return std::ferror(file.get()) ? SystemError(errno, path) : absl::OkStatus();
-}
-
 absl::StatusOr<std::string> ReadDirectory(const std::string& directory,
                                           int* num_files) {
   FSDP_ASSIGN_OR_RETURN(std::vector<std::string> paths, ListFiles(directory));
   std::string text;
   for (const std::string& path : paths) {
-    const size_t begin = text.size();
-    FSDP_RETURN_IF_ERROR(AppendFile(path, text));
-    const bool binary = text.find('\0', begin) != std::string::npos;
-    if (binary) {
-      text.resize(begin);
-    } else {
-      ++*num_files;
+    FSDP_ASSIGN_OR_RETURN(const std::string file,
+                          fsdp::ReadRegularFile(path, kMaxBytes));
+    if (file.find('\0') != std::string::npos) continue;
+    text += file;
+    ++*num_files;
+    if (text.size() > kMaxBytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "reading text from ", directory,
+          ": this makes more than 1 GiB; name a smaller part of it"));
     }
   }
   if (*num_files == 0) {
@@ -112,13 +94,8 @@ absl::StatusOr<TextCorpus> ReadTextCorpus(const std::string& path,
   int num_files = 0;
   if (fs::is_directory(status)) {
     FSDP_ASSIGN_OR_RETURN(text, ReadDirectory(path, &num_files));
-  } else if (!fs::is_regular_file(status)) {
-    // Every rank reads it, and nobody may write to it.
-    return absl::InvalidArgumentError(absl::StrCat(
-        "reading text from ", path,
-        ": it is no regular file; a FIFO or a device can be read once"));
   } else {
-    FSDP_RETURN_IF_ERROR(AppendFile(path, text));
+    FSDP_ASSIGN_OR_RETURN(text, fsdp::ReadRegularFile(path, kMaxBytes));
     num_files = 1;
   }
   TextCorpus corpus = SplitText(text);

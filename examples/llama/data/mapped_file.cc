@@ -1,6 +1,5 @@
 #include "examples/llama/data/mapped_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,22 +12,18 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/regular_file.h"
+#include "base/status_macros.h"
 
 namespace llama {
 
 absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
     const std::string& path) {
+  FSDP_ASSIGN_OR_RETURN(const int descriptor, fsdp::OpenToRead(path));
+  const auto close_it = absl::MakeCleanup([descriptor] { close(descriptor); });
+  struct stat status;
   const auto error = [&path] {
     return absl::ErrnoToStatus(errno, absl::StrCat("reading ", path));
   };
-  const int descriptor = fsdp::OpenRegularFile(path, O_RDONLY);
-  if (descriptor < 0 && (errno == ENXIO || errno == EISDIR)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("reading ", path, ": it is no regular file"));
-  }
-  if (descriptor < 0) return error();
-  const auto close_it = absl::MakeCleanup([descriptor] { close(descriptor); });
-  struct stat status;
   if (fstat(descriptor, &status) != 0) return error();
   absl::string_view bytes;
   if (status.st_size > 0) {  // none cannot be mapped

@@ -192,7 +192,7 @@ TEST(LlamaConfigTest, RefusesWhatWouldBeComputedOtherwise) {
       {"hidden_act", R"("gelu")"},
       {"sliding_window", "4096"},
       {"layer_types", R"(["full_attention", "sliding_attention"])"},
-      {"rope_scaling", R"({"type": "yarn"})"},
+      {"rope_scaling", R"({"type": "longrope"})"},
       {"torch_dtype", R"("float8_e4m3fn")"}};
   for (const auto& [name, value] : changes) {
     EXPECT_THAT(ParseLlamaConfig(With("llama", name, value)),

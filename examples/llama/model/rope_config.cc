@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,8 +26,21 @@ constexpr absl::string_view kOriginal = "original_max_position_embeddings";
 // Of every type.
 constexpr std::array<absl::string_view, 4> kCommon = {
     "rope_type", "type", "rope_theta", "partial_rotary_factor"};
-constexpr std::array<absl::string_view, 4> kOfLlama3 = {
-    "factor", "low_freq_factor", "high_freq_factor", kOriginal};
+// Of each type but "default": what it may have besides.
+struct TypeNames {
+  absl::string_view type;
+  RopeScaling::Type is;
+  std::vector<absl::string_view> names;
+};
+const TypeNames kTypes[] = {
+    {"linear", RopeScaling::Type::kLinear, {"factor"}},
+    {"dynamic", RopeScaling::Type::kDynamic, {"factor", kOriginal}},
+    {"yarn",
+     RopeScaling::Type::kYarn,
+     {"factor", kOriginal, "beta_slow", "beta_fast", "attention_factor"}},
+    {"llama3",
+     RopeScaling::Type::kLlama3,
+     {"factor", kOriginal, "low_freq_factor", "high_freq_factor"}}};
 
 template <typename Names>
 bool Has(const Names& names, absl::string_view name) {
@@ -51,12 +67,14 @@ absl::StatusOr<const char*> FindParameters(const ConfigFields& config) {
 }
 
 absl::Status CheckNames(const ConfigFields& fields, const Json& parameters,
-                        bool is_llama3) {
+                        const TypeNames* type) {
   for (const auto& [name, value] : *parameters.As<Json::Object>()) {
-    if (Has(kCommon, name) || (is_llama3 && Has(kOfLlama3, name))) continue;
+    if (Has(kCommon, name)) continue;
+    if (type != nullptr && Has(type->names, name)) continue;
     return fields.Unsupported(
-        name, absl::StrCat("rope of type ", is_llama3 ? "llama3" : "default",
-                           " is only supported without it"));
+        name,
+        absl::StrCat("rope of type ", type != nullptr ? type->type : "default",
+                     " is only supported without it"));
   }
   if (const Json* part = fields.Find("partial_rotary_factor");
       part != nullptr && part->NumberOr(0) != 1) {
@@ -65,41 +83,53 @@ absl::Status CheckNames(const ConfigFields& fields, const Json& parameters,
   return absl::OkStatus();
 }
 
-absl::StatusOr<Llama3Scaling> ParseLlama3(const ConfigFields& fields,
-                                          const ConfigFields& config,
-                                          int64_t max_position_embeddings) {
-  Llama3Scaling scaling;
+absl::StatusOr<RopeScaling> ParseScaling(RopeScaling::Type type,
+                                         const ConfigFields& fields,
+                                         const ConfigFields& config,
+                                         int64_t max_position_embeddings) {
+  using Type = RopeScaling::Type;
+  RopeScaling scaling{type, 1};
   FSDP_ASSIGN_OR_RETURN(scaling.factor, fields.Positive("factor"));
-  FSDP_ASSIGN_OR_RETURN(scaling.low_freq_factor,
-                        fields.Positive("low_freq_factor"));
-  FSDP_ASSIGN_OR_RETURN(scaling.high_freq_factor,
-                        fields.Positive("high_freq_factor"));
-  if (scaling.high_freq_factor <= scaling.low_freq_factor) {
-    return fields.Invalid(
-        "high_freq_factor",
-        absl::StrCat("it has to be above low_freq_factor, which is ",
-                     scaling.low_freq_factor));
+  scaling.tokens = max_position_embeddings;
+  if (type == Type::kLinear || type == Type::kDynamic) return scaling;
+  const bool is_yarn = type == Type::kYarn;
+  const char* const low = is_yarn ? "beta_slow" : "low_freq_factor";
+  const char* const high = is_yarn ? "beta_fast" : "high_freq_factor";
+  std::optional<double> default_low;
+  std::optional<double> default_high;
+  if (is_yarn) {
+    default_low = 1;
+    default_high = 32;
+    const double more = scaling.factor > 1 ? std::log(scaling.factor) : 0;
+    FSDP_ASSIGN_OR_RETURN(scaling.attention_factor,
+                          fields.Positive("attention_factor", 0.1 * more + 1));
+  }
+  FSDP_ASSIGN_OR_RETURN(scaling.low, fields.Positive(low, default_low));
+  FSDP_ASSIGN_OR_RETURN(scaling.high, fields.Positive(high, default_high));
+  if (scaling.high <= scaling.low) {
+    return fields.Invalid(high, absl::StrCat("it has to be above ", low,
+                                             ", which is ", scaling.low));
   }
   // transformers 5 prefers what stands outside, 4 does not read it.
   FSDP_ASSIGN_OR_RETURN(const int64_t outside,
                         config.Integer(kOriginal, max_position_embeddings));
-  FSDP_ASSIGN_OR_RETURN(scaling.original_max_position_embeddings,
-                        fields.Integer(kOriginal, outside));
-  if (config.Find(kOriginal) != nullptr &&
-      outside != scaling.original_max_position_embeddings) {
+  FSDP_ASSIGN_OR_RETURN(scaling.tokens, fields.Integer(kOriginal, outside));
+  if (config.Find(kOriginal) != nullptr && outside != scaling.tokens) {
     return fields.Invalid(kOriginal, absl::StrCat("outside it is ", outside));
   }
   return scaling;
 }
 
-// The type where it is one of ours.
-absl::StatusOr<std::string> ParseType(const ConfigFields& fields) {
+// Where it is one of ours; null: "default".
+absl::StatusOr<const TypeNames*> ParseType(const ConfigFields& fields) {
   const char* name = fields.Find("rope_type") != nullptr ? "rope_type" : "type";
-  FSDP_ASSIGN_OR_RETURN(std::string type, fields.Text(name, "default"));
-  if (type != "default" && type != "llama3") {
-    return fields.Unsupported(name, "default and llama3 are supported");
+  FSDP_ASSIGN_OR_RETURN(const std::string type, fields.Text(name, "default"));
+  for (const TypeNames& known : kTypes) {
+    if (known.type == type) return &known;
   }
-  return type;
+  if (type == "default") return nullptr;
+  return fields.Unsupported(
+      name, "default, linear, dynamic, yarn and llama3 are supported");
 }
 
 }  // namespace
@@ -120,12 +150,11 @@ absl::StatusOr<RopeConfig> ParseRopeConfig(const Json& config,
                           absl::StrCat("outside it is ", rope.theta));
   }
   rope.theta = theta;
-  FSDP_ASSIGN_OR_RETURN(const std::string type, ParseType(fields));
-  const bool is_llama3 = type == "llama3";
-  FSDP_RETURN_IF_ERROR(CheckNames(fields, parameters, is_llama3));
-  if (is_llama3) {
-    FSDP_ASSIGN_OR_RETURN(rope.scaling,
-                          ParseLlama3(fields, outer, max_position_embeddings));
+  FSDP_ASSIGN_OR_RETURN(const TypeNames* const type, ParseType(fields));
+  FSDP_RETURN_IF_ERROR(CheckNames(fields, parameters, type));
+  if (type != nullptr) {
+    FSDP_ASSIGN_OR_RETURN(rope.scaling, ParseScaling(type->is, fields, outer,
+                                                     max_position_embeddings));
   }
   return rope;
 }

@@ -10,20 +10,28 @@
 
 namespace llama {
 
-// Llama 3.1's: wavelengths above original_max_position_embeddings /
-// low_freq_factor tokens become `factor` times as long, those below
-// original_max_position_embeddings / high_freq_factor stay, and those between
-// become something between.
-struct Llama3Scaling {
+// Wavelengths become `factor` times as long:
+struct RopeScaling {
+  enum class Type {
+    kLinear,   // all
+    kDynamic,  // theta grows with a sequence that is longer than `tokens`
+    kYarn,     // those that turn less than `low` times in `tokens`, and not
+               // those that turn more than `high` times (Peng et al. 2023,
+               // arXiv:2309.00071)
+    kLlama3,   // those above `tokens` / `low`, and not those below `tokens` /
+               // `high`
+  };
+  Type type;
   double factor;
-  double low_freq_factor;
-  double high_freq_factor;  // above low_freq_factor
-  int64_t original_max_position_embeddings;
+  double low = 0;
+  double high = 0;  // above `low`
+  int64_t tokens = 0;
+  double attention_factor = 1;  // of cosines and sines
 };
 
 struct RopeConfig {
   double theta = 10000.0;
-  std::optional<Llama3Scaling> scaling;  // unset: type "default"
+  std::optional<RopeScaling> scaling;  // unset: type "default"
 };
 
 // From a whole config.json, an object: "rope_theta" and "rope_scaling", or

@@ -66,9 +66,9 @@ TEST(RopeConfigTest, ReadsLlama3OfBothVersions) {
     EXPECT_EQ(rope.theta, 3) << text;
     ASSERT_TRUE(rope.scaling.has_value()) << text;
     EXPECT_EQ(rope.scaling->factor, 8);
-    EXPECT_EQ(rope.scaling->low_freq_factor, 1);
-    EXPECT_EQ(rope.scaling->high_freq_factor, 4);
-    EXPECT_EQ(rope.scaling->original_max_position_embeddings, 8192);
+    EXPECT_EQ(rope.scaling->low, 1);
+    EXPECT_EQ(rope.scaling->high, 4);
+    EXPECT_EQ(rope.scaling->tokens, 8192);
   }
 }
 
@@ -77,22 +77,23 @@ TEST(RopeConfigTest, TheOriginalLengthMayBeOutsideOrAbsent) {
       const RopeConfig outside,
       Parse(absl::StrCat(R"({"original_max_position_embeddings": 512, )",
                          R"("rope_scaling": {)", Llama3(), "}}")));
-  EXPECT_EQ(outside.scaling->original_max_position_embeddings, 512);
+  EXPECT_EQ(outside.scaling->tokens, 512);
   ASSERT_OK_AND_ASSIGN(
       const RopeConfig absent,
       Parse(absl::StrCat(R"({"rope_scaling": {)", Llama3(), "}}")));
-  EXPECT_EQ(absent.scaling->original_max_position_embeddings, 4096);
+  EXPECT_EQ(absent.scaling->tokens, 4096);
 }
 
 TEST(RopeConfigTest, RefusesOtherTypesAndParameters) {
   const auto is_refused = [](const std::string& part) {
     return StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(part));
   };
-  for (const char* type : {"linear", "dynamic", "yarn", "longrope", "mrope"}) {
+  for (const char* type : {"longrope", "mrope"}) {
     EXPECT_THAT(
         Parse(absl::StrCat(R"({"rope_scaling": {"type": ")", type, "\"}}")),
-        is_refused(absl::StrCat("rope_scaling.type is \"", type,
-                                "\": default and llama3 are supported")));
+        is_refused(
+            absl::StrCat("rope_scaling.type is \"", type,
+                         "\": default, linear, dynamic, yarn and llama3")));
     // The old name does not hide the new one.
     EXPECT_THAT(Parse(absl::StrCat(R"({"rope_parameters": {"rope_type": ")",
                                    type, R"(", "type": "default"}})")),
@@ -108,6 +109,20 @@ TEST(RopeConfigTest, RefusesOtherTypesAndParameters) {
               is_refused("attention_factor"));
   EXPECT_THAT(Parse(R"({"rope_parameters": {"full_attention": {}}})"),
               is_refused("full_attention"));
+}
+
+TEST(RopeConfigTest, TypesHaveTheirParametersAlone) {
+  EXPECT_THAT(Parse(R"({"rope_scaling": {"type": "linear"}})"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("rope_scaling.factor is missing")));
+  EXPECT_THAT(
+      Parse(
+          R"({"rope_scaling": {"type": "dynamic", "factor": 2, "mscale": 1}})"),
+      StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("mscale")));
+  EXPECT_THAT(Parse(R"({"rope_scaling":
+                        {"type": "yarn", "factor": 2, "beta_fast": 1}})"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("above beta_slow, which is 1")));
 }
 
 TEST(RopeConfigTest, RefusesWhatContradictsItself) {

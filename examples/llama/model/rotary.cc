@@ -9,6 +9,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -18,11 +19,36 @@
 namespace llama {
 namespace {
 
-at::Tensor Scaled(const at::Tensor& frequencies, const Llama3Scaling& scaling) {
+using Type = RopeScaling::Type;
+
+// Between the pair that turns `high` times in `tokens`, which stays, and the
+// one that turns `low` times.
+at::Tensor ScaledByYarn(const at::Tensor& frequencies, const RopeConfig& rope) {
+  const RopeScaling& scaling = *rope.scaling;
+  const auto pairs = static_cast<double>(frequencies.numel());
+  const auto pair_of = [&](double turns) {
+    const double pi = std::acos(-1.0);
+    const double wavelength = static_cast<double>(scaling.tokens) / turns;
+    return pairs * std::log(wavelength / (2 * pi)) / std::log(rope.theta);
+  };
+  const double first = std::max(std::floor(pair_of(scaling.high)), 0.0);
+  double last = std::min(std::ceil(pair_of(scaling.low)), 2 * pairs - 1);
+  if (first == last) last += 0.001;
+  const at::Tensor scaled =
+      ((at::arange(frequencies.numel(), frequencies.options()) - first) /
+       (last - first))
+          .clamp(0, 1);
+  return frequencies / scaling.factor * scaled + frequencies * (1 - scaled);
+}
+
+at::Tensor Scaled(const at::Tensor& frequencies, const RopeConfig& rope) {
+  const RopeScaling& scaling = *rope.scaling;
+  if (scaling.type == Type::kDynamic) return frequencies;
+  if (scaling.type == Type::kLinear) return frequencies / scaling.factor;
+  if (scaling.type == Type::kYarn) return ScaledByYarn(frequencies, rope);
   const double pi = std::acos(-1.0);
-  const auto tokens =
-      static_cast<double>(scaling.original_max_position_embeddings);
-  const double low = scaling.low_freq_factor, high = scaling.high_freq_factor;
+  const auto tokens = static_cast<double>(scaling.tokens);
+  const double low = scaling.low, high = scaling.high;
   const at::Tensor wavelengths = frequencies.reciprocal() * (2 * pi);
   const at::Tensor is_long = wavelengths > tokens / low;
   const at::Tensor is_short = wavelengths < tokens / high;
@@ -37,22 +63,36 @@ at::Tensor Scaled(const at::Tensor& frequencies, const Llama3Scaling& scaling) {
 }  // namespace
 
 at::Tensor InverseFrequencies(const RopeConfig& rope, int64_t head_dim,
-                              c10::Device device) {
+                              c10::Device device, int64_t tokens) {
+  double theta = rope.theta;
+  if (rope.scaling && rope.scaling->type == Type::kDynamic &&
+      tokens > rope.scaling->tokens) {
+    const double longer =
+        static_cast<double>(tokens) / static_cast<double>(rope.scaling->tokens);
+    const auto size = static_cast<double>(head_dim);
+    theta *=
+        std::pow(rope.scaling->factor * (longer - 1) + 1, size / (size - 2));
+  }
   const auto options = c10::TensorOptions(at::kFloat).device(device);
   const at::Tensor exponents =
       at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);
-  const at::Tensor frequencies = at::pow(rope.theta, exponents).reciprocal();
-  return rope.scaling ? Scaled(frequencies, *rope.scaling) : frequencies;
+  const at::Tensor frequencies = at::pow(theta, exponents).reciprocal();
+  return rope.scaling ? Scaled(frequencies, rope) : frequencies;
 }
 
 RotaryTables MakeRotaryTables(const RopeConfig& rope, int64_t head_dim,
                               const at::Tensor& positions,
                               c10::ScalarType dtype) {
+  const bool is_dynamic = rope.scaling && rope.scaling->type == Type::kDynamic;
+  const int64_t tokens = is_dynamic && positions.numel() > 0
+                             ? positions.max().item<int64_t>() + 1
+                             : 0;
   const at::Tensor half =
       positions.to(at::kFloat).unsqueeze(-1) *
-      InverseFrequencies(rope, head_dim, positions.device());
+      InverseFrequencies(rope, head_dim, positions.device(), tokens);
   const at::Tensor angles = at::cat({half, half}, -1);
-  return {angles.cos().to(dtype), angles.sin().to(dtype)};
+  const double factor = rope.scaling ? rope.scaling->attention_factor : 1;
+  return {(angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)};
 }
 
 at::Tensor Rotate(const at::Tensor& x, const RotaryTables& tables) {

@@ -39,8 +39,8 @@ TEST(RotaryTest, InverseFrequenciesAreThoseOfTransformers) {
     if (recorded.Find("rope_type") != nullptr) {
       ++scaled;
       rope.scaling = {
-          number("factor"), number("low_freq_factor"),
-          number("high_freq_factor"),
+          RopeScaling::Type::kLlama3, number("factor"),
+          number("low_freq_factor"), number("high_freq_factor"),
           static_cast<int64_t>(number("original_max_position_embeddings"))};
     }
     std::vector<float> expected;
@@ -55,6 +55,57 @@ TEST(RotaryTest, InverseFrequenciesAreThoseOfTransformers) {
         << recorded.ToString();
   }
   EXPECT_EQ(scaled, 2);
+}
+
+// The file has the spelling of transformers 5; older ones have "type" and a
+// theta outside.
+TEST(RotaryTest, TablesOfEveryTypeAreThoseOfTransformers) {
+  std::ifstream file("examples/llama/testing/recorded/rope_types.json");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  ASSERT_OK_AND_ASSIGN(const Json json, Json::Parse(text));
+  const auto numbers = [](const Json& list) {
+    std::vector<double> found;
+    for (const Json& one : *list.As<Json::Array>()) {
+      found.push_back(one.NumberOr(0));
+    }
+    return found;
+  };
+  EXPECT_EQ(json.As<Json::Array>()->size(), 10);
+  for (const Json& recorded : *json.As<Json::Array>()) {
+    const Json& parameters = *recorded.Find("rope_parameters");
+    Json::Object old;
+    for (const auto& [name, value] : *parameters.As<Json::Object>()) {
+      if (name != "rope_theta") {
+        old.emplace_back(name == "rope_type" ? "type" : name, value);
+      }
+    }
+    const Json::Object configs[] = {
+        {{"rope_parameters", parameters}},
+        {{"rope_scaling", old},
+         {"rope_theta", *parameters.Find("rope_theta")}}};
+    for (const Json::Object& config : configs) {
+      ASSERT_OK_AND_ASSIGN(
+          const RopeConfig rope,
+          ParseRopeConfig(config, /*max_position_embeddings=*/64));
+      const RotaryTables tables = MakeRotaryTables(
+          rope, 16,
+          at::tensor(numbers(*recorded.Find("positions"))).to(at::kLong),
+          at::kFloat);
+      for (const bool is_cos : {true, false}) {
+        const at::Tensor actual = is_cos ? tables.cos : tables.sin;
+        const auto& rows =
+            *recorded.Find(is_cos ? "cos" : "sin")->As<Json::Array>();
+        for (size_t row = 0; row < rows.size(); ++row) {
+          const at::Tensor expected = at::tensor(numbers(rows[row]));
+          // An angle of 200 has an error of 1e-5 in float32.
+          EXPECT_TRUE(actual[static_cast<int64_t>(row)]
+                          .to(at::kDouble)
+                          .allclose(expected, /*rtol=*/1e-5, /*atol=*/5e-5))
+              << recorded.ToString();
+        }
+      }
+    }
+  }
 }
 
 TEST(RotaryTest, TurnsPairsByAnglesThatGrowWithThePosition) {

@@ -11,7 +11,7 @@ Needs torch, transformers and safetensors; `recorded` is of torch 2.11.0, transf
   recorded.json                   "tokens"; "loss", the mean over all tokens but the first of each row; "gradients", the
                                   2-norm of its gradient by parameter; "generated", 16 tokens behind each row, greedily
 
-rope.json has inverse frequencies for the configurations of models that are in use.
+rope_types.json has the rotary tables of small configurations of each type; rope.json has inverse frequencies for the configurations of models that are in use.
 """
 
 import json
@@ -50,6 +50,16 @@ ROPES = [
     {"head_dim": 64, "rope_theta": 500000.0, "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0,
      "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
     {"head_dim": 128, "rope_theta": 1000000.0},
+]
+
+
+# With 64 positions and heads of 16 elements.
+ROPE_TYPES = [
+    {"rope_type": "linear", "factor": 2.5},
+    {"rope_type": "dynamic", "factor": 3.0},
+    {"rope_type": "yarn", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 4.0, "beta_slow": 0.5},
+    {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.5, "rope_theta": 100.0},
 ]
 
 
@@ -97,6 +107,12 @@ def rope_of(given):
     return {**given, "inverse_frequencies": LlamaRotaryEmbedding(config).inv_freq.tolist()}
 
 
+def tables_of(parameters, positions):
+    config = LlamaConfig(**{**SIZES, "head_dim": 16, "max_position_embeddings": 64}, rope_parameters=dict(parameters))
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.tensor([positions]))
+    return {"rope_parameters": parameters, "positions": positions, "cos": cos[0].tolist(), "sin": sin[0].tolist()}
+
+
 def write(path, value):
     with open(path, "w", encoding="utf-8") as file:
         json.dump(value, file)
@@ -109,6 +125,9 @@ def main():
         torch.manual_seed(seed)
         record(os.path.join(folder, name), model_class, config)
     write(os.path.join(folder, "rope.json"), [rope_of(given) for given in ROPES])
+    write(os.path.join(folder, "rope_types.json"),
+          [tables_of({"rope_theta": 10000.0, **given}, positions) for given in ROPE_TYPES
+           for positions in ([0, 3, 63], [1, 200])])
 
 
 if __name__ == "__main__":

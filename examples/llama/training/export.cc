@@ -45,6 +45,26 @@ bool IsText(absl::string_view name) {
          });
 }
 
+// `config` with `dtype` as that of the weights, by the name that it has there.
+absl::StatusOr<std::string> WithDtype(const std::string& config,
+                                      c10::ScalarType dtype) {
+  FSDP_ASSIGN_OR_RETURN(const Json json, Json::Parse(config));
+  const auto* const members = json.As<Json::Object>();
+  if (members == nullptr) {
+    return absl::InvalidArgumentError("config.json is no JSON object");
+  }
+  const Json name(dtype == c10::kBFloat16 ? "bfloat16" : "float32");
+  Json::Object changed = *members;
+  bool found = false;
+  for (auto& [key, value] : changed) {
+    if (key != "torch_dtype" && key != "dtype") continue;
+    value = name;
+    found = true;
+  }
+  if (!found) changed.emplace_back("torch_dtype", name);
+  return Json(std::move(changed)).ToString();
+}
+
 }  // namespace
 
 absl::StatusOr<std::map<std::string, std::string>> TextsBeside(
@@ -65,25 +85,6 @@ absl::StatusOr<std::map<std::string, std::string>> TextsBeside(
   }
   if (!error) return texts;
   return absl::ErrnoToStatus(error.value(), absl::StrCat("listing ", folder));
-}
-
-absl::StatusOr<std::string> WithDtype(const std::string& config,
-                                      c10::ScalarType dtype) {
-  FSDP_ASSIGN_OR_RETURN(const Json json, Json::Parse(config));
-  const auto* const members = json.As<Json::Object>();
-  if (members == nullptr) {
-    return absl::InvalidArgumentError("config.json is no JSON object");
-  }
-  const Json name(dtype == c10::kBFloat16 ? "bfloat16" : "float32");
-  Json::Object changed = *members;
-  bool found = false;
-  for (auto& [key, value] : changed) {
-    if (key != "torch_dtype" && key != "dtype") continue;
-    value = name;
-    found = true;
-  }
-  if (!found) changed.emplace_back("torch_dtype", name);
-  return Json(std::move(changed)).ToString();
 }
 
 absl::Status ExportTrained(const std::string& folder,

@@ -28,11 +28,6 @@ absl::Status ExportTrained(const std::string& folder,
                            c10::ScalarType dtype, Model& model,
                            bool has_adapters);
 
-// `config` with `dtype` as that of the weights, by the name that it has there:
-// "torch_dtype" or "dtype". InvalidArgument: no JSON object.
-absl::StatusOr<std::string> WithDtype(const std::string& config,
-                                      c10::ScalarType dtype);
-
 }  // namespace llama
 
 #endif  // EXAMPLES_LLAMA_TRAINING_EXPORT_H_

@@ -141,22 +141,20 @@ absl::StatusOr<Model> MakeModel(
   return fsdp::FullyShard(std::move(net), ranks, sharding);
 }
 
-absl::StatusOr<std::string> ReadConfigText(const std::string& folder) {
-  const std::string path = absl::StrCat(folder, "/config.json");
-  absl::StatusOr<std::string> text = fsdp::ReadRegularFile(path);
-  if (!absl::IsNotFound(text.status())) return text;
-  return absl::NotFoundError(absl::StrCat(
-      "there is no ", path, ": name a folder of a Hugging Face model"));
-}
-
 absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder,
                                        bool from_scratch) {
-  FSDP_ASSIGN_OR_RETURN(const std::string text, ReadConfigText(folder));
-  absl::StatusOr<LlamaConfig> config = ParseLlamaConfig(text);
+  const std::string path = absl::StrCat(folder, "/config.json");
+  const absl::StatusOr<std::string> text = fsdp::ReadRegularFile(path);
+  if (absl::IsNotFound(text.status())) {
+    return absl::NotFoundError(absl::StrCat(
+        "there is no ", path, ": name a folder of a Hugging Face model"));
+  }
+  FSDP_RETURN_IF_ERROR(text.status());
+  absl::StatusOr<LlamaConfig> config = ParseLlamaConfig(*text);
   absl::Status status = config.status();
   if (config.ok() && !from_scratch) status = CheckFitsFiles(*config, folder);
   if (status.ok()) return config;
-  return fsdp::Annotate(status, absl::StrCat(folder, "/config.json"));
+  return fsdp::Annotate(status, path);
 }
 
 absl::Status LoadBase(const std::string& folder, const LlamaConfig& config,

@@ -55,10 +55,7 @@ absl::StatusOr<Model> MakeModel(
     const LlamaConfig& config, const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks);
 
-// The text of FOLDER/config.json. What the system says of one that is not
-// there.
-absl::StatusOr<std::string> ReadConfigText(const std::string& folder);
-// What it says. Errors of ParseLlamaConfig(), which name the file;
+// Of FOLDER/config.json. Errors of ParseLlamaConfig(), which name the file;
 // InvalidArgument for a model that the files beside it cannot fill, unless it
 // is to be trained from scratch.
 absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder,

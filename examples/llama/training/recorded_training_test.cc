@@ -148,14 +148,9 @@ TrainerOptions OptionsOf(const Json& figures) {
   return options;
 }
 
-absl::StatusOr<LlamaConfig> ConfigOf(const std::string& folder) {
-  FSDP_ASSIGN_OR_RETURN(const std::string text, ReadConfigText(folder));
-  return ParseLlamaConfig(text);
-}
-
 absl::StatusOr<Model> Begin(const Training& training,
                             const std::shared_ptr<Communicator>& ranks) {
-  FSDP_ASSIGN_OR_RETURN(const LlamaConfig config, ConfigOf(training.model));
+  FSDP_ASSIGN_OR_RETURN(const LlamaConfig config, ReadConfig(training.model));
   ModelOptions options;
   fsdp::checkpoint::LoadModelOptions load;
   if (training.adapter.has_value()) {
@@ -267,7 +262,7 @@ TEST_P(RecordedTrainingTest, TrainsAsPyTorchDoes) {
       folder, {}, ReadJson(absl::StrCat(folder, "/trained.json"))};
   const Result result = TrainOn(ranks, training);
   ExpectFigures(result, training.figures);
-  ASSERT_OK_AND_ASSIGN(const LlamaConfig config, ConfigOf(folder));
+  ASSERT_OK_AND_ASSIGN(const LlamaConfig config, ReadConfig(folder));
   CausalLm expected(config);
   ASSERT_OK(LoadModel(absl::StrCat(folder, "/trained.safetensors"), *expected));
   ExpectWeights(result.weights, *expected);
@@ -285,7 +280,7 @@ TEST_P(RecordedAdapterTest, TrainsAsPeftDoes) {
   const Result result = TrainOn(GetParam(), training);
   ExpectFigures(result, training.figures);
   const std::string after = Recorded("lora/after");
-  ASSERT_OK_AND_ASSIGN(const LlamaConfig config, ConfigOf(training.model));
+  ASSERT_OK_AND_ASSIGN(const LlamaConfig config, ReadConfig(training.model));
   ASSERT_OK_AND_ASSIGN(LoraConfig lora, ReadLoraConfig(after));
   // The file has the layers that PEFT takes for all.
   lora.targets = {fsdp::adapters::kAllLinear};
