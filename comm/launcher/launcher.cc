@@ -10,7 +10,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,6 +34,7 @@
 #include "comm/launcher/restart_policy.h"
 #include "comm/startup/bootstrap_fd.h"
 #include "comm/startup/bootstrap_socket.h"
+#include "comm/startup/usable_cores.h"
 
 namespace fsdp::comm {
 namespace {
@@ -98,11 +98,8 @@ std::vector<std::string> RankEnvironment(const LaunchOptions& options,
         absl::StrCat(std::max(1, *columns - static_cast<int>(label.size())));
   }
   // Ranks that each take all cores spend their time waiting for one another.
-  variables.emplace(
-      "OMP_NUM_THREADS",
-      absl::StrCat(
-          std::max(1, static_cast<int>(std::thread::hardware_concurrency()) /
-                          start.ranks)));
+  variables.emplace("OMP_NUM_THREADS",
+                    absl::StrCat(std::max(1, UsableCores() / start.ranks)));
   for (const auto& [name, value] : options.environment) variables[name] = value;
   if (start.replica.has_value()) {
     variables["FSDP_REPLICA_INCARNATION"] =

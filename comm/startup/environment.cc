@@ -388,7 +388,14 @@ absl::Status CheckNothingSet(const Variables& variables) {
         absl::StrCat(sign.rank, " is not set, but ", sign.variable, "=",
                      variables.Value(sign.variable), " is; set both or none"));
   }
-  return absl::OkStatus();
+  // The shell of an allocation: each of several tasks that srun has not started
+  // would take itself for the only rank.
+  const std::string tasks = variables.Value("SLURM_NTASKS");
+  if (tasks.empty() || tasks == "1") return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "SLURM_PROCID is not set, but SLURM_NTASKS=", tasks,
+      " is: start the ranks by srun, or, to start them on this host alone, "
+      "this program by env -u SLURM_NTASKS"));
 }
 
 }  // namespace

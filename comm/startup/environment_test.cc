@@ -89,7 +89,7 @@ TEST(EnvironmentTest, AllocationsAndAddressesAloneStartNoRanks) {
   ASSERT_OK_AND_ASSIGN(Environment environment, Read({{"MASTER_ADDR", "host"},
                                                       {"MASTER_PORT", "29500"},
                                                       {"RANK", ""},
-                                                      {"SLURM_NTASKS", "4"},
+                                                      {"SLURM_NTASKS", "1"},
                                                       {"SLURM_JOB_ID", "7"}}));
   ExpectRanks(environment, 0, 1, 0, 1);
 }
@@ -320,6 +320,8 @@ TEST(EnvironmentTest, RefusesWithVariableValueAndExpectation) {
        {"WORLD_SIZE is not set", "torchrun"}},
       {Without(Torchrun(), "RANK"), {"RANK is not set", "WORLD_SIZE=8"}},
       {Without(Torchrun(), "LOCAL_RANK"), {"LOCAL_RANK is not set"}},
+      {{{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}},
+       {"SLURM_PROCID is not set", "SLURM_NTASKS=4", "srun"}},
       {Without(Torchrun(), "LOCAL_WORLD_SIZE"), {"LOCAL_WORLD_SIZE is not"}},
       {Without(Torchrun(), "MASTER_ADDR"), {"MASTER_ADDR is not set"}},
       {Without(Torchrun(), "MASTER_PORT"), {"MASTER_PORT is not set"}},

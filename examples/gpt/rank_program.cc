@@ -11,7 +11,6 @@
 #include <optional>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -28,6 +27,7 @@
 #include "comm/agreement.h"
 #include "comm/launcher/launcher_report.h"
 #include "comm/scalars.h"
+#include "comm/startup/usable_cores.h"
 #include "examples/gpt/data/batch.h"
 #include "examples/gpt/data/count_data.h"
 #include "examples/gpt/data/device_batches.h"
@@ -445,18 +445,14 @@ class RankRun {
   std::optional<fsdp::OutputFile> trace_;  // keeps a FIFO's reader
 };
 
-int NumThreads(const TrainOptions& options, int ranks_on_host) {
-  if (options.threads > 0) return options.threads;
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, cores / ranks_on_host);
-}
-
 }  // namespace
 
 absl::Status RunRank(const TrainOptions& options, const RankContext& context) {
   // Who starts replicas divides the host's cores among the ranks of all.
   if (options.threads > 0 || !context.replica.join) {
-    at::set_num_threads(NumThreads(options, context.ranks_on_host));
+    at::set_num_threads(options.threads > 0 ? options.threads
+                                            : fsdp::comm::ThreadsPerRank(
+                                                  context.ranks_on_host));
   }
   absl::Status status;
   const absl::Status guarded = fsdp::TorchToStatus("choosing a device", [&] {

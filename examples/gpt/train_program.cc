@@ -34,12 +34,12 @@
 #include "comm/launcher/replicas/replicas_report.h"
 #include "comm/launcher/restart_options.h"
 #include "comm/local/local_communicator.h"
+#include "comm/run_ranks/device_choice.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "comm/wrappers/recording_communicator.h"
 #include "examples/gpt/data/default_data.h"
 #include "examples/gpt/data/text_corpus.h"
-#include "examples/gpt/flags/device_choice.h"
 #include "examples/gpt/flags/flags.h"
 #include "examples/gpt/flags/options.h"
 #include "examples/gpt/flags/replica_options.h"
@@ -53,7 +53,9 @@ namespace {
 
 using ::fsdp::comm::CollectiveLog;
 using ::fsdp::comm::Communicator;
+using ::fsdp::comm::DeviceChoice;
 using ::fsdp::comm::Environment;
+using ::fsdp::comm::NcclOn;
 using ::fsdp::comm::StopRequest;
 
 absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
@@ -143,9 +145,9 @@ fsdp::comm::Backend BackendOf(const TrainOptions& options) {
 absl::StatusOr<DeviceChoice> DeviceChoiceOf(const TrainOptions& options,
                                             const Environment& environment,
                                             const NcclOn& nccl_on) {
-  auto found =
-      ChooseDevice(options.device == Device::kCuda ? c10::kCUDA : c10::kCPU,
-                   options.device_backend, environment, nccl_on);
+  auto found = fsdp::comm::ChooseDevice(
+      options.device == Device::kCuda ? c10::kCUDA : c10::kCPU,
+      options.device_backend, environment, nccl_on);
   if (found.ok()) return found;
   return fsdp::Annotate(found.status(), "--device=cuda");
 }

@@ -7,7 +7,7 @@
 
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
-#include "examples/gpt/flags/device_choice.h"
+#include "comm/run_ranks/device_choice.h"
 #include "replicas/replicas.h"
 
 namespace gpt {
@@ -23,7 +23,7 @@ struct TrainHooks {
 };
 
 // What main() does, with NCCL where `nccl_on` is not empty. The exit code.
-int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
+int TrainProgram(int argc, char** argv, const fsdp::comm::NcclOn& nccl_on,
                  const TrainHooks& hooks = {});
 
 }  // namespace gpt

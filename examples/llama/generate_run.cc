@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "adapters/peft_files.h"
 #include "base/status_macros.h"
+#include "comm/startup/rank_device.h"
 #include "examples/llama/flags/base.h"
 #include "examples/llama/flags/generate_flags.h"
 #include "examples/llama/flags/precision.h"
@@ -123,8 +124,9 @@ absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
     FSDP_RETURN_IF_ERROR(CheckTokensAreBytes(flags.model, config, log));
   }
   FSDP_RETURN_IF_ERROR(CheckPrompt(prompt, config));
-  options.dtype =
-      flags.precision == Precision::kFloat ? c10::kFloat : c10::kBFloat16;
+  options.dtype = DtypeOf(flags.precision, flags.device, &log);
+  FSDP_ASSIGN_OR_RETURN(
+      options.device, fsdp::comm::DeviceOfRank(flags.device, /*local_rank=*/0));
   options.int8_base = flags.base == Base::kInt8;
   FSDP_ASSIGN_OR_RETURN(CausalLm model, LoadWholeModel(base, config, options));
   PrintableText text;

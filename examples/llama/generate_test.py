@@ -241,14 +241,14 @@ class GenerateTest(unittest.TestCase):
         self.refuse("--prompt=TEXT", model, code=2)
         self.refuse("--top_k=-1", model, PROMPT, "--top_k=-1", code=2)
         self.refuse("what is 5?", model, PROMPT, "5", code=2)
-        self.refuse("expected fp32 or bf16", model, PROMPT, "--precision=fp8", code=1)
+        self.refuse("expected auto, fp32 or bf16", model, PROMPT, "--precision=fp8", code=1)
         self.refuse("expected precision or int8", model, PROMPT, "--base=int4", code=1)
 
     def test_help_names_every_flag_of_ours(self):
         done = self.run_program("--help")
         flags = set(re.findall(r"^ +--(\w+) ", done.stdout, re.MULTILINE))
         self.assertEqual(flags, {"model", "adapter", "prompt", "tokens", "max_tokens", "temperature", "top_k", "top_p",
-                                 "seed", "precision", "base", "threads"})
+                                 "seed", "precision", "device", "base", "threads"})
         self.assertIn("in one process", done.stdout)
 
 

@@ -1,11 +1,13 @@
 #include "examples/llama/train_run.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/ScalarType.h>
 #include <torch/utils.h>
 
-#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <map>
@@ -14,7 +16,6 @@
 #include <set>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -33,12 +34,21 @@
 #include "checkpoint/run/run.h"
 #include "checkpoint/run_guard.h"
 #include "comm/agreement.h"
+#include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launcher_stop_request.h"
+#include "comm/launcher/restart_options.h"
+#include "comm/run_ranks/device_choice.h"
+#include "comm/run_ranks/run_ranks.h"
+#include "comm/startup/environment.h"
+#include "comm/startup/usable_cores.h"
 #include "examples/llama/data/batch.h"
 #include "examples/llama/data/evaluation_batches.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
 #include "examples/llama/flags/base.h"
+#include "examples/llama/flags/precision.h"
 #include "examples/llama/flags/train_flags.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/report/flops.h"
@@ -60,8 +70,9 @@ constexpr char kPosition[] = "rows of the data that were trained on";
 // last.
 class TrainRun {
  public:
-  TrainRun(const TrainFlags& flags, std::shared_ptr<Communicator> ranks)
-      : flags_(flags), ranks_(std::move(ranks)) {}
+  TrainRun(const TrainFlags& flags, c10::Device device,
+           std::shared_ptr<Communicator> ranks)
+      : flags_(flags), device_(device), ranks_(std::move(ranks)) {}
 
   absl::Status Run() {
     FSDP_RETURN_IF_ERROR(Agree(Prepare(), "preparing"));
@@ -80,7 +91,7 @@ class TrainRun {
   // The base is that of the files.
   bool SavesAdapters() const { return HasAdapters() && !flags_.from_scratch; }
   c10::ScalarType Dtype() const {
-    return flags_.precision == Precision::kFloat ? c10::kFloat : c10::kBFloat16;
+    return DtypeOf(flags_.precision, device_.type(), /*log=*/nullptr);
   }
 
   absl::Status Agree(const absl::Status& mine, const std::string& what) {
@@ -95,7 +106,9 @@ class TrainRun {
     FSDP_ASSIGN_OR_RETURN(config_,
                           ReadConfig(flags_.model, flags_.from_scratch));
     FSDP_ASSIGN_OR_RETURN(texts_, TextsBeside(flags_.model));
-    model_.compute = Dtype();
+    model_.compute = DtypeOf(flags_.precision, device_.type(),
+                             IsFirst() ? &std::cerr : nullptr);
+    model_.device = device_;
     model_.recompute = flags_.recompute;
     if (flags_.automatic) model_.automatic = Automatic();
     model_.seed = flags_.seed;
@@ -206,6 +219,7 @@ class TrainRun {
     options.weight_decay = flags_.weight_decay;
     options.max_grad_norm = flags_.clip;
     options.micro_batches = flags_.micro_batches;
+    options.device = device_;
     return options;
   }
 
@@ -339,6 +353,7 @@ class TrainRun {
   }
 
   const TrainFlags& flags_;
+  const c10::Device device_;
   const std::shared_ptr<Communicator> ranks_;
   LlamaConfig config_{};
   std::map<std::string, std::string> texts_;  // beside the weights
@@ -356,13 +371,45 @@ class TrainRun {
 
 }  // namespace
 
-absl::Status TrainRank(const TrainFlags& flags,
+absl::Status TrainRank(const TrainFlags& flags, c10::Device device,
                        const std::shared_ptr<Communicator>& ranks) {
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  at::set_num_threads(flags.threads > 0
-                          ? flags.threads
-                          : std::max(1, cores / ranks->world_size()));
-  return TrainRun(flags, ranks).Run();
+  const c10::DeviceGuard guard(device);
+  FSDP_ASSIGN_OR_RETURN(const fsdp::comm::Environment environment,
+                        fsdp::comm::ReadEnvironment(std::getenv));
+  at::set_num_threads(flags.threads > 0 ? flags.threads
+                                        : fsdp::comm::ThreadsPerRank(
+                                              environment.local_world_size));
+  return TrainRun(flags, device, ranks).Run();
+}
+
+int TrainProgram(int argc, char** argv, const fsdp::comm::NcclOn& nccl_on) {
+  const fsdp::comm::StopRequest stop;
+  const absl::StatusOr<TrainFlags> flags = ReadTrainFlags(argc, argv);
+  if (!flags.ok()) {
+    std::cerr << flags.status().message() << std::endl;
+    return fsdp::comm::kUsageErrorExitCode;
+  }
+  fsdp::comm::RestartOptions restarts;
+  restarts.max_restarts = flags->max_restarts;
+  restarts.progress = [&flags]() -> int64_t {
+    const auto step = fsdp::checkpoint::NewestStep(flags->save);
+    return step.ok() ? step->value_or(-1) : -1;
+  };
+  const absl::StatusOr<fsdp::comm::DeviceChoice> device =
+      fsdp::comm::ChooseDeviceOfProcess(flags->device, flags->device_backend,
+                                        flags->ranks, nccl_on);
+  if (!device.ok()) {
+    std::cerr << "--device: " << device.status().message() << std::endl;
+    return fsdp::comm::kUsageErrorExitCode;
+  }
+  fsdp::comm::ConnectOptions connect;
+  connect.device = device->connect;
+  return fsdp::comm::RunRanks(
+      argc, argv, flags->ranks,
+      [&](std::shared_ptr<Communicator> ranks) {
+        return TrainRank(*flags, device->device, ranks);
+      },
+      connect, restarts);
 }
 
 }  // namespace llama

@@ -2,18 +2,24 @@
 #ifndef EXAMPLES_LLAMA_TRAIN_RUN_H_
 #define EXAMPLES_LLAMA_TRAIN_RUN_H_
 
+#include <c10/core/Device.h>
+
 #include <memory>
 
 #include "absl/status/status.h"
 #include "comm/communicator.h"
+#include "comm/run_ranks/device_choice.h"
 #include "examples/llama/flags/train_flags.h"
 
 namespace llama {
 
-// Reads model and data, trains, measures, saves and exports, as `flags` say.
-// Rank 0 tells of it on standard output. Collective.
-absl::Status TrainRank(const TrainFlags& flags,
+// One rank's part of the run, on its device. Collective.
+absl::Status TrainRank(const TrainFlags& flags, c10::Device device,
                        const std::shared_ptr<fsdp::comm::Communicator>& ranks);
+
+// The program; `nccl_on` where it is linked with NCCL. Its exit code.
+int TrainProgram(int argc, char** argv,
+                 const fsdp::comm::NcclOn& nccl_on = nullptr);
 
 }  // namespace llama
 

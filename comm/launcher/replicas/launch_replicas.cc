@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,6 +29,7 @@
 #include "comm/meeting/keeper.h"
 #include "comm/startup/bootstrap_fd.h"
 #include "comm/startup/bootstrap_socket.h"
+#include "comm/startup/usable_cores.h"
 
 namespace fsdp::comm {
 namespace {
@@ -95,7 +95,7 @@ LaunchOptions OfEach(int replicas, const LaunchOptions& options, int port,
                          absl::StrCat(kLoopback, ":", port));
   variables.emplace_back("FSDP_JOB_SECRET", secret);
   if (FindVariable(options, "OMP_NUM_THREADS") == nullptr) {
-    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    const int cores = UsableCores();
     variables.emplace_back(
         "OMP_NUM_THREADS",
         absl::StrCat(std::max(1, cores / replicas / options.ranks)));

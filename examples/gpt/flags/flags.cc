@@ -81,30 +81,6 @@ std::string AbslUnparseFlag(Device device) {
   return device == Device::kCpu ? "cpu" : "cuda";
 }
 
-std::string AbslUnparseFlag(DeviceBackend backend) {
-  switch (backend) {
-    case DeviceBackend::kAuto:
-      return "auto";
-    case DeviceBackend::kNccl:
-      return "nccl";
-    case DeviceBackend::kStaged:
-      return "staged";
-  }
-  return "?";
-}
-
-bool AbslParseFlag(absl::string_view text, DeviceBackend* backend,
-                   std::string* error) {
-  for (const DeviceBackend each :
-       {DeviceBackend::kAuto, DeviceBackend::kNccl, DeviceBackend::kStaged}) {
-    if (text != AbslUnparseFlag(each)) continue;
-    *backend = each;
-    return true;
-  }
-  *error = "expected auto, nccl or staged";
-  return false;
-}
-
 std::string AbslUnparseFlag(Sharding sharding) {
   switch (sharding) {
     case Sharding::kFull:

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "comm/run_ranks/device_choice.h"
 #include "fsdp/options/offload_options.h"
 
 namespace gpt {
@@ -24,7 +25,7 @@ enum class Backend { kAuto, kLocal, kSharedMemory, kGloo };
 enum class Device { kCpu, kCuda };
 // Of tensors on a GPU. kAuto: kNccl where each rank of a host has a GPU of its
 // own.
-enum class DeviceBackend { kAuto, kNccl, kStaged };
+using fsdp::comm::DeviceBackend;
 // kNone: every rank on its own; the others as fsdp::ShardingStrategy.
 enum class Sharding { kFull, kGradients, kOptimizer, kReplicated, kNone };
 // With how many ranks a run is started again: as many, or without those that

@@ -18,11 +18,11 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/launcher/launcher.h"
+#include "comm/run_ranks/device_choice.h"
 #include "comm/startup/environment.h"
 #include "examples/gpt/data/batch.h"
 #include "examples/gpt/data/count_data.h"
 #include "examples/gpt/data/device_batches.h"
-#include "examples/gpt/flags/device_choice.h"
 #include "examples/gpt/flags/options.h"
 #include "examples/gpt/model/model.h"
 #include "examples/gpt/model/trainable_model.h"
@@ -94,9 +94,9 @@ absl::Status RunRank(const SharedDevice& shared, const std::string& offload) {
   FSDP_ASSIGN_OR_RETURN(const fsdp::comm::Environment environment,
                         fsdp::comm::ReadEnvironment(std::getenv));
   FSDP_ASSIGN_OR_RETURN(
-      const DeviceChoice device,
-      ChooseDevice(shared.type, DeviceBackend::kStaged, environment,
-                   /*nccl_on=*/nullptr));
+      const fsdp::comm::DeviceChoice device,
+      fsdp::comm::ChooseDevice(shared.type, DeviceBackend::kStaged, environment,
+                               /*nccl_on=*/nullptr));
   fsdp::comm::ConnectOptions connect;
   connect.connect_timeout = connect.timeout = absl::Seconds(60);
   connect.device = device.connect;

@@ -42,6 +42,9 @@ ABSL_FLAG(uint64_t, seed, llama::GenerateFlags().sampling.seed,
 ABSL_FLAG(llama::Precision, precision, llama::GenerateFlags().precision,
           "Parameters and what is computed: fp32 or, in half the memory, "
           "bf16.");
+ABSL_FLAG(std::string, device, "cpu",
+          "Where it computes: cpu, or cuda: the first GPU, which needs "
+          "//examples/llama:generate_cuda, built with --config=cuda.");
 ABSL_FLAG(llama::Base, base, llama::GenerateFlags().base,
           "What the weights of linear layers but the head rest in. precision: "
           "what --precision says. int8: one byte for each, and numbers only "
@@ -106,6 +109,7 @@ absl::Status Check(const GenerateFlags& flags) {
 absl::StatusOr<GenerateFlags> ReadGenerateFlags(int argc, char** argv) {
   FSDP_RETURN_IF_ERROR(ParseFlags(argc, argv, kUsage, "generate_flags"));
   GenerateFlags flags = ReadAll();
+  FSDP_ASSIGN_OR_RETURN(flags.device, ParseDevice(absl::GetFlag(FLAGS_device)));
   FSDP_RETURN_IF_ERROR(Check(flags));
   return flags;
 }

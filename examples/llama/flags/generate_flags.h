@@ -2,6 +2,8 @@
 #ifndef EXAMPLES_LLAMA_FLAGS_GENERATE_FLAGS_H_
 #define EXAMPLES_LLAMA_FLAGS_GENERATE_FLAGS_H_
 
+#include <c10/core/DeviceType.h>
+
 #include <cstdint>
 #include <string>
 
@@ -23,6 +25,7 @@ struct GenerateFlags {
   int64_t max_tokens = 256;
   SamplingOptions sampling;
   Precision precision = Precision::kFloat;
+  c10::DeviceType device = c10::DeviceType::CPU;
   Base base = Base::kPrecision;
   int threads = 0;  // 0: as many as LibTorch takes
 };

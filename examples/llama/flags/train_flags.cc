@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "adapters/lora_config.h"
 #include "base/status_macros.h"
+#include "comm/run_ranks/device_choice.h"
 #include "examples/llama/flags/base.h"
 #include "examples/llama/flags/command_line.h"
 #include "examples/llama/flags/precision.h"
@@ -68,9 +69,11 @@ ABSL_FLAG(llama::Rows, rows, llama::TrainFlags().rows,
 ABSL_FLAG(int, ranks, llama::TrainFlags().ranks,
           "Ranks to start on this host. Under torchrun, Slurm and mpirun these "
           "decide instead.");
-ABSL_FLAG(int, threads, llama::TrainFlags().threads,
-          "Compute threads per rank; 0: the host's cores divided among its "
-          "ranks.");
+ABSL_FLAG(
+    int, threads, llama::TrainFlags().threads,
+    "Compute threads per rank; 0: OMP_NUM_THREADS, or else the cores that "
+    "this host lets the process use divided among its "
+    "ranks.");
 ABSL_FLAG(int64_t, seq, llama::TrainFlags().seq, "Tokens per row.");
 ABSL_FLAG(int64_t, batch, llama::TrainFlags().batch,
           "Rows of a backward, of all ranks together.");
@@ -89,10 +92,20 @@ ABSL_FLAG(double, weight_decay, llama::TrainFlags().weight_decay,
           "Of matrices; norms and biases do not decay.");
 ABSL_FLAG(double, clip, llama::TrainFlags().clip,
           "The longest gradient, of all parameters together; 0: any.");
+ABSL_FLAG(
+    std::string, device, "cpu",
+    "Where the model is: cpu, or cuda: rank r of a host takes GPU r modulo "
+    "their number. cuda needs //examples/llama:train_cuda, built with "
+    "--config=cuda.");
+ABSL_FLAG(fsdp::comm::DeviceBackend, device_backend,
+          llama::TrainFlags().device_backend,
+          "With --device=cuda: nccl (a GPU for each rank), staged (by way of "
+          "host memory), auto (nccl where no ranks share a GPU).");
 ABSL_FLAG(llama::Precision, precision, llama::TrainFlags().precision,
           "bf16: compute and gather in it; parameters, optimizer and "
           "reductions are fp32, but for a base under adapters, which is bf16. "
-          "fp32: all of it.");
+          "fp32: all of it. auto: bf16 on a GPU and on a CPU that multiplies "
+          "it fast (AVX-512), else fp32.");
 ABSL_FLAG(bool, recompute, llama::TrainFlags().recompute,
           "Backward runs each layer again instead of keeping its activations.");
 ABSL_FLAG(bool, auto, llama::TrainFlags().automatic,
@@ -180,6 +193,7 @@ TrainFlags ReadAll() {
   flags.eval_data = ResolvePath(absl::GetFlag(FLAGS_eval_data));
   flags.rows = absl::GetFlag(FLAGS_rows);
   flags.ranks = absl::GetFlag(FLAGS_ranks);
+  flags.device_backend = absl::GetFlag(FLAGS_device_backend);
   flags.threads = absl::GetFlag(FLAGS_threads);
   flags.seq = absl::GetFlag(FLAGS_seq);
   flags.batch = absl::GetFlag(FLAGS_batch);
@@ -314,6 +328,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {
       "ranks.\n\n  train --model=DIR --data=FILE --export=DIR",
       "train_flags"));
   TrainFlags flags = ReadAll();
+  FSDP_ASSIGN_OR_RETURN(flags.device, ParseDevice(absl::GetFlag(FLAGS_device)));
   FSDP_RETURN_IF_ERROR(Check(flags));
   return flags;
 }

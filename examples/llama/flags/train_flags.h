@@ -2,6 +2,8 @@
 #ifndef EXAMPLES_LLAMA_FLAGS_TRAIN_FLAGS_H_
 #define EXAMPLES_LLAMA_FLAGS_TRAIN_FLAGS_H_
 
+#include <c10/core/DeviceType.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "adapters/lora_config.h"
+#include "comm/run_ranks/device_choice.h"
 #include "examples/llama/flags/base.h"
 #include "examples/llama/flags/precision.h"
 
@@ -25,6 +28,8 @@ struct TrainFlags {
   Rows rows = Rows::kStream;
 
   int ranks = 2;
+  c10::DeviceType device = c10::DeviceType::CPU;
+  fsdp::comm::DeviceBackend device_backend = fsdp::comm::DeviceBackend::kAuto;
   int threads = 0;  // 0: the host's cores divided among its ranks
   int64_t seq = 256;
   int64_t batch = 8;  // rows of all ranks
@@ -37,7 +42,7 @@ struct TrainFlags {
   double lr_floor = 0.1;
   double weight_decay = 0.1;
   double clip = 1;
-  Precision precision = Precision::kBFloat16;
+  Precision precision = Precision::kOfDevice;
   bool recompute = false;
   bool automatic = false;      // what else makes a step is chosen
   double auto_memory_gib = 0;  // of a rank

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
+#include <c10/core/Device.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -42,7 +43,10 @@ class Sequence {
   absl::StatusOr<int64_t> Next(const std::vector<int64_t>& tokens) {
     at::Tensor logits;
     FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("computing logits", [&] {
-      logits = model_.Continue(at::tensor(tokens).unsqueeze(0), cache_)[0];
+      const c10::Device device = model_.parameters().front().device();
+      logits =
+          model_.Continue(at::tensor(tokens).unsqueeze(0).to(device), cache_)[0]
+              .cpu();
     }));
     return sampler_.Next(logits);
   }

@@ -52,6 +52,7 @@ absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
     model = CausalLm(config);
     model->to(options.dtype);
     if (options.int8_base) made = fsdp::adapters::QuantizeBase(*model);
+    MoveTo(options.device, *model);
   }));
   FSDP_RETURN_IF_ERROR(made);
   FSDP_RETURN_IF_ERROR(Load(folder, config, options, *model));

@@ -2,6 +2,8 @@
 #ifndef EXAMPLES_LLAMA_GENERATION_LOADED_MODEL_H_
 #define EXAMPLES_LLAMA_GENERATION_LOADED_MODEL_H_
 
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
 #include <string>
@@ -13,6 +15,7 @@
 namespace llama {
 
 struct LoadedModelOptions {
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
   c10::ScalarType dtype = c10::kFloat;
   std::string adapter;  // a folder of PEFT's; empty: none
   // The weights of linear layers but the head are int8, with the adapters

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randint.h>
+#include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -76,7 +78,8 @@ absl::StatusOr<fsdp::Options> Choose(
   wanted.memory.backwards_per_step = static_cast<int>(automatic.micro_batches);
   wanted.loss = [&](int64_t rows) {
     const at::Tensor tokens =
-        at::randint(vocab, {rows, automatic.seq}, at::kLong);
+        at::randint(vocab, {rows, automatic.seq},
+                    at::TensorOptions(at::kLong).device(options.device));
     return net->forward(tokens, DocumentStarts(), tokens);
   };
   wanted.base = ShardingOf(options);
@@ -119,6 +122,18 @@ absl::Status CheckFitsFiles(const LlamaConfig& config,
 
 }  // namespace
 
+void MoveTo(c10::Device device, torch::nn::Module& module) {
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> tensors = module.parameters();
+  const std::vector<at::Tensor> buffers = module.buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.device() == device) continue;
+    const at::Tensor moved = tensor.detach().to(device);
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(moved.getIntrusivePtr());
+  }
+}
+
 absl::StatusOr<Model> MakeModel(
     const LlamaConfig& config, const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
@@ -128,9 +143,11 @@ absl::StatusOr<Model> MakeModel(
     const fsdp::DeferredInit deferred;
     net = std::make_shared<CausalLmImpl>(config);
     InitializeParameters(*net, options.seed, config.initializer_range);
-    if (!options.lora.has_value()) return;
-    net->to(options.compute);
-    adapted = Adapt(options, *net);
+    if (options.lora.has_value()) {
+      net->to(options.compute);
+      adapted = Adapt(options, *net);
+    }
+    MoveTo(options.device, *net);
   }));
   FSDP_RETURN_IF_ERROR(adapted);
   fsdp::Options sharding = ShardingOf(options);

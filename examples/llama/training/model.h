@@ -2,7 +2,10 @@
 #ifndef EXAMPLES_LLAMA_TRAINING_MODEL_H_
 #define EXAMPLES_LLAMA_TRAINING_MODEL_H_
 
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <memory>
@@ -34,6 +37,7 @@ struct AutoSharding {
 };
 
 struct ModelOptions {
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
   fsdp::ShardingStrategy strategy = fsdp::ShardingStrategy::kFullShard;
   // What it computes in; shards are float32, and reductions are.
   c10::ScalarType compute = c10::kFloat;
@@ -47,6 +51,10 @@ struct ModelOptions {
   // Strategy and recomputation are chosen.
   std::optional<AutoSharding> automatic = std::nullopt;
 };
+
+// Module::to() for any device, also one that is a plugin of LibTorch, to which
+// that function knows no way.
+void MoveTo(c10::Device device, torch::nn::Module& module);
 
 // With the random values of InitializeParameters(), which no rank has as a
 // whole. Collective; errors are those of QuantizeBase(), AddLora(),

@@ -1,6 +1,7 @@
 #include "examples/llama/training/trainer.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
@@ -52,8 +53,9 @@ std::vector<OptimizerParamGroup> GroupsOf(const Model& model,
   return groups;
 }
 
-at::Tensor LossOf(Model& model, const Batch& batch) {
-  return model->forward(batch.tokens, StartsOf(batch), batch.targets);
+at::Tensor LossOf(Model& model, const Batch& batch, c10::Device device) {
+  return model->forward(batch.tokens.to(device), StartsOf(batch),
+                        batch.targets.to(device));
 }
 
 }  // namespace
@@ -133,7 +135,7 @@ absl::StatusOr<double> Trainer::Backward(const std::vector<Batch>& batches,
     at::Tensor loss;
     FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("forward", [&] {
       // Gradients become the mean over ranks, and the sum is wanted.
-      loss = LossOf(model_, batches[i]) *
+      loss = LossOf(model_, batches[i], options_.device) *
              (targets / all_targets * ranks_->world_size());
     }));
     FSDP_RETURN_IF_ERROR(model_->Backward(loss));
@@ -172,7 +174,7 @@ absl::StatusOr<double> Trainer::Evaluate(const EvaluationBatches& data) {
     if (!status.ok()) break;
     const auto count = static_cast<double>(CountTargets(*batch));
     status = fsdp::TorchToStatus("evaluation", [&] {
-      const auto loss = LossOf(model_, *batch).item<double>();
+      const auto loss = LossOf(model_, *batch, options_.device).item<double>();
       if (count > 0) sum += loss * count;
     });
     targets += count;

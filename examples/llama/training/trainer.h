@@ -2,6 +2,8 @@
 #ifndef EXAMPLES_LLAMA_TRAINING_TRAINER_H_
 #define EXAMPLES_LLAMA_TRAINING_TRAINER_H_
 
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <torch/optim/adamw.h>
 
 #include <cstdint>
@@ -24,7 +26,8 @@ struct TrainerOptions {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double weight_decay = 0.1;
-  double max_grad_norm = 1;   // 0: gradients are not clipped
+  double max_grad_norm = 1;  // 0: gradients are not clipped
+  c10::Device device = c10::Device(c10::DeviceType::CPU);  // of the model
   int64_t micro_batches = 1;  // whose gradients make one step
 };
 

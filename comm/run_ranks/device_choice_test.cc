@@ -1,5 +1,5 @@
 // Where the program is built without CUDA; its devices are fakes.
-#include "examples/gpt/flags/device_choice.h"
+#include "comm/run_ranks/device_choice.h"
 
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
@@ -9,14 +9,12 @@
 #include "base/testing/status_matchers.h"
 #include "comm/staged/staged_backend.h"
 #include "comm/startup/environment.h"
-#include "examples/gpt/flags/options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace gpt {
+namespace fsdp::comm {
 namespace {
 
-using ::fsdp::comm::Environment;
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
@@ -54,7 +52,7 @@ TEST(DeviceChoiceTest, RanksWithADeviceEachHaveNccl) {
   c10::Device given(c10::kCPU);
   const NcclOn nccl_on = [&](c10::Device gpu) {
     given = gpu;
-    return fsdp::comm::StagedBackend(gpu);
+    return StagedBackend(gpu);
   };
   ASSERT_OK_AND_ASSIGN(
       const DeviceChoice found,
@@ -75,10 +73,10 @@ TEST(DeviceChoiceTest, WhatIsNotLinkedIsTold) {
   EXPECT_THAT(error(c10::kCUDA, DeviceBackend::kAuto, Environment()),
               needs("build with --config=cuda"));
   EXPECT_THAT(error(kFake, DeviceBackend::kAuto, Environment()),
-              needs("--device-backend=staged"));
+              needs("train_cuda of the examples"));
   EXPECT_THAT(error(kFake, DeviceBackend::kNccl, SecondOf(2)),
               needs("nccl on privateuseone:0"));
 }
 
 }  // namespace
-}  // namespace gpt
+}  // namespace fsdp::comm
