@@ -283,6 +283,16 @@ TEST(TwiceTest, MistralsOtherModelIsLeftAlone) {
   }
 }
 
+TEST(OthersTest, AFolderOfPicklesSaysHowToConvert) {
+  const std::string folder = EmptyFolder("bin_only");
+  std::ofstream(folder + "/pytorch_model.bin") << "PK";
+  TiedImpl tied;
+  EXPECT_THAT(LoadModel(folder, tied),
+              StatusIs(Code::kNotFound,
+                       AllOf(HasSubstr("but pytorch_model.bin"),
+                             HasSubstr("checkpoint convert --to=hf"))));
+}
+
 TEST(TwiceTest, TheIndexDecides) {
   const std::string folder = EmptyFolder("index_decides");
   Write(folder + "/model-1.safetensors",

@@ -22,6 +22,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/catalog/catalog.h"
+#include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_names.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/new_path.h"
@@ -37,6 +38,7 @@
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/run/together.h"
+#include "checkpoint/run/training_json.h"
 #include "checkpoint/save/plan_writer.h"
 #include "checkpoint/save/save_plan.h"
 #include "fsdp/deferred/deferred_init.h"
@@ -100,8 +102,17 @@ class ModelLoad {
     const bool is_folder =
         info.kind == FileInfo::Kind::kFolder ||
         (info.kind == FileInfo::Kind::kOther && files_.List(path_).ok());
-    folder_.emplace(files_, is_folder ? path_ : FolderOf(path_),
-                    /*sums=*/nullptr);
+    const std::string root = is_folder ? path_ : FolderOf(path_);
+    // One of ours: each byte is held against its checksum.
+    FSDP_ASSIGN_OR_RETURN(const bool is_checkpoint,
+                          Exists(files_, JoinPath(root, kTrainingName)));
+    FSDP_ASSIGN_OR_RETURN(const bool has_manifest,
+                          Exists(files_, JoinPath(root, kManifestName)));
+    if (is_checkpoint && has_manifest) {
+      FSDP_ASSIGN_OR_RETURN(manifest_, ReadManifest(files_, root));
+    }
+    folder_.emplace(files_, root,
+                    manifest_.has_value() ? &manifest_->files : nullptr);
     if (is_folder) {
       FSDP_ASSIGN_OR_RETURN(catalog_, folder_->ReadModel());
     } else {
@@ -120,6 +131,7 @@ class ModelLoad {
   const LoadModelOptions& options_;
   FileSystem& files_;
   std::optional<RunValues> values_;
+  std::optional<Manifest> manifest_;
   std::optional<SourceFolder> folder_;
   Catalog catalog_;
   std::vector<LoadTarget> targets_;

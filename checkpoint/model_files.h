@@ -53,7 +53,8 @@ struct LoadModelOptions {
 // Collective where the module is sharded: what one rank cannot do all return,
 // "rank 2: " in front. NotFound: no such files. InvalidArgument, with nothing
 // changed, lists all that does not fit. DataLoss, naming the file: it is cut
-// off; the model may be filled in part.
+// off, or, in a checkpoint of ours, not what its checksum says; the model may
+// be filled in part.
 absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
                        const LoadModelOptions& options = LoadModelOptions());
 

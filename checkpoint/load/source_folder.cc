@@ -250,9 +250,20 @@ absl::StatusOr<Catalog> SourceFolder::ReadModel() const {
     options.model_only = true;
     return ReadDcpCatalog(files_, root_, options);
   }
-  return absl::NotFoundError(
-      absl::StrCat(root_, " has no model: neither *", kIndexEnding, " nor *",
-                   kEnding, " nor ", kDcpMetadataFile, " is there"));
+  const auto of_torch = absl::c_find_if(names, [](const std::string& name) {
+    return absl::EndsWith(name, ".bin") || absl::EndsWith(name, ".pt") ||
+           absl::EndsWith(name, ".pth");
+  });
+  return absl::NotFoundError(absl::StrCat(
+      root_, " has no model: neither *", kIndexEnding, " nor *", kEnding,
+      " nor ", kDcpMetadataFile, " is there",
+      of_torch == names.end()
+          ? ""
+          : absl::StrCat(
+                ", but ", *of_torch,
+                ": `checkpoint convert --to=hf` makes safetensors of "
+                "a file of torch.save(), and Python's save_pretrained()"
+                " of several")));
 }
 
 absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::Open(

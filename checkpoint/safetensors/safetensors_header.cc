@@ -24,6 +24,17 @@ namespace {
 constexpr absl::string_view kMetadata = "__metadata__";
 // Of one tensor's entry, or of the metadata.
 constexpr int64_t kMaxValues = 1 << 20;
+// How others begin.
+constexpr std::pair<absl::string_view, absl::string_view> kOthers[] = {
+    {"PK\x03\x04",
+     "a zip, as torch.save() writes it: `checkpoint convert --to=hf` makes "
+     "safetensors of it"},
+    {"\x80\x02",
+     "a pickle, as torch.save() wrote it before PyTorch 1.6: load it in Python "
+     "and write it as safetensors"},
+    {"version ",
+     "a pointer of Git LFS: fetch the file that it names (git lfs pull)"},
+    {"GGUF", "GGUF: fetch the model as safetensors"}};
 
 absl::Status TensorError(absl::string_view name, absl::string_view what) {
   return absl::InvalidArgumentError(
@@ -248,6 +259,12 @@ absl::StatusOr<int64_t> ParseSafetensorsLength(absl::string_view first_bytes,
   }
   const uint64_t room = file_bytes - kSafetensorsLengthBytes;
   if (length > kMaxSafetensorsHeaderBytes || length > room) {
+    for (const auto& [begin, what] : kOthers) {
+      if (absl::StartsWith(first_bytes, begin)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("no safetensors file, but ", what));
+      }
+    }
     return absl::InvalidArgumentError(absl::StrCat(
         "no safetensors file, or a truncated one: its first 8 bytes announce a "
         "header of ",

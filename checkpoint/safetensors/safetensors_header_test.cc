@@ -146,6 +146,17 @@ TEST(SafetensorsHeaderTest, RefusesALengthTheFileCannotHold) {
               StatusIs(kInvalid, HasSubstr("the most that the format")));
 }
 
+TEST(SafetensorsHeaderTest, SaysWhatAnotherFileIs) {
+  for (const auto& [begin, what] :
+       {std::make_pair("PK\x03\x04\x14\x04\x14\x04", "torch.save()"),
+        std::make_pair("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46", "a pickle"),
+        std::make_pair("version ", "git lfs pull"),
+        std::make_pair("GGUF\x03\x01\x01\x01", "GGUF")}) {
+    EXPECT_THAT(ParseSafetensorsLength(begin, 1000),
+                StatusIs(kInvalid, HasSubstr(what)));
+  }
+}
+
 struct Hostile {
   absl::string_view header;
   absl::string_view message;

@@ -129,6 +129,7 @@ TEST(ArchiveReaderTest, WhatIsNotRead) {
       {"refused_device.pt", "torch.device is not what a checkpoint needs"},
       {"refused_complex128.pt",
        "torch.ComplexDoubleStorage is not what a checkpoint needs"},
+      {"refused_script.pt", "is code of TorchScript: save the module's"},
       {"refused_deflated.pt", "is compressed: write it again by torch.save()"},
   };
   for (const auto& [name, why] : kCases) {

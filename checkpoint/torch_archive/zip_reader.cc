@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/torch_archive/crc32.h"
@@ -189,6 +190,11 @@ absl::Status ZipReader::ReadDirectory(const Directory& directory) {
         {&size, &stored, &header}, name));
     if ((zip::Get(left, 8, 2) & zip::kEncryptedFlag) != 0) {
       return BadEntry(name, "is encrypted: refused");
+    }
+    if (absl::StrContains(name, "/code/")) {
+      return BadEntry(name,
+                      "is code of TorchScript: save the module's state_dict() "
+                      "by torch.save()");
     }
     if (zip::Get(left, 10, 2) != 0 || stored != size) {
       return BadEntry(name,

@@ -118,6 +118,10 @@ class GenerateTest(unittest.TestCase):
         expected = self.tokens(exported, PROMPT, *GREEDY)
         self.assertEqual(self.tokens(saved / "step-3", PROMPT, *GREEDY), expected)
         self.assertNotEqual(self.tokens(QWEN3, PROMPT, *GREEDY), expected)
+        weights = bytearray((saved / "step-3" / "model.safetensors").read_bytes())
+        weights[-1] ^= 1
+        (saved / "step-3" / "model.safetensors").write_bytes(weights)
+        self.refuse("CRC32C", f"--model={saved}/step-3", PROMPT)
 
     def test_a_checkpoint_of_adapters_has_them_alone(self):
         saved, whole, exported = self.folder / "saved", self.folder / "whole", self.folder / "exported"

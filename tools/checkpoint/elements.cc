@@ -85,11 +85,6 @@ T Load(const char* at) {
   return value;
 }
 
-template <typename T>
-void Store(T value, std::string& out) {
-  out.append(reinterpret_cast<const char*>(&value), sizeof(value));
-}
-
 // Calls `use` with a function that reads an element of the dtype as its own
 // type; false for those that are no numbers.
 template <typename Use>
@@ -137,31 +132,25 @@ bool WithReader(Dtype dtype, Use use) {
   }
 }
 
-void AppendFloat(double value, Dtype to, std::string& out) {
-  switch (to) {
-    case Dtype::kF16:
-      return Store(ToF16(value), out);
-    case Dtype::kBF16:
-      return Store(ToBF16(value), out);
-    case Dtype::kF32:
-      return Store(static_cast<float>(value), out);
-    default:
-      return Store(value, out);
-  }
-}
-
-// Of the bytes that AppendFloat() added last.
-bool IsInfinite(Dtype dtype, const std::string& out) {
-  const char* const last = out.data() + out.size() - ItemBytes(dtype);
+// Calls `use` with a function that makes an element of the dtype, and one that
+// says whether that is infinite.
+template <typename Use>
+void WithWriter(Dtype dtype, Use use) {
+  const auto is_infinite = [](auto value) { return std::isinf(value); };
   switch (dtype) {
     case Dtype::kF16:
-      return (Load<uint16_t>(last) & 0x7fff) == F16::kInfinity;
+      return use(F16::Encode, [](uint16_t bits) {
+        return (bits & 0x7fff) == F16::kInfinity;
+      });
     case Dtype::kBF16:
-      return (Load<uint16_t>(last) & 0x7fff) == BF16::kInfinity;
+      return use(BF16::Encode, [](uint16_t bits) {
+        return (bits & 0x7fff) == BF16::kInfinity;
+      });
     case Dtype::kF32:
-      return std::isinf(Load<float>(last));
+      return use([](double value) { return static_cast<float>(value); },
+                 is_infinite);
     default:
-      return std::isinf(Load<double>(last));
+      return use([](double value) { return value; }, is_infinite);
   }
 }
 
@@ -203,12 +192,20 @@ int64_t AppendCast(Dtype from, absl::Span<const char> bytes, Dtype to,
   FSDP_CHECK(IsFloat(from) && IsFloat(to));
   const auto item = static_cast<size_t>(ItemBytes(from));
   int64_t became_infinite = 0;
+  const size_t before = out.size();
+  const size_t count = bytes.size() / item;
+  out.resize(before + count * static_cast<size_t>(ItemBytes(to)));
   WithReader(from, [&](auto read) {
-    for (size_t at = 0; at + item <= bytes.size(); at += item) {
-      const auto value = static_cast<double>(read(bytes.data() + at));
-      AppendFloat(value, to, out);
-      if (std::isfinite(value) && IsInfinite(to, out)) ++became_infinite;
-    }
+    WithWriter(to, [&](auto write, auto is_infinite) {
+      char* target = &out[before];
+      for (size_t i = 0; i < count; ++i) {
+        const auto value = static_cast<double>(read(bytes.data() + i * item));
+        const auto element = write(value);
+        std::memcpy(target, &element, sizeof(element));
+        target += sizeof(element);
+        if (is_infinite(element) && std::isfinite(value)) ++became_infinite;
+      }
+    });
   });
   return became_infinite;
 }

@@ -103,7 +103,12 @@ absl::StatusOr<bool> IsTorchFile(FileSystem& files, const std::string& path) {
   if (bytes < static_cast<int64_t>(kBegin.size())) return false;
   std::string begin(kBegin.size(), '\0');
   FSDP_RETURN_IF_ERROR(file->PRead(0, absl::MakeSpan(begin)));
-  return begin == kBegin;
+  // A pickle of a long integer, its magic number.
+  if (begin != "\x80\x02\x8a\x0a") return begin == kBegin;
+  return InFile(path,
+                absl::InvalidArgumentError(
+                    "is a file of torch.save() of before PyTorch 1.6: "
+                    "torch.load() it in Python and torch.save() it again"));
 }
 
 absl::StatusOr<TorchFile> ReadTorchFile(FileSystem& files,

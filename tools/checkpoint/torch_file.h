@@ -19,7 +19,8 @@ struct TorchFile {
   std::vector<std::string> unreadable;  // tensors that are not row-major
 };
 
-// Whether the file begins as a zip does.
+// Whether the file begins as a zip does. InvalidArgument: it is one of
+// torch.save() from before it wrote zips.
 absl::StatusOr<bool> IsTorchFile(FileSystem& files, const std::string& path);
 
 // InvalidArgument, naming the file, for what ReadArchive() refuses, and for two

@@ -64,6 +64,12 @@ TEST(TorchFileTest, Refusals) {
   EXPECT_THAT(Read("refused_device.pt"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("refused_device.pt: ")));
+  EXPECT_THAT(
+      IsTorchFile(RealFileSystem(),
+                  "checkpoint/torch_archive/testing/data/refused_legacy.pt"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("refused_legacy.pt: is a file of torch.save() of "
+                         "before PyTorch 1.6")));
   EXPECT_THAT(Read("no_such.pt"),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("no_such.pt")));
 }

@@ -43,6 +43,8 @@ def main():
         torch.save(value, os.path.join(folder, name))
     torch.save(torch.device("cpu"), os.path.join(folder, "refused_device.pt"))
     torch.save({"z": torch.tensor([1 + 2j], dtype=torch.complex128)}, os.path.join(folder, "refused_complex128.pt"))
+    torch.save({"w": torch.ones(2)}, os.path.join(folder, "refused_legacy.pt"), _use_new_zipfile_serialization=False)
+    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), os.path.join(folder, "refused_script.pt"))
     with zipfile.ZipFile(os.path.join(folder, "archive.pt")) as source, zipfile.ZipFile(
             os.path.join(folder, "refused_deflated.pt"), "w", zipfile.ZIP_DEFLATED) as target:
         for entry in source.infolist():
