@@ -1,5 +1,7 @@
 #include "testing/simulation/attempt_faults.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <regex>
@@ -23,6 +25,8 @@ bool IsOfEvents(FaultKind kind) {
     case FaultKind::kSsdTorn:
     case FaultKind::kSsdShort:
     case FaultKind::kRot:
+    case FaultKind::kNotFinite:
+    case FaultKind::kFinish:
       return false;
     default:
       return true;
@@ -98,6 +102,30 @@ std::optional<int64_t> AttemptFaults::ThrowsAt(int rank) const {
   return std::nullopt;
 }
 
+int64_t AttemptFaults::StepOf(FaultKind kind, int rank) const {
+  for (const Fault& fault : attempt_.faults) {
+    if (fault.rank == rank && fault.kind == kind) return fault.at;
+  }
+  return 0;
+}
+
+int AttemptFaults::SignalOf(int rank) const {
+  for (size_t i = 0; i < happened_.size(); ++i) {
+    const Fault& fault = attempt_.faults[i];
+    if (!happened_[i] || fault.rank != rank) continue;
+    if (fault.kind == FaultKind::kSignal) return SIGTERM;
+  }
+  return 0;
+}
+
+bool AttemptFaults::AllEndAlike() const {
+  return std::any_of(attempt_.faults.begin(), attempt_.faults.end(),
+                     [](const Fault& fault) {
+                       return fault.kind == FaultKind::kSignal ||
+                              fault.kind == FaultKind::kNotFinite;
+                     });
+}
+
 void AttemptFaults::Collect(int rank, const DiskView& disk,
                             const SimulatedSsd& ssd,
                             std::optional<int64_t> thrown_at) {
@@ -105,6 +133,12 @@ void AttemptFaults::Collect(int rank, const DiskView& disk,
     const Fault& fault = attempt_.faults[i];
     if (fault.rank != rank || IsOfEvents(fault.kind)) continue;
     if (fault.kind == FaultKind::kRot) continue;
+    // Where the run has begun behind the step it is nobody's.
+    if (fault.kind == FaultKind::kNotFinite ||
+        fault.kind == FaultKind::kFinish) {
+      happened_[i] = true;
+      continue;
+    }
     const bool is_disk = fault.kind == FaultKind::kDiskFull ||
                          fault.kind == FaultKind::kDiskError;
     const std::optional<int64_t> at = fault.kind == FaultKind::kThrow
@@ -147,6 +181,8 @@ void AttemptFaults::Trigger(const Fault& fault) {
     case FaultKind::kSlow:
       simulation_.Slow(fault.rank, 10);
       break;
+    case FaultKind::kSignal:
+      break;  // SignalOf() tells
     default:
       simulation_.JumpClock(fault.duration);
       lasts = std::max(fault.duration, -fault.duration);
@@ -204,6 +240,9 @@ bool AttemptFaults::IsNamedBy(const absl::Status& status) const {
       case FaultKind::kDiskError:
       case FaultKind::kRot:
         if (absl::StrContains(text, "/run")) return true;
+        break;
+      case FaultKind::kSignal:
+        if (absl::StrContains(text, "stopped by signal 15")) return true;
         break;
       case FaultKind::kSsdError:
       case FaultKind::kSsdTorn:

@@ -36,6 +36,12 @@ class AttemptFaults {
   void PlantRot(checkpoint::FileSystem& disk);
   void RemoveRot(checkpoint::FileSystem& disk);
   std::optional<int64_t> ThrowsAt(int rank) const;
+  // The step of the rank's kNotFinite or kFinish; 0: it has none.
+  int64_t StepOf(FaultKind kind, int rank) const;
+  // What the rank has been told so far; 0: nothing.
+  int SignalOf(int rank) const;
+  // Whether all ranks have to end with one text: after kSignal and kNotFinite.
+  bool AllEndAlike() const;
   // After it has run: which of these have happened, and when.
   void Collect(int rank, const DiskView& disk, const SimulatedSsd& ssd,
                std::optional<int64_t> thrown_at);

@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kSeeds = 400;
 constexpr int kSeedsSeenTwice = 25;
+constexpr int kGuarded = 200;
 constexpr int kPrograms = 100;
 constexpr int kSeedsPerMutant = 300;
 
@@ -72,6 +73,23 @@ TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
                            "another number of ranks",
                            "ends well",
                            "ends with errors"}) {
+    EXPECT_GT(features[name], 0) << name;
+  }
+}
+
+TEST_F(BatchTest, GuardedRunsStopAlikeAndGoOnWithTheBitsOfPlainLibTorch) {
+  std::map<std::string, int> features;
+  SeedOptions options;
+  options.scratch = ::testing::TempDir();
+  for (uint64_t seed = 0; seed < kGuarded; ++seed) {
+    const SeedResult result = RunSeed(DrawGuarded(seed), options);
+    ASSERT_EQ(result.problem, "") << ToString(DrawGuarded(seed));
+    for (const std::string& feature : result.features) ++features[feature];
+  }
+  for (const char* name :
+       {"fault: signal", "fault: not finite", "fault: finish", "ranks 1",
+        "ranks 8", "saves beside", "a checkpoint loaded", "ends well",
+        "ends with errors"}) {
     EXPECT_GT(features[name], 0) << name;
   }
 }

@@ -36,6 +36,7 @@ constexpr char kUsage[] =
     "--seed=N     one seed, with all that happens in it\n"
     "--hashes     that of each seed, to compare two builds\n"
     "--programs   those of //fsdp/testing/program, without faults\n"
+    "--guarded    runs with a RunGuard, signals, NaN and ranks that finish\n"
     "--mutant=N   with a planted bug (mutant.h): ends well where it is found\n"
     "--keep_going goes on behind a seed that has a problem\n";
 
@@ -49,6 +50,7 @@ struct Flags {
   bool hashes = false;
   bool keep_going = false;
   bool programs = false;
+  bool guarded = false;
 };
 
 std::optional<Flags> ParseFlags(int argc, char** argv) {
@@ -62,6 +64,10 @@ std::optional<Flags> ParseFlags(int argc, char** argv) {
     }
     if (text == "--programs") {
       flags.programs = true;
+      continue;
+    }
+    if (text == "--guarded") {
+      flags.guarded = true;
       continue;
     }
     if (text == "--hashes") {
@@ -151,7 +157,11 @@ class Batch {
  private:
   SeedResult Simulate(int64_t seed) {
     return flags_.programs ? RunProgramSeed(seed, options_)
-                           : RunSeed(DrawScenario(seed), options_);
+                           : RunSeed(Draw(seed), options_);
+  }
+
+  Scenario Draw(int64_t seed) const {
+    return flags_.guarded ? DrawGuarded(seed) : DrawScenario(seed);
   }
 
   int RunOne(int64_t seed) {
@@ -177,12 +187,13 @@ class Batch {
     ++problems_;
     std::cout << Describe(seed) << "\nPROBLEM: " << result.problem
               << "\nreplay: ./bazelw run //testing/simulation -- --seed="
-              << seed << (flags_.programs ? " --programs" : "") << std::endl;
+              << seed << (flags_.programs ? " --programs" : "")
+              << (flags_.guarded ? " --guarded" : "") << std::endl;
   }
 
   std::string Describe(int64_t seed) const {
     return flags_.programs ? absl::StrCat("program ", seed)
-                           : ToString(DrawScenario(seed));
+                           : ToString(Draw(seed));
   }
 
   std::string Progress(absl::Duration took) const {

@@ -1,5 +1,6 @@
 #include "testing/simulation/rank_training.h"
 
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -13,6 +14,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
+#include "checkpoint/run_guard.h"
 #include "comm/mesh.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
@@ -70,6 +72,7 @@ class RankRun {
     }
     expected_ = &world_.expected(start);
     if (start >= 0) FSDP_RETURN_IF_ERROR(Compare(start, "what is loaded"));
+    if (t_.is_guarded) return RunGuarded(std::max<int64_t>(start, 0));
     for (int64_t step = std::max<int64_t>(start, 0); step < t_.steps; ++step) {
       FSDP_RETURN_IF_ERROR(Step(static_cast<int>(step)));
       FSDP_RETURN_IF_ERROR(MaybeSave(step + 1));
@@ -167,8 +170,34 @@ class RankRun {
     return run;
   }
 
+  absl::Status RunGuarded(int64_t start) {
+    TrainingRun run = AsRun();
+    checkpoint::RunGuardOptions options;
+    options.save_every = t_.save_every;
+    options.save_async = t_.save_async;
+    options.signal = world_.signal;
+    options.before_save = [this](int64_t step) {
+      world_.save_begins(step);
+      return true;
+    };
+    checkpoint::RunGuard guard(fsdp::testing::Unowned(comm_),
+                               checkpoints_.get(), &run, options);
+    guard_ = &guard;
+    for (int64_t step = start; step < t_.steps; ++step) {
+      FSDP_RETURN_IF_ERROR(Step(static_cast<int>(step)));
+      const bool is_last = step + 1 == t_.steps;
+      const absl::Status ended = guard.EndStep(step + 1, is_last);
+      const bool has_saved = ended.ok() ? is_last : absl::IsCancelled(ended);
+      if (has_saved && checkpoints_ != nullptr) report_.saved = step + 1;
+      FSDP_RETURN_IF_ERROR(ended);
+      if (world_.last_step == step + 1 && !is_last) return absl::OkStatus();
+    }
+    return Compare(t_.steps, "the result");
+  }
+
   absl::Status Step(int step) {
     optimizer_->zero_grad();
+    double last_loss = 0;
     for (int i = 0; i < t_.backwards; ++i) {
       std::optional<NoSyncScope> no_sync;
       if (t_.no_sync && i + 1 < t_.backwards) no_sync.emplace(model_->NoSync());
@@ -185,6 +214,13 @@ class RankRun {
                                       i, " is ", got, ", not ", wanted));
       }
       FSDP_RETURN_IF_ERROR(model_->Backward(loss));
+      last_loss = got;
+    }
+    if (guard_ != nullptr) {
+      if (world_.not_finite_step == step + 1) last_loss = std::nan("");
+      FSDP_ASSIGN_OR_RETURN(const bool may_step,
+                            guard_->MayStep(step + 1, last_loss));
+      if (!may_step) return Different("a step was left out");
     }
     Simulation::Current()->Event("steps");
     optimizer_->step();
@@ -244,6 +280,7 @@ class RankRun {
   PlainTraining* expected_ = nullptr;
   int64_t forwards_ = 0;
   std::optional<int64_t> saving_;
+  checkpoint::RunGuard* guard_ = nullptr;  // null: the run has none
 };
 
 }  // namespace

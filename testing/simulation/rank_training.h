@@ -37,6 +37,11 @@ struct RankWorld {
   // now; -1: from the start.
   std::function<PlainTraining&(int64_t step)> expected;
   std::function<void(int64_t step)> save_begins;
+  // Of guarded runs: what this rank has been told, and the steps, from 1, in
+  // which its loss is NaN and after which it returns; 0: none.
+  std::function<int()> signal;
+  int64_t not_finite_step = 0;
+  int64_t last_step = 0;
 };
 
 struct RankReport {

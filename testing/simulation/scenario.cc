@@ -180,9 +180,10 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size,
 
 const char* ToString(FaultKind kind) {
   constexpr const char* kNames[] = {
-      "kill",      "silence",    "stop",       "long stop", "slow",
-      "throw",     "clock jump", "lose power", "disk full", "disk error",
-      "ssd error", "ssd torn",   "rot",        "ssd short"};
+      "kill",       "silence",    "stop",       "long stop", "slow",
+      "throw",      "clock jump", "lose power", "disk full", "disk error",
+      "ssd error",  "ssd torn",   "rot",        "ssd short", "signal",
+      "not finite", "finish"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -220,6 +221,30 @@ Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
       attempt.faults.push_back(
           DrawFault(choices, t, attempt.world_size, i == 0));
     }
+  }
+  return scenario;
+}
+
+Scenario DrawGuarded(uint64_t seed) {
+  DrawOptions options;
+  options.faults = false;
+  Scenario scenario = DrawScenario(seed, options);
+  Training& t = scenario.training;
+  t.is_guarded = true;
+  Choices choices(~seed * 5);
+  const int before = choices.Int(1, 2);
+  for (int i = 0; i < before; ++i) {
+    Attempt attempt = scenario.attempts.back();
+    constexpr FaultKind kKinds[] = {FaultKind::kSignal, FaultKind::kNotFinite,
+                                    FaultKind::kFinish};
+    Fault fault;
+    // Who is alone finishes a run by finishing.
+    fault.kind = kKinds[choices.Int(0, attempt.world_size > 1 ? 2 : 1)];
+    fault.rank = choices.Int(0, attempt.world_size - 1);
+    fault.at = fault.kind == FaultKind::kSignal ? choices.Int(0, 250)
+                                                : choices.Int(1, t.steps);
+    attempt.faults.push_back(fault);
+    scenario.attempts.insert(scenario.attempts.begin(), attempt);
   }
   return scenario;
 }

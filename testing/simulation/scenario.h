@@ -29,15 +29,20 @@ enum class FaultKind {
   kSsdTorn,    // a part of it is written, and nobody says so
   kRot,        // a bit of the newest checkpoint, while the attempt lasts
   kSsdShort,   // a part of a read or write of it is done, and said so
+  // Of guarded runs alone (checkpoint/run_guard.h).
+  kSignal,     // a rank is told to stop
+  kNotFinite,  // a rank's loss of a step is NaN
+  kFinish,     // a rank returns after a step, as one whose data has ended
 };
-inline constexpr int kNumFaultKinds = 14;
+inline constexpr int kNumFaultKinds = 14;  // that DrawScenario() draws
 const char* ToString(FaultKind kind);
 
 struct Fault {
   FaultKind kind = FaultKind::kKill;
   int rank = 0;
   // At this one of the rank's events, from 0; of disks: of its changes; of
-  // kThrow and tiers' files: of its forwards and its requests.
+  // kThrow and tiers' files: of its forwards and its requests; of kNotFinite
+  // and kFinish: in or after this step, from 1.
   int64_t at = 0;
   absl::Duration duration = absl::ZeroDuration();  // of kStop and kClockJump
 };
@@ -84,6 +89,7 @@ struct Training {
   bool small_staging = false;   // less than is to be copied
   int keep_last = 0;            // 0: all
   bool moves_in_parts = false;  // of the disk; see DiskView
+  bool is_guarded = false;      // by a RunGuard, which then saves
 };
 
 // A start of the ranks, and what happens to them.
@@ -109,6 +115,9 @@ struct DrawOptions {
 // The same on every machine.
 Scenario DrawScenario(uint64_t seed,
                       const DrawOptions& options = DrawOptions());
+
+// One whose ranks are guarded, and are told to stop, lose a number or finish.
+Scenario DrawGuarded(uint64_t seed);
 
 // That of the seed, as in its scenario.
 NetworkOptions DrawNetwork(uint64_t seed);

@@ -121,6 +121,9 @@ class SeedRun {
     world.ssd = rank.ssd.get();
     world.mutant = options_.mutant;
     world.throws_at = faults.ThrowsAt(i);
+    world.not_finite_step = faults.StepOf(FaultKind::kNotFinite, i);
+    world.last_step = faults.StepOf(FaultKind::kFinish, i);
+    world.signal = [&faults, i] { return faults.SignalOf(i); };
     world.expected = [this](int64_t step) -> PlainTraining& {
       return Expected(step);
     };
@@ -183,6 +186,13 @@ class SeedRun {
                            ranks.back().report.status.ToString()));
     }
     for (const Rank& rank : ranks) NoteSaved(rank.report);
+    if (faults.AllEndAlike()) JudgeAlike(ranks);
+    for (const Fault& fault : attempt.faults) {
+      const int64_t start = ranks[fault.rank].report.loaded.value_or(0);
+      if (fault.kind == FaultKind::kNotFinite && fault.at > start && all_ok) {
+        Problem(absl::StrCat("step ", fault.at, " was trained on NaN"));
+      }
+    }
     if (all_ok) Note({"ends well"});
     if (failed > 0) Note({"ends with errors"});
     return all_ok;
@@ -203,6 +213,20 @@ class SeedRun {
       Problem(absl::StrCat("rank ", rank, " ends ",
                            absl::FormatDuration(ended - faults.last()),
                            " after the last fault: ", text));
+    }
+  }
+
+  // One step for all, of which there is a checkpoint where the run saves.
+  void JudgeAlike(const std::vector<Rank>& ranks) {
+    const absl::Status& first = ranks[0].report.status;
+    for (const Rank& rank : ranks) {
+      if (rank.report.status == first) continue;
+      Problem(absl::StrCat("ranks end otherwise: ", first.ToString(), "; ",
+                           rank.report.status.ToString()));
+    }
+    if (absl::IsCancelled(first) && scenario_.training.save_every > 0 &&
+        !absl::StrContains(first.message(), "of which there is a checkpoint")) {
+      Problem(absl::StrCat("nothing was saved: ", first.ToString()));
     }
   }
 
