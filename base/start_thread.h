@@ -4,6 +4,7 @@
 
 #include <string>
 #include <thread>
+#include <type_traits>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
@@ -16,6 +17,11 @@ namespace fsdp {
 // are. `body` is dropped then without having run.
 absl::StatusOr<std::thread> StartThread(absl::string_view purpose,
                                         absl::AnyInvocable<void() &&> body);
+// The result of `body` would be lost.
+template <typename Fn,
+          std::enable_if_t<!std::is_void_v<std::invoke_result_t<Fn>>, int> = 0>
+absl::StatusOr<std::thread> StartThread(absl::string_view purpose,
+                                        Fn body) = delete;
 
 // How many threads this process may have, for the text of an error: "this user
 // may have 128 processes and threads (ulimit -u), ...".

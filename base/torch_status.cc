@@ -7,6 +7,7 @@
 #include <new>
 #include <string>
 #include <system_error>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/strings/cord.h"
@@ -41,16 +42,20 @@ absl::StatusCode CodeOf(absl::string_view text, absl::StatusCode otherwise) {
 
 }  // namespace
 
-absl::Status TorchToStatus(absl::string_view what,
-                           absl::FunctionRef<void()> fn) {
+absl::Status FallibleRef::operator()() const {
+  if (const auto* returning = std::get_if<1>(&fn_)) return (*returning)();
+  std::get<0>(fn_)();
+  return absl::OkStatus();
+}
+
+absl::Status TorchToStatus(absl::string_view what, FallibleRef fn) {
   return TorchToStatus([what] { return std::string(what); }, fn);
 }
 
 absl::Status TorchToStatus(absl::FunctionRef<std::string()> what,
-                           absl::FunctionRef<void()> fn) {
+                           FallibleRef fn) {
   try {
-    fn();
-    return absl::OkStatus();
+    return fn();
   } catch (const StatusError& e) {
     return e.status();
   } catch (const c10::OutOfMemoryError& e) {

@@ -4,6 +4,8 @@
 #define BASE_TORCH_STATUS_H_
 
 #include <string>
+#include <type_traits>
+#include <variant>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -14,8 +16,33 @@ namespace fsdp {
 // In the text of errors that this library has LibTorch raise on misuse.
 inline constexpr absl::string_view kMisuseMark = " [libtorch_fsdp]";
 
-// Runs `fn` and turns what it throws into a Status whose message begins with
-// `what` ("all-gather of blocks.3"). Codes:
+// An absl::FunctionRef to what returns nothing or an absl::Status. No other
+// function converts: its result would be lost.
+class FallibleRef {
+ public:
+  template <typename Fn, typename Result = std::invoke_result_t<const Fn&>,
+            std::enable_if_t<std::is_void_v<Result> ||
+                                 std::is_same_v<Result, absl::Status>,
+                             int> = 0>
+  FallibleRef(const Fn& fn)  // NOLINT(google-explicit-constructor)
+      : fn_(absl::FunctionRef<Result()>(fn)) {}
+  template <typename Fn, typename Result = std::invoke_result_t<const Fn&>,
+            std::enable_if_t<!std::is_void_v<Result> &&
+                                 !std::is_same_v<Result, absl::Status>,
+                             int> = 0,
+            typename = void>
+  FallibleRef(const Fn& returns_neither_void_nor_status) = delete;
+
+  // What the function returns; OK where it returns nothing.
+  absl::Status operator()() const;
+
+ private:
+  std::variant<absl::FunctionRef<void()>, absl::FunctionRef<absl::Status()>>
+      fn_;
+};
+
+// What `fn` returns, or, as a Status whose message begins with `what`
+// ("all-gather of blocks.3"), what it throws. Codes:
 //   StatusError                                -> the Status it carries
 //   out of memory, no thread can be started    -> ResourceExhausted
 //   c10::NotImplementedError                   -> Unimplemented
@@ -30,11 +57,10 @@ inline constexpr absl::string_view kMisuseMark = " [libtorch_fsdp]";
 //   any other std::exception                   -> Unknown
 // The text of a c10::Error comes without its C++ backtrace. A StatusError keeps
 // its message unchanged. Thread-safe.
-absl::Status TorchToStatus(absl::string_view what,
-                           absl::FunctionRef<void()> fn);
+absl::Status TorchToStatus(absl::string_view what, FallibleRef fn);
 // Asks for the text only when `fn` throws.
 absl::Status TorchToStatus(absl::FunctionRef<std::string()> what,
-                           absl::FunctionRef<void()> fn);
+                           FallibleRef fn);
 
 // `status` with "`what`: " in front of its message; code and payloads stay.
 absl::Status Annotate(const absl::Status& status, absl::string_view what);

@@ -1,5 +1,6 @@
 #include "base/torch_status.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/exception.h>
@@ -8,8 +9,10 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
@@ -74,6 +77,32 @@ TEST(TorchToStatusTest, MapsStandardExceptionsAndUnwrapsOurOwn) {
   EXPECT_THAT(
       TorchToStatus("x", [] { ThrowIfError(absl::AbortedError("peer")); }),
       StatusIs(absl::StatusCode::kAborted, "peer"));
+}
+
+// Written as a function, which no capture keeps alive.
+absl::Status FailedTraining() { return absl::DataLossError("row 7"); }
+
+TEST(TorchToStatusTest, WhatAFunctionReturnsIsTheStatus) {
+  const auto lost = StatusIs(absl::StatusCode::kDataLoss, "row 7");
+  EXPECT_THAT(TorchToStatus("training", FailedTraining), lost);
+  EXPECT_THAT(TorchToStatus("training", &FailedTraining), lost);
+  EXPECT_THAT(TorchToStatus("training", [] { return FailedTraining(); }), lost);
+  EXPECT_THAT(TorchToStatus([] { return std::string("training"); },
+                            [] { return FailedTraining(); }),
+              lost);
+  EXPECT_OK(TorchToStatus("training", [] { return absl::OkStatus(); }));
+}
+
+template <typename Result>
+constexpr bool kTaken = std::is_constructible_v<FallibleRef, Result (*)()>;
+
+TEST(TorchToStatusTest, ResultsThatWouldBeLostDoNotCompile) {
+  EXPECT_TRUE(kTaken<void>);
+  EXPECT_TRUE(kTaken<absl::Status>);
+  EXPECT_FALSE(kTaken<absl::StatusOr<int>>);
+  EXPECT_FALSE(kTaken<const absl::Status&>);
+  EXPECT_FALSE(kTaken<bool>);
+  EXPECT_FALSE(kTaken<at::Tensor>);
 }
 
 TEST(TorchToStatusTest, OutOfMemoryOnTheHostSaysHowMuchWasAskedFor) {

@@ -81,7 +81,7 @@ absl::Status StoreRegisters::CheckIdentity() {
                    "start all replicas again, from a checkpoint"));
 }
 
-absl::Status StoreRegisters::Call(absl::FunctionRef<void()> call) {
+absl::Status StoreRegisters::Call(FallibleRef call) {
   if (broke_off_) {
     FSDP_RETURN_IF_ERROR(CheckIdentity());
     broke_off_ = false;

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/torch_status.h"
 #include "comm/group/wait_limits.h"
 #include "comm/meeting/job_store.h"
 #include "replicas/membership/registers.h"
@@ -52,7 +52,7 @@ class StoreRegisters final : public Registers {
   absl::Status Identify();
   // FailedPrecondition where it has been started anew, and has lost all.
   absl::Status CheckIdentity();
-  absl::Status Call(absl::FunctionRef<void()> call);
+  absl::Status Call(FallibleRef call);
   std::string KeyOf(const std::string& key) const { return prefix_ + key; }
 
   const c10::intrusive_ptr<comm::JobStore> store_;

@@ -1,7 +1,6 @@
 #include "checkpoint/run/together.h"
 
 #include "absl/time/clock.h"
-#include "base/status_error.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 
@@ -9,7 +8,7 @@ namespace fsdp::checkpoint {
 
 absl::Status Caught(absl::string_view what,
                     absl::FunctionRef<absl::Status()> act) {
-  return TorchToStatus(what, [&] { ThrowIfError(act()); });
+  return TorchToStatus(what, act);
 }
 
 absl::Time Together::Deadline() const { return absl::Now() + timeout_; }

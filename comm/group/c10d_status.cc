@@ -26,8 +26,7 @@ absl::Status ConnectionError(const absl::Status& status) {
   return absl::UnavailableError(Shortened(status.message()));
 }
 
-absl::Status C10dToStatus(absl::string_view what,
-                          absl::FunctionRef<void()> fn) {
+absl::Status C10dToStatus(absl::string_view what, FallibleRef fn) {
   absl::Status status = TorchToStatus(what, fn);
   if (status.ok()) return status;
   if (absl::IsUnknown(status)) return ConnectionError(status);

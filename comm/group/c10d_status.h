@@ -2,9 +2,9 @@
 #ifndef COMM_GROUP_C10D_STATUS_H_
 #define COMM_GROUP_C10D_STATUS_H_
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "base/torch_status.h"
 
 namespace fsdp::comm {
 
@@ -16,7 +16,7 @@ absl::Status ConnectionError(const absl::Status& status);
 // have been checked:
 //   an operation that the backend lacks, by c10d's text  -> Unimplemented
 //   what is no c10::Error, as of Gloo's connections      -> Unavailable
-absl::Status C10dToStatus(absl::string_view what, absl::FunctionRef<void()> fn);
+absl::Status C10dToStatus(absl::string_view what, FallibleRef fn);
 
 }  // namespace fsdp::comm
 

@@ -114,7 +114,7 @@ absl::StatusOr<bool> ShardedGradScaler::Unscale(
 }
 
 absl::StatusOr<bool> ShardedGradScaler::Step(
-    absl::FunctionRef<void()> step, absl::Span<const NamedShard> shards) {
+    FallibleRef step, absl::Span<const NamedShard> shards) {
   if (stage_ == Stage::kUnscaledByStep) {
     return absl::FailedPreconditionError(
         "Step() a second time since the last Update(): with several "

@@ -15,11 +15,11 @@
 
 #include <optional>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "fsdp/model/named_shard.h"
 
@@ -67,11 +67,12 @@ class ShardedGradScaler {
   // the last Update().
   absl::StatusOr<bool> Unscale(absl::Span<const NamedShard> shards);
 
-  // Calls `step` unless a gradient was infinite or NaN; returns whether it did.
+  // Calls `step` unless a gradient was infinite or NaN; returns whether it did,
+  // or the error that `step` has returned.
   // Unscales `shards` first unless that is done. Several optimizers: Unscale()
   // all shards, then Step() each; FailedPrecondition where a Step() that had
   // to unscale is followed by another.
-  absl::StatusOr<bool> Step(absl::FunctionRef<void()> step,
+  absl::StatusOr<bool> Step(FallibleRef step,
                             absl::Span<const NamedShard> shards);
   absl::StatusOr<bool> Step(torch::optim::Optimizer& optimizer,
                             absl::Span<const NamedShard> shards);

@@ -127,7 +127,7 @@ absl::Status ForEachInMemory(
 }
 
 absl::Status OrAbort(comm::Communicator& world, const std::string& what,
-                     absl::FunctionRef<void()> fn) {
+                     FallibleRef fn) {
   absl::Status status = TorchToStatus(what, fn);
   if (!status.ok()) world.Abort(status);
   return status;

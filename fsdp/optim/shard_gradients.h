@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/torch_status.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
 #include "fsdp/memory/resting_memory.h"
@@ -52,7 +53,7 @@ void CountWrites(const GradientGroup& group);
 
 // Runs `fn`, whose failures the other ranks do not know of: they are told.
 absl::Status OrAbort(comm::Communicator& world, const std::string& what,
-                     absl::FunctionRef<void()> fn);
+                     FallibleRef fn);
 
 // Where numbers about all gradients are computed. A matter of the shards, which
 // all ranks have, not of the gradients, which some may lack.
