@@ -124,12 +124,14 @@ static_assert(sizeof(InspectedWork) <= WorkPool::kBytes, "see WorkPool");
 class InspectedFence final : public Fence {
  public:
   InspectedFence(std::unique_ptr<Fence> base,
-                 std::shared_ptr<Inspector> inspector, uint64_t id,
+                 std::shared_ptr<Inspector> inspector, uint64_t id, uint64_t of,
                  std::string label)
       : base_(std::move(base)),
         inspector_(std::move(inspector)),
         group_(inspector_->recorder().AddGroup(id)),
-        label_(std::move(label)) {}
+        label_(std::move(label)) {
+    inspector_->AddFence(id, of);
+  }
 
   void Arrive() override {
     base_->Arrive();
@@ -172,8 +174,13 @@ class InspectedCommunicator final : public ForwardingCommunicator {
         inspector_(std::move(inspector)),
         id_(id),
         group_(inspector_->recorder().AddGroup(id)),
-        pool_(WorkPool::Create()) {}
+        pool_(WorkPool::Create()) {
+    inspector_->AddGroup(id_, [this](const absl::Status& reason) {
+      this->base().Abort(reason);
+    });
+  }
   ~InspectedCommunicator() override {
+    inspector_->RemoveGroup(id_);
     if (id_ == kWorld) inspector_->Stop();
   }
 
@@ -193,7 +200,7 @@ class InspectedCommunicator final : public ForwardingCommunicator {
     if (common.ok() && common->fence != nullptr) {
       common->fence = std::make_unique<InspectedFence>(
           std::move(common->fence), inspector_,
-          IdOfPart(id_, num_parts_++, ~uint64_t{0}), "common memory");
+          IdOfPart(id_, num_parts_++, ~uint64_t{0}), id_, "common memory");
     }
     return common;
   }

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 #include <vector>
 
@@ -22,6 +24,7 @@
 #include "comm/communicator.h"
 #include "comm/inspection/flight_recorder.h"
 #include "comm/inspection/inspector.h"
+#include "comm/inspection/peer_records.h"
 #include "comm/inspection/record_text.h"
 #include "comm/local/local_communicator.h"
 #include "comm/local/loopback_communicator.h"
@@ -45,7 +48,9 @@ using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using ::fsdp::comm::testing::Group;
 using ::fsdp::testing::Allocations;
 using ::fsdp::testing::FakeDevice;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 std::shared_ptr<Inspector> Alone() {
@@ -224,6 +229,43 @@ TEST(InspectedCommunicatorTest, APartOutlivesTheWhole) {
   EXPECT_OK(work->Wait(Soon()));
   part.reset();
   work.reset();
+}
+
+// As a forward on one rank, which waits for the others to have read common
+// memory, beside a mean on another: no backend sees both.
+TEST(InspectedCommunicatorTest, RanksThatWaitForEachOtherInAFenceAndACallEnd) {
+  ASSERT_OK_AND_ASSIGN(Group group, CreateSharedMemoryGroup(3));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      InspectorOptions options;
+      options.warn_after = absl::Milliseconds(100);
+      options.write = [](absl::string_view) {};
+      auto peers = PeerRecords::Connect(store, rank, 3, "host", Soon());
+      group[rank] =
+          Inspect(std::move(group[rank]),
+                  Inspector::Start(options, *std::move(peers)).value());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto statuses =
+      testing::RunRanks(group, [](Communicator& ranks) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(CommonMemory common, ranks.AllocateCommon(64));
+        if (ranks.rank() != 1) {
+          common.fence->Arrive();
+          return common.fence->Wait(absl::InfiniteFuture());
+        }
+        FSDP_ASSIGN_OR_RETURN(
+            auto work, ranks.AllReduce(at::ones({1}), ReduceOp::kSum, "loss"));
+        return work->Wait(absl::InfiniteFuture());
+      });
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("ranks call different collectives"),
+                      HasSubstr("fence #1 of common memory"),
+                      HasSubstr("rank 1 is in all-reduce #2 of loss")));
+  }
 }
 
 // Allocates nothing itself.

@@ -63,6 +63,15 @@ class Inspector final : public RankActivity {
   // inspector's thread, for which Stop() waits.
   void OnFailure(FlightRecorder::Ticket ticket, const absl::Status& status);
 
+  // Of a communicator, until it ends: the group of its calls by that id, and
+  // how it is aborted, from the inspector's thread, once its ranks are seen to
+  // wait for each other.
+  void AddGroup(uint64_t id, std::function<void(const absl::Status&)> abort);
+  void RemoveGroup(uint64_t id);
+  // The communicator `of` has a fence, whose arrivals are calls of group `id`:
+  // it waits for the same thread of each rank.
+  void AddFence(uint64_t id, uint64_t of);
+
   // Ends the thread within a few seconds. Once; nothing is watched any more.
   void Stop();
 
@@ -79,6 +88,8 @@ class Inspector final : public RankActivity {
   void Run();
   void Look();
   bool IsDue(const OperationRecord& operation, int64_t now_ns);
+  void EndIfCrossed(const OperationRecord& operation,
+                    const std::vector<SeenRank>& ranks);
   void Join(const Failure& failure);
 
   const InspectorOptions options_;
@@ -91,6 +102,9 @@ class Inspector final : public RankActivity {
   bool ended_ ABSL_GUARDED_BY(mutex_) = true;
   bool has_failed_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);  // to be told
+  std::map<uint64_t, std::function<void(const absl::Status&)>> aborts_
+      ABSL_GUARDED_BY(mutex_);  // by group
+  std::map<uint64_t, uint64_t> fences_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

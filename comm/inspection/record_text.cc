@@ -109,16 +109,6 @@ std::string Ranks(const std::vector<int>& ranks, absl::string_view verb_of_one,
                       ranks.size() == 1 ? verb_of_one : verb_of_many);
 }
 
-const OperationRecord* FirstOpen(const RankRecord& record) {
-  for (const OperationRecord& operation : record.operations) {
-    if (operation.state == OperationState::kWaiting ||
-        operation.state == OperationState::kStarting) {
-      return &operation;
-    }
-  }
-  return nullptr;
-}
-
 std::string PhaseText(const RankRecord& record) {
   if (record.phase == Phase::kUnknown) return "";
   if (record.unit.empty()) return std::string(PhaseName(record.phase));
@@ -241,6 +231,20 @@ std::optional<GroupCall> CallOfGroup(const RankRecord& record,
     return std::nullopt;
   }
   return GroupCall{record.groups[operation.group].id, operation.call};
+}
+
+bool IsBehind(const SeenRank& seen, const GroupCall& call) {
+  return StandingOf(seen, call).where == Standing::kBehind;
+}
+
+const OperationRecord* FirstOpen(const RankRecord& record) {
+  for (const OperationRecord& operation : record.operations) {
+    if (operation.state == OperationState::kWaiting ||
+        operation.state == OperationState::kStarting) {
+      return &operation;
+    }
+  }
+  return nullptr;
 }
 
 std::string NameOf(const OperationRecord& operation) {

@@ -28,6 +28,12 @@ struct GroupCall {
 std::optional<GroupCall> CallOfGroup(const RankRecord& record,
                                      const OperationRecord& operation);
 
+// Whether a rank of the call's group is known not to have made it.
+bool IsBehind(const SeenRank& seen, const GroupCall& call);
+
+// The first operation that is waited for; null: none.
+const OperationRecord* FirstOpen(const RankRecord& record);
+
 // "all-gather #17 of blocks.3".
 std::string NameOf(const OperationRecord& operation);
 
