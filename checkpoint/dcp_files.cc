@@ -57,6 +57,7 @@ absl::Status Export(const std::string& folder, const TrainingRun& run,
   DcpExportOptions wanted;
   const auto take = [&]() -> absl::Status {
     FSDP_RETURN_IF_ERROR(values.status());
+    FSDP_RETURN_IF_ERROR(values->CheckLoaded());
     FSDP_ASSIGN_OR_RETURN(wanted, OptionsFor(*values, options));
     return absl::OkStatus();
   };

@@ -156,7 +156,7 @@ class ModelExport {
     absl::StatusOr<RunValues> values = ReadValues(module_, "ExportModel()");
     // What follows may need all ranks.
     FSDP_RETURN_IF_ERROR(
-        together_.Agree(values.ok() ? CheckTexts() : values.status()));
+        together_.Agree(values.ok() ? Check(*values) : values.status()));
     PartOptions parts;
     parts.model_dtype = options_.dtype;
     parts.model_stem = options_.stem;
@@ -176,7 +176,8 @@ class ModelExport {
  private:
   bool IsFirst() const { return together_.rank() == 0; }
 
-  absl::Status CheckTexts() const {
+  absl::Status Check(const RunValues& values) const {
+    FSDP_RETURN_IF_ERROR(values.CheckLoaded());
     FSDP_RETURN_IF_ERROR(CheckPlainFileName(options_.stem));
     for (const auto& [name, text] : options_.texts) {
       FSDP_RETURN_IF_ERROR(CheckTextName("ExportOptions::texts", name));

@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,9 @@
 
 namespace fsdp::flat_param {
 namespace {
+
+// Every byte of what has no values: a NaN that nothing computes.
+constexpr uint8_t kNoValue = 0xff;
 
 // Tied parameters may differ in this.
 bool AnyRequiresGrad(const std::vector<at::Tensor>& tensors) {
@@ -71,6 +75,17 @@ at::Tensor StorageOrderOf(const at::Tensor& value, const ParameterSpec& spec) {
                     {1}, dense.scalar_type());
 }
 
+bool HasNoValues(const at::Tensor& range) {
+  if (range.numel() == 0) return false;
+  const int64_t looked_at = range.is_floating_point() ? 1 : range.numel();
+  return range.detach()
+      .narrow(0, 0, looked_at)
+      .view(at::kByte)
+      .eq(kNoValue)
+      .all()
+      .item<bool>();
+}
+
 at::Tensor FlatParameter::Flatten(
     const std::vector<NamedParameter>& parameters, const FlatLayout& layout,
     absl::FunctionRef<at::Tensor(const at::Tensor&)> value_of) {
@@ -80,8 +95,13 @@ at::Tensor FlatParameter::Flatten(
       at::zeros({layout.padded_numel()}, first.options().requires_grad(false));
   for (int i = 0; i < layout.num_parameters(); ++i) {
     const Slice slice = layout.InFlat(i);
-    flat.narrow(0, slice.begin, slice.numel())
-        .copy_(StorageOrder(value_of(parameters[i].tensors.front())));
+    const at::Tensor part = flat.narrow(0, slice.begin, slice.numel());
+    const at::Tensor value = value_of(parameters[i].tensors.front());
+    if (value.defined()) {
+      part.copy_(StorageOrder(value));
+    } else {
+      part.view(at::kByte).fill_(kNoValue);
+    }
   }
   return flat;
 }

@@ -44,13 +44,18 @@ enum class Precision {
   kFull,     // that of the shard
 };
 
+// Whether `range`, a 1-D part of a parameter, is as Flatten() has left one
+// without values. Reads it all where it is not floating-point.
+bool HasNoValues(const at::Tensor& range);
+
 // Knows no communication: the caller gathers into memory of its own and hands
 // that in. Not thread-safe.
 class FlatParameter {
  public:
   // Copies `parameters` (one floating-point dtype, one device) into a new
   // unsharded tensor of layout.padded_numel() elements, padding zero.
-  // `value_of`: the values of a tensor, itself for example, dropped after use.
+  // `value_of`: the values of a tensor, itself for example, dropped after use;
+  // undefined: none, of which HasNoValues() tells.
   static at::Tensor Flatten(
       const std::vector<NamedParameter>& parameters, const FlatLayout& layout,
       absl::FunctionRef<at::Tensor(const at::Tensor&)> value_of);

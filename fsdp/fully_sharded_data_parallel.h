@@ -89,7 +89,8 @@ class ShardedModuleBase : public torch::nn::Module {
   // all elements, as does clip_grad_norm_: see ClipGradNorm();
   // optimizer_check.h makes optimizers and tells what is wrong with one): this
   // rank's range of each parameter, 1-D, maybe empty, in the dtype and on the
-  // device that the parameter had, on every rank in the same order.
+  // device that the parameter had, on every rank in the same order: that of
+  // NamedShards(), unit by unit, and not of module()->parameters().
   // `.grad`, of the same size, is set by backward, undefined where no rank has
   // produced a gradient. The memory of gradients is reused: copy what has to
   // outlive the next backward.

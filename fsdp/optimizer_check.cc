@@ -1,19 +1,28 @@
 #include "fsdp/optimizer_check.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/Type.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include <map>
 #include <string>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "flat_param/guarded_storage.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/resting/offload_space.h"
@@ -107,7 +116,123 @@ absl::Status CheckOffload(const ShardedModuleBase& model,
       kFusedOptimizers));
 }
 
+// Steps of an optimizer on parameters that are made for it, in each of its
+// groups. Its own groups, states and gradients come back at the end.
+class OptimizerProbe {
+ public:
+  explicit OptimizerProbe(torch::optim::Optimizer& optimizer)
+      : optimizer_(optimizer),
+        groups_(std::move(optimizer.param_groups())),
+        states_(std::move(optimizer.state())) {
+    for (const torch::optim::OptimizerParamGroup& group : groups_) {
+      for (const at::Tensor& tensor : group.params()) {
+        gradients_.emplace_back(tensor,
+                                std::exchange(tensor.mutable_grad(), {}));
+      }
+    }
+  }
+  ~OptimizerProbe() {
+    optimizer_.param_groups() = std::move(groups_);
+    optimizer_.state() = std::move(states_);
+    for (auto& [tensor, gradient] : gradients_) {
+      tensor.mutable_grad() = std::move(gradient);
+    }
+  }
+
+  // Empty: nothing is wrong, or cannot be found out.
+  std::string Run() {
+    const c10::NoGradGuard no_grad;
+    // A matrix whose parts have other norms each.
+    const at::Tensor whole =
+        at::arange(1, 25, at::kDouble).pow(2).div(10).view({4, 6});
+    const std::vector<at::Tensor> pieces = whole.flatten().split({5, 9, 10});
+    const at::Tensor& piece = pieces[0];
+    std::vector<at::Tensor> all, alone, again;
+    if (!Step({whole}, all).ok()) return "";  // needs what is not here
+    const absl::Status cut =
+        Step({whole, whole, piece, pieces[1], pieces[2]}, all);
+    if (!cut.ok()) {
+      return absl::StrCat("fails on a piece of a parameter: ", cut.message());
+    }
+    const bool can_be_alone = Step({piece}, alone).ok() &&
+                              Step({piece}, again).ok() &&
+                              IsSame(at::cat(alone), at::cat(again));
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      const at::Tensor* const made = &all[5 * group];
+      if (!IsSame(made[0], made[1])) return "";  // draws random numbers
+      if (!IsSame(made[0], at::cat({made[2], made[3], made[4]}))) {
+        return "steps pieces of a parameter otherwise than the whole";
+      }
+      if (can_be_alone && !IsSame(alone[group], made[2])) {
+        return "steps a parameter otherwise where there are others";
+      }
+    }
+    return "";
+  }
+
+ private:
+  // Larger than rounding is to one that computes in float32.
+  static bool IsSame(const at::Tensor& a, const at::Tensor& b) {
+    const at::Tensor difference = (a.flatten() - b.flatten()).abs().max();
+    return (difference <= 1e-3 * a.abs().max()).item<bool>();
+  }
+
+  // What a few steps on copies of `values` change in them, group by group.
+  absl::Status Step(const std::vector<at::Tensor>& values,
+                    std::vector<at::Tensor>& changes) {
+    optimizer_.state().clear();
+    optimizer_.param_groups().clear();
+    std::vector<at::Tensor> made;
+    for (const torch::optim::OptimizerParamGroup& group : groups_) {
+      std::vector<at::Tensor> leaves;
+      for (const at::Tensor& value : values) {
+        leaves.push_back(value.clone().set_requires_grad(true));
+      }
+      made.insert(made.end(), leaves.begin(), leaves.end());
+      torch::optim::OptimizerParamGroup probed(std::move(leaves));
+      if (group.has_options()) {
+        probed.set_options(group.options().clone());
+        // One that begins at 0 would change nothing.
+        TorchToStatus("a rate", [&] {
+          probed.options().set_lr(0.1);
+        }).IgnoreError();
+      }
+      optimizer_.param_groups().push_back(std::move(probed));
+    }
+    const absl::Status stepped = TorchToStatus("a step", [&] {
+      for (int step = 1; step <= 3; ++step) {
+        for (size_t i = 0; i < made.size(); ++i) {
+          // Known by the value, so the same wherever an element lies.
+          made[i].mutable_grad() = (values[i % values.size()] * step).sin();
+        }
+        optimizer_.step();
+      }
+    });
+    changes.clear();
+    for (size_t i = 0; i < made.size(); ++i) {
+      changes.push_back(made[i].detach() - values[i % values.size()]);
+    }
+    return stepped;
+  }
+
+  torch::optim::Optimizer& optimizer_;
+  std::vector<torch::optim::OptimizerParamGroup> groups_;
+  std::decay_t<decltype(optimizer_.state())> states_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> gradients_;
+};
+
 }  // namespace
+
+void ProbeOptimizer(torch::optim::Optimizer& optimizer) {
+  // What this library has made.
+  if (dynamic_cast<RestingStates*>(&optimizer) != nullptr) return;
+  const std::string finding = OptimizerProbe(optimizer).Run();
+  if (finding.empty()) return;
+  throw StatusError(absl::InvalidArgumentError(absl::StrCat(
+      "the optimizer ", c10::demangle(typeid(optimizer).name()), " ", finding,
+      ", and a rank has pieces of a part of the parameters: results would "
+      "depend on the number of ranks. Use an element-wise one")));
+}
 
 absl::Status CheckOptimizer(const ShardedModuleBase& model,
                             const torch::optim::Optimizer& optimizer,
@@ -139,7 +264,11 @@ absl::Status CheckOptimizer(const ShardedModuleBase& model,
           first->second, " and as ", place, ": it would be stepped twice"));
     }
   }
-  return CheckMissing(model, seen, options.missing);
+  FSDP_RETURN_IF_ERROR(CheckMissing(model, seen, options.missing));
+  return TorchToStatus("probing the optimizer", [&] {
+    // Left as it was.
+    ProbeOptimizer(const_cast<torch::optim::Optimizer&>(optimizer));
+  });
 }
 
 }  // namespace fsdp

@@ -1,15 +1,20 @@
 #include "fsdp/optimizer_check.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randn_like.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,6 +23,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/warnings.h"
+#include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -79,6 +85,147 @@ TEST(MakeOptimizerTest, TrainsAllShards) {
       if (std::abs(error) > 1e-6) {
         return absl::InternalError(absl::StrCat("step ", step, ": ", error));
       }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+struct StepOptions
+    : public torch::optim::OptimizerCloneableOptions<StepOptions> {
+  explicit StepOptions(double lr) : lr(lr) {}
+  double get_lr() const override { return lr; }
+  void set_lr(double value) override { lr = value; }
+  double lr;
+};
+
+// A user's optimizer: `Rule()(parameter, step)` is what a step takes away.
+template <typename Rule>
+class Stepper : public torch::optim::Optimizer {
+ public:
+  explicit Stepper(std::vector<at::Tensor> parameters, double lr = 0.1)
+      : Optimizer(std::move(parameters), std::make_unique<StepOptions>(lr)) {}
+  at::Tensor step(LossClosure /*closure*/ = nullptr) override {
+    const c10::NoGradGuard no_grad;
+    ++steps;
+    for (auto& group : param_groups()) {
+      const double lr = group.options().get_lr();
+      for (at::Tensor& parameter : group.params()) {
+        if (!parameter.grad().defined()) continue;
+        parameter.sub_(Rule()(*this, parameter), lr);
+      }
+    }
+    return {};
+  }
+  int steps = 0;  // a member that no state dict knows
+};
+
+struct Sign {
+  template <typename Optimizer>
+  at::Tensor operator()(Optimizer& optimizer, const at::Tensor& p) const {
+    return p.grad().sign() / optimizer.steps;
+  }
+};
+struct Lamb {  // by the norms of a parameter
+  template <typename Optimizer>
+  at::Tensor operator()(Optimizer&, const at::Tensor& p) const {
+    return p.grad() * (p.norm() / p.grad().norm());
+  }
+};
+struct Adafactor {  // factored for matrices
+  template <typename Optimizer>
+  at::Tensor operator()(Optimizer&, const at::Tensor& p) const {
+    const at::Tensor square = p.grad().square();
+    return p.grad() /
+           (p.dim() == 2 ? square.mean(1, /*keepdim=*/true) : square).sqrt();
+  }
+};
+struct Muon {  // for matrices alone
+  template <typename Optimizer>
+  at::Tensor operator()(Optimizer&, const at::Tensor& p) const {
+    return p.grad().mm(p.grad().t()).mm(p.grad());
+  }
+};
+struct ByGlobalNorm {
+  template <typename Optimizer>
+  at::Tensor operator()(Optimizer& optimizer, const at::Tensor& p) const {
+    double sum = 0;
+    for (const at::Tensor& one : optimizer.param_groups()[0].params()) {
+      sum += one.grad().square().sum().template item<double>();
+    }
+    return p.grad() / std::sqrt(sum);
+  }
+};
+struct Langevin {  // noise, but element by element
+  template <typename Optimizer>
+  at::Tensor operator()(Optimizer&, const at::Tensor& p) const {
+    return p.grad() + at::randn_like(p);
+  }
+};
+
+// As MakeOptimizer() and CheckOptimizer() find it; the latter also where the
+// rate is still 0.
+template <typename Rule>
+void ExpectProbed(const std::string& finding) {
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
+    const auto expected =
+        StatusIs(Code::kInvalidArgument,
+                 AllOf(HasSubstr("Stepper"), HasSubstr(finding)));
+    const absl::Status made = TorchToStatus(
+        "making", [&] { MakeOptimizer<Stepper<Rule>>(*model, 0.1); });
+    Stepper<Rule> optimizer(model->Parameters(), 0.0);
+    const absl::Status checked = CheckOptimizer(*model, optimizer);
+    if (finding.empty()) {
+      FSDP_RETURN_IF_ERROR(made);
+      return checked;
+    }
+    EXPECT_THAT(made, expected);
+    EXPECT_THAT(checked, expected);
+    return absl::OkStatus();
+  }));
+}
+
+TEST(ProbeOptimizerTest, FindsWhatIsNotElementByElement) {
+  ExpectProbed<Lamb>("otherwise than the whole");
+  ExpectProbed<Adafactor>("otherwise than the whole");
+  ExpectProbed<Muon>("fails on a piece of a parameter");
+}
+
+TEST(ProbeOptimizerTest, ElementWiseOnesPass) {
+  ExpectProbed<Sign>("");
+  ExpectProbed<Langevin>("");
+}
+
+TEST(ProbeOptimizerTest, FindsWhatDependsOnOtherParameters) {
+  ExpectProbed<ByGlobalNorm>("where there are others");
+}
+
+// Of torch::optim, whose states, groups and gradients stay; of a subclass, as
+// the classes themselves are not looked at.
+TEST(ProbeOptimizerTest, LeavesTheOptimizerAsItWas) {
+  struct Subclass : public torch::optim::AdamW {
+    using AdamW::AdamW;
+  };
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    std::vector<std::vector<at::Tensor>> results;
+    for (const bool probes : {false, true}) {
+      FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
+      Subclass optimizer(model->Parameters(), torch::optim::AdamWOptions(1e-2));
+      const at::Tensor x = Rows(0, 4, kDim);
+      for (int step = 0; step < 4; ++step) {
+        optimizer.zero_grad();
+        FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+        if (probes) FSDP_RETURN_IF_ERROR(CheckOptimizer(*model, optimizer));
+        optimizer.step();
+      }
+      results.emplace_back();
+      for (const at::Tensor& shard : model->Parameters()) {
+        results.back().push_back(shard.detach().clone());
+      }
+    }
+    for (size_t i = 0; i < results[0].size(); ++i) {
+      if (at::equal(results[0][i], results[1][i])) continue;
+      return absl::InternalError(absl::StrCat("parameter ", i, " differs"));
     }
     return absl::OkStatus();
   }));

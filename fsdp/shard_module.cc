@@ -1,5 +1,8 @@
 #include "fsdp/shard_module.h"
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
@@ -117,6 +120,10 @@ ShardedModel::Settings SettingsOf(
           settings.aliases[name] = owned.names.front();
         }
       }
+      if (options.init.loaded_later &&
+          options.init.loaded_later(owned.names.front())) {
+        settings.loaded_later.insert(owned.names.front());
+      }
     }
   }
   settings.is_training = [weak = std::weak_ptr<torch::nn::Module>(root)] {
@@ -135,6 +142,30 @@ absl::Status ShardUnits(Sharder& sharder, torch::nn::Module& root,
     FSDP_ASSIGN_OR_RETURN(units.emplace_back(), sharder.Shard(planned));
   }
   return sharder.FinishRest(root);
+}
+
+// Of what is seldom meant and would show late.
+void WarnOfPlan(const ShardPlan& plan, const Options& options) {
+  if (options.wrap_policy && plan.units.size() == 1) {
+    TORCH_WARN(
+        "fsdp: Options::wrap_policy has chosen no module: the whole model is "
+        "one unit, which is in memory as a whole while it computes");
+  }
+  for (const PlannedUnit& planned : plan.units) {
+    for (const OwnedParameter& owned : planned.unit.parameters) {
+      const at::Tensor& tensor = plan.tree.parameters[owned.parameter].front();
+      if (!tensor.requires_grad() || !tensor.is_floating_point() ||
+          tensor.element_size() >= 4) {
+        continue;
+      }
+      TORCH_WARN("fsdp: ", owned.names.front(), " is trained in ",
+                 c10::toString(tensor.scalar_type()),
+                 ", in which small updates vanish: the model may not learn. "
+                 "Leave the module in float32 and let MixedPrecision compute "
+                 "in less (fsdp::ComputeIn()), or freeze what is not trained");
+      return;
+    }
+  }
 }
 
 }  // namespace
@@ -158,6 +189,7 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
   FSDP_RETURN_IF_ERROR(comm::CheckSame(world, Fingerprint(*plan, options),
                                        "the models to shard",
                                        absl::Now() + timeout));
+  if (world.rank() == 0) WarnOfPlan(*plan, options);
   Sharder sharder(*std::move(plan), mesh, options, timeout);
   FSDP_RETURN_IF_ERROR(sharder.MakeOffloadSpace(mesh.world()));
   std::vector<RuntimeUnit> units;

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
 
@@ -17,9 +18,13 @@
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/warnings.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/options/wrap_policy.h"
+#include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -181,6 +186,55 @@ TEST(ShardModuleTest, RefusesOnAllRanksWhatOneRankRefuses) {
   EXPECT_THAT(statuses,
               Each(StatusIs(Code::kInvalidArgument,
                             HasSubstr("rank 1: parameter p has dtype Int"))));
+}
+
+// What rank 1 and rank 0 are told when `make_net()` is sharded.
+std::string Told(const std::function<std::shared_ptr<NetImpl>()>& make_net,
+                 const Options& options) {
+  std::vector<std::string> texts(kRanks);
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& communicator) {
+    testing::Warnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    const absl::Status status =
+        FullyShard(make_net(), Unowned(communicator), options).status();
+    texts[communicator.rank()] = warnings.text();
+    return status;
+  }));
+  EXPECT_EQ(texts[1], "");
+  return texts[0];
+}
+
+TEST(ShardModuleTest, SaysThatAPolicyHasChosenNothing) {
+  const auto make_net = [] { return MakeNet(kDim, 2); };
+  Options none;
+  none.wrap_policy = WrapLargerThan(1'000'000);
+  EXPECT_THAT(Told(make_net, none), HasSubstr("has chosen no module"));
+  EXPECT_EQ(Told(make_net, BlockUnits()), "");
+  EXPECT_EQ(Told(make_net, Options()), "");
+}
+
+TEST(ShardModuleTest, SaysThatUpdatesOfHalvesVanish) {
+  // So they do: 100 steps of 1e-5 at 1 leave 1.
+  at::Tensor weight = at::ones({1}, at::kBFloat16);
+  for (int step = 0; step < 100; ++step) weight.sub_(1e-5);
+  ASSERT_EQ(weight.item<float>(), 1);
+  const auto in_bf16 = [](bool trained) {
+    return [trained] {
+      auto net = MakeNet(kDim, 2);
+      net->to(at::kBFloat16);
+      for (at::Tensor& parameter : net->parameters()) {
+        parameter.set_requires_grad(trained);
+      }
+      return net;
+    };
+  };
+  EXPECT_THAT(Told(in_bf16(true), BlockUnits()),
+              AllOf(HasSubstr("is trained in BFloat16"),
+                    HasSubstr("fsdp::ComputeIn()")));
+  EXPECT_EQ(Told(in_bf16(false), BlockUnits()), "");
+  Options computes = BlockUnits();
+  computes.unit.precision = ComputeIn(at::kBFloat16);
+  EXPECT_EQ(Told([] { return MakeNet(kDim, 2); }, computes), "");
 }
 
 }  // namespace

@@ -82,6 +82,10 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
   return values;
 }
 
+absl::Status RunValues::CheckLoaded() const {
+  return sharded_ == nullptr ? absl::OkStatus() : sharded_->CheckLoaded();
+}
+
 absl::Status RunValues::CheckRanks(int rank, int world_size) const {
   if (sharded_ == nullptr) return absl::OkStatus();
   const comm::Communicator& ranks = sharded_->communicator();

@@ -48,6 +48,8 @@ class RunValues {
   ShardedModel* sharded() const { return sharded_; }
   // InvalidArgument: a model that is sharded over other ranks than these.
   absl::Status CheckRanks(int rank, int world_size) const;
+  // See ShardedModel::CheckLoaded().
+  absl::Status CheckLoaded() const;
   // Where the model computes; the CPU if it has no parameters.
   c10::Device device() const;
   // Names without wrappers. `values` of a model that is not sharded is the

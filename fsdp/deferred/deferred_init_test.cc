@@ -2,8 +2,10 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/init.h>
@@ -29,6 +31,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/testing/random_operators.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "fsdp/deferred/deferred_tensor.h"
@@ -236,6 +239,42 @@ TEST(RandomTest, AGivenGeneratorGivesTheSeeds) {
   EXPECT_TRUE(at::equal(ValueOf(second), Seeded(oracle, plain)));
   EXPECT_TRUE(at::equal(ValueOf(first), expected));
   EXPECT_FALSE(at::equal(ValueOf(first), ValueOf(second)));
+}
+
+TEST(RandomTest, WhatIsOverwrittenIsNotReplayed) {
+  torch::manual_seed(7);
+  // Draws twice itself.
+  torch::nn::Linear linear =
+      Deferred([] { return torch::nn::Linear(kDim, 3); });
+  at::Tensor copy;
+  {
+    const DeferredInit deferred(Everything());
+    const c10::NoGradGuard no_grad;
+    copy = linear->weight.detach().clone();
+    linear->weight.fill_(3);
+    linear->weight.normal_(1, 2);
+    linear->weight[0].zero_();
+    linear->bias.zero_();
+  }
+  const at::Generator generator = at::detail::createCPUGenerator(7);
+  const at::Tensor first = Seeded(generator, [] {
+    const double bound = 1 / std::sqrt(kDim);
+    return torch::empty({3, kDim}).uniform_(-bound, bound);
+  });
+  Seeded(generator, [] { return at::Tensor(); });  // of the bias
+  at::Tensor second = Seeded(generator, [] {
+    return torch::empty({3, kDim}).normal_(1, 2);
+  });
+  second[0].zero_();
+  {
+    const testing::RandomOperators random;
+    EXPECT_OK(Materialize(*linear));
+    EXPECT_EQ(random.count(), 1);
+  }
+  EXPECT_TRUE(at::equal(linear->weight, second));
+  EXPECT_TRUE(at::equal(linear->bias, at::zeros({3})));
+  // Who has read them before has the values of then.
+  EXPECT_TRUE(at::allclose(ValueOf(copy), first));
 }
 
 // --- Modules -----------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
@@ -52,8 +53,14 @@ std::vector<std::shared_ptr<const RecordedOp>> HistoryUntil(
 
 using Memory = std::map<uint64_t, c10::Storage>;
 
-at::Tensor In(const Memory& memory, const RecordedInput& input) {
+at::Tensor In(Memory& memory, const RecordedInput& input) {
   const Geometry& geometry = input.geometry;
+  if (input.last == nullptr && memory.count(input.storage) == 0) {
+    const at::Tensor made = at::empty_strided(
+        geometry.sizes, geometry.strides,
+        at::TensorOptions(geometry.device).dtype(geometry.dtype));
+    memory.emplace(input.storage, made.storage());
+  }
   return TensorOver(memory.at(input.storage), geometry.offset, geometry.sizes,
                     geometry.strides, geometry.dtype);
 }

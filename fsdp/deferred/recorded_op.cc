@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -29,6 +31,15 @@ void DeleteHistory(void* history) { delete static_cast<History*>(history); }
 uint64_t NextNumber() {
   static std::atomic<uint64_t> last{0};
   return ++last;
+}
+
+// Whether `op`, as initialisers call it, writes all of the storage of `target`,
+// its first argument, and reads nothing of it.
+bool Overwrites(const c10::OperatorHandle& op, const at::Tensor& target) {
+  static const auto* const kFills = new std::set<std::string>{
+      "aten::fill_", "aten::normal_", "aten::uniform_", "aten::zero_"};
+  return kFills->count(op.schema().name()) > 0 && target.is_contiguous() &&
+         target.nbytes() == target.storage().nbytes();
 }
 
 }  // namespace
@@ -49,7 +60,7 @@ c10::DataPtr PointerWith(History history, c10::Device device) {
 
 Geometry Geometry::Of(const at::Tensor& tensor) {
   return {tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(),
-          tensor.scalar_type()};
+          tensor.scalar_type(), tensor.device()};
 }
 
 c10::IValue MapTensors(const c10::IValue& value,
@@ -95,6 +106,11 @@ RecordedOp::RecordedOp(const c10::OperatorHandle& op,
     // A generator is stood in for by the seed.
     arguments_.push_back(argument.isGenerator() ? c10::IValue()
                                                 : MapTensors(argument, keep));
+  }
+  if (!arguments.empty() && arguments.front().isTensor() &&
+      inputs_.front().storage != 0 &&
+      Overwrites(op, arguments.front().toTensor())) {
+    inputs_.front().last = nullptr;
   }
 }
 

@@ -39,6 +39,7 @@ struct Geometry {
   std::vector<int64_t> strides;
   int64_t offset;
   c10::ScalarType dtype;
+  c10::Device device = c10::Device(c10::kCPU);
 
   static Geometry Of(const at::Tensor& tensor);
 };
@@ -47,7 +48,8 @@ struct Geometry {
 // recorded.
 struct RecordedInput {
   uint64_t storage = 0;  // 0: not deferred, and among the arguments themselves
-  std::shared_ptr<const RecordedOp> last;  // to have written the storage
+  // To have written the storage; null: what it has held before does not matter.
+  std::shared_ptr<const RecordedOp> last;
   Geometry geometry;
   int64_t version = 0;  // of one that is not deferred
 };

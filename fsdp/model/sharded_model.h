@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -73,6 +74,8 @@ class ShardedModel final : public BackwardListener,
     bool commits_steps = false;  // OffloadOptions::keep
     // Further names of tied parameters, and the one that NamedShards() has.
     std::map<std::string, std::string, std::less<>> aliases;
+    // Parameters without values (InitOptions::loaded_later).
+    std::set<std::string> loaded_later;
   };
 
   // `runtime` and `schedule` know the same units.
@@ -191,9 +194,14 @@ class ShardedModel final : public BackwardListener,
   // `what`, nothing is gathered, and the module's tensors have no edges of
   // ours: they are free for a scope that makes them whole. FailedPrecondition
   // inside a forward, a backward or another such scope.
-  absl::Status BeginWholeAccess(absl::string_view what);
+  // `reads_values`: and what CheckLoaded() refuses.
+  absl::Status BeginWholeAccess(absl::string_view what,
+                                bool reads_values = false);
   void EndWholeAccess();
 
+  // FailedPrecondition, naming one, while parameters that the program said it
+  // would load (InitOptions::loaded_later) have no values here.
+  absl::Status CheckLoaded();
   // FailedPrecondition, naming the parameter, where the data of one of the
   // module's tensors or of a shard was replaced.
   absl::Status CheckBinding() const;
@@ -325,6 +333,8 @@ class ShardedModel final : public BackwardListener,
   absl::Status PostBackward(int unit, const std::vector<at::Tensor>& gradients,
                             bool reduces);
   bool ReducesAll() const;
+  void NoteGradients();
+  void NoteEndOfStep();
   absl::Status CheckOrder();
 
   // sharded_model_versions.cc
@@ -368,7 +378,9 @@ class ShardedModel final : public BackwardListener,
   bool full_precision_ = false;  // where a unit's policy says so of eval mode
   // Its changes, each with the sequence number that autograd was at.
   std::vector<std::pair<uint64_t, bool>> precisions_;
-  bool has_reduced_ = false;  // a backward has, at least once
+  bool has_reduced_ = false;            // a backward has, in the step under way
+  int steps_ended_ = 0;                 // no more than are looked at
+  std::vector<bool> has_had_gradient_;  // of named_shards_
   std::thread::id forward_thread_;
   std::unique_ptr<UnitObserver> observer_;  // may be null
 };

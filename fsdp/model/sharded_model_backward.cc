@@ -25,22 +25,47 @@
 namespace fsdp {
 namespace {
 
-// A parameter that was meant to be tied and is not, for example.
-void WarnOfMissingGradients(const std::vector<NamedShard>& shards) {
+// After which those without a gradient are named: two optimizers of one model
+// may take turns.
+constexpr int kStepsLookedAt = 2;
+
+}  // namespace
+
+void ShardedModel::NoteGradients() {
+  if (steps_ended_ == kStepsLookedAt || !synchronizes_ || !ReducesAll()) return;
+  has_reduced_ = true;
+  has_had_gradient_.resize(named_shards_.size());
+  for (size_t i = 0; i < named_shards_.size(); ++i) {
+    if (named_shards_[i].shard.grad().defined()) has_had_gradient_[i] = true;
+  }
+}
+
+// A step has ended where the gradients of a backward are dropped.
+void ShardedModel::NoteEndOfStep() {
+  if (!has_reduced_) return;
+  for (const NamedShard& named : named_shards_) {
+    if (named.shard.grad().defined()) return;
+  }
+  has_reduced_ = false;
+  if (++steps_ended_ != kStepsLookedAt ||
+      runtime_->communicator().rank() != 0 ||
+      runtime_->hooks().step != nullptr) {
+    return;
+  }
   std::vector<absl::string_view> names;
-  for (const NamedShard& named : shards) {
-    if (named.shard.requires_grad() && !named.shard.grad().defined()) {
-      names.push_back(named.name);
+  for (size_t i = 0; i < named_shards_.size(); ++i) {
+    if (named_shards_[i].shard.requires_grad() && !has_had_gradient_[i]) {
+      names.push_back(named_shards_[i].name);
     }
   }
   if (names.empty()) return;
+  // One that was meant to be tied and is not, for example.
   TORCH_WARN(
-      "fsdp: no rank has used these parameters in the first step, so ",
+      "fsdp: no rank has used these parameters in the first ", kStepsLookedAt,
+      " steps, so ",
       "they have no gradient and are not trained: ", absl::StrJoin(names, ", "),
       ". Freeze them if that is meant; tie parameters by fsdp::Tie()");
 }
-
-}  // namespace
 
 absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
@@ -174,11 +199,7 @@ void ShardedModel::OnEndOfBackward() {
   ThrowIfError(TransitionOrGiveUp(event, {}));
   runtime_->EndOfBackward();
   RestoreSentinels();
-  if (synchronizes_ && ReducesAll() && !std::exchange(has_reduced_, true) &&
-      runtime_->communicator().rank() == 0 &&
-      runtime_->hooks().step == nullptr) {
-    WarnOfMissingGradients(named_shards_);
-  }
+  NoteGradients();
   absl::Status status = CheckOrder();
   if (!status.ok()) GiveUpIteration(status);
   ThrowIfError(status);

@@ -1,6 +1,7 @@
 // What can be asked of a ShardedModel between steps.
 #include <ATen/core/Tensor.h>
 
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -140,9 +141,11 @@ absl::Status ShardedModel::SetGradientDivideFactors(double before,
   return absl::OkStatus();
 }
 
-absl::Status ShardedModel::BeginWholeAccess(absl::string_view what) {
+absl::Status ShardedModel::BeginWholeAccess(absl::string_view what,
+                                            bool reads_values) {
   FSDP_RETURN_IF_ERROR(CheckIdle(what));
   FSDP_RETURN_IF_ERROR(CheckBinding());
+  if (reads_values) FSDP_RETURN_IF_ERROR(CheckLoaded());
   GiveUpStaleBackward();
   // Also frees what was kept for a backward that has not come.
   FSDP_RETURN_IF_ERROR(ReleaseUnsharded());
@@ -157,6 +160,24 @@ void ShardedModel::EndWholeAccess() {
   owner_->CloseGradients();
   AttachSentinels();
   SeeVersions();
+}
+
+absl::Status ShardedModel::CheckLoaded() {
+  std::set<std::string>& names = settings_.loaded_later;
+  if (names.empty()) return absl::OkStatus();
+  for (const NamedShard& named : named_shards_) {
+    if (names.count(named.name) == 0) continue;
+    FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                          Resident::Of(named.shard, Use::kRead));
+    if (!flat_param::HasNoValues(named.shard)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "parameter ", named.name,
+        " has no values: Options::init.loaded_later said that the program "
+        "would load it before it uses the model, and it has not. Load it, or "
+        "let it be drawn"));
+  }
+  names.clear();
+  return absl::OkStatus();
 }
 
 absl::Status ShardedModel::CheckBinding() const {

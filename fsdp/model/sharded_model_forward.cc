@@ -68,8 +68,14 @@ absl::Status ShardedModel::BeginForward(int unit, bool recomputes) {
   forward_thread_ = std::this_thread::get_id();
   if (recomputes) return absl::OkStatus();
   if (!captures_) runtime_->DropUnusedGradients();
+  absl::Status loaded = CheckLoaded();
+  if (!loaded.ok()) {
+    GiveUpIteration(loaded);
+    return loaded;
+  }
   FSDP_RETURN_IF_ERROR(ChoosePrecision());
   for (int each = 0; each < num_units(); ++each) NoteWrittenShards(each);
+  NoteEndOfStep();
   return absl::OkStatus();
 }
 

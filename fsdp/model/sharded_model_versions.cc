@@ -53,6 +53,7 @@ void ShardedModel::NoteWritesBeforeBackward() {
   for (int unit = 0; unit < num_units(); ++unit) {
     if (NoteWrittenShards(unit)) written_before_backward_ = unit_name(unit);
   }
+  NoteEndOfStep();
 }
 
 absl::Status ShardedModel::ExplainStaleGraph(absl::Status status) const {

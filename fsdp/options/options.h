@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "fsdp/options/checkpoint_options.h"
 #include "fsdp/options/offload_options.h"
@@ -84,10 +85,17 @@ struct InitOptions {
   // deferred_init.h), when its unit is sharded: to give them other values than
   // the constructor has, from a file for example. They have memory then, those
   // of modules inside may not. The default generator is seeded by `seed` and
-  // the path. With `broadcast` on rank 0 only.
-  std::function<void(const std::string& path, torch::nn::Module& module)>
+  // the path. With `broadcast` on rank 0 only. An error is that of sharding.
+  std::function<absl::Status(const std::string& path,
+                             torch::nn::Module& module)>
       module;
   uint64_t seed = 0;
+
+  // Parameters, by the names of NamedShards(), whose values the program
+  // loads before it uses them, from files for example: they are neither drawn
+  // nor broadcast. A forward, a state dict or a save before then is refused
+  // and names one that was not loaded. May be null.
+  std::function<bool(const std::string& name)> loaded_later;
 };
 
 // What sums of gradients are divided by. Both are positive.

@@ -3,10 +3,12 @@
 #define FSDP_OPTIONS_WRAP_POLICY_H_
 
 #include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <type_traits>
 
 namespace fsdp {
 
@@ -27,6 +29,11 @@ using WrapPolicy = std::function<bool(const WrapCandidate&)>;
 // Modules of these types, for example WrapModules<BlockImpl>().
 template <typename... Modules>
 WrapPolicy WrapModules() {
+  static_assert(
+      (!std::is_base_of_v<torch::detail::ModuleHolderIndicator, Modules> &&
+       ...),
+      "WrapModules<Block>(), where Block is what TORCH_MODULE(Block) declares, "
+      "a holder, would find no module: write WrapModules<BlockImpl>()");
   return [](const WrapCandidate& candidate) {
     return ((dynamic_cast<const Modules*>(&candidate.module) != nullptr) ||
             ...);

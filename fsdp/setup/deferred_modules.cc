@@ -80,7 +80,7 @@ absl::Status ModuleInitializer::Init(int node) {
     const c10::NoGradGuard no_grad;
     for (const at::Tensor& tensor : OwnTensors(module)) Materialize(tensor);
     const SeedGuard seeded(SeedFor(path, seed_));
-    init_(path, module);
+    return init_(path, module);
   });
 }
 

@@ -18,8 +18,8 @@ namespace fsdp {
 // Calls a user's function for modules with deferred tensors of their own.
 class ModuleInitializer {
  public:
-  using InitModule =
-      std::function<void(const std::string& path, torch::nn::Module& module)>;
+  using InitModule = std::function<absl::Status(const std::string& path,
+                                                torch::nn::Module& module)>;
 
   // Notes which modules of `tree` are deferred. `tree` outlives this object.
   ModuleInitializer(const ModuleTree& tree, InitModule init, uint64_t seed);

@@ -386,7 +386,12 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
                       absl::StrJoin(tensor.sizes(), ", "), "] strides [",
                       absl::StrJoin(tensor.strides(), ", "), "] ",
                       tensor.device().is_cpu() ? "cpu" : "accelerator",
-                      is_frozen ? " frozen" : "", "\n");
+                      is_frozen ? " frozen" : "",
+                      options.init.loaded_later &&
+                              options.init.loaded_later(owned.names.front())
+                          ? " loaded later"
+                          : "",
+                      "\n");
     }
   }
   for (const BufferPrecision::Buffer& buffer : plan.buffers) {

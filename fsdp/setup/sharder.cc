@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -235,11 +236,27 @@ absl::Status Sharder::Broadcast(const at::Tensor& tensor,
                                absl::Now() + timeout_);
 }
 
+bool Sharder::IsLoadedLater(const flat_param::NamedParameter& parameter) const {
+  return options_.init.loaded_later &&
+         options_.init.loaded_later(parameter.name);
+}
+
 // Only rank 0's values are looked at where they are broadcast.
 at::Tensor Sharder::Flatten(const FlatParameters& parameters,
-                            const flat_param::FlatLayout& layout) const {
-  if (has_values()) {
-    return FlatParameter::Flatten(parameters, layout, ValueOf);
+                            const flat_param::FlatLayout& layout,
+                            bool is_broadcast) const {
+  if (!is_broadcast || has_values()) {
+    std::set<const void*> without;
+    for (const flat_param::NamedParameter& parameter : parameters) {
+      if (!IsLoadedLater(parameter)) continue;
+      without.insert(parameter.tensors.front().unsafeGetTensorImpl());
+    }
+    return FlatParameter::Flatten(
+        parameters, layout, [&without](const at::Tensor& tensor) {
+          return without.count(tensor.unsafeGetTensorImpl()) > 0
+                     ? at::Tensor()
+                     : ValueOf(tensor);
+        });
   }
   return at::zeros(
       {layout.padded_numel()},
@@ -320,11 +337,16 @@ absl::StatusOr<std::unique_ptr<FlatParameter>> Sharder::MakeFlat(
       const at::Tensor rest,
       PlaceShard(flat_index, unit, layout, kind.stored,
                  parameters.front().tensors.front().device()));
+  const bool is_broadcast = options_.init.broadcast &&
+                            !std::all_of(parameters.begin(), parameters.end(),
+                                         [this](const auto& parameter) {
+                                           return IsLoadedLater(parameter);
+                                         });
   at::Tensor flat;
   FSDP_RETURN_IF_ERROR(
       TorchToStatus(absl::StrCat("flattening unit ", unit.name),
-                    [&] { flat = Flatten(parameters, layout); }));
-  if (options_.init.broadcast) {
+                    [&] { flat = Flatten(parameters, layout, is_broadcast); }));
+  if (is_broadcast) {
     FSDP_RETURN_IF_ERROR(Broadcast(flat, unit.name));
   }
   // What an earlier run has kept counts more than what the module has.

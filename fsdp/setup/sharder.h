@@ -78,8 +78,10 @@ class Sharder {
                                         c10::ScalarType stored,
                                         c10::Device device);
   absl::Status PlaceGradients(int flat, RuntimeUnit& unit);
+  bool IsLoadedLater(const flat_param::NamedParameter& parameter) const;
   at::Tensor Flatten(const FlatParameters& parameters,
-                     const flat_param::FlatLayout& layout) const;
+                     const flat_param::FlatLayout& layout,
+                     bool is_broadcast) const;
 
   // Whether this rank's values are the ones that count.
   bool has_values() const;

@@ -84,7 +84,8 @@ absl::Status NotOneModel(const std::vector<std::string>& differences) {
 absl::StatusOr<LocalStateDict> MakeLocalStateDict(
     ShardedModel& model, const torch::nn::Module& module) {
   return InWholeAccess(
-      model, "MakeLocalStateDict()", [&]() -> absl::StatusOr<LocalStateDict> {
+      model, "MakeLocalStateDict()",
+      [&]() -> absl::StatusOr<LocalStateDict> {
         const comm::Communicator& world = model.communicator();
         LocalStateDict dict;
         dict.rank = world.rank();
@@ -106,7 +107,8 @@ absl::StatusOr<LocalStateDict> MakeLocalStateDict(
         }
         AddOthers(values, /*to_cpu=*/false, dict.others);
         return dict;
-      });
+      },
+      /*reads_values=*/true);
 }
 
 absl::Status LoadLocalStateDict(ShardedModel& model,

@@ -102,7 +102,8 @@ absl::StatusOr<ShardedStateDict> MakeShardedStateDict(
         AddOthers(ReadNamedValues(model, module), /*to_cpu=*/false,
                   dict.others);
         return dict;
-      });
+      },
+      /*reads_values=*/true);
 }
 
 absl::Status LoadShardedStateDict(ShardedModel& model,

@@ -153,8 +153,10 @@ absl::Status LoadFull(ShardedModel& model, const torch::nn::Module& module,
 absl::StatusOr<StateDict> GatherStateDict(ShardedModel& model,
                                           const torch::nn::Module& module,
                                           const StateDictOptions& options) {
-  return InWholeAccess(model, "GatherStateDict()",
-                       [&] { return GatherFull(model, module, options); });
+  return InWholeAccess(
+      model, "GatherStateDict()",
+      [&] { return GatherFull(model, module, options); },
+      /*reads_values=*/true);
 }
 
 absl::Status LoadStateDict(ShardedModel& model, const torch::nn::Module& module,

@@ -11,8 +11,9 @@ absl::Time DeadlineOf(const ShardedModel& model) {
 }
 
 absl::StatusOr<WholeAccess> WholeAccess::Begin(ShardedModel& model,
-                                               absl::string_view what) {
-  const absl::Status mine = model.BeginWholeAccess(what);
+                                               absl::string_view what,
+                                               bool reads_values) {
+  const absl::Status mine = model.BeginWholeAccess(what, reads_values);
   absl::Status all =
       comm::Agree(model.communicator(), mine, what, DeadlineOf(model));
   if (all.ok()) return WholeAccess(&model);

@@ -20,7 +20,8 @@ class WholeAccess {
   // Collective; what ShardedModel::BeginWholeAccess() refuses on one rank is
   // refused on all. `what` names the caller: "GatherStateDict()".
   static absl::StatusOr<WholeAccess> Begin(ShardedModel& model,
-                                           absl::string_view what);
+                                           absl::string_view what,
+                                           bool reads_values = false);
   // The same, but a refusal is of this rank alone: nothing is sent.
   static absl::StatusOr<WholeAccess> BeginAlone(ShardedModel& model,
                                                 absl::string_view what);
@@ -39,9 +40,10 @@ class WholeAccess {
 // do not know of it. In NormalMode: what it makes is kept.
 template <typename Body>
 auto InWholeAccess(ShardedModel& model, absl::string_view what,
-                   const Body& body) -> decltype(body()) {
+                   const Body& body, bool reads_values = false)
+    -> decltype(body()) {
   FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
-                        WholeAccess::Begin(model, what));
+                        WholeAccess::Begin(model, what, reads_values));
   const NormalMode normal;
   decltype(body()) result = absl::UnknownError(what);
   absl::Status thrown = TorchToStatus(what, [&] { result = body(); });

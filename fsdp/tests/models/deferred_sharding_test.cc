@@ -29,11 +29,14 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/random_operators.h"
 #include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/named_shard.h"
 #include "fsdp/options/options.h"
 #include "fsdp/state/state_dict.h"
 #include "fsdp/testing/memory_meter.h"
@@ -242,6 +245,7 @@ TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
         for (at::Tensor& tensor : module.buffers(/*recurse=*/false)) {
           tensor.fill_(2);
         }
+        return absl::OkStatus();
       };
       FSDP_ASSIGN_OR_RETURN(
           auto model, FullyShard(MakeDeferred(kSeed), Unowned(world), options));
@@ -273,6 +277,59 @@ TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
       return CheckValues(model, expected);
     }));
   }
+}
+
+// As with files: nothing is drawn, and nothing computes with what is missing.
+TEST_P(WorldTest, WhatIsLoadedLaterIsNotDrawn) {
+  const auto missing = [](const std::string& name) {
+    return StatusIs(absl::StatusCode::kFailedPrecondition,
+                    HasSubstr("parameter " + name + " has no values"));
+  };
+  EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
+    const Values files = PlainValues(kSeed + 1);
+    Options options = LayerUnits();
+    options.abort_on_failure = false;
+    options.init.loaded_later = [](const std::string&) { return true; };
+    auto net = MakeDeferred(kSeed);
+    const testing::RandomOperators random;
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
+    if (random.count() != 0) return absl::InternalError("drawn");
+    const absl::Status gathered = model->GatherStateDict().status();
+    EXPECT_THAT(gathered, missing("embed.weight"));
+    const at::Tensor x = Rows(0, 4, kDim);
+    // Ranks that have nothing of the first have nothing to refuse.
+    if (model->NamedShards()[0].shard.numel() > 0) {
+      EXPECT_THAT(TorchToStatus("forward", [&] { model->forward(x); }),
+                  missing("embed.weight"));
+    }
+    StateDict dict;
+    for (const auto& [name, value] : files) dict.insert(name, value);
+    FSDP_RETURN_IF_ERROR(model->LoadStateDict(dict));
+    model->eval();
+    model->forward(x);
+    return CheckValues(model, files);
+  }));
+}
+
+TEST_P(WorldTest, WhatIsNotLoadedLaterHasTheValuesOfEver) {
+  const Values expected = PlainValues(kSeed);
+  EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
+    Options options = LayerUnits();
+    options.init.loaded_later = [](const std::string& name) {
+      return name == "blocks.1.linear.weight";
+    };
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(MakeDeferred(kSeed), Unowned(world), options));
+    for (const NamedShard& named : model->NamedShards()) {
+      if (named.name != "blocks.1.linear.weight") continue;
+      const c10::NoGradGuard no_grad;
+      named.shard.detach().copy_(
+          expected.at(named.name)
+              .flatten()
+              .narrow(0, named.begin, named.shard.numel()));
+    }
+    return CheckValues(model, expected);
+  }));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, WorldTest, ::testing::Values(2, 3, 5, 8, 1));
@@ -333,16 +390,15 @@ TEST(DeferredShardingTest, AnInitialisationThatFailsOnRank0EndsAllRanks) {
       RunRanks(3, [](Communicator& world) {
         Options options = LayerUnits();
         options.init.module = [](const std::string& path, auto&) {
-          if (path == "blocks.1.norm") throw std::runtime_error("no such file");
+          return path == "blocks.1.norm" ? absl::NotFoundError("no such file")
+                                         : absl::OkStatus();
         };
         return FullyShard(MakeDeferred(kSeed), Unowned(world), options)
             .status();
       });
   EXPECT_THAT(statuses, Each(::testing::Not(::fsdp::testing::IsOk())));
   EXPECT_THAT(statuses[0],
-              StatusIs(absl::StatusCode::kUnknown,
-                       ::testing::AllOf(HasSubstr("blocks.1.norm"),
-                                        HasSubstr("no such file"))));
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no such file")));
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optimizer_check.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
@@ -63,15 +64,8 @@ TEST(GuideTest, GroupsThatDecayAndACosineSchedule) {
   EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
         auto model, FullyShard(MakeNet(kDim, 2), Unowned(world), BlockUnits()));
-    std::vector<at::Tensor> decay, rest;
-    for (const NamedShard& named : model->NamedShards()) {
-      (named.sizes.size() > 1 ? decay : rest).push_back(named.shard);
-    }
-    FusedAdamW optimizer(decay,
-                         torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
-    optimizer.add_param_group(
-        {rest, std::make_unique<torch::optim::AdamWOptions>(
-                   torch::optim::AdamWOptions(1e-2).weight_decay(0))});
+    const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1);
+    FusedAdamW optimizer(DecayGroups(*model, options), options);
     for (int step = 0; step < kSteps; ++step) {
       const double lr = 1e-2 * 0.5 * (1 + std::cos(kPi * step / kSteps));
       for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
