@@ -41,6 +41,7 @@ absl::Status FineTune(const std::string& folder, const std::string& tokens,
   fsdp::Options options;
   options.wrap_policy = fsdp::WrapModules<llama::DecoderLayerImpl>();
   options.unit.precision = fsdp::ComputeIn(torch::kBFloat16);
+  options.init.loaded_later = [](const std::string&) { return true; };
   FSDP_ASSIGN_OR_RETURN(auto model, fsdp::FullyShard(net, ranks, options));
   FSDP_RETURN_IF_ERROR(llama::LoadBase(folder, config, *model));
 

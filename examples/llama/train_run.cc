@@ -112,6 +112,7 @@ class TrainRun {
     model_.recompute = flags_.recompute;
     if (flags_.automatic) model_.automatic = Automatic();
     model_.seed = flags_.seed;
+    model_.loaded_later = !flags_.from_scratch;
     model_.lora = flags_.lora;
     if (!flags_.adapter.empty()) {
       FSDP_ASSIGN_OR_RETURN(model_.lora,
@@ -176,7 +177,7 @@ class TrainRun {
     const int ranks = ranks_->world_size();
     automatic.rows = (flags_.batch + ranks - 1) / ranks;
     automatic.seq = flags_.seq;
-    automatic.micro_batches = flags_.micro_batches;
+    automatic.backwards = flags_.no_sync ? flags_.micro_batches : 1;
     automatic.out = &std::cout;
     return automatic;
   }
@@ -214,11 +215,12 @@ class TrainRun {
 
   TrainerOptions TrainerOptionsOf() const {
     TrainerOptions options;
-    options.learning_rate = {flags_.lr, flags_.warmup, flags_.steps,
-                             flags_.lr_floor};
+    options.learning_rate = flags_.lr;
+    options.schedule = {flags_.warmup, flags_.steps, flags_.lr_floor};
     options.weight_decay = flags_.weight_decay;
     options.max_grad_norm = flags_.clip;
     options.micro_batches = flags_.micro_batches;
+    options.no_sync = flags_.no_sync;
     options.device = device_;
     return options;
   }
@@ -229,6 +231,7 @@ class TrainRun {
   absl::Status Begin() {
     run_.model = model_made_.get();
     run_.optimizer = &trainer_->optimizer();
+    run_.schedulers = {&trainer_->scheduler()};
     FSDP_RETURN_IF_ERROR(OpenCheckpoints());
     if (SavesAdapters()) {
       FSDP_RETURN_IF_ERROR(LoadBase(flags_.model, config_, *model_made_));

@@ -79,6 +79,9 @@ ABSL_FLAG(int64_t, batch, llama::TrainFlags().batch,
           "Rows of a backward, of all ranks together.");
 ABSL_FLAG(int64_t, micro_batches, llama::TrainFlags().micro_batches,
           "Backwards per step, whose gradients are added up.");
+ABSL_FLAG(bool, no_sync, llama::TrainFlags().no_sync,
+          "Reduce gradients once per step instead of at every backward: less "
+          "is sent, and each rank keeps all gradients whole meanwhile.");
 ABSL_FLAG(int64_t, steps, llama::TrainFlags().steps, "Steps of the optimizer.");
 ABSL_FLAG(uint64_t, seed, llama::TrainFlags().seed,
           "Of the order of the data and of what is random in the model.");
@@ -198,6 +201,7 @@ TrainFlags ReadAll() {
   flags.seq = absl::GetFlag(FLAGS_seq);
   flags.batch = absl::GetFlag(FLAGS_batch);
   flags.micro_batches = absl::GetFlag(FLAGS_micro_batches);
+  flags.no_sync = absl::GetFlag(FLAGS_no_sync);
   flags.steps = absl::GetFlag(FLAGS_steps);
   flags.seed = absl::GetFlag(FLAGS_seed);
   flags.lr = absl::GetFlag(FLAGS_lr);

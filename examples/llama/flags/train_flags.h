@@ -34,6 +34,7 @@ struct TrainFlags {
   int64_t seq = 256;
   int64_t batch = 8;  // rows of all ranks
   int64_t micro_batches = 1;
+  bool no_sync = false;
   int64_t steps = 100;
   uint64_t seed = 1;
 

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "adapters/lora.h"
@@ -35,24 +36,12 @@
 #include "fsdp/choose/choose_options.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/options/options.h"
 #include "fsdp/options/wrap_policy.h"
 #include "fsdp/precision/mixed_precision.h"
 
 namespace llama {
 namespace {
-
-std::vector<at::Tensor> Trained(const Model& model, bool decaying) {
-  std::vector<at::Tensor> shards;
-  for (const fsdp::NamedShard& named : model->NamedShards()) {
-    const bool is_matrix = named.sizes.size() >= 2;
-    if (named.shard.requires_grad() && is_matrix == decaying) {
-      shards.push_back(named.shard);
-    }
-  }
-  return shards;
-}
 
 fsdp::Options ShardingOf(const ModelOptions& options) {
   fsdp::Options sharding;
@@ -75,7 +64,7 @@ absl::StatusOr<fsdp::Options> Choose(
   fsdp::AutoOptions wanted;
   wanted.memory_bytes = automatic.memory_bytes;
   wanted.rows = automatic.rows;
-  wanted.memory.backwards_per_step = static_cast<int>(automatic.micro_batches);
+  wanted.memory.backwards_per_step = static_cast<int>(automatic.backwards);
   wanted.loss = [&](int64_t rows) {
     const at::Tensor tokens =
         at::randint(vocab, {rows, automatic.seq},
@@ -138,22 +127,27 @@ absl::StatusOr<Model> MakeModel(
     const LlamaConfig& config, const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
   std::shared_ptr<CausalLmImpl> net;
-  absl::Status adapted;
-  FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("making the model", [&] {
-    const fsdp::DeferredInit deferred;
-    net = std::make_shared<CausalLmImpl>(config);
-    InitializeParameters(*net, options.seed, config.initializer_range);
-    if (options.lora.has_value()) {
-      net->to(options.compute);
-      adapted = Adapt(options, *net);
-    }
-    MoveTo(options.device, *net);
-  }));
-  FSDP_RETURN_IF_ERROR(adapted);
+  FSDP_RETURN_IF_ERROR(
+      fsdp::TorchToStatus("making the model", [&]() -> absl::Status {
+        const fsdp::DeferredInit deferred;
+        net = std::make_shared<CausalLmImpl>(config);
+        InitializeParameters(*net, options.seed, config.initializer_range);
+        if (options.lora.has_value()) {
+          net->to(options.compute);
+          FSDP_RETURN_IF_ERROR(Adapt(options, *net));
+        }
+        MoveTo(options.device, *net);
+        return absl::OkStatus();
+      }));
   fsdp::Options sharding = ShardingOf(options);
   if (options.automatic.has_value()) {
     FSDP_ASSIGN_OR_RETURN(sharding,
                           Choose(net, config.vocab_size, options, ranks));
+  }
+  if (options.loaded_later) {
+    sharding.init.loaded_later = [](const std::string& name) {
+      return !absl::StrContains(name, ".lora_");  // as adapters' factors are
+    };
   }
   return fsdp::FullyShard(std::move(net), ranks, sharding);
 }
@@ -187,14 +181,6 @@ absl::Status LoadBase(const std::string& folder, const LlamaConfig& config,
         return recipe;
       };
   return fsdp::checkpoint::LoadModel(folder, model, options);
-}
-
-std::vector<at::Tensor> Decaying(const Model& model) {
-  return Trained(model, /*decaying=*/true);
-}
-
-std::vector<at::Tensor> NotDecaying(const Model& model) {
-  return Trained(model, /*decaying=*/false);
 }
 
 }  // namespace llama

@@ -12,7 +12,6 @@
 #include <optional>
 #include <ostream>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "adapters/lora_config.h"
@@ -32,7 +31,7 @@ struct AutoSharding {
   int64_t memory_bytes = 0;
   int64_t rows = 1;  // of a backward
   int64_t seq = 1;
-  int64_t micro_batches = 1;
+  int64_t backwards = 1;  // whose gradients are whole before they are reduced
   std::ostream* out = nullptr;  // for what was considered, on rank 0
 };
 
@@ -44,6 +43,8 @@ struct ModelOptions {
   // Backward runs each layer again instead of keeping what it has computed.
   bool recompute = false;
   uint64_t seed = 0;  // of its initial values
+  // Only adapters get any: LoadModel() brings the others.
+  bool loaded_later = false;
   // The base frozen, in `compute`, and adapters on it.
   std::optional<fsdp::adapters::LoraConfig> lora = std::nullopt;
   // With `lora`: the weights of its linear layers in int8.
@@ -57,8 +58,8 @@ struct ModelOptions {
 void MoveTo(c10::Device device, torch::nn::Module& module);
 
 // With the random values of InitializeParameters(), which no rank has as a
-// whole. Collective; errors are those of QuantizeBase(), AddLora(),
-// FullyShard() and ChooseOptions().
+// whole, or those that are loaded later. Collective; errors are those of
+// QuantizeBase(), AddLora(), FullyShard() and ChooseOptions().
 absl::StatusOr<Model> MakeModel(
     const LlamaConfig& config, const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks);
@@ -74,11 +75,6 @@ absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder,
 // there once more.
 absl::Status LoadBase(const std::string& folder, const LlamaConfig& config,
                       torch::nn::Module& model);
-
-// The shards that are trained, as the optimizer's groups: matrices, whose
-// weights decay, and the rest, norms and biases, whose do not.
-std::vector<at::Tensor> Decaying(const Model& model);
-std::vector<at::Tensor> NotDecaying(const Model& model);
 
 }  // namespace llama
 

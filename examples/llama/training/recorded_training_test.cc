@@ -140,9 +140,9 @@ TrainerOptions OptionsOf(const Json& figures) {
     return figures.Find(key)->NumberOr(-1);
   };
   TrainerOptions options;
-  options.learning_rate = {number("learning_rate"),
-                           static_cast<int64_t>(number("warmup")), kSteps,
-                           number("floor")};
+  options.learning_rate = number("learning_rate");
+  options.schedule = {static_cast<int64_t>(number("warmup")), kSteps,
+                      number("floor")};
   options.weight_decay = number("weight_decay");
   options.max_grad_norm = number("clip");
   return options;

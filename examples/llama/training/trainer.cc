@@ -4,7 +4,6 @@
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/optimizer.h>
 
 #include <cstdint>
 #include <limits>
@@ -30,27 +29,15 @@
 #include "examples/llama/model/documents.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optimizer_check.h"
 
 namespace llama {
 namespace {
 
-using ::torch::optim::AdamWOptions;
-using ::torch::optim::OptimizerParamGroup;
-
-OptimizerParamGroup GroupOf(std::vector<at::Tensor> shards,
-                            const TrainerOptions& options, double decay) {
-  auto group = std::make_unique<AdamWOptions>(options.learning_rate.At(0));
-  group->betas({options.beta1, options.beta2}).weight_decay(decay);
-  return OptimizerParamGroup(std::move(shards), std::move(group));
-}
-
-std::vector<OptimizerParamGroup> GroupsOf(const Model& model,
-                                          const TrainerOptions& options) {
-  std::vector<OptimizerParamGroup> groups;
-  groups.push_back(GroupOf(Decaying(model), options, options.weight_decay));
-  groups.push_back(GroupOf(NotDecaying(model), options, /*decay=*/0));
-  return groups;
+torch::optim::AdamWOptions OptionsOf(const TrainerOptions& options) {
+  return torch::optim::AdamWOptions(options.learning_rate)
+      .betas({options.beta1, options.beta2})
+      .weight_decay(options.weight_decay);
 }
 
 at::Tensor LossOf(Model& model, const Batch& batch, c10::Device device) {
@@ -85,8 +72,9 @@ Trainer::Trainer(Model model, TokenBatches* data,
       data_(*data),
       ranks_(std::move(ranks)),
       options_(options),
-      optimizer_(GroupsOf(model_, options),
-                 AdamWOptions(options.learning_rate.peak)) {}
+      optimizer_(fsdp::DecayGroups(*model_, OptionsOf(options)),
+                 OptionsOf(options)),
+      scheduler_(optimizer_, options.schedule) {}
 
 absl::StatusOr<StepResult> Trainer::Step(int64_t step,
                                          fsdp::checkpoint::RunGuard* guard) {
@@ -111,8 +99,7 @@ absl::StatusOr<StepResult> Trainer::Step(int64_t step,
   FSDP_ASSIGN_OR_RETURN(const double loss, Backward(batches, targets));
   FSDP_ASSIGN_OR_RETURN(result.loss, fsdp::comm::Sum(*ranks_, loss));
   FSDP_RETURN_IF_ERROR(ClipGradients(result));
-  result.learning_rate = options_.learning_rate.At(step);
-  SetLearningRate(result.learning_rate);
+  result.learning_rate = optimizer_.param_groups()[0].options().get_lr();
   if (guard != nullptr) {
     FSDP_ASSIGN_OR_RETURN(const bool may_step,
                           guard->MayStep(step + 1, loss, result.grad_norm));
@@ -121,6 +108,7 @@ absl::StatusOr<StepResult> Trainer::Step(int64_t step,
   FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("a step of the optimizer", [&] {
     if (!result.left_out) optimizer_.step();
     optimizer_.zero_grad();
+    scheduler_.step();
   }));
   return result;
 }
@@ -130,7 +118,9 @@ absl::StatusOr<double> Trainer::Backward(const std::vector<Batch>& batches,
   double sum = 0;
   for (size_t i = 0; i < batches.size(); ++i) {
     std::optional<fsdp::NoSyncScope> no_sync;
-    if (i + 1 < batches.size()) no_sync.emplace(model_->NoSync());
+    if (options_.no_sync && i + 1 < batches.size()) {
+      no_sync.emplace(model_->NoSync());
+    }
     const auto targets = static_cast<double>(CountTargets(batches[i]));
     at::Tensor loss;
     FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("forward", [&] {
@@ -153,12 +143,6 @@ absl::Status Trainer::ClipGradients(StepResult& result) {
   FSDP_ASSIGN_OR_RETURN(const at::Tensor norm, model_->ClipGradNorm(max_norm));
   result.grad_norm = norm.item<double>();
   return absl::OkStatus();
-}
-
-void Trainer::SetLearningRate(double rate) {
-  for (OptimizerParamGroup& group : optimizer_.param_groups()) {
-    group.options().set_lr(rate);
-  }
 }
 
 absl::StatusOr<double> Trainer::Evaluate(const EvaluationBatches& data) {

@@ -15,20 +15,24 @@
 #include "comm/communicator.h"
 #include "examples/llama/data/evaluation_batches.h"
 #include "examples/llama/data/token_batches.h"
-#include "examples/llama/training/learning_rate.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optim/warm_up_cosine.h"
 
 namespace llama {
 
 struct TrainerOptions {
-  LearningRate learning_rate;
+  double learning_rate = 2e-5;  // at most
+  fsdp::WarmUpCosineOptions schedule;
   double beta1 = 0.9;
   double beta2 = 0.95;
   double weight_decay = 0.1;
   double max_grad_norm = 1;  // 0: gradients are not clipped
   c10::Device device = c10::Device(c10::DeviceType::CPU);  // of the model
   int64_t micro_batches = 1;  // whose gradients make one step
+  // Micro-batches but the last leave their gradients whole on each rank: less
+  // is sent, and the memory of all gradients taken.
+  bool no_sync = false;
 };
 
 // One step, the same on all ranks.
@@ -59,19 +63,20 @@ class Trainer {
   absl::StatusOr<double> Evaluate(const EvaluationBatches& data);
 
   fsdp::FusedAdamW& optimizer() { return optimizer_; }
+  fsdp::WarmUpCosine& scheduler() { return scheduler_; }
 
  private:
   // The gradients of all micro-batches; their part of the loss on this rank.
   absl::StatusOr<double> Backward(const std::vector<Batch>& batches,
                                   double all_targets);
   absl::Status ClipGradients(StepResult& result);
-  void SetLearningRate(double rate);
 
   Model model_;
   TokenBatches& data_;
   const std::shared_ptr<fsdp::comm::Communicator> ranks_;
   const TrainerOptions options_;
   fsdp::FusedAdamW optimizer_;
+  fsdp::WarmUpCosine scheduler_;
 };
 
 // For CausalLmImpl::forward(): where documents begin in all rows together.

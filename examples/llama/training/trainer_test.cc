@@ -7,6 +7,8 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <c10/util/accumulate.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
@@ -34,6 +36,8 @@
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/model.h"
+#include "fsdp/model/named_shard.h"
+#include "fsdp/testing/memory_meter.h"
 #include "gtest/gtest.h"
 
 namespace llama {
@@ -84,7 +88,8 @@ TokenBatches BatchesOf(const BatchShare& share) {
 
 TrainerOptions OptionsOf(int64_t micro_batches) {
   TrainerOptions options;
-  options.learning_rate = {/*peak=*/1e-2, /*warmup=*/2, kSteps, /*floor=*/0.1};
+  options.learning_rate = 1e-2;
+  options.schedule = {/*warm_up=*/2, kSteps, /*floor=*/0.1};
   options.max_grad_norm = 0.5;
   options.micro_batches = micro_batches;
   return options;
@@ -106,6 +111,7 @@ std::map<std::string, at::Tensor> ValuesOf(const torch::nn::Module& module) {
 }
 
 struct Expected {
+  int64_t micro_batches = 1;
   std::string initial;  // a file
   std::vector<double> losses;
   std::vector<double> norms;
@@ -127,6 +133,7 @@ double PlainEvaluation(CausalLm& net) {
 Expected TrainPlain(int64_t micro_batches) {
   CausalLm net(TinyConfig());
   Expected expected;
+  expected.micro_batches = micro_batches;
   {
     const c10::NoGradGuard no_grad;
     // Others in every run would come from the default one, which ranks share.
@@ -192,19 +199,27 @@ absl::Status ExpectValues(Model& model,
   return absl::OkStatus();
 }
 
-class TrainerTest : public ::testing::TestWithParam<int64_t> {};
+// By micro-batches, and whether all but the last leave gradients whole.
+class TrainerTest : public ::testing::TestWithParam<std::pair<int64_t, bool>> {
+};
 
-INSTANTIATE_TEST_SUITE_P(MicroBatches, TrainerTest, ::testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(MicroBatches, TrainerTest,
+                         ::testing::Values(std::pair(1, false),
+                                           std::pair(2, false),
+                                           std::pair(2, true)));
 
 TEST_P(TrainerTest, TrainsAsOneProcessWithOneLargeBatch) {
-  const Expected expected = TrainPlain(GetParam());
+  const auto [micro_batches, no_sync] = GetParam();
+  const Expected expected = TrainPlain(micro_batches);
+  TrainerOptions training = OptionsOf(micro_batches);
+  training.no_sync = no_sync;
   for (const int ranks : {1, 2, 3}) {
     const auto train = [&](Communicator& world) -> absl::Status {
       const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
       ModelOptions options;
       std::ostringstream considered;
       if (ranks == 3) {
-        options.automatic = {int64_t{1} << 30, kBatch / ranks, kSeq, GetParam(),
+        options.automatic = {int64_t{1} << 30, kBatch / ranks, kSeq, 1,
                              &considered};
       }
       FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(TinyConfig(), options, own));
@@ -213,12 +228,12 @@ TEST_P(TrainerTest, TrainsAsOneProcessWithOneLargeBatch) {
       FSDP_RETURN_IF_ERROR(
           fsdp::checkpoint::LoadModel(expected.initial, *model));
       TokenBatches data = BatchesOf({kBatch, world.rank(), world.world_size()});
-      Trainer trainer(model, &data, own, OptionsOf(GetParam()));
+      Trainer trainer(model, &data, own, training);
       for (int64_t step = 0; step < kSteps; ++step) {
         FSDP_ASSIGN_OR_RETURN(const StepResult result, trainer.Step(step));
         EXPECT_NEAR(result.loss, expected.losses[step], 1e-5) << step;
         EXPECT_NEAR(result.grad_norm, expected.norms[step], 1e-4) << step;
-        EXPECT_EQ(result.tokens, kBatch * GetParam() * kSeq);
+        EXPECT_EQ(result.tokens, kBatch * expected.micro_batches * kSeq);
         EXPECT_GT(result.targets, 0);
         EXPECT_LT(result.targets, result.tokens);
       }
@@ -258,6 +273,41 @@ TEST(TrainerModelTest, RecomputationChangesNoBit) {
   EXPECT_EQ(losses[0], losses[1]);
 }
 
+TEST(TrainerModelTest, MicroBatchesTakeNoMoreThanOneUnlessGradientsStayWhole) {
+  LlamaConfig config = TinyConfig();
+  config.num_hidden_layers = 12;  // of which few are reduced at a time
+  std::map<std::pair<int64_t, bool>, int64_t> peaks;
+  int64_t whole = 0;
+  for (const auto& [micro_batches, no_sync] :
+       {std::pair(1, false), std::pair(4, false), std::pair(4, true)}) {
+    const std::pair<int64_t, bool> key = {micro_batches, no_sync};
+    TrainerOptions training = OptionsOf(micro_batches);
+    training.no_sync = no_sync;
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(config, {}, own));
+      TokenBatches data = BatchesOf({kBatch, world.rank(), 2});
+      Trainer trainer(model, &data, own, training);
+      const auto meter = std::make_shared<fsdp::testing::MemoryMeter>();
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE,
+                                      meter);
+      for (int64_t step = 0; step < 2; ++step) {
+        FSDP_RETURN_IF_ERROR(trainer.Step(step).status());
+      }
+      if (world.rank() != 0) return absl::OkStatus();
+      peaks[key] = meter->peak();
+      whole = 0;
+      for (const fsdp::NamedShard& named : model->NamedShards()) {
+        whole += c10::multiply_integers(named.sizes) * int64_t{4};
+      }
+      return absl::OkStatus();
+    }));
+  }
+  const int64_t one = peaks[{1, false}];
+  EXPECT_LT(peaks[std::pair(int64_t{4}, false)], one + whole / 4);
+  EXPECT_GT(peaks[std::pair(int64_t{4}, true)], one + whole / 4);
+}
+
 // The base is frozen in bfloat16, and the loss goes down all the same.
 TEST(TrainerModelTest, AdaptersLearnOnAFrozenBase) {
   ModelOptions options;
@@ -279,7 +329,8 @@ TEST(TrainerModelTest, AdaptersLearnOnAFrozenBase) {
                           model->GatherStateDict());
     TokenBatches data = BatchesOf({kBatch, world.rank(), 2});
     TrainerOptions training = OptionsOf(1);
-    training.learning_rate = {/*peak=*/3e-2, 0, 60, 1};
+    training.learning_rate = 3e-2;
+    training.schedule = {/*warm_up=*/0, /*steps=*/60, /*floor=*/1};
     Trainer trainer(model, &data, own, training);
     double first = 0;
     double last = 0;
