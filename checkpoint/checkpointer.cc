@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "base/normal_mode.h"
@@ -201,16 +202,26 @@ class Checkpointer::Impl {
       claimed = folder.status();
       if (folder.ok()) folder_ = *std::move(folder);
       context_.folder = folder_.get();
+      const auto left = LatestCheckpoint(*context_.files, context_.root);
+      if (left.ok() && left->has_value()) left_ = (*left)->step;
     }
     FSDP_RETURN_IF_ERROR(Agree(claimed, kOpening));
-    if (folder_ != nullptr) context_.token = folder_->token();
-    return ShareText(&context_.token);
+    std::string text;
+    if (folder_ != nullptr) text = absl::StrCat(left_, " ", folder_->token());
+    FSDP_RETURN_IF_ERROR(ShareText(&text));
+    const std::vector<std::string> parts = absl::StrSplit(text, ' ');
+    if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &left_)) {
+      return absl::InternalError("rank 0 has sent no step");
+    }
+    context_.token = parts[1];
+    return absl::OkStatus();
   }
 
   absl::Status Save(int64_t step, const TrainingRun& run) {
     const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
                                  "saving");
     FSDP_RETURN_IF_ERROR(Wait());
+    FSDP_RETURN_IF_ERROR(CheckFirst(step));
     {
       const NormalMode normal;
       // Lives until all is written: live values belong to the save.
@@ -224,6 +235,7 @@ class Checkpointer::Impl {
     const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
                                  "copying what is saved");
     FSDP_RETURN_IF_ERROR(Wait());
+    FSDP_RETURN_IF_ERROR(CheckFirst(step));
     const NormalMode normal;
     std::optional<RunValues> values;
     SaveJob job = Begin(step, run, "SaveAsync()", values);
@@ -314,10 +326,25 @@ class Checkpointer::Impl {
     return std::optional<int64_t>(step);
   }
 
+  // The first save of a run that has loaded nothing: one of its later ones
+  // would meet what an earlier run has left.
+  absl::Status CheckFirst(int64_t step) {
+    if (!goes_on_ && !options_.overwrite && step <= left_) {
+      return absl::AlreadyExistsError(absl::StrCat(
+          context_.root, " has checkpoints up to step ", left_,
+          ", which this run has not loaded, and it saves step ", step,
+          ": go on from them by LoadLatest(), name another folder, or set "
+          "CheckpointerOptions::overwrite"));
+    }
+    goes_on_ = true;
+    return absl::OkStatus();
+  }
+
   // Higher steps are of a line that the user has given up: they are replaced
   // when the run gets there.
   absl::Status GoOnFrom(int64_t step) {
     context_.retention.keep = {step};
+    goes_on_ = true;
     abandoned_.clear();
     if (context_.rank() != 0) return absl::OkStatus();
     FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps());
@@ -338,9 +365,10 @@ class Checkpointer::Impl {
     const RunPlanner planner(options_, context_);
     job.mine = TorchToStatus(what, [&] {
       absl::StatusOr<RunValues> read = RunValues::Read(run, what);
-      const absl::Status mine =
+      absl::Status mine =
           read.ok() ? read->CheckRanks(context_.rank(), context_.world_size())
                     : read.status();
+      if (mine.ok()) mine = read->CheckLoaded();
       job.others = planner.AllGoOn(run, what, read, mine);
       ThrowIfError(mine);
       if (!job.others.ok()) return;
@@ -363,6 +391,8 @@ class Checkpointer::Impl {
   SaveContext context_;
   // Steps of a line that was given up; of rank 0.
   std::set<int64_t> abandoned_;
+  int64_t left_ = -1;     // the newest step when it was opened
+  bool goes_on_ = false;  // from a checkpoint, or has saved one
   Saver saver_;
 };
 

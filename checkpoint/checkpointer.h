@@ -120,7 +120,8 @@ class Checkpointer {
 
   // When it returns, the checkpoint of `step` is on the disk, or, after an
   // error, all is as before, unless the text says that the step is saved: older
-  // ones could not be removed then. AlreadyExists: there is one of that step.
+  // ones could not be removed then. AlreadyExists: there is one of that step,
+  // or, in the first save of a run that has loaded none, of a later one.
   absl::Status Save(int64_t step, const TrainingRun& run);
 
   // Returns when the values are copied, which may change from then on; a thread

@@ -4,7 +4,9 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
 
 #include <cstdint>
@@ -24,6 +26,7 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/warnings.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
@@ -33,6 +36,7 @@
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/warm_up_cosine.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -427,6 +431,85 @@ TEST(CheckpointerTest, AStepIsSavedOnce) {
   EXPECT_EQ(checkpoints->Wait().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_OK(checkpoints->Wait());
   EXPECT_EQ(checkpoints->Load(2, run).code(), absl::StatusCode::kNotFound);
+}
+
+// Before it has trained as far as the step that is there already.
+TEST(CheckpointerTest, TheFirstSaveRefusesAFolderOfAnotherRun) {
+  const std::string folder = FreePath("another");
+  const auto refused = StatusIs(absl::StatusCode::kAlreadyExists,
+                                HasSubstr("has checkpoints up to step 20"));
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 1));
+    TrainingRun run = training.AsRun();
+    {
+      FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                            Checkpointer::Open(folder, Unowned(world)));
+      FSDP_RETURN_IF_ERROR(checkpoints->Save(20, run));
+    }
+    {
+      FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                            Checkpointer::Open(folder, Unowned(world)));
+      EXPECT_THAT(checkpoints->SaveAsync(10, run), refused);
+      EXPECT_THAT(checkpoints->Save(10, run), refused);
+      EXPECT_THAT(checkpoints->SaveAsync(20, run), refused);
+      // It may still go on from there.
+      FSDP_RETURN_IF_ERROR(checkpoints->LoadLatest(run).status());
+      FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(30, run));
+      FSDP_RETURN_IF_ERROR(checkpoints->Wait());
+    }
+    // Nothing that it will save is there.
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open(folder, Unowned(world)));
+    return checkpoints->Save(40, run);
+  }));
+  CheckpointerOptions options;
+  options.overwrite = true;
+  auto net = MakeNet(kDim, kBlocks);
+  TrainingRun run;
+  run.model = net.get();
+  ASSERT_OK_AND_ASSIGN(const auto checkpoints,
+                       Checkpointer::Open(folder, nullptr, options));
+  EXPECT_OK(checkpoints->Save(10, run));
+}
+
+// What is said when a run goes on with schedulers of these settings from one
+// that had 10 and 4.
+std::string ToldOf(unsigned step_size, int64_t warm_up) {
+  const std::string folder =
+      FreePath(absl::StrCat("schedulers_", step_size, "_", warm_up));
+  auto net = MakeNet(kDim, kBlocks);
+  fsdp::testing::Warnings warnings;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+  for (const bool saves : {true, false}) {
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    torch::optim::StepLR steps(optimizer, saves ? 10 : step_size);
+    const WarmUpCosineOptions options{saves ? 4 : warm_up, /*steps=*/20};
+    WarmUpCosine cosine(optimizer, options);
+    TrainingRun run;
+    run.model = net.get();
+    run.optimizer = &optimizer;
+    run.schedulers = {&steps, &cosine};
+    const auto checkpoints = *Checkpointer::Open(folder, nullptr);
+    if (!saves) {
+      EXPECT_EQ(*checkpoints->LoadLatest(run), 1);
+    }
+    optimizer.step();
+    cosine.step();
+    // The warm-up goes on where it was.
+    EXPECT_DOUBLE_EQ(optimizer.param_groups()[0].options().get_lr(),
+                     0.1 * WarmUpCosine::At(saves ? 1 : 2, options));
+    if (saves) {
+      EXPECT_OK(checkpoints->Save(1, run));
+    }
+  }
+  return warnings.text();
+}
+
+TEST(CheckpointerTest, SchedulersThatAreMadeOtherwiseAreTold) {
+  EXPECT_EQ(ToldOf(10, 4), "");
+  EXPECT_THAT(ToldOf(20, 4), ::testing::AllOf(HasSubstr("step_size 10"),
+                                              HasSubstr("step_size 20")));
+  EXPECT_THAT(ToldOf(10, 5), HasSubstr("warm_up 4"));
 }
 
 // A run that has loaded an older step replaces those of the line that it has

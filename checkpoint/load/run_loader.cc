@@ -66,6 +66,7 @@ class Loading {
     FSDP_RETURN_IF_ERROR(folder_->InFile(kTrainingName, record.status()));
     record_ = *std::move(record);
     FSDP_RETURN_IF_ERROR(CheckFits(record_, run_));
+    if (context_.rank == 0) WarnOfSettings(record_, run_);
     FSDP_RETURN_IF_ERROR(PlanTensors());
     return ReadRankFiles();
   }

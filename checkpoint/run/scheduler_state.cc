@@ -2,13 +2,19 @@
 
 #include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
+#include <torch/optim/schedulers/step_lr.h>
 
 #include <cstdint>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "fsdp/optim/warm_up_cosine.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
 using Plateau = torch::optim::ReduceLROnPlateauScheduler;
+using ::torch::optim::StepLR;
 
 // A class may name its base's protected members.
 struct Steps : torch::optim::LRScheduler {
@@ -39,6 +45,16 @@ struct Cooldown {
   using Type = int Plateau::*;
   friend constexpr Type MemberOf(Cooldown);
 };
+struct StepSize {
+  using Type = const unsigned StepLR::*;
+  friend constexpr Type MemberOf(StepSize);
+};
+struct Gamma {
+  using Type = const double StepLR::*;
+  friend constexpr Type MemberOf(Gamma);
+};
+template struct Opens<StepSize, &StepLR::step_size_>;
+template struct Opens<Gamma, &StepLR::gamma_>;
 template struct Opens<Best, &Plateau::best>;
 template struct Opens<LastEpoch, &Plateau::last_epoch>;
 template struct Opens<BadEpochs, &Plateau::num_bad_epochs>;
@@ -52,6 +68,16 @@ int64_t StepsOf(const torch::optim::LRScheduler& scheduler) {
 
 void SetSteps(torch::optim::LRScheduler& scheduler, int64_t steps) {
   scheduler.*Steps::Member() = static_cast<unsigned>(steps);
+}
+
+std::string SettingsOf(const torch::optim::LRScheduler& scheduler) {
+  if (const auto* cosine = dynamic_cast<const WarmUpCosine*>(&scheduler)) {
+    return cosine->ToString();
+  }
+  const auto* const steps = dynamic_cast<const StepLR*>(&scheduler);
+  if (steps == nullptr) return "";
+  return absl::StrCat("StepLR: step_size ", steps->*MemberOf(StepSize()),
+                      ", gamma ", steps->*MemberOf(Gamma()));
 }
 
 PlateauState StateOf(const Plateau& scheduler) {

@@ -7,6 +7,7 @@
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
 #include <cstdint>
+#include <string>
 
 namespace fsdp::checkpoint {
 
@@ -15,6 +16,10 @@ namespace fsdp::checkpoint {
 int64_t StepsOf(const torch::optim::LRScheduler& scheduler);
 // Leaves the learning rates alone. `steps` >= 0, of 32 bits.
 void SetSteps(torch::optim::LRScheduler& scheduler, int64_t steps);
+
+// "StepLR: step_size 10, gamma 0.1": what LibTorch or this library's class has
+// got from its constructor. Empty for other classes.
+std::string SettingsOf(const torch::optim::LRScheduler& scheduler);
 
 struct PlateauState {
   float best = 0;  // may be infinite

@@ -1,9 +1,11 @@
 #include "checkpoint/run/training_json.h"
 
+#include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -300,6 +302,7 @@ TrainingRecord RecordOf(const TrainingRun& run,
   }
   for (const torch::optim::LRScheduler* scheduler : run.schedulers) {
     record.scheduler_steps.push_back(StepsOf(*scheduler));
+    record.scheduler_settings.push_back(SettingsOf(*scheduler));
   }
   for (const auto* scheduler : run.plateau_schedulers) {
     record.plateaus.push_back(StateOf(*scheduler));
@@ -332,6 +335,7 @@ absl::StatusOr<std::string> ToText(const TrainingRecord& record) {
                                      {"numbers", Numbers(record)}});
   }
   object.emplace_back("scheduler_steps", record.scheduler_steps);
+  object.emplace_back("scheduler_settings", record.scheduler_settings);
   object.emplace_back("plateaus", Plateaus(record.plateaus));
   if (record.scaler.has_value()) {
     object.emplace_back(
@@ -357,6 +361,11 @@ absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text) {
   }
   FSDP_RETURN_IF_ERROR(
       ParseSchedulers(members.Take("scheduler_steps"), &record));
+  // Older checkpoints have none.
+  if (const Json* const settings = members.Take("scheduler_settings")) {
+    FSDP_ASSIGN_OR_RETURN(record.scheduler_settings,
+                          ParseNames(settings, "\"scheduler_settings\""));
+  }
   FSDP_RETURN_IF_ERROR(ParsePlateaus(members.Take("plateaus"), &record));
   if (const Json* const scaler = members.Take("scaler")) {
     FSDP_RETURN_IF_ERROR(ParseScaler(*scaler, &record));
@@ -392,6 +401,18 @@ absl::Status CheckFits(const TrainingRecord& record, const TrainingRun& run) {
         "TrainingRun::optimizer null");
   }
   return absl::OkStatus();
+}
+
+void WarnOfSettings(const TrainingRecord& record, const TrainingRun& run) {
+  const size_t count =
+      std::min(record.scheduler_settings.size(), run.schedulers.size());
+  for (size_t i = 0; i < count; ++i) {
+    const std::string here = SettingsOf(*run.schedulers[i]);
+    if (here == record.scheduler_settings[i]) continue;
+    TORCH_WARN("fsdp: scheduler ", i, " of the checkpoint was \"",
+               record.scheduler_settings[i], "\", and this run's is \"", here,
+               "\", which counts from here on");
+  }
 }
 
 absl::Status Restore(const TrainingRecord& record, TrainingRun& run) {

@@ -29,6 +29,7 @@ struct TrainingRecord {
   // Numbers of its states, by parameter: {"weight": {"step": 7}}.
   std::map<std::string, std::map<std::string, int64_t>> numbers;
   std::vector<int64_t> scheduler_steps;
+  std::vector<std::string> scheduler_settings;
   std::vector<PlateauState> plateaus;
   std::optional<GradScalerState> scaler;
   std::map<std::string, std::string> entries;
@@ -47,6 +48,8 @@ absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text);
 // InvalidArgument, with nothing changed: `run` has a scaler, an optimizer or
 // other numbers of schedulers than the run that was saved.
 absl::Status CheckFits(const TrainingRecord& record, const TrainingRun& run);
+// Warns where schedulers are made otherwise than they were when it was saved.
+void WarnOfSettings(const TrainingRecord& record, const TrainingRun& run);
 // Schedulers, scaler and entries; of a record that fits.
 absl::Status Restore(const TrainingRecord& record, TrainingRun& run);
 
