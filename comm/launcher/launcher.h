@@ -35,8 +35,9 @@ namespace fsdp::comm {
 // and SIGHUP to this process are passed on, a second one kills all ranks at
 // once, and once they have ended one is enough to give up a reader that does
 // not read; SIGTSTP stops and continues them with this process; SIGQUIT and
-// SIGUSR1 are passed on for the ranks to show what they are doing, and ranks
-// that do not handle them ignore them. Another signal that the process ignores,
+// SIGUSR1 are passed on for the ranks to show what they are doing, or to stop
+// by the latter where they have a StopRequest; ranks that do not handle them
+// ignore them. Another signal that the process ignores,
 // such as SIGHUP under nohup, stays ignored. Ranks, and what they leave in
 // their process groups, never outlive the call; ranks do not outlive this
 // process either, however it ends.
