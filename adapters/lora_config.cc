@@ -61,19 +61,23 @@ absl::Status ReadNumber(absl::string_view key, const Json& value,
   return absl::OkStatus();
 }
 
-absl::Status ReadNames(absl::string_view key, const Json& value,
-                       std::vector<std::string>& names) {
+template <typename T>
+absl::Status ReadValue(absl::string_view key, const Json& value,
+                       absl::string_view expected, T& result) {
+  const auto* const found = value.As<T>();
+  if (found == nullptr) return Wrong(key, absl::StrCat("is not ", expected));
+  result = *found;
+  return absl::OkStatus();
+}
+
+// One may stand for a list of one.
+template <typename T>
+absl::Status ReadList(absl::string_view key, const Json& value,
+                      absl::string_view expected, std::vector<T>& list) {
   if (value == Json()) return absl::OkStatus();
-  if (const auto* const text = value.As<std::string>()) {
-    names = {*text};
-    return absl::OkStatus();
-  }
   const auto* const array = value.As<Json::Array>();
-  if (array == nullptr) return Wrong(key, "is not a list of names");
-  for (const Json& one : *array) {
-    const auto* const name = one.As<std::string>();
-    if (name == nullptr) return Wrong(key, "is not a list of names");
-    names.push_back(*name);
+  for (const Json& one : array != nullptr ? *array : Json::Array{value}) {
+    FSDP_RETURN_IF_ERROR(ReadValue(key, one, expected, list.emplace_back()));
   }
   return absl::OkStatus();
 }
@@ -87,18 +91,6 @@ absl::Status ReadPattern(absl::string_view key, const Json& value,
   for (const auto& [name, number] : *members) {
     FSDP_RETURN_IF_ERROR(
         ReadNumber(key, number, pattern.emplace_back(name, 0).second));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadLayers(absl::string_view key, const Json& value,
-                        std::vector<int64_t>& layers) {
-  if (IsUnused(value)) return absl::OkStatus();
-  const auto* const array = value.As<Json::Array>();
-  for (const Json& one : array != nullptr ? *array : Json::Array{value}) {
-    const auto* const number = one.As<int64_t>();
-    if (number == nullptr) return Wrong(key, "is not a list of numbers");
-    layers.push_back(*number);
   }
   return absl::OkStatus();
 }
@@ -134,35 +126,25 @@ const double* NumberOf(
 
 absl::Status Read(const std::string& key, const Json& value,
                   LoraConfig& config) {
-  if (key == "r") {
-    const auto* const rank = value.As<int64_t>();
-    if (rank == nullptr) return Wrong(key, "is not a whole number");
-    config.rank = *rank;
-    return absl::OkStatus();
-  }
+  if (key == "r") return ReadValue(key, value, "a whole number", config.rank);
   if (key == "lora_alpha") return ReadNumber(key, value, config.alpha);
   if (key == "lora_dropout") return ReadNumber(key, value, config.dropout);
   if (key == "use_rslora") {
-    const auto* const flag = value.As<bool>();
-    if (flag == nullptr) return Wrong(key, "is neither true nor false");
-    config.rank_stabilized = *flag;
-    return absl::OkStatus();
+    return ReadValue(key, value, "true or false", config.rank_stabilized);
   }
   if (key == "rank_pattern") return ReadPattern(key, value, config.ranks);
   if (key == "alpha_pattern") return ReadPattern(key, value, config.alphas);
   if (key == "layers_to_transform") {
-    return ReadLayers(key, value, config.layers);
+    return ReadList(key, value, "a list of numbers", config.layers);
   }
-  if (key == "target_modules") {
-    const auto* const text = value.As<std::string>();
-    if (text == nullptr || *text == kAllLinear) {
-      return ReadNames(key, value, config.targets);
-    }
-    config.target_pattern = *text;
+  if (key == "target_modules" && value.As<std::string>() != nullptr &&
+      *value.As<std::string>() != kAllLinear) {
+    config.target_pattern = *value.As<std::string>();
     return absl::OkStatus();
   }
-  if (key == "modules_to_save") {
-    return ReadNames(key, value, config.trained_whole);
+  if (key == "target_modules" || key == "modules_to_save") {
+    return ReadList(key, value, "a list of names",
+                    key[0] == 't' ? config.targets : config.trained_whole);
   }
   if (key == "base_model_name_or_path" || key == "task_type") {
     const auto* const text = value.As<std::string>();
@@ -244,15 +226,16 @@ absl::Status Check(const LoraConfig& config) {
     return absl::InvalidArgumentError(
         absl::StrCat("adapters with alpha ", config.alpha, ": take a number"));
   }
-  for (const auto& [pattern, rank] : config.ranks) {
-    FSDP_RETURN_IF_ERROR(CheckPattern(pattern));
-    if (rank >= 1 && rank < 1e9 && rank == std::floor(rank)) continue;
-    return Wrong("rank_pattern", absl::StrCat("has the rank ", rank));
-  }
-  for (const auto& [pattern, alpha] : config.alphas) {
-    FSDP_RETURN_IF_ERROR(CheckPattern(pattern));
-  }
   FSDP_RETURN_IF_ERROR(CheckPattern(config.target_pattern));
+  for (const auto* const numbers : {&config.ranks, &config.alphas}) {
+    for (const auto& [pattern, number] : *numbers) {
+      FSDP_RETURN_IF_ERROR(CheckPattern(pattern));
+      const bool is_rank =
+          number >= 1 && number < 1e9 && number == std::floor(number);
+      if (is_rank || numbers == &config.alphas) continue;
+      return Wrong("rank_pattern", absl::StrCat("has the rank ", number));
+    }
+  }
   if (!config.layers.empty() && IsAllLinear(config)) {
     return Wrong("layers_to_transform", "needs a list of target_modules");
   }

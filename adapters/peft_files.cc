@@ -128,9 +128,9 @@ absl::Status LoadAdapter(const std::string& folder, torch::nn::Module& model,
   checkpoint::LoadModelOptions adapter = options;
   std::string path =
       checkpoint::JoinPath(folder, absl::StrCat(kStem, ".safetensors"));
-  const absl::StatusOr<bool> is_peft =
-      checkpoint::Exists(checkpoint::OrReal(options.files), path);
-  const bool is_checkpoint = is_peft.ok() && !*is_peft;
+  const bool is_checkpoint =
+      !checkpoint::Exists(checkpoint::OrReal(options.files), path)
+           .value_or(true);
   if (is_checkpoint) path = folder;
   adapter.mapping =
       [&config,

@@ -42,8 +42,8 @@ absl::StatusOr<int> OpenToRead(const std::string& path) {
       absl::StrCat(what, ": it is no regular file"));
 }
 
-absl::StatusOr<std::string> ReadRegularFile(const std::string& path,
-                                            int64_t max_bytes) {
+absl::StatusOr<std::string> ReadRegularFile(const std::string& path) {
+  constexpr size_t kMaxBytes = size_t{1} << 30;
   FSDP_ASSIGN_OR_RETURN(const int descriptor, OpenToRead(path));
   const auto close_it = absl::MakeCleanup([descriptor] { close(descriptor); });
   std::string text;
@@ -51,9 +51,9 @@ absl::StatusOr<std::string> ReadRegularFile(const std::string& path,
   ssize_t count = 0;
   while ((count = read(descriptor, block.data(), block.size())) > 0) {
     text.append(block.data(), count);
-    if (text.size() <= static_cast<size_t>(max_bytes)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "reading ", path, ": it has more than ", max_bytes, " bytes"));
+    if (text.size() <= kMaxBytes) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("reading ", path, ": it has more than a GiB"));
   }
   if (count == 0) return text;
   return absl::ErrnoToStatus(errno, absl::StrCat("reading ", path));

@@ -3,7 +3,6 @@
 #ifndef BASE_REGULAR_FILE_H_
 #define BASE_REGULAR_FILE_H_
 
-#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -15,10 +14,8 @@ namespace fsdp {
 int OpenRegularFile(const std::string& path, int flags);
 // To read it. Errors name `path`; InvalidArgument: it is no regular file.
 absl::StatusOr<int> OpenToRead(const std::string& path);
-// All of it. InvalidArgument also for more than `max_bytes`.
-absl::StatusOr<std::string> ReadRegularFile(const std::string& path,
-                                            int64_t max_bytes = int64_t{1}
-                                                                << 30);
+// All of it. InvalidArgument also for more than a GiB.
+absl::StatusOr<std::string> ReadRegularFile(const std::string& path);
 
 }  // namespace fsdp
 

@@ -287,10 +287,9 @@ TEST(OthersTest, AFolderOfPicklesSaysHowToConvert) {
   const std::string folder = EmptyFolder("bin_only");
   std::ofstream(folder + "/pytorch_model.bin") << "PK";
   TiedImpl tied;
-  EXPECT_THAT(LoadModel(folder, tied),
-              StatusIs(Code::kNotFound,
-                       AllOf(HasSubstr("but pytorch_model.bin"),
-                             HasSubstr("checkpoint convert --to=hf"))));
+  EXPECT_THAT(
+      LoadModel(folder, tied),
+      StatusIs(Code::kNotFound, HasSubstr("checkpoint convert --to=hf")));
 }
 
 TEST(TwiceTest, TheIndexDecides) {

@@ -97,11 +97,7 @@ class ModelLoad {
   }
 
   absl::Status ReadCatalog() {
-    FSDP_ASSIGN_OR_RETURN(const FileInfo info, files_.Stat(path_));
-    // A link is what it leads to.
-    const bool is_folder =
-        info.kind == FileInfo::Kind::kFolder ||
-        (info.kind == FileInfo::Kind::kOther && files_.List(path_).ok());
+    FSDP_ASSIGN_OR_RETURN(const bool is_folder, IsFolder(files_, path_));
     const std::string root = is_folder ? path_ : FolderOf(path_);
     // One of ours: each byte is held against its checksum.
     FSDP_ASSIGN_OR_RETURN(const bool is_checkpoint,

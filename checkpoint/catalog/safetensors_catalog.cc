@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -113,8 +114,7 @@ class PieceCollector {
       const int other = growing.tensor.boxes[0].file;
       return Refuse(file.name, piece.name,
                     absl::StrCat("is in ", catalog_.files()[other].name,
-                                 " as well: name one file, or leave those of "
-                                 "one model in the folder"));
+                                 " as well: name the file that is meant"));
     }
     growing.position =
         std::min(growing.position, entry.position.value_or(growing.position));
@@ -147,36 +147,12 @@ class PieceCollector {
   absl::flat_hash_map<std::string, size_t> numbers_;
 };
 
-// As many as anybody reads.
-class Findings {
- public:
-  void Add(std::string text) {
-    if (texts_.size() < kShown) texts_.push_back(std::move(text));
-    ++count_;
-  }
-  absl::Status ToStatus() const {
-    if (count_ == 0) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the index and the files of the model differ: ",
-        absl::StrJoin(texts_, "; "),
-        count_ > texts_.size()
-            ? absl::StrCat("; and ", count_ - texts_.size(), " more")
-            : "",
-        ". Files are missing, or they are of another model: fetch it again"));
-  }
-
- private:
-  static constexpr size_t kShown = 50;
-  std::vector<std::string> texts_;
-  size_t count_ = 0;
-};
-
 using FileByTensor = absl::flat_hash_map<absl::string_view, int>;
 
 // What the index names and no file has.
 absl::Status FindMissing(const FileIndex& index, FileByTensor expected,
                          absl::Span<const SafetensorsFile> files) {
-  Findings findings;
+  std::vector<std::string> findings;
   absl::flat_hash_map<absl::string_view, int> file_numbers;
   for (const std::string& file : index.files) {
     file_numbers.emplace(file, static_cast<int>(file_numbers.size()));
@@ -185,7 +161,8 @@ absl::Status FindMissing(const FileIndex& index, FileByTensor expected,
   for (const SafetensorsFile& file : files) {
     const auto found = file_numbers.find(file.name);
     if (found == file_numbers.end()) {
-      findings.Add(absl::StrCat("file ", file.name, " is not in the index"));
+      findings.push_back(
+          absl::StrCat("file ", file.name, " is not in the index"));
       continue;
     }
     is_there[found->second] = true;
@@ -198,16 +175,24 @@ absl::Status FindMissing(const FileIndex& index, FileByTensor expected,
   }
   for (size_t i = 0; i < is_there.size(); ++i) {
     if (!is_there[i]) {
-      findings.Add(absl::StrCat("file ", index.files[i], " is missing"));
+      findings.push_back(absl::StrCat("file ", index.files[i], " is missing"));
     }
   }
   for (const auto& [tensor, file] : index.weights) {
     if (is_there[file] && expected.contains(tensor)) {
-      findings.Add(absl::StrCat("tensor \"", tensor, "\" is missing in ",
-                                index.files[file]));
+      findings.push_back(absl::StrCat("tensor \"", tensor, "\" is missing in ",
+                                      index.files[file]));
     }
   }
-  return findings.ToStatus();
+  if (findings.empty()) return absl::OkStatus();
+  constexpr size_t kShown = 50;  // as many as anybody reads
+  const size_t count = findings.size();
+  findings.resize(std::min(count, kShown));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the index and the files of the model differ: ",
+      absl::StrJoin(findings, "; "),
+      count > kShown ? absl::StrCat("; and ", count - kShown, " more") : "",
+      ". Files are missing, or they are of another model: fetch it again"));
 }
 
 }  // namespace

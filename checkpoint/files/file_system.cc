@@ -62,6 +62,14 @@ absl::StatusOr<bool> Exists(FileSystem& files, const std::string& path) {
   return true;
 }
 
+absl::StatusOr<bool> IsFolder(FileSystem& files, const std::string& path) {
+  FSDP_ASSIGN_OR_RETURN(const FileInfo info, files.Stat(path));
+  if (info.kind != FileInfo::Kind::kOther) {
+    return info.kind == FileInfo::Kind::kFolder;
+  }
+  return files.List(path).ok();
+}
+
 absl::Status RemoveTree(FileSystem& files, const std::string& path) {
   FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files, path));
   return exists ? RemoveTree(files, path, 1) : absl::OkStatus();

@@ -120,6 +120,9 @@ std::string FolderOf(absl::string_view path);
 // True, or false for what Stat() does not find.
 absl::StatusOr<bool> Exists(FileSystem& files, const std::string& path);
 
+// Whether it is a folder, or a link to one. NotFound.
+absl::StatusOr<bool> IsFolder(FileSystem& files, const std::string& path);
+
 // The folder and all that is in it, which no link is followed for; OK if there
 // is none, or if it goes with the last of its files, as in an object store.
 // InvalidArgument for more than 8 folders in each other.

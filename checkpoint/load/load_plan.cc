@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
@@ -78,10 +79,9 @@ absl::StatusOr<const StoredTensor*> ScaleOf(const Catalog& catalog,
                                             const StoredTensor& stored,
                                             c10::ScalarType wanted) {
   const Dtype dtype = stored.info.dtype;
-  const bool is_scaled = dtype == Dtype::kF8E4M3 || dtype == Dtype::kF8E5M2 ||
-                         dtype == Dtype::kF8E4M3Fnuz ||
-                         dtype == Dtype::kF8E5M2Fnuz;
-  if (!is_scaled || FileDtype(wanted) == dtype) return nullptr;
+  if (!absl::StartsWith(NameOf(dtype), "F8_") || FileDtype(wanted) == dtype) {
+    return nullptr;
+  }
   const std::string& name = stored.info.name;
   const StoredTensor* scale = catalog.Find(absl::StrCat(name, "_scale"));
   if (scale == nullptr) scale = catalog.Find(absl::StrCat(name, "_scale_inv"));
@@ -219,7 +219,9 @@ class Planner {
     for (const RecipePiece& piece : recipe->pieces) {
       const StoredTensor* const stored = catalog_.Find(piece.name);
       if (stored == nullptr) {
-        if (options_.strict) Missing(target, piece.name);
+        const bool is_saved =
+            options_.saves == nullptr || options_.saves(target.name);
+        if (options_.strict && is_saved) Missing(target, piece.name);
         return;
       }
       seen_.insert(stored);
@@ -273,14 +275,13 @@ class Planner {
       const StoredTensor* const copy = catalog_.Find(name);
       if (copy == nullptr) continue;
       seen_.insert(copy);
-      int64_t begin = 0;
-      int64_t end = Numel(stored.info.shape);
       // Each rank looks at what it loads.
-      if (target.values.defined() && !recipe.conversion.has_value()) {
-        begin = std::min(target.begin, end);
-        end = std::min(begin + target.values.numel(), end);
-      }
-      plan_.copied.push_back({&stored, copy, begin, end});
+      const bool is_part =
+          target.values.defined() && !recipe.conversion.has_value();
+      const int64_t begin = is_part ? target.begin : 0;
+      plan_.copied.push_back({&stored, copy, begin,
+                              begin + (is_part ? target.values.numel()
+                                               : Numel(stored.info.shape))});
     }
   }
 

@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -73,6 +74,8 @@ struct LoadPlan {
 struct LoadPlanOptions {
   // Refuse what is missing, and what nobody asks for.
   bool strict = true;
+  // What else is missing stays as it is, by name; null: nothing.
+  std::function<bool(const std::string& name)> saves = nullptr;
   // Null: each tensor as it is, by its own name.
   TensorMapping mapping = nullptr;
   // Of a file, that are converted at once; at least one row is.

@@ -1,6 +1,5 @@
 #include "checkpoint/load/run_tensors.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,15 +19,9 @@ absl::Status RunTensors::PlanModel(
     const std::function<bool(const std::string& name)>& saves) {
   model_ = std::move(catalog);
   targets_ = TargetsOf(values_);
-  if (saves != nullptr) {
-    const auto stays = [&](const LoadTarget& target) {
-      return !saves(target.name) && model_.Find(target.name) == nullptr;
-    };
-    targets_.erase(std::remove_if(targets_.begin(), targets_.end(), stays),
-                   targets_.end());
-  }
   LoadPlanOptions options;
   options.strict = strict;
+  options.saves = saves;
   FSDP_ASSIGN_OR_RETURN(plan_, PlanLoad(model_, targets_, options));
   return absl::OkStatus();
 }

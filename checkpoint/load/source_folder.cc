@@ -250,20 +250,15 @@ absl::StatusOr<Catalog> SourceFolder::ReadModel() const {
     options.model_only = true;
     return ReadDcpCatalog(files_, root_, options);
   }
-  const auto of_torch = absl::c_find_if(names, [](const std::string& name) {
-    return absl::EndsWith(name, ".bin") || absl::EndsWith(name, ".pt") ||
-           absl::EndsWith(name, ".pth");
+  const bool has_pickle = absl::c_any_of(names, [](const std::string& name) {
+    return absl::EndsWith(name, ".bin") || absl::EndsWith(name, ".pt");
   });
   return absl::NotFoundError(absl::StrCat(
       root_, " has no model: neither *", kIndexEnding, " nor *", kEnding,
       " nor ", kDcpMetadataFile, " is there",
-      of_torch == names.end()
-          ? ""
-          : absl::StrCat(
-                ", but ", *of_torch,
-                ": `checkpoint convert --to=hf` makes safetensors of "
-                "a file of torch.save(), and Python's save_pretrained()"
-                " of several")));
+      has_pickle ? "; `checkpoint convert --to=hf` makes safetensors of a file "
+                   "of torch.save(), Python's save_pretrained() of several"
+                 : ""));
 }
 
 absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::Open(

@@ -167,10 +167,11 @@ class Loader {
       FSDP_RETURN_IF_ERROR(
           ReadPiece(*piece.tensor, piece.begin, tensor.view({-1})));
       if (piece.scale != nullptr) {
-        const TensorInfo& info = piece.scale->info;
-        const at::Tensor scale = at::empty(info.shape, *TorchDtype(info.dtype));
-        FSDP_RETURN_IF_ERROR(ReadPiece(*piece.scale, 0, scale.view({-1})));
-        FSDP_RETURN_IF_ERROR(TorchToStatus(info.name, [&] {
+        const StoredTensor& stored = *piece.scale;
+        FSDP_ASSIGN_OR_RETURN(
+            const at::Tensor scale,
+            ReadTogether({{&stored, 0, stored.info.shape}}, /*dim=*/0));
+        FSDP_RETURN_IF_ERROR(TorchToStatus(stored.info.name, [&] {
           const int64_t row = std::max<int64_t>(
               1, tensor.numel() / std::max<int64_t>(1, tensor.size(0)));
           tensor = Scaled(tensor, scale, piece.begin / row,
@@ -288,9 +289,8 @@ int64_t BytesOf(const LoadPlan& plan) {
   return bytes;
 }
 
-absl::Status CompareCopies(const LoadPlan& plan, RangeReader& reader,
-                           int64_t first_file) {
-  return Loader(plan, {}, reader, nullptr, first_file).CompareCopies();
+absl::Status CompareCopies(const LoadPlan& plan, RangeReader& reader) {
+  return Loader(plan, {}, reader, nullptr, /*first_file=*/0).CompareCopies();
 }
 
 absl::Status LoadTensors(const LoadPlan& plan,

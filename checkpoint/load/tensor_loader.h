@@ -20,9 +20,8 @@ using LoadProgress = std::function<void(int64_t bytes, int64_t all)>;
 int64_t BytesOf(const LoadPlan& plan);
 
 // InvalidArgument where what the files have twice (LoadPlan::copied) is not
-// equal. `reader` and `first_file` as for LoadTensors().
-absl::Status CompareCopies(const LoadPlan& plan, RangeReader& reader,
-                           int64_t first_file = 0);
+// equal. `reader` as for LoadTensors().
+absl::Status CompareCopies(const LoadPlan& plan, RangeReader& reader);
 
 // Carries out `plan`, of `targets`. `reader`: over the files of the catalog, by
 // their numbers plus `first_file`. What rests elsewhere is in memory one unit

@@ -33,8 +33,7 @@ constexpr std::pair<absl::string_view, absl::string_view> kOthers[] = {
      "a pickle, as torch.save() wrote it before PyTorch 1.6: load it in Python "
      "and write it as safetensors"},
     {"version ",
-     "a pointer of Git LFS: fetch the file that it names (git lfs pull)"},
-    {"GGUF", "GGUF: fetch the model as safetensors"}};
+     "a pointer of Git LFS: fetch the file that it names (git lfs pull)"}};
 
 absl::Status TensorError(absl::string_view name, absl::string_view what) {
   return absl::InvalidArgumentError(

@@ -60,8 +60,9 @@ absl::Status CheckTokensAreBytes(const std::string& folder,
 absl::StatusOr<std::string> BaseOf(const std::string& folder,
                                    LoadedModelOptions& options) {
   std::error_code ignored;
-  for (const char* const name : {"/manifest.json", "/adapter_config.json"}) {
-    if (!std::filesystem::exists(folder + name, ignored)) return folder;
+  if (!std::filesystem::exists(folder + "/manifest.json", ignored) ||
+      !std::filesystem::exists(folder + "/adapter_config.json", ignored)) {
+    return folder;
   }
   FSDP_ASSIGN_OR_RETURN(const auto config,
                         fsdp::adapters::ReadLoraConfig(folder));

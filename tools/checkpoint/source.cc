@@ -259,12 +259,4 @@ bool IsRunFolder(const std::vector<std::string>& names) {
   });
 }
 
-absl::StatusOr<bool> IsFolder(FileSystem& files, const std::string& path) {
-  FSDP_ASSIGN_OR_RETURN(const FileInfo info, files.Stat(path));
-  if (info.kind != FileInfo::Kind::kOther) {
-    return info.kind == FileInfo::Kind::kFolder;
-  }
-  return files.List(path).ok();
-}
-
 }  // namespace fsdp::checkpoint::tool

@@ -71,9 +71,6 @@ absl::StatusOr<std::unique_ptr<RangeReader>> ReaderOf(
 // Are these the names in a folder of a run's checkpoints?
 bool IsRunFolder(const std::vector<std::string>& names);
 
-// Whether it is a folder, or a link to one.
-absl::StatusOr<bool> IsFolder(FileSystem& files, const std::string& path);
-
 }  // namespace fsdp::checkpoint::tool
 
 #endif  // TOOLS_CHECKPOINT_SOURCE_H_

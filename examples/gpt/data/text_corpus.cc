@@ -49,8 +49,7 @@ absl::StatusOr<std::string> ReadDirectory(const std::string& directory,
   FSDP_ASSIGN_OR_RETURN(std::vector<std::string> paths, ListFiles(directory));
   std::string text;
   for (const std::string& path : paths) {
-    FSDP_ASSIGN_OR_RETURN(const std::string file,
-                          fsdp::ReadRegularFile(path, kMaxBytes));
+    FSDP_ASSIGN_OR_RETURN(const std::string file, fsdp::ReadRegularFile(path));
     if (file.find('\0') != std::string::npos) continue;
     text += file;
     ++*num_files;
@@ -87,15 +86,13 @@ TextCorpus SplitText(absl::string_view text) {
 
 absl::StatusOr<TextCorpus> ReadTextCorpus(const std::string& path,
                                           size_t min_bytes) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (!fs::exists(status)) return SystemError(error.value(), path);
   std::string text;
   int num_files = 0;
-  if (fs::is_directory(status)) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) {
     FSDP_ASSIGN_OR_RETURN(text, ReadDirectory(path, &num_files));
   } else {
-    FSDP_ASSIGN_OR_RETURN(text, fsdp::ReadRegularFile(path, kMaxBytes));
+    FSDP_ASSIGN_OR_RETURN(text, fsdp::ReadRegularFile(path));
     num_files = 1;
   }
   TextCorpus corpus = SplitText(text);

@@ -15,9 +15,8 @@ struct RopeScaling {
   enum class Type {
     kLinear,   // all
     kDynamic,  // theta grows with a sequence that is longer than `tokens`
-    kYarn,     // those that turn less than `low` times in `tokens`, and not
-               // those that turn more than `high` times (Peng et al. 2023,
-               // arXiv:2309.00071)
+    kYarn,     // those that turn less than `low` times in `tokens`, not those
+               // that turn more than `high` times (arXiv:2309.00071)
     kLlama3,   // those above `tokens` / `low`, and not those below `tokens` /
                // `high`
   };

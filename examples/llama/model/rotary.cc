@@ -63,33 +63,30 @@ at::Tensor Scaled(const at::Tensor& frequencies, const RopeConfig& rope) {
 }  // namespace
 
 at::Tensor InverseFrequencies(const RopeConfig& rope, int64_t head_dim,
-                              c10::Device device, int64_t tokens) {
-  double theta = rope.theta;
-  if (rope.scaling && rope.scaling->type == Type::kDynamic &&
-      tokens > rope.scaling->tokens) {
-    const double longer =
-        static_cast<double>(tokens) / static_cast<double>(rope.scaling->tokens);
-    const auto size = static_cast<double>(head_dim);
-    theta *=
-        std::pow(rope.scaling->factor * (longer - 1) + 1, size / (size - 2));
-  }
+                              c10::Device device) {
   const auto options = c10::TensorOptions(at::kFloat).device(device);
   const at::Tensor exponents =
       at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);
-  const at::Tensor frequencies = at::pow(theta, exponents).reciprocal();
+  const at::Tensor frequencies = at::pow(rope.theta, exponents).reciprocal();
   return rope.scaling ? Scaled(frequencies, rope) : frequencies;
 }
 
 RotaryTables MakeRotaryTables(const RopeConfig& rope, int64_t head_dim,
                               const at::Tensor& positions,
                               c10::ScalarType dtype) {
-  const bool is_dynamic = rope.scaling && rope.scaling->type == Type::kDynamic;
-  const int64_t tokens = is_dynamic && positions.numel() > 0
-                             ? positions.max().item<int64_t>() + 1
-                             : 0;
+  RopeConfig used = rope;
+  if (rope.scaling && rope.scaling->type == Type::kDynamic &&
+      positions.numel() > 0) {
+    const double longer = (positions.max().item<double>() + 1) /
+                          static_cast<double>(rope.scaling->tokens);
+    const auto size = static_cast<double>(head_dim);
+    used.theta *=
+        std::pow(rope.scaling->factor * (std::max(longer, 1.0) - 1) + 1,
+                 size / (size - 2));
+  }
   const at::Tensor half =
       positions.to(at::kFloat).unsqueeze(-1) *
-      InverseFrequencies(rope, head_dim, positions.device(), tokens);
+      InverseFrequencies(used, head_dim, positions.device());
   const at::Tensor angles = at::cat({half, half}, -1);
   const double factor = rope.scaling ? rope.scaling->attention_factor : 1;
   return {(angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)};

@@ -13,12 +13,12 @@
 
 namespace llama {
 
-// Radians per token of each pair, in a sequence of `tokens`: float32 [head_dim
+// Radians per token of each pair: float32 [head_dim
 // / 2] on `device`, by the same roundings as transformers. Neither a parameter
 // nor a buffer: it is computed where it is needed, so that casting a module,
 // deferring it or loading one does not touch it.
 at::Tensor InverseFrequencies(const RopeConfig& rope, int64_t head_dim,
-                              c10::Device device, int64_t tokens = 0);
+                              c10::Device device);
 
 // Both [tokens, head_dim].
 struct RotaryTables {

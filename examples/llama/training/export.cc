@@ -80,8 +80,7 @@ absl::StatusOr<std::map<std::string, std::string>> TextsBeside(
         (entry->is_regular_file(ignored) && size > kMaxTextBytes)) {
       continue;
     }
-    FSDP_ASSIGN_OR_RETURN(texts[name],
-                          fsdp::ReadRegularFile(entry->path(), kMaxTextBytes));
+    FSDP_ASSIGN_OR_RETURN(texts[name], fsdp::ReadRegularFile(entry->path()));
   }
   if (!error) return texts;
   return absl::ErrnoToStatus(error.value(), absl::StrCat("listing ", folder));
