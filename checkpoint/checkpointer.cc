@@ -326,8 +326,7 @@ class Checkpointer::Impl {
     return std::optional<int64_t>(step);
   }
 
-  // The first save of a run that has loaded nothing: one of its later ones
-  // would meet what an earlier run has left.
+  // One of the later saves would meet what an earlier run has left.
   absl::Status CheckFirst(int64_t step) {
     if (!goes_on_ && !options_.overwrite && step <= left_) {
       return absl::AlreadyExistsError(absl::StrCat(

@@ -116,8 +116,7 @@ absl::Status CheckOffload(const ShardedModuleBase& model,
       kFusedOptimizers));
 }
 
-// Steps of an optimizer on parameters that are made for it, in each of its
-// groups. Its own groups, states and gradients come back at the end.
+// Gives an optimizer back its groups, states and gradients in the end.
 class OptimizerProbe {
  public:
   explicit OptimizerProbe(torch::optim::Optimizer& optimizer)

@@ -361,7 +361,6 @@ absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text) {
   }
   FSDP_RETURN_IF_ERROR(
       ParseSchedulers(members.Take("scheduler_steps"), &record));
-  // Older checkpoints have none.
   if (const Json* const settings = members.Take("scheduler_settings")) {
     FSDP_ASSIGN_OR_RETURN(record.scheduler_settings,
                           ParseNames(settings, "\"scheduler_settings\""));

@@ -33,8 +33,7 @@ uint64_t NextNumber() {
   return ++last;
 }
 
-// Whether `op`, as initialisers call it, writes all of the storage of `target`,
-// its first argument, and reads nothing of it.
+// Whether `op` writes all of the storage of `target` and reads nothing of it.
 bool Overwrites(const c10::OperatorHandle& op, const at::Tensor& target) {
   static const auto* const kFills = new std::set<std::string>{
       "aten::fill_", "aten::normal_", "aten::uniform_", "aten::zero_"};

@@ -60,11 +60,11 @@ void ShardedModel::NoteEndOfStep() {
   }
   if (names.empty()) return;
   // One that was meant to be tied and is not, for example.
-  TORCH_WARN(
-      "fsdp: no rank has used these parameters in the first ", kStepsLookedAt,
-      " steps, so ",
-      "they have no gradient and are not trained: ", absl::StrJoin(names, ", "),
-      ". Freeze them if that is meant; tie parameters by fsdp::Tie()");
+  TORCH_WARN("fsdp: no rank has used these parameters in the first ",
+             kStepsLookedAt,
+             " steps, so they have no gradient and are not trained: ",
+             absl::StrJoin(names, ", "),
+             ". Freeze them if that is meant; tie parameters by fsdp::Tie()");
 }
 
 absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
