@@ -28,6 +28,17 @@ struct LaunchOptions {
   // them; then they get SIGKILL.
   absl::Duration stop_period = absl::Seconds(10);
 
+  // How long after a first signal a second one is taken for a wish of its own,
+  // which kills: schedulers and terminals send one to the launcher and to its
+  // group at nearly the same time.
+  absl::Duration signals_apart = absl::Seconds(1);
+
+  // Whether SIGUSR1 tells the job to end, as schedulers announce the end of its
+  // time: it is passed on until all ranks have ended, which may ignore it while
+  // they start, and nobody is killed by it. Otherwise it asks ranks what they
+  // are doing.
+  bool ends_by_usr1 = false;
+
   // From SIGTERM to SIGKILL.
   absl::Duration terminate_period = absl::Seconds(3);
 

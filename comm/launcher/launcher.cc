@@ -142,9 +142,9 @@ absl::StatusOr<std::vector<ChildProcess>> StartRanks(
 }
 
 Supervisor::Options SupervisorOptions(const LaunchOptions& options) {
-  return {options.grace_period,  options.stop_period, options.terminate_period,
-          options.stdout_fd,     options.stderr_fd,   /*rank_prefix=*/"",
-          /*on_failure=*/nullptr};
+  return {options.grace_period,  options.stop_period,  options.terminate_period,
+          options.signals_apart, options.ends_by_usr1, options.stdout_fd,
+          options.stderr_fd,     /*rank_prefix=*/"",   /*on_failure=*/nullptr};
 }
 
 // One attempt after the other.
@@ -257,7 +257,7 @@ class Job {
       const int signal = signals_->Next();
       if (signal == SIGTSTP) raise(SIGSTOP);
       if (signal == 0 || signal == SIGCHLD || signal == SIGTSTP ||
-          signal == SIGQUIT || signal == SIGUSR1) {
+          signal == SIGQUIT || (signal == SIGUSR1 && !options_.ends_by_usr1)) {
         continue;
       }
       report_.interrupt_signal = signal;

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -19,6 +20,9 @@ namespace {
 // A killed process loses its connections before its end can be seen: a peer
 // that misses it may be seen to end first, but not by more than this.
 constexpr absl::Duration kSimultaneous = absl::Milliseconds(500);
+
+// Between two times that SIGUSR1 is passed on.
+constexpr absl::Duration kUsr1Interval = absl::Milliseconds(100);
 
 std::vector<OutputPump::Source> OutputOf(
     const std::vector<ChildProcess>& children) {
@@ -56,9 +60,10 @@ Supervisor::Supervisor(const Options& options, SignalQueue* signals,
 
 void Supervisor::Run() {
   while (alive() > 0) {
-    output_.Poll(signals_->fd(), deadline_);
+    output_.Poll(signals_->fd(), std::min(deadline_, next_usr1_));
     HandleSignals();
     Reap();
+    if (absl::Now() >= next_usr1_) PassUsr1On();
     if (absl::Now() >= deadline_) Escalate();
   }
   end_ = absl::Now();
@@ -104,6 +109,11 @@ void Supervisor::HandleSignals() {
 
 void Supervisor::OnSignal(int signal) {
   if (signal == SIGCHLD) return;
+  if (signal == SIGUSR1 && options_.ends_by_usr1 && alive() > 0) {
+    if (interrupt_signal_ == 0) interrupt_signal_ = signal;
+    PassUsr1On();
+    return;
+  }
   if (signal == SIGQUIT || signal == SIGUSR1) {
     // What the ranks have started would be ended by it.
     for (const ChildProcess& child : children_) child.SignalAlone(signal);
@@ -120,12 +130,19 @@ void Supervisor::OnSignal(int signal) {
   gives_output_up_ = alive() == 0;
   if (gives_output_up_) return;
   if (phase_ >= Phase::kTerminating) {
-    Kill();
+    if (absl::Now() - first_signal_ >= options_.signals_apart) Kill();
     return;
   }
+  first_signal_ = absl::Now();
   End(signal);
   phase_ = Phase::kTerminating;
   deadline_ = absl::Now() + options_.stop_period;
+}
+
+void Supervisor::PassUsr1On() {
+  // What the ranks have started would be ended by it.
+  for (const ChildProcess& child : children_) child.SignalAlone(SIGUSR1);
+  next_usr1_ = absl::Now() + kUsr1Interval;
 }
 
 void Supervisor::Escalate() {

@@ -26,6 +26,8 @@ class Supervisor {
     absl::Duration grace_period;
     absl::Duration stop_period;
     absl::Duration terminate_period;
+    absl::Duration signals_apart;
+    bool ends_by_usr1 = false;
     int stdout_fd = 1;
     int stderr_fd = 2;
     std::string rank_prefix;  // see RankLabel()
@@ -67,6 +69,7 @@ class Supervisor {
   void Signal(int signal);
   void HandleSignals();
   void OnSignal(int signal);
+  void PassUsr1On();
   void Escalate();
   void Kill();
   void Reap();
@@ -84,8 +87,10 @@ class Supervisor {
   int first_failed_rank_ = -1;
   int interrupt_signal_ = 0;
   Phase phase_ = Phase::kRunning;
-  std::set<int> sent_signals_;                    // to end the ranks
-  absl::Time deadline_ = absl::InfiniteFuture();  // of the phase
+  std::set<int> sent_signals_;                      // to end the ranks
+  absl::Time deadline_ = absl::InfiniteFuture();    // of the phase
+  absl::Time first_signal_ = absl::InfinitePast();  // that ends the ranks
+  absl::Time next_usr1_ = absl::InfiniteFuture();   // to be passed on again
   absl::Time first_failure_ = absl::InfinitePast();
   const absl::Time start_;
   absl::Time end_ = absl::InfinitePast();

@@ -290,6 +290,20 @@ TEST(LauncherTest, SchedulersSignalStopsThoseThatHaveAStopRequest) {
   EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 10"));
 }
 
+// Ranks ignore it until they have a handler.
+TEST(LauncherTest, SchedulersSignalReachesRanksThatAreStillStarting) {
+  LauncherProcess launcher(std::vector<std::string>{
+      absl::StrCat(kRole, "=launch_two"),
+      absl::StrCat(kNestedRole, "=train_late"), absl::StrCat(kFifo, "="),
+      absl::StrCat(kIgnoredSignal, "=0"), absl::StrCat(kEndsByUsr1, "=1")});
+  ASSERT_TRUE(launcher.WaitForLines("starts", 2)) << launcher.output();
+  launcher.process().Signal(SIGUSR1);
+  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, 128 + SIGUSR1) << launcher.output();
+  EXPECT_THAT(launcher.output(), HasSubstr("[0] stopped by 10"));
+}
+
 TEST(LauncherTest, ASecondInterruptKills) {
   LauncherProcess launcher("refuse_to_stop");
   ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();

@@ -135,6 +135,15 @@ int Train() {
   return 0;
 }
 
+// Has come so far when the launcher has passed a signal on that it still
+// ignores.
+int TrainLate() {
+  std::printf("starts\n");
+  std::fflush(stdout);
+  LetHalfASecondPass();
+  return Train();
+}
+
 int RefuseToStop() {
   signal(SIGINT, [](int) {
     const ssize_t written = write(STDOUT_FILENO, "no\n", 3);
@@ -224,6 +233,8 @@ int LaunchTwo() {
   options.argv = {"launcher_test"};
   options.environment = {{kRole, std::getenv(kNestedRole)}};
   options.stop_period = absl::Seconds(60);
+  options.signals_apart = absl::ZeroDuration();
+  options.ends_by_usr1 = std::getenv(kEndsByUsr1) != nullptr;
   ReadRestarts(options);
   const absl::StatusOr<LaunchReport> report = LaunchRanks(options);
   return report.ok() ? report->exit_code() : 103;
@@ -245,6 +256,7 @@ const std::map<std::string, std::function<int()>>& Roles() {
       {"leave_grandchild", LeaveGrandchild},
       {"hold_fifo", HoldFifo},
       {"train", Train},
+      {"train_late", TrainLate},
       {"refuse_to_stop", RefuseToStop},
       {"print_terminal", PrintTerminal},
       {"use_the_port", UseThePort},

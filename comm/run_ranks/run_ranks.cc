@@ -62,7 +62,8 @@ int Launch(int argc, char** argv, const ReplicaCounts& counts,
   const StopRequest* const stop = StopRequest::Current();
   if (stop != nullptr) {
     launch.stop_period = stop->period();
-    // From here on it is passed to the ranks, which end by it.
+    launch.ends_by_usr1 = true;
+    // From here on the launcher takes it.
     signal(SIGUSR1, SIG_IGN);
     if (stop->requested()) {
       return Print(StoppedError(stop->signal(), "stopped before it began"));
@@ -138,8 +139,9 @@ int TellEnd(const absl::Status& status, int local_rank) {
               << std::endl;
   }
   const StopRequest* const stop = StopRequest::Current();
-  return stop != nullptr && stop->requested() ? 128 + stop->signal()
-                                              : ExitCodeOf(status);
+  const bool is_stopped = stop != nullptr && stop->requested() &&
+                          (status.ok() || absl::IsCancelled(status));
+  return is_stopped ? 128 + stop->signal() : ExitCodeOf(status);
 }
 
 int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,

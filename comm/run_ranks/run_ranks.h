@@ -51,7 +51,8 @@ int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
              const RestartOptions& restarts = {});
 
 // Prints how a rank has ended on standard error and returns its exit code,
-// ExitCodeOf() or 128 + the signal of the StopRequest that has one. An error
+// ExitCodeOf(), or, unless it has failed, 128 + the signal of the StopRequest
+// that has one. An error
 // that another rank tells, since that one has failed first or all agree on it
 // (comm::IsAgreed()), is printed by one rank of each host.
 int TellEnd(const absl::Status& status, int local_rank);

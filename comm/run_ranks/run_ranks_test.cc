@@ -33,6 +33,7 @@ namespace {
 using ::fsdp::testing::ProgramOutcome;
 using ::fsdp::testing::RunThisProgram;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -49,8 +50,11 @@ int Number(const char* variable, int otherwise) {
 // user's might.
 absl::Status StopAfterSignal(Communicator& ranks) {
   if (ranks.rank() == 0) {
-    kill(Number("RUN_RANKS_TEST_TO_PARENT", 0) != 0 ? getppid() : getpid(),
-         Number("RUN_RANKS_TEST_SIGNAL", SIGTERM));
+    const pid_t victim =
+        Number("RUN_RANKS_TEST_TO_PARENT", 0) != 0 ? getppid() : getpid();
+    kill(victim, Number("RUN_RANKS_TEST_SIGNAL", SIGTERM));
+    const int second = Number("RUN_RANKS_TEST_SECOND", 0);
+    if (second != 0) kill(victim, second);
   }
   const absl::Time deadline = absl::Now() + absl::Minutes(1);
   while (absl::Now() < deadline) {
@@ -83,6 +87,11 @@ absl::Status RunRole(const std::string& role, Communicator& ranks) {
     return Sum(ranks, 1).status();
   }
   if (role == "stop") return StopAfterSignal(ranks);
+  if (role == "fail_stopped") {
+    return absl::IsCancelled(StopAfterSignal(ranks))
+               ? absl::ResourceExhaustedError("the disk is full")
+               : absl::OkStatus();
+  }
   if (role == "sum" || restart > 0 || ranks.rank() != failing) {
     return Sum(ranks, 1).status();
   }
@@ -157,6 +166,29 @@ TEST(RunRanksTest, AStoppedProgramReturns128AndTheSignal) {
     EXPECT_THAT(outcome.output, HasSubstr("CANCELLED: after step 7\n"));
     EXPECT_THAT(outcome.output, Not(HasSubstr("aborted")));
   }
+}
+
+// As when a terminal's signal comes to the launcher and to its group.
+TEST(RunRanksTest, TwoSignalsAtOnceAreOne) {
+  for (const int to_launcher : {0, 1}) {
+    const ProgramOutcome outcome =
+        Execute("stop", absl::StrCat("RUN_RANKS_TEST_SECOND=", SIGINT,
+                                     " RUN_RANKS_TEST_RANKS=2 "
+                                     "RUN_RANKS_TEST_TO_PARENT=",
+                                     to_launcher));
+    EXPECT_THAT(outcome.code, AnyOf(128 + SIGTERM, 128 + SIGINT))
+        << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("CANCELLED: after step 7\n"));
+    EXPECT_THAT(outcome.output, Not(HasSubstr("SIGKILL")));
+  }
+}
+
+TEST(RunRanksTest, AFailureOfAStoppedProgramIsOne) {
+  const ProgramOutcome outcome =
+      Execute("fail_stopped", absl::StrCat("RUN_RANKS_TEST_RANKS=1 "
+                                           "RUN_RANKS_TEST_SIGNAL=",
+                                           SIGTERM));
+  EXPECT_EQ(outcome.code, EXIT_FAILURE) << outcome.output;
 }
 
 TEST(RunRanksTest, SoDoesOneWhoseFunctionReturnsOk) {

@@ -244,6 +244,7 @@ LaunchOptions TwoRanks(const std::string& role) {
   options.environment = {{kReplicaRole, role}};
   options.grace_period = absl::Milliseconds(100);
   options.stop_period = absl::Seconds(60);
+  options.signals_apart = absl::ZeroDuration();
   options.terminate_period = kLimit;
   options.restarts.max_without_progress = 10;
   options.restarts.pause = absl::Milliseconds(1);

@@ -26,9 +26,11 @@ absl::Status ParseFlags(int argc, char** argv, absl::string_view usage,
   absl::SetFlagsUsageConfig(config);
   // A flag of more than two values needs one; this one may stand alone.
   static char resume[] = "--resume=true";
+  static char no_resume[] = "--resume=false";
   std::vector<char*> arguments(argv, argv + argc);
   for (char*& argument : arguments) {
     if (argument == absl::string_view("--resume")) argument = resume;
+    if (argument == absl::string_view("--noresume")) argument = no_resume;
   }
   const std::vector<char*> rest =
       absl::ParseCommandLine(argc, arguments.data());

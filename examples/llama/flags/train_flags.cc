@@ -8,6 +8,7 @@
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
@@ -294,6 +295,23 @@ absl::Status CheckAdapters(const TrainFlags& flags) {
                                 : absl::OkStatus();
 }
 
+// What is written: each is a folder of its own, and none lies in another.
+absl::Status CheckFolders(const TrainFlags& flags) {
+  const std::pair<const char*, std::string> folders[] = {
+      {"save", flags.save},
+      {"export", flags.export_dir},
+      {"save_adapter", flags.save_adapter}};
+  for (const auto& [name, path] : folders) {
+    for (const auto& [other, inside] : folders) {
+      if (name == other || path.empty() || inside.empty()) continue;
+      if (inside != path && !absl::StartsWith(inside, path + "/")) continue;
+      return Wrong(absl::StrCat("--", other, "=", inside, " and --", name, "=",
+                                path, ": take folders of their own"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Check(const TrainFlags& flags) {
@@ -322,6 +340,7 @@ absl::Status Check(const TrainFlags& flags) {
         "--max_restarts needs --resume, as the first start may have "
         "no checkpoint");
   }
+  FSDP_RETURN_IF_ERROR(CheckFolders(flags));
   return CheckAdapters(flags);
 }
 

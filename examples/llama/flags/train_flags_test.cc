@@ -61,6 +61,12 @@ TEST(TrainFlagsTest, SaysWhatCannotBe) {
       {[](TrainFlags& f) { f.save_every = 3; }, "need --save"},
       {[](TrainFlags& f) { f.save = "s", f.max_restarts = 1; }, "--resume"},
       {[](TrainFlags& f) { f.save_adapter = "a"; }, "--lora_rank"},
+      {[](TrainFlags& f) { f.save = f.export_dir = "s"; }, "of their own"},
+      {[](TrainFlags& f) {
+         f.save = "s";
+         f.export_dir = "s/model";
+       },
+       "--export=s/model and --save=s"},
       {[](TrainFlags& f) { f.lora.emplace().targets = {}; }, "no layers"},
       {[](TrainFlags& f) {
          f.lora.emplace().targets = {"q_proj"};
