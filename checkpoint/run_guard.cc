@@ -98,8 +98,8 @@ absl::Status RunGuard::Exchange(int64_t step, double loss) {
   // A sum of which each rank fills its own two numbers.
   const int ranks = ranks_ == nullptr ? 1 : ranks_->world_size();
   const at::Tensor all = at::zeros({2 * int64_t{ranks}}, at::kDouble);
-  auto* const mine = all.mutable_data_ptr<double>() +
-                     2 * (ranks_ == nullptr ? 0 : ranks_->rank());
+  const int64_t rank = ranks_ == nullptr ? 0 : ranks_->rank();
+  auto* const mine = all.mutable_data_ptr<double>() + 2 * rank;
   mine[0] = loss;
   mine[1] = signal;
   if (ranks_ != nullptr) {

@@ -355,6 +355,7 @@ TEST(RunGuardTest, WhoHasFinishedIsSaidToHaveLeftInItsStep) {
   ASSERT_OK(group);
   std::vector<absl::Status> ends(2);
   std::vector<std::thread> threads;
+  threads.reserve(2);
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       Plan plan;

@@ -26,7 +26,7 @@ int CoresOfAffinity() {
   CPU_ZERO(&cores);
   // A host with more cores than the set has room for.
   if (sched_getaffinity(0, sizeof(cores), &cores) != 0) {
-    return std::max(1u, std::thread::hardware_concurrency());
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }
   return std::max(1, CPU_COUNT(&cores));
 }

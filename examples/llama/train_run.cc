@@ -409,7 +409,7 @@ int TrainProgram(int argc, char** argv, const fsdp::comm::NcclOn& nccl_on) {
   connect.device = device->connect;
   return fsdp::comm::RunRanks(
       argc, argv, flags->ranks,
-      [&](std::shared_ptr<Communicator> ranks) {
+      [&](const std::shared_ptr<Communicator>& ranks) {
         return TrainRank(*flags, device->device, ranks);
       },
       connect, restarts);

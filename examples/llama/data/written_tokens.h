@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <ios>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,8 @@ inline std::string PathFor(absl::string_view name) {
 }
 
 inline void WriteFile(const std::string& path, absl::string_view bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), bytes.size());
+  std::ofstream(path, std::ios::binary)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
 inline std::string LittleEndian(absl::Span<const int64_t> values, int bytes) {
