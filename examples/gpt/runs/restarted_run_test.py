@@ -164,7 +164,7 @@ class RestartedRunTest(unittest.TestCase):
         self.assertEqual(list(model.iterdir()), [])
         run = self.start("first", 1, f"--export={model}", "--steps=6", "--max_restarts=1")
         self.assertNotEqual(run.wait(), 0, run.output)
-        self.assertIn("exists: name a new folder", run.output)
+        self.assertIn("is there already", run.output)
 
 
 if __name__ == "__main__":
