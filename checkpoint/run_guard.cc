@@ -27,7 +27,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Of all ranks; the run's optimizer and the rest of it do not matter.
+// Looks through the models of all ranks; nothing else of the run is read.
 absl::StatusOr<NotFinite> FindIn(const TrainingRun& run,
                                  comm::Communicator* ranks,
                                  const std::string& label) {
@@ -35,7 +35,6 @@ absl::StatusOr<NotFinite> FindIn(const TrainingRun& run,
   model_only.model = run.model;
   FSDP_ASSIGN_OR_RETURN(const RunValues values,
                         RunValues::Read(model_only, "RunGuard"));
-  // Ranks with a whole model each need not have the same one.
   return FindNotFinite(ranks, values.leaves(), label);
 }
 

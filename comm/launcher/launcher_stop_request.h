@@ -19,8 +19,8 @@ namespace fsdp::comm {
 //
 // Make it at the beginning of main(), before RunRanks(), which then heeds it
 // while ranks connect, gives them `period` to stop in when the launcher is told
-// to end, and returns 128 + the signal, whatever the program's function has
-// returned. Ranks learn of a signal one by one and have to agree on the step
+// to end, and returns 128 + the signal, unless the program's function has
+// failed. Ranks learn of a signal one by one and have to agree on the step
 // after which they stop: checkpoint::RunGuard does that.
 class StopRequest {
  public:
