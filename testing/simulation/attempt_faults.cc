@@ -4,14 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <regex>
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "testing/simulation/rank_training.h"
 
 namespace fsdp::simulation {
 namespace {
@@ -31,15 +27,6 @@ bool IsOfEvents(FaultKind kind) {
     default:
       return true;
   }
-}
-
-// By its number in the world, which is not that in the group of "rank 1 of 2
-// (world rank 5)".
-bool NamesRank(absl::string_view text, int rank) {
-  return std::regex_search(
-      text.begin(), text.end(),
-      std::regex(
-          absl::StrCat("\\brank ", rank, "\\b(?!( of \\d+)? \\(world rank )")));
 }
 
 }  // namespace
@@ -191,17 +178,12 @@ void AttemptFaults::Trigger(const Fault& fault) {
       std::max(last_, absl::Nanoseconds(simulation_.elapsed_nanos()) + lasts);
 }
 
-std::vector<std::string> AttemptFaults::Happened() const {
-  std::vector<std::string> names;
+std::vector<Fault> AttemptFaults::Happened() const {
+  std::vector<Fault> faults;
   for (size_t i = 0; i < happened_.size(); ++i) {
-    if (!happened_[i]) continue;
-    names.push_back(absl::StrCat("fault: ", ToString(attempt_.faults[i].kind)));
+    if (happened_[i]) faults.push_back(attempt_.faults[i]);
   }
-  return names;
-}
-
-bool AttemptFaults::any() const {
-  return std::find(happened_.begin(), happened_.end(), true) != happened_.end();
+  return faults;
 }
 
 bool AttemptFaults::any_that_may_fail() const {
@@ -217,41 +199,6 @@ bool AttemptFaults::power_is_lost() const {
   for (size_t i = 0; i < happened_.size(); ++i) {
     if (happened_[i] && attempt_.faults[i].kind == FaultKind::kLosePower) {
       return true;
-    }
-  }
-  return false;
-}
-
-bool AttemptFaults::IsNamedBy(const absl::Status& status) const {
-  const absl::string_view text = status.message();
-  for (size_t i = 0; i < happened_.size(); ++i) {
-    const Fault& fault = attempt_.faults[i];
-    if (!happened_[i]) continue;
-    if (NamesRank(text, fault.rank)) return true;
-    switch (fault.kind) {
-      case FaultKind::kThrow:
-        if (absl::StrContains(text, kUsersError)) return true;
-        break;
-      case FaultKind::kClockJump:
-      case FaultKind::kLongStop:
-        if (absl::IsDeadlineExceeded(status)) return true;
-        break;
-      case FaultKind::kDiskFull:
-      case FaultKind::kDiskError:
-      case FaultKind::kRot:
-        if (absl::StrContains(text, "/run")) return true;
-        break;
-      case FaultKind::kSignal:
-        if (absl::StrContains(text, "stopped by signal 15")) return true;
-        break;
-      case FaultKind::kSsdError:
-      case FaultKind::kSsdTorn:
-      case FaultKind::kSsdShort:
-        if (absl::IsDataLoss(status) || absl::IsUnavailable(status))
-          return true;
-        break;
-      default:
-        break;
     }
   }
   return false;

@@ -1,5 +1,4 @@
-// What goes wrong in one attempt of a scenario: planted, triggered, and what an
-// error has to say of it.
+// What goes wrong in one attempt of a scenario: planted and triggered.
 #ifndef TESTING_SIMULATION_ATTEMPT_FAULTS_H_
 #define TESTING_SIMULATION_ATTEMPT_FAULTS_H_
 
@@ -47,14 +46,12 @@ class AttemptFaults {
                std::optional<int64_t> thrown_at);
 
   // What has happened.
-  std::vector<std::string> Happened() const;
-  bool any() const;
+  std::vector<Fault> Happened() const;
   // That ranks may return as an error.
   bool any_that_may_fail() const;
   bool power_is_lost() const;
   // When the last one was over.
   absl::Duration last() const { return last_; }
-  bool IsNamedBy(const absl::Status& status) const;
 
  private:
   void OnEvent(int rank, int64_t number);

@@ -1,0 +1,24 @@
+// Whether the errors of ranks say what has gone wrong.
+#ifndef TESTING_SIMULATION_NAMED_ERRORS_H_
+#define TESTING_SIMULATION_NAMED_ERRORS_H_
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "testing/simulation/scenario.h"
+
+namespace fsdp::simulation {
+
+// Whether the error tells of this fault: of the cause that it leads to, and of
+// its rank where it is lost to the others.
+bool IsNamedBy(const Fault& fault, const absl::Status& error);
+
+// The ranks, of which each has ended with its place in `ends`, whose errors
+// tell neither of one of these faults nor of a rank that is lost because of
+// them: one whose own error is not listed here.
+std::vector<int> RanksThatSayNothing(const std::vector<Fault>& faults,
+                                     const std::vector<absl::Status>& ends);
+
+}  // namespace fsdp::simulation
+
+#endif  // TESTING_SIMULATION_NAMED_ERRORS_H_
