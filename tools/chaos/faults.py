@@ -54,8 +54,11 @@ class Plan:
     # Strikes, and returns when; without it the program says so in its output.
     strike: Optional[Callable[[Job], float]] = None
     at: Moment = Moment.TRAINING  # when strike() is called
-    says: str = ""  # a pattern of what a job prints that fails
+    says: str = ""  # a pattern: the cause, and the rank, in each error of a job that fails; "": no rank has one
     victims: Set[int] = dataclasses.field(default_factory=set)  # ranks that may say and end anything
+    follows: str = ""  # a pattern of errors that may stand beside one of `says`
+    launcher: str = ""  # a pattern of what the launcher says of it
+    codes: Set[int] = dataclasses.field(default_factory=set)  # one of which what was started ends with; empty: any but 0
     closers: List[Callable[[], None]] = dataclasses.field(default_factory=list)
     # Set by strike(): what has gone wrong, and after how long others went on, where the job does not end.
     defects: List[str] = dataclasses.field(default_factory=list)
@@ -109,6 +112,15 @@ def _killed(rank: int, number: int) -> str:
     return rf"rank {rank} was killed by signal {number}\b"
 
 
+def _lost(*ranks: int) -> str:
+    """How peers say that they miss one of these."""
+    rank = rf"rank (?:{'|'.join(map(str, ranks))})\b"
+    ways = [rf"{rank}(?: \([^;]*(?:; process \d+ [a-z ]+)?\))? (?:is gone|aborted:|gave up)", rf"{rank}[^;]* do(?:es)? not answer",
+            rf"missing: (?:[^;]|; process)*{rank}", rf"lost the connection to {rank}", rf"nothing is known of [^;]*{rank}"]
+    # It serves the store.
+    return "|".join([*ways, "nobody answers at", "accepts connections but does not answer"] if 0 in ranks else ways)
+
+
 def _by_signal(trial: Trial, rank: int, number: int) -> Plan:
     delay = trial.draw.uniform(0, 0.5)
     moment = trial.draw.choice([Moment.RANKS, Moment.TRAINING, Moment.TRAINING, Moment.TRAINING])
@@ -116,7 +128,7 @@ def _by_signal(trial: Trial, rank: int, number: int) -> Plan:
     def strike(job: Job) -> float:
         time.sleep(delay)
         return signal_rank(job, rank, number)
-    return Plan(f"rank {rank}, {delay:.3f} s after {moment.value}", strike, moment, _killed(rank, number), {rank})
+    return Plan(f"rank {rank}, {delay:.3f} s after {moment.value}", strike, moment, _lost(rank), {rank}, launcher=_killed(rank, number))
 
 
 @fault("kill", Expect.FAILS)
@@ -161,7 +173,8 @@ def _stop_continue(trial: Trial) -> Plan:
 def _stop(trial: Trial) -> Plan:
     """a rank is stopped for good: found at the deadline of a wait, 5 s here"""
     plan = _by_signal(trial, trial.rank(), signal.SIGSTOP)
-    plan.says = rf"rank {min(plan.victims)}\b"
+    # It does not obey SIGTERM.
+    plan.launcher = rf"rank {min(plan.victims)} was ended by the launcher with signal 9\b"
     return plan
 
 
@@ -175,10 +188,10 @@ def _kill_launcher(trial: Trial) -> Plan:
         now = time.time()
         job.processes[0].kill()
         return now
-    return Plan(f"after {delay:.3f} s", strike, trial.draw.choice([Moment.RANKS, Moment.TRAINING]))
+    return Plan(f"after {delay:.3f} s", strike, trial.draw.choice([Moment.RANKS, Moment.TRAINING]), codes={-signal.SIGKILL})
 
 
-def _in_program(kind: str, says: Callable[[int], str]) -> Callable[[Trial], Plan]:
+def _in_program(kind: str, says: Callable[[int], str], launcher: str) -> Callable[[Trial], Plan]:
     """The program strikes by itself, at an operation of a step."""
     def prepare(trial: Trial) -> Plan:
         rank, step = trial.rank(), trial.draw.randint(1, 40)
@@ -188,21 +201,21 @@ def _in_program(kind: str, says: Callable[[int], str]) -> Callable[[Trial], Plan
         when = "start" if kind in ("nan", "slow") else trial.draw.choice(["start", "wait"])
         plan = f"fault={kind},rank={rank},step={step},operation={operation},call={call},when={when}"
         trial.setup.environment["GPT_FAULT_PLAN"] = plan
-        return Plan(plan, says=says(rank), victims={rank})
+        return Plan(plan, says=says(rank), victims={rank}, launcher=launcher and rf"\brank {rank} {launcher}\b")
     return prepare
 
 
-for _kind, _expect, _says, _about in (
-        ("kill", Expect.FAILS, lambda rank: _killed(rank, 9), "a rank is killed in an operation of a step"),
-        ("segv", Expect.FAILS, lambda rank: _killed(rank, 11), "likewise, a segmentation fault"),
-        ("abort", Expect.FAILS, lambda rank: _killed(rank, 6), "likewise, abort()"),
-        ("throw", Expect.FAILS, lambda rank: "an injected exception", "likewise, an exception"),
-        ("error", Expect.FAILS, lambda rank: "an injected error", "likewise, an error"),
-        ("exit", Expect.FAILS, lambda rank: rf"rank {rank}\b", "likewise, the rank exits with 0"),
-        ("stop", Expect.FAILS, lambda rank: rf"rank {rank}\b", "likewise, the rank is stopped for good"),
-        ("nan", Expect.NAN, lambda rank: "", "gradients of a rank are NaN"),
-        ("slow", Expect.SURVIVES, lambda rank: "", "steps of a rank take ten times as long")):
-    FAULTS[f"step_{_kind}"] = Fault(f"step_{_kind}", _expect, _about, _in_program(_kind, _says),
+for _kind, _expect, _says, _launcher, _about in (
+        ("kill", Expect.FAILS, _lost, "was killed by signal 9", "a rank is killed in an operation of a step"),
+        ("segv", Expect.FAILS, _lost, "was killed by signal 11", "likewise, a segmentation fault"),
+        ("abort", Expect.FAILS, _lost, "was killed by signal 6", "likewise, abort()"),
+        ("throw", Expect.FAILS, lambda rank: "an injected exception", "exited with code 1", "likewise, an exception"),
+        ("error", Expect.FAILS, lambda rank: "an injected error", "exited with code 1", "likewise, an error"),
+        ("exit", Expect.FAILS, _lost, "exited with code 0", "likewise, the rank exits with 0"),
+        ("stop", Expect.FAILS, _lost, "was ended by the launcher with signal 9", "likewise, the rank is stopped for good"),
+        ("nan", Expect.NAN, lambda rank: "", "", "gradients of a rank are NaN"),
+        ("slow", Expect.SURVIVES, lambda rank: "", "", "steps of a rank take ten times as long")):
+    FAULTS[f"step_{_kind}"] = Fault(f"step_{_kind}", _expect, _about, _in_program(_kind, _says, _launcher),
                                     steps=80 if _kind == "slow" else FEW_STEPS,
                                     within_s=SILENT_S if _kind == "stop" else NOTICED_S)
 
@@ -215,10 +228,12 @@ def _port_taken(trial: Trial) -> Plan:
     listener.listen()
     trial.setup.one_by_one = True
     trial.setup.master = ("127.0.0.1", int(listener.getsockname()[1]))
-    return Plan(f"port {trial.setup.master[1]}", lambda job: time.time(), Moment.START, "in use", closers=[listener.close])
+    port = trial.setup.master[1]
+    return Plan(f"port {port}", lambda job: time.time(), Moment.START, rf"\bport {port} is already in use", closers=[listener.close],
+                follows=rf"the job's store at \S+:{port} accepts connections but does not answer")
 
 
-def _close_stdout(trial: Trial) -> Plan:
+def _close_stdout(trial: Trial, codes: Set[int]) -> Plan:
     reader, writer = os.pipe()
     trial.setup.stdout = writer
     delay = trial.draw.uniform(0, 0.2)
@@ -229,20 +244,20 @@ def _close_stdout(trial: Trial) -> Plan:
         now = time.time()
         os.close(reader)
         return now
-    return Plan(f"after {delay:.3f} s", strike, Moment.RANKS)
+    return Plan(f"after {delay:.3f} s", strike, Moment.RANKS, codes=codes)
 
 
 @fault("stdout_closed", Expect.SURVIVES, steps=FEW_STEPS)
 def _stdout_closed(trial: Trial) -> Plan:
     """whoever reads the output goes away, of a job that ignores SIGPIPE"""
     trial.setup.ignored_signals = (signal.SIGPIPE,)
-    return _close_stdout(trial)
+    return _close_stdout(trial, set())
 
 
 @fault("broken_pipe", Expect.FAILS)
 def _broken_pipe(trial: Trial) -> Plan:
     """likewise, of one that does not: it ends as any program does"""
-    return _close_stdout(trial)
+    return _close_stdout(trial, {-signal.SIGPIPE})
 
 
 @fault("terminal_gone", Expect.FAILS)
@@ -258,7 +273,8 @@ def _terminal_gone(trial: Trial) -> Plan:
         now = time.time()
         os.close(master)
         return now
-    return Plan(f"after {delay:.3f} s", strike, Moment.RANKS)
+    return Plan(f"after {delay:.3f} s", strike, Moment.RANKS, launcher=r"interrupted by signal 1 \(SIGHUP\)",
+                codes={128 + signal.SIGHUP})
 
 
 def _small_disk(place: str, size: str) -> Callable[[int], List[str]]:
@@ -381,20 +397,21 @@ def _on_cable(trial: Trial, detail: str, act: Callable[[TwoHosts, Job], None], s
 @fault("partition", Expect.FAILS, {"gloo"}, within_s=SILENT_S)
 def _partition(trial: Trial) -> Plan:
     """two hosts are cut off from each other: found at the deadline of a wait"""
-    return _on_cable(trial, "the cable is cut", lambda hosts, job: hosts.set_cable(0, False), "rank")
+    return _on_cable(trial, "the cable is cut", lambda hosts, job: hosts.set_cable(0, False),
+                     _lost(*range(trial.setup.ranks)))
 
 
 @fault("half_open", Expect.FAILS, {"gloo"}, within_s=SILENT_S)
 def _half_open(trial: Trial) -> Plan:
     """a host dies without a word: its peers' connections stay open"""
-    victim = trial.setup.ranks - 1
+    victims = set(range(trial.setup.ranks // 2, trial.setup.ranks))
 
     def act(hosts: TwoHosts, job: Job) -> None:
         hosts.set_cable(0, False)
-        for rank in range(trial.setup.ranks // 2, trial.setup.ranks):
+        for rank in victims:
             signal_rank(job, rank, signal.SIGKILL)
-    plan = _on_cable(trial, "the other host is gone", act, rf"rank {victim}\b")
-    plan.victims = set(range(trial.setup.ranks // 2, trial.setup.ranks))
+    plan = _on_cable(trial, "the other host is gone", act, _lost(*victims))
+    plan.victims = victims
     return plan
 
 

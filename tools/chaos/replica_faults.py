@@ -164,7 +164,7 @@ def _replica_keeper(trial: Trial) -> Plan:
         now = time.time()
         os.kill(keeper, signal.SIGKILL)
         return now
-    return Plan(f"{delay:.3f} s after all have begun", strike, says="the keeper of the replicas was killed by")
+    return Plan(f"{delay:.3f} s after all have begun", strike, launcher="the keeper of the replicas was killed by signal 9")
 
 
 def _files(folder: pathlib.Path) -> Dict[str, str]:

@@ -75,6 +75,23 @@ def crashes_of(text: str, plan: Plan) -> List[str]:
     return found
 
 
+def wrong_ends(text: str, plan: Plan, codes: List[Optional[int]]) -> List[str]:
+    """How a job that has failed has ended otherwise than its fault makes it end, or says something else."""
+    own = tuple(f"[{rank}] " for rank in plan.victims)
+    errors = [match[1] for match in ERROR.finditer(text) if not match[0].startswith(own or ("\0",))]
+    named = [error for error in ERROR.findall(text) if plan.says and re.search(plan.says, error)]
+    found = [f"another error: {error}" for error in errors
+             if error not in named and not (named and plan.follows and re.search(plan.follows, error))]
+    if plan.says and not named:
+        found.append(f"no rank's error has {plan.says!r}")
+    # Its lines have no rank before them.
+    if not re.search(f"^(?!\\[).*(?:{plan.launcher})", text, re.MULTILINE):
+        found.append(f"the launcher does not say {plan.launcher!r}")
+    if plan.codes and not plan.codes.intersection(code for code in codes if code is not None):
+        found.append(f"it ended with {codes} instead of {sorted(plan.codes)}")
+    return found
+
+
 class Runner:
     """Runs trials of one program in folders of `scratch`."""
 
@@ -214,8 +231,7 @@ class Runner:
         if fault.expect is Expect.FAILS:
             if ended_well:
                 result.defects.append("it ended well")
-            if not re.search(plan.says, text):
-                result.defects.append(f"nothing that it prints has {plan.says!r}")
+            result.defects += wrong_ends(text, plan, result.codes)
         elif fault.expect is not Expect.EITHER and not ended_well:
             result.defects.append(f"it failed, with {result.codes}")
         if ended_well and fault.compare is not None:

@@ -2,12 +2,15 @@
 """Tests of trials.py and faults.py, with shell scripts for programs: what is taken for a defect."""
 import os
 import pathlib
+import random
 import re
 import tempfile
 import time
 import unittest
 
 import faults
+import jobs
+import replica_faults  # noqa: F401  pylint: disable=unused-import
 import soak
 import trials
 from faults import Expect, Fault, Moment, Plan
@@ -18,6 +21,11 @@ for flag; do case "$flag" in --json=*) json="${flag#--json=}";; --steps=*) steps
 losses() { i=0; text=; while [ $i -lt $steps ]; do text="$text$i,"; i=$((i + 1)); done; echo "{\\"losses\\": [${text%,}]}" > "$json"; }
 echo "0.1 million parameters"
 """
+
+
+class OnlyRankOne(random.Random):
+    def randrange(self, *_):
+        return 1
 
 
 def plan_now(**changes):
@@ -51,9 +59,52 @@ class TrialsTest(unittest.TestCase):
         self.assertEqual(result.defects, [])
         self.assertEqual(result.errors, ["UNAVAILABLE: rank N is gone, port N"])
         self.assertIsNotNone(result.detection_s)
-        self.assertEqual(self.run_trial(Expect.FAILS, "exit 1", says="rank 1").defects,
-                         ["nothing that it prints has 'rank 1'"])
+        self.assertEqual(self.run_trial(Expect.FAILS, "exit 1", says="rank 1").defects, ["no rank's error has 'rank 1'"])
         self.assertEqual(self.run_trial(Expect.FAILS, "exit 0").defects, ["it ended well"])
+
+    def wrong_ends(self, name, text, codes=(1,)):
+        """What is wrong with such an end of a job of three ranks by this fault, of rank 1."""
+        setup = jobs.Setup(self.folder, [], 3, {})
+        trial = faults.Trial(setup, "gloo", OnlyRankOne(), self.folder)
+        plan = faults.FAULTS[name].prepare(trial)
+        plan.close()
+        return [defect.split(" ")[0] for defect in trials.wrong_ends(text, plan, list(codes))]
+
+    def test_the_launchers_word_is_none_of_the_ranks(self):
+        gone = "[0] UNAVAILABLE: fence #1 on rank 0 of 3: rank 1 (last seen in fence #1; process 7 has ended) is gone\n"
+        launcher = "rank 1 was killed by signal 9 (SIGKILL); then ranks 0, 2 exited with code 1\n"
+        for name in ("kill", "step_kill"):
+            self.assertEqual(self.wrong_ends(name, gone + launcher), [])
+            self.assertEqual(self.wrong_ends(name, launcher), ["no"])
+            self.assertEqual(self.wrong_ends(name, gone), ["the"])
+            self.assertEqual(self.wrong_ends(name, gone + launcher.replace("9", "11")), ["the"])
+            self.assertEqual(self.wrong_ends(name, gone.replace("rank 1 (", "rank 2 (") + launcher), ["another", "no"])
+            # What another one says besides, and what the victim does.
+            self.assertEqual(self.wrong_ends(name, gone + "[2] INTERNAL: all-gather on rank 1 of 3: bad\n" + launcher), ["another"])
+            self.assertEqual(self.wrong_ends(name, gone + "[1] INTERNAL: bad\n" + launcher), [])
+
+    def test_each_fault_has_its_own_end(self):
+        ends = {"kill_launcher": ("", -9), "broken_pipe": ("", -13), "terminal_gone": ("interrupted by signal 1 (SIGHUP)\n", 129),
+                "keeper": ("the keeper of the replicas was killed by signal 9 (SIGKILL)\n", 1),
+                "file_size": ("[0] RESOURCE_EXHAUSTED: rank 0: write f: File too large\n", 1),
+                "step_error": ("[0] ABORTED: rank 1 aborted: an injected error\nrank 1 exited with code 1\n", 1),
+                "step_throw": ("[0] ABORTED: rank 1 aborted: an injected exception\nrank 1 exited with code 1\n", 1),
+                "step_exit": ("[0] ABORTED: lost the connection to rank 1: closed\nrank 2 exited with code 1; then rank 1 exited with code 0\n", 1),
+                "stop": ("[0] DEADLINE_EXCEEDED: rank 1 does not answer\nrank 1 was ended by the launcher with signal 9\n", 1)}
+        for name in ends:
+            for of, (text, code) in ends.items():
+                self.assertEqual(self.wrong_ends(name, text, (code,)) == [], name == of, f"{name} that ends as {of}")
+
+    def test_who_is_missed_is_named(self):
+        for text in ("rank 1 is gone", "rank 1 (no call so far) is gone", "met at a:1; missing: rank 1 (started by --ranks)",
+                     "rank 1, rank 2 do not answer: dead", "nothing is known of rank 0, rank 1, because the store does not answer",
+                     "still missing: rank 0 (last seen in step 1; process 3 runs), rank 1 (last seen in step 1; process 4 is stopped)"):
+            self.assertIsNotNone(re.search(faults._lost(1), text), text)
+            self.assertIsNone(re.search(faults._lost(3), text), text)
+        for text in ("fence #1 on rank 1 of 2: bad", "rank 12 is gone", "rank 2 (last seen in fence #1 of rank 1) is gone",
+                     "rank 1 is in fence #1; rank 2 does not answer", "nobody answers at 127.0.0.1:3"):
+            self.assertIsNone(re.search(faults._lost(1), text), text)
+        self.assertIsNotNone(re.search(faults._lost(0), "nobody answers at 127.0.0.1:3"))
 
     def test_texts_are_alike_without_numbers(self):
         self.assertEqual(trials.errors_of("[1] UNKNOWN: write /a/b/trial.x1/run/step-6.incomplete-1ab2/x: full\n"
