@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
@@ -34,6 +35,7 @@
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
+#include "comm/testing/communicator_contract.h"
 #include "comm/testing/finish.h"
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
@@ -47,19 +49,21 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-using Group = std::vector<std::unique_ptr<Communicator>>;
-
 constexpr int64_t kSizes[] = {0, 1, 7, 1021};
 constexpr at::ScalarType kDtypes[] = {at::kFloat,    at::kDouble, at::kHalf,
                                       at::kBFloat16, at::kInt,    at::kLong,
                                       at::kByte};
 
-// One, and every number of ranks that have a GPU each, up to eight.
-std::vector<int> WorldSizes() {
+int NumDevices() {
   int num_devices = 0;
   static_cast<void>(cudaGetDeviceCount(&num_devices));
+  return num_devices;
+}
+
+// One, and every number of ranks that have a GPU each, up to eight.
+std::vector<int> WorldSizes() {
   std::vector<int> sizes = {1};
-  for (int size = 2; size <= std::min(num_devices, 8); ++size) {
+  for (int size = 2; size <= std::min(NumDevices(), 8); ++size) {
     sizes.push_back(size);
   }
   return sizes;
@@ -85,6 +89,31 @@ absl::StatusOr<Group> CreateNcclGroup(int world_size, NcclOptions options) {
   }
   return group;
 }
+
+ContractBackend WithAGpuForEachRank() {
+  ContractBackend backend;
+  backend.name = "Nccl";
+  backend.create = [](int world_size, absl::Duration timeout) {
+    NcclOptions options;
+    options.timeout = timeout;
+    return CreateNcclGroup(world_size, options);
+  };
+  backend.sums_in_rank_order = false;
+  backend.compares_calls = false;
+  backend.most_ranks = NumDevices();
+  backend.calls_are_alone = false;
+  backend.enter = [](int rank) {
+    c10::cuda::set_device(static_cast<c10::DeviceIndex>(rank));
+  };
+  backend.device = c10::Device(c10::DeviceType::CUDA);
+  backend.begin = [] {
+    if (NumDevices() == 0) GTEST_SKIP() << "there is no GPU";
+  };
+  return backend;
+}
+
+INSTANTIATE_TEST_SUITE_P(Nccl, CommunicatorContract,
+                         ::testing::Values(WithAGpuForEachRank()), BackendName);
 
 // Every rank with its GPU as the current one.
 absl::Status RunOnGpus(int world_size, const RankFunction& fn,

@@ -11,10 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 #include "comm/testing/finish.h"
+#include "comm/testing/run_ranks.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
@@ -38,6 +40,13 @@ struct ContractBackend {
   bool names_missing_ranks = true;
   // Calls that differ fail on every rank; otherwise nobody looks.
   bool compares_calls = true;
+  // Groups of more ranks cannot be made, and their tests are skipped.
+  int most_ranks = 8;
+  // No call waits for the peers', so that one thread can be all ranks; other
+  // backends are tested with a thread for each rank alone.
+  bool calls_are_alone = true;
+  // Called in the thread of each rank.
+  std::function<void(int rank)> enter = [](int) {};
   // Where the tensors are.
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   // Called before and after each test.
@@ -56,7 +65,16 @@ class CommunicatorContract : public ::testing::TestWithParam<ContractBackend> {
   // The group of a test; stops the test program when it cannot be made.
   static Group Create(int world_size,
                       absl::Duration timeout = absl::Seconds(30));
+  // Those of `sizes` that the backend can have.
+  static std::vector<int> WorldSizes(const std::vector<int>& sizes);
+  static bool CanHave(int ranks) { return ranks <= GetParam().most_ranks; }
+  static bool OneThreadCanBe(int ranks) {
+    return CanHave(ranks) && (ranks == 1 || GetParam().calls_are_alone);
+  }
 };
+
+// RunRanks(), each rank in its place on the backend's devices.
+std::vector<absl::Status> RunAll(const Group& group, const RankFunction& fn);
 
 // Of the tensors of the running test.
 at::TensorOptions ContractTensor(at::ScalarType dtype);

@@ -30,6 +30,7 @@ absl::StatusOr<std::unique_ptr<Work>> StartSum(
 }
 
 TEST_P(CommunicatorContract, RefusesWrongArguments) {
+  if (!OneThreadCanBe(2)) GTEST_SKIP();
   const Group group = Create(2);
   Communicator& comm = *group[1];
   const auto invalid = [](absl::string_view text) {
@@ -60,6 +61,7 @@ TEST_P(CommunicatorContract, RefusesWrongArguments) {
 }
 
 TEST_P(CommunicatorContract, RefusesOverlapsOtherThanTheOwnSlice) {
+  if (!OneThreadCanBe(2)) GTEST_SKIP();
   const Group group = Create(2);
   Communicator& comm = *group[1];
   const at::Tensor whole = Zeros(8);
@@ -78,6 +80,7 @@ TEST_P(CommunicatorContract, RefusesOverlapsOtherThanTheOwnSlice) {
 }
 
 TEST_P(CommunicatorContract, RefusesScaledSumsThatCannotBe) {
+  if (!OneThreadCanBe(2)) GTEST_SKIP();
   const Group group = Create(2);
   Communicator& comm = *group[1];
   const at::Tensor whole = Zeros(8);
@@ -103,6 +106,7 @@ TEST_P(CommunicatorContract, RefusesOtherDtypes) {
 }
 
 TEST_P(CommunicatorContract, WrongArgumentsDoNotTakeAPlaceInTheOrder) {
+  if (!OneThreadCanBe(2)) GTEST_SKIP();
   const Group group = Create(2);
   EXPECT_FALSE(group[0]->Broadcast(Zeros(1), 7, "w").ok());
   auto a = StartSum(*group[0]);
@@ -112,6 +116,7 @@ TEST_P(CommunicatorContract, WrongArgumentsDoNotTakeAPlaceInTheOrder) {
 }
 
 TEST_P(CommunicatorContract, MissedDeadlineEndsTheGroup) {
+  if (!OneThreadCanBe(3)) GTEST_SKIP();
   const Group group = Create(3);
   auto work = StartSum(*group[0], "blocks.2");
   auto other = StartSum(*group[1], "blocks.2");
@@ -135,6 +140,7 @@ TEST_P(CommunicatorContract, MissedDeadlineEndsTheGroup) {
 
 // Whoever is first, and whether the others have heard of it yet.
 TEST_P(CommunicatorContract, MemoryOfWhoHasGivenUpIsItsOwn) {
+  if (!OneThreadCanBe(3)) GTEST_SKIP();
   const Group group = Create(3);
   const absl::Time deadline = absl::Now() + absl::Milliseconds(50);
   std::vector<at::Tensor> tensors;
@@ -157,6 +163,7 @@ TEST_P(CommunicatorContract, MemoryOfWhoHasGivenUpIsItsOwn) {
 }
 
 TEST_P(CommunicatorContract, AbortFromAnotherThreadEndsEveryWait) {
+  if (!OneThreadCanBe(3)) GTEST_SKIP();
   const Group group = Create(3);
   auto own = StartSum(*group[1]);
   auto peers = StartSum(*group[0]);
@@ -176,6 +183,7 @@ TEST_P(CommunicatorContract, AbortFromAnotherThreadEndsEveryWait) {
 }
 
 TEST_P(CommunicatorContract, AbortBeforeAnyCall) {
+  if (!OneThreadCanBe(2)) GTEST_SKIP();
   const Group group = Create(2);
   group[0]->Abort(absl::InternalError("never mind"));
   EXPECT_THAT(Finish(StartSum(*group[0])),
@@ -216,6 +224,7 @@ std::vector<Mismatch> Mismatches() {
 }
 
 TEST_P(CommunicatorContract, CallsThatDifferFailOnEveryRank) {
+  if (!OneThreadCanBe(2)) GTEST_SKIP();
   for (const Mismatch& mismatch : Mismatches()) {
     if (!GetParam().compares_calls) continue;
     const Group group = Create(2);
@@ -233,6 +242,7 @@ TEST_P(CommunicatorContract, CallsThatDifferFailOnEveryRank) {
 }
 
 TEST_P(CommunicatorContract, ADestroyedCommunicatorFailsItsPeers) {
+  if (!OneThreadCanBe(3)) GTEST_SKIP();
   Group group = Create(3);
   std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
   for (int rank : {0, 1}) works.push_back(StartSum(*group[rank], "blocks.1"));
@@ -247,6 +257,7 @@ TEST_P(CommunicatorContract, ADestroyedCommunicatorFailsItsPeers) {
 }
 
 TEST_P(CommunicatorContract, ARankThatAnExceptionEndsIsTheCause) {
+  if (!OneThreadCanBe(3)) GTEST_SKIP();
   Group group = Create(3);
   std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
   for (int rank : {0, 1}) works.push_back(StartSum(*group[rank], "blocks.1"));
@@ -263,6 +274,7 @@ TEST_P(CommunicatorContract, ARankThatAnExceptionEndsIsTheCause) {
 }
 
 TEST_P(CommunicatorContract, WhatIsDoneStaysDoneWhenAPeerLeaves) {
+  if (!OneThreadCanBe(2)) GTEST_SKIP();
   Group group = Create(2);
   auto a = StartSum(*group[0]);
   auto b = StartSum(*group[1]);
