@@ -102,7 +102,6 @@ SharedOperation::SharedOperation(SharedBuffers buffers, int rank,
       world_size_(world_size),
       element_size_(static_cast<int64_t>(input().element_size())),
       part_bytes_(PartBytes(buffers_, world_size)),
-      slot_bytes_(slot_bytes),
       chunk_bytes_(ChunkBytes(buffers_.collective, world_size, slot_bytes)),
       num_chunks_(std::max<int64_t>(
           1, (part_bytes_ + chunk_bytes_ - 1) / chunk_bytes_)) {

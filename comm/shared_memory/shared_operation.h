@@ -97,7 +97,6 @@ class SharedOperation {
   const int world_size_;
   const int64_t element_size_;
   const int64_t part_bytes_;
-  const int64_t slot_bytes_;
   const int64_t chunk_bytes_;
   const int64_t num_chunks_;
 };
