@@ -154,10 +154,11 @@ absl::Status CheckSame(Communicator& communicator, const std::string& text,
       BroadcastString(communicator, text, different.front(), what, deadline));
   const RankNames& names = communicator.names();
   const std::string first = names.Name(0);
-  return absl::InvalidArgumentError(absl::StrCat(
-      what, " differ between ranks: ", names.List(different), " from ", first,
-      "; ",
-      FirstDifference(first, expected, names.Name(different.front()), actual)));
+  return AsAgreed(absl::InvalidArgumentError(
+      absl::StrCat(what, " differ between ranks: ", names.List(different),
+                   " from ", first, "; ",
+                   FirstDifference(first, expected,
+                                   names.Name(different.front()), actual))));
 }
 
 absl::StatusOr<std::vector<std::string>> GatherStrings(

@@ -306,7 +306,7 @@ class Save {
       return status.ok() ? MayBeSaved(text.status(), job_.step) : status;
     }
     FSDP_ASSIGN_OR_RETURN(const RankReport result, Decode(*text));
-    return result.status;
+    return result.status.ok() ? result.status : comm::AsAgreed(result.status);
   }
 
   const SaveContext& context_;

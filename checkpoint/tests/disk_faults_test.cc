@@ -159,7 +159,9 @@ class FaultyRun {
       return absl::OkStatus();
     }
     const bool names = absl::StrContains(failed.message(), kRoot);
-    if (failed.code() == fault_.code && names) return absl::OkStatus();
+    if (failed.code() == fault_.code && names && comm::IsAgreed(failed)) {
+      return absl::OkStatus();
+    }
     return absl::InternalError(
         absl::StrCat("the error was ", failed.ToString()));
   }

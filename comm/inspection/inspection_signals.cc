@@ -93,6 +93,11 @@ class InspectionSignals::State {
       taken_[i] = IsFree(previous_[i]);
       if (taken_[i]) sigaction(kSignals[i], &ask, nullptr);
     }
+    // Launchers start ranks with it blocked.
+    sigset_t early;
+    sigemptyset(&early);
+    sigaddset(&early, SIGUSR1);
+    pthread_sigmask(SIG_UNBLOCK, &early, nullptr);
     return absl::OkStatus();
   }
 

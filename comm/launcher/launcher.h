@@ -37,10 +37,10 @@ namespace fsdp::comm {
 // not read; SIGTSTP stops and continues them with this process; SIGQUIT and
 // SIGUSR1 are passed on for the ranks to show what they are doing, or to stop
 // by the latter where they have a StopRequest; ranks that do not handle them
-// ignore them. Another signal that the process ignores,
-// such as SIGHUP under nohup, stays ignored. Ranks, and what they leave in
-// their process groups, never outlive the call; ranks do not outlive this
-// process either, however it ends.
+// ignore them, and begin with SIGUSR1 blocked: see ChildProcess::Start().
+// Another signal that the process ignores, such as SIGHUP under nohup, stays
+// ignored. Ranks, and what they leave in their process groups, never outlive
+// the call; ranks do not outlive this process either, however it ends.
 //
 // To be called from the main thread while there is no other, before LibTorch is
 // used. Handles the signals named above and SIGCHLD until it returns; other

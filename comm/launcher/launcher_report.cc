@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
@@ -66,6 +67,19 @@ void AppendEnds(const LaunchAttempt& attempt, std::vector<std::string>* parts) {
   if (groups.empty()) return;
   parts->push_back(
       absl::StrCat(parts->empty() ? "" : "then ", absl::StrJoin(groups, ", ")));
+}
+
+// The first rank that failed once the job was told to end; -1: none.
+int FailedToStop(const std::vector<RankEnd>& ranks) {
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const ProcessEnd& end = ranks[rank].end;
+    const bool has_failed = end.signal != 0 || end.exit_code != 0;
+    if (ranks[rank].was_told && has_failed && !ranks[rank].forced &&
+        end.exit_code != kPeerFailedExitCode && StopSignalOf(end) == 0) {
+      return static_cast<int>(rank);
+    }
+  }
+  return -1;
 }
 
 std::string AttemptLine(size_t number, const LaunchAttempt& attempt,
@@ -134,11 +148,16 @@ LaunchAttempt LaunchReport::last_attempt() const {
 }
 
 int LaunchReport::exit_code() const {
-  if (interrupt_signal != 0) return 128 + interrupt_signal;
-  if (first_failed_rank < 0) {
-    return output_errno == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  int failed = first_failed_rank;
+  if (interrupt_signal != 0) {
+    failed = FailedToStop(ranks);
+    const bool is_whole = absl::c_all_of(ranks, [](const RankEnd& rank) {
+      return rank.end.signal == 0 && rank.end.exit_code == 0;
+    });
+    if (failed < 0 && !is_whole) return 128 + interrupt_signal;
   }
-  const ProcessEnd& end = ranks[first_failed_rank].end;
+  if (failed < 0) return output_errno == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  const ProcessEnd& end = ranks[failed].end;
   return end.signal != 0 ? 128 + end.signal : end.exit_code;
 }
 

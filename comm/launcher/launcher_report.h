@@ -37,7 +37,8 @@ std::string SignalText(int signal);
 
 struct RankEnd {
   ProcessEnd end;
-  bool forced = false;  // killed by a signal of the launcher
+  bool forced = false;    // killed by a signal of the launcher
+  bool was_told = false;  // it ended after the launcher was told to end
 };
 
 // One start of all ranks.
@@ -79,9 +80,11 @@ struct LaunchReport {
 
   LaunchAttempt last_attempt() const;
 
-  // 0 where all is well; 128 + interrupt_signal, whatever the ranks returned;
-  // else that of the rank that failed first: its exit code, or 128 + the signal
-  // that killed it; else 1 where output could not be written.
+  // 0 where all is well, also where the signal came too late to change that.
+  // After a signal: that of a rank which failed to stop, or 128 +
+  // interrupt_signal where none did. Else that of the rank that failed first:
+  // its exit code, or 128 + the signal that killed it; else 1 where output
+  // could not be written.
   int exit_code() const;
 
   // What became of the ranks; a line for each attempt, "attempt 1 (3 ranks,

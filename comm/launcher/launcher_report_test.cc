@@ -16,6 +16,10 @@ namespace fsdp::comm {
 namespace {
 
 RankEnd Exited(int code) { return {ProcessEnd{code, 0}, false}; }
+RankEnd Told(RankEnd end) {
+  end.was_told = true;
+  return end;
+}
 RankEnd Killed(int signal) { return {ProcessEnd{0, signal}, false}; }
 RankEnd Ended(int signal) { return {ProcessEnd{0, signal}, true}; }
 
@@ -66,6 +70,37 @@ const Case kCases[] = {
      128 + SIGINT,
      "interrupted by signal 2 (SIGINT); then rank 0 exited with code 0, rank "
      "1 was killed by signal 2 (SIGINT)"},
+    // Their work was whole before they learned of it.
+    {{Exited(0), Exited(0)},
+     -1,
+     SIGTERM,
+     0,
+     0,
+     "interrupted by signal 15 (SIGTERM); then ranks 0, 1 exited with code 0"},
+    {{Told(Exited(128 + SIGTERM)), Told(Exited(113)), Told(Exited(1))},
+     -1,
+     SIGTERM,
+     0,
+     1,
+     "interrupted by signal 15 (SIGTERM); then rank 2 exited with code 1, rank "
+     "1 exited with code 113 (another rank had failed), rank 0 exited with "
+     "code 143 (told to stop by signal 15 (SIGTERM))"},
+    {{Told(Ended(SIGTERM)), Told(Killed(SIGSEGV))},
+     -1,
+     SIGTERM,
+     0,
+     128 + SIGSEGV,
+     "interrupted by signal 15 (SIGTERM); then rank 0 was ended by the "
+     "launcher with signal 15 (SIGTERM), rank 1 was killed by signal 11 "
+     "(SIGSEGV)"},
+    {{Told(Ended(SIGTERM)), Told(Exited(113))},
+     -1,
+     SIGTERM,
+     0,
+     128 + SIGTERM,
+     "interrupted by signal 15 (SIGTERM); then rank 0 was ended by the "
+     "launcher with signal 15 (SIGTERM), rank 1 exited with code 113 (another "
+     "rank had failed)"},
     // A signal to the launcher is its answer, whoever has failed before.
     {{Exited(3)},
      0,

@@ -62,11 +62,18 @@ StopRequest::StopRequest(absl::Duration period, absl::Duration apart)
     note.sa_flags = SA_RESTART;
     sigaction(kSignals[i], &note, nullptr);
   }
+  // Launchers start ranks with it blocked.
+  sigset_t early;
+  sigemptyset(&early);
+  sigaddset(&early, SIGUSR1);
+  pthread_sigmask(SIG_UNBLOCK, &early, nullptr);
 }
 
 StopRequest::~StopRequest() {
   for (size_t i = 0; i < kSignals.size(); ++i) {
-    sigaction(kSignals[i], &previous_[i], nullptr);
+    struct sigaction now = {};
+    sigaction(kSignals[i], nullptr, &now);
+    if (now.sa_handler == Note) sigaction(kSignals[i], &previous_[i], nullptr);
   }
   current = nullptr;
 }

@@ -19,16 +19,17 @@ namespace fsdp::comm {
 //
 // Make it at the beginning of main(), before RunRanks(), which then heeds it
 // while ranks connect, gives them `period` to stop in when the launcher is told
-// to end, and returns 128 + the signal, unless the program's function has
-// failed. Ranks learn of a signal one by one and have to agree on the step
-// after which they stop: checkpoint::RunGuard does that.
+// to end, and returns 128 + the signal where the program's function returns
+// StoppedError() (comm/launcher/launcher_report.h). Ranks learn of a signal one
+// by one and have to agree on the step after which they stop:
+// checkpoint::RunGuard does that.
 class StopRequest {
  public:
   explicit StopRequest(absl::Duration period = absl::Minutes(2),
                        absl::Duration apart = absl::Seconds(1));
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;
-  ~StopRequest();  // restores what was
+  ~StopRequest();  // restores what was, but for what was changed since
 
   // The one that exists; null: there is none.
   static const StopRequest* Current();

@@ -21,9 +21,6 @@ namespace {
 // that misses it may be seen to end first, but not by more than this.
 constexpr absl::Duration kSimultaneous = absl::Milliseconds(500);
 
-// Between two times that SIGUSR1 is passed on.
-constexpr absl::Duration kUsr1Interval = absl::Milliseconds(100);
-
 std::vector<OutputPump::Source> OutputOf(
     const std::vector<ChildProcess>& children) {
   std::vector<OutputPump::Source> sources;
@@ -60,10 +57,9 @@ Supervisor::Supervisor(const Options& options, SignalQueue* signals,
 
 void Supervisor::Run() {
   while (alive() > 0) {
-    output_.Poll(signals_->fd(), std::min(deadline_, next_usr1_));
+    output_.Poll(signals_->fd(), deadline_);
     HandleSignals();
     Reap();
-    if (absl::Now() >= next_usr1_) PassUsr1On();
     if (absl::Now() >= deadline_) Escalate();
   }
   end_ = absl::Now();
@@ -109,12 +105,9 @@ void Supervisor::HandleSignals() {
 
 void Supervisor::OnSignal(int signal) {
   if (signal == SIGCHLD) return;
-  if (signal == SIGUSR1 && options_.ends_by_usr1 && alive() > 0) {
-    if (interrupt_signal_ == 0) interrupt_signal_ = signal;
-    PassUsr1On();
-    return;
-  }
   if (signal == SIGQUIT || signal == SIGUSR1) {
+    const bool ends = signal == SIGUSR1 && options_.ends_by_usr1 && alive() > 0;
+    if (ends && interrupt_signal_ == 0) interrupt_signal_ = signal;
     // What the ranks have started would be ended by it.
     for (const ChildProcess& child : children_) child.SignalAlone(signal);
     return;
@@ -139,12 +132,6 @@ void Supervisor::OnSignal(int signal) {
   deadline_ = absl::Now() + options_.stop_period;
 }
 
-void Supervisor::PassUsr1On() {
-  // What the ranks have started would be ended by it.
-  for (const ChildProcess& child : children_) child.SignalAlone(SIGUSR1);
-  next_usr1_ = absl::Now() + kUsr1Interval;
-}
-
 void Supervisor::Escalate() {
   if (phase_ == Phase::kGrace) {
     End(SIGTERM);
@@ -167,7 +154,8 @@ void Supervisor::Reap() {
     const std::optional<ProcessEnd> end = children_[rank].TryReap();
     if (!end.has_value()) continue;
     ++reaped_;
-    ranks_[rank] = {*end, sent_signals_.count(end->signal) > 0};
+    ranks_[rank] = {*end, sent_signals_.count(end->signal) > 0,
+                    interrupt_signal_ != 0};
     if (end->signal != 0 || end->exit_code != 0) {
       OnFailure(static_cast<int>(rank));
     }

@@ -69,7 +69,6 @@ class Supervisor {
   void Signal(int signal);
   void HandleSignals();
   void OnSignal(int signal);
-  void PassUsr1On();
   void Escalate();
   void Kill();
   void Reap();
@@ -90,7 +89,6 @@ class Supervisor {
   std::set<int> sent_signals_;                      // to end the ranks
   absl::Time deadline_ = absl::InfiniteFuture();    // of the phase
   absl::Time first_signal_ = absl::InfinitePast();  // that ends the ranks
-  absl::Time next_usr1_ = absl::InfiniteFuture();   // to be passed on again
   absl::Time first_failure_ = absl::InfinitePast();
   const absl::Time start_;
   absl::Time end_ = absl::InfinitePast();

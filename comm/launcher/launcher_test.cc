@@ -241,6 +241,20 @@ TEST(LauncherTest, PassesInterruptsOn) {
   }
 }
 
+TEST(LauncherTest, ARankThatFailsToStopIsAFailure) {
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    LauncherProcess launcher(std::vector<std::string>{
+        absl::StrCat(kRole, "=launch_two"), absl::StrCat(kNestedRole, "=train"),
+        absl::StrCat(kFifo, "="), absl::StrCat(kIgnoredSignal, "=0"),
+        absl::StrCat(kEndsByUsr1, "=1"), absl::StrCat(kFailsToStop, "=1")});
+    ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+    launcher.process().Signal(signal);
+    const std::optional<ProcessEnd> end = launcher.WaitForEnd();
+    ASSERT_TRUE(end.has_value());
+    EXPECT_EQ(end->exit_code, 3) << launcher.output();
+  }
+}
+
 // Whether a child of this process stops soon.
 bool AChildStops() {
   const absl::Time deadline = absl::Now() + kLimit;
@@ -285,19 +299,14 @@ TEST(LauncherTest, SchedulersSignalStopsThoseThatHaveAStopRequest) {
   launcher.process().Signal(SIGUSR1);
   const std::optional<ProcessEnd> end = launcher.WaitForEnd();
   ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 0);  // as its ranks, which RunRanks() would not
+  EXPECT_EQ(end->exit_code, 128 + SIGUSR1);
   EXPECT_THAT(launcher.output(), HasSubstr("[0] stopped by 10"));
   EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 10"));
 }
 
-// Ranks ignore it until they have a handler.
+// They ignore it until they have a handler, and get it then.
 TEST(LauncherTest, SchedulersSignalReachesRanksThatAreStillStarting) {
-  LauncherProcess launcher(std::vector<std::string>{
-      absl::StrCat(kRole, "=launch_two"),
-      absl::StrCat(kNestedRole, "=train_late"), absl::StrCat(kFifo, "="),
-      absl::StrCat(kIgnoredSignal, "=0"), absl::StrCat(kEndsByUsr1, "=1")});
-  ASSERT_TRUE(launcher.WaitForLines("starts", 2)) << launcher.output();
-  launcher.process().Signal(SIGUSR1);
+  LauncherProcess launcher("train_late");
   const std::optional<ProcessEnd> end = launcher.WaitForEnd();
   ASSERT_TRUE(end.has_value());
   EXPECT_EQ(end->exit_code, 128 + SIGUSR1) << launcher.output();

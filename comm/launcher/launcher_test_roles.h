@@ -9,13 +9,14 @@ namespace fsdp::comm {
 // Environment variables: the role of a process, the role of the ranks of a
 // process that is a launcher itself, the path of a FIFO, a signal that a
 // launcher ignores from its start, 0 for none, how often it restarts its
-// ranks, by default never: after a pause of an hour then; and, where it is set,
-// that SIGUSR1 ends the job.
+// ranks, by default never: after a pause of an hour then; and, where they are
+// set, that SIGUSR1 ends the job, and that "train" fails to stop.
 inline constexpr char kRole[] = "LAUNCHER_TEST_ROLE";
 inline constexpr char kNestedRole[] = "LAUNCHER_TEST_NESTED_ROLE";
 inline constexpr char kFifo[] = "LAUNCHER_TEST_FIFO";
 inline constexpr char kIgnoredSignal[] = "LAUNCHER_TEST_IGNORED_SIGNAL";
 inline constexpr char kEndsByUsr1[] = "LAUNCHER_TEST_ENDS_BY_USR1";
+inline constexpr char kFailsToStop[] = "LAUNCHER_TEST_FAILS_TO_STOP";
 inline constexpr char kMaxRestarts[] = "LAUNCHER_TEST_MAX_RESTARTS";
 
 // "print_much" prints as many lines of so many bytes.

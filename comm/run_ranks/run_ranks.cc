@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -10,6 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/file_size_errors.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -25,10 +28,15 @@
 #include "comm/launcher/replicas/launch_replicas.h"
 #include "comm/launcher/replicas/replicas_report.h"
 #include "comm/launcher/restart_options.h"
+#include "comm/scalars.h"
 #include "comm/startup/environment.h"
 
 namespace fsdp::comm {
 namespace {
+
+// How long a rank that is told to stop goes on connecting: the others, which
+// may know of no signal, would wait for one that has left.
+constexpr absl::Duration kStay = absl::Seconds(5);
 
 int Print(const absl::Status& status) {
   return TellEnd(status, /*local_rank=*/0);
@@ -100,15 +108,6 @@ absl::StatusOr<ReplicaCounts> CountsFor(const Environment& environment,
   return counts;
 }
 
-// What options do not say about a StopRequest that the program has made.
-ConnectOptions WithStopRequest(ConnectOptions options) {
-  const StopRequest* const stop = StopRequest::Current();
-  if (stop != nullptr && !options.stop_requested) {
-    options.stop_requested = [stop] { return stop->requested(); };
-  }
-  return options;
-}
-
 absl::Status RunRank(const Environment& environment, const ReplicaMain& fn,
                      const ConnectOptions& options) {
   // Before connecting, which may take long; a program that answers these
@@ -118,7 +117,7 @@ absl::Status RunRank(const Environment& environment, const ReplicaMain& fn,
                                         : options.inspection_folder);
   if (!signals.ok()) std::cerr << signals.status() << std::endl;
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> ranks,
-                        Connect(environment, WithStopRequest(options)));
+                        ConnectOrStop(environment, options));
   if (signals.ok()) (*signals)->Show(*ranks);
   absl::Status result;
   const absl::Status thrown =
@@ -132,16 +131,46 @@ absl::Status RunRank(const Environment& environment, const ReplicaMain& fn,
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<Communicator>> ConnectOrStop(
+    const Environment& environment, ConnectOptions options) {
+  const StopRequest* const stop = StopRequest::Current();
+  if (stop == nullptr || options.stop_requested) {
+    return Connect(environment, options);
+  }
+  absl::Time until = absl::InfiniteFuture();
+  options.stop_requested = [stop, &until] {
+    if (stop->requested()) until = std::min(until, absl::Now() + kStay);
+    return absl::Now() >= until;
+  };
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> ranks,
+                        Connect(environment, options));
+  FSDP_ASSIGN_OR_RETURN(const double all, Max(*ranks, stop->signal()));
+  const int signal = static_cast<int>(all);
+  if (signal == 0) return ranks;
+  return AsAgreed(StoppedError(
+      signal,
+      absl::StrCat("stopped by ", SignalText(signal), " before it began")));
+}
+
 int TellEnd(const absl::Status& status, int local_rank) {
   const bool is_told_elsewhere = absl::IsAborted(status) || IsAgreed(status);
   if (!status.ok() && (local_rank == 0 || !is_told_elsewhere)) {
     std::cerr << status.ToString(absl::StatusToStringMode::kWithNoExtraData)
               << std::endl;
   }
+  const bool would_fail_again =
+      IsAgreed(status) &&
+      (absl::IsNotFound(status) || absl::IsAlreadyExists(status) ||
+       absl::IsPermissionDenied(status) || absl::IsFailedPrecondition(status));
+  if (would_fail_again) return kUsageErrorExitCode;
   const StopRequest* const stop = StopRequest::Current();
-  const bool is_stopped = stop != nullptr && stop->requested() &&
-                          (status.ok() || absl::IsCancelled(status));
-  return is_stopped ? 128 + stop->signal() : ExitCodeOf(status);
+  if (stop == nullptr || !stop->requested()) return ExitCodeOf(status);
+  if (status.ok()) {
+    std::cerr << SignalText(stop->signal())
+              << " came too late to stop a run that has come to its end"
+              << std::endl;
+  }
+  return absl::IsCancelled(status) ? 128 + stop->signal() : ExitCodeOf(status);
 }
 
 int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/launcher/restart_options.h"
@@ -37,8 +38,10 @@ using RankMain =
 // together. Returns the program's exit code: that of TellEnd(), or for the
 // process that has started the ranks of LaunchReport::exit_code(). A program
 // that makes a StopRequest (comm/launcher/launcher_stop_request.h) before is
-// told to stop by signals and has its period() to do so; its exit code is then
-// 128 + the signal, with one rank and with several, whoever gets the signal.
+// told to stop by signals and has its period() to do so: `fn` then returns
+// StoppedError() (comm/launcher/launcher_report.h), or anything Cancelled, and
+// the exit code is 128 + the signal, with one rank and with several, whoever
+// gets the signal. Where `fn` returns OK its work was whole, and the code is 0.
 // Writes past `ulimit -f` are errors meanwhile, and SIGQUIT and SIGUSR1 show
 // what a rank, or each that this process has started, is doing
 // (comm/inspection/inspection_signals.h), unless the program has handlers for
@@ -50,11 +53,18 @@ int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
              const ConnectOptions& options = {},
              const RestartOptions& restarts = {});
 
+// Connect() (comm/bootstrap/bootstrap.h) for a program that may have a
+// StopRequest: where a rank is told to stop meanwhile, all return the same
+// StoppedError(). It stays for a few seconds so that all can learn of it.
+absl::StatusOr<std::unique_ptr<Communicator>> ConnectOrStop(
+    const Environment& environment, ConnectOptions options);
+
 // Prints how a rank has ended on standard error and returns its exit code,
-// ExitCodeOf(), or, unless it has failed, 128 + the signal of the StopRequest
-// that has one. An error
-// that another rank tells, since that one has failed first or all agree on it
-// (comm::IsAgreed()), is printed by one rank of each host.
+// ExitCodeOf(), or, where it is Cancelled, 128 + the signal of the StopRequest
+// that has one; kUsageErrorExitCode where all ranks agree (comm::IsAgreed()) on
+// NotFound, AlreadyExists, PermissionDenied or FailedPrecondition, which they
+// would meet again. An error that another rank tells, since that one has failed
+// first or all agree on it, is printed by one rank of each host.
 int TellEnd(const absl::Status& status, int local_rank);
 
 // What one rank of a replica does; `environment` says of which one. Without

@@ -19,7 +19,9 @@
 #include "base/status_macros.h"
 #include "base/testing/this_program.h"
 #include "comm/agreement.h"
+#include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/fence.h"
 #include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
 #include "comm/launcher/restart_options.h"
@@ -46,8 +48,8 @@ int Number(const char* variable, int otherwise) {
 }
 
 // Rank 0 sends the signal to the process of RUN_RANKS_TEST_VICTIM: itself or
-// the launcher. All ranks stop once one has it, and return OK as a loop of a
-// user's might.
+// the launcher. All ranks stop once one has it, or return OK as those whose
+// work was whole.
 absl::Status StopAfterSignal(Communicator& ranks) {
   if (ranks.rank() == 0) {
     const pid_t victim =
@@ -68,6 +70,15 @@ absl::Status StopAfterSignal(Communicator& ranks) {
   return absl::DeadlineExceededError("no signal has come");
 }
 
+// As a forward on one rank, which waits for the others to have read common
+// memory, beside a mean on another.
+absl::Status CallWhatOthersDoNot(Communicator& ranks) {
+  FSDP_ASSIGN_OR_RETURN(const CommonMemory common, ranks.AllocateCommon(64));
+  if (ranks.rank() == 1) return Mean(ranks, 1).status();
+  common.fence->Arrive();
+  return common.fence->Wait(absl::InfiniteFuture());
+}
+
 // What every rank of a role does. No restarted one fails.
 absl::Status RunRole(const std::string& role, Communicator& ranks) {
   const int restart = Number("TORCHELASTIC_RESTART_COUNT", 0);
@@ -82,10 +93,15 @@ absl::Status RunRole(const std::string& role, Communicator& ranks) {
                                    : absl::OkStatus(),
                  "looking", absl::Now() + ranks.default_timeout());
   }
+  if (role == "agree_on_a_file") {
+    return Agree(ranks, absl::NotFoundError("there is no such file"), "reading",
+                 absl::Now() + ranks.default_timeout());
+  }
   if (role == "finish_early") {
     if (ranks.rank() == 1) return absl::OkStatus();
     return Sum(ranks, 1).status();
   }
+  if (role == "differ") return CallWhatOthersDoNot(ranks);
   if (role == "stop") return StopAfterSignal(ranks);
   if (role == "fail_stopped") {
     return absl::IsCancelled(StopAfterSignal(ranks))
@@ -140,13 +156,44 @@ TEST(RunRanksTest, WhatAllRanksAgreeOnIsPrintedOnce) {
             Not(HasSubstr("[1] INTERNAL")), Not(HasSubstr("[2] INTERNAL"))));
 }
 
+// But for what one rank alone has met, which another one may not.
+TEST(RunRanksTest, WhatAllRanksWouldMeetAgainIsNotRetried) {
+  const ProgramOutcome outcome =
+      Execute("agree_on_a_file", "RUN_RANKS_TEST_RESTARTS=5");
+  EXPECT_EQ(outcome.code, kUsageErrorExitCode) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("not restarted: exit code 2"));
+}
+
+// Who is told before it has connected, or before it has a handler for it,
+// leaves with the others.
+TEST(RunRanksTest, ARankThatIsToldToStopWhileItConnectsTellsTheOthers) {
+  const ProgramOutcome outcome = Execute("told_early");
+  EXPECT_EQ(outcome.code, 128 + SIGUSR1) << outcome.output;
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("[0] CANCELLED: stopped by signal 10 (SIGUSR1) "
+                              "before it began\n"),
+                    Not(HasSubstr("[1]")), Not(HasSubstr("by the launcher"))));
+}
+
 TEST(RunRanksTest, OthersSayThatARankHasFinished) {
   const ProgramOutcome outcome = Execute("finish_early");
   EXPECT_EQ(outcome.code, EXIT_FAILURE);
   EXPECT_THAT(outcome.output,
-              ContainsRegex("UNAVAILABLE.*rank 1 .last seen in all-gather #0 "
+              ContainsRegex("UNAVAILABLE.*rank 1 .last seen in all-gather #1 "
                             "of .*has left the group: its function has "
                             "returned"));
+}
+
+TEST(RunRanksTest, RanksThatCallDifferentCollectivesEnd) {
+  const ProgramOutcome outcome = Execute("differ", "RUN_RANKS_TEST_RANKS=2");
+  EXPECT_EQ(outcome.code, EXIT_FAILURE) << outcome.output;
+  for (const char* rank : {"[0]", "[1]"}) {
+    EXPECT_THAT(outcome.output,
+                HasSubstr(absl::StrCat(rank,
+                                       " FAILED_PRECONDITION: ranks call "
+                                       "different collectives and wait for "
+                                       "each other: rank 0 is in fence #")));
+  }
 }
 
 // One rule for one rank and several, whoever gets the signal.
@@ -183,21 +230,26 @@ TEST(RunRanksTest, TwoSignalsAtOnceAreOne) {
   }
 }
 
+// Whoever gets the signal: this process where it is the only rank, the launcher
+// or rank 0.
+constexpr const char* kVictims[] = {
+    "RUN_RANKS_TEST_RANKS=1", "RUN_RANKS_TEST_RANKS=2",
+    "RUN_RANKS_TEST_RANKS=2 RUN_RANKS_TEST_TO_PARENT=1"};
+
 TEST(RunRanksTest, AFailureOfAStoppedProgramIsOne) {
-  const ProgramOutcome outcome =
-      Execute("fail_stopped", absl::StrCat("RUN_RANKS_TEST_RANKS=1 "
-                                           "RUN_RANKS_TEST_SIGNAL=",
-                                           SIGTERM));
-  EXPECT_EQ(outcome.code, EXIT_FAILURE) << outcome.output;
+  for (const char* victim : kVictims) {
+    const ProgramOutcome outcome = Execute("fail_stopped", victim);
+    EXPECT_EQ(outcome.code, EXIT_FAILURE) << outcome.output;
+  }
 }
 
-TEST(RunRanksTest, SoDoesOneWhoseFunctionReturnsOk) {
-  for (const int ranks : {1, 2}) {
+TEST(RunRanksTest, AProgramWhoseWorkIsWholeReturns0) {
+  for (const char* victim : kVictims) {
     const ProgramOutcome outcome =
-        Execute("stop", absl::StrCat("RUN_RANKS_TEST_RETURNS_OK=1 "
-                                     "RUN_RANKS_TEST_RANKS=",
-                                     ranks));
-    EXPECT_EQ(outcome.code, 128 + SIGTERM) << outcome.output;
+        Execute("stop", absl::StrCat("RUN_RANKS_TEST_RETURNS_OK=1 ", victim));
+    EXPECT_EQ(outcome.code, EXIT_SUCCESS) << outcome.output;
+    EXPECT_THAT(outcome.output,
+                HasSubstr("signal 15 (SIGTERM) came too late to stop"));
   }
 }
 
@@ -257,16 +309,19 @@ TEST(RunRanksTest, OneRankIsThisProcess) {
 
 int RunTestRole(int argc, char** argv, const std::string& role) {
   signal(SIGINT, SIG_DFL);  // tests may run where it is ignored
+  if (role == "told_early" && Number("RANK", 0) == 1) raise(SIGUSR1);
   const StopRequest stop;
   RestartOptions restarts;
   restarts.max_restarts = Number("RUN_RANKS_TEST_RESTARTS", 0);
   restarts.pause = absl::Milliseconds(1);
+  ConnectOptions connect;
+  connect.warn_after = absl::Milliseconds(100);
   return RunRanks(
       argc, argv, Number("RUN_RANKS_TEST_RANKS", 3),
       [&](const std::shared_ptr<Communicator>& ranks) {
         return RunRole(role, *ranks);
       },
-      {}, restarts);
+      connect, restarts);
 }
 
 }  // namespace fsdp::comm

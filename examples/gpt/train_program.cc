@@ -22,16 +22,13 @@
 #include "base/torch_status.h"
 #include "checkpoint/newest_step.h"
 #include "checkpoint/run/run.h"
+#include "comm/agreement.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/inspection/inspection_signals.h"
-#include "comm/launcher/launch_options.h"
-#include "comm/launcher/launch_signals.h"
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
-#include "comm/launcher/replicas/launch_replicas.h"
-#include "comm/launcher/replicas/replicas_report.h"
 #include "comm/launcher/restart_options.h"
 #include "comm/local/local_communicator.h"
 #include "comm/run_ranks/device_choice.h"
@@ -56,6 +53,7 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::DeviceChoice;
 using ::fsdp::comm::Environment;
 using ::fsdp::comm::NcclOn;
+using ::fsdp::comm::ReplicaCounts;
 using ::fsdp::comm::StopRequest;
 
 absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
@@ -184,7 +182,6 @@ absl::Status RunProcess(const TrainOptions& options,
   fsdp::comm::ConnectOptions connect;
   if (hooks.connecting) hooks.connecting(connect);
   connect.backend = BackendOf(options);
-  connect.stop_requested = [&stop] { return stop.requested(); };
   FSDP_ASSIGN_OR_RETURN(const DeviceChoice device,
                         DeviceChoiceOf(options, environment, nccl_on));
   connect.device = device.connect;
@@ -192,7 +189,8 @@ absl::Status RunProcess(const TrainOptions& options,
       fsdp::comm::InspectionSignals::Install(environment.inspection_folder);
   if (!signals.ok()) std::cerr << signals.status() << std::endl;
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
-                        fsdp::comm::Connect(environment, connect));
+                        fsdp::comm::ConnectOrStop(environment, connect));
+  connect.stop_requested = [&stop] { return stop.requested(); };
   if (signals.ok()) (*signals)->Show(*communicator);
   if (hooks.connected) communicator = hooks.connected(std::move(communicator));
   const Place place{device.device,
@@ -225,43 +223,19 @@ fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
   return restarts;
 }
 
-// The exit code, once it has said what there is to say.
-template <typename Report>
-int Tell(const absl::StatusOr<Report>& report, bool had_failures) {
-  if (!report.ok()) {
-    std::cerr << report.status() << std::endl;
-    return EXIT_FAILURE;
-  }
-  if (report->exit_code() != 0 || had_failures) {
-    std::cerr << report->ToString() << std::endl;
-  }
-  return report->exit_code();
-}
-
-// Starts this program once more for every rank, of so many replicas; 0: there
-// are none, or this is one of them.
-int Launch(const TrainOptions& options, int replicas, int argc, char** argv) {
-  fsdp::comm::IgnoreQuestions();
+// Starts this program once more for every rank.
+int Launch(const TrainOptions& options, const ReplicaCounts& counts, int argc,
+           char** argv) {
   if (options.max_restarts > 0) {
     // Restarted ranks take what is there for the job's own.
     const absl::Status exportable = CheckExport(options, options.ranks);
     if (!exportable.ok()) {
-      std::cerr << exportable << std::endl;
-      return fsdp::comm::ExitCodeOf(exportable);
+      return fsdp::comm::TellEnd(fsdp::comm::AsAgreed(exportable),
+                                 /*local_rank=*/0);
     }
   }
-  fsdp::comm::LaunchOptions launch;
-  launch.ranks = options.ranks;
-  launch.restarts = RestartsOf(options);
-  launch.argv.assign(argv, argv + argc);
-  // Ranks that are told to end save before they do.
-  if (!options.save.empty()) launch.stop_period = absl::Minutes(2);
-  if (replicas > 0) {
-    const auto report = fsdp::comm::LaunchReplicas(replicas, launch);
-    return Tell(report, report.ok() && report->last_failed_replica >= 0);
-  }
-  const auto report = fsdp::comm::LaunchRanks(launch);
-  return Tell(report, report.ok() && !report->failed_attempts.empty());
+  return fsdp::comm::RunReplicas(argc, argv, counts, /*fn=*/nullptr, {},
+                                 RestartsOf(options));
 }
 
 }  // namespace
@@ -284,16 +258,19 @@ int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
     return fsdp::comm::ExitCodeOf(status);
   }
   const bool is_replica = environment->replicas > 0;
-  const int replicas = is_replica ? 0 : options->replicas;
-  const bool is_alone = options->ranks == 1 && options->max_restarts == 0;
+  const ReplicaCounts counts{is_replica ? 0 : options->replicas,
+                             options->ranks};
+  const bool starts_none = counts.replicas == 0 && options->max_restarts == 0;
+  const bool is_alone = options->ranks == 1 && starts_none;
+  const bool threads =
+      starts_none && (options->backend == Backend::kLocal ||
+                      (options->backend == Backend::kAuto && is_alone));
   const bool is_rank =
       environment->started_by != fsdp::comm::StartedBy::kNobody ||
-      (is_alone && (is_replica || options->device == Device::kCuda));
-  const bool threads = options->max_restarts == 0 && replicas == 0 &&
-                       (options->backend == Backend::kLocal ||
-                        (options->backend == Backend::kAuto && is_alone));
-  if (!is_rank && !threads) return Launch(*options, replicas, argc, argv);
+      (is_alone &&
+       (is_replica || options->device == Device::kCuda || !threads));
   const StopRequest stop;
+  if (!is_rank && !threads) return Launch(*options, counts, argc, argv);
   return fsdp::comm::TellEnd(is_rank ? RunProcess(*options, *environment, stop,
                                                   argv[0], nccl_on, hooks)
                                      : RunThreads(*options, stop, argv[0]),

@@ -70,16 +70,18 @@ bool BecomeChild(pid_t launcher, int stdout_fd, int stderr_fd) {
 }
 
 [[noreturn]] void Exec(const ExecArguments& arguments) {
-  // A rank that somebody asks what it is doing before it can answer.
+  // A rank that somebody asks what it is doing before it can answer, or tells
+  // to stop: what is blocked waits, even where it is ignored.
   signal(SIGQUIT, SIG_IGN);
   signal(SIGUSR1, SIG_IGN);
-  sigset_t none;
-  sigemptyset(&none);
+  sigset_t later;
+  sigemptyset(&later);
+  sigaddset(&later, SIGUSR1);
   const bool ready = BecomeChild(arguments.launcher, arguments.stdout_fd,
                                  arguments.stderr_fd) &&
                      (arguments.inherited_fd < 0 ||
                       fcntl(arguments.inherited_fd, F_SETFD, 0) == 0) &&
-                     sigprocmask(SIG_SETMASK, &none, nullptr) == 0;
+                     sigprocmask(SIG_SETMASK, &later, nullptr) == 0;
   if (ready) execve(arguments.program, arguments.argv, arguments.environment);
   const int error = errno;
   // Nobody is left to tell where this fails.

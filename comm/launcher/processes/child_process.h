@@ -32,9 +32,10 @@ class ChildProcess {
     int inherited_fd = -1;                 // stays open in the child; -1: none
   };
 
-  // Its standard input is empty, its signal mask too; it ignores SIGQUIT and
-  // SIGUSR1 until it has decided what they are for. Only for processes of one
-  // thread: the child is made by fork.
+  // Its standard input is empty. It ignores SIGQUIT and SIGUSR1 until it has
+  // decided what they are for, and has the latter blocked, so that none is
+  // lost: a StopRequest and InspectionSignals unblock it. Only for processes of
+  // one thread: the child is made by fork.
   static absl::StatusOr<ChildProcess> Start(const Options& options);
 
   // A copy of this process that does nothing but `run`, and exits with what

@@ -179,7 +179,7 @@ int Train() {
   Print("ready");
   while (!stop.requested()) poll(nullptr, 0, 1);
   Print(absl::StrCat("stopped by ", stop.signal()));
-  return 0;
+  return 128 + stop.signal();
 }
 
 int RefuseToStop() {

@@ -16,15 +16,16 @@
 namespace fsdp::comm {
 
 int ReplicasReport::exit_code() const {
-  if (interrupt_signal != 0) return 128 + interrupt_signal;
-  if (keeper_was_lost || output_errno != 0) return EXIT_FAILURE;
+  const bool was_told = interrupt_signal != 0;
+  if (!was_told && (keeper_was_lost || output_errno != 0)) return EXIT_FAILURE;
   const bool any_is_done =
       std::any_of(replicas.begin(), replicas.end(), [](const ProcessEnd& end) {
         return end.signal == 0 && end.exit_code == 0;
       });
   if (any_is_done || last_failed_replica < 0) return EXIT_SUCCESS;
   const ProcessEnd& last = replicas[static_cast<size_t>(last_failed_replica)];
-  return last.signal != 0 ? 128 + last.signal : last.exit_code;
+  if (last.signal == 0) return last.exit_code;
+  return 128 + (was_told ? interrupt_signal : last.signal);
 }
 
 std::string ReplicasReport::ToString() const {

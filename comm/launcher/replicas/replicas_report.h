@@ -30,9 +30,11 @@ struct ReplicasReport {
 
   // A job whose training has come to its end has done what it should, however
   // many replicas were lost on the way: 0 where one replica at least has ended
-  // with 0. 128 + interrupt_signal; 1 where the keeper was lost, or where
-  // output could not be written; else that of the replica that ended last: its
-  // exit code, or 128 + the signal that killed its launcher.
+  // with 0; 1 where the keeper was lost, or where output could not be written,
+  // though nobody has told the launcher to end; else that of the replica that
+  // ended last: its exit code, which is 128 + interrupt_signal where that has
+  // stopped it, or 128 + the signal that killed its launcher, interrupt_signal
+  // where there is one.
   int exit_code() const;
 
   // "replica 1 exited with code 137; replicas 0, 2 exited with code 0".

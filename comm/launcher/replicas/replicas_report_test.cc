@@ -37,8 +37,23 @@ TEST(ReplicasReportTest, WhatConcernsTheWholeJobComesFirst) {
   report.output_errno = 0;
   report.keeper_was_lost = true;
   EXPECT_EQ(report.exit_code(), 1);
+  report.replicas = {{128 + SIGTERM, 0}, {128 + SIGTERM, 0}};
   report.interrupt_signal = SIGTERM;
   EXPECT_EQ(report.exit_code(), 128 + SIGTERM);
+}
+
+TEST(ReplicasReportTest, WhoeverWasToldToEndMayBeDoneOrFail) {
+  for (const auto& [replicas, code] :
+       std::vector<std::pair<std::vector<ProcessEnd>, int>>{
+           {{{0, 0}, {143, 0}}, 0},
+           {{{1, 0}, {143, 0}}, 143},
+           {{{143, 0}, {1, 0}}, 1},
+           {{{1, 0}, {0, SIGKILL}}, 143},
+           {{{3, 0}, {1, 0}}, 1}}) {
+    ReplicasReport report = Ended(replicas, 1);
+    report.interrupt_signal = SIGTERM;
+    EXPECT_EQ(report.exit_code(), code) << report.ToString();
+  }
 }
 
 TEST(ReplicasReportTest, SaysWhatBecameOfEach) {
