@@ -11,8 +11,10 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/normal_mode.h"
+#include "base/status_error.h"
 #include "base/torch_status.h"
 
 namespace fsdp::checkpoint {
@@ -27,6 +29,23 @@ int64_t ItemBytes(c10::ScalarType dtype) {
 
 const char* BytesOf(const at::Tensor& tensor) {
   return static_cast<const char*>(tensor.const_data_ptr());
+}
+
+// Whether the cast of `own` has made nothing infinite.
+absl::Status CheckFits(const at::Tensor& own, const at::Tensor& cast) {
+  if (own.scalar_type() == cast.scalar_type() ||
+      !cast.isinf().any().item<bool>())
+    return absl::OkStatus();
+  const at::Tensor values = own.cpu();
+  const at::Tensor large =
+      values.masked_select(cast.isinf().logical_and(values.isfinite()));
+  if (large.numel() == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "it has the value ", large[0].item<double>(),
+      ", which would become infinite in ", c10::toString(cast.scalar_type()),
+      ": write ", c10::toString(own.scalar_type()),
+      " (ExportOptions::dtype, CheckpointerOptions::model_dtype; --dtype F32, "
+      "--precision=fp32)"));
 }
 
 }  // namespace
@@ -50,7 +69,9 @@ absl::Status TensorSource::Read(int64_t position, absl::Span<char> out) const {
     const int64_t end = (position + size + item - 1) / item;
     at::Tensor part = values_.detach().narrow(0, begin, end - begin);
     if (part.scalar_type() != dtype_ || !part.is_cpu()) {
+      const at::Tensor own = part;
       part = part.to(at::TensorOptions().dtype(dtype_).device(at::kCPU));
+      ThrowIfError(CheckFits(own, part));
     }
     // Lazy conjugation and negation are not in the bytes.
     part = part.resolve_conj().resolve_neg().contiguous();

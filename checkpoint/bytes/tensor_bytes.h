@@ -22,7 +22,8 @@ class TensorSource {
   TensorSource(at::Tensor values, c10::ScalarType dtype);
 
   int64_t bytes() const;
-  // The bytes from `position` on. Internal: what LibTorch throws.
+  // The bytes from `position` on. InvalidArgument: the cast would make a finite
+  // value infinite. Internal: what LibTorch throws.
   absl::Status Read(int64_t position, absl::Span<char> out) const;
 
  private:

@@ -6,20 +6,26 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/imag.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
 
 at::Tensor Values(int64_t numel, c10::ScalarType dtype) {
   return at::arange(numel, at::kDouble).sub(3.3).mul(1.7).to(dtype);
@@ -51,6 +57,26 @@ TEST(TensorSourceTest, AnyPiecesOfAnyCast) {
       }
     }
   }
+}
+
+TEST(TensorSourceTest, WhatWouldBecomeInfiniteIsRefused) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const at::Tensor values =
+      at::tensor({kInfinity, 1.0, -3.4e38, 2.0}, at::kDouble);
+  std::string bytes(32, '?');
+  const auto read = [&](const at::Tensor& from, c10::ScalarType to) {
+    const TensorSource source(from, to);
+    return source.Read(0, absl::MakeSpan(bytes).first(source.bytes()));
+  };
+  const auto refuses = StatusIs(absl::StatusCode::kInvalidArgument,
+                                HasSubstr("the value -3.4e+38, which would "
+                                          "become infinite in"));
+  EXPECT_OK(read(values, c10::kFloat));
+  EXPECT_THAT(read(values, c10::kBFloat16), refuses);
+  EXPECT_THAT(read(values.to(c10::kFloat), c10::kBFloat16), refuses);
+  EXPECT_THAT(read(values.to(c10::kFloat), c10::kHalf), refuses);
+  // Infinite it was before.
+  EXPECT_OK(read(values.to(c10::kBFloat16), c10::kHalf));
 }
 
 TEST(TensorSourceTest, NothingAndStridesAndNonFloats) {

@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "checkpoint/bytes/tensor_bytes.h"
 #include "fsdp/memory/resting_memory.h"
 
@@ -38,8 +39,8 @@ absl::Status WriteLive(const SavePlan& plan, RangeWriter& writer) {
     const TensorSource source(OnHost(range.values), range.dtype);
     FSDP_RETURN_IF_ERROR(
         writer.Write(range.file, range.offset, range.bytes,
-                     [&source](int64_t position, absl::Span<char> out) {
-                       return source.Read(position, out);
+                     [&](int64_t position, absl::Span<char> out) {
+                       return Annotate(source.Read(position, out), range.name);
                      }));
   }
   return absl::OkStatus();

@@ -61,7 +61,8 @@ absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
     if (bytes == 0) continue;
     plan->ranges.push_back({first_file + files.tensors[i].file,
                             files.tensors[i].offset + part.begin * item, bytes,
-                            part.values, *TorchDtype(part.info.dtype)});
+                            part.values, *TorchDtype(part.info.dtype),
+                            part.info.name});
   }
   return absl::OkStatus();
 }
@@ -87,7 +88,7 @@ absl::Status PlanGroupPerRank(const TensorGroup& group, int rank,
       plan->ranges.push_back(
           {index, piece.offset, count * ItemBytes(part.info.dtype),
            part.values.narrow(0, piece.begin - part.begin, count),
-           *TorchDtype(part.info.dtype)});
+           *TorchDtype(part.info.dtype), part.info.name});
     }
     plan->own.push_back(
         {absl::StrCat(folder, file.name), std::move(file.header), file.bytes});

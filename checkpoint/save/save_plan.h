@@ -35,6 +35,7 @@ struct SaveRange {
   int64_t bytes = 0;
   at::Tensor values;  // 1-D, on any device; may rest elsewhere
   c10::ScalarType dtype = c10::kFloat;  // in the file
+  std::string name;                     // of the tensor, for errors
 };
 
 struct SavePlan {

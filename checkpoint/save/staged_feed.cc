@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "checkpoint/bytes/tensor_bytes.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/save/save_plan.h"
@@ -51,7 +52,8 @@ absl::Status StagedFeed::StageRange(const SaveRange& range,
     const int64_t bytes = std::min(step, range.bytes - position);
     FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
                           ring_.Take(bytes, absl::Now() + timeout));
-    const absl::Status read = source.Read(position, memory);
+    const absl::Status read =
+        Annotate(source.Read(position, memory), range.name);
     // Also what could not be read has to be given back.
     Push({range.file, range.offset + position, memory});
     FSDP_RETURN_IF_ERROR(read);

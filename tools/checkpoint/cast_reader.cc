@@ -20,6 +20,12 @@ absl::Status AddTo(int64_t& sum, int64_t bytes) {
       "all tensors together have more bytes than 64 bits count");
 }
 
+absl::Status TooLarge(const TensorInfo& info, Dtype from, double value) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      info.name, " has the value ", value, ", which would become infinite in ",
+      NameOf(info.dtype), ": convert to ", NameOf(from), " (--dtype)"));
+}
+
 }  // namespace
 
 absl::StatusOr<CastReader> CastReader::Create(const Source& source,
@@ -64,9 +70,9 @@ absl::Status CastReader::Read(size_t tensor, int64_t begin, int64_t end,
                           if (progress_) progress_(done_, total_);
                           if (from == to) return take(bytes);
                           cast_.clear();
-                          became_infinite_ +=
-                              AppendCast(from, bytes, to, cast_);
-                          return take(cast_);
+                          const auto large = AppendCast(from, bytes, to, cast_);
+                          return large ? TooLarge(infos_[tensor], from, *large)
+                                       : take(cast_);
                         });
 }
 

@@ -37,13 +37,11 @@ class CastReader {
   // Of all of them.
   int64_t bytes() const { return bytes_; }
 
-  // The elements [begin, end) of one of infos().
+  // The elements [begin, end) of one of infos(). InvalidArgument: a finite one
+  // would become infinite.
   absl::Status Read(size_t tensor, int64_t begin, int64_t end, TakeBytes take);
   // All elements.
   absl::Status Read(size_t tensor, TakeBytes take);
-
-  // Finite ones, until now.
-  int64_t became_infinite() const { return became_infinite_; }
 
  private:
   CastReader() = default;
@@ -55,7 +53,6 @@ class CastReader {
   OnBytes progress_;
   int64_t done_ = 0;  // bytes of the source
   int64_t total_ = 0;
-  int64_t became_infinite_ = 0;
   std::string cast_;  // a buffer
 };
 

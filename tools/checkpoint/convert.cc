@@ -24,11 +24,6 @@ std::string Text(const Source& source, const std::string& out,
   std::string text = absl::StrCat(
       Printable(out), ": ", Count(report.tensors, "tensor"), " in ",
       Count(report.files, "file"), ", ", SizeText(report.bytes), "\n");
-  if (report.became_infinite > 0) {
-    absl::StrAppend(&text,
-                    "warning: ", Count(report.became_infinite, "element"),
-                    " became infinite by the cast\n");
-  }
   if (!source.others.empty()) {
     absl::StrAppend(&text, "left out, since they are no tensors: ",
                     Count(static_cast<int64_t>(source.others.size()), "value"),

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -187,11 +188,11 @@ void AppendNumbers(Dtype dtype, absl::Span<const char> bytes,
   FSDP_CHECK(is_number);
 }
 
-int64_t AppendCast(Dtype from, absl::Span<const char> bytes, Dtype to,
-                   std::string& out) {
+std::optional<double> AppendCast(Dtype from, absl::Span<const char> bytes,
+                                 Dtype to, std::string& out) {
   FSDP_CHECK(IsFloat(from) && IsFloat(to));
   const auto item = static_cast<size_t>(ItemBytes(from));
-  int64_t became_infinite = 0;
+  std::optional<double> too_large;
   const size_t before = out.size();
   const size_t count = bytes.size() / item;
   out.resize(before + count * static_cast<size_t>(ItemBytes(to)));
@@ -203,11 +204,13 @@ int64_t AppendCast(Dtype from, absl::Span<const char> bytes, Dtype to,
         const auto element = write(value);
         std::memcpy(target, &element, sizeof(element));
         target += sizeof(element);
-        if (is_infinite(element) && std::isfinite(value)) ++became_infinite;
+        if (is_infinite(element) && std::isfinite(value) && !too_large) {
+          too_large = value;
+        }
       }
     });
   });
-  return became_infinite;
+  return too_large;
 }
 
 std::string ElementText(Dtype dtype, absl::string_view bytes) {

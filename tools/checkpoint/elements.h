@@ -3,6 +3,7 @@
 #define TOOLS_CHECKPOINT_ELEMENTS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,10 +31,10 @@ double FromBF16(uint16_t bits);
 void AppendNumbers(Dtype dtype, absl::Span<const char> bytes,
                    std::vector<double>& out);
 
-// Adds the bytes of the elements in `to`. Returns how many finite ones became
-// infinite. Both: IsFloat().
-int64_t AppendCast(Dtype from, absl::Span<const char> bytes, Dtype to,
-                   std::string& out);
+// Adds the bytes of the elements in `to`. Returns the first finite one that is
+// too large for it, if any. Both: IsFloat().
+std::optional<double> AppendCast(Dtype from, absl::Span<const char> bytes,
+                                 Dtype to, std::string& out);
 
 // Of one element, in full; as hexadecimal bytes where !IsNumber().
 std::string ElementText(Dtype dtype, absl::string_view bytes);

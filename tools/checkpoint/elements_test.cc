@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -125,23 +126,23 @@ TEST(ElementsTest, RoundsToTheNearest) {
   }
 }
 
-TEST(ElementsTest, CastsAndCountsWhatBecomesInfinite) {
+TEST(ElementsTest, CastsAndTellsWhatBecomesInfinite) {
   const std::vector<float> floats = {1, 1e30F, -1e30F,
                                      std::numeric_limits<float>::infinity()};
   std::string out;
   EXPECT_EQ(AppendCast(Dtype::kF32, absl::MakeConstSpan(BytesOf(floats)),
                        Dtype::kF16, out),
-            2);
+            1e30F);
   EXPECT_EQ(out, BytesOf<uint16_t>({0x3c00, 0x7c00, 0xfc00, 0x7c00}));
   out.clear();
   EXPECT_EQ(AppendCast(Dtype::kF32, absl::MakeConstSpan(BytesOf(floats)),
                        Dtype::kBF16, out),
-            0);
+            std::nullopt);
   out.clear();
   const std::vector<double> doubles = {0.1, 1e300};
   EXPECT_EQ(AppendCast(Dtype::kF64, absl::MakeConstSpan(BytesOf(doubles)),
                        Dtype::kF32, out),
-            1);
+            1e300);
   EXPECT_EQ(out,
             BytesOf<float>({0.1F, std::numeric_limits<float>::infinity()}));
   out.clear();
@@ -149,7 +150,7 @@ TEST(ElementsTest, CastsAndCountsWhatBecomesInfinite) {
              absl::MakeConstSpan(BytesOf<uint16_t>({0x3f80, 0x0001})),
              Dtype::kF64, out);
   EXPECT_EQ(out, BytesOf<double>({1, 0x1p-133}));
-  EXPECT_EQ(AppendCast(Dtype::kF32, {}, Dtype::kBF16, out), 0);
+  EXPECT_EQ(AppendCast(Dtype::kF32, {}, Dtype::kBF16, out), std::nullopt);
 }
 
 TEST(ElementsTest, ReadsNumbersAtAnyAddress) {

@@ -69,7 +69,6 @@ WriteReport ReportOf(const CastReader& reader, size_t files, int64_t bytes) {
   report.tensors = static_cast<int64_t>(reader.infos().size());
   report.files = static_cast<int64_t>(files);
   report.bytes = bytes;
-  report.became_infinite = reader.became_infinite();
   return report;
 }
 

@@ -28,8 +28,7 @@ struct WriteOptions {
 struct WriteReport {
   int64_t tensors = 0;
   int64_t files = 0;
-  int64_t bytes = 0;            // of all files
-  int64_t became_infinite = 0;  // finite elements, by the cast
+  int64_t bytes = 0;  // of all files
 };
 
 // Each makes `out`, which appears once it is whole; reads and writes tensors
