@@ -183,6 +183,8 @@ class Checkpointer::Impl {
     }
   }
 
+  const std::string& folder() const { return context_.root; }
+
   absl::Status Open(const std::shared_ptr<comm::Communicator>& ranks) {
     if (ranks != nullptr) {
       // Saves run on a thread of their own, beside the ranks' other calls.
@@ -329,11 +331,11 @@ class Checkpointer::Impl {
   // One of the later saves would meet what an earlier run has left.
   absl::Status CheckFirst(int64_t step) {
     if (!goes_on_ && !options_.overwrite && step <= left_) {
-      return absl::AlreadyExistsError(absl::StrCat(
+      return comm::AsAgreed(absl::AlreadyExistsError(absl::StrCat(
           context_.root, " has checkpoints up to step ", left_,
           ", which this run has not loaded, and it saves step ", step,
           ": go on from them by LoadLatest(), name another folder, or set "
-          "CheckpointerOptions::overwrite"));
+          "CheckpointerOptions::overwrite")));
     }
     goes_on_ = true;
     return absl::OkStatus();
@@ -416,6 +418,8 @@ absl::Status Checkpointer::SaveAsync(int64_t step, const TrainingRun& run) {
 }
 
 absl::Status Checkpointer::Wait() { return impl_->Wait(); }
+
+const std::string& Checkpointer::folder() const { return impl_->folder(); }
 
 absl::StatusOr<std::vector<int64_t>> Checkpointer::Steps() const {
   return impl_->Steps();

@@ -131,6 +131,8 @@ class Checkpointer {
   // Until the save under way, if any, has ended; its error, once.
   absl::Status Wait();
 
+  const std::string& folder() const;
+
   // The steps that can be loaded, rising. Not collective.
   absl::StatusOr<std::vector<int64_t>> Steps() const;
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,6 +42,26 @@ absl::StatusOr<NotFinite> FindIn(const TrainingRun& run,
 std::string StepName(int64_t step) { return absl::StrCat("step ", step); }
 
 }  // namespace
+
+std::vector<std::string> NoteFlags(
+    const std::map<std::string, std::string>& flags, int64_t done,
+    int64_t steps, TrainingRun* run) {
+  std::vector<std::string> changed;
+  for (const auto& [flag, value] : flags) {
+    std::string& noted = run->entries.try_emplace(flag, value).first->second;
+    if (noted != value) {
+      changed.push_back(absl::StrCat(flag, "=", value,
+                                     ": the checkpoint is of a run with ", flag,
+                                     "=", noted));
+    }
+    noted = value;
+  }
+  if (done >= steps) {
+    changed.push_back(absl::StrCat("nothing to train: the checkpoint has step ",
+                                   done, " of ", steps));
+  }
+  return changed;
+}
 
 RunGuard::RunGuard(std::shared_ptr<comm::Communicator> ranks,
                    Checkpointer* checkpoints, TrainingRun* run,
@@ -79,10 +100,12 @@ absl::Status RunGuard::EndStep(int64_t step, bool is_last) {
   if (saves) FSDP_RETURN_IF_ERROR(Save(step, is_last || is_stopped));
   if (!is_stopped) return absl::OkStatus();
   return comm::AsAgreed(comm::StoppedError(
-      signal_, absl::StrCat("stopped by ", comm::SignalText(signal_), " after ",
-                            StepName(step),
-                            saved_ == step ? ", of which there is a checkpoint"
-                                           : ", of which nothing was saved")));
+      signal_,
+      absl::StrCat(
+          "stopped by ", comm::SignalText(signal_), " after ", StepName(step),
+          saved_ == step ? absl::StrCat(", of which there is a checkpoint in ",
+                                        checkpoints_->folder())
+                         : ", of which nothing was saved")));
 }
 
 // Every rank's loss, and whether one has been told to stop.
@@ -152,9 +175,11 @@ absl::Status RunGuard::Save(int64_t step, bool waits) {
   if (!first.value.empty()) {
     return comm::AsAgreed(absl::FailedPreconditionError(absl::StrCat(
         StepName(step), ": ", first.value,
-        " is the first parameter with a value that is not finite after the "
-        "optimizer's step, so this step is not saved; older checkpoints stay. "
-        "Go on from one of them with a lower learning rate or other data.")));
+        " is the first parameter with a value that is not finite, so this step "
+        "is not saved; the checkpoints that there are stay. If it has become "
+        "so in training, go on from one of them with a lower learning rate or "
+        "other data. If it was so from the start, which no loss shows for a "
+        "row that is not used, mend the model's files.")));
   }
   FSDP_RETURN_IF_ERROR(options_.save_async && !waits
                            ? checkpoints_->SaveAsync(step, run_)

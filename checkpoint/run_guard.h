@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,6 +49,15 @@ struct RunGuardOptions {
   // comm::StopRequest::Current(), if there is one.
   std::function<int()> signal = nullptr;
 };
+
+// Notes in run->entries, and so in its checkpoints, what a run of so many steps
+// was asked for: {"--seq", "512"}. Returns lines for whoever goes on from step
+// `done`: one for each that is another than in the checkpoint that was loaded,
+// "--seq=512: the checkpoint is of a run with --seq=256", and one where there
+// is no step left.
+std::vector<std::string> NoteFlags(
+    const std::map<std::string, std::string>& flags, int64_t done,
+    int64_t steps, TrainingRun* run);
 
 // Thread-compatible. Collective: all ranks make the same calls for the same
 // steps, and a step costs one all-reduce of two numbers per rank, whose label

@@ -45,7 +45,10 @@ using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 constexpr int64_t kDim = 5;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -257,7 +260,9 @@ TEST(RunGuardTest, AModelThatIsNotFiniteIsNotSaved) {
   EXPECT_THAT(
       Train(plan, 2, &runs),
       Each(StatusIs(kRefused, AllOf(HasSubstr("step 4: blocks.1.fc.bias is "),
-                                    HasSubstr("this step is not saved")))));
+                                    HasSubstr("this step is not saved"),
+                                    HasSubstr("If it was so from the start"),
+                                    Not(HasSubstr("optimizer"))))));
   EXPECT_EQ(StepsIn(plan.folder), std::vector<int64_t>{2});
 }
 
@@ -295,7 +300,8 @@ TEST(RunGuardTest, ASignalToOneRankStopsAllAfterTheSameStep) {
                   Each(StatusIs(absl::StatusCode::kCancelled,
                                 HasSubstr(absl::StrCat(
                                     "after step ", step,
-                                    ", of which there is a checkpoint")))));
+                                    ", of which there is a checkpoint in ",
+                                    plan.folder)))));
       EXPECT_EQ(StepsIn(plan.folder), std::vector<int64_t>{step});
       std::vector<std::unique_ptr<GuardedRun>> rest;
       EXPECT_THAT(Train(plan, ranks, &rest),
@@ -320,6 +326,19 @@ TEST(RunGuardTest, ASignalInTheLastStepChangesNothing) {
   std::vector<std::unique_ptr<GuardedRun>> runs;
   EXPECT_THAT(Train(plan, 1, &runs), Each(StatusIs(absl::StatusCode::kOk, "")));
   EXPECT_EQ(StepsIn(plan.folder), std::vector<int64_t>{6});
+}
+
+// They go with the checkpoints, as all entries do.
+TEST(RunGuardTest, FlagsThatHaveChangedAreNamed) {
+  TrainingRun run;
+  EXPECT_THAT(NoteFlags({{"--seed", "1"}, {"--seq", "64"}}, 0, 5, &run),
+              IsEmpty());
+  EXPECT_THAT(
+      NoteFlags({{"--seed", "1"}, {"--seq", "32"}, {"--data", ""}}, 4, 5, &run),
+      ElementsAre("--seq=32: the checkpoint is of a run with "
+                  "--seq=64"));
+  EXPECT_THAT(NoteFlags({{"--data", ""}, {"--seq", "32"}}, 7, 5, &run),
+              ElementsAre("nothing to train: the checkpoint has step 7 of 5"));
 }
 
 TEST(RunGuardTest, WithoutCheckpointsAStoppedRunSaysSo) {

@@ -28,9 +28,13 @@ absl::Status NewPath::Claim(absl::string_view what) {
   FSDP_CHECK(lock_ == nullptr);
   // So that a refusal, where that is all, changes nothing on the disk.
   FSDP_RETURN_IF_ERROR(CheckIsFree());
-  FSDP_ASSIGN_OR_RETURN(
-      lock_,
-      files_.Lock(lock_path_, absl::StrCat(ThisProcess(), ", which ", what)));
+  auto lock =
+      files_.Lock(lock_path_, absl::StrCat(ThisProcess(), ", which ", what));
+  if (absl::IsNotFound(lock.status())) {
+    return absl::NotFoundError(absl::StrCat(
+        path_, " cannot be made: there is no folder ", FolderOf(path_)));
+  }
+  FSDP_ASSIGN_OR_RETURN(lock_, std::move(lock));
   const absl::Status begun = Begin();
   if (!begun.ok()) Discard();
   return begun;

@@ -84,11 +84,7 @@ class RankRun {
     FSDP_RETURN_IF_ERROR(GatherPeakMemory());
     if (result_.finished) FSDP_RETURN_IF_ERROR(ValidateModel());
     FSDP_RETURN_IF_ERROR(Agree(PublishReport(), "writing the report"));
-    if (result_.signal != 0) {
-      return fsdp::comm::AsAgreed(fsdp::comm::StoppedError(
-          result_.signal,
-          absl::StrCat("stopped after step ", result_.last_step)));
-    }
+    FSDP_RETURN_IF_ERROR(result_.stopped);
     if (result_.finished) FSDP_RETURN_IF_ERROR(SampleText());
     return Agree(CheckPrinted(), "printing");
   }
@@ -304,9 +300,16 @@ class RankRun {
     saving.every = options_.save_every;
     saving.async = options_.save_async;
     saving.resume = options_.resume;
+    // What decides which batch is that of which step.
+    saving.flags = {{"--batch", absl::StrCat(options_.batch)},
+                    {"--data", options_.data},
+                    {"--seed", absl::StrCat(options_.seed)},
+                    {"--seq", absl::StrCat(options_.model.seq)}};
     if (IsFirst()) {
-      saving.on_resumed = [this](int64_t step) {
+      saving.on_resumed = [this](int64_t step,
+                                 const std::vector<std::string>& odd) {
         Out() << "goes on after step " << step << std::endl;
+        for (const std::string& line : odd) Out() << line << std::endl;
       };
     }
     return saving;

@@ -42,6 +42,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::Gt;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::Optimizer;
 using ::testing::Pair;
 using testing::PlainLosses;
@@ -316,13 +317,22 @@ TEST_F(TrainTest, ARunThatIsToldToEndSavesFirst) {
     const std::vector<std::string> steps = Steps(Path(backend));
     ASSERT_THAT(steps, SizeIs(1));
     const std::string step = steps[0].substr(5);
-    EXPECT_THAT(train.output(), HasSubstr("stopped after step " + step));
-    ChildProcess again(Command(
-        {backend, "--data=count", "--resume", save, "--steps=" + step}));
+    EXPECT_THAT(train.output(),
+                HasSubstr(absl::StrCat(
+                    "stopped by signal 15 (SIGTERM) after step ", step,
+                    ", of which there is a checkpoint in ", Path(backend))));
+    ChildProcess again(Command({backend, "--data=count", "--resume", save,
+                                "--steps=" + step, "--seed=7"}));
     EXPECT_EQ(again.Wait(), 0) << again.output();
-    EXPECT_THAT(again.output(), HasSubstr("goes on after step " + step));
+    EXPECT_THAT(
+        again.output(),
+        AllOf(HasSubstr("goes on after step " + step),
+              HasSubstr("\n--seed=7: the checkpoint is of a run "
+                        "with --seed="),
+              Not(HasSubstr("\n--data")),
+              HasSubstr("nothing to train: the checkpoint has step " + step)));
     ChildProcess refused(Command({backend, "--data=count", save}));
-    EXPECT_EQ(refused.Wait(), 1);
+    EXPECT_EQ(refused.Wait(), kUsageErrorExitCode);
     EXPECT_THAT(refused.output(), HasSubstr("--resume goes on from it"));
   }
 }
@@ -364,7 +374,7 @@ TEST_F(TrainTest, WhatCannotRestWhereItShouldEndsAllRanks) {
   for (const char* backend : {"--backend=local", "--backend=gloo"}) {
     ChildProcess missing(Command({backend, "--data=count", "--offload=ssd",
                                   "--offload-dir=/no/such/disk"}));
-    EXPECT_EQ(missing.Wait(), 1);
+    EXPECT_EQ(missing.Wait(), kUsageErrorExitCode);
     EXPECT_THAT(missing.output(), AllOf(HasSubstr("making the store of"),
                                         HasSubstr("/no/such/disk")));
     ChildProcess small(Command(
@@ -401,7 +411,7 @@ TEST_F(TrainTest, TracesItsLastStepsOnAllRanks) {
 TEST_F(TrainTest, EndsOnEveryRankWithTheReason) {
   for (const char* backend : {"--backend=local", "--backend=gloo"}) {
     ChildProcess missing(Command({backend, "--data=/no/such/text"}));
-    EXPECT_EQ(missing.Wait(), 1);
+    EXPECT_EQ(missing.Wait(), kUsageErrorExitCode);
     EXPECT_THAT(missing.output(), HasSubstr("/no/such/text"));
     std::ofstream(Path("empty")).flush();
     ChildProcess empty(Command({backend, "--data", Path("empty")}));
@@ -423,9 +433,7 @@ TEST_F(TrainTest, FilesToWriteAreTriedBeforeTheTraining) {
         ChildProcess train(
             Command({backend, "--data=count", "--steps=1000000000",
                      absl::StrCat(flag, path)}));
-        // What is not there may be there the next time.
-        EXPECT_EQ(train.Wait(),
-                  path == "/no/such/file" ? 1 : kUsageErrorExitCode);
+        EXPECT_EQ(train.Wait(), kUsageErrorExitCode);
         EXPECT_THAT(train.output(), HasSubstr(absl::StrCat("writing ", path)));
       }
     }
@@ -490,8 +498,9 @@ TEST_F(TrainTest, InterruptEndsAllRanksBetweenTwoSteps) {
     ASSERT_TRUE(train.ReadUntil("step 1/")) << train.output();
     train.Signal(SIGINT);
     EXPECT_EQ(train.Wait(), 128 + SIGINT) << train.output();
-    EXPECT_THAT(train.output(), AllOf(HasSubstr("stopped after step"),
-                                      HasSubstr("training loss")));
+    EXPECT_THAT(train.output(),
+                AllOf(HasSubstr("stopped by signal 2 (SIGINT) after step"),
+                      HasSubstr("training loss")));
   }
 }
 

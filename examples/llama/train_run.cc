@@ -28,6 +28,7 @@
 #include "adapters/lora_config.h"
 #include "adapters/peft_files.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/newest_step.h"
@@ -62,6 +63,7 @@
 namespace llama {
 namespace {
 
+using ::fsdp::checkpoint::NoteFlags;
 using ::fsdp::comm::Communicator;
 
 constexpr char kPosition[] = "rows of the data that were trained on";
@@ -140,19 +142,15 @@ class TrainRun {
                    "(tools/tokenize_text.py)"
                 << std::endl;
     }
-    FSDP_RETURN_IF_ERROR(CheckCanResume());
-    return OpenProgress();
+    return CheckCanResume();
   }
 
   // Before the training, not after it.
   static absl::Status CheckIsNew(absl::string_view flag,
                                  const std::string& path) {
     if (path.empty()) return absl::OkStatus();
-    const absl::Status status = fsdp::checkpoint::CheckCanExport(path);
-    // It would be refused again: nobody need start the ranks once more.
-    return status.ok() ? status
-                       : absl::InvalidArgumentError(
-                             absl::StrCat("--", flag, ": ", status.message()));
+    return fsdp::Annotate(fsdp::checkpoint::CheckCanExport(path),
+                          absl::StrCat("--", flag));
   }
 
   absl::Status CheckCanResume() const {
@@ -233,6 +231,9 @@ class TrainRun {
     run_.optimizer = &trainer_->optimizer();
     run_.schedulers = {&trainer_->scheduler()};
     FSDP_RETURN_IF_ERROR(OpenCheckpoints());
+    // Later, since it makes a file.
+    FSDP_RETURN_IF_ERROR(Agree(IsFirst() ? OpenProgress() : absl::OkStatus(),
+                               "opening files to write"));
     if (SavesAdapters()) {
       FSDP_RETURN_IF_ERROR(LoadBase(flags_.model, config_, *model_made_));
     }
@@ -241,6 +242,7 @@ class TrainRun {
                             checkpoints_->LoadLatest(run_));
       if (step.has_value()) return GoOn(*step);
     }
+    NoteFlags(Noted(), 0, flags_.steps, &run_);
     if (!flags_.from_scratch && !SavesAdapters()) {
       FSDP_RETURN_IF_ERROR(LoadBase(flags_.model, config_, *model_made_));
     }
@@ -290,8 +292,20 @@ class TrainRun {
           flags_.save, ": step ", step, " does not say where it was in the ",
           "data: it is of another program"));
     }
+    const auto odd = NoteFlags(Noted(), step, flags_.steps, &run_);
     if (IsFirst()) progress_->GoesOn(step);
+    for (size_t i = 0; IsFirst() && i < odd.size(); ++i) {
+      std::cerr << odd[i] << std::endl;
+    }
     return data_->Seek(position);
+  }
+
+  // What decides which batch is that of which step.
+  std::map<std::string, std::string> Noted() const {
+    return {{"--data", flags_.data},
+            {"--rows", flags_.rows == Rows::kPacked ? "packed" : "stream"},
+            {"--seed", absl::StrCat(flags_.seed)},
+            {"--seq", absl::StrCat(flags_.seq)}};
   }
 
   absl::Status Train() {

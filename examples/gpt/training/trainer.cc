@@ -109,14 +109,15 @@ class Training {
     FSDP_RETURN_IF_ERROR(Resume());
     FSDP_RETURN_IF_ERROR(Join(data));
     begun_ = done_;
-    while (result_.signal == 0) {
+    while (result_.stopped.ok()) {
       FSDP_ASSIGN_OR_RETURN(const bool is_over, BeginStep());
       if (is_over) break;
       TellTimed(begun_);
       FSDP_RETURN_IF_ERROR(Step(begun_, data));
-      const absl::Status ended = guard_.EndStep(begun_, begun_ == last_step());
-      if (absl::IsCancelled(ended)) result_.signal = guard_.signal();
-      if (result_.signal == 0) FSDP_RETURN_IF_ERROR(ended);
+      result_.stopped = guard_.EndStep(begun_, begun_ == last_step());
+      if (!absl::IsCancelled(result_.stopped)) {
+        FSDP_RETURN_IF_ERROR(result_.stopped);
+      }
     }
     while (losses_.size() > 0) FSDP_RETURN_IF_ERROR(EndStep());
     if (options_.saving.checkpoints != nullptr) {
@@ -219,13 +220,14 @@ class Training {
 
   absl::Status Resume() {
     const SavingOptions& saving = options_.saving;
-    if (saving.checkpoints == nullptr || !saving.resume) {
-      return absl::OkStatus();
+    std::optional<int64_t> step;
+    if (saving.checkpoints != nullptr && saving.resume) {
+      FSDP_ASSIGN_OR_RETURN(step, saving.checkpoints->LoadLatest(run_));
     }
-    FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
-                          saving.checkpoints->LoadLatest(run_));
     done_ = step.value_or(done_);
-    if (step.has_value() && saving.on_resumed) saving.on_resumed(*step);
+    const auto odd =
+        fsdp::checkpoint::NoteFlags(saving.flags, done_, last_step(), &run_);
+    if (step.has_value() && saving.on_resumed) saving.on_resumed(*step, odd);
     return absl::OkStatus();
   }
 

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "checkpoint/checkpointer.h"
@@ -25,8 +27,11 @@ struct SavingOptions {
   int64_t every = 0;  // steps; 0: only the last step
   bool async = true;
   bool resume = false;  // from the newest one, if there is one
-  // That of this step was loaded.
-  std::function<void(int64_t step)> on_resumed;
+  // What the run was asked for: see fsdp::checkpoint::NoteFlags().
+  std::map<std::string, std::string> flags = {};
+  // That of this step was loaded; `odd`: lines of NoteFlags().
+  std::function<void(int64_t step, const std::vector<std::string>& odd)>
+      on_resumed;
 };
 
 // Of a replica of several; not on a device.
@@ -67,7 +72,7 @@ struct TrainingResult {
   std::vector<double> mean_losses;   // over the ranks, by step
   std::vector<double> own_losses;    // of this rank
   std::vector<double> step_seconds;  // of the timed steps
-  int signal = 0;         // that stopped it before all steps were done; 0: none
+  absl::Status stopped;   // before all steps were done, by StoppedError()
   int64_t last_step = 0;  // the last one that is done, of all
   // The model has gone through all steps, in this run or before. Not where they
   // were done without this replica.

@@ -21,6 +21,7 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "comm/communicator.h"
+#include "comm/launcher/launcher_report.h"
 #include "comm/testing/run_ranks.h"
 #include "examples/gpt/data/batch.h"
 #include "examples/gpt/data/count_data.h"
@@ -216,7 +217,7 @@ TEST_F(ResumeTest, WhatIsStoppedIsSaved) {
   run.options.save = folder_;
   run.signal = [] { return SIGINT; };
   ASSERT_OK_AND_ASSIGN(const TrainingResult result, TrainAll(run));
-  EXPECT_EQ(result.signal, SIGINT);
+  EXPECT_EQ(fsdp::comm::ExitCodeOf(result.stopped), 128 + SIGINT);
   EXPECT_EQ(result.last_step, 1);
   EXPECT_THAT(Saved(), ElementsAre("step-1"));
   // Nothing more to do, nothing more to save.

@@ -1,7 +1,9 @@
 #include "examples/llama/report/progress.h"
 
+#include <cerrno>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <ios>
 #include <memory>
 #include <ostream>
@@ -27,8 +29,8 @@ absl::StatusOr<std::unique_ptr<Progress>> Progress::Open(
   if (options.metrics.empty()) return progress;
   progress->metrics_.open(options.metrics, std::ios::app);
   if (progress->metrics_) return progress;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "open ", options.metrics, " to append to it: it cannot be written"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--metrics=", options.metrics, ": ", std::strerror(errno)));
 }
 
 Progress::Progress(const ProgressOptions& options, std::ostream* out)

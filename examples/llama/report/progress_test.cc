@@ -93,7 +93,8 @@ TEST(ProgressTest, AFileThatCannotBeWrittenIsNamed) {
   std::ostringstream out;
   EXPECT_THAT(Progress::Open(options, &out).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("/no/such/folder")));
+                       "--metrics=/no/such/folder/metrics.jsonl: No such file "
+                       "or directory"));
 }
 
 TEST(ProgressTest, AFullDiskIsSaid) {

@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -139,17 +140,19 @@ class GuardedRunTest(unittest.TestCase):
         broken["model.layers.1.mlp.up_proj.weight"][1][7] = float("inf")
         write_model(self.root / "broken", broken)
         output = self.run_program("--steps=20", f"--export={self.root / 'exported'}", "--save_every=1", "--keep_last=1",
-                                  f"--save={self.root / 'other'}", model="broken", code=1)
+                                  f"--save={self.root / 'other'}", "--resume", "--max_restarts=3", model="broken",
+                                  code=2)
+        self.assertIn("not restarted: exit code 2 says that it would fail again", output)
         self.assertIn("step 1: the loss of rank 0 is ", output)
         self.assertEqual(output.count("layers.1.mlp.up_proj.weight is the first parameter with a value that is not"), 1)
         self.assertFalse((self.root / "exported").exists())
         self.assertEqual(list((self.root / "other").glob("step-*")), [])
         output = self.run_program(f"--save={self.root / 'third'}", "--skip_nonfinite=2", "--steps=20", model="broken",
-                                  code=1)
+                                  code=2)
         self.assertIn("step 3: ", output)
         self.assertIn("The step is left out, 2 of at most 2 in a row", output)
         # A rate that no model survives: what is kept has no value that is not finite.
-        self.run_program(*flags, "--steps=20", "--lr=1e3", "--lr_floor=1", "--warmup=0", "--clip=0", code=1)
+        self.run_program(*flags, "--steps=20", "--lr=1e3", "--lr_floor=1", "--warmup=0", "--clip=0", code=2)
         self.assertTrue(self.steps())
         for file in self.save.glob("step-*/model.safetensors"):
             data = file.read_bytes()
@@ -165,8 +168,58 @@ class GuardedRunTest(unittest.TestCase):
                 with self.subTest(flag=flag, path=path):
                     output = self.run_program("--lora_rank=2", f"--{flag}={self.root / path}", code=2)
                     self.assertIn(f"--{flag}: ", output)
+                    self.assertIn(f"{self.root / path}", output)
+                    if path == "missing/parent":
+                        self.assertIn(f"there is no folder {self.root / 'missing'}", output)
                     self.assertNotIn("step 1/", output)
         self.assertEqual(sorted(path.name for path in self.root.iterdir()), ["dangling", "file", "model", "text"])
+
+    def test_what_is_not_there_is_refused_by_name_and_not_tried_again(self):
+        missing = self.root / "missing" / "it"
+        for flag in ("model", "data", "eval_data", "save", "metrics"):
+            with self.subTest(flag=flag):
+                output = self.run_program("--resume", "--max_restarts=3", f"--save={self.save}",
+                                          f"--metrics={self.root / 'metrics'}", f"--{flag}={missing}", code=2)
+                self.assertIn("not restarted: exit code 2 says that it would fail again", output)
+                self.assertIn("missing", output)
+                self.assertFalse((self.root / "metrics").exists())
+        self.assertIn(f"--metrics={missing}: No such file or directory", output)
+
+    def test_a_signal_after_the_last_step_changes_nothing_and_the_export_can_be_made_again(self):
+        for ranks in (1, 2):
+            self.save = self.root / f"save{ranks}"
+            # The evaluation takes longer than the signal.
+            flags = ("--steps=4", f"--save={self.save}", f"--export={self.root / 'exported'}",
+                     f"--eval_data={self.root / 'text'}")
+            process = subprocess.Popen(self.command(*flags, ranks=ranks), stdout=subprocess.PIPE,
+                                       stderr=subprocess.STDOUT, text=True)
+            output = []
+            for line in process.stdout:
+                output.append(line)
+                if "step 4/" in line:
+                    break
+            process.send_signal(signal.SIGTERM)
+            output += process.stdout.readlines()
+            process.stdout.close()
+            self.assertEqual(process.wait(timeout=240), 0, "".join(output))
+            self.assertEqual(self.steps(), [4])
+            # As if it had been broken off.
+            shutil.rmtree(self.root / "exported")
+        output = self.run_program(*flags, "--resume")
+        self.assertIn("nothing to train: the checkpoint has step 4 of 4", output)
+        self.assertTrue((self.root / "exported" / "model.safetensors").exists())
+
+    def test_says_which_flags_are_others_than_those_of_the_checkpoint(self):
+        flags = (f"--save={self.save}", "--resume")
+        self.run_program(*flags, "--steps=2")
+        self.assertNotIn("checkpoint is of a run", self.run_program(*flags, "--steps=3"))
+        (self.root / "other").write_text((self.root / "text").read_text())
+        output = self.run_program(*flags, "--steps=1", "--seq=16", "--seed=5", f"--data={self.root / 'other'}")
+        for changed in ("--seq=16: the checkpoint is of a run with --seq=32",
+                        "--seed=5: the checkpoint is of a run with --seed=1",
+                        f"--data={self.root / 'other'}: the checkpoint is of a run with --data={self.root / 'text'}",
+                        "nothing to train: the checkpoint has step 3 of 1"):
+            self.assertEqual(output.count(changed), 1, output)
 
     def test_resume_says_where_it_finds_nothing(self):
         output = self.run_program(f"--save={self.save}", "--resume=required", "--steps=1", code=2)
