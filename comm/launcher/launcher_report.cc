@@ -69,17 +69,15 @@ void AppendEnds(const LaunchAttempt& attempt, std::vector<std::string>* parts) {
       absl::StrCat(parts->empty() ? "" : "then ", absl::StrJoin(groups, ", ")));
 }
 
-// The first rank that failed once the job was told to end; -1: none.
-int FailedToStop(const std::vector<RankEnd>& ranks) {
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const ProcessEnd& end = ranks[rank].end;
-    const bool has_failed = end.signal != 0 || end.exit_code != 0;
-    if (ranks[rank].was_told && has_failed && !ranks[rank].forced &&
-        end.exit_code != kPeerFailedExitCode && StopSignalOf(end) == 0) {
-      return static_cast<int>(rank);
-    }
-  }
-  return -1;
+int CodeOf(const ProcessEnd& end) {
+  return end.signal != 0 ? 128 + end.signal : end.exit_code;
+}
+
+// Rather than to stop, once the job was told to.
+bool HasFailed(const RankEnd& rank) {
+  const int code = CodeOf(rank.end);
+  return rank.was_told && !rank.forced && code != EXIT_SUCCESS &&
+         code != kPeerFailedExitCode && StopSignalOf(rank.end) == 0;
 }
 
 std::string AttemptLine(size_t number, const LaunchAttempt& attempt,
@@ -148,17 +146,16 @@ LaunchAttempt LaunchReport::last_attempt() const {
 }
 
 int LaunchReport::exit_code() const {
-  int failed = first_failed_rank;
   if (interrupt_signal != 0) {
-    failed = FailedToStop(ranks);
-    const bool is_whole = absl::c_all_of(ranks, [](const RankEnd& rank) {
-      return rank.end.signal == 0 && rank.end.exit_code == 0;
-    });
-    if (failed < 0 && !is_whole) return 128 + interrupt_signal;
+    const auto failed = absl::c_find_if(ranks, HasFailed);
+    if (failed != ranks.end()) return CodeOf(failed->end);
+    const bool is_whole = absl::c_all_of(
+        ranks, [](const RankEnd& rank) { return CodeOf(rank.end) == 0; });
+    if (!is_whole) return 128 + interrupt_signal;
+  } else if (first_failed_rank >= 0) {
+    return CodeOf(ranks[first_failed_rank].end);
   }
-  if (failed < 0) return output_errno == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
-  const ProcessEnd& end = ranks[failed].end;
-  return end.signal != 0 ? 128 + end.signal : end.exit_code;
+  return output_errno == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 std::string LaunchReport::ToString() const {

@@ -19,11 +19,6 @@ std::string Ranks(int ranks) {
   return absl::StrCat(ranks, ranks == 1 ? " rank" : " ranks");
 }
 
-bool IsUsageError(const LaunchAttempt& attempt) {
-  const ProcessEnd& end = attempt.ranks[attempt.first_failed_rank].end;
-  return end.signal == 0 && end.exit_code == kUsageErrorExitCode;
-}
-
 RestartPolicy::Decision None(std::string why) {
   return {0, absl::ZeroDuration(), std::move(why)};
 }
@@ -58,7 +53,7 @@ RestartPolicy::Decision RestartPolicy::Decide(const LaunchAttempt& attempt) {
     return None(absl::StrCat("exit code ", end.exit_code,
                              " says that it was told to stop"));
   }
-  if (IsUsageError(attempt)) {
+  if (end.signal == 0 && end.exit_code == kUsageErrorExitCode) {
     return None(absl::StrCat("exit code ", kUsageErrorExitCode,
                              " says that it would fail again"));
   }

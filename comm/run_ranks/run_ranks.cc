@@ -42,20 +42,10 @@ int Print(const absl::Status& status) {
   return TellEnd(status, /*local_rank=*/0);
 }
 
-int LaunchOne(const LaunchOptions& options) {
-  const absl::StatusOr<LaunchReport> report = LaunchRanks(options);
+template <typename Report>
+int TellReport(const absl::StatusOr<Report>& report, bool had_failures) {
   if (!report.ok()) return Print(report.status());
-  if (report->exit_code() != 0 || !report->failed_attempts.empty()) {
-    std::cerr << report->ToString() << std::endl;
-  }
-  return report->exit_code();
-}
-
-int LaunchSeveral(int replicas, const LaunchOptions& options) {
-  const absl::StatusOr<ReplicasReport> report =
-      LaunchReplicas(replicas, options);
-  if (!report.ok()) return Print(report.status());
-  if (report->exit_code() != 0 || report->last_failed_replica >= 0) {
+  if (report->exit_code() != 0 || had_failures) {
     std::cerr << report->ToString() << std::endl;
   }
   return report->exit_code();
@@ -78,8 +68,12 @@ int Launch(int argc, char** argv, const ReplicaCounts& counts,
     }
   }
   launch.argv.assign(argv, argv + argc);
-  return counts.replicas > 0 ? LaunchSeveral(counts.replicas, launch)
-                             : LaunchOne(launch);
+  if (counts.replicas > 0) {
+    const auto report = LaunchReplicas(counts.replicas, launch);
+    return TellReport(report, report.ok() && report->last_failed_replica >= 0);
+  }
+  const auto report = LaunchRanks(launch);
+  return TellReport(report, report.ok() && !report->failed_attempts.empty());
 }
 
 // What is to be started, where `counts` were asked for.
@@ -123,9 +117,10 @@ absl::Status RunRank(const Environment& environment, const ReplicaMain& fn,
   const absl::Status thrown =
       TorchToStatus("an exception", [&] { result = fn(ranks, environment); });
   if (!thrown.ok()) result = thrown;
-  // Before it is destroyed, which would tell the others less. All ranks stop
-  // alike when they are asked to; nobody waits.
-  if (!result.ok() && !absl::IsCancelled(result)) ranks->Abort(result);
+  // Before it is destroyed, which would tell the others less. Where all return
+  // alike nobody waits, and some may have to hear of it yet.
+  const bool is_alone = !absl::IsCancelled(result) && !IsAgreed(result);
+  if (!result.ok() && is_alone) ranks->Abort(result);
   return result;
 }
 

@@ -463,10 +463,10 @@ absl::Status RunRank(const TrainOptions& options, const RankContext& context) {
     status = RankRun(options, context).Run();
   });
   status.Update(guarded);
-  // All ranks stop alike when they are asked to; nobody waits.
-  if (!status.ok() && !absl::IsCancelled(status)) {
-    context.communicator->Abort(status);
-  }
+  // Where all return alike nobody waits, and some may have to hear of it yet.
+  const bool is_alone =
+      !absl::IsCancelled(status) && !fsdp::comm::IsAgreed(status);
+  if (!status.ok() && is_alone) context.communicator->Abort(status);
   return status;
 }
 

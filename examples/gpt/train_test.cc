@@ -327,9 +327,9 @@ TEST_F(TrainTest, ARunThatIsToldToEndSavesFirst) {
     EXPECT_THAT(
         again.output(),
         AllOf(HasSubstr("goes on after step " + step),
-              HasSubstr("\n--seed=7: the checkpoint is of a run "
+              HasSubstr("--seed=7: the checkpoint is of a run "
                         "with --seed="),
-              Not(HasSubstr("\n--data")),
+              Not(HasSubstr("--data")),
               HasSubstr("nothing to train: the checkpoint has step " + step)));
     ChildProcess refused(Command({backend, "--data=count", save}));
     EXPECT_EQ(refused.Wait(), kUsageErrorExitCode);
@@ -441,7 +441,7 @@ TEST_F(TrainTest, FilesToWriteAreTriedBeforeTheTraining) {
   ChildProcess train(
       Command({"--backend=gloo", "--data=count", "--steps=1000000000",
                absl::StrCat("--export=", directory_)}));
-  EXPECT_EQ(train.Wait(), 1);
+  EXPECT_EQ(train.Wait(), kUsageErrorExitCode);
   EXPECT_THAT(train.output(),
               HasSubstr(absl::StrCat(directory_, " is there already")));
 }
