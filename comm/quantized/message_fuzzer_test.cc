@@ -9,9 +9,10 @@ namespace fsdp::comm {
 namespace {
 
 TEST(MessageFuzzerTest, TheCorpusAndMutationsOfIt) {
-  fsdp::testing::ReplayFuzzer(LLVMFuzzerTestOneInput,
-                              fsdp::testing::ReadCorpus("comm/quantized/message_corpus"),
-                              /*mutations=*/2000);
+  fsdp::testing::ReplayFuzzer(
+      LLVMFuzzerTestOneInput,
+      fsdp::testing::ReadCorpus("comm/quantized/message_corpus"),
+      /*mutations=*/2000);
 }
 
 }  // namespace

@@ -9,9 +9,10 @@ namespace fsdp::comm {
 namespace {
 
 TEST(CallFuzzerTest, TheCorpusAndMutationsOfIt) {
-  fsdp::testing::ReplayFuzzer(LLVMFuzzerTestOneInput,
-                              fsdp::testing::ReadCorpus("comm/tests/call_corpus"),
-                              /*mutations=*/3000);
+  fsdp::testing::ReplayFuzzer(
+      LLVMFuzzerTestOneInput,
+      fsdp::testing::ReadCorpus("comm/tests/call_corpus"),
+      /*mutations=*/3000);
 }
 
 }  // namespace

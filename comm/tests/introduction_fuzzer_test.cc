@@ -9,9 +9,10 @@ namespace fsdp::comm {
 namespace {
 
 TEST(IntroductionFuzzerTest, TheCorpusAndMutationsOfIt) {
-  fsdp::testing::ReplayFuzzer(LLVMFuzzerTestOneInput,
-                              fsdp::testing::ReadCorpus("comm/tests/introduction_corpus"),
-                              /*mutations=*/300);
+  fsdp::testing::ReplayFuzzer(
+      LLVMFuzzerTestOneInput,
+      fsdp::testing::ReadCorpus("comm/tests/introduction_corpus"),
+      /*mutations=*/300);
 }
 
 }  // namespace

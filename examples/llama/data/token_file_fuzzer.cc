@@ -55,8 +55,8 @@ void CheckTokens(const TokenFile& file) {
   for (size_t i = 0; read.ok() && i < tokens.size(); ++i) {
     FSDP_CHECK(tokens[i] >= 0 && tokens[i] < file.description().vocab_size);
     int64_t again = -1;
-    FSDP_CHECK(file.Read(static_cast<int64_t>(i), absl::MakeSpan(&again, 1))
-                   .ok());
+    FSDP_CHECK(
+        file.Read(static_cast<int64_t>(i), absl::MakeSpan(&again, 1)).ok());
     FSDP_CHECK(again == tokens[i]);
   }
 }

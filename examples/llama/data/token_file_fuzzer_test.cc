@@ -9,9 +9,10 @@ namespace llama {
 namespace {
 
 TEST(TokenFileFuzzerTest, TheCorpusAndMutationsOfIt) {
-  fsdp::testing::ReplayFuzzer(LLVMFuzzerTestOneInput,
-                              fsdp::testing::ReadCorpus("examples/llama/data/token_file_corpus"),
-                              /*mutations=*/1000);
+  fsdp::testing::ReplayFuzzer(
+      LLVMFuzzerTestOneInput,
+      fsdp::testing::ReadCorpus("examples/llama/data/token_file_corpus"),
+      /*mutations=*/1000);
 }
 
 }  // namespace
