@@ -12,7 +12,9 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,7 +24,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/dcp_files.h"
+#include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -68,11 +70,10 @@ class Training {
     nn::Sequential net(nn::Linear(nn::LinearOptions(7, 5)), nn::Tanh(),
                        nn::Linear(nn::LinearOptions(5, 3).bias(false)));
     std::unique_ptr<Training> training(new Training);
+    training->world_ =
+        std::shared_ptr<comm::Communicator>(&world, [](comm::Communicator*) {});
     FSDP_ASSIGN_OR_RETURN(training->model_,
-                          FullyShard(net,
-                                     std::shared_ptr<comm::Communicator>(
-                                         &world, [](comm::Communicator*) {}),
-                                     Options()));
+                          FullyShard(net, training->world_, Options()));
     FSDP_ASSIGN_OR_RETURN(
         training->optimizer_,
         MakeOptimizer(optimizer, training->model_->Parameters()));
@@ -84,6 +85,11 @@ class Training {
     run.model = model_.get();
     run.optimizer = optimizer_.get();
     return run;
+  }
+
+  absl::StatusOr<std::unique_ptr<Checkpointer>> Open(
+      const std::string& folder) {
+    return Checkpointer::Open(folder, world_);
   }
 
   // The losses of steps from `first` on.
@@ -104,6 +110,7 @@ class Training {
  private:
   Training() = default;
 
+  std::shared_ptr<comm::Communicator> world_;
   FullyShardedDataParallel<torch::nn::SequentialImpl> model_ = nullptr;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
@@ -127,18 +134,23 @@ absl::StatusOr<std::vector<double>> Run(
 
 }  // namespace
 
-absl::StatusOr<std::vector<double>> ExportAndGoOn(const DcpRun& run) {
-  return Run(run.optimizer, [&run](Training& training) {
+absl::StatusOr<std::vector<double>> SaveAndGoOn(const DcpRun& run) {
+  return Run(run.optimizer, [&run](Training& training) -> absl::Status {
     training.Steps(0);
-    ExportDcpOptions options;
-    options.torchtitan = run.torchtitan;
-    return ExportDcp(run.folder, training.AsRun(), options);
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, training.Open(run.folder));
+    return checkpoints->Save(kSteps, training.AsRun());
   });
 }
 
 absl::StatusOr<std::vector<double>> LoadAndGoOn(const DcpRun& run) {
-  return Run(run.optimizer, [&run](Training& training) {
-    return LoadDcp(run.folder, training.AsRun());
+  return Run(run.optimizer, [&run](Training& training) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, training.Open(run.folder));
+    TrainingRun loaded = training.AsRun();
+    FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
+                          checkpoints->LoadLatest(loaded));
+    if (step == kSteps) return absl::OkStatus();
+    return absl::InternalError(
+        absl::StrCat(run.folder, " is at step ", step.value_or(0)));
   });
 }
 

@@ -1,5 +1,6 @@
-// A small training on three ranks that FSDP2 takes over, or takes from it.
-// check_with_python.py has the same model, data and optimizers.
+// A small training on three ranks that FSDP2 takes over, or takes from it, by
+// way of tools/interop/dcp.py. check_with_python.py has the same model, data
+// and optimizers.
 #ifndef CHECKPOINT_TESTING_DCP_RUN_H_
 #define CHECKPOINT_TESTING_DCP_RUN_H_
 
@@ -11,15 +12,14 @@
 namespace fsdp::checkpoint::testing {
 
 struct DcpRun {
-  std::string folder;
-  std::string optimizer;    // "AdamW", "Adam", "SGD"
-  bool torchtitan = false;  // of ExportAndGoOn(): its names
+  std::string folder;     // of checkpoints
+  std::string optimizer;  // "AdamW", "Adam", "SGD"
 };
 
-// Five steps, ExportDcp(), and the losses of five further ones.
-absl::StatusOr<std::vector<double>> ExportAndGoOn(const DcpRun& run);
+// Five steps, a checkpoint, and the losses of five further ones.
+absl::StatusOr<std::vector<double>> SaveAndGoOn(const DcpRun& run);
 
-// LoadDcp() of what has made five steps, and the losses of five further ones.
+// From a checkpoint of five steps: the losses of five further ones.
 absl::StatusOr<std::vector<double>> LoadAndGoOn(const DcpRun& run);
 
 }  // namespace fsdp::checkpoint::testing
