@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
@@ -38,6 +39,7 @@ using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::comm::testing::RunRefusedRanks;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::Each;
@@ -160,9 +162,8 @@ TEST(ClipGradNormTest, TheNormIsFloat64WhereAShardIs) {
                             ClipGradNorm(communicator, shards, {}));
       const at::ScalarType expected =
           dtype == at::kDouble ? at::kDouble : at::kFloat;
-      return norm.dim() == 0 && norm.scalar_type() == expected
-                 ? absl::OkStatus()
-                 : absl::InternalError("another kind of tensor");
+      FSDP_RETURN_IF_ERROR(CheckThat(norm.dim(), 0, "dimensions of the norm"));
+      return CheckThat(norm.scalar_type(), expected, "dtype of the norm");
     }));
   }
 }
@@ -208,7 +209,7 @@ TEST(ClipGradNormTest, NoGradientOnAnyRankIsANormOfZero) {
       for (const auto* shards : {&none, &undefined}) {
         FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
                               ClipGradNorm(communicator, *shards, options));
-        if (norm.item<double>() != 0) return absl::InternalError("not 0");
+        FSDP_RETURN_IF_ERROR(CheckThat(norm.item<double>(), 0, "norm"));
       }
     }
     return absl::OkStatus();
@@ -265,10 +266,12 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
             FSDP_ASSIGN_OR_RETURN(
                 const at::Tensor norm,
                 ClipGradNorm(communicator, shards, torch_like));
-            if (std::isnan(bad) != std::isnan(norm.item<double>()) ||
-                std::isfinite(norm.item<double>())) {
-              return absl::InternalError("another norm");
-            }
+            FSDP_RETURN_IF_ERROR(CheckThat(
+                norm.item<double>(),
+                std::isnan(bad)
+                    ? ::testing::Matcher<double>(::testing::IsNan())
+                    : ::testing::Truly([](double x) { return std::isinf(x); }),
+                "norm"));
             return refused;
           });
       EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kFailedPrecondition,

@@ -12,6 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -23,6 +25,7 @@
 namespace fsdp {
 namespace {
 
+using ::fsdp::testing::CheckThat;
 using ::testing::ElementsAre;
 
 // A shard with that gradient, which may be undefined.
@@ -128,17 +131,16 @@ TEST(GroupGradientsTest, ClippingSeesAndScalesEachElementOnce) {
           options.norm_type = p;
           const auto norm = ClipGradNorm(world, shards, options);
           if (!norm.ok()) return norm.status();
-          if (std::abs(norm->item<double>() - expected) > 1e-5 * expected) {
-            return absl::InternalError("norm");
-          }
+          FSDP_RETURN_IF_ERROR(CheckThat(
+              norm->item<double>(),
+              ::testing::DoubleNear(expected, 1e-5 * expected), "norm"));
           at::Tensor clipped = flat_of(world.rank());
           clipped.narrow(0, 2, 24).mul_(0.5);
           if (!flat.allclose(clipped, 1e-5, 1e-7)) {
             return absl::InternalError("gradients");
           }
-          return shards[1].shard.grad()._version() > version
-                     ? absl::OkStatus()
-                     : absl::InternalError("the write is not counted");
+          return CheckThat(shards[1].shard.grad()._version(),
+                           ::testing::Gt(version), "count of writes");
         }));
   }
 }
