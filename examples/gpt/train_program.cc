@@ -269,7 +269,9 @@ int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
       environment->started_by != fsdp::comm::StartedBy::kNobody ||
       (is_alone &&
        (is_replica || options->device == Device::kCuda || !threads));
-  const StopRequest stop;
+  // Ranks that are told to end save before they do.
+  const StopRequest stop(options->save.empty() ? absl::Seconds(10)
+                                               : absl::Minutes(2));
   if (!is_rank && !threads) return Launch(*options, counts, argc, argv);
   return fsdp::comm::TellEnd(is_rank ? RunProcess(*options, *environment, stop,
                                                   argv[0], nccl_on, hooks)
