@@ -103,7 +103,12 @@ class RankRun {
   absl::Status OpenOutputs() {
     if (!IsFirst()) return absl::OkStatus();
     if (!context_.is_restarted) {
-      FSDP_RETURN_IF_ERROR(CheckExport(options_, communicator_.world_size()));
+      const absl::Status free =
+          CheckExport(options_, communicator_.world_size());
+      // Another replica may look at the same time.
+      const bool is_watched =
+          context_.replica.join && absl::IsFailedPrecondition(free);
+      if (!is_watched) FSDP_RETURN_IF_ERROR(free);
     }
     if (!options_.json.empty()) {
       FSDP_ASSIGN_OR_RETURN(fsdp::OutputFile file,

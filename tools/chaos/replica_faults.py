@@ -33,17 +33,6 @@ def _speed_up(job: Job) -> None:
     (job.folder / "slow").unlink()
 
 
-def _await_begin(job: Job, plan: Plan) -> Dict[int, int]:
-    """Until all have finished a step together: in which life each has. On a busy machine, whose ranks may come too late to
-    meet, it need not be the first."""
-    names = " ".join(rf"{replica}\.(\d+)" for replica in range(job.setup.replicas))
-    match = job.await_text(rf"from step \d+ on replicas {names}$", AWAY_S)
-    if match is None:
-        plan.defects.append("no step was finished by all replicas")
-        return dict.fromkeys(range(job.setup.replicas), 1)
-    return {replica: int(life) for replica, life in enumerate(match.groups())}
-
-
 def _await_members(job: Job, lives: Dict[int, int], plan: Plan) -> bool:
     """Until these have finished a step, each replica in that life of it."""
     names = " ".join(f"{replica}.{life}" for replica, life in sorted(lives.items()))
@@ -82,7 +71,8 @@ def _signal_one(number: int, name: str) -> Callable[[Trial], Plan]:
         plan = Plan(f"rank {rank} of replica {replica}, {delay:.3f} s after all have begun", victims={rank})
 
         def strike(job: Job) -> float:
-            lives = _await_begin(job, plan)
+            lives = {0: 1, 1: 1}
+            _await_members(job, lives, plan)
             time.sleep(delay)
             victim = _find(job, lambda member: (member.replica, member.rank) == (replica, rank))
             when = _lose(job, plan, lives, replica, lambda: os.kill(victim.pid, number))
@@ -126,10 +116,11 @@ def _replica_join(trial: Trial) -> Plan:
     plan = Plan(f"replica {first}, then replica {second} {delay:.3f} s after the first was started again", victims={0})
 
     def strike(job: Job) -> float:
-        lives = _await_begin(job, plan)
+        lives = {0: 1, 1: 1, 2: 1}
+        _await_members(job, lives, plan)
         os.kill(_find(job, lambda member: member.replica == first).pid, signal.SIGKILL)
         lives[first] += 1
-        _find(job, lambda member: (member.replica, member.restart) == (first, lives[first] - 1))
+        _find(job, lambda member: (member.replica, member.restart) == (first, 1))
         time.sleep(delay)
         now = time.time()
         os.kill(_find(job, lambda member: member.replica == second).pid, signal.SIGKILL)
@@ -149,7 +140,8 @@ def _replica_launcher(trial: Trial) -> Plan:
     plan = Plan(f"replica {replica}, {delay:.3f} s after all have begun", victims=set(range(trial.setup.ranks)))
 
     def strike(job: Job) -> float:
-        lives = _await_begin(job, plan)
+        lives = {0: 1, 1: 1}
+        _await_members(job, lives, plan)
         time.sleep(delay)
         rank = _find(job, lambda member: member.replica == replica)
         launcher = next(pid for pid in children_of(job.processes[0].pid) if rank.pid in children_of(pid))
@@ -166,7 +158,7 @@ def _replica_keeper(trial: Trial) -> Plan:
     delay = trial.draw.uniform(0, 0.5)
 
     def strike(job: Job) -> float:
-        job.await_text(r"from step \d+ on replicas 0\.\d+ 1\.\d+$", AWAY_S)
+        job.await_text(r"from step \d+ on replicas 0\.1 1\.1$", AWAY_S)
         time.sleep(delay)
         keeper = next(pid for pid in children_of(job.processes[0].pid) if not children_of(pid))
         now = time.time()

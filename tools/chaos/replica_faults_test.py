@@ -5,7 +5,6 @@ import pathlib
 import tempfile
 import unittest
 
-import faults
 import jobs
 import replica_faults
 
@@ -56,16 +55,6 @@ class ReplicaFaultsTest(unittest.TestCase):
         self.addCleanup(job.kill)
         self.assertTrue(job.await_end(20))
         return replica_faults.compare_with_replay(job)
-
-    def test_replicas_may_begin_in_a_later_life(self):
-        program = self.folder / "program"
-        program.write_text("#!/bin/sh\necho from step 1 on replicas 0.1\necho from step 3 on replicas 0.2 1.1\n")
-        program.chmod(0o755)
-        job = jobs.Job(jobs.Setup(program, [], 2, {}, replicas=2), self.folder)
-        self.addCleanup(job.kill)
-        plan = faults.Plan("")
-        self.assertEqual(replica_faults._await_begin(job, plan), {0: 2, 1: 1})
-        self.assertEqual(plan.defects, [])
 
     def test_a_replay_is_the_same(self):
         self.assertEqual(self.defects("", True), [])
