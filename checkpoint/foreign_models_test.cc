@@ -283,13 +283,17 @@ TEST(TwiceTest, MistralsOtherModelIsLeftAlone) {
   }
 }
 
-TEST(OthersTest, AFolderOfPicklesSaysHowToConvert) {
-  const std::string folder = EmptyFolder("bin_only");
-  std::ofstream(folder + "/pytorch_model.bin") << "PK";
+TEST(OthersTest, FoldersOfPyTorchSayHowToConvert) {
   TiedImpl tied;
-  EXPECT_THAT(
-      LoadModel(folder, tied),
-      StatusIs(Code::kNotFound, HasSubstr("checkpoint convert --to=hf")));
+  for (const auto& [file, how] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"pytorch_model.bin", "`tools/interop/dcp.py model`"},
+           {".metadata", "`tools/interop/dcp.py import`"}}) {
+    const std::string folder = EmptyFolder("of_pytorch");
+    std::ofstream(absl::StrCat(folder, "/", file)) << "PK";
+    EXPECT_THAT(LoadModel(folder, tied),
+                StatusIs(Code::kNotFound, HasSubstr(how)));
+  }
 }
 
 TEST(TwiceTest, TheIndexDecides) {

@@ -44,11 +44,10 @@ struct LoadModelOptions {
 };
 
 // Fills the parameters and buffers of `module`, which may be sharded. `path`: a
-// safetensors file; an index; or a folder with an index, "model.safetensors",
-// files of ranks, or what torch.distributed.checkpoint has written, also for
-// torchtitan or Megatron, of which the model counts. Floating-point values are
-// cast to the model's dtypes. A module made under DeferredInit that is not
-// sharded gets its values first.
+// safetensors file; an index; or a folder with an index, "model.safetensors" or
+// files of ranks. tools/interop/dcp.py makes one of what PyTorch has saved
+// otherwise. Floating-point values are cast to the model's dtypes. A module
+// made under DeferredInit that is not sharded gets its values first.
 //
 // Collective where the module is sharded: what one rank cannot do all return,
 // "rank 2: " in front. NotFound: no such files. InvalidArgument, with nothing

@@ -17,7 +17,6 @@
 #include "base/status_macros.h"
 #include "checkpoint/catalog/safetensors_catalog.h"
 #include "checkpoint/catalog/shard_files.h"
-#include "checkpoint/dcp/dcp_catalog.h"
 #include "checkpoint/files/file_names.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
@@ -52,6 +51,22 @@ absl::StatusOr<std::vector<std::string>> ReadBytes(
         return absl::OkStatus();
       }));
   return texts;
+}
+
+// Of the files of a folder, for an error.
+std::string HowToConvert(const std::vector<std::string>& names) {
+  if (absl::c_linear_search(names, ".metadata")) {
+    return "; it is a checkpoint of torch.distributed.checkpoint, of which "
+           "`tools/interop/dcp.py import` makes a model, or a checkpoint of "
+           "ours";
+  }
+  const bool has_pickle = absl::c_any_of(names, [](const std::string& name) {
+    return absl::EndsWith(name, ".bin") || absl::EndsWith(name, ".pt") ||
+           absl::EndsWith(name, ".pth");
+  });
+  return has_pickle ? "; `tools/interop/dcp.py model` makes safetensors of "
+                      "what torch.save() wrote"
+                    : "";
 }
 
 }  // namespace
@@ -245,20 +260,9 @@ absl::StatusOr<Catalog> SourceFolder::ReadModel() const {
     return ReadAll({usual});
   }
   if (!weights.empty()) return ReadAll(weights);
-  if (std::find(names.begin(), names.end(), kDcpMetadataFile) != names.end()) {
-    DcpCatalogOptions options;
-    options.model_only = true;
-    return ReadDcpCatalog(files_, root_, options);
-  }
-  const bool has_pickle = absl::c_any_of(names, [](const std::string& name) {
-    return absl::EndsWith(name, ".bin") || absl::EndsWith(name, ".pt");
-  });
-  return absl::NotFoundError(absl::StrCat(
-      root_, " has no model: neither *", kIndexEnding, " nor *", kEnding,
-      " nor ", kDcpMetadataFile, " is there",
-      has_pickle ? "; `checkpoint convert --to=hf` makes safetensors of a file "
-                   "of torch.save(), Python's save_pretrained() of several"
-                 : ""));
+  return absl::NotFoundError(absl::StrCat(root_, " has no model: neither *",
+                                          kIndexEnding, " nor *", kEnding,
+                                          " is there", HowToConvert(names)));
 }
 
 absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::Open(

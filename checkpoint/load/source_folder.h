@@ -48,10 +48,9 @@ class SourceFolder {
   absl::StatusOr<Catalog> ReadStem(const std::string& stem) const;
 
   // What there is: an index, "model.safetensors" (before "consolidated...", the
-  // same model under other names), any other safetensors files,
-  // such as torch.distributed.checkpoint writes for each rank, or its other
-  // format's `.metadata`, of which the model alone. NotFound, with what was
-  // looked for.
+  // same model under other names), or any other safetensors files,
+  // such as torch.distributed.checkpoint writes for each rank. NotFound, with
+  // what was looked for, and what converts what is there.
   absl::StatusOr<Catalog> ReadModel() const;
   // Of one file, or of those of an index.
   absl::StatusOr<Catalog> ReadFileOrIndex(const std::string& name) const;

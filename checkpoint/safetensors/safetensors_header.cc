@@ -27,11 +27,11 @@ constexpr int64_t kMaxValues = 1 << 20;
 // How others begin.
 constexpr std::pair<absl::string_view, absl::string_view> kOthers[] = {
     {"PK\x03\x04",
-     "a zip, as torch.save() writes it: `checkpoint convert --to=hf` makes "
+     "a zip, as torch.save() writes it: `tools/interop/dcp.py model` makes "
      "safetensors of it"},
     {"\x80\x02",
-     "a pickle, as torch.save() wrote it before PyTorch 1.6: load it in Python "
-     "and write it as safetensors"},
+     "a pickle, as torch.save() wrote it before PyTorch 1.6: "
+     "`tools/interop/dcp.py model` makes safetensors of it"},
     {"version ",
      "a pointer of Git LFS: fetch the file that it names (git lfs pull)"}};
 

@@ -162,28 +162,6 @@ std::vector<Box> RangeToBoxes(absl::Span<const int64_t> shape, int64_t begin,
   return cutter.Take();
 }
 
-std::vector<Box> SplitBox(absl::Span<const int64_t> shape, const Box& box,
-                          int64_t max_elements) {
-  FSDP_CHECK(max_elements >= 1);
-  if (box.Numel() <= max_elements) return {box};
-  // The first dimension of more than one row; it is there, or the box would
-  // have one element.
-  size_t dim = 0;
-  while (box.sizes[dim] == 1) ++dim;
-  const int64_t inner = Product(shape.subspan(dim + 1));
-  const int64_t rows = std::max<int64_t>(1, max_elements / inner);
-  std::vector<Box> pieces;
-  for (int64_t first = 0; first < box.sizes[dim]; first += rows) {
-    Box piece = box;
-    piece.offsets[dim] += first;
-    piece.sizes[dim] = std::min(rows, box.sizes[dim] - first);
-    for (Box& part : SplitBox(shape, piece, max_elements)) {
-      pieces.push_back(std::move(part));
-    }
-  }
-  return pieces;
-}
-
 absl::Status CheckInBounds(absl::Span<const int64_t> shape, const Box& box) {
   bool inside =
       box.offsets.size() == shape.size() && box.sizes.size() == shape.size();

@@ -34,11 +34,6 @@ struct Box {
 std::vector<Box> RangeToBoxes(absl::Span<const int64_t> shape, int64_t begin,
                               int64_t end);
 
-// A box of RangeToBoxes() by rows, or what rows are made of, in pieces of at
-// most `max_elements` >= 1, in the order of the elements.
-std::vector<Box> SplitBox(absl::Span<const int64_t> shape, const Box& box,
-                          int64_t max_elements);
-
 // InvalidArgument, saying how: a box that is not one of a tensor of this shape.
 absl::Status CheckInBounds(absl::Span<const int64_t> shape, const Box& box);
 

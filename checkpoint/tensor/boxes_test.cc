@@ -96,28 +96,6 @@ TEST(RangeToBoxesTest, EveryRangeOfManyShapes) {
   }
 }
 
-TEST(SplitBoxTest, PiecesAreSmallAndInOrder) {
-  const Shape shapes[] = {{},        {1},       {7},         {3, 5},
-                          {1, 1, 4}, {2, 3, 4}, {3, 1, 2, 2}};
-  for (const Shape& shape : shapes) {
-    const int64_t numel = Numel(shape);
-    for (int64_t begin = 0; begin <= numel; ++begin) {
-      for (int64_t end = begin; end <= numel; ++end) {
-        int64_t at = begin;
-        for (const Box& box : RangeToBoxes(shape, begin, end)) {
-          for (const Box& piece : SplitBox(shape, box, 3)) {
-            EXPECT_LE(piece.Numel(), 3);
-            for (const int64_t element : ElementsOf(shape, piece)) {
-              ASSERT_EQ(element, at++);
-            }
-          }
-        }
-        EXPECT_EQ(at, end);
-      }
-    }
-  }
-}
-
 TEST(BoxTest, Numel) {
   EXPECT_EQ(Box{}.Numel(), 1);
   EXPECT_EQ((Box{{0, 0}, {3, 5}}).Numel(), 15);

@@ -6,12 +6,10 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -19,56 +17,20 @@
 #include "base/status_macros.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/catalog/shard_files.h"
-#include "checkpoint/dcp/dcp_catalog.h"
-#include "checkpoint/dcp/metadata.h"
-#include "checkpoint/dcp/writer.h"
 #include "checkpoint/files/file_names.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/real_file_system.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/huggingface/file_plan.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
-#include "checkpoint/torch_archive/archive_layout.h"
-#include "checkpoint/torch_archive/archive_reader.h"
-#include "checkpoint/torch_archive/crc32.h"
-#include "checkpoint/torch_archive/testing/memory_file.h"
-#include "checkpoint/torch_archive/value.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
 
 // Small, so that there are several.
 constexpr int64_t kMaxFileBytes = 4096;
-constexpr int64_t kMaxChunkBytes = 1000;
-
-absl::StatusOr<std::vector<SampleTensor>> ReadArchiveSample(
-    const std::string& path) {
-  const std::string file = ReadWholeFile(path);
-  FSDP_ASSIGN_OR_RETURN(
-      const Value value,
-      ReadArchive(ReadFrom(file), 0, static_cast<int64_t>(file.size())));
-  if (value.dict() == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " has no dict"));
-  }
-  std::vector<SampleTensor> tensors;
-  for (const auto& [key, item] : value.dict()->items) {
-    const auto* const name = std::get_if<std::string>(&key.is);
-    const ArchiveTensor* const tensor = item.tensor();
-    if (name == nullptr || tensor == nullptr || !tensor->IsContiguous()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, " has what is no tensor in order"));
-    }
-    SampleTensor sample{{*name, tensor->dtype, tensor->shape}, ""};
-    FSDP_ASSIGN_OR_RETURN(const int64_t bytes, BytesOf(sample.info));
-    sample.bytes = file.substr(static_cast<size_t>(tensor->FirstByte()),
-                               static_cast<size_t>(bytes));
-    tensors.push_back(std::move(sample));
-  }
-  return tensors;
-}
 
 absl::StatusOr<std::vector<SampleTensor>> ReadCatalog(
     const SourceFolder& folder, const Catalog& catalog) {
@@ -156,67 +118,16 @@ absl::Status WriteShards(absl::Span<const SampleTensor> tensors,
   return absl::OkStatus();
 }
 
-std::string Fill(const DcpRankFile& layout,
-                 absl::Span<const SampleTensor> samples,
-                 absl::Span<const DcpWriteTensor> tensors) {
-  std::string file(static_cast<size_t>(layout.bytes), '\0');
-  for (const DcpFileChunk& chunk : layout.chunks) {
-    const SampleTensor& sample = samples[chunk.tensor];
-    const int64_t first = chunk.first * ItemBytes(sample.info.dtype);
-    const std::string bytes = sample.bytes.substr(first, chunk.bytes);
-    file.replace(chunk.payload, chunk.bytes, bytes);
-    for (const ArchivePiece& piece :
-         FrameDcpChunk(tensors[chunk.tensor], chunk, Crc32(bytes))) {
-      file.replace(piece.offset, piece.bytes.size(), piece.bytes);
+// As zlib has it.
+uint32_t Crc32(const std::string& bytes) {
+  uint32_t sum = ~uint32_t{0};
+  for (const char byte : bytes) {
+    sum ^= static_cast<unsigned char>(byte);
+    for (int bit = 0; bit < 8; ++bit) {
+      sum = sum >> 1 ^ (sum % 2 == 1 ? 0xedb88320U : 0U);
     }
   }
-  return file;
-}
-
-absl::Status WriteDcp(absl::Span<const SampleTensor> samples,
-                      const std::string& folder, int ranks) {
-  std::vector<DcpWriteTensor> tensors;
-  for (const SampleTensor& sample : samples) {
-    const DcpPath path = {"model", sample.info.name};
-    tensors.push_back({sample.info, path});
-    tensors.back().info.name = DcpName(path);
-  }
-  std::vector<DcpRankFile> layouts;
-  for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<DcpRange> ranges;
-    for (size_t i = 0; i < samples.size(); ++i) {
-      FSDP_ASSIGN_OR_RETURN(const int64_t numel, NumelOf(samples[i].info));
-      const auto [begin, end] = PartOf(numel, rank, ranks);
-      if (begin < end || (numel == 0 && rank == 0)) {
-        ranges.push_back({static_cast<int>(i), begin, end});
-      }
-    }
-    FSDP_ASSIGN_OR_RETURN(
-        DcpRankFile layout,
-        LayOutDcpFile(rank, tensors, ranges, {}, kMaxChunkBytes));
-    FSDP_RETURN_IF_ERROR(
-        Save(JoinPath(folder, layout.name), Fill(layout, samples, tensors)));
-    layouts.push_back(std::move(layout));
-  }
-  FSDP_ASSIGN_OR_RETURN(const std::string metadata,
-                        DcpMetadataBytes(tensors, {}, layouts));
-  return Save(JoinPath(folder, kDcpMetadataFile), metadata);
-}
-
-absl::Status WriteArchive(absl::Span<const SampleTensor> tensors,
-                          const std::string& path) {
-  Value::Dict dict;
-  std::vector<std::string> payloads;
-  for (const SampleTensor& tensor : tensors) {
-    ArchiveTensor value;
-    value.dtype = tensor.info.dtype;
-    value.shape = tensor.info.shape;
-    dict.items.push_back({Value{tensor.info.name}, Value{std::move(value)}});
-    payloads.push_back(tensor.bytes);
-  }
-  FSDP_ASSIGN_OR_RETURN(const ArchiveLayout layout,
-                        ArchiveLayout::Create(Value{std::move(dict)}));
-  return Save(path, Assemble(layout, payloads));
+  return ~sum;
 }
 
 }  // namespace
@@ -266,10 +177,6 @@ absl::StatusOr<std::vector<SampleTensor>> ReadSample(const std::string& path) {
     FSDP_ASSIGN_OR_RETURN(const Catalog catalog, folder.ReadModel());
     return ReadCatalog(folder, catalog);
   }
-  if (!absl::EndsWith(path, ".safetensors") &&
-      !absl::EndsWith(path, ".index.json")) {
-    return ReadArchiveSample(path);
-  }
   const SourceFolder folder(files, FolderOf(path), /*sums=*/nullptr);
   FSDP_ASSIGN_OR_RETURN(const Catalog catalog,
                         folder.ReadFileOrIndex(std::string(LastPart(path))));
@@ -279,9 +186,7 @@ absl::StatusOr<std::vector<SampleTensor>> ReadSample(const std::string& path) {
 absl::Status WriteSample(absl::Span<const SampleTensor> tensors,
                          absl::string_view format, const std::string& path,
                          int ranks) {
-  if (format == "torch") return WriteArchive(tensors, path);
   FSDP_RETURN_IF_ERROR(RealFileSystem().MakeFolder(path).status());
-  if (format == "dcp") return WriteDcp(tensors, path, ranks);
   FilePlanOptions options;
   if (format == "safetensors") return WriteHuggingFace(tensors, path, options);
   options.max_file_bytes = kMaxFileBytes;

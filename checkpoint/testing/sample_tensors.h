@@ -27,12 +27,12 @@ std::string LineOf(const SampleTensor& tensor);
 std::vector<SampleTensor> PatternTensors();
 
 // Of a folder: what SourceFolder::ReadModel() finds. Of a file: of its index,
-// of a safetensors file, or of a dict of tensors that torch.save() wrote.
+// or of a safetensors file.
 absl::StatusOr<std::vector<SampleTensor>> ReadSample(const std::string& path);
 
 // "safetensors": one file in the folder `path`; "huggingface": several and an
 // index; "shards": files of each of `ranks`, which have equal parts of each
-// tensor; "dcp": DCP, in the item "model"; "torch": the file `path`, by itself.
+// tensor.
 absl::Status WriteSample(absl::Span<const SampleTensor> tensors,
                          absl::string_view format, const std::string& path,
                          int ranks);

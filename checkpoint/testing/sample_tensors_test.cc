@@ -30,8 +30,7 @@ std::vector<std::string> Lines(const std::vector<SampleTensor>& tensors) {
 
 TEST(SampleTensorsTest, EveryFormatIsReadBack) {
   const std::vector<SampleTensor> tensors = PatternTensors();
-  for (const std::string format :
-       {"safetensors", "huggingface", "shards", "dcp", "torch"}) {
+  for (const std::string format : {"safetensors", "huggingface", "shards"}) {
     for (const int ranks : {1, 2, 3}) {
       const std::string path =
           JoinPath(::testing::TempDir(), absl::StrCat(format, ranks));
@@ -52,7 +51,7 @@ TEST(SampleTensorsTest, FilesThatAreLinks) {
   const std::vector<SampleTensor> tensors = PatternTensors();
   const std::string blobs = JoinPath(::testing::TempDir(), "blobs");
   const std::string links = JoinPath(::testing::TempDir(), "links");
-  for (const std::string format : {"safetensors", "huggingface", "dcp"}) {
+  for (const std::string format : {"safetensors", "huggingface"}) {
     ASSERT_OK(WriteSample(tensors, format, blobs + format, 2));
     std::filesystem::create_directory(links + format);
     for (const auto& file :
@@ -70,19 +69,16 @@ TEST(SampleTensorsTest, FilesThatAreLinks) {
 // What tools/checks/checkpoint_with_python has recorded, and what Python's
 // libraries said that they had written.
 TEST(SampleTensorsTest, WhatPythonWrote) {
-  for (const std::string sample :
-       {"safetensors", "transformers", "transformers_indexed", "dcp_fsdp2",
-        "dcp_hf_shards", "torch_save"}) {
+  for (const std::string sample : {"safetensors", "transformers",
+                                   "transformers_indexed", "dcp_hf_shards"}) {
     const std::string folder =
         absl::StrCat("checkpoint/testing/data/", sample, "/");
     std::vector<std::string> expected;
     std::ifstream file(folder + "lines.txt");
     for (std::string line; std::getline(file, line);) expected.push_back(line);
     EXPECT_THAT(expected, Not(IsEmpty())) << sample;
-    const std::string path =
-        folder + (sample == "torch_save" ? "model.pt" : "model");
     ASSERT_OK_AND_ASSIGN(const std::vector<SampleTensor> read,
-                         ReadSample(path));
+                         ReadSample(folder + "model"));
     EXPECT_THAT(Lines(read), UnorderedElementsAreArray(expected)) << sample;
   }
 }

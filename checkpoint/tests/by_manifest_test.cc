@@ -27,7 +27,7 @@
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/checkpoint/convert.h"
+#include "tools/checkpoint/consolidate.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
@@ -212,7 +212,8 @@ TEST_F(ByManifestTest, Consolidates) {
   }));
   // One that is being written is none.
   ASSERT_OK(files_.MakeFolder("/run/step-2"));
-  EXPECT_OK(tool::Consolidate(disk_, kRoot, "/out", tool::ConvertOptions()));
+  EXPECT_OK(
+      tool::Consolidate(disk_, kRoot, "/out", tool::ConsolidateOptions()));
   EXPECT_THAT(*disk_.List("/out"), ElementsAre("model.safetensors"));
 }
 

@@ -36,7 +36,7 @@
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/checkpoint/convert.h"
+#include "tools/checkpoint/consolidate.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
@@ -176,8 +176,8 @@ std::map<std::string, std::string> ModelFilesIn(FileSystem& files,
 }
 
 TEST(LayoutTest, ConsolidatedItIsTheSharedOne) {
-  tool::ConvertOptions options;
-  options.write.max_file_bytes = kMaxFileBytes;
+  tool::ConsolidateOptions options;
+  options.max_file_bytes = kMaxFileBytes;
   for (const int ranks : {1, 2, 3}) {
     for (const ModelKind model : {ModelKind::kOdd, ModelKind::kBatchNorm}) {
       SimulatedFileSystem files;

@@ -12,17 +12,13 @@ const FlagSpec kUnchecked = {"unchecked", "",
 const FlagSpec kMaxFileBytes = {
     "max_file_bytes", "N",
     "begin another file before this; default: 5000000000"};
-const FlagSpec kDtype = {"dtype", "NAME",
-                         "cast floats to F32, BF16, F16 or F64, as NAME says"};
 const FlagSpec kPart = {"part", "PART",
                         "\"model\": without the optimizer; or \"all\""};
 
 constexpr char kPaths[] =
-    "  A path is the folder of a checkpoint, of a Hugging Face model, of a\n"
-    "  checkpoint of torch.distributed.checkpoint (DCP), or of a run, which\n"
-    "  means its latest checkpoint; or a file: safetensors, an index, or one "
-    "of\n"
-    "  torch.save().";
+    "  A path is the folder of a checkpoint, of a Hugging Face model, or of a\n"
+    "  run, which means its latest checkpoint; or a file: safetensors, or an\n"
+    "  index.";
 
 }  // namespace
 
@@ -59,21 +55,6 @@ const std::vector<CommandSpec>& Commands() {
        "one Hugging Face model from the safetensors files of single ranks",
        "",
        {kMaxFileBytes, kUnchecked, kProgress}},
-      {"convert",
-       {"IN", "OUT"},
-       "writes a model in another format",
-       "  The tensors of the model alone, neither optimizer nor other values.\n"
-       "  OUT is a folder, of torch a file.",
-       {{"to", "FORMAT", "hf: Hugging Face; dcp; torch: torch.save()"},
-        kDtype,
-        kMaxFileBytes,
-        {"prefix", "TEXT", "only names that begin with it, without it"},
-        {"dcp_item", "KEY",
-         "where a DCP state dict has the model; \"\": at its top, as "
-         "torchtitan;"
-         " default: model"},
-        kUnchecked,
-        kProgress}},
       {"prune",
        {"FOLDER"},
        "removes checkpoints of a run, once the newest one has proved sound",

@@ -76,8 +76,6 @@ class Comparison {
   }
 
   absl::StatusOr<DiffResult> Run() {
-    FSDP_RETURN_IF_ERROR(CheckAllReadable(*a_.source));
-    FSDP_RETURN_IF_ERROR(CheckAllReadable(*b_.source));
     FSDP_ASSIGN_OR_RETURN(a_.reader, ReaderOf(*a_.source));
     FSDP_ASSIGN_OR_RETURN(b_.reader, ReaderOf(*b_.source));
     FSDP_RETURN_IF_ERROR(CompareNames());

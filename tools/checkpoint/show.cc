@@ -111,19 +111,6 @@ absl::StatusOr<std::string> TensorsText(const Catalog& catalog) {
   return Columns(rows, "llrl");
 }
 
-std::string ListText(absl::string_view what,
-                     const std::vector<std::string>& names, bool all) {
-  if (names.empty()) return "";
-  const size_t shown =
-      all ? names.size() : std::min(names.size(), kNamesListed);
-  std::string text = absl::StrCat(what, " (", names.size(), ")\n");
-  for (size_t i = 0; i < shown; ++i) {
-    absl::StrAppend(&text, "  ", Printable(names[i]), "\n");
-  }
-  if (shown < names.size()) absl::StrAppend(&text, "  ... see --tensors\n");
-  return text;
-}
-
 absl::Status NoSuchTensor(const Source& source, const std::string& name) {
   std::vector<std::string> alike;
   for (const StoredTensor& tensor : source.catalog.tensors()) {
@@ -167,8 +154,6 @@ absl::StatusOr<std::string> Show(const Source& source, bool tensors) {
     FSDP_ASSIGN_OR_RETURN(const std::string list, TensorsText(source.catalog));
     absl::StrAppend(&text, list);
   }
-  absl::StrAppend(&text, ListText("no tensors", source.others, tensors),
-                  ListText("cannot be read", source.unreadable, true));
   return text;
 }
 

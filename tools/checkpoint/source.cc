@@ -12,18 +12,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/shard_files.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/checkpoint_names.h"
-#include "checkpoint/dcp/dcp_catalog.h"
-#include "checkpoint/dcp/metadata.h"
-#include "checkpoint/dcp/metadata_reader.h"
 #include "checkpoint/files/file_names.h"
 #include "checkpoint/load/source_folder.h"
-#include "tools/checkpoint/torch_file.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {
@@ -31,7 +26,6 @@ namespace {
 constexpr absl::string_view kEnding = ".safetensors";
 constexpr absl::string_view kIndexEnding = ".safetensors.index.json";
 constexpr char kModelStem[] = "model";
-constexpr int64_t kMaxMetadataBytes = int64_t{512} << 20;
 constexpr absl::string_view kRankFolder = "ranks/";
 
 bool HasName(const std::vector<std::string>& names, absl::string_view name) {
@@ -122,25 +116,6 @@ absl::Status ReadCheckpoint(const SourceOptions& options, Source& source) {
   return absl::OkStatus();
 }
 
-absl::Status ReadDcp(const SourceOptions& options, Source& source) {
-  source.format = Format::kDcp;
-  DcpCatalogOptions dcp;
-  dcp.model_only = options.model_only;
-  FSDP_ASSIGN_OR_RETURN(source.catalog,
-                        ReadDcpCatalog(*source.files, source.folder, dcp));
-  if (options.model_only) return absl::OkStatus();
-  FSDP_ASSIGN_OR_RETURN(
-      std::string bytes,
-      ReadFile(*source.files, JoinPath(source.folder, kDcpMetadataFile),
-               kMaxMetadataBytes));
-  FSDP_ASSIGN_OR_RETURN(const DcpMetadata metadata,
-                        ReadDcpMetadata(std::move(bytes)));
-  for (const auto& [name, place] : metadata.values) {
-    source.others.push_back(name);
-  }
-  return absl::OkStatus();
-}
-
 absl::Status ReadSafetensors(Source& source) {
   const SourceFolder folder(*source.files, source.folder, nullptr);
   FSDP_ASSIGN_OR_RETURN(source.catalog, folder.ReadModel());
@@ -172,8 +147,6 @@ absl::StatusOr<Source> OpenFolder(FileSystem& files, const std::string& path,
   if (HasName(names, kManifestName)) {
     FSDP_ASSIGN_OR_RETURN(source.manifest, ReadManifest(files, path));
     FSDP_RETURN_IF_ERROR(ReadCheckpoint(options, source));
-  } else if (HasName(names, kDcpMetadataFile)) {
-    FSDP_RETURN_IF_ERROR(ReadDcp(options, source));
   } else {
     FSDP_RETURN_IF_ERROR(ReadSafetensors(source));
   }
@@ -182,27 +155,14 @@ absl::StatusOr<Source> OpenFolder(FileSystem& files, const std::string& path,
 
 absl::StatusOr<Source> OpenFile(FileSystem& files, const std::string& path) {
   const absl::string_view name = LastPart(path);
-  if (name == kDcpMetadataFile || absl::EndsWith(name, ".distcp")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " is a part of a checkpoint: name its folder"));
-  }
   Source source;
   source.files = &files;
   source.path = path;
   source.folder = FolderOf(path);
-  FSDP_ASSIGN_OR_RETURN(const bool is_torch, IsTorchFile(files, path));
-  if (is_torch) {
-    source.format = Format::kTorch;
-    FSDP_ASSIGN_OR_RETURN(TorchFile file, ReadTorchFile(files, path));
-    source.catalog = std::move(file.catalog);
-    source.others = std::move(file.others);
-    source.unreadable = std::move(file.unreadable);
-    return source;
-  }
   if (!absl::EndsWith(name, kEnding) && !absl::EndsWith(name, kIndexEnding)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        path, " is no file of torch.save(), nor has it a name that ends with ",
-        kEnding, " or ", kIndexEnding));
+        path, " has no name that ends with ", kEnding, " or ", kIndexEnding,
+        "; tools/interop/dcp.py makes safetensors of PyTorch's files"));
   }
   const SourceFolder folder(files, source.folder, nullptr);
   FSDP_ASSIGN_OR_RETURN(source.catalog,
@@ -219,26 +179,15 @@ absl::string_view NameOf(Format format) {
     case Format::kHuggingFace:
       return "a Hugging Face model";
     case Format::kRankFiles:
-      return "safetensors files of single ranks";
-    case Format::kDcp:
-      return "a checkpoint of torch.distributed.checkpoint";
-    case Format::kTorch:
       break;
   }
-  return "a file of torch.save()";
+  return "safetensors files of single ranks";
 }
 
 absl::StatusOr<Source> OpenSource(FileSystem& files, const std::string& path,
                                   const SourceOptions& options) {
   FSDP_ASSIGN_OR_RETURN(const bool is_folder, IsFolder(files, path));
   return is_folder ? OpenFolder(files, path, options) : OpenFile(files, path);
-}
-
-absl::Status CheckAllReadable(const Source& source) {
-  if (source.unreadable.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      source.path, " has tensors that cannot be read as they are:", "\n  ",
-      absl::StrJoin(source.unreadable, "\n  ")));
 }
 
 bool HasRankFiles(const Source& source) {

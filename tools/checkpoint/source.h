@@ -1,4 +1,4 @@
-// Opens whatever has tensors, in any format there is.
+// Opens whatever has tensors in safetensors files.
 #ifndef TOOLS_CHECKPOINT_SOURCE_H_
 #define TOOLS_CHECKPOINT_SOURCE_H_
 
@@ -20,8 +20,6 @@ enum class Format {
   kCheckpoint,   // of a run, with a manifest
   kHuggingFace,  // safetensors with whole tensors, an index or not
   kRankFiles,    // safetensors with the pieces of each rank
-  kDcp,          // torch.distributed.checkpoint
-  kTorch,        // a file of torch.save()
 };
 
 // "a Hugging Face model".
@@ -35,8 +33,7 @@ struct SourceOptions {
 };
 
 // Its tensors: those of a checkpoint's optimizer are named after their file,
-// "optimizer/exp_avg/layer.weight"; those of torch.save() by their keys,
-// "model.layer.weight". What belongs to single ranks is left out.
+// "optimizer/exp_avg/layer.weight". What belongs to single ranks is left out.
 struct Source {
   FileSystem* files = nullptr;
   std::string path;    // of the folder or the file
@@ -45,19 +42,12 @@ struct Source {
   std::optional<Manifest> manifest;  // of a checkpoint
   bool unchecked = false;
   Catalog catalog;
-  // What has no tensor that can be read: "optim.param_groups.0.lr".
-  std::vector<std::string> others;
-  // Tensors whose elements lie in another order, and why, each as a text.
-  std::vector<std::string> unreadable;
 };
 
 // Of a run's folder, its latest checkpoint. NotFound, with what was looked for;
 // InvalidArgument and DataLoss, naming the file, for what its readers refuse.
 absl::StatusOr<Source> OpenSource(FileSystem& files, const std::string& path,
                                   const SourceOptions& options = {});
-
-// InvalidArgument, naming them, if some tensors cannot be read.
-absl::Status CheckAllReadable(const Source& source);
 
 // Whether its safetensors files have the pieces of single ranks, as
 // kRankFiles says of those without a manifest.

@@ -105,31 +105,6 @@ TEST(SourceTest, FilesOfSingleRanks) {
   }
 }
 
-// Those of Python.
-TEST(SourceTest, OtherFormats) {
-  FileSystem& files = RealFileSystem();
-  ASSERT_OK_AND_ASSIGN(
-      const Source torch,
-      OpenSource(files, "checkpoint/torch_archive/testing/data/mixed.pt"));
-  EXPECT_EQ(torch.format, Format::kTorch);
-  EXPECT_THAT(CheckAllReadable(torch),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("ordered.t: its strides")));
-  SimulatedFileSystem copy;
-  ASSERT_OK(copy.MakeFolder("/dcp"));
-  for (const std::string name : {"metadata", "__0_0.distcp"}) {
-    ASSERT_OK_AND_ASSIGN(
-        const std::string bytes,
-        ReadFile(files, "checkpoint/dcp/testing/data/plain/" + name, 1 << 20));
-    ASSERT_OK(ReplaceFile(
-        copy, "/dcp/" + (name == "metadata" ? "." + name : name), bytes));
-  }
-  ASSERT_OK_AND_ASSIGN(const Source dcp, OpenSource(copy, "/dcp"));
-  EXPECT_EQ(dcp.format, Format::kDcp);
-  EXPECT_THAT(Names(dcp), ::testing::Contains("model.w"));
-  EXPECT_THAT(dcp.others, ::testing::Contains("optim.param_groups.0.lr"));
-}
-
 TEST(SourceTest, Refusals) {
   SimulatedFileSystem files;
   ASSERT_OK(files.MakeFolder("/empty"));
@@ -139,7 +114,6 @@ TEST(SourceTest, Refusals) {
   ASSERT_OK(ReplaceFile(files, "/damaged/manifest.json", "{}"));
   ASSERT_OK(ReplaceFile(files, "/notes.txt", "some text"));
   ASSERT_OK(ReplaceFile(files, "/bad.safetensors", "some text"));
-  ASSERT_OK(ReplaceFile(files, "/__0_0.distcp", "PK"));
   struct Case {
     std::string path;
     absl::StatusCode code;
@@ -151,11 +125,9 @@ TEST(SourceTest, Refusals) {
            {"/run", absl::StatusCode::kNotFound, "see checkpoint ls"},
            {"/damaged", absl::StatusCode::kDataLoss, "/damaged/manifest.json"},
            {"/notes.txt", absl::StatusCode::kInvalidArgument,
-            "is no file of torch.save()"},
+            "tools/interop/dcp.py"},
            {"/bad.safetensors", absl::StatusCode::kInvalidArgument,
-            "/bad.safetensors"},
-           {"/__0_0.distcp", absl::StatusCode::kInvalidArgument,
-            "name its folder"}}) {
+            "/bad.safetensors"}}) {
     EXPECT_THAT(OpenSource(files, c.path), StatusIs(c.code, HasSubstr(c.text)))
         << c.path;
   }

@@ -12,15 +12,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/tensor/dtype.h"
 #include "tools/checkpoint/command_line.h"
 #include "tools/checkpoint/commands.h"
-#include "tools/checkpoint/convert.h"
+#include "tools/checkpoint/consolidate.h"
 #include "tools/checkpoint/diff.h"
 #include "tools/checkpoint/ls.h"
 #include "tools/checkpoint/progress.h"
@@ -43,8 +41,8 @@ std::optional<absl::Time> ModifiedAtOf(const std::string& path) {
 
 std::string Help() {
   std::string text =
-      "checkpoint COMMAND ...: looks at checkpoints, compares, converts and "
-      "removes them.\n"
+      "checkpoint COMMAND ...: looks at checkpoints, compares and removes "
+      "them.\n"
       "Ends with 0; with 1 where verify or diff has found something; with 2 "
       "after an error.\n";
   for (const CommandSpec& command : Commands()) {
@@ -79,7 +77,7 @@ class Run {
     if (command == "verify") return CallVerify();
     if (command == "diff") return CallDiff();
     if (command == "prune") return CallPrune();
-    return CallConvert(command);
+    return CallConsolidate();
   }
 
  private:
@@ -151,29 +149,14 @@ class Run {
     return Say(Prune(files_, arguments_[0], options));
   }
 
-  absl::StatusOr<Answer> CallConvert(const std::string& command) {
-    ConvertOptions options;
-    options.to = arguments_.Text("to");
+  absl::StatusOr<Answer> CallConsolidate() {
+    ConsolidateOptions options;
     options.unchecked = arguments_.Has("unchecked");
-    WriteOptions& write = options.write;
-    write.progress = on_bytes_;
-    write.prefix = arguments_.Text("prefix");
-    if (arguments_.Has("dcp_item")) {
-      write.dcp_item = arguments_.Text("dcp_item");
-    }
+    options.progress = on_bytes_;
     FSDP_ASSIGN_OR_RETURN(
-        write.max_file_bytes,
-        arguments_.Number("max_file_bytes", write.max_file_bytes, 1));
-    if (arguments_.Has("dtype")) {
-      write.dtype = DtypeNamed(absl::AsciiStrToUpper(arguments_.Text("dtype")));
-      if (!write.dtype.has_value()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("--dtype=", arguments_.Text("dtype"),
-                         ": F32, BF16, F16 and F64 are possible"));
-      }
-    }
-    const auto call = command == "consolidate" ? Consolidate : Convert;
-    return Say(call(files_, arguments_[0], arguments_[1], options));
+        options.max_file_bytes,
+        arguments_.Number("max_file_bytes", options.max_file_bytes, 1));
+    return Say(Consolidate(files_, arguments_[0], arguments_[1], options));
   }
 
   FileSystem& files_;

@@ -28,8 +28,7 @@ void AddProblem(absl::string_view text, VerifyResult& result) {
 void CheckStructure(FileSystem& files, const std::string& path,
                     VerifyResult& result) {
   const absl::StatusOr<Source> source = OpenSource(files, path);
-  if (!source.ok()) return AddProblem(source.status().message(), result);
-  for (const std::string& text : source->unreadable) AddProblem(text, result);
+  if (!source.ok()) AddProblem(source.status().message(), result);
 }
 
 // Its manifest, its bytes, and its structure where the bytes are sound.

@@ -40,7 +40,8 @@ class Names:
         self.model, self.objects, self.others, self.items = {}, [], set(), set()
         self.states, self.groups = {}, {}  # by parameter; by number, or by parameter: {key: name}
         first = {paths[name][0] for name in tensors}
-        if len(first) == 1 and all(len(paths[name]) > 2 for name in tensors) and not first & {"model", "optim", "optimizer"}:
+        is_wrapped = len(first) == 1 and not first & {"model", "optim", "optimizer"}
+        if is_wrapped and all(len(paths[name]) > 2 for name in tensors):
             paths = {name: path[path[0] in first:] for name, path in paths.items()}  # {"app": {"model": ..., ...}}
         has_item = any(len(paths[name]) > 1 and paths[name][0] == "model" for name in tensors)
         for name, path in paths.items():
@@ -82,7 +83,8 @@ class Dcp:
             self.reader.set_up_storage_reader(self.metadata, is_coordinator=True)
             entries = self.metadata.state_dict_metadata
             self.tensors = {name: entry for name, entry in entries.items() if hasattr(entry, "chunks")}
-            self.names = Names({name: (self.metadata.planner_data or {}).get(name, (name,)) for name in entries}, self.tensors)
+            paths = self.metadata.planner_data or {}
+            self.names = Names({name: paths.get(name, (name,)) for name in entries}, self.tensors)
 
     def infos(self, names):
         """(dtype, shape) of tensors."""
@@ -160,8 +162,9 @@ def optimizer_record(groups, states, name=None, lenient=False):
             elif key == "maximize" and value or key not in ("maximize", "decoupled_weight_decay") and not lenient:
                 refuse(key, f"{name} of LibTorch has no such option")
         needed = [key for key in STATES[name] if key not in ASKED_FOR_BY or options.get(ASKED_FOR_BY[key])]
-        problems += [f"missing: {key} of {one}" for one in names for key in needed if one in states and key not in states[one]]
-        record.append({"options": {"class": name, **{key: options.get(key) for key in OPTIONS[name]}}, "parameters": names})
+        problems += [f"missing: {key} of {one}" for one in names if one in states for key in needed if key not in states[one]]
+        known = {key: options.get(key) for key in OPTIONS[name]}
+        record.append({"options": {"class": name, **known}, "parameters": names})
     for one, keys in states.items():
         problems += [f"{name} of LibTorch has no state {key}, which {one} has"
                      for key in set(keys) - set(STATES[name]) - {"momentum_buffer"}]
@@ -182,8 +185,8 @@ def write_checkpoint(out, step, tensors, optimizer):
     folder.mkdir()
     for stem, (infos, read) in tensors.items():
         write_tensors(folder, stem, infos, read)
-    training = {"format": "libtorch_fsdp training state", "version": 1, "step": step, "world_size": 0, "optimizer": optimizer,
-                "scheduler_steps": [], "plateaus": [], "entries": {}}
+    training = {"format": "libtorch_fsdp training state", "version": 1, "step": step, "world_size": 0,
+                "optimizer": optimizer, "scheduler_steps": [], "plateaus": [], "entries": {}}
     write_file(folder / "training.json", [json.dumps(training, ensure_ascii=False, allow_nan=False).encode()])
     write_manifest(folder, step)
     write_file(out / ".libtorch_fsdp-checkpoints", [b"tools/interop/dcp.py\n"])
@@ -220,7 +223,8 @@ def import_dcp(args):
         tensors[f"optimizer/{slot}"] = (dcp.infos(of_slot), lambda name, of_slot=of_slot: dcp.read(of_slot[name]))
     with new_folder(args.out) as out:
         write_checkpoint(out, step, tensors, record)
-    return f"{said}; step {step}, {len(record['groups'])} groups of {record['groups'][0]['options']['class']}: LoadLatest() reads it"
+    groups = record["groups"]
+    return f"{said}; step {step}, {len(groups)} groups of {groups[0]['options']['class']}: LoadLatest() reads it"
 
 
 def state_to_export(folder, torchtitan):
@@ -336,7 +340,10 @@ def convert_model(args):
 
     def read(name):
         tensor = tensors[name] if tensors else safetensors.read(args.prefix + name)
-        return tensor.detach().to(torch_dtype(cast[name][0]))
+        result = tensor.detach().to(torch_dtype(cast[name][0]))
+        if result.dtype != tensor.dtype and bool((result.isinf() & tensor.isfinite()).any()):
+            raise Refused(f"{name} has a value that would become infinite in {args.dtype}: take another --dtype")
+        return result
 
     with new_folder(args.out) as out:
         write_tensors(out, "model", cast, read, args.max_file_bytes)
@@ -352,25 +359,26 @@ def main(words):
         one = commands.add_parser(name, help=text.split(".")[0], description=text)
         one.set_defaults(function=function)
         return one
-    one = command("import", import_dcp, "A DCP folder of FSDP2 (get_state_dict()) or torchtitan becomes a folder for "
-                  "Checkpointer::LoadLatest(), by any number of ranks; one with a model alone becomes a Hugging Face folder for "
-                  "LoadModel(). Schedulers, random states and all else are left out: load without schedulers and scaler. torch "
-                  "executes the pickle .metadata: import what you trust.")
+    one = command("import", import_dcp, "A DCP folder becomes a checkpoint, or a model. One of FSDP2 (get_state_dict()) or "
+                  "torchtitan becomes a folder for Checkpointer::LoadLatest(), by any number of ranks; one with a model "
+                  "alone becomes a Hugging Face folder for LoadModel(). Schedulers, random states and all else are left "
+                  "out: load without schedulers and scaler. torch executes the pickle .metadata: import what you trust.")
     one.add_argument("dcp_folder", metavar="DCP_FOLDER")
     one.add_argument("out", metavar="OUT")
     one.add_argument("--optimizer", choices=OPTIONS, help="its class in torch.optim, where the options do not tell it")
     one.add_argument("--step", type=int, help="of the checkpoint; otherwise the largest of the optimizer's")
     one.add_argument("--model_only", action="store_true", help="without the optimizer, as a Hugging Face folder")
-    one.add_argument("--lenient", action="store_true", help="leave out objects of the model such as _extra_state, and options "
-                     "of groups that LibTorch lacks")
-    two = command("export", export_dcp, "A checkpoint of ours becomes a DCP folder with model and optimizer, for dcp.load() of "
-                  "the state dicts of get_state_dict(), and set_state_dict(). Every byte is held against its checksum.")
+    one.add_argument("--lenient", action="store_true", help="leave out objects of the model such as _extra_state, and "
+                     "options of groups that LibTorch lacks")
+    two = command("export", export_dcp, "A checkpoint of ours becomes a DCP folder. It has model and optimizer, for "
+                  "dcp.load() of the state dicts of get_state_dict(), and set_state_dict(). Every byte is held against its "
+                  "checksum.")
     two.add_argument("ours", metavar="OURS", help="a folder of checkpoints, of which the latest counts, or a step-N in it")
     two.add_argument("out", metavar="DCP_FOLDER")
     two.add_argument("--torchtitan", action="store_true", help="with its names: NAME, optimizer.state.NAME.exp_avg")
-    three = command("model", convert_model, "A model of torch.save() or of safetensors becomes a Hugging Face folder. Nothing "
-                    "that a file is pickled as is executed. Values that are no tensors are left out.")
-    three.add_argument("source", metavar="IN", help="a file (.bin, .pt, .safetensors), or a folder with one or with an index")
+    three = command("model", convert_model, "A model of pickles or of safetensors becomes a Hugging Face folder. Nothing "
+                    "that a file of torch.save() is pickled as is executed. Values that are no tensors are left out.")
+    three.add_argument("source", metavar="IN", help="a file (.bin, .pt, .safetensors), or a folder with one or an index")
     three.add_argument("out", metavar="OUT")
     three.add_argument("--prefix", default="", help="only names that begin with it, without it")
     three.add_argument("--dtype", choices=("F64", "F32", "BF16", "F16"), help="of floating-point tensors in OUT")

@@ -212,6 +212,9 @@ class FoldersTest(unittest.TestCase):
             self.equal({key: found.read(key) for key in tensors}, tensors)
         with self.assertRaisesRegex(Refused, "no tensors whose names begin with \"x\""):
             dcp.main(["model", "--prefix=x", self.path("new.pt"), self.path("x")])
+        torch.save({"w": torch.tensor([1e30])}, self.path("large.pt"))
+        with self.assertRaisesRegex(Refused, "w has a value that would become infinite in F16"):
+            dcp.main(["model", "--dtype=F16", self.path("large.pt"), self.path("x")])
         torch.save(tempfile.TemporaryDirectory, self.path("evil.pt"))
         with self.assertRaisesRegex(Refused, "evil.pt: "):
             dcp.main(["model", self.path("evil.pt"), self.path("x")])

@@ -1,0 +1,32 @@
+// checkpoint consolidate FOLDER OUT.
+#ifndef TOOLS_CHECKPOINT_CONSOLIDATE_H_
+#define TOOLS_CHECKPOINT_CONSOLIDATE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/files/file_system.h"
+#include "tools/checkpoint/progress.h"
+
+namespace fsdp::checkpoint::tool {
+
+struct ConsolidateOptions {
+  int64_t max_file_bytes = 5'000'000'000;  // of tensors in one file
+  bool unchecked = false;
+  OnBytes progress;  // counts what is read
+};
+
+// Writes the pieces that ranks have saved as a Hugging Face model `out`, which
+// appears once it is whole, in O(buffer) memory; says what was written.
+// InvalidArgument for what has no such pieces; ResourceExhausted, before any is
+// written, if the disk has too little space; the errors of OpenSource(),
+// NewPath, RangeReader and RangeWriter.
+absl::StatusOr<std::string> Consolidate(FileSystem& files,
+                                        const std::string& in,
+                                        const std::string& out,
+                                        const ConsolidateOptions& options);
+
+}  // namespace fsdp::checkpoint::tool
+
+#endif  // TOOLS_CHECKPOINT_CONSOLIDATE_H_
