@@ -105,8 +105,10 @@ absl::Status PlanGroups(const std::vector<OptimizerGroup>& ours,
     const OptimizerGroup* const found = strict
                                             ? by_names.at(Sorted(group.names))
                                             : NearestGroup(ours, i, theirs);
-    if (found->options == nullptr ||
-        typeid(*found->options) != typeid(*group.options)) {
+    const torch::optim::OptimizerOptions* const theirs_options =
+        found->options.get();
+    const torch::optim::OptimizerOptions& own = *group.options;
+    if (theirs_options == nullptr || typeid(*theirs_options) != typeid(own)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "the state of the group of ", Sorted(group.names),
           " is of another class of optimizer: load it into one of the class "

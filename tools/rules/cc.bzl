@@ -40,7 +40,9 @@ def _with_precompiled(attributes, precompiled):
     # With options of its own the text would be read.
     if not takes_any or attributes.get("copts"):
         return attributes
-    attributes["copts"] = ["-include", "third_party/libtorch/{}.h".format(precompiled)]
+    # By its whole path: clang looks for what is precompiled nowhere else.
+    folder = "/".join([part for part in ["$(BINDIR)", Label(_LIBTORCH).workspace_root, "third_party/libtorch"] if part])
+    attributes["copts"] = ["-include", "{}/{}.h".format(folder, precompiled)]
     attributes["deps"] = deps + ["{}:{}".format(_LIBTORCH, precompiled)]
     return attributes
 

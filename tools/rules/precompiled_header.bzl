@@ -5,6 +5,9 @@ load("@rules_cc//cc:find_cc_toolchain.bzl", "find_cc_toolchain")
 load("@rules_cc//cc/common:cc_common.bzl", "cc_common")
 load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
 
+# With the templates that end of the text would instantiate, and without times.
+_CLANG_COPTS = ["-fpch-instantiate-templates", "-Xclang", "-fno-pch-timestamp"]
+
 def _compile(ctx, toolchain, context, header):
     """As the toolchain compiles sources with this build's options, but for what comes out."""
     result = ctx.actions.declare_file(header.basename + ".gch")
@@ -19,7 +22,8 @@ def _compile(ctx, toolchain, context, header):
         cc_toolchain = toolchain,
         source_file = header.path,
         output_file = result.path,
-        user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ["-xc++-header"],
+        user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ["-xc++-header"] +
+                             (_CLANG_COPTS if toolchain.compiler == "clang" else []),
         include_directories = context.includes,
         quote_include_directories = context.quote_includes,
         system_include_directories = context.system_includes,
@@ -57,8 +61,8 @@ def _precompiled_header_impl(ctx):
     ctx.actions.expand_template(template = ctx.file.src, output = header, substitutions = {})
     headers = [header]
 
-    # Clang's kind of precompiled header holds the paths of one sandbox: it reads the text.
-    if "clang" not in toolchain.compiler_executable and toolchain.compiler != "clang":
+    # Clang's kind of precompiled header holds paths, which are those of one sandbox unless bazelw's wrapper runs it.
+    if "clang-in-cwd" in toolchain.compiler_executable or toolchain.compiler != "clang":
         headers.append(_compile(ctx, toolchain, deps.compilation_context, header))
     own = cc_common.create_compilation_context(headers = depset(headers))
     return [
@@ -73,10 +77,10 @@ precompiled_header = rule(
         "src": attr.label(allow_single_file = True, mandatory = True),
         "_cc_toolchain": attr.label(default = Label("@bazel_tools//tools/cpp:current_cc_toolchain")),
     },
-    doc = """NAME.h, a copy of `src`, precompiled where the compiler is GCC.
+    doc = """NAME.h, a copy of `src`, precompiled.
 
-For sources with copts = ["-include", "PACKAGE/NAME.h"] that depend on this. GCC takes the precompiled one only where its
-options are those of the source, and reads the text otherwise.""",
+For sources with copts = ["-include", "PACKAGE/NAME.h"] that depend on this. GCC and clang take the precompiled one only
+where its options are those of the source.""",
     fragments = ["cpp"],
     toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],
 )

@@ -275,7 +275,8 @@ class OffloadMatrixTest
     : public ::testing::TestWithParam<std::tuple<OffloadScenario, Placing>> {};
 
 TEST_P(OffloadMatrixTest, GivesTheBitsOfTheResidentRun) {
-  const auto& [scenario, placing] = GetParam();
+  const OffloadScenario& scenario = std::get<0>(GetParam());
+  const Placing& placing = std::get<1>(GetParam());
   EXPECT_OK(RunAllRanks(
       scenario.world_size, [&](Communicator& world) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(

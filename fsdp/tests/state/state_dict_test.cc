@@ -390,12 +390,14 @@ TEST(ShardedStateDictTest, MovesBetweenNumbersOfRanks) {
   for (const auto& [from, to] :
        std::vector<std::pair<int, int>>{{3, 2}, {2, 5}, {5, 1}, {1, 3}}) {
     const AllPieces all = PiecesOf(from, from);
-    EXPECT_OK(RunAllRanks(to, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-      FSDP_RETURN_IF_ERROR(model->LoadShardedStateDict(all.pieces, all.others));
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
-      return CheckSame(dict, Changed(from));
-    }));
+    EXPECT_OK(
+        RunAllRanks(to, [&, from = from](Communicator& world) -> absl::Status {
+          FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+          FSDP_RETURN_IF_ERROR(
+              model->LoadShardedStateDict(all.pieces, all.others));
+          FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
+          return CheckSame(dict, Changed(from));
+        }));
   }
 }
 
