@@ -255,6 +255,11 @@ class Handover {
     for (const WholeValue& other : values_->model().others) {
       FSDP_RETURN_IF_ERROR(SendWhole(other));
     }
+    if (run_.average != nullptr) {
+      for (const NamedShard& leaf : values_->leaves()) {
+        FSDP_RETURN_IF_ERROR(SendAverage(leaf));
+      }
+    }
     FSDP_RETURN_IF_ERROR(broadcasts_.Flush());
     if (run_.optimizer != nullptr) FSDP_RETURN_IF_ERROR(FillOptimizer());
     return gives() ? absl::OkStatus() : Restore(record_, run_);
@@ -266,6 +271,13 @@ class Handover {
       FSDP_RETURN_IF_ERROR(broadcasts_.Send(DistinctOf(part), other.name));
     }
     return absl::OkStatus();
+  }
+
+  absl::Status SendAverage(const NamedShard& leaf) {
+    if (!run_.average->Of(leaf.shard).defined()) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor average,
+                          run_.average->ToFill(leaf.shard));
+    return broadcasts_.Send(average, leaf.name);
   }
 
   std::vector<Slot> SlotsOf(const std::string& parameter) const {

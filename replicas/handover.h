@@ -12,8 +12,9 @@
 namespace fsdp::replicas {
 
 // Makes the runs of all of `ranks` that of `root`: parameters, buffers, the
-// optimizer's states and options, schedulers, scaler and run.entries, to the
-// bit. What belongs to a rank, random states and rank_entries, stays.
+// optimizer's states and options, the average of the weights, schedulers,
+// scaler and run.entries, to the bit. What belongs to a rank, random states and
+// rank_entries, stays.
 //
 // `ranks`: one rank of each replica, all with the same shards. Collective;
 // shards travel as they are, one after the other, so that little more memory is

@@ -26,6 +26,7 @@
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
+#include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/run/together.h"
 #include "checkpoint/run/training_json.h"
 #include "fsdp/memory/buffer_layout.h"
@@ -94,6 +95,11 @@ class Loading {
     FSDP_ASSIGN_OR_RETURN(Catalog model, folder_->ReadStem("model"));
     FSDP_RETURN_IF_ERROR(
         tensors_->PlanModel(std::move(model), context_.strict, context_.saves));
+    if (run_.average != nullptr) {
+      FSDP_ASSIGN_OR_RETURN(Catalog average, folder_->ReadStem(kAverageStem));
+      FSDP_RETURN_IF_ERROR(tensors_->PlanAverage(
+          std::move(average), *run_.average, context_.strict));
+    }
     return tensors_->PlanOptimizer(
         [this](const std::string& slot) {
           return folder_->ReadStem(absl::StrCat("optimizer/", slot));
@@ -135,6 +141,7 @@ class Loading {
     FSDP_RETURN_IF_ERROR(tensors_->Open(*folder_, options, context_.progress));
     FSDP_RETURN_IF_ERROR(tensors_->FillModel());
     FSDP_RETURN_IF_ERROR(FillOwnWholeValues());
+    FSDP_RETURN_IF_ERROR(tensors_->FillAverage());
     FSDP_RETURN_IF_ERROR(tensors_->FillOptimizer());
     FSDP_RETURN_IF_ERROR(Restore(record_, run_));
     run_.rank_entries.clear();

@@ -23,6 +23,7 @@
 #include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"
+#include "fsdp/optim/weight_average.h"
 
 namespace fsdp::checkpoint {
 
@@ -39,6 +40,9 @@ class RunTensors {
   absl::Status PlanModel(
       Catalog catalog, bool strict,
       const std::function<bool(const std::string& name)>& saves = nullptr);
+  // `average` outlives it.
+  absl::Status PlanAverage(Catalog catalog, WeightAverage& average,
+                           bool strict);
   absl::Status PlanOptimizer(OptimizerLoader::ReadSlot read_slot,
                              TrainingRecord& record, bool strict);
 
@@ -48,6 +52,7 @@ class RunTensors {
                     const RangeReaderOptions& options, LoadProgress progress);
   // After an error they are filled in part.
   absl::Status FillModel();
+  absl::Status FillAverage();
   absl::Status FillOptimizer();
 
  private:
@@ -60,6 +65,11 @@ class RunTensors {
   Catalog model_;
   std::vector<LoadTarget> targets_;  // of the model
   LoadPlan plan_;                    // of the model
+  WeightAverage* of_average_ = nullptr;
+  Catalog average_;
+  std::vector<LoadTarget> average_targets_;
+  std::vector<int> average_leaves_;  // of the targets
+  LoadPlan average_plan_;
   std::optional<OptimizerLoader> optimizer_;
   std::unique_ptr<RangeReader> reader_;
   std::vector<int64_t> first_files_;  // of each catalog, in reader_

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fsdp/optim/grad_scaler.h"
+#include "fsdp/optim/weight_average.h"
 
 namespace fsdp::checkpoint {
 
@@ -29,6 +30,7 @@ struct TrainingRun {
   std::vector<torch::optim::ReduceLROnPlateauScheduler*> plateau_schedulers =
       {};
   ShardedGradScaler* scaler = nullptr;  // or null
+  WeightAverage* average = nullptr;     // of the model's parameters; or null
   // The default random generators of the CPU and of the model's device.
   bool random_state = true;
   // The user's own, replaced by loading: of the whole run, and of this rank,

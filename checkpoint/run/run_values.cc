@@ -76,6 +76,17 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
     values.leaves_.push_back(
         {other.name, other.tensor.sizes().vec(), other.tensor, /*begin=*/0});
   }
+  if (run.average != nullptr) {
+    if (run.average->is_in_model()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          what,
+          ": the model has its average instead of its weights: call it "
+          "after WeightAverage::InModel()"));
+    }
+    for (const NamedShard& leaf : values.leaves_) {
+      values.averages_.push_back(run.average->Of(leaf.shard));
+    }
+  }
   if (run.optimizer == nullptr) return values;
   FSDP_ASSIGN_OR_RETURN(values.optimizer_,
                         ReadOptimizerValues(values.leaves_, *run.optimizer));

@@ -40,7 +40,8 @@ class RunValues {
   // InvalidArgument: no model; one that has sharded modules inside without
   // being one, or is inside one; an optimizer of another class or of other
   // parameters.
-  // FailedPrecondition: inside a forward or backward.
+  // FailedPrecondition: inside a forward or backward, or
+  // WeightAverage::InModel().
   static absl::StatusOr<RunValues> Read(const TrainingRun& run,
                                         absl::string_view what);
 
@@ -58,6 +59,9 @@ class RunValues {
   // What an optimizer may step, in the order of model().parameters, and behind
   // them parameters that are not sharded though the model is, each whole.
   const std::vector<NamedShard>& leaves() const { return leaves_; }
+  // Of each of leaves() in TrainingRun::average; undefined where it has none.
+  // Empty without it.
+  const std::vector<at::Tensor>& averages() const { return averages_; }
   // Null without one.
   const OptimizerValues* optimizer() const {
     return optimizer_.has_value() ? &*optimizer_ : nullptr;
@@ -74,6 +78,7 @@ class RunValues {
   std::optional<WholeAccess> access_;
   ModelValues model_;
   std::vector<NamedShard> leaves_;
+  std::vector<at::Tensor> averages_;
   std::optional<OptimizerValues> optimizer_;
 };
 

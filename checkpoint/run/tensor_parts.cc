@@ -86,25 +86,21 @@ TensorPart PartOf(const ValueRange& range, TensorInfo info,
   return part;
 }
 
-// Null: the optimizer has none.
-const at::Tensor* FindSlot(const RunValues& values, const std::string& name,
-                           const std::string& key) {
-  const auto slots = values.optimizer()->slots.find(name);
-  if (slots == values.optimizer()->slots.end()) return nullptr;
-  const auto slot = slots->second.tensors.find(key);
-  return slot == slots->second.tensors.end() ? nullptr : &slot->second;
-}
+// What a group has of the leaf of this number; undefined: nothing.
+using TensorOfLeaf = absl::FunctionRef<at::Tensor(size_t leaf)>;
 
-// The slot `key` of all parameters that have it.
-absl::StatusOr<TensorGroup> SlotGroup(const std::string& key,
-                                      const RunValues& values, int rank) {
-  TensorGroup group{absl::StrCat("optimizer/", key), {}};
+// Tensors that are laid out as the parameters that have them.
+absl::StatusOr<TensorGroup> StateGroup(const std::string& stem,
+                                       const RunValues& values, int rank,
+                                       TensorOfLeaf tensor_of) {
+  TensorGroup group{stem, {}};
   std::vector<ValueRange> ranges;
+  size_t leaf = 0;
   for (const ValueRange& parameter : values.model().parameters) {
-    const at::Tensor* const slot = FindSlot(values, parameter.name, key);
-    if (slot == nullptr) continue;
+    at::Tensor tensor = tensor_of(leaf++);
+    if (!tensor.defined()) continue;
     ranges.push_back(parameter);
-    ranges.back().values = *slot;
+    ranges.back().values = std::move(tensor);
   }
   const bool is_sharded = values.sharded() != nullptr;
   if (is_sharded) {
@@ -117,16 +113,30 @@ absl::StatusOr<TensorGroup> SlotGroup(const std::string& key,
     group.parts.push_back(
         PartOf(range, std::move(info), range.values, is_sharded, rank));
   }
-  for (const WholeValue& other : values.model().others) {
-    const at::Tensor* const slot = FindSlot(values, other.name, key);
-    if (other.is_buffer || slot == nullptr) continue;
-    FSDP_ASSIGN_OR_RETURN(
-        TensorPart part,
-        PartOf({other.name, *slot, slot->scalar_type(), /*is_buffer=*/false},
-               rank, PartOptions()));
+  for (; leaf < values.leaves().size(); ++leaf) {
+    const at::Tensor tensor = tensor_of(leaf);
+    if (!tensor.defined()) continue;
+    FSDP_ASSIGN_OR_RETURN(TensorPart part,
+                          PartOf({values.leaves()[leaf].name, tensor,
+                                  tensor.scalar_type(), /*is_buffer=*/false},
+                                 rank, PartOptions()));
     group.parts.push_back(std::move(part));
   }
   return group;
+}
+
+// The slot `key` of all parameters that have it.
+absl::StatusOr<TensorGroup> SlotGroup(const std::string& key,
+                                      const RunValues& values, int rank) {
+  return StateGroup(absl::StrCat("optimizer/", key), values, rank,
+                    [&](size_t leaf) {
+                      const auto& all = values.optimizer()->slots;
+                      const auto slots = all.find(values.leaves()[leaf].name);
+                      if (slots == all.end()) return at::Tensor();
+                      const auto slot = slots->second.tensors.find(key);
+                      return slot == slots->second.tensors.end() ? at::Tensor()
+                                                                 : slot->second;
+                    });
 }
 
 std::optional<std::string> NameInFile(const std::string& name,
@@ -190,6 +200,7 @@ std::string TextOf(const RunValues& values, const PartOptions& options) {
                       "\n");
     }
   }
+  if (!values.averages().empty()) text += "an average of the weights\n";
   if (values.optimizer() == nullptr) return text + "no optimizer\n";
   for (const auto& [name, slots] : values.optimizer()->slots) {
     absl::StrAppend(&text, "optimizer of ", name, ":");
@@ -231,6 +242,13 @@ absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
   std::vector<TensorGroup> groups;
   FSDP_ASSIGN_OR_RETURN(TensorGroup model, ModelGroup(values, rank, options));
   groups.push_back(std::move(model));
+  if (!values.averages().empty()) {
+    FSDP_ASSIGN_OR_RETURN(
+        TensorGroup averages,
+        StateGroup(kAverageStem, values, rank,
+                   [&](size_t leaf) { return values.averages()[leaf]; }));
+    groups.push_back(std::move(averages));
+  }
   if (values.optimizer() == nullptr) return groups;
   std::set<std::string> keys;
   for (const auto& [name, slots] : values.optimizer()->slots) {

@@ -19,6 +19,9 @@
 
 namespace fsdp::checkpoint {
 
+// The files of TrainingRun::average.
+inline constexpr char kAverageStem[] = "average";
+
 struct TensorPart {
   TensorInfo info;    // of the whole, as it is in the file
   int64_t begin = 0;  // row-major, in elements

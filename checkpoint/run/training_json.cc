@@ -308,6 +308,7 @@ TrainingRecord RecordOf(const TrainingRun& run,
     record.plateaus.push_back(StateOf(*scheduler));
   }
   if (run.scaler != nullptr) record.scaler = run.scaler->state();
+  record.has_average = run.average != nullptr;
   record.entries = run.entries;
   return record;
 }
@@ -343,6 +344,7 @@ absl::StatusOr<std::string> ToText(const TrainingRecord& record) {
         Json::Object{{"scale", static_cast<double>(record.scaler->scale)},
                      {"growth_tracker", record.scaler->growth_tracker}});
   }
+  if (record.has_average) object.emplace_back("average", true);
   object.emplace_back("entries", Texts(record.entries));
   return absl::StrCat(Json(std::move(object)).ToString(), "\n");
 }
@@ -369,6 +371,8 @@ absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text) {
   if (const Json* const scaler = members.Take("scaler")) {
     FSDP_RETURN_IF_ERROR(ParseScaler(*scaler, &record));
   }
+  const Json* const average = members.Take("average");
+  record.has_average = average != nullptr && *average == Json(true);
   FSDP_RETURN_IF_ERROR(
       ParseTexts(members.Take("entries"), "\"entries\"", &record.entries));
   FSDP_RETURN_IF_ERROR(members.Finish("it"));
@@ -393,6 +397,11 @@ absl::Status CheckFits(const TrainingRecord& record, const TrainingRun& run) {
     return absl::InvalidArgumentError(
         "the checkpoint has no state of a gradient scaler: load it with "
         "TrainingRun::scaler null");
+  }
+  if (run.average != nullptr && !record.has_average) {
+    return absl::InvalidArgumentError(
+        "the checkpoint has no average of the weights: load it with "
+        "TrainingRun::average null");
   }
   if (run.optimizer != nullptr && !record.groups.has_value()) {
     return absl::InvalidArgumentError(

@@ -32,6 +32,7 @@ struct TrainingRecord {
   std::vector<std::string> scheduler_settings;
   std::vector<PlateauState> plateaus;
   std::optional<GradScalerState> scaler;
+  bool has_average = false;  // of the weights
   std::map<std::string, std::string> entries;
 };
 
@@ -45,8 +46,8 @@ absl::StatusOr<std::string> ToText(const TrainingRecord& record);
 // InvalidArgument, naming what is missing, unexpected or of another type.
 absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text);
 
-// InvalidArgument, with nothing changed: `run` has a scaler, an optimizer or
-// other numbers of schedulers than the run that was saved.
+// InvalidArgument, with nothing changed: `run` has a scaler, an average,
+// an optimizer or other numbers of schedulers than the run that was saved.
 absl::Status CheckFits(const TrainingRecord& record, const TrainingRun& run);
 // Warns where schedulers are made otherwise than they were when it was saved.
 void WarnOfSettings(const TrainingRecord& record, const TrainingRun& run);

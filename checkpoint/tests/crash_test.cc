@@ -86,6 +86,7 @@ CheckpointerOptions OptionsOf(const Scenario& scenario, FileSystem& files) {
 TrainingSetup Setup() {
   TrainingSetup setup;
   setup.optimizer = OptimizerKind::kSgd;  // fewer files
+  setup.averages = false;
   return setup;
 }
 

@@ -194,7 +194,7 @@ absl::Status ShardedTraining::Shard(comm::Communicator& world,
                         FullyShard(std::move(net), mesh, OptionsOf(setup)));
   const at::ScalarType dtype =
       setup.numbers == NumberKind::kBFloat16 ? at::kBFloat16 : at::kFloat;
-  loss_ = [model, dtype](int64_t begin, int64_t rows) mutable {
+  loss_ = [=](int64_t begin, int64_t rows) mutable {
     if constexpr (std::is_same_v<Net, TransformerImpl>) {
       return fsdp::testing::TransformerLoss(
           [&](const at::Tensor& x) { return model->forward(x).to(at::kFloat); },
@@ -242,6 +242,9 @@ absl::StatusOr<std::unique_ptr<ShardedTraining>> ShardedTraining::Make(
   GradScalerOptions scaler;
   scaler.init_scale = 16;
   scaler.growth_interval = 3;
+  if (setup.averages) {
+    training->average_.emplace(training->model_->Parameters());
+  }
   FSDP_ASSIGN_OR_RETURN(training->scaler_,
                         ShardedGradScaler::Create(world, scaler));
   return training;
@@ -256,6 +259,7 @@ absl::StatusOr<double> ShardedTraining::Step(int step) {
   FSDP_RETURN_IF_ERROR(
       scaler_->Step(*optimizer_, model_->NamedShards()).status());
   FSDP_RETURN_IF_ERROR(scaler_->Update());
+  if (average_) FSDP_RETURN_IF_ERROR(average_->Update(0.5));
   FSDP_ASSIGN_OR_RETURN(const double sum, fsdp::testing::SumOverRanks(
                                               world, loss.item<double>()));
   scheduler_->step();
@@ -270,6 +274,7 @@ TrainingRun ShardedTraining::AsRun() {
   run.schedulers = {scheduler_.get()};
   run.plateau_schedulers = {plateau_.get()};
   run.scaler = &*scaler_;
+  if (average_) run.average = &*average_;
   run.random_state = false;
   return run;
 }
@@ -290,6 +295,15 @@ absl::StatusOr<Values> ShardedTraining::Gather() {
   for (const auto& [name, number] : state.numbers) {
     values[name] = at::scalar_tensor(number, at::kLong);
   }
+  const auto gather_average = [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const StateDict average, model_->GatherStateDict());
+    for (const auto& item : average) {
+      if (Buffers().count(item.key()) > 0) continue;
+      values["average of " + item.key()] = item.value().clone();
+    }
+    return absl::OkStatus();
+  };
+  if (average_) FSDP_RETURN_IF_ERROR(average_->InModel(gather_average));
   int group = 0;
   for (torch::optim::OptimizerParamGroup& one : optimizer_->param_groups()) {
     values[absl::StrCat("rate of group ", group++)] =

@@ -23,6 +23,7 @@
 #include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/grad_scaler.h"
+#include "fsdp/optim/weight_average.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/options/options.h"
 
@@ -46,6 +47,7 @@ struct TrainingSetup {
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
   Tier tier = Tier::kDevice;  // of all that rests; others than kDevice: fused
   bool units = true;          // else all is one
+  bool averages = true;       // the weights
   std::string directory;      // of kSsd
 };
 
@@ -100,8 +102,8 @@ class ShardedTraining {
   // Without random states: ranks that are threads have them in common.
   TrainingRun AsRun();
 
-  // By way of the state dicts, rank 0's buffers among them; learning rates; the
-  // scaler. A collective.
+  // By way of the state dicts, rank 0's buffers among them, and of the average;
+  // learning rates; the scaler. A collective.
   absl::StatusOr<Values> Gather();
   // This rank's own.
   Values Buffers() const;
@@ -124,6 +126,7 @@ class ShardedTraining {
   std::unique_ptr<torch::optim::StepLR> scheduler_;
   std::unique_ptr<torch::optim::ReduceLROnPlateauScheduler> plateau_;
   std::optional<ShardedGradScaler> scaler_;
+  std::optional<WeightAverage> average_;
 };
 
 // Internal unless the newest of `checkpoints` is that of `step` and has

@@ -1,6 +1,7 @@
 #include "fsdp/model/forward.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include <memory>
 #include <optional>
@@ -50,7 +51,20 @@ void ForwardScope::ThrowFailure() const {
 }
 
 void ForwardScope::NoteException() {
-  if (handle_.has_value()) thrown_ = TorchToStatus("forward", [] { throw; });
+  if (!handle_.has_value()) return;
+  thrown_ = TorchToStatus("forward", [this] {
+    try {
+      throw;
+    } catch (c10::Error& error) {
+      // The innermost unit names itself.
+      if (error.context().empty()) {
+        error.add_context(
+            absl::StrCat("in the forward of unit ",
+                         handle_->model()->unit_name(handle_->unit())));
+      }
+      throw;
+    }
+  });
 }
 
 void RecomputedUnit::Refuse(const std::string& why) const {

@@ -230,7 +230,8 @@ TEST_P(RecordedModelsTest, LoadsIntoADeferredModel) {
   }
   ASSERT_OK(LoadModel(absl::StrCat(folder_, "model.safetensors"), *model));
   const c10::NoGradGuard no_grad;
-  EXPECT_LT(MaxDifference(model->forward(tokens_), logits_.logits), 1e-5);
+  EXPECT_LT(MaxDifference(model->forward(tokens_), logits_.logits),
+            RoundingOf(logits_.logits));
 }
 
 TEST_P(RecordedModelsTest, PackedDocumentsAreThoseOfRowsOfTheirOwn) {
@@ -245,7 +246,9 @@ TEST_P(RecordedModelsTest, PackedDocumentsAreThoseOfRowsOfTheirOwn) {
         i + 1 < starts.size() ? starts[i + 1] : kBatch * kTokens;
     const at::Tensor alone =
         model->forward(row.slice(1, begin, end)).squeeze(0);
-    EXPECT_LT(MaxDifference(packed.slice(0, begin, end), alone), 1e-5) << i;
+    EXPECT_LT(MaxDifference(packed.slice(0, begin, end), alone),
+              RoundingOf(alone))
+        << i;
   }
   // Else there would be nothing to see.
   EXPECT_GT(MaxDifference(packed.view({kBatch, kTokens, -1}), logits_.logits),

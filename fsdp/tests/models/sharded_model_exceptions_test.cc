@@ -97,6 +97,21 @@ TEST(ShardedModelTest, AnExceptionKeepsItsTypeAndTheNextIterationIsExact) {
   }));
 }
 
+TEST(ShardedModelTest, AnErrorOfLibTorchNamesTheInnermostUnit) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(2, [](Communicator& communicator) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            auto model, FullyShard(std::make_shared<ThrowsOnDemand>(),
+                                   Unowned(communicator), NetAndBlockUnits()));
+        const at::Tensor x = Rows(0, 2, kDim).to(at::kDouble);
+        return TorchToStatus("step", [&] { model->forward(x, false); });
+      });
+  EXPECT_THAT(statuses,
+              Each(StatusIs(Code::kInternal,
+                            AllOf(HasSubstr("same dtype"),
+                                  HasSubstr("(in the forward of unit net)")))));
+}
+
 TEST(ShardedModelTest, AnExceptionOfOneRankEndsItsPeersToo) {
   const std::vector<absl::Status> statuses =
       RunRanks(3, [](Communicator& communicator) -> absl::Status {
