@@ -492,6 +492,9 @@ std::string ToldOf(unsigned step_size, int64_t warm_up) {
     const auto checkpoints = *Checkpointer::Open(folder, nullptr);
     if (!saves) {
       EXPECT_EQ(*checkpoints->LoadLatest(run), 1);
+      // The next step's, by what the scheduler is made with here.
+      EXPECT_DOUBLE_EQ(optimizer.param_groups()[0].options().get_lr(),
+                       0.1 * WarmUpCosine::At(1, options));
     }
     optimizer.step();
     cosine.step();

@@ -68,6 +68,8 @@ int64_t StepsOf(const torch::optim::LRScheduler& scheduler) {
 
 void SetSteps(torch::optim::LRScheduler& scheduler, int64_t steps) {
   scheduler.*Steps::Member() = static_cast<unsigned>(steps);
+  auto* const cosine = dynamic_cast<WarmUpCosine*>(&scheduler);
+  if (cosine != nullptr) cosine->SetRates();
 }
 
 std::string SettingsOf(const torch::optim::LRScheduler& scheduler) {

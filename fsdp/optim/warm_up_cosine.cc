@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,7 +16,14 @@ WarmUpCosine::WarmUpCosine(torch::optim::Optimizer& optimizer,
     : LRScheduler(optimizer), options_(options) {
   for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
     peaks_.push_back(group.options().get_lr());
-    group.options().set_lr(peaks_.back() * At(0, options));
+  }
+  SetRates();
+}
+
+void WarmUpCosine::SetRates() {
+  size_t i = 0;
+  for (torch::optim::OptimizerParamGroup& group : optimizer_.param_groups()) {
+    group.options().set_lr(peaks_[i++] * At(int64_t{step_count_}, options_));
   }
 }
 

@@ -25,6 +25,10 @@ class WarmUpCosine final : public torch::optim::LRScheduler {
   WarmUpCosine(torch::optim::Optimizer& optimizer,
                const WarmUpCosineOptions& options);
 
+  // Gives the groups what the next step has. Loading a checkpoint calls it, as
+  // the optimizer's rates are then those of the run that was saved.
+  void SetRates();
+
   // What step `step`, from 0, has of the peak: linear from 1 / warm_up to 1,
   // which the first step after the warm-up has, too, then half a cosine to
   // `floor` behind the last one.
