@@ -172,6 +172,12 @@ void __tsan_write_range(void* p, size_t bytes) {
     *expected = static_cast<type>(old);                                        \
     return done ? 1 : 0;                                                       \
   }                                                                            \
+  type __tsan_atomic##bits##_compare_exchange_val(                             \
+      volatile type* p, type expected, type v, int success, int failure) {     \
+    __tsan_atomic##bits##_compare_exchange_strong(p, &expected, v, success,    \
+                                                  failure);                    \
+    return expected;                                                           \
+  }                                                                            \
   int __tsan_atomic##bits##_compare_exchange_weak(                             \
       volatile type* p, type* expected, type v, int success, int failure) {    \
     return __tsan_atomic##bits##_compare_exchange_strong(p, expected, v,       \
@@ -209,6 +215,17 @@ void* __real_memset(void* to, int value, size_t bytes);
 void* __wrap_memset(void* to, int value, size_t bytes) {
   Access(to, static_cast<int64_t>(bytes), true, SITE);
   return __real_memset(to, value, bytes);
+}
+
+// What clang calls in their place in code that is watched.
+void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
+  return memcpy(to, from, bytes);
+}
+void* __tsan_memmove(void* to, const void* from, size_t bytes) {
+  return memcpy(to, from, bytes);
+}
+void* __tsan_memset(void* to, int value, size_t bytes) {
+  return __wrap_memset(to, value, bytes);
 }
 
 long __real_syscall(long number, ...);
