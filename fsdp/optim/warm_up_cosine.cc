@@ -13,7 +13,7 @@ namespace fsdp {
 
 WarmUpCosine::WarmUpCosine(torch::optim::Optimizer& optimizer,
                            const WarmUpCosineOptions& options)
-    : LRScheduler(optimizer), options_(options) {
+    : LRScheduler(optimizer), steps_by_(optimizer), options_(options) {
   for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
     peaks_.push_back(group.options().get_lr());
   }
@@ -22,7 +22,7 @@ WarmUpCosine::WarmUpCosine(torch::optim::Optimizer& optimizer,
 
 void WarmUpCosine::SetRates() {
   size_t i = 0;
-  for (torch::optim::OptimizerParamGroup& group : optimizer_.param_groups()) {
+  for (torch::optim::OptimizerParamGroup& group : steps_by_.param_groups()) {
     group.options().set_lr(peaks_[i++] * At(int64_t{step_count_}, options_));
   }
 }

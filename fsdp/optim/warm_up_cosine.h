@@ -39,6 +39,7 @@ class WarmUpCosine final : public torch::optim::LRScheduler {
  private:
   std::vector<double> get_lrs() override;
 
+  torch::optim::Optimizer& steps_by_;
   const WarmUpCosineOptions options_;
   std::vector<double> peaks_;  // of groups
 };

@@ -90,12 +90,18 @@ const char* NameOf(Operation operation) {
 }  // namespace
 
 std::string FunctionAt(uintptr_t site) {
-  return absl::StrReplaceAll(
+  std::string name = absl::StrReplaceAll(
       WithoutParameters(absl::StrReplaceAll(
           Symbol(site), {{"(anonymous namespace)::", ""}, {" const", ""}})),
       {{"fsdp::comm::", ""},
        {"fsdp::interleavings::", ""},
        {"::::operator", "'s lambda"}});
+  // As clang calls it: "Start::$_2::operator".
+  const size_t lambda = name.find("::$_");
+  if (lambda != std::string::npos) {
+    name = absl::StrCat(name.substr(0, lambda), "'s lambda");
+  }
+  return name;
 }
 
 const char* Name(std::memory_order order) {
