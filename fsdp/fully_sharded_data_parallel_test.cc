@@ -20,12 +20,15 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/recording_communicator.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -35,11 +38,14 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckTensor;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
+using ::testing::Eq;
 
 constexpr int64_t kDim = 7;
 constexpr int kBlocks = 3;
@@ -236,9 +242,9 @@ TEST(TrainingTest, AStepTakes2nMinus1AllGathersAndNReduceScatters) {
     log.Clear();
     c10::NoGradGuard no_grad;
     model->forward(Rows(0, 1, kDim));
-    if (model->memory_stats().parameters.in_use_bytes != 0) {
-      return absl::InternalError("parameters left after evaluation");
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                  "bytes of parameters after evaluation"));
     return CheckCounts(log, kUnits, 0);
   };
   EXPECT_OK(AllOk(comm::testing::RunRanks(group, run)));
@@ -328,9 +334,8 @@ TEST(TrainingTest, BackwardsWithoutZeroGradAddUp) {
     FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
     size_t i = 0;
     for (const at::Tensor& shard : model->Parameters()) {
-      if (!at::equal(shard.grad(), 2 * once[i++])) {
-        return absl::InternalError("the second backward was not added");
-      }
+      FSDP_RETURN_IF_ERROR(
+          CheckTensor(shard.grad(), 2 * once[i++], "sum of both backwards"));
     }
     return absl::OkStatus();
   }));

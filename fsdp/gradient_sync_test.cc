@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
@@ -28,6 +29,7 @@
 #include "fsdp/options/options.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -38,10 +40,12 @@ using ::fsdp::comm::CollectiveLog;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::MeanGradient;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
+using ::testing::Le;
 
 constexpr int64_t kDim = 10;
 constexpr int kRanks = 4;
@@ -192,9 +196,9 @@ class GradientSyncTest : public ::testing::TestWithParam<Case> {
         plain.Run(turns[i], static_cast<int>(i));
         FSDP_RETURN_IF_ERROR(RunTurn(model, turns[i], static_cast<int>(i)));
       }
-      if (model->memory_stats().gradients.in_use_bytes > 0) {
-        return absl::InternalError("something is kept");
-      }
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(model->memory_stats().gradients.in_use_bytes, Le(0),
+                    "bytes of gradients after the last turn"));
       return CheckGradients(*model, plain);
     }));
   }

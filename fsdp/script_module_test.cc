@@ -2,8 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -22,11 +20,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/training_check.h"
 #include "gmock/gmock.h"
@@ -38,6 +38,8 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckTensor;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::CheckTraining;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Rows;
@@ -45,6 +47,7 @@ using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Training;
 using ::fsdp::testing::Unowned;
 using ::testing::Each;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 using ::torch::jit::Module;
 using Code = absl::StatusCode;
@@ -179,10 +182,7 @@ TEST(ScriptModuleTest, BlocksAreUnitsWhatever) {
         "second.down", "second.scale",
     };
     if (names != expected) return absl::InternalError(model->Describe());
-    if (model->Describe().find("second") == std::string::npos) {
-      return absl::InternalError("second is no unit");
-    }
-    return absl::OkStatus();
+    return CheckThat(model->Describe(), HasSubstr("second"), "units");
   }));
 }
 
@@ -201,13 +201,12 @@ TEST(ScriptModuleTest, EvaluationSeesWhatTheOptimizerHasWritten) {
       const bool training = round % 2 == 0;
       plain->train(training);
       model->module()->train(training);
-      if (!at::allclose(model->forward({x}).toTensor(),
-                        plain->forward({x}).toTensor())) {
-        return absl::InternalError("output");
-      }
-      if (model->memory_stats().parameters.in_use_bytes != 0) {
-        return absl::InternalError("memory is left");
-      }
+      FSDP_RETURN_IF_ERROR(CheckTensor(model->forward({x}).toTensor(),
+                                       plain->forward({x}).toTensor(), 1e-5,
+                                       1e-8, "output"));
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                    "bytes of parameters after evaluation"));
       for (at::Tensor& p : plain->parameters()) p.mul_(1.125);
       for (at::Tensor& shard : model->Parameters()) shard.mul_(1.125);
       // A module in two places is one, but parameters() lists it twice.
@@ -238,19 +237,17 @@ def forward(self, xs: List[Tensor], d: Dict[str, Tensor]):
     at::Tensor loss = parts[0].toGenericDict().at("y").toTensor().sum();
     loss = loss + parts[1].toTensorVector()[0].sum();
     loss = loss + parts[2].toTupleRef().elements()[0].toTensor().sum();
-    if (parts[2].toTupleRef().elements()[1].toInt() != 4 ||
-        !parts[3].isNone()) {
-      return absl::InternalError("values");
-    }
+    FSDP_RETURN_IF_ERROR(CheckThat(parts[2].toTupleRef().elements()[1].toInt(),
+                                   Eq(4), "second of the inner tuple"));
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(parts[3].isNone(), Eq(true), "whether the last is none"));
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
     const NamedShard& shard = model->NamedShards()[0];
     const at::Tensor expected =
         (12 * x.sum(0)).expand({kDim, kDim}).reshape({-1});
-    if (!at::allclose(shard.shard.grad(),
-                      expected.narrow(0, shard.begin, shard.shard.numel()))) {
-      return absl::InternalError("gradient");
-    }
-    return absl::OkStatus();
+    return CheckTensor(shard.shard.grad(),
+                       expected.narrow(0, shard.begin, shard.shard.numel()),
+                       1e-5, 1e-8, "gradient");
   }));
 }
 

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -28,12 +29,14 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::kDim;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::UnitImpl;
 using ::fsdp::testing::UnitsOf;
 using ::fsdp::testing::Unowned;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 
 // An embedding and a head in units of their own.
@@ -74,9 +77,8 @@ TEST(TieTest, TiedParametersOfTwoUnitsTrainAsOne) {
       FSDP_ASSIGN_OR_RETURN(
           auto model, FullyShard(std::make_shared<TiedNet>(), Unowned(world),
                                  UnitsOf<UnitImpl>()));
-      if (model->Parameters().size() != 3) {
-        return absl::InternalError("they are not one parameter");
-      }
+      FSDP_RETURN_IF_ERROR(CheckThat(model->Parameters().size(), Eq(3U),
+                                     "count of parameters, two of them tied"));
       torch::optim::SGD sharded(model->Parameters(), 0.1);
       for (int step = 0; step < 3; ++step) {
         sharded.zero_grad();

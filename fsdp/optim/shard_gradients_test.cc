@@ -19,12 +19,14 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/model/named_shard.h"
 #include "fsdp/optim/grad_clip.h"
+#include "fsdp/testing/check_tensor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {
 
+using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::CheckThat;
 using ::testing::ElementsAre;
 
@@ -136,9 +138,8 @@ TEST(GroupGradientsTest, ClippingSeesAndScalesEachElementOnce) {
               ::testing::DoubleNear(expected, 1e-5 * expected), "norm"));
           at::Tensor clipped = flat_of(world.rank());
           clipped.narrow(0, 2, 24).mul_(0.5);
-          if (!flat.allclose(clipped, 1e-5, 1e-7)) {
-            return absl::InternalError("gradients");
-          }
+          FSDP_RETURN_IF_ERROR(
+              CheckTensor(flat, clipped, 1e-5, 1e-7, "clipped gradients"));
           return CheckThat(shards[1].shard.grad()._version(),
                            ::testing::Gt(version), "count of writes");
         }));

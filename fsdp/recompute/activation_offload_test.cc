@@ -16,6 +16,7 @@
 #include "flat_param/guarded_storage.h"
 #include "fsdp/recompute/activation_offload_calls.h"
 #include "fsdp/recompute/numbered_tensors.h"
+#include "fsdp/testing/check_tensor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/param_store.h"
@@ -33,6 +34,7 @@ using ::fsdp::numbered_tensors::Numbers;
 using ::fsdp::numbered_tensors::WeakStorage;
 using ::fsdp::offload::testing::TemporaryFile;
 using ::fsdp::testing::CheckMovesIn;
+using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::Make;
 using ::fsdp::testing::MoveOne;
 using ::fsdp::testing::MoveOut;
@@ -291,10 +293,9 @@ TEST(ThreadsTest, UseOneOffloadAtTheSameTime) {
           const auto back = regions[i]->MoveIn();
           results[t].Update(back.status());
           if (!back.ok()) return;
-          if (!at::equal((*back)[0], Numbers(100 * t + i, 613)) ||
-              !at::equal((*back)[1], shared)) {
-            results[t].Update(absl::InternalError("another tensor"));
-          }
+          results[t].Update(
+              CheckTensor((*back)[0], Numbers(100 * t + i, 613), "own tensor"));
+          results[t].Update(CheckTensor((*back)[1], shared, "shared tensor"));
           regions.pop_back();
         }
       }

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 
@@ -22,6 +21,7 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "fsdp/schedule/schedule.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -33,10 +33,12 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::testing::AddFlat;
+using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::EmptyUnit;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kTimeout = absl::Seconds(20);
@@ -76,20 +78,21 @@ TEST(RuntimeTest, GathersEveryDtypeAndFrees) {
                             {ActionKind::kGather, 0},
                             {ActionKind::kWaitGather, 1}};
     FSDP_RETURN_IF_ERROR(f.runtime->Execute(gather));
-    if (!at::equal(f.tensors[1], Values(1, at::kFloat)) ||
-        !at::equal(f.tensors[2], Values(1, at::kDouble)) ||
-        f.runtime->flats(0)[0]->filled()) {
-      return absl::InternalError("gathered values");
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckTensor(f.tensors[1], Values(1, at::kFloat), "gathered floats"));
+    FSDP_RETURN_IF_ERROR(
+        CheckTensor(f.tensors[2], Values(1, at::kDouble), "gathered doubles"));
+    FSDP_RETURN_IF_ERROR(CheckThat(f.runtime->flats(0)[0]->filled(), Eq(false),
+                                   "whether unit 0 is filled"));
     const Actions free = {{ActionKind::kFree, 1},
                           {ActionKind::kWaitGather, 0},
                           {ActionKind::kFree, 0}};
     FSDP_RETURN_IF_ERROR(f.runtime->Execute(free));
-    if (f.runtime->memory_stats().parameters.in_use_bytes != 0 ||
-        f.runtime->flats(1)[0]->filled()) {
-      return absl::InternalError("not freed");
-    }
-    return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(f.runtime->memory_stats().parameters.in_use_bytes, Eq(0),
+                  "bytes of parameters after freeing"));
+    return CheckThat(f.runtime->flats(1)[0]->filled(), Eq(false),
+                     "whether unit 1 is filled");
   }));
 }
 
@@ -113,9 +116,8 @@ TEST(RuntimeTest, ReducesToTheMeanWithSeveralReductionsInFlight) {
     for (int unit : {0, 1}) {
       for (const auto& flat : f.runtime->flats(unit)) {
         const at::Tensor gradient = flat->ShardSlice(0).grad();
-        if (!at::equal(gradient, at::full_like(gradient, 2))) {
-          return absl::InternalError("mean of 1, 2, 3");
-        }
+        FSDP_RETURN_IF_ERROR(CheckTensor(gradient, at::full_like(gradient, 2),
+                                         "mean of 1, 2, 3"));
       }
     }
     FSDP_RETURN_IF_ERROR(
@@ -154,10 +156,9 @@ TEST(RuntimeTest, ASecondBackwardLeavesWhatTheFirstOneReducesAlone) {
     FSDP_RETURN_IF_ERROR(f.runtime->Execute(wait));
     const FlatParameter& flat = *f.runtime->flats(0)[0];
     const flat_param::Slice own = flat.layout().InParameter(0, rank);
-    return at::equal(flat.ShardSlice(0).grad(),
-                     expected.narrow(0, own.begin, own.numel()))
-               ? absl::OkStatus()
-               : absl::InternalError("not the sum of both backwards");
+    return CheckTensor(flat.ShardSlice(0).grad(),
+                       expected.narrow(0, own.begin, own.numel()),
+                       "sum of both backwards");
   }));
 }
 

@@ -20,11 +20,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::testing {
@@ -152,10 +154,8 @@ absl::Status CheckGradients(
     return model->forward(InputOf(communicator.rank(), x));
   })));
   FSDP_RETURN_IF_ERROR(CheckMeans(communicator, *model, expected));
-  if (model->memory_stats().parameters.in_use_bytes != 0) {
-    return absl::InternalError("unsharded memory is left");
-  }
-  return absl::OkStatus();
+  return CheckThat(model->memory_stats().parameters.in_use_bytes,
+                   ::testing::Eq(0), "bytes of parameters after backward");
 }
 
 template <typename Net>

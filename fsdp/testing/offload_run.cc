@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "comm/mesh.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
@@ -24,6 +25,7 @@
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 
 namespace fsdp::testing {
 namespace {
@@ -167,12 +169,10 @@ absl::StatusOr<OffloadRecord> Train(const OffloadScenario& scenario,
 
 absl::Status CheckSameBits(const OffloadRecord& actual,
                            const OffloadRecord& expected) {
-  if (actual.losses != expected.losses) {
-    return absl::InternalError("losses differ");
-  }
-  if (actual.norms != expected.norms) {
-    return absl::InternalError("norms or numbers of steps differ");
-  }
+  FSDP_RETURN_IF_ERROR(
+      CheckThat(actual.losses, ::testing::Eq(expected.losses), "losses"));
+  FSDP_RETURN_IF_ERROR(CheckThat(actual.norms, ::testing::Eq(expected.norms),
+                                 "norms, one for each step"));
   if (actual.tensors.size() != expected.tensors.size()) {
     return absl::InternalError(absl::StrCat(actual.tensors.size(),
                                             " parameters and states, not ",

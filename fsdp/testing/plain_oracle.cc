@@ -18,7 +18,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "comm/communicator.h"
+#include "gmock/gmock.h"
 
 namespace fsdp::testing {
 namespace {
@@ -96,10 +98,12 @@ absl::Status TrainSharded(const TrainingPlan& plan, const comm::Mesh& mesh,
         at::full({1}, sum / world.world_size(), at::kDouble);
     FSDP_RETURN_IF_ERROR(SumOverRanks(world, mean));
     record->losses.push_back(mean.item<double>());
-    if (model->memory_stats().parameters.in_use_bytes != 0 ||
-        model->memory_stats().gradients.in_use_bytes != 0) {
-      return absl::InternalError("unsharded memory is left after a step");
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(model->memory_stats().parameters.in_use_bytes,
+                  ::testing::Eq(0), "bytes of parameters after a step"));
+    FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().gradients.in_use_bytes,
+                                   ::testing::Eq(0),
+                                   "bytes of gradients after a step"));
   }
   return model->ForEachFullParameter(
       [record](const std::string& name, const at::Tensor& value) {

@@ -20,9 +20,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "gmock/gmock.h"
 
 namespace fsdp::testing {
 
@@ -141,18 +143,18 @@ absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
     }
     if (task.before_step) task.before_step(shards);
     optimizer->step();
-    if (model->memory_stats().gradients.in_use_bytes != 0) {
-      return absl::InternalError("a reduce buffer is left after a step");
-    }
+    FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().gradients.in_use_bytes,
+                                   ::testing::Eq(0),
+                                   "bytes of gradients after a step"));
   }
   FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
       [&record](const std::string& name, const at::Tensor& value) {
         record.parameters[name] = value.clone();
         return absl::OkStatus();
       }));
-  if (model->memory_stats().parameters.in_use_bytes != 0) {
-    return absl::InternalError("unsharded parameters are left");
-  }
+  FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().parameters.in_use_bytes,
+                                 ::testing::Eq(0),
+                                 "bytes of parameters after training"));
   return record;
 }
 

@@ -6,7 +6,6 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -28,6 +27,7 @@
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
@@ -38,6 +38,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::ExpectSameGradients;
 using ::fsdp::testing::Filled;
 using ::fsdp::testing::FillParameters;
@@ -224,10 +225,8 @@ TEST(AutogradTest, RetainGraphAllowsASecondBackward) {
     FSDP_RETURN_IF_ERROR(model->Backward(loss, /*retain_graph=*/true));
     const at::Tensor once = model->Parameters()[0].grad().clone();
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
-    if (!at::equal(model->Parameters()[0].grad(), 2 * once)) {
-      return absl::InternalError("second backward");
-    }
-    return absl::OkStatus();
+    return CheckTensor(model->Parameters()[0].grad(), 2 * once,
+                       "gradient of both backwards");
   }));
 }
 
@@ -250,12 +249,9 @@ TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
     const NamedShard& shard = model->NamedShards()[0];
     const at::Tensor expected =
         plain->named_parameters()[shard.name].grad().reshape({-1}) / 2;
-    if (!at::allclose(shard.shard.grad(),
-                      expected.narrow(0, shard.begin, shard.shard.numel()),
-                      1e-4, 1e-6)) {
-      return absl::InternalError("gradients of interleaved passes");
-    }
-    return absl::OkStatus();
+    return CheckTensor(shard.shard.grad(),
+                       expected.narrow(0, shard.begin, shard.shard.numel()),
+                       1e-4, 1e-6, "gradient of interleaved passes");
   }));
 }
 
@@ -286,11 +282,9 @@ absl::Status TwoForwardsOnThreads(Communicator& world, bool one_backward) {
   const NamedShard& shard = model->NamedShards()[0];
   const at::Tensor expected =
       plain->named_parameters()[shard.name].grad().reshape({-1});
-  return at::allclose(shard.shard.grad(),
-                      expected.narrow(0, shard.begin, shard.shard.numel()),
-                      1e-4, 1e-6)
-             ? absl::OkStatus()
-             : absl::InternalError("gradients of forwards on threads");
+  return CheckTensor(shard.shard.grad(),
+                     expected.narrow(0, shard.begin, shard.shard.numel()), 1e-4,
+                     1e-6, "gradient of forwards on threads");
 }
 
 TEST(AutogradTest, ForwardsOnThreadsWithABackwardForEach) {
@@ -350,10 +344,10 @@ TEST(AutogradTest, AUnitWhoseParametersOnlyOneRankUses) {
       // The mean over two ranks, one of which has none.
       const at::Tensor expected =
           plain->maybe->linear->weight.grad().reshape({-1}) / 2;
-      if (!at::allclose(named.shard.grad(),
-                        expected.narrow(0, named.begin, named.shard.numel()))) {
-        return absl::InternalError("gradient of one rank only");
-      }
+      FSDP_RETURN_IF_ERROR(
+          CheckTensor(named.shard.grad(),
+                      expected.narrow(0, named.begin, named.shard.numel()),
+                      1e-5, 1e-8, "gradient of one rank only"));
     }
     return absl::OkStatus();
   }));

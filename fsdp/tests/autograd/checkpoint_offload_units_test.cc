@@ -30,6 +30,7 @@
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/activation_offload_calls.h"
 #include "fsdp/recompute/checkpoint.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/tests/autograd/layer_regions.h"
@@ -48,6 +49,7 @@ using ::fsdp::offload::ParamStore;
 using ::fsdp::offload::testing::Fault;
 using ::fsdp::offload::testing::TemporaryFile;
 using ::fsdp::testing::Check;
+using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Layer;
 using ::fsdp::testing::LayerBody;
@@ -201,7 +203,7 @@ absl::Status CheckSame(const std::vector<at::Tensor>& losses,
                        FullyShardedDataParallel<Net>& model,
                        FullyShardedDataParallel<Net>& reference) {
   for (size_t i = 0; i < losses.size(); ++i) {
-    if (!at::equal(losses[i], expected[i])) return absl::InternalError("loss");
+    FSDP_RETURN_IF_ERROR(CheckTensor(losses[i], expected[i], "loss"));
   }
   for (size_t i = 0; i < model->NamedShards().size(); ++i) {
     const NamedShard& named = model->NamedShards()[i];

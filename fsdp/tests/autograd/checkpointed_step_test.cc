@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/users_error.h"
 #include "base/torch_status.h"
@@ -21,6 +22,7 @@
 #include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/tests/autograd/checkpoint_scenario.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -32,6 +34,7 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::CheckCounts;
 using ::fsdp::testing::CheckGradients;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::EachLayer;
 using ::fsdp::testing::EachLayerInARegion;
 using ::fsdp::testing::Layer;
@@ -47,7 +50,9 @@ using ::fsdp::testing::ShardNet;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::UsersError;
 using ::fsdp::testing::WholeLayer;
+using ::testing::Eq;
 using ::testing::HasSubstr;
+using ::testing::Le;
 using Code = absl::StatusCode;
 
 // The first event of its backward is a recomputation.
@@ -101,9 +106,8 @@ TEST(CheckpointedStepTest, AUnitInARegionWhoseParametersOnlyOneRankUses) {
             absl::StrCat(named.name, " has no gradient"));
       }
     }
-    return model->memory_stats().parameters.in_use_bytes == 0
-               ? absl::OkStatus()
-               : absl::InternalError("unsharded memory is left");
+    return CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                     "bytes of parameters after backward");
   }));
 }
 
@@ -141,9 +145,8 @@ absl::Status CheckExceptionInRegion(
   }
   for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
   FSDP_RETURN_IF_ERROR(model->Backward(LossOf(*model.get(), 1)));
-  if (model->memory_stats().parameters.in_use_bytes != 0) {
-    return absl::InternalError("unsharded memory is left");
-  }
+  FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().parameters.in_use_bytes,
+                                 Eq(0), "bytes of parameters after backward"));
   FSDP_RETURN_IF_ERROR(reference->Backward(LossOf(*reference.get(), 1)));
   LossOf(*plain, 1).backward();
   return CheckGradients(*model, *reference, *plain, /*exact=*/true);
@@ -211,10 +214,9 @@ TEST(CheckpointedStepTest, RegionsAroundUnitsHoldTheRootAndTwoUnitsAtMost) {
       FSDP_RETURN_IF_ERROR(model->Backward(LossOf(*model.get(), step)));
       FSDP_RETURN_IF_ERROR(reference->Backward(LossOf(*reference.get(), step)));
     }
-    return model->memory_stats().parameters.peak_in_use_bytes <=
-                   reference->memory_stats().parameters.peak_in_use_bytes
-               ? absl::OkStatus()
-               : absl::InternalError("more unsharded memory");
+    return CheckThat(model->memory_stats().parameters.peak_in_use_bytes,
+                     Le(reference->memory_stats().parameters.peak_in_use_bytes),
+                     "peak of bytes of parameters");
   }));
 }
 

@@ -2,7 +2,6 @@
 
 // Hooks on parameters, against plain LibTorch on each rank.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
@@ -21,6 +20,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/checkpoint.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/tie.h"
@@ -34,6 +34,7 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::AddShare;
 using ::fsdp::testing::CheckMeans;
+using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::Filled;
 using ::fsdp::testing::Gradients;
 using ::fsdp::testing::kDim;
@@ -218,12 +219,10 @@ TEST(ParameterHooksTest, OfATiedParameterSeeTheSum) {
         model->Backward(LossOf(model->forward(RowsOf(world.rank(), 0)))));
     for (const NamedShard& named : model->NamedShards()) {
       if (named.name != "a.weight") continue;
-      if (!at::allclose(named.shard.grad(),
-                        expected.reshape({-1}).narrow(0, named.begin,
-                                                      named.shard.numel()),
-                        1e-4, 1e-6)) {
-        return absl::InternalError("gradient of the tied parameter");
-      }
+      FSDP_RETURN_IF_ERROR(CheckTensor(
+          named.shard.grad(),
+          expected.reshape({-1}).narrow(0, named.begin, named.shard.numel()),
+          1e-4, 1e-6, "gradient of the tied parameter"));
     }
     return absl::OkStatus();
   }));

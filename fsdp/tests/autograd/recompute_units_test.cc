@@ -29,15 +29,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/trained_values.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/host_store.h"
 
@@ -46,12 +49,16 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckTensor;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Gradients;
 using ::fsdp::testing::kDim;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::SameBuffers;
 using ::fsdp::testing::ShardGradients;
 using ::fsdp::testing::Unowned;
+using ::testing::Eq;
+using ::testing::Ne;
 using ::torch::nn::BatchNorm1d;
 using ::torch::nn::BatchNorm1dImpl;
 using ::torch::nn::Linear;
@@ -231,7 +238,8 @@ absl::Status CheckSetting(Communicator& world, const Setting& setting) {
     FSDP_RETURN_IF_ERROR(SameBuffers(*model->module(), plain));
   }
   for (const auto& block : model->module()->blocks) {
-    if (block->runs != 8) return absl::InternalError("not recomputed");
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(block->runs, Eq(8), "count of runs with recomputation"));
   }
   return absl::OkStatus();
 }
@@ -308,13 +316,11 @@ absl::Status CheckWithoutGrad(Communicator& world) {
   const c10::NoGradGuard no_grad;
   const at::Tensor x = RowsOf(world.rank(), 0);
   const at::Tensor output = model->forward(x);
-  if (model->module()->blocks[0]->runs != 1) {
-    return absl::InternalError("more than one run");
-  }
-  return !output.requires_grad() &&
-                 at::allclose(output, plain.forward(x), 1e-5, 1e-6)
-             ? absl::OkStatus()
-             : absl::InternalError("another output");
+  FSDP_RETURN_IF_ERROR(
+      CheckThat(model->module()->blocks[0]->runs, Eq(1), "count of runs"));
+  FSDP_RETURN_IF_ERROR(CheckThat(output.requires_grad(), Eq(false),
+                                 "whether the output requires a gradient"));
+  return CheckTensor(output, plain.forward(x), 1e-5, 1e-6, "output");
 }
 
 TEST(RecomputedMemoryTest, WithoutGradAUnitIsJustCalled) {
@@ -400,9 +406,9 @@ TEST(RecomputedUnitTest, ArgumentsMayRestInAStore) {
                           FullyShard(std::make_shared<Net>(Calls::kForward),
                                      Unowned(world), options));
     FSDP_RETURN_IF_ERROR(Accumulate(model, world.rank(), 0));
-    if (options.recompute.options.offload->stats().peak_stored_bytes == 0) {
-      return absl::InternalError("nothing was offloaded");
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(options.recompute.options.offload->stats().peak_stored_bytes,
+                  Ne(0), "bytes that were offloaded"));
     return SameBits(*model, *reference);
   }));
 }

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -16,6 +17,7 @@
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -25,11 +27,13 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::AddShare;
 using ::fsdp::testing::CheckMeans;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Gradients;
 using ::fsdp::testing::kDim;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::UnitsOf;
 using ::fsdp::testing::Unowned;
+using ::testing::Eq;
 using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 
@@ -127,10 +131,8 @@ absl::Status Check(Communicator& world, Regions regions, Backwards backwards) {
       }));
   FSDP_RETURN_IF_ERROR(
       CheckMeans(world, *model, PlainMeans(backwards, world.world_size())));
-  if (model->memory_stats().parameters.in_use_bytes != 0) {
-    return absl::InternalError("unsharded memory is left");
-  }
-  return absl::OkStatus();
+  return CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                   "bytes of parameters after training");
 }
 
 TEST(TransparentCheckpointTest, AnyNumberOfForwardsAndBackwards) {

@@ -2,7 +2,6 @@
 // callers: values and gradients are those of the same code without sharding,
 // and what LibTorch refuses stays refused.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/module.h>
@@ -21,14 +20,17 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/checkpoint.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -36,6 +38,8 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckTensor;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::ExpectSameGradients;
 using ::fsdp::testing::Filled;
 using ::fsdp::testing::FillParameters;
@@ -46,6 +50,7 @@ using ::fsdp::testing::SquareLoss;
 using ::fsdp::testing::SummedGradients;
 using ::fsdp::testing::UnitsOf;
 using ::fsdp::testing::Unowned;
+using ::testing::Eq;
 using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 using Tensors = std::vector<at::Tensor>;
@@ -321,15 +326,15 @@ absl::StatusOr<Outcome> RunSharded(Communicator& world, const Body& body,
           [&](const at::Tensor& x) { return model->forward(x); },
           [&](const at::Tensor& loss) { return model->Backward(loss); }));
   FSDP_ASSIGN_OR_RETURN(outcome.gradients, SummedGradients(world, *model));
-  if (model->memory_stats().parameters.in_use_bytes != 0) {
-    return absl::InternalError("unsharded memory is left");
-  }
+  FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().parameters.in_use_bytes,
+                                 Eq(0), "bytes of parameters after backward"));
   return outcome;
 }
 
-bool Close(const at::Tensor& a, const at::Tensor& b) {
-  return a.defined() == b.defined() &&
-         (!a.defined() || at::allclose(a, b, 1e-4, 1e-5));
+absl::Status CheckClose(const at::Tensor& actual, const at::Tensor& expected,
+                        const std::string& what) {
+  if (!actual.defined() && !expected.defined()) return absl::OkStatus();
+  return CheckTensor(actual, expected, 1e-4, 1e-5, what);
 }
 
 // A region computes with its arguments again and refuses that they change. Its
@@ -360,18 +365,16 @@ absl::Status Compare(Communicator& world, const Body& body, Mode mode,
     return absl::InternalError(
         absl::StrCat("loss ", sharded->loss, " not ", plain->loss));
   }
-  if (!Close(sharded->before, plain->before)) {
-    return absl::InternalError("gradient of the layer before");
-  }
-  if (sharded->gradients.size() != plain->gradients.size()) {
-    return absl::InternalError("other parameters have gradients");
-  }
+  FSDP_RETURN_IF_ERROR(CheckClose(sharded->before, plain->before,
+                                  "gradient of the layer before"));
+  FSDP_RETURN_IF_ERROR(CheckThat(sharded->gradients.size(),
+                                 Eq(plain->gradients.size()),
+                                 "count of parameters with gradients"));
   for (const auto& [name, gradient] : sharded->gradients) {
     const at::Tensor mean =
         (plain0->gradients.at(name) + plain1->gradients.at(name)) / 2;
-    if (!Close(gradient, mean)) {
-      return absl::InternalError(absl::StrCat("gradient of ", name));
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckClose(gradient, mean, absl::StrCat("gradient of ", name)));
   }
   return absl::OkStatus();
 }

@@ -12,11 +12,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -24,9 +26,12 @@
 namespace fsdp::acting_net {
 
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckTensor;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 
 Options TransparentOptions() {
@@ -43,15 +48,14 @@ absl::StatusOr<Model> ShardActing(Communicator& communicator,
 }
 
 absl::Status CheckStepIsExact(Model& model, Communicator& communicator) {
-  if (model->memory_stats().parameters.in_use_bytes != 0) {
-    return absl::InternalError("unsharded memory is left");
-  }
+  FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().parameters.in_use_bytes,
+                                 Eq(0), "bytes of parameters"));
   model->module()->act = nullptr;
   FSDP_ASSIGN_OR_RETURN(Model fresh, ShardActing(communicator));
   const at::Tensor x = Rows(communicator.rank(), 3, kDim);
   const at::Tensor loss = model->forward(x).square().mean();
   const at::Tensor expected = fresh->forward(x).square().mean();
-  if (!at::equal(loss, expected)) return absl::InternalError("loss differs");
+  FSDP_RETURN_IF_ERROR(CheckTensor(loss, expected, "loss"));
   for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
   FSDP_RETURN_IF_ERROR(model->Backward(loss));
   FSDP_RETURN_IF_ERROR(fresh->Backward(expected));

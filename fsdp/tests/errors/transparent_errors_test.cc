@@ -16,13 +16,16 @@
 #include "absl/status/status.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/tests/errors/acting_net.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -39,7 +42,10 @@ using ::fsdp::acting_net::ShardActing;
 using ::fsdp::acting_net::TransparentOptions;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckTensor;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Rows;
+using ::testing::Eq;
 using Code = absl::StatusCode;
 
 // --- Access outside forward --------------------------------------------------
@@ -264,9 +270,8 @@ TEST(TransparentErrorsTest, AutogradGradWithRespectToAParameter) {
     Acting plain;
     const at::Tensor expected =
         torch::autograd::grad({plain.forward(x).sum()}, {x})[0];
-    if (!at::allclose(gradient, expected)) {
-      return absl::InternalError("gradient of the input");
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckTensor(gradient, expected, 1e-5, 1e-8, "gradient of the input"));
     return CheckStepIsExact(model, communicator);
   }));
 }
@@ -313,9 +318,9 @@ TEST(TransparentErrorsTest, AnOperatorsInputsStayWhileItRunsOthers) {
       return read_twice.call(net.first->weight);
     };
     c10::NoGradGuard no_grad;
-    if (model->forward(Rows(0, 3, kDim)).item<float>() != 1) {
-      return absl::InternalError("the input moved");
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(model->forward(Rows(0, 3, kDim)).item<float>(), Eq(1),
+                  "whether the input has stayed"));
     c10::AutoGradMode grad(true);
     return CheckStepIsExact(model, communicator);
   }));

@@ -21,6 +21,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
@@ -30,6 +31,7 @@
 #include "comm/wrappers/forwarding_communicator.h"
 #include "comm/wrappers/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/plain_oracle.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
@@ -48,6 +50,8 @@ using ::fsdp::comm::testing::RankFunction;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::CheckSameTraining;
+using ::fsdp::testing::CheckTensor;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
@@ -57,6 +61,7 @@ using ::fsdp::testing::TrainingPlan;
 using ::fsdp::testing::TrainingRecord;
 using ::fsdp::testing::TrainSharded;
 using ::fsdp::testing::Unowned;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 7;
@@ -147,8 +152,8 @@ TEST(CommonMemoryTest, NothingMovesToGather) {
         return absl::InternalError(plan.ToString());
       }
       const BufferPool::Stats stats = model->memory_stats().parameters;
-      if (stats.reserved_bytes != 0) return absl::InternalError("gathered");
-      return absl::OkStatus();
+      return CheckThat(stats.reserved_bytes, Eq(0),
+                       "bytes for gathered parameters");
     }));
     // One for each unit and step tells that all have cast their part.
     EXPECT_EQ(logs[0].TotalsOf(Collective::kAllGather).count,
@@ -201,8 +206,8 @@ TEST(CommonMemoryTest, NothingIsAllocatedAfterTheFirstStep) {
       for (int step = 0; step < 3; ++step) {
         FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
       }
-      return allocations == 0 ? absl::OkStatus()
-                              : absl::InternalError("allocates");
+      return CheckThat(allocations, Eq(0),
+                       "count of allocations after two steps");
     }));
   }
 }
@@ -312,9 +317,8 @@ TEST(CommonMemoryTest, FullParametersAreAPrivateCopy) {
     }
     for (const NamedShard& named : model->NamedShards()) {
       const float mine = static_cast<float>(world.rank() + 1);
-      if (!at::equal(named.shard, at::full_like(named.shard, mine))) {
-        return absl::InternalError("another rank's values");
-      }
+      FSDP_RETURN_IF_ERROR(CheckTensor(
+          named.shard, at::full_like(named.shard, mine), "this rank's values"));
     }
     return absl::OkStatus();
   }));
@@ -332,7 +336,7 @@ TEST(CommonMemoryTest, ABackwardThatFailsOnAllRanksDoesNotUpsetTheNextSteps) {
     if (wrong.ok()) return absl::InternalError("a wrong shape was accepted");
     for (int i = 0; i < 3; ++i) {
       const at::Tensor output = model->forward(input);
-      if (!at::equal(output, before)) return absl::InternalError("differs");
+      FSDP_RETURN_IF_ERROR(CheckTensor(output, before, "output"));
       FSDP_RETURN_IF_ERROR(model->Backward(Loss(output, input)));
     }
     return absl::OkStatus();

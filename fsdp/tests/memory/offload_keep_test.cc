@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
@@ -41,6 +42,7 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::CheckEqual;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
@@ -48,6 +50,7 @@ using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
 using ::fsdp::testing::Values;
 using ::fsdp::testing::ValuesOf;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 using Model = FullyShardedDataParallel<NetImpl>;
 namespace fs = std::filesystem;
@@ -254,7 +257,8 @@ TEST_P(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
                       older / "run.optimizer.1-of-2");
       }
       FSDP_RETURN_IF_ERROR(space->EndStep(absl::OkStatus()));
-      if (space->step() != 4) return absl::InternalError("no step was counted");
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(space->step(), Eq(4), "step after three and one more"));
     }
     if (world.rank() == 1) {
       fs::copy_file(older / "run.optimizer.1-of-2",
@@ -267,9 +271,8 @@ TEST_P(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
                           Run(world, BlockUnits(), /*last=*/6));
     FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(kDim, 2, /*seed=*/9),
                                                   Unowned(world), Kept()));
-    if (model->sharded_model().offload()->step() != 3) {
-      return absl::InternalError("another step");
-    }
+    FSDP_RETURN_IF_ERROR(CheckThat(model->sharded_model().offload()->step(),
+                                   Eq(3), "step that all ranks have kept"));
     FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
     for (const auto& item : dict) {
       if (!at::equal(item.value(), three.at(item.key()))) {

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
@@ -46,12 +47,15 @@ using ::fsdp::offload_faults::Step;
 using ::fsdp::offload_faults::Undisturbed;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::CheckEqual;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::fsdp::testing::Values;
 using ::fsdp::testing::ValuesOf;
+using ::testing::_;
 using ::testing::HasSubstr;
 
 TEST(OffloadFaultsTest, WhatIsHeldAcrossAStepIsRefusedOnAllRanks) {
@@ -146,9 +150,10 @@ TEST(OffloadFaultsTest, AnotherOptimizerIsToldWhichOnesCan) {
     FSDP_ASSIGN_OR_RETURN(Model model,
                           MakeModel(world, Offloading(world.rank(), Plan())));
     torch::optim::AdamW optimizer(model->Parameters());
-    if (!absl::IsFailedPrecondition(CheckOptimizer(*model, optimizer))) {
-      return absl::InternalError("CheckOptimizer() has nothing to say");
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(CheckOptimizer(*model, optimizer),
+                  StatusIs(absl::StatusCode::kFailedPrecondition, _),
+                  "status of CheckOptimizer()"));
     FSDP_RETURN_IF_ERROR(
         CheckOptimizer(*model, FusedAdamW(model->Parameters())));
     const at::Tensor x = Rows(0, 3, kDim);

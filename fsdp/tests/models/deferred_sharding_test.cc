@@ -29,6 +29,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/random_operators.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
@@ -51,11 +52,13 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::MemoryMeter;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::Each;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 using Values = std::map<std::string, at::Tensor>;
 
@@ -270,10 +273,12 @@ TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
       if (at::equal(expected.at("blocks.0.linear.weight"),
                     expected.at("blocks.1.linear.weight")) ||
           at::equal(expected.at("blocks.0.linear.weight"),
-                    constructed.at("blocks.0.linear.weight")) ||
-          expected.at("blocks.1.scale").sum().item<float>() != 2 * kDim) {
-        return absl::InternalError("values");
+                    constructed.at("blocks.0.linear.weight"))) {
+        return absl::InternalError("a weight has the values of another");
       }
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(expected.at("blocks.1.scale").sum().item<float>(),
+                    Eq(2 * kDim), "sum of a scale"));
       return CheckValues(model, expected);
     }));
   }
@@ -293,7 +298,8 @@ TEST_P(WorldTest, WhatIsLoadedLaterIsNotDrawn) {
     auto net = MakeDeferred(kSeed);
     const testing::RandomOperators random;
     FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
-    if (random.count() != 0) return absl::InternalError("drawn");
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(random.count(), Eq(0), "count of what was drawn"));
     const absl::Status gathered = model->GatherStateDict().status();
     EXPECT_THAT(gathered, missing("embed.weight"));
     const at::Tensor x = Rows(0, 4, kDim);

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -21,6 +22,7 @@
 #include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -29,11 +31,15 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
+using ::testing::AllOf;
+using ::testing::Ge;
+using ::testing::Le;
 
 constexpr int64_t kDim = 17;
 constexpr int kBlocks = 5;
@@ -89,15 +95,13 @@ TEST_P(PlanTest, MeasuredPeaksAreThePlannedOnes) {
     FSDP_RETURN_IF_ERROR(CheckEqual(
         "in flight", stats.gradients.peak_in_use_bytes, plan.in_flight));
     // Alignment belongs to shards, too.
-    if (plan.shards < shards || plan.shards > shards + shards / 10) {
-      return absl::InternalError("shards");
-    }
+    FSDP_RETURN_IF_ERROR(CheckThat(plan.shards,
+                                   AllOf(Ge(shards), Le(shards + shards / 10)),
+                                   "planned bytes of shards"));
     // So do flags to gradients.
-    if (plan.gradients < gradients ||
-        plan.gradients > plan.shards + plan.shards / 10) {
-      return absl::InternalError("gradients");
-    }
-    return absl::OkStatus();
+    return CheckThat(plan.gradients,
+                     AllOf(Ge(gradients), Le(plan.shards + plan.shards / 10)),
+                     "planned bytes of gradients");
   }));
 }
 

@@ -12,13 +12,16 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/unit_handle.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -28,9 +31,12 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockImpl;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckTensor;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
+using ::testing::Eq;
 
 constexpr int64_t kDim = 3;
 
@@ -63,11 +69,9 @@ TEST(ForwardTest, RunsModulesThatReturnNothing) {
     const at::Tensor expected = net->seen;
     FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
     model->forward(x);
-    if (!at::equal(net->seen, expected)) return absl::InternalError("value");
-    if (model->memory_stats().parameters.in_use_bytes != 0) {
-      return absl::InternalError("no backward can come: nothing stays");
-    }
-    return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(CheckTensor(net->seen, expected, "value"));
+    return CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                     "bytes of parameters, as no backward can come");
   }));
 }
 
@@ -92,10 +96,8 @@ TEST(ForwardTest, ForwardsEveryKindOfArgument) {
         net->forward(x, 2, std::make_unique<int>(1)).detach();
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(net, Unowned(communicator), BlockUnits()));
-    if (!at::equal(model->forward(x, 2, std::make_unique<int>(1)), expected)) {
-      return absl::InternalError("value");
-    }
-    return absl::OkStatus();
+    return CheckTensor(model->forward(x, 2, std::make_unique<int>(1)), expected,
+                       "output");
   }));
 }
 
@@ -111,10 +113,12 @@ TEST(UnitHandleTest, TellsWhichModulesAreUnitsAndKeepsTheModelAlive) {
         root = FindUnit(*net);
       }
       const auto block = FindUnit(*net->blocks->ptr(1));
-      if (!root.has_value() || !block.has_value() || root->unit() != 0 ||
-          block->model()->unit_name(block->unit()) != "blocks.1") {
-        return absl::InternalError("handles");
+      if (!root.has_value() || !block.has_value()) {
+        return absl::InternalError("no handles");
       }
+      FSDP_RETURN_IF_ERROR(CheckThat(root->unit(), Eq(0), "unit of the root"));
+      FSDP_RETURN_IF_ERROR(CheckThat(block->model()->unit_name(block->unit()),
+                                     Eq("blocks.1"), "unit of the block"));
       if (FindUnit(*net->head).has_value() ||
           FindUnit(*net->blocks).has_value()) {
         return absl::InternalError("no units");
@@ -152,8 +156,8 @@ TEST(ForwardTest, ReferencesAndLiteralsReachAUnitThatTakesItsInputsOver) {
     const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
     int calls = 0;
     const at::Tensor y = Forward(net, x, "twice", calls);
-    return calls == 1 && at::equal(y, x * 2) ? absl::OkStatus()
-                                             : absl::InternalError("value");
+    FSDP_RETURN_IF_ERROR(CheckThat(calls, Eq(1), "count of calls"));
+    return CheckTensor(y, x * 2, "output");
   }));
 }
 

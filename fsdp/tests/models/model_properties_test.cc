@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -21,6 +22,7 @@
 #include "fsdp/testing/toy_transformer.h"
 #include "fsdp/testing/training_task.h"
 #include "fsdp/tests/models/model_zoo.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -33,12 +35,14 @@ using ::fsdp::model_zoo::Nested;
 using ::fsdp::model_zoo::RowsTask;
 using ::fsdp::model_zoo::UnitsAt;
 using ::fsdp::testing::CheckSameRecord;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::LayerUnits;
 using ::fsdp::testing::MakeTransformer;
 using ::fsdp::testing::RunPlain;
 using ::fsdp::testing::RunSharded;
 using ::fsdp::testing::TaskRecord;
 using ::fsdp::testing::Unowned;
+using ::testing::Eq;
 
 TEST(ModelPropertiesTest, NamesAndSizesAreThoseOfTheUnwrappedModel) {
   std::map<std::string, std::vector<int64_t>> expected;
@@ -60,9 +64,10 @@ TEST(ModelPropertiesTest, NamesAndSizesAreThoseOfTheUnwrappedModel) {
             visited[name] = value.sizes().vec();
             return absl::OkStatus();
           }));
-      return names == expected && visited == expected
-                 ? absl::OkStatus()
-                 : absl::InternalError("other names or sizes");
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(names, Eq(expected), "sizes of shards by name"));
+      return CheckThat(visited, Eq(expected),
+                       "sizes of full parameters by name");
     }));
   }
 }

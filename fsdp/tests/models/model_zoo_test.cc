@@ -5,7 +5,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
@@ -30,6 +29,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/toy_transformer.h"
 #include "fsdp/testing/training_task.h"
@@ -48,6 +48,7 @@ using ::fsdp::model_zoo::RowsTask;
 using ::fsdp::model_zoo::UnitsAt;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::CheckSameRecord;
+using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::ClipBy;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::LayerUnits;
@@ -240,9 +241,7 @@ TEST_P(UnevenTest, OneSgdStepOfA3x3WeightIsExact) {
     }
     return model->ForEachFullParameter(
         [&](const std::string&, const at::Tensor& value) {
-          return at::allclose(value, expected->weight, 0, 1e-6)
-                     ? absl::OkStatus()
-                     : absl::InternalError("the weight differs");
+          return CheckTensor(value, expected->weight, 0, 1e-6, "weight");
         });
   }));
 }

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
@@ -29,7 +30,9 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::Check;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::IsOk;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
@@ -177,9 +180,9 @@ TEST(BufferTest, ThatCannotBeSentIsRefusedByAllRanks) {
       auto net = std::make_shared<HoldsABuffer>(
           world.rank() == 1 ? make() : at::eye(kDim).to_sparse());
       absl::Status status = FullyShard(net, Unowned(world)).status();
-      if (!TorchToStatus("use", [&] { net->linear->weight.sum(); }).ok()) {
-        return absl::InternalError("the module was changed");
-      }
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(TorchToStatus("use", [&] { net->linear->weight.sum(); }),
+                    IsOk(), "use of the refused module"));
       return status;
     });
     EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,

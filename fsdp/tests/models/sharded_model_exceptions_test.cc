@@ -14,12 +14,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/users_error.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/tests/models/sharded_net.h"
 #include "gmock/gmock.h"
@@ -37,6 +39,8 @@ using ::fsdp::sharded_net::kRanks;
 using ::fsdp::sharded_net::ShardNet;
 using ::fsdp::testing::BlockImpl;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckTensor;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
@@ -46,6 +50,7 @@ using ::fsdp::testing::Unowned;
 using ::fsdp::testing::UsersError;
 using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -85,14 +90,13 @@ TEST(ShardedModelTest, AnExceptionKeepsItsTypeAndTheNextIterationIsExact) {
       }
     });
     if (!kept_type) return absl::InternalError(status.ToString());
-    if (model->memory_stats().parameters.in_use_bytes != 0) {
-      return absl::InternalError("unsharded memory is left");
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                  "bytes of parameters after an exception"));
     const at::Tensor loss = Loss(model->forward(x, false), x);
     FSDP_ASSIGN_OR_RETURN(auto fresh, ShardNet(communicator));
-    if (!at::equal(loss, Loss(fresh->forward(x), x))) {
-      return absl::InternalError("loss after an exception");
-    }
+    FSDP_RETURN_IF_ERROR(CheckTensor(loss, Loss(fresh->forward(x), x),
+                                     "loss after an exception"));
     return model->Backward(loss);
   }));
 }
@@ -180,9 +184,9 @@ TEST(ShardedModelTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
         return absl::InternalError(absl::StrCat("gradient ", i, " differs"));
       }
     }
-    if (model->memory_stats().parameters.in_use_bytes != 0) {
-      return absl::InternalError("unsharded memory is left");
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                  "bytes of parameters after an exception"));
     return CheckStepIsExact(model, communicator);
   }));
 }

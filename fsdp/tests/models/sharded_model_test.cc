@@ -1,7 +1,6 @@
 // What a step refuses, with a clear error on every rank and a model that still
 // works.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -27,6 +26,7 @@
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/tests/models/sharded_net.h"
 #include "gmock/gmock.h"
@@ -44,6 +44,7 @@ using ::fsdp::sharded_net::kRanks;
 using ::fsdp::sharded_net::ShardNet;
 using ::fsdp::testing::BlockImpl;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::Rows;
@@ -212,9 +213,9 @@ TEST(ShardedModelTest, RefusesAutogradGradWithRespectToAParameter) {
     const at::Tensor gradient = torch::autograd::grad({again}, {x})[0];
     auto plain = MakeNet(kDim, 2);
     at::Tensor expected = Loss(plain->forward(x), x);
-    if (!at::equal(gradient, torch::autograd::grad({expected}, {x})[0])) {
-      return absl::InternalError("gradient of the input");
-    }
+    FSDP_RETURN_IF_ERROR(CheckTensor(gradient,
+                                     torch::autograd::grad({expected}, {x})[0],
+                                     "gradient of the input"));
     return CheckStepIsExact(model, communicator);
   }));
 }

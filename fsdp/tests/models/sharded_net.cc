@@ -9,10 +9,12 @@
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
 
 namespace fsdp::sharded_net {
 
+using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::Rows;
@@ -33,7 +35,7 @@ absl::Status CheckStepIsExact(FullyShardedDataParallel<NetImpl>& model,
   for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
   FSDP_RETURN_IF_ERROR(model->Backward(loss));
   FSDP_RETURN_IF_ERROR(fresh->Backward(expected));
-  if (!at::equal(loss, expected)) return absl::InternalError("loss differs");
+  FSDP_RETURN_IF_ERROR(CheckTensor(loss, expected, "loss"));
   for (size_t i = 0; i < fresh->Parameters().size(); ++i) {
     if (!at::equal(model->Parameters()[i].grad(),
                    fresh->Parameters()[i].grad())) {

@@ -16,13 +16,16 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/tests/models/transparent_training.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -31,6 +34,8 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckTensor;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Training;
 using ::fsdp::testing::Unowned;
@@ -41,6 +46,7 @@ using ::fsdp::transparent_nets::Mlp;
 using ::fsdp::transparent_nets::Nested;
 using ::fsdp::transparent_nets::TrainingOf;
 using ::fsdp::transparent_nets::Transparent;
+using ::testing::Eq;
 using ::torch::nn::Linear;
 
 // --- What changes between iterations -----------------------------------------
@@ -181,21 +187,20 @@ TEST(TransparentTest, EvaluationWithoutGradAndInInferenceMode) {
     for (int round = 0; round < 2; ++round) {
       {
         c10::NoGradGuard no_grad;
-        if (!at::allclose(model->forward(x), expected)) {
-          return absl::InternalError("without grad");
-        }
+        FSDP_RETURN_IF_ERROR(CheckTensor(model->forward(x), expected, 1e-5,
+                                         1e-8, "output without grad"));
       }
       {
         c10::InferenceMode inference;
-        if (!at::allclose(model->forward(x), expected)) {
-          return absl::InternalError("in inference mode");
-        }
+        FSDP_RETURN_IF_ERROR(CheckTensor(model->forward(x), expected, 1e-5,
+                                         1e-8, "output in inference mode"));
       }
-      if (model->memory_stats().parameters.in_use_bytes != 0) {
-        return absl::InternalError("memory is left");
-      }
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                    "bytes of parameters after evaluation"));
       const at::Tensor output = model->forward(x);
-      if (!at::allclose(output, expected)) return absl::InternalError("train");
+      FSDP_RETURN_IF_ERROR(
+          CheckTensor(output, expected, 1e-5, 1e-8, "output with grad"));
       FSDP_RETURN_IF_ERROR(model->Backward(output.sum()));
     }
     return absl::OkStatus();
@@ -243,7 +248,7 @@ TEST(TransparentTest, TwoModelsInOneLoss) {
     for (int step = 0; step < 2; ++step) {
       const at::Tensor loss = other->forward(model->forward(x)).sum();
       const at::Tensor expected = second->forward(first->forward(x)).sum();
-      if (!at::allclose(loss, expected)) return absl::InternalError("loss");
+      FSDP_RETURN_IF_ERROR(CheckTensor(loss, expected, 1e-5, 1e-8, "loss"));
       loss.backward();
       TakeGradients(model);
       TakeGradients(other);
@@ -319,9 +324,9 @@ TEST(TransparentTest, HoldsTheUnitThatComputesAndTheNext) {
     for (int step = 0; step < 3; ++step) {
       const at::Tensor x = Rows(step, 3, kDim);
       const at::Tensor output = model->forward(x);
-      if (model->memory_stats().parameters.in_use_bytes != 0) {
-        return absl::InternalError("memory is left after forward");
-      }
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                    "bytes of parameters after forward"));
       FSDP_RETURN_IF_ERROR(model->Backward(output.sum()));
       const BufferPool::Stats stats = model->memory_stats().parameters;
       if (stats.in_use_bytes != 0 || stats.peak_in_use_bytes != 2 * unit) {

@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -40,6 +41,7 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
@@ -47,6 +49,7 @@ using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::Each;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
@@ -256,10 +259,11 @@ TEST(OptimizerStateTest, OptionsOfGroupsAreLoadedToo) {
     }
     FSDP_RETURN_IF_ERROR(
         model->LoadOptimizerState(*optimizer, snapshot.optimizer));
-    return optimizer->param_groups()[0].options().get_lr() == 0.01 &&
-                   optimizer->param_groups()[1].options().get_lr() == 0.02
-               ? absl::OkStatus()
-               : absl::InternalError("learning rates");
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(optimizer->param_groups()[0].options().get_lr(), Eq(0.01),
+                  "rate of group 0"));
+    return CheckThat(optimizer->param_groups()[1].options().get_lr(), Eq(0.02),
+                     "rate of group 1");
   }));
 }
 
@@ -287,9 +291,9 @@ TEST(OptimizerStateTest, OnRank0Only) {
     options.rank0_only = true;
     FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict state,
                           model->GatherOptimizerState(*optimizer, options));
-    return state.tensors.is_empty() == (world.rank() != 0)
-               ? absl::OkStatus()
-               : absl::InternalError("who has it");
+    return CheckThat(
+        state.tensors.is_empty(), Eq(world.rank() != 0),
+        absl::StrCat("whether rank ", world.rank(), " has no states"));
   }));
 }
 

@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
@@ -42,11 +43,13 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::comm::testing::RunRefusedRanks;
 using ::fsdp::testing::Check;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 
 // One of each kind: tied across units, frozen, transposed, a scalar, an empty
@@ -123,9 +126,7 @@ StateDict Changed(double by) {
 }
 
 absl::Status CheckSame(const StateDict& actual, const StateDict& expected) {
-  if (actual.keys() != expected.keys()) {
-    return absl::InternalError("other names");
-  }
+  FSDP_RETURN_IF_ERROR(CheckThat(actual.keys(), Eq(expected.keys()), "names"));
   for (const auto& item : expected) {
     const at::Tensor& value = actual[item.key()];
     if (value.dtype() != item.value().dtype() ||

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
@@ -36,10 +37,14 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::kStrategies;
 using ::fsdp::testing::MeshOf;
 using ::fsdp::testing::Rows;
+using ::testing::Eq;
+using ::testing::Gt;
+using ::testing::SizeIs;
 
 constexpr int64_t kDim = 7;
 constexpr int64_t kRows = 2;  // per rank and backward
@@ -311,9 +316,9 @@ TEST(ZeroGradTest, OfAnOptimizerKeepsWhatIsWholeThatOfTheModelDropsIt) {
     FSDP_RETURN_IF_ERROR(CheckGradients(model, PlainGradients("NS", 2)));
     FSDP_RETURN_IF_ERROR(RunBackwards(model, "NN"));
     model->zero_grad();
-    if (model->memory_stats().gradients.in_use_bytes != 0) {
-      return absl::InternalError("the whole gradients' memory is in use");
-    }
+    FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().gradients.in_use_bytes,
+                                   Eq(0),
+                                   "bytes of gradients after zero_grad()"));
     FSDP_RETURN_IF_ERROR(RunBackwards(model, "s"));
     return CheckGradients(model, PlainGradients("s", 2));
   }));
@@ -377,8 +382,7 @@ TEST(ReductionHookTest, RunsOncePerReductionAlsoForGradientsKeptWhole) {
     for (const auto& [unit, count] : calls) {
       if (count != 1) return absl::InternalError(unit);
     }
-    return calls.size() == 3 ? absl::OkStatus()
-                             : absl::InternalError("not every unit");
+    return CheckThat(calls, SizeIs(3), "units that were reduced");
   }));
 }
 
@@ -413,8 +417,7 @@ TEST(NoSyncTest, AParameterFrozenBeforeTheReductionHasNoGradient) {
       if (named.name == name) return absl::InternalError("has a gradient");
       ++others;
     }
-    return others > 0 ? absl::OkStatus()
-                      : absl::InternalError("nothing has a gradient");
+    return CheckThat(others, Gt(0), "count of other gradients");
   }));
 }
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
@@ -32,12 +33,14 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
 using ::testing::ElementsAre;
+using ::testing::Eq;
 
 constexpr int64_t kDim = 7;
 
@@ -94,10 +97,10 @@ absl::Status NoteSteps(Communicator& ranks,
     FusedAdamW(model->Parameters(), torch::optim::AdamWOptions(), fused).step();
   }));
   const MemoryStats memory = model->memory_stats();
-  if (notes->most_pool_bytes !=
-      memory.parameters.reserved_bytes + memory.gradients.reserved_bytes) {
-    return absl::InternalError("the pools hold something else");
-  }
+  FSDP_RETURN_IF_ERROR(CheckThat(
+      notes->most_pool_bytes,
+      Eq(memory.parameters.reserved_bytes + memory.gradients.reserved_bytes),
+      "most bytes of the pools"));
   {
     const at::NoGradGuard no_grad;
     model->forward(x);

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -24,6 +25,7 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/trained_values.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -36,11 +38,15 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::CheckShards;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::testing::_;
+using ::testing::Eq;
 
 constexpr int64_t kDim = 8;
 constexpr int kBlocks = 2;
@@ -143,9 +149,9 @@ TEST(GatherExtensionTrainingTest, ComputesWithWhatItReadsAndStepsExactShards) {
       }
       if (2 * record.bytes != whole) return absl::InternalError(record.label);
     }
-    if (extension->labels.empty() || extension->labels.front() != "root") {
-      return absl::InternalError("labels");
-    }
+    const std::vector<std::string>& labels = extension->labels;
+    FSDP_RETURN_IF_ERROR(CheckThat(labels.empty() ? "none" : labels.front(),
+                                   Eq("root"), "first label"));
     return CheckShards(*model, *plain);
   }));
 }
@@ -168,8 +174,8 @@ TEST(GatherExtensionTrainingTest, OneThatNothingUsesIsRefused) {
     options.quantize.gather = false;
     const absl::Status status =
         FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-    return absl::IsInvalidArgument(status) ? absl::OkStatus()
-                                           : absl::InternalError("accepted");
+    return CheckThat(status, StatusIs(absl::StatusCode::kInvalidArgument, _),
+                     "status of FullyShard()");
   }));
 }
 

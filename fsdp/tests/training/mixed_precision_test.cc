@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -26,6 +25,7 @@
 #include "absl/time/time.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
@@ -33,6 +33,7 @@
 #include "comm/wrappers/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -44,10 +45,14 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckTensor;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::testing::_;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 5;
@@ -325,12 +330,10 @@ TEST(MixedPrecisionTest, AnFp32ReductionKeepsWhatBf16WouldLose) {
       return full.item<float>();
     };
     for (const bool no_sync : {false, true}) {
-      if (gradient(at::kFloat, no_sync) != 257) {
-        return absl::InternalError("fp32 has lost the 1");
-      }
-      if (gradient(at::kBFloat16, no_sync) != 256) {
-        return absl::InternalError("bf16 has kept the 1");
-      }
+      FSDP_RETURN_IF_ERROR(CheckThat(gradient(at::kFloat, no_sync), Eq(257),
+                                     "sum in fp32, which keeps the 1"));
+      FSDP_RETURN_IF_ERROR(CheckThat(gradient(at::kBFloat16, no_sync), Eq(256),
+                                     "sum in bf16, which loses the 1"));
     }
     return absl::OkStatus();
   }));
@@ -378,9 +381,8 @@ TEST(MixedPrecisionTest, EvalModeMayBeInFullPrecision) {
           CheckDtype("buffer", net->inner->seen["buffer"], at::kBFloat16));
       model->eval();
       c10::NoGradGuard no_grad;
-      if (!at::equal(model->forward(x), plain)) {
-        return absl::InternalError("not the outputs of full precision");
-      }
+      FSDP_RETURN_IF_ERROR(
+          CheckTensor(model->forward(x), plain, "outputs in full precision"));
       FSDP_RETURN_IF_ERROR(
           CheckDtype("buffer", net->inner->seen["buffer"], at::kFloat));
     }
@@ -452,9 +454,8 @@ TEST(MixedPrecisionTest, RefusesWhatContradictsItself) {
     const absl::Status status = FullyShard(std::make_shared<ProbedNet>(),
                                            Unowned(world), Probed(precision))
                                     .status();
-    return status.code() == absl::StatusCode::kInvalidArgument
-               ? absl::OkStatus()
-               : absl::InternalError("accepted");
+    return CheckThat(status, StatusIs(absl::StatusCode::kInvalidArgument, _),
+                     "status of FullyShard()");
   }));
 }
 

@@ -20,6 +20,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -29,6 +30,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
@@ -187,7 +189,7 @@ TEST(OneRankTest, GradientsThatTheUserKeepsStayWhatTheyAre) {
       if (step < 2) t.zero_grad();
     }
     for (size_t i = 0; i < kept.size(); ++i) {
-      if (!kept[i].equal(values[i])) return absl::InternalError("was written");
+      FSDP_RETURN_IF_ERROR(CheckTensor(kept[i], values[i], "kept gradient"));
     }
     return absl::OkStatus();
   });
@@ -211,7 +213,8 @@ TEST(OneRankTest, WhatHooksKeepIsNotTheGradient) {
       if (p.grad().defined()) p.mutable_grad().mul_(3);
     }
     for (size_t i = 0; i < seen.size(); ++i) {
-      if (!seen[i].equal(values[i])) return absl::InternalError("was written");
+      FSDP_RETURN_IF_ERROR(
+          CheckTensor(seen[i], values[i], "gradient that a hook has seen"));
     }
     return absl::OkStatus();
   });

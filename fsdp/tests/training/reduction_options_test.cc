@@ -1,6 +1,5 @@
 // How gradients are reduced: hooks, and what sums are divided by.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 
 #include <cstdint>
 #include <optional>
@@ -9,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
@@ -16,9 +16,11 @@
 #include "fsdp/comm_hooks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
+#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/plain_oracle.h"
 #include "fsdp/testing/strategies.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -29,13 +31,17 @@ using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::CheckAgainstPlain;
+using ::fsdp::testing::CheckTensor;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::MeshOf;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::TrainingPlan;
 using ::fsdp::testing::Unowned;
+using ::testing::_;
 
 constexpr int64_t kDim = 7;
 
@@ -72,9 +78,8 @@ TEST(ReductionHookTest, AreSetOnce) {
         model->SetReductionHooks(CompressedReduceScatter(at::kHalf)));
     const absl::Status second =
         model->SetReductionHooks(CompressedReduceScatter(at::kHalf));
-    return second.code() == absl::StatusCode::kFailedPrecondition
-               ? absl::OkStatus()
-               : absl::InternalError("set twice");
+    return CheckThat(second, StatusIs(absl::StatusCode::kFailedPrecondition, _),
+                     "status of a second call");
   }));
 }
 
@@ -102,9 +107,8 @@ TEST(DivideFactorsTest, AnySplitGivesTheMeanAndOneGivesTheSum) {
       ThrowIfError(model->Backward(Loss(model->forward(x), x)));
       return model->NamedShards().front().shard.grad().clone();
     };
-    return at::allclose(gradient(1.0), gradient(std::nullopt) * 3)
-               ? absl::OkStatus()
-               : absl::InternalError("not the sum");
+    return CheckTensor(gradient(1.0), gradient(std::nullopt) * 3, 1e-5, 1e-8,
+                       "sum of gradients");
   }));
 }
 
@@ -135,9 +139,8 @@ TEST(DivideFactorsTest, HaveToBePositive) {
     options.gradients.divide_factor = 0;
     const absl::Status status =
         FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-    return status.code() == absl::StatusCode::kInvalidArgument
-               ? absl::OkStatus()
-               : absl::InternalError("accepted");
+    return CheckThat(status, StatusIs(absl::StatusCode::kInvalidArgument, _),
+                     "status of FullyShard()");
   }));
 }
 

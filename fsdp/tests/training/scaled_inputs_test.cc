@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
@@ -40,11 +41,15 @@ using ::fsdp::comm::ScaledSum;
 using ::fsdp::comm::Work;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
+using ::testing::AllOf;
+using ::testing::Eq;
+using ::testing::Gt;
 
 constexpr int kRanks = 4;
 constexpr int64_t kDim = 7;
@@ -217,9 +222,9 @@ TEST_P(ScaledInputsTest, GradientsAreThoseOfADivisionAfterwards) {
           absl::StrCat(scales.size(), " scales, the first ",
                        scales.empty() ? 0 : *scales.begin()));
     }
-    if (actual.size() != expected.size() || actual.empty()) {
-      return absl::InternalError("other gradients");
-    }
+    FSDP_RETURN_IF_ERROR(CheckThat(actual.size(),
+                                   AllOf(Eq(expected.size()), Gt(0U)),
+                                   "count of gradients"));
     for (const auto& [name, gradient] : expected) {
       if (!actual.at(name).equal(gradient)) {
         return absl::InternalError(absl::StrCat("the gradient of ", name));

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
@@ -38,11 +39,13 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::MeshOf;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::testing::Each;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 5;
@@ -224,9 +227,9 @@ TEST(StepInBackwardTest, AFailedStepFailsTheBackwardAndTheNextOneIsWhole) {
     if (!absl::IsDataLoss(failed) || steps != 1) {
       return absl::InternalError(failed.ToString());
     }
-    if (model->memory_stats().gradients.in_use_bytes != 0) {
-      return absl::InternalError("reduce buffers are left");
-    }
+    FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().gradients.in_use_bytes,
+                                   Eq(0),
+                                   "bytes of gradients after a failure"));
     result = absl::OkStatus();
     FSDP_RETURN_IF_ERROR(Backward(model, 1));
     return steps == 1 + 4 ? absl::OkStatus()

@@ -20,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
@@ -50,6 +51,7 @@ using ::fsdp::testing::AdamW;
 using ::fsdp::testing::BlockImpl;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::CheckSameRecord;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
@@ -65,6 +67,7 @@ using ::fsdp::testing::TrainingTask;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 using Group = std::vector<std::unique_ptr<Communicator>>;
 
@@ -87,9 +90,7 @@ TrainingTask TenStepsOfAdam() {
 
 // Bit for bit.
 absl::Status CheckEqual(const TaskRecord& actual, const TaskRecord& expected) {
-  if (actual.losses != expected.losses) {
-    return absl::InternalError("losses differ");
-  }
+  FSDP_RETURN_IF_ERROR(CheckThat(actual.losses, Eq(expected.losses), "losses"));
   for (const auto& [name, value] : expected.parameters) {
     if (!at::equal(value, actual.parameters.at(name))) {
       return absl::InternalError(absl::StrCat("parameter ", name, " differs"));
