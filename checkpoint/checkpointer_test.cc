@@ -25,6 +25,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
+#include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/warnings.h"
 #include "checkpoint/commit/manifest.h"
@@ -51,6 +53,8 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckThat;
+using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
@@ -60,6 +64,7 @@ using ::fsdp::testing::Unowned;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Optional;
 
 constexpr int64_t kDim = 5;
 constexpr int kBlocks = 2;
@@ -133,14 +138,15 @@ absl::StatusOr<std::map<std::string, at::Tensor>> ValuesOf(Training& training) {
 
 absl::Status ExpectEqual(const std::map<std::string, at::Tensor>& a,
                          const std::map<std::string, at::Tensor>& b) {
-  if (a.size() != b.size()) return absl::InternalError("other names");
+  FSDP_RETURN_IF_ERROR(CheckThat(a.size(), b.size(), "number of values"));
   for (const auto& [name, value] : a) {
     const auto other = b.find(name);
-    if (other == b.end() ||
-        value.scalar_type() != other->second.scalar_type() ||
-        !at::equal(value, other->second)) {
-      return absl::InternalError(absl::StrCat(name, " differs"));
-    }
+    if (other == b.end()) return absl::InternalError(absl::StrCat("no ", name));
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(value.scalar_type(), other->second.scalar_type(), name));
+    if (at::equal(value, other->second)) continue;
+    return absl::InternalError(absl::StrCat(
+        name, " is off by up to ", LargestDifference(value, other->second)));
   }
   return absl::OkStatus();
 }
@@ -198,7 +204,7 @@ TEST(CheckpointerTest, AnyNumberOfRanksLoadsThem) {
               TrainingRun run = training.AsRun();
               FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
                                     checkpoints->LoadLatest(run));
-              if (step != 7) return absl::InternalError("another step");
+              FSDP_RETURN_IF_ERROR(CheckThat(step, Optional(7), "step"));
               FSDP_ASSIGN_OR_RETURN(Training expected,
                                     Training::Make(world, /*seed=*/1));
               expected.StepAlike(0);
@@ -249,10 +255,8 @@ TEST(CheckpointerTest, TrainingGoesOnToTheBit) {
             for (int i = static_cast<int>(step.value()); i < 10; ++i) {
               FSDP_ASSIGN_OR_RETURN(const double loss,
                                     resumed.TrainStep(world, i));
-              if (loss != losses[i]) {
-                return absl::InternalError(
-                    absl::StrCat("step ", i, " differs"));
-              }
+              FSDP_RETURN_IF_ERROR(
+                  CheckThat(loss, losses[i], absl::StrCat("loss of step ", i)));
             }
             FSDP_ASSIGN_OR_RETURN(const auto a, ValuesOf(unbroken));
             FSDP_ASSIGN_OR_RETURN(const auto b, ValuesOf(resumed));

@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -23,6 +24,7 @@ namespace {
 
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::IsOk;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
@@ -153,9 +155,8 @@ TEST(BroadcastTensorTest, AllReceiveTheTensorOfTheRoot) {
     const at::Tensor tensor = at::full({4}, communicator.rank());
     FSDP_RETURN_IF_ERROR(
         BroadcastTensor(communicator, tensor, /*root=*/2, "tensor", Soon()));
-    return tensor.eq(2).all().item<bool>()
-               ? absl::OkStatus()
-               : absl::InternalError("another tensor came");
+    const auto* data = tensor.const_data_ptr<int64_t>();
+    return CheckThat(std::vector<int64_t>(data, data + 4), Each(2), "tensor");
   }));
 }
 
@@ -168,8 +169,10 @@ TEST(BroadcastStringTest, AllReceiveTheTextOfTheRoot) {
         FSDP_ASSIGN_OR_RETURN(
             const std::string received,
             BroadcastString(communicator, mine, root, "text", Soon()));
-        return received == text ? absl::OkStatus()
-                                : absl::InternalError("another text came");
+        if (received == text) return absl::OkStatus();
+        return absl::InternalError(
+            absl::StrCat(received.size(), " bytes came instead of ",
+                         text.size(), ": ", received.substr(0, 100)));
       }));
     }
   }

@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
@@ -31,6 +32,7 @@ namespace {
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::Check;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::Each;
@@ -52,9 +54,9 @@ absl::StatusOr<std::vector<int64_t>> Members(Communicator& group,
   FSDP_RETURN_IF_ERROR(work->Wait(deadline));
   FSDP_ASSIGN_OR_RETURN(work, group.AllReduce(mine, ReduceOp::kSum, "sum"));
   FSDP_RETURN_IF_ERROR(work->Wait(deadline));
-  if (mine.item<int64_t>() != all.sum().item<int64_t>()) {
-    return absl::InternalError("the sum is not that of the members");
-  }
+  FSDP_RETURN_IF_ERROR(CheckThat(mine.item<int64_t>(),
+                                 all.sum().item<int64_t>(),
+                                 "the sum of the members"));
   const int64_t* data = all.const_data_ptr<int64_t>();
   return std::vector<int64_t>(data, data + all.numel());
 }

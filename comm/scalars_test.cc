@@ -58,7 +58,8 @@ TEST(ScalarsTest, WhatIsNoNumberIsSeenByAll) {
       FSDP_ASSIGN_OR_RETURN(const double max, Max(comm, value));
       return std::isnan(sum) && std::isnan(mean) && std::isnan(max)
                  ? absl::OkStatus()
-                 : absl::InternalError("a number");
+                 : absl::InternalError(absl::StrCat("a number: ", sum, ", ",
+                                                    mean, ", or ", max));
     }));
   }
 }

@@ -17,6 +17,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
+#include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -29,6 +31,8 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckThat;
+using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
 using ::testing::Contains;
@@ -56,11 +60,12 @@ std::optional<at::Tensor> GradientOf(const LeafShape& shape, int leaf,
 
 absl::Status CheckEqual(const at::Tensor& actual, const at::Tensor& expected,
                         absl::string_view what, size_t leaf) {
-  if (actual.scalar_type() == expected.scalar_type() &&
-      at::equal(actual, expected)) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(absl::StrCat(what, " of leaf ", leaf));
+  FSDP_RETURN_IF_ERROR(CheckThat(actual.scalar_type(), expected.scalar_type(),
+                                 absl::StrCat(what, " of leaf ", leaf)));
+  if (at::equal(actual, expected)) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(what, " of leaf ", leaf,
+                                          " is off by up to ",
+                                          LargestDifference(actual, expected)));
 }
 
 std::vector<at::Tensor> MakeLeaves(const std::vector<LeafShape>& shapes,
@@ -111,9 +116,9 @@ absl::Status CheckOnRank(Communicator& column,
     for (size_t i = 0; i < shapes.size(); ++i) {
       const auto mine =
           GradientOf(shapes[i], static_cast<int>(i), column.rank());
-      if (mine.has_value() != leaves[i].grad().defined()) {
-        return absl::InternalError("a gradient came or went");
-      }
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(leaves[i].grad().defined(), mine.has_value(),
+                    absl::StrCat("whether leaf ", i, " has a gradient")));
       if (!mine.has_value()) continue;
       FSDP_RETURN_IF_ERROR(
           CheckEqual(leaves[i].grad(), *mine, "the own gradient", i));

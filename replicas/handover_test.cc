@@ -21,6 +21,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
+#include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
@@ -46,6 +48,8 @@ using ::fsdp::checkpoint::testing::Values;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckThat;
+using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
 using ::testing::Each;
@@ -96,12 +100,12 @@ absl::Status CheckHandover(Communicator& world, const Shape& shape,
 
   FSDP_RETURN_IF_ERROR(HandOver(*groups.column, shape.root, run, Deadline()));
 
-  if (run.entries["from"] != absl::StrCat("replica ", shape.root)) {
-    return absl::InternalError("entries are not the root's");
-  }
-  if (run.rank_entries["own"] != absl::StrCat("rank ", world.rank())) {
-    return absl::InternalError("entries of the rank are gone");
-  }
+  FSDP_RETURN_IF_ERROR(CheckThat(run.entries["from"],
+                                 absl::StrCat("replica ", shape.root),
+                                 "entries, which are the root's"));
+  FSDP_RETURN_IF_ERROR(CheckThat(run.rank_entries["own"],
+                                 absl::StrCat("rank ", world.rank()),
+                                 "entries of the rank"));
   FSDP_ASSIGN_OR_RETURN(Values after, training->Gather());
   if (is_root) FSDP_RETURN_IF_ERROR(CheckSameBits(after, before));
   std::vector<double> losses;
@@ -119,8 +123,10 @@ absl::Status CheckHandover(Communicator& world, const Shape& shape,
       FSDP_RETURN_IF_ERROR(work->Wait(Deadline()));
       if (at::equal(value, other)) continue;
       return absl::InternalError(
-          absl::StrCat(name, values == &after ? " was not handed over"
-                                              : " differs some steps later"));
+          absl::StrCat(name,
+                       values == &after ? " was not handed over"
+                                        : " differs some steps later",
+                       ": off by up to ", LargestDifference(value, other)));
     }
   }
   return absl::OkStatus();
@@ -216,9 +222,9 @@ TEST(HandoverTest, GradientsStay) {
     }
     FSDP_RETURN_IF_ERROR(HandOver(column, 1, plain.run, Deadline()));
     for (const at::Tensor& parameter : plain.net->parameters()) {
-      if (!at::equal(parameter.grad(), at::full_like(parameter, mine))) {
-        return absl::InternalError("a gradient changed");
-      }
+      FSDP_RETURN_IF_ERROR(
+          CheckSameBits({{"gradient", parameter.grad()}},
+                        {{"gradient", at::full_like(parameter, mine)}}));
     }
     return absl::OkStatus();
   }));
@@ -231,7 +237,7 @@ TEST(HandoverTest, OptionsOfTheOptimizerTravel) {
     options.set_lr(column.rank() + 1.0);
     FSDP_RETURN_IF_ERROR(HandOver(column, 1, plain.run, Deadline()));
     const double lr = plain.optimizer.param_groups()[0].options().get_lr();
-    return lr == 2.0 ? absl::OkStatus() : absl::InternalError("other lr");
+    return CheckThat(lr, 2.0, "lr");
   }));
 }
 
@@ -240,9 +246,9 @@ TEST(HandoverTest, OtherModelsAreRefusedWithNothingChanged) {
     Plain plain(column.rank() == 2 ? 5 : 4, column.rank());
     absl::Status status = HandOver(column, 0, plain.run, Deadline());
     for (const at::Tensor& parameter : plain.net->parameters()) {
-      if (!at::equal(parameter, at::full_like(parameter, column.rank()))) {
-        return absl::InternalError("a parameter changed");
-      }
+      FSDP_RETURN_IF_ERROR(CheckSameBits(
+          {{"parameter", parameter}},
+          {{"parameter", at::full_like(parameter, column.rank())}}));
     }
     return status;
   });
@@ -259,9 +265,8 @@ TEST(HandoverTest, AnotherOptimizerIsRefusedWithNothingChanged) {
     if (column.rank() == 1) plain.run.optimizer = &other;
     const at::Tensor before = plain.net->parameters()[0].clone();
     absl::Status status = HandOver(column, 0, plain.run, Deadline());
-    if (!at::equal(before, plain.net->parameters()[0])) {
-      return absl::InternalError("a parameter changed");
-    }
+    FSDP_RETURN_IF_ERROR(CheckSameBits(
+        {{"parameter", plain.net->parameters()[0]}}, {{"parameter", before}}));
     return status;
   });
   EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument, _)));

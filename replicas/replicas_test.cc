@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
@@ -39,12 +40,14 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 5;
@@ -127,18 +130,16 @@ TEST_F(ReplicasTest, TrainTogetherFromTheStateOfTheFurthest) {
         for (;;) {
           FSDP_ASSIGN_OR_RETURN(const auto step, replicas->BeginStep());
           if (!step.has_value()) break;
-          if (step->step != expected || step->index != replica ||
-              step->size != 3) {
-            return absl::InternalError("another step");
-          }
+          FSDP_RETURN_IF_ERROR(CheckThat(
+              (std::vector<int64_t>{step->step, step->index, step->size}),
+              ElementsAre(expected, replica, 3), "step, index, size"));
           FSDP_RETURN_IF_ERROR(training->Compute(10 * step->step + replica));
           FSDP_RETURN_IF_ERROR(replicas->FinishStep());
           training->optimizer->step();
-          if (replicas->steps_done() != ++expected) {
-            return absl::InternalError("another count");
-          }
+          FSDP_RETURN_IF_ERROR(
+              CheckThat(replicas->steps_done(), ++expected, "steps done"));
         }
-        if (expected != 6) return absl::InternalError("too few steps");
+        FSDP_RETURN_IF_ERROR(CheckThat(expected, 6, "steps of the run"));
         texts[replica] = absl::StrCat(training->run.entries["of"], ": ",
                                       replicas->Members());
         return absl::OkStatus();
@@ -184,14 +185,14 @@ TEST_F(ReplicasTest, WithoutOthersItIsPlainTraining) {
                           Replicas::Join(environment, &training->run, options));
     for (const int64_t expected : {1, 2}) {
       FSDP_ASSIGN_OR_RETURN(const auto step, replicas->BeginStep());
-      if (!step.has_value() || step->step != expected || step->size != 1) {
-        return absl::InternalError("another step");
-      }
+      if (!step.has_value()) return absl::InternalError("too few steps");
+      FSDP_RETURN_IF_ERROR(CheckThat(step->step, expected, "step"));
+      FSDP_RETURN_IF_ERROR(CheckThat(step->size, 1, "size of the step"));
       FSDP_RETURN_IF_ERROR(replicas->FinishStep());
     }
     FSDP_ASSIGN_OR_RETURN(const auto step, replicas->BeginStep());
-    return step.has_value() ? absl::InternalError("one more")
-                            : absl::OkStatus();
+    if (!step.has_value()) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("one more, step ", step->step));
   }));
 }
 

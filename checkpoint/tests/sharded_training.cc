@@ -21,6 +21,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
+#include "base/testing/largest_difference.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/odd_net.h"
@@ -36,12 +38,15 @@
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/toy_transformer.h"
 #include "fsdp/testing/training_task.h"
+#include "gmock/gmock.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
 
 using ::fsdp::testing::BlockImpl;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::LayerImpl;
 using ::fsdp::testing::ToyTransformerOptions;
 using ::fsdp::testing::TransformerImpl;
@@ -164,10 +169,11 @@ absl::Status CheckSameBits(const Values& actual, const Values& expected) {
     if (found == actual.end()) {
       return absl::InternalError(absl::StrCat("no ", name));
     }
-    if (found->second.scalar_type() != value.scalar_type() ||
-        !at::equal(found->second, value)) {
-      return absl::InternalError(absl::StrCat(name, " differs"));
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(found->second.scalar_type(), value.scalar_type(), name));
+    if (at::equal(found->second, value)) continue;
+    return absl::InternalError(absl::StrCat(
+        name, " is off by up to ", LargestDifference(found->second, value)));
   }
   if (actual.size() == expected.size()) return absl::OkStatus();
   for (const auto& [name, value] : actual) {
@@ -330,7 +336,7 @@ absl::Status CheckLatest(comm::Communicator& world, Checkpointer& checkpoints,
   TrainingRun run = training->AsRun();
   FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> latest,
                         checkpoints.LoadLatest(run));
-  if (latest != step) return absl::InternalError("another step");
+  FSDP_RETURN_IF_ERROR(CheckThat(latest, ::testing::Optional(step), "step"));
   FSDP_ASSIGN_OR_RETURN(const Values loaded, training->Gather());
   return CheckSameBits(loaded, values);
 }

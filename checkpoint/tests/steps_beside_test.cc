@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/files/file_system.h"
@@ -34,6 +35,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Unowned;
 using ::testing::ElementsAre;
 
@@ -94,7 +96,8 @@ class StepsBesideTest : public ::testing::Test {
     for (size_t step = 1; step < unbroken.size(); ++step) {
       FSDP_ASSIGN_OR_RETURN(const double loss,
                             training->Step(static_cast<int>(step)));
-      if (loss != unbroken[step]) return absl::InternalError("another loss");
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(loss, unbroken[step], absl::StrCat("loss of step ", step)));
     }
     FSDP_RETURN_IF_ERROR(Meet(world));
     gate_.Release();
@@ -183,8 +186,7 @@ TEST_F(StepsBesideTest, ADiskThatGetsFull) {
         int taken = 0;
         const auto step = [&]() -> absl::Status {
           FSDP_ASSIGN_OR_RETURN(const double loss, training->Step(taken));
-          return loss == unbroken[taken++] ? absl::OkStatus()
-                                           : absl::InternalError("a loss");
+          return CheckThat(loss, unbroken[taken++], "loss");
         };
         FSDP_RETURN_IF_ERROR(step());
         FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));

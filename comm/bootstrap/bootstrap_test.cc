@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap/ranks_in_threads.h"
 #include "comm/communicator.h"
@@ -36,6 +37,7 @@ using ::fsdp::comm::testing::Options;
 using ::fsdp::comm::testing::RanksOfOneHost;
 using ::fsdp::comm::testing::RunInThreads;
 using ::fsdp::comm::testing::SumRanks;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -74,9 +76,8 @@ TEST(ConnectTest, ADevicesBackendIsPairedWithTheHosts) {
                                                   RankNames(world_size),
                                                   absl::StrCat("rank ", rank),
                                                   absl::Now() + kLimit));
-            if (names.back() != absl::StrCat("rank ", world_size - 1)) {
-              return absl::InternalError("another name");
-            }
+            FSDP_RETURN_IF_ERROR(CheckThat(
+                names.back(), absl::StrCat("rank ", world_size - 1), "name"));
             LoopbackOptions loopback;
             loopback.place = {rank, world_size};
             loopback.timeout = meeting.timeout;

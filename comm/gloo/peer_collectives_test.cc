@@ -20,9 +20,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
 #include "comm/gloo/message_transport.h"
@@ -33,6 +36,7 @@
 namespace fsdp::comm {
 namespace {
 
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -94,7 +98,7 @@ class Mail {
     }
     if (closed_) return absl::UnavailableError("closed");
     Letter& letter = *boxes_[{from, to, tag}][index];
-    if (letter.bytes != bytes) return absl::InternalError("of another length");
+    FSDP_RETURN_IF_ERROR(CheckThat(letter.bytes, bytes, "bytes of a message"));
     std::memcpy(data, letter.is_gone ? letter.copy.data() : letter.data, bytes);
     letter.is_gone = true;
     return absl::OkStatus();
@@ -219,7 +223,9 @@ absl::Status AllReduceOnce(PeerCollectives& peers, int rank, int64_t count) {
     for (int other = 0; other < peers.world_size(); ++other) {
       sum += ValueOf(other, i);
     }
-    if (data[i] != sum) status = absl::InternalError("another sum");
+    if (data[i] == sum) continue;
+    status = absl::InternalError(
+        absl::StrCat("element ", i, " is ", data[i], " instead of ", sum));
   }
   return status;
 }

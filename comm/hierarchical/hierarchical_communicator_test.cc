@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/largest_difference.h"
 #include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
@@ -36,6 +37,7 @@
 namespace fsdp::comm::testing {
 namespace {
 
+using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -107,7 +109,8 @@ absl::StatusOr<std::unique_ptr<Work>> StartSum(Communicator& comm,
 
 absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected) {
   if (at::equal(actual, expected)) return absl::OkStatus();
-  return absl::InternalError("other values");
+  return absl::InternalError(absl::StrCat("other values, off by up to ",
+                                          LargestDifference(actual, expected)));
 }
 
 // Larger than what goes whole over every rail, and not a multiple of anything.

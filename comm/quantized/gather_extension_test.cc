@@ -18,6 +18,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
+#include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/quantized/quantized_communicator.h"
@@ -30,6 +32,8 @@ namespace {
 
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckThat;
+using ::fsdp::testing::LargestDifference;
 
 // float32 as bfloat16, behind a header of 16 bytes with the rank's sum.
 class Bf16Gathers : public GatherExtension {
@@ -103,19 +107,20 @@ TEST(GatherExtensionTest, AllRanksSeeWhatWasMadeOfTheMessages) {
       for (int rank = 0; rank < ranks; ++rank) {
         at::Tensor expected = Numbers(rank, kNumel, at::kFloat);
         if (ranks > 1) expected = expected.to(at::kBFloat16).to(at::kFloat);
-        if (!out.narrow(0, rank * kNumel, kNumel).equal(expected)) {
-          return absl::InternalError(absl::StrCat("numbers of rank ", rank));
-        }
+        const at::Tensor part = out.narrow(0, rank * kNumel, kNumel);
+        if (part.equal(expected)) continue;
+        return absl::InternalError(
+            absl::StrCat("numbers of rank ", rank, " are off by up to ",
+                         LargestDifference(part, expected)));
       }
       const int64_t bytes = ranks > 1 ? ranks * (16 + 2 * kNumel) : 4 * kNumel;
       const int64_t moved = log.TotalsOf(Collective::kAllGather).bytes;
-      if (moved != bytes) return absl::InternalError(absl::StrCat(moved));
+      FSDP_RETURN_IF_ERROR(CheckThat(moved, bytes, "bytes moved"));
       const float sum =
           Numbers(ranks - 1, kNumel, at::kFloat).sum().item<float>();
-      if (ranks > 1 && extended.extension->last_sum != sum) {
-        return absl::InternalError("what else is in the message");
-      }
-      return absl::OkStatus();
+      if (ranks == 1) return absl::OkStatus();
+      return CheckThat(extended.extension->last_sum, sum,
+                       "what else is in the message");
     }));
   }
 }
@@ -126,9 +131,11 @@ TEST(GatherExtensionTest, WhatItHasNoMessageForTravelsAsItIs) {
     FSDP_ASSIGN_OR_RETURN(Extended extended, Extend(world, &log));
     at::Tensor out;
     FSDP_RETURN_IF_ERROR(Gather(*extended.group, 5, at::kDouble, "w", out));
-    return out.narrow(0, 5, 5).equal(Numbers(1, 5, at::kDouble))
-               ? absl::OkStatus()
-               : absl::InternalError("numbers");
+    const at::Tensor part = out.narrow(0, 5, 5);
+    const at::Tensor expected = Numbers(1, 5, at::kDouble);
+    if (part.equal(expected)) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("numbers are off by up to ",
+                                            LargestDifference(part, expected)));
   }));
 }
 

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
@@ -26,6 +27,8 @@
 
 namespace fsdp::comm::testing {
 namespace {
+
+using ::fsdp::testing::LargestDifference;
 
 constexpr int kWorldSizes[] = {1, 2, 3, 5};
 constexpr int64_t kSizes[] = {0, 1, 7, 8, 257, 1021, 10'007};
@@ -107,7 +110,10 @@ absl::Status GatherOnce(Communicator& comm, at::ScalarType dtype, int64_t n,
     const at::Tensor sent = RandomNumbers(rank, dtype, n);
     const at::Tensor seen = ranks == 1 ? sent : Seen(sent, 0, block);
     const at::Tensor part = out.narrow(0, rank * n, n);
-    if (!SameBits(part, seen)) return absl::InternalError("other bits");
+    if (!SameBits(part, seen)) {
+      return absl::InternalError(absl::StrCat("other bits, off by up to ",
+                                              LargestDifference(part, seen)));
+    }
     for (int64_t i = 0; i < n; ++i) {
       FSDP_RETURN_IF_ERROR(Near(part[i].item<double>(), sent[i].item<double>(),
                                 Tolerance(sent, i, block), "a number"));
@@ -236,7 +242,9 @@ TEST(QuantizedReduceScatterTest, GivesTheSameBitsEveryTime) {
       FSDP_RETURN_IF_ERROR(
           Finish(comm.ReduceScatterScaled(out, in, {1.0 / 3, false}, "w")));
       if (repeat == 0) first = out;
-      if (!SameBits(first, out)) return absl::InternalError("other bits");
+      if (SameBits(first, out)) continue;
+      return absl::InternalError(absl::StrCat("other bits, off by up to ",
+                                              LargestDifference(first, out)));
     }
     return absl::OkStatus();
   }));
@@ -250,9 +258,10 @@ TEST(QuantizedReduceScatterTest, WhatIsNotFiniteIsNotLost) {
     const at::Tensor out = at::zeros({1024});
     FSDP_RETURN_IF_ERROR(
         Finish(comm.ReduceScatter(out, in, ReduceOp::kSum, "w")));
-    const bool is_finite = std::isfinite(out.sum().item<double>());
-    if (is_finite != (comm.rank() == 1)) return absl::InternalError("lost");
-    return absl::OkStatus();
+    const auto sum = out.sum().item<double>();
+    if (std::isfinite(sum) == (comm.rank() == 1)) return absl::OkStatus();
+    return absl::InternalError(
+        absl::StrCat("rank ", comm.rank(), " has a sum of ", sum));
   }));
 }
 

@@ -24,6 +24,7 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
@@ -35,6 +36,7 @@
 namespace fsdp::comm::testing {
 namespace {
 
+using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -67,7 +69,8 @@ at::Tensor Numbers(int64_t begin, int64_t end) {
 
 absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected) {
   if (at::equal(actual, expected)) return absl::OkStatus();
-  return absl::InternalError("other values");
+  return absl::InternalError(absl::StrCat("other values, off by up to ",
+                                          LargestDifference(actual, expected)));
 }
 
 // Until the end of the scope this process opens no files.

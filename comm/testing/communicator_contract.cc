@@ -10,6 +10,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
+#include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "comm/testing/contract_values.h"
 #include "comm/testing/run_ranks.h"
@@ -53,6 +55,9 @@ at::TensorOptions ContractTensor(at::ScalarType dtype) {
 }
 
 namespace {
+
+using ::fsdp::testing::CheckThat;
+using ::fsdp::testing::LargestDifference;
 
 constexpr int64_t kSizes[] = {0, 1, 7, 1021};
 constexpr at::ScalarType kDtypes[] = {at::kFloat,    at::kDouble, at::kHalf,
@@ -205,8 +210,8 @@ absl::Status DoesWhatItSays(Communicator& comm) {
   const bool has_common = comm.HasCommonMemory();
   const auto common = comm.AllocateCommon(kBytes);
   FSDP_RETURN_IF_ERROR(CheckCapability(comm, has_common, common.status()));
-  if (has_common && common->memory.numel() != kBytes) {
-    return absl::InternalError("not the memory that was asked for");
+  if (has_common) {
+    FSDP_RETURN_IF_ERROR(CheckThat(common->memory.numel(), kBytes, "bytes"));
   }
   // All ranks have said the same.
   const at::Tensor said = MakeTensor(at::kInt, 2, [&](int64_t i) {
@@ -418,7 +423,10 @@ TEST_P(CommunicatorContract, SumsAreTheSameBitsOnAllRanksAndEveryTime) {
         FSDP_RETURN_IF_ERROR(
             Finish(comm.AllReduce(sum, ReduceOp::kSum, "sum")));
         if (repeat == 0) first = sum;
-        if (!SameBits(first, sum)) return absl::InternalError("other bits");
+        if (SameBits(first, sum)) continue;
+        return absl::InternalError(absl::StrCat(
+            "sum ", repeat, " has other bits than the first, off by up to ",
+            LargestDifference(first, sum)));
       }
       return absl::OkStatus();
     };
@@ -467,10 +475,9 @@ TEST_P(CommunicatorContract, AllocatesAlignedMemory) {
       FSDP_ASSIGN_OR_RETURN(at::Tensor memory, comm.AllocateSymmetric(bytes));
       const auto address =
           reinterpret_cast<uintptr_t>(memory.mutable_data_ptr());
-      if (memory.numel() != bytes || memory.scalar_type() != at::kByte ||
-          address % 64 != 0) {
-        return absl::InternalError("not what was asked for");
-      }
+      FSDP_RETURN_IF_ERROR(CheckThat(memory.numel(), bytes, "bytes"));
+      FSDP_RETURN_IF_ERROR(CheckThat(memory.scalar_type(), at::kByte, "dtype"));
+      FSDP_RETURN_IF_ERROR(CheckThat(address % 64, 0u, "address modulo 64"));
     }
     if (comm.AllocateSymmetric(-1).ok()) return absl::InternalError("-1 bytes");
     return absl::OkStatus();

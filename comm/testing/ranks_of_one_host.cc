@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "comm/communicator.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
@@ -39,9 +40,9 @@ absl::Status SumRanks(Communicator& communicator, c10::Device device) {
   FSDP_ASSIGN_OR_RETURN(auto work,
                         communicator.AllReduce(sum, ReduceOp::kSum, "ranks"));
   FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + absl::Seconds(30)));
-  if (sum.sum().item<int64_t>() == 5 * n * (n - 1) / 2) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("the sum of the ranks is wrong on ", device.str()));
+  return fsdp::testing::CheckThat(
+      sum.sum().item<int64_t>(), 5 * n * (n - 1) / 2,
+      absl::StrCat("the sum of the ranks on ", device.str()));
 }
 
 }  // namespace fsdp::comm::testing

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -15,6 +16,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckThat;
 
 TEST(GatherNumbersTest, EveryRankHasThoseOfAll) {
   for (const int ranks : {1, 2, 3, 5}) {
@@ -27,8 +29,7 @@ TEST(GatherNumbersTest, EveryRankHasThoseOfAll) {
       const std::vector<int64_t>& mine = expected[communicator.rank()];
       const auto all = GatherNumbers(mine, "numbers", communicator);
       FSDP_RETURN_IF_ERROR(all.status());
-      return *all == expected ? absl::OkStatus()
-                              : absl::InternalError("other numbers");
+      return CheckThat(*all, expected, "numbers of all ranks");
     }));
   }
 }

@@ -18,6 +18,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
+#include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -36,6 +38,8 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckThat;
+using ::fsdp::testing::LargestDifference;
 
 constexpr int kRanks = 2, kSteps = 3;
 constexpr double kRate = 0.5;
@@ -142,15 +146,16 @@ absl::Status Compare(const Case& one, const Trained& plain,
                                             sharded.losses[step], " not ",
                                             plain.losses[step]));
   }
-  if (sharded.parameters.size() != plain.parameters.size()) {
-    return absl::InternalError("other parameters");
-  }
+  FSDP_RETURN_IF_ERROR(CheckThat(sharded.parameters.size(),
+                                 plain.parameters.size(), "parameters"));
   for (const auto& item : plain.parameters) {
     if (sharded.parameters[item.key()].allclose(item.value(), tolerance,
                                                 tolerance)) {
       continue;
     }
-    return absl::InternalError(absl::StrCat(item.key(), " differs"));
+    return absl::InternalError(absl::StrCat(
+        item.key(), " is off by up to ",
+        LargestDifference(sharded.parameters[item.key()], item.value())));
   }
   return absl::OkStatus();
 }
