@@ -50,7 +50,8 @@ struct CheckpointerOptions {
   // multiples of keep_every. The newest, and the one that was loaded, stay.
   std::optional<int64_t> keep_last = std::nullopt;  // unset: all
   std::optional<int64_t> keep_every = std::nullopt;
-  // Of floating-point parameters and buffers in the files; unset: their own.
+  // The dtype that floating-point parameters and buffers have in the files;
+  // unset: their own.
   std::optional<c10::ScalarType> model_dtype = std::nullopt;
   // Replace a checkpoint of the same step; it stays until the new one is there.
   bool overwrite = false;
@@ -61,9 +62,9 @@ struct CheckpointerOptions {
   // `overwrite`. Ranks of an earlier run have to have ended.
   CommitBy commit_by = CommitBy::kRename;
   int64_t max_file_bytes = 5'000'000'000;  // of kShared
-  // Whether the parameter or buffer of that name is saved. What is not, such as
-  // the base of adapters, keeps the value it has when a checkpoint is loaded.
-  // Null: all.
+  // Says which parameters and buffers are saved, by name; null: all. Those that
+  // are not, such as the base of adapters, keep the values that they have when
+  // a checkpoint is loaded.
   std::function<bool(const std::string& name)> saves = nullptr;
   // Further small files beside the model's, by name: {"config.json", ...}.
   std::map<std::string, std::string> texts = {};
@@ -71,14 +72,15 @@ struct CheckpointerOptions {
   // Memory for copies of values that are still to be written by SaveAsync(), at
   // most, on each rank. 0: it returns when all is written.
   int64_t staging_bytes = int64_t{4} << 30;
-  // Of this rank and the save under way: bytes on their way to the disk, of all
-  // that it writes. Called by the thread that writes them, which is another one
-  // in a SaveAsync(). May be null.
+  // Gets the bytes of this rank that are on their way to the disk, and all that
+  // the save under way writes. Called by the thread that writes them, which is
+  // another one in a SaveAsync(). May be null.
   std::function<void(int64_t done, int64_t all)> progress = nullptr;
   // Each rank writes no faster; unset: as fast as the disk.
   std::optional<int64_t> bytes_per_second = std::nullopt;
-  // Of each wait for an answer of other ranks, who give one every second while
-  // they save, however long that takes, and of SaveAsync() for room for copies.
+  // Limits each wait for an answer of other ranks, who give one every second
+  // while they save, however long that takes, and that of SaveAsync() for room
+  // for copies.
   // After a wait for ranks that was too long, saves and loads fail until the
   // checkpointer is opened again.
   absl::Duration timeout = absl::Minutes(30);
@@ -94,7 +96,8 @@ struct CheckpointerOptions {
 struct LoadRunOptions {
   // Refuse names that are missing in the files or in the model.
   bool strict = true;
-  // Of this rank: bytes read, of all that it has to read. May be null.
+  // Gets the bytes that this rank has read, and all that it has to. May be
+  // null.
   std::function<void(int64_t done, int64_t all)> progress = nullptr;
 };
 

@@ -35,9 +35,10 @@ struct LoadModelOptions {
   // From other names and layouts, such as transposes and fused projections, to
   // the model's. Null: each tensor as it is, by its own name.
   TensorMapping mapping = nullptr;
-  // Of this rank: bytes read, of all that it has to read. May be null.
+  // Gets the bytes that this rank has read, and all that it has to. May be
+  // null.
   std::function<void(int64_t done, int64_t all)> progress = nullptr;
-  // Of each wait for other ranks.
+  // Limits each wait for other ranks.
   absl::Duration timeout = absl::Minutes(30);
   // Null: the machine's. Outlives the call.
   FileSystem* files = nullptr;
@@ -59,32 +60,33 @@ absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
 
 // All ranks pass the same.
 struct ExportOptions {
-  // Of floating-point parameters and buffers in the files; unset: their own.
+  // The dtype that floating-point parameters and buffers have in the files;
+  // unset: their own.
   std::optional<c10::ScalarType> dtype = std::nullopt;
   // The name in the files of a parameter or buffer; nothing: it is left out.
   // Null: all, by their names.
   std::function<std::optional<std::string>(const std::string& name)> names =
       nullptr;
-  // What the names of a folder's files begin with.
+  // The names of a folder's files begin with it.
   std::string stem = "model";
-  // Of a folder. A larger tensor has a file of its own.
+  // A folder's files are no larger, but for that of a single larger tensor.
   int64_t max_file_bytes = 5'000'000'000;
-  // Of a folder: small files beside the model's, by name, of rank 0:
+  // Rank 0 writes these small files beside a folder's model, by name:
   // {"config.json", ...}.
   std::map<std::string, std::string> texts = {};
   // Those that call, where the module is not sharded and several do; then rank
   // 0's values count. A sharded module has its own.
   comm::Communicator* ranks = nullptr;
-  // Of each wait for other ranks, and for the disk.
+  // Limits each wait for other ranks, and for the disk.
   absl::Duration timeout = absl::Minutes(30);
   // Null: the machine's. Outlives the call.
   FileSystem* files = nullptr;
 };
 
-// What ExportModel() would refuse of `folder` itself, to be asked before a long
-// training instead of after it: it is there already, it is a link to nothing,
-// or its parent is missing, is a file or cannot be written. Not collective:
-// one rank asks.
+// Refuses what ExportModel() would refuse of `folder` itself, to be asked
+// before a long training instead of after it: it is there already, it is a link
+// to nothing, or its parent is missing, is a file or cannot be written. Not
+// collective: one rank asks.
 absl::Status CheckCanExport(const std::string& folder);
 
 // A new folder with the model as Hugging Face has it: "model.safetensors", or

@@ -46,7 +46,7 @@ class RunTensors {
   absl::Status PlanOptimizer(OptimizerLoader::ReadSlot read_slot,
                              TrainingRecord& record, bool strict);
 
-  // Of the files of the catalogs, which are in `folder`. `progress` may be
+  // Opens the files of the catalogs, which are in `folder`. `progress` may be
   // null. Changes nothing. The errors are those of CompareCopies().
   absl::Status Open(const SourceFolder& folder,
                     const RangeReaderOptions& options, LoadProgress progress);

@@ -19,7 +19,7 @@
 
 namespace fsdp::checkpoint {
 
-// What files should be, by their relative names.
+// The sizes and checksums that files should have, by their relative names.
 using SumsByName = std::map<std::string, FileSums>;
 
 // Names are relative to the folder. Thread-compatible.
@@ -42,17 +42,17 @@ class SourceFolder {
   absl::Status InFile(const std::string& name,
                       const absl::Status& status) const;
 
-  // What the files of one stem have: "STEM.safetensors", several with
+  // Reads what the files of one stem have: "STEM.safetensors", several with
   // "STEM.safetensors.index.json", or those of ranks, "shard-00001-STEM" and so
   // on. NotFound: none is there.
   absl::StatusOr<Catalog> ReadStem(const std::string& stem) const;
 
-  // What there is: an index, "model.safetensors" (before "consolidated...", the
-  // same model under other names), or any other safetensors files,
-  // such as torch.distributed.checkpoint writes for each rank. NotFound, with
-  // what was looked for, and what converts what is there.
+  // Reads what there is: an index, "model.safetensors" (before
+  // "consolidated...", the same model under other names), or any other
+  // safetensors files, such as torch.distributed.checkpoint writes for each
+  // rank. NotFound, with what was looked for, and what converts what is there.
   absl::StatusOr<Catalog> ReadModel() const;
-  // Of one file, or of those of an index.
+  // Reads one file, or those of an index.
   absl::StatusOr<Catalog> ReadFileOrIndex(const std::string& name) const;
 
   // Over the files of `catalog`, by their numbers.
@@ -69,7 +69,7 @@ class SourceFolder {
   // `skip_missing`.
   absl::StatusOr<std::vector<SafetensorsFile>> ReadHeaders(
       absl::Span<const std::string> names, bool skip_missing) const;
-  // Of number `file` of `reader`, which begins with `head`.
+  // Adds that of number `file` of `reader`, which begins with `head`.
   absl::Status AddHeader(const std::string& name, int64_t file,
                          std::string head, RangeReader& reader,
                          std::vector<SafetensorsFile>& headers) const;

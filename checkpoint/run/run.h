@@ -1,4 +1,4 @@
-// What of a training run is saved and loaded.
+// The parts of a training run that are saved and loaded.
 #ifndef CHECKPOINT_RUN_RUN_H_
 #define CHECKPOINT_RUN_RUN_H_
 

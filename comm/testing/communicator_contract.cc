@@ -156,7 +156,7 @@ absl::Status BroadcastOnce(Communicator& comm, at::ScalarType dtype, int root,
 }
 
 TEST_P(CommunicatorContract, KnowsItsPlace) {
-  if (!CanHave(3)) GTEST_SKIP();
+  if (!CanHave(3)) GTEST_SKIP() << "it has fewer than 3 ranks here";
   const Group group = Create(3);
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(group[rank]->rank(), rank);
@@ -169,7 +169,7 @@ TEST_P(CommunicatorContract, KnowsItsPlace) {
 
 // What ranks decide by them they decide alike, and for parts as for the whole.
 TEST_P(CommunicatorContract, CapabilitiesAreThoseOfAllRanksAndParts) {
-  if (!CanHave(3)) GTEST_SKIP();
+  if (!CanHave(3)) GTEST_SKIP() << "it has fewer than 3 ranks here";
   const Group group = Create(3);
   const bool prefers = group[0]->PrefersScaledInputs();
   const bool captured = group[0]->CanBeCaptured();
@@ -377,7 +377,7 @@ TEST_P(CommunicatorContract, LargeBuffers) {
 }
 
 TEST_P(CommunicatorContract, SeveralInFlightAndWaitedForInAnyOrder) {
-  if (!CanHave(3)) GTEST_SKIP();
+  if (!CanHave(3)) GTEST_SKIP() << "it has fewer than 3 ranks here";
   const auto run = [](Communicator& comm) -> absl::Status {
     std::vector<at::Tensor> tensors;
     std::vector<std::unique_ptr<Work>> works;
@@ -411,7 +411,7 @@ at::Tensor RandomTensor(int seed, at::ScalarType dtype, int64_t size) {
 }
 
 TEST_P(CommunicatorContract, SumsAreTheSameBitsOnAllRanksAndEveryTime) {
-  if (!CanHave(5)) GTEST_SKIP();
+  if (!CanHave(5)) GTEST_SKIP() << "it has fewer than 5 ranks here";
   constexpr int kRanks = 5;
   constexpr int64_t kSize = 10'007;
   for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -444,7 +444,7 @@ TEST_P(CommunicatorContract, SumsAreTheSameBitsOnAllRanksAndEveryTime) {
 }
 
 TEST_P(CommunicatorContract, SplitMakesSubGroupsInTheOrderOfTheKeys) {
-  if (!CanHave(5)) GTEST_SKIP();
+  if (!CanHave(5)) GTEST_SKIP() << "it has fewer than 5 ranks here";
   const auto run = [](Communicator& comm) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto part,
                           comm.Split(comm.rank() % 2, /*key=*/-comm.rank()));
@@ -469,7 +469,7 @@ TEST_P(CommunicatorContract, SplitMakesSubGroupsInTheOrderOfTheKeys) {
 }
 
 TEST_P(CommunicatorContract, AllocatesAlignedMemory) {
-  if (!CanHave(2)) GTEST_SKIP();
+  if (!CanHave(2)) GTEST_SKIP() << "it has fewer than 2 ranks here";
   const auto run = [](Communicator& comm) -> absl::Status {
     for (int64_t bytes : {0, 1, 1000}) {
       FSDP_ASSIGN_OR_RETURN(at::Tensor memory, comm.AllocateSymmetric(bytes));

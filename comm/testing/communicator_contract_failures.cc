@@ -16,6 +16,8 @@
 namespace fsdp::comm::testing {
 namespace {
 
+constexpr char kOneThread[] = "one thread cannot call for several ranks";
+
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -30,7 +32,7 @@ absl::StatusOr<std::unique_ptr<Work>> StartSum(
 }
 
 TEST_P(CommunicatorContract, RefusesWrongArguments) {
-  if (!OneThreadCanBe(2)) GTEST_SKIP();
+  if (!OneThreadCanBe(2)) GTEST_SKIP() << kOneThread;
   const Group group = Create(2);
   Communicator& comm = *group[1];
   const auto invalid = [](absl::string_view text) {
@@ -61,7 +63,7 @@ TEST_P(CommunicatorContract, RefusesWrongArguments) {
 }
 
 TEST_P(CommunicatorContract, RefusesOverlapsOtherThanTheOwnSlice) {
-  if (!OneThreadCanBe(2)) GTEST_SKIP();
+  if (!OneThreadCanBe(2)) GTEST_SKIP() << kOneThread;
   const Group group = Create(2);
   Communicator& comm = *group[1];
   const at::Tensor whole = Zeros(8);
@@ -80,7 +82,7 @@ TEST_P(CommunicatorContract, RefusesOverlapsOtherThanTheOwnSlice) {
 }
 
 TEST_P(CommunicatorContract, RefusesScaledSumsThatCannotBe) {
-  if (!OneThreadCanBe(2)) GTEST_SKIP();
+  if (!OneThreadCanBe(2)) GTEST_SKIP() << kOneThread;
   const Group group = Create(2);
   Communicator& comm = *group[1];
   const at::Tensor whole = Zeros(8);
@@ -106,7 +108,7 @@ TEST_P(CommunicatorContract, RefusesOtherDtypes) {
 }
 
 TEST_P(CommunicatorContract, WrongArgumentsDoNotTakeAPlaceInTheOrder) {
-  if (!OneThreadCanBe(2)) GTEST_SKIP();
+  if (!OneThreadCanBe(2)) GTEST_SKIP() << kOneThread;
   const Group group = Create(2);
   EXPECT_FALSE(group[0]->Broadcast(Zeros(1), 7, "w").ok());
   auto a = StartSum(*group[0]);
@@ -116,7 +118,7 @@ TEST_P(CommunicatorContract, WrongArgumentsDoNotTakeAPlaceInTheOrder) {
 }
 
 TEST_P(CommunicatorContract, MissedDeadlineEndsTheGroup) {
-  if (!OneThreadCanBe(3)) GTEST_SKIP();
+  if (!OneThreadCanBe(3)) GTEST_SKIP() << kOneThread;
   const Group group = Create(3);
   auto work = StartSum(*group[0], "blocks.2");
   auto other = StartSum(*group[1], "blocks.2");
@@ -140,7 +142,7 @@ TEST_P(CommunicatorContract, MissedDeadlineEndsTheGroup) {
 
 // Whoever is first, and whether the others have heard of it yet.
 TEST_P(CommunicatorContract, MemoryOfWhoHasGivenUpIsItsOwn) {
-  if (!OneThreadCanBe(3)) GTEST_SKIP();
+  if (!OneThreadCanBe(3)) GTEST_SKIP() << kOneThread;
   const Group group = Create(3);
   const absl::Time deadline = absl::Now() + absl::Milliseconds(50);
   std::vector<at::Tensor> tensors;
@@ -163,7 +165,7 @@ TEST_P(CommunicatorContract, MemoryOfWhoHasGivenUpIsItsOwn) {
 }
 
 TEST_P(CommunicatorContract, AbortFromAnotherThreadEndsEveryWait) {
-  if (!OneThreadCanBe(3)) GTEST_SKIP();
+  if (!OneThreadCanBe(3)) GTEST_SKIP() << kOneThread;
   const Group group = Create(3);
   auto own = StartSum(*group[1]);
   auto peers = StartSum(*group[0]);
@@ -183,7 +185,7 @@ TEST_P(CommunicatorContract, AbortFromAnotherThreadEndsEveryWait) {
 }
 
 TEST_P(CommunicatorContract, AbortBeforeAnyCall) {
-  if (!OneThreadCanBe(2)) GTEST_SKIP();
+  if (!OneThreadCanBe(2)) GTEST_SKIP() << kOneThread;
   const Group group = Create(2);
   group[0]->Abort(absl::InternalError("never mind"));
   EXPECT_THAT(Finish(StartSum(*group[0])),
@@ -224,7 +226,7 @@ std::vector<Mismatch> Mismatches() {
 }
 
 TEST_P(CommunicatorContract, CallsThatDifferFailOnEveryRank) {
-  if (!OneThreadCanBe(2)) GTEST_SKIP();
+  if (!OneThreadCanBe(2)) GTEST_SKIP() << kOneThread;
   for (const Mismatch& mismatch : Mismatches()) {
     if (!GetParam().compares_calls) continue;
     const Group group = Create(2);
@@ -242,7 +244,7 @@ TEST_P(CommunicatorContract, CallsThatDifferFailOnEveryRank) {
 }
 
 TEST_P(CommunicatorContract, ADestroyedCommunicatorFailsItsPeers) {
-  if (!OneThreadCanBe(3)) GTEST_SKIP();
+  if (!OneThreadCanBe(3)) GTEST_SKIP() << kOneThread;
   Group group = Create(3);
   std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
   for (int rank : {0, 1}) works.push_back(StartSum(*group[rank], "blocks.1"));
@@ -257,7 +259,7 @@ TEST_P(CommunicatorContract, ADestroyedCommunicatorFailsItsPeers) {
 }
 
 TEST_P(CommunicatorContract, ARankThatAnExceptionEndsIsTheCause) {
-  if (!OneThreadCanBe(3)) GTEST_SKIP();
+  if (!OneThreadCanBe(3)) GTEST_SKIP() << kOneThread;
   Group group = Create(3);
   std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
   for (int rank : {0, 1}) works.push_back(StartSum(*group[rank], "blocks.1"));
@@ -274,7 +276,7 @@ TEST_P(CommunicatorContract, ARankThatAnExceptionEndsIsTheCause) {
 }
 
 TEST_P(CommunicatorContract, WhatIsDoneStaysDoneWhenAPeerLeaves) {
-  if (!OneThreadCanBe(2)) GTEST_SKIP();
+  if (!OneThreadCanBe(2)) GTEST_SKIP() << kOneThread;
   Group group = Create(2);
   auto a = StartSum(*group[0]);
   auto b = StartSum(*group[1]);

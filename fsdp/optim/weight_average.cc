@@ -54,10 +54,11 @@ absl::Status WeightAverage::Update(double decay) {
     std::vector<at::Tensor> averages;  // that one operation can take
     std::vector<at::Tensor> parameters;
     const bool is_first = averages_.empty();
+    std::vector<at::Tensor> all = averages_;
     for (size_t i = 0; i < parameters_.size(); ++i) {
       const at::Tensor parameter = parameters_[i].detach();
-      if (is_first) averages_.push_back(NewAverage(parameter));
-      at::Tensor& average = averages_[i];
+      if (is_first) all.push_back(NewAverage(parameter));
+      at::Tensor& average = all[i];
       if (!is_first && !RestsElsewhere(parameter) &&
           parameter.scalar_type() == average.scalar_type()) {
         averages.push_back(average);
@@ -73,6 +74,8 @@ absl::Status WeightAverage::Update(double decay) {
       }
     }
     if (!averages.empty()) at::_foreach_lerp_(averages, parameters, 1 - decay);
+    // Not before all of it is there: reading a parameter may fail.
+    averages_ = std::move(all);
   });
 }
 

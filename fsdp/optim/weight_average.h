@@ -38,7 +38,8 @@ class WeightAverage {
   // Runs `fn` while the weights of the model are the average, and then puts the
   // trained ones back, whatever it returns or throws. Before the first Update()
   // they are the same. Nested calls, Update() and saving meanwhile:
-  // FailedPrecondition.
+  // FailedPrecondition. After an error of the SSD on which weights rest, the
+  // model may have some of either: load a checkpoint.
   absl::Status InModel(FallibleRef fn);
   bool is_in_model() const { return is_in_model_; }
 
