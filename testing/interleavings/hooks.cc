@@ -195,6 +195,19 @@ void __tsan_atomic_thread_fence(int order) {
 }
 void __tsan_atomic_signal_fence(int) {}
 
+// What the headers of absl::Mutex tell ThreadSanitizer under clang. The machine
+// has its own Lock and Unlock, which it sees.
+void __tsan_mutex_create(void*, unsigned) {}
+void __tsan_mutex_destroy(void*, unsigned) {}
+void __tsan_mutex_pre_lock(void*, unsigned) {}
+void __tsan_mutex_post_lock(void*, unsigned, int) {}
+int __tsan_mutex_pre_unlock(void*, unsigned) { return 0; }
+void __tsan_mutex_post_unlock(void*, unsigned) {}
+void __tsan_mutex_pre_signal(void*, unsigned) {}
+void __tsan_mutex_post_signal(void*, unsigned) {}
+void __tsan_mutex_pre_divert(void*, unsigned) {}
+void __tsan_mutex_post_divert(void*, unsigned) {}
+
 // --- The C library ----------------------------------------------------------
 
 // Also that of libstdc++ and LibTorch, which copy texts and tensors with it.
