@@ -52,9 +52,10 @@ struct LoadModelOptions {
 //
 // Collective where the module is sharded: what one rank cannot do all return,
 // "rank 2: " in front. NotFound: no such files. InvalidArgument, with nothing
-// changed, lists all that does not fit. DataLoss, naming the file: it is cut
-// off, or, in a checkpoint of ours, not what its checksum says; the model may
-// be filled in part.
+// changed, lists all that does not fit. The model may be filled in part by
+// errors that name the file: DataLoss: it is cut off, or, in a checkpoint of
+// ours, not what its checksum says; InvalidArgument: a cast would make a finite
+// value infinite.
 absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
                        const LoadModelOptions& options = LoadModelOptions());
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -293,6 +294,51 @@ TEST(ModelFilesTest, AMappingFusesTransposesAndCuts) {
   FusedImpl plain;
   EXPECT_OK(LoadModel(root + "/m", plain, options));
   EXPECT_OK(ExpectEqual(expected, ValuesOf(plain)));
+}
+
+TEST(ModelFilesTest, NoFiniteValueBecomesInfinite) {
+  const std::string root = EmptyFolder("model_files_infinite");
+  SplitImpl split;
+  const at::Tensor weight = split.named_parameters()["c.weight"].detach();
+  weight[kDim - 1][0] = std::numeric_limits<float>::infinity();
+  ASSERT_OK(ExportModel(root + "/inf", split));
+  weight[kDim - 1][0] = 70000;
+  ASSERT_OK(ExportModel(root + "/m", split));
+  RowConversion as_they_are;
+  as_they_are.sizes = {kDim, kDim};
+  as_they_are.convert = [](const at::Tensor& rows) { return rows; };
+  // As it is, put together, and converted.
+  for (const int way : {0, 1, 2}) {
+    LoadModelOptions options;
+    options.mapping = [&](const std::string& name) {
+      auto recipe = FuseOf(name);
+      if (name == "conv.weight" && way != 1) recipe->pieces[0] = {"c.weight"};
+      if (name == "conv.weight" && way == 2) recipe->conversion = as_they_are;
+      return recipe;
+    };
+    const auto load = [&](const std::string& folder) {
+      return RunAllRanks(3, [&](Communicator& world) -> absl::Status {
+        const auto net = std::make_shared<FusedImpl>();
+        net->to(c10::kHalf);
+        FSDP_ASSIGN_OR_RETURN(auto model,
+                              FullyShard(net, Unowned(world), BlockUnits()));
+        return LoadModel(root + folder, *model, options);
+      });
+    };
+    EXPECT_OK(load("/inf")) << way;
+    // One rank has the value, and all say it.
+    EXPECT_THAT(
+        load("/m"),
+        StatusIs(
+            absl::StatusCode::kInvalidArgument,
+            AllOf(HasSubstr("rank "),
+                  HasSubstr(way == 2   ? "conv.weight, rows "
+                            : way == 1 ? "/m/model.safetensors: c.weight: "
+                                       : "/m/model.safetensors: conv.weight: "),
+                  HasSubstr("it has the value 70000, which would become "
+                            "infinite in Half: take Float for"))))
+        << way;
+  }
 }
 
 TEST(ModelFilesTest, AllThatDoesNotFitIsSaidAtOnceWithNothingChanged) {

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/normal_mode.h"
 #include "base/status_error.h"
@@ -31,11 +32,16 @@ const char* BytesOf(const at::Tensor& tensor) {
   return static_cast<const char*>(tensor.const_data_ptr());
 }
 
-// Whether the cast of `own` has made nothing infinite.
-absl::Status CheckFits(const at::Tensor& own, const at::Tensor& cast) {
+}  // namespace
+
+absl::Status CheckFits(const at::Tensor& own, const at::Tensor& cast,
+                       absl::string_view advice) {
+  // A larger floating-point type has a larger range, too.
   if (own.scalar_type() == cast.scalar_type() ||
-      !cast.isinf().any().item<bool>())
+      own.element_size() < cast.element_size() ||
+      !cast.isinf().any().item<bool>()) {
     return absl::OkStatus();
+  }
   const at::Tensor values = own.cpu();
   const at::Tensor large =
       values.masked_select(cast.isinf().logical_and(values.isfinite()));
@@ -43,12 +49,8 @@ absl::Status CheckFits(const at::Tensor& own, const at::Tensor& cast) {
   return absl::InvalidArgumentError(absl::StrCat(
       "it has the value ", large[0].item<double>(),
       ", which would become infinite in ", c10::toString(cast.scalar_type()),
-      ": write ", c10::toString(own.scalar_type()),
-      " (ExportOptions::dtype, CheckpointerOptions::model_dtype; --dtype F32, "
-      "--precision=fp32)"));
+      ": take ", c10::toString(own.scalar_type()), advice));
 }
-
-}  // namespace
 
 TensorSource::TensorSource(at::Tensor values, c10::ScalarType dtype)
     : values_(std::move(values)), dtype_(dtype) {}
@@ -71,7 +73,10 @@ absl::Status TensorSource::Read(int64_t position, absl::Span<char> out) const {
     if (part.scalar_type() != dtype_ || !part.is_cpu()) {
       const at::Tensor own = part;
       part = part.to(at::TensorOptions().dtype(dtype_).device(at::kCPU));
-      ThrowIfError(CheckFits(own, part));
+      ThrowIfError(CheckFits(own, part,
+                             " (ExportOptions::dtype, "
+                             "CheckpointerOptions::model_dtype; --dtype F32, "
+                             "--precision=fp32)"));
     }
     // Lazy conjugation and negation are not in the bytes.
     part = part.resolve_conj().resolve_neg().contiguous();
@@ -129,7 +134,9 @@ absl::Status TensorSink::WriteElements(int64_t begin,
       const at::Tensor part = copy.narrow(0, 0, size);
       std::memcpy(part.mutable_data_ptr(), bytes.data() + done * item,
                   size * item);
-      values_.detach().narrow(0, begin + done, size).copy_(part);
+      const at::Tensor cast = part.to(values_.scalar_type());
+      ThrowIfError(CheckFits(part, cast, kAdviceForLoading));
+      values_.detach().narrow(0, begin + done, size).copy_(cast);
     }
   });
 }

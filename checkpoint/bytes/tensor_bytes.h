@@ -9,9 +9,17 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 namespace fsdp::checkpoint {
+
+// InvalidArgument: the cast of `own`, which is `cast`, has made a finite value
+// infinite. `advice`: the end of the text, after the dtype of `own`.
+inline constexpr absl::string_view kAdviceForLoading =
+    " for the model's values (--precision=fp32)";
+absl::Status CheckFits(const at::Tensor& own, const at::Tensor& cast,
+                       absl::string_view advice);
 
 // Gives out, in any pieces, also such as cut elements, the bytes that `values`
 // have in a file. Keeps one piece of them on the host at a time.
@@ -38,7 +46,8 @@ class TensorSink {
   // be cast to. Each write counts in its version.
   TensorSink(at::Tensor values, c10::ScalarType dtype);
 
-  // The bytes from `position` on, which is where the last ones ended.
+  // The bytes from `position` on, which is where the last ones ended. Errors as
+  // of TensorSource::Read().
   absl::Status Write(int64_t position, absl::Span<const char> bytes);
 
  private:

@@ -59,7 +59,7 @@ TEST(TensorSourceTest, AnyPiecesOfAnyCast) {
   }
 }
 
-TEST(TensorSourceTest, WhatWouldBecomeInfiniteIsRefused) {
+TEST(TensorBytesTest, WhatWouldBecomeInfiniteIsRefused) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const at::Tensor values =
       at::tensor({kInfinity, 1.0, -3.4e38, 2.0}, at::kDouble);
@@ -77,6 +77,14 @@ TEST(TensorSourceTest, WhatWouldBecomeInfiniteIsRefused) {
   EXPECT_THAT(read(values.to(c10::kFloat), c10::kHalf), refuses);
   // Infinite it was before.
   EXPECT_OK(read(values.to(c10::kBFloat16), c10::kHalf));
+  const auto write = [&](c10::ScalarType from, c10::ScalarType to) {
+    TensorSink sink(at::zeros({4}, to), from);
+    return sink.Write(0, MemoryOf(values.to(from)));
+  };
+  EXPECT_OK(write(c10::kDouble, c10::kFloat));
+  EXPECT_THAT(write(c10::kDouble, c10::kBFloat16), refuses);
+  EXPECT_THAT(write(c10::kFloat, c10::kHalf), refuses);
+  EXPECT_OK(write(c10::kBFloat16, c10::kHalf));
 }
 
 TEST(TensorSourceTest, NothingAndStridesAndNonFloats) {

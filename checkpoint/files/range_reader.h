@@ -69,6 +69,7 @@ class RangeReader {
   RangeReader& operator=(const RangeReader&) = delete;
   ~RangeReader() = default;
 
+  const std::string& PathOf(int64_t file) const { return sources_[file].path; }
   // Bytes of a file. The errors are those of Read().
   absl::StatusOr<int64_t> SizeOf(int64_t file);
 

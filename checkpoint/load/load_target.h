@@ -24,7 +24,7 @@ struct LoadTarget {
   // maybe resting, maybe empty. Undefined: only take_whole() can fill it.
   at::Tensor values;
   int64_t begin = 0;
-  // Gets the whole tensor, on the CPU, in the dtype of the file.
+  // Gets the whole tensor, on the CPU, in `dtype`.
   std::function<absl::Status(const at::Tensor& whole)> take_whole;
   // Targets of a unit are in memory together where they rest elsewhere.
   int unit = 0;

@@ -5,11 +5,14 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -35,6 +38,7 @@ namespace {
 struct Job {
   FileRun run;
   TensorSink sink;
+  const std::string* name;  // of the tensor
 };
 
 int64_t BytesOf(const std::vector<WholeRead::Piece>& pieces) {
@@ -140,9 +144,11 @@ class Loader {
       FSDP_RETURN_IF_ERROR(resident.Add(values, Use::kUpdate));
       const auto elements =
           static_cast<int64_t>(read->run.bytes / c10::elementSize(read->dtype));
-      jobs.push_back({read->run, TensorSink(values.detach().narrow(
-                                                0, read->element, elements),
-                                            read->dtype)});
+      jobs.push_back(
+          {read->run,
+           TensorSink(values.detach().narrow(0, read->element, elements),
+                      read->dtype),
+           &targets_[read->target].name});
     }
     return Read(jobs);
   }
@@ -150,7 +156,10 @@ class Loader {
   absl::Status LoadWhole(const WholeRead& read) {
     const LoadTarget& target = targets_[read.target];
     FSDP_ASSIGN_OR_RETURN(at::Tensor whole,
-                          ReadTogether(read.pieces, read.dim));
+                          ReadTogether(read.pieces, read.dim,
+                                       read.conversion.has_value()
+                                           ? std::nullopt
+                                           : std::optional(target.dtype)));
     if (read.conversion.has_value()) {
       FSDP_ASSIGN_OR_RETURN(
           whole, Converted(target, *read.conversion, whole, /*first_row=*/0));
@@ -158,12 +167,14 @@ class Loader {
     return target.take_whole(whole);
   }
 
+  // Nothing: in the file's dtype.
   absl::StatusOr<at::Tensor> ReadTogether(
-      const std::vector<WholeRead::Piece>& pieces, int64_t dim) {
+      const std::vector<WholeRead::Piece>& pieces, int64_t dim,
+      std::optional<c10::ScalarType> dtype = std::nullopt) {
     std::vector<at::Tensor> tensors;
     for (const WholeRead::Piece& piece : pieces) {
-      at::Tensor& tensor = tensors.emplace_back(
-          at::empty(piece.shape, *TorchDtype(piece.tensor->info.dtype)));
+      at::Tensor& tensor = tensors.emplace_back(at::empty(
+          piece.shape, dtype.value_or(*TorchDtype(piece.tensor->info.dtype))));
       FSDP_RETURN_IF_ERROR(
           ReadPiece(*piece.tensor, piece.begin, tensor.view({-1})));
       if (piece.scale != nullptr) {
@@ -219,14 +230,19 @@ class Loader {
     });
   }
 
-  // With what went wrong the name and the rows.
+  // In the target's dtype. With what went wrong the name and the rows.
   static absl::StatusOr<at::Tensor> Converted(const LoadTarget& target,
                                               const RowConversion& conversion,
                                               const at::Tensor& rows,
                                               int64_t first_row) {
     absl::StatusOr<at::Tensor> converted = absl::UnknownError("");
-    FSDP_RETURN_IF_ERROR(TorchToStatus(
-        target.name, [&] { converted = conversion.convert(rows); }));
+    FSDP_RETURN_IF_ERROR(TorchToStatus(target.name, [&] {
+      converted = conversion.convert(rows);
+      if (!converted.ok()) return;
+      const at::Tensor cast = converted->to(target.dtype);
+      const absl::Status fits = CheckFits(*converted, cast, kAdviceForLoading);
+      converted = fits.ok() ? absl::StatusOr<at::Tensor>(cast) : fits;
+    }));
     if (converted.ok()) return converted;
     return absl::Status(converted.status().code(),
                         absl::StrCat(target.name, ", rows ", first_row, " to ",
@@ -242,9 +258,11 @@ class Loader {
     std::vector<Job> jobs;
     jobs.reserve(runs.size());
     for (const FileRun& run : runs) {
-      jobs.push_back({run, TensorSink(values.narrow(0, run.target / item,
-                                                    run.bytes / item),
-                                      values.scalar_type())});
+      jobs.push_back(
+          {run,
+           TensorSink(values.narrow(0, run.target / item, run.bytes / item),
+                      *TorchDtype(stored.info.dtype)),
+           &stored.info.name});
     }
     return Read(jobs);
   }
@@ -264,7 +282,10 @@ class Loader {
                                     absl::Span<const char> bytes) {
       done_ += static_cast<int64_t>(bytes.size());
       if (progress_ != nullptr) progress_(done_, all_);
-      return jobs[range].sink.Write(position, bytes);
+      const absl::Status taken = jobs[range].sink.Write(position, bytes);
+      if (taken.ok()) return taken;
+      return Annotate(taken, absl::StrCat(reader_.PathOf(ranges[range].file),
+                                          ": ", *jobs[range].name));
     });
   }
 
