@@ -175,13 +175,23 @@ std::unique_ptr<const FusedRule> MakeRule(const SGDOptions& /*defaults*/,
   return std::make_unique<SgdRule>(fused);
 }
 
+// As LibTorch checks them where an optimizer is made.
+template <typename Base, typename Options>
+const Options& Checked(const Options& defaults) {
+  const absl::Status made = TorchToStatus("an optimizer's options", [&] {
+    Base(std::vector<OptimizerParamGroup>(), defaults);
+  });
+  if (made.ok()) return defaults;
+  throw StatusError(absl::InvalidArgumentError(made.message()));
+}
+
 }  // namespace
 
 template <typename Base, typename Options>
 FusedOptimizer<Base, Options>::FusedOptimizer(
     const std::vector<OptimizerParamGroup>& groups, const Options& defaults,
     const FusedOptions& fused)
-    : Base(groups, defaults),
+    : Base(groups, Checked<Base>(defaults)),
       activity_(fused.activity),
       stepper_(std::make_unique<FusedStepper>(MakeRule(defaults, fused))) {}
 

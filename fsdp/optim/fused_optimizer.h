@@ -54,6 +54,8 @@ class FusedOptimizer final : public Base,
  public:
   using typename Base::LossClosure;
 
+  // Throws StatusError, InvalidArgument, for defaults that LibTorch refuses,
+  // such as a negative learning rate.
   explicit FusedOptimizer(
       const std::vector<torch::optim::OptimizerParamGroup>& groups,
       const Options& defaults = Options(),

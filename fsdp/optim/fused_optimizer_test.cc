@@ -15,8 +15,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
 #include "fsdp/optim/fused_optimizer_cases.h"
 #include "fsdp/optim/fused_runs.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -31,6 +35,8 @@ using ::fsdp::testing::Saved;
 using ::fsdp::testing::Shards;
 using ::fsdp::testing::Sizes;
 using ::fsdp::testing::SomeAt;
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
 using torch::optim::AdamOptions;
 using torch::optim::AdamWOptions;
 using torch::optim::Optimizer;
@@ -264,6 +270,26 @@ TEST_P(FusedOptimizerTest, GoesUpTheGradientWithMaximize) {
     fused->step();
   }
   EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6));
+}
+
+TEST(FusedOptimizerOptionsTest, WhatLibTorchRefusesIsAnInvalidArgument) {
+  const std::vector<at::Tensor> none;
+  const auto refuses = [](const char* text) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
+  };
+  const auto adamw = [&](const AdamWOptions& options) {
+    return TorchToStatus("", [&] { FusedAdamW(none, options); });
+  };
+  EXPECT_OK(adamw(AdamWOptions(0)));
+  EXPECT_THAT(adamw(AdamWOptions(-1)), refuses("learning rate: -1"));
+  EXPECT_THAT(adamw(AdamWOptions().eps(-1)), refuses("epsilon value: -1"));
+  EXPECT_THAT(adamw(AdamWOptions().betas({0.9, 1})), refuses("index 1: 1"));
+  EXPECT_THAT(adamw(AdamWOptions().weight_decay(-2)),
+              refuses("weight_decay value: -2"));
+  EXPECT_THAT(TorchToStatus("", [&] { FusedAdam(none, AdamOptions(-1)); }),
+              refuses("learning rate: -1"));
+  EXPECT_THAT(TorchToStatus("", [&] { FusedSGD(none, SGDOptions(-1)); }),
+              refuses("learning rate: -1"));
 }
 
 TEST_P(FusedOptimizerTest, LeavesWhatHasNoGradientWithoutState) {
