@@ -1,6 +1,8 @@
 #include "examples/llama/train_run.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/ScalarType.h>
@@ -19,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
@@ -126,7 +129,11 @@ class TrainRun {
     FSDP_RETURN_IF_ERROR(OpenData());
     if (!IsFirst()) return absl::OkStatus();
     FSDP_RETURN_IF_ERROR(CheckIsNew("export", flags_.export_dir));
-    FSDP_RETURN_IF_ERROR(CheckIsNew("save_adapter", flags_.save_adapter));
+    const absl::Status adapter_is_new =
+        CheckIsNew("save_adapter", flags_.save_adapter);
+    if (!absl::IsAlreadyExists(adapter_is_new) || !IsTrained()) {
+      FSDP_RETURN_IF_ERROR(adapter_is_new);
+    }
     if (flags_.seq > config_.max_position_embeddings) {
       std::cerr << "--seq=" << flags_.seq << " is longer than the "
                 << config_.max_position_embeddings
@@ -151,6 +158,13 @@ class TrainRun {
     if (path.empty()) return absl::OkStatus();
     return fsdp::Annotate(fsdp::checkpoint::CheckCanExport(path),
                           absl::StrCat("--", flag));
+  }
+
+  // Only the end is left, of which SaveAdapter() may have done its part.
+  bool IsTrained() const {
+    if (flags_.resume == Resume::kNo) return false;
+    const auto newest = fsdp::checkpoint::NewestStep(flags_.save);
+    return newest.ok() && newest->value_or(-1) >= flags_.steps;
   }
 
   absl::Status CheckCanResume() const {
@@ -344,16 +358,35 @@ class TrainRun {
   }
 
   absl::Status Export() {
-    if (!flags_.save_adapter.empty()) {
-      FSDP_RETURN_IF_ERROR(fsdp::adapters::SaveAdapter(
-          flags_.save_adapter, *model_made_, *model_.lora));
-    }
+    if (!flags_.save_adapter.empty()) FSDP_RETURN_IF_ERROR(SaveAdapter());
     if (flags_.export_dir.empty()) return absl::OkStatus();
     if (model_.int8_base.has_value()) FSDP_RETURN_IF_ERROR(MakeMergeable());
     FSDP_RETURN_IF_ERROR(ExportTrained(flags_.export_dir, texts_, Dtype(),
                                        model_made_, HasAdapters()));
     if (IsFirst()) std::cout << "wrote " << flags_.export_dir << std::endl;
     return absl::OkStatus();
+  }
+
+  // Those that are there count as this run's, which has trained no more since,
+  // if they have its values.
+  absl::Status SaveAdapter() {
+    const absl::Status saved = fsdp::adapters::SaveAdapter(
+        flags_.save_adapter, *model_made_, *model_.lora);
+    if (!absl::IsAlreadyExists(saved) || first_step_ < flags_.steps) {
+      return saved;
+    }
+    std::vector<std::pair<at::Tensor, at::Tensor>> values;
+    for (const fsdp::NamedShard& named : model_made_->NamedShards()) {
+      if (!named.shard.requires_grad()) continue;
+      const at::Tensor shard = named.shard.detach();
+      values.emplace_back(shard, shard.clone());
+    }
+    const absl::Status loaded = fsdp::adapters::LoadAdapter(
+        flags_.save_adapter, *model_made_, *model_.lora);
+    const bool same = absl::c_all_of(values, [](const auto& one) {
+      return at::equal(one.first, one.second);
+    });
+    return Agree(loaded.ok() && same ? loaded : saved, "comparing adapters");
   }
 
   // The adapters on the weights of the files, in place of those in int8, whose

@@ -209,6 +209,33 @@ class GuardedRunTest(unittest.TestCase):
         self.assertIn("nothing to train: the checkpoint has step 4 of 4", output)
         self.assertTrue((self.root / "exported" / "model.safetensors").exists())
 
+    def test_an_export_that_was_broken_off_behind_the_adapter_can_be_made_again(self):
+        adapter, exported = self.root / "adapter", self.root / "exported"
+
+        def files(folder):
+            return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+        flags = ("--lora_rank=2", f"--save={self.save}", "--resume", "--lr=0.1", f"--save_adapter={adapter}",
+                 f"--export={exported}")
+        self.run_program(*flags, "--steps=2")
+        written, whole = files(adapter), files(exported)
+        shutil.rmtree(exported)
+        self.run_program(*flags, "--steps=2", ranks=1)
+        self.assertEqual(files(adapter), written)
+        self.assertEqual(files(exported), whole)
+        shutil.rmtree(exported)
+        # Of a run that goes on, or with other values, or no adapter at all, it may be somebody else's.
+        self.assertNotIn("step 3", self.run_program(*flags, "--steps=3", code=2))
+        weights = bytearray(written["adapter_model.safetensors"])
+        weights[-1] ^= 1
+        (adapter / "adapter_model.safetensors").write_bytes(weights)
+        for _ in range(2):
+            kept = files(adapter)
+            output = self.run_program(*flags, "--steps=2", code=2)
+            self.assertIn(f"{adapter} is there already and is not written over", output)
+            self.assertEqual(files(adapter), kept)
+            (adapter / "adapter_model.safetensors").unlink(missing_ok=True)
+
     def test_says_which_flags_are_others_than_those_of_the_checkpoint(self):
         flags = (f"--save={self.save}", "--resume")
         self.run_program(*flags, "--steps=2")
