@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""A dry run: the benchmarks on the fake device, the Llama programs and a test of the CPU in the place of those for a GPU, and as
+PyTorch's side a program that only reads its flags, or the real one if PEERS_PYTHON is a Python that has torch.
+
+usage: pack_test.py GPU_BENCHMARKS_DRY DEVICE_OPS_BENCHMARK TRAIN GENERATE A_TEST
+"""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import pack
+
+FILES = [pathlib.Path(name).resolve() for name in sys.argv[1:]]
+TESTS = [*pack.FIRST_TESTS, "//a/b:last_test"]
+SMOKE = "third_party/cuda:smoke_test"
+RUNS = "#!/bin/sh\necho '[ RUN      ] A.B'\n"
+SCRIPTS = {
+    "out/bin/third_party.cuda.smoke_test": RUNS + "echo begun\nsleep 600\n",
+    "compute-sanitizer": '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n',
+    "python": f"#!{sys.executable}\nimport sys\nsys.path.insert(0, sys.argv[1].rpartition('/')[0])\nimport peer_flags\n"
+              "assert peer_flags.parse(sys.argv[2:], '').layers == 2\nprint('{\"step_ms\": 2.5, \"tok_s\": 1000.5}')\n"}
+
+
+class PackTest(unittest.TestCase):
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+
+    def write(self, name, text):
+        (self.folder / name).write_text(text)
+        (self.folder / name).chmod(0o755)
+
+    def run_suite(self, *flags):
+        """Its exit code, what it prints, {program: result}, the report."""
+        said = subprocess.run(["ldd", *FILES], stdout=subprocess.PIPE, text=True, check=True).stdout
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GTEST_FILTER": "PackTest.N*:PackTest.T*",
+                       "PATH": f"{self.folder}:{os.environ['PATH']}",
+                       "LD_LIBRARY_PATH": ":".join(sorted(set(re.findall(r"=> (/(?!lib|usr/lib)\S+)/", said))))}
+        done = subprocess.run([sys.executable, self.folder / "out" / "run", "--dry-run", f"--out={self.folder}/results",
+                               f"--python={os.environ.get('PEERS_PYTHON') or self.folder / 'python'}", *flags],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, check=False)
+        results = json.loads((self.folder / "results" / "results.json").read_text())["programs"]
+        return (done.returncode, done.stdout, {one["name"]: one for one in results},
+                (self.folder / "results" / "report.md").read_text())
+
+    def test_runs_go_on_until_nothing_is_left(self):
+        labels = [pack.GPU_BENCHMARKS, pack.DEVICE_OPS, pack.TRAIN, pack.GENERATE]
+        pack.fill(self.folder / "out", {**dict(zip(labels, FILES)), **dict.fromkeys(TESTS, FILES[-1])}, sources="abc", build="")
+        for name, text in SCRIPTS.items():
+            self.write(name, text)
+        code, said, results, report = self.run_suite("--budget=13")
+        self.assertEqual((code, len(results), results[SMOKE]["outcome"]), (1, 1, pack.CUT_OFF), said)
+        self.assertIn("  - A.B\n\n    ```\n    begun\n    has not ended\n", report)
+        self.assertIn(f"`--out`: {SMOKE}, device_ops/cuda:operators_test, ", report)
+
+        self.write("out/bin/third_party.cuda.smoke_test", RUNS + "echo x.cc:3\necho '[  FAILED  ] A.B (3 ms)'\nexit 1\n")
+        code, said, results, report = self.run_suite()
+        self.assertEqual((code, {name for name, one in results.items() if one["outcome"] != pack.PASSED}), (1, {SMOKE}), report)
+        self.assertIn("1 of them failed.", report)
+        self.assertNotIn("Not run", report)
+        self.assertIn("  - A.B\n\n    ```\n    x.cc:3\n    ```\n", report)
+        self.assertEqual(list(results), [*(label[2:] for label in TESTS), "operators_test under compute-sanitizer", "llama: train",
+                                         "llama: generate", *pack.CASES, "device_ops", *pack.PYTORCH])
+        self.assertEqual(len(results["a/b:last_test"]["cases"]), 2)
+        beside = report.partition("## Beside PyTorch")[2].partition("## All figures")[0]
+        self.assertEqual(set(re.findall(r"^\| \S+ \| ([^|]+) \| [\d.]", beside, re.MULTILINE)),
+                         {"ours", "plain LibTorch", *pack.PYTORCH}, report)
+        self.assertRegex(report, r"last_loss \| tokens_per_s \|\n.*\n\| llama: train \| [1-9]\.\d+ \| [\d.,]+ \|\n")
+        self.assertRegex(report, r"tokens_per_s \|\n.*\n\| llama: generate \| [\d.,]+ \|\n")
+
+        self.write("out/bin/third_party.cuda.smoke_test", RUNS + "echo '[       OK ] A.B (3 ms)'\n")
+        self.assertEqual(self.run_suite()[0], 1)  # What has failed does not run again unasked.
+        code, said, _, report = self.run_suite("--only=smoke_test")
+        self.assertEqual((code, "What failed" in report), (0, False), said)
+        self.assertEqual(self.run_suite()[:2], (0, f"{self.folder}/results/report.md\n"))
+
+    def test_libraries_that_the_other_machine_may_lack(self):
+        needed = " 0x1 (NEEDED)  Shared library: [libtorch_cuda.so]\n 0x1 (NEEDED)  Shared library: [liburing.so.2]\n"
+        self.assertEqual(pack.foreign_libraries(needed), ["liburing.so.2"])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
