@@ -147,7 +147,12 @@ absl::StatusOr<std::unique_ptr<Communicator>> ConnectOrStop(
       absl::StrCat("stopped by ", SignalText(signal), " before it began")));
 }
 
-int TellEnd(const absl::Status& status, int local_rank) {
+int TellEnd(absl::Status status, int local_rank) {
+  if (status.ok() && !std::cout.flush()) {
+    status = absl::ResourceExhaustedError(
+        "not all could be printed: is the disk full that standard output goes "
+        "to?");
+  }
   const bool is_told_elsewhere = absl::IsAborted(status) || IsAgreed(status);
   if (!status.ok() && (local_rank == 0 || !is_told_elsewhere)) {
     std::cerr << status.ToString(absl::StatusToStringMode::kWithNoExtraData)

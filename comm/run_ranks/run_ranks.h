@@ -64,8 +64,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> ConnectOrStop(
 // that has one; kUsageErrorExitCode where all ranks agree (comm::IsAgreed()) on
 // NotFound, AlreadyExists, PermissionDenied or FailedPrecondition, which they
 // would meet again. An error that another rank tells, since that one has failed
-// first or all agree on it, is printed by one rank of each host.
-int TellEnd(const absl::Status& status, int local_rank);
+// first or all agree on it, is printed by one rank of each host. Instead of OK
+// it is ResourceExhausted where not all that std::cout got could be written.
+int TellEnd(absl::Status status, int local_rank);
 
 // What one rank of a replica does; `environment` says of which one. Without
 // replicas environment.replicas is 0.

@@ -164,6 +164,17 @@ TEST(RunRanksTest, WhatAllRanksWouldMeetAgainIsNotRetried) {
   EXPECT_THAT(outcome.output, HasSubstr("not restarted: exit code 2"));
 }
 
+TEST(RunRanksTest, OutputThatIsLostIsAFailure) {
+  for (const int ranks : {1, 2}) {
+    const ProgramOutcome outcome = fsdp::testing::RunCommand(
+        absl::StrCat("(", kRole, "=sum RUN_RANKS_TEST_RANKS=", ranks, " '",
+                     fsdp::testing::ProgramPath(), "' > /dev/full)"));
+    EXPECT_EQ(outcome.code, EXIT_FAILURE) << outcome.output;
+    EXPECT_THAT(outcome.output, AnyOf(HasSubstr("not all could be printed"),
+                                      HasSubstr("could not be written")));
+  }
+}
+
 // Who is told before it has connected, or before it has a handler for it,
 // leaves with the others.
 TEST(RunRanksTest, ARankThatIsToldToStopWhileItConnectsTellsTheOthers) {

@@ -101,13 +101,9 @@ void Progress::Evaluated(int64_t step, double loss) {
 }
 
 absl::Status Progress::Finish() {
-  if (out_.flush() && (!metrics_.is_open() || metrics_.flush())) {
-    return absl::OkStatus();
-  }
-  return absl::ResourceExhaustedError(
-      absl::StrCat("not all could be written to standard output",
-                   options_.metrics.empty() ? "" : " and ", options_.metrics,
-                   ": is a disk full?"));
+  if (!metrics_.is_open() || metrics_.flush()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "not all could be written to ", options_.metrics, ": is a disk full?"));
 }
 
 std::string Clock(absl::Duration duration) {

@@ -39,7 +39,7 @@ class Progress {
   // `step`, from 1, has ended.
   void Step(int64_t step, const StepResult& result, absl::Time now);
   void Evaluated(int64_t step, double loss);
-  // ResourceExhausted: not all could be written.
+  // ResourceExhausted: not all could be written to options.metrics.
   absl::Status Finish();
 
  private:
