@@ -71,7 +71,7 @@ def output_of(*command, **options):
         return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, text=True,
                               **options).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"'{' '.join(command)[:200]}' failed: {error}")
+        sys.exit(f"'{' '.join(command)[:200]}' failed: {getattr(error, 'strerror', '') or f'exit code {error.returncode}'}")
 
 
 def file_of(label):
