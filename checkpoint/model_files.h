@@ -87,7 +87,8 @@ struct ExportOptions {
 // Refuses what ExportModel() would refuse of `folder` itself, to be asked
 // before a long training instead of after it: it is there already, it is a link
 // to nothing, or its parent is missing, is a file or cannot be written. Not
-// collective: one rank asks.
+// collective: one rank asks, and all comm::Agree() on its answer, since the
+// others would go on alone.
 absl::Status CheckCanExport(const std::string& folder);
 
 // A new folder with the model as Hugging Face has it: "model.safetensors", or

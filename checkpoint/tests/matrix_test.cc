@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/files/testing/real_files.h"
@@ -30,6 +31,7 @@
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
@@ -37,6 +39,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Unowned;
 
 constexpr int kRanks[] = {1, 2, 3, 4, 8};
@@ -137,7 +140,8 @@ absl::Status Read(Communicator& world, const Case& one,
   TrainingRun run = training->AsRun();
   FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
                         checkpoints->LoadLatest(run));
-  if (step != kStepsBefore) return absl::InternalError("another step");
+  FSDP_RETURN_IF_ERROR(
+      CheckThat(step, ::testing::Optional(kStepsBefore), "step"));
   FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
   if (world.rank() == 0) {
     FSDP_RETURN_IF_ERROR(CheckSameBits(values, expected.values));

@@ -32,6 +32,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
@@ -45,6 +46,7 @@ namespace fsdp::comm::testing {
 namespace {
 
 using ::fsdp::comm::testing::Finish;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -307,11 +309,13 @@ TEST_P(NcclCommunicatorTest, SymmetricMemoryIsMemory) {
         FSDP_ASSIGN_OR_RETURN(
             at::Tensor memory,
             comm.AllocateSymmetric(bytes * comm.world_size()));
-        if (memory.numel() != bytes * comm.world_size() ||
-            memory.device().index() != comm.rank() ||
-            reinterpret_cast<uintptr_t>(memory.data_ptr()) % 64 != 0) {
-          return absl::InternalError("not what was asked for");
-        }
+        FSDP_RETURN_IF_ERROR(
+            CheckThat(memory.numel(), bytes * comm.world_size(), "bytes"));
+        FSDP_RETURN_IF_ERROR(
+            CheckThat(int{memory.device().index()}, comm.rank(), "device"));
+        FSDP_RETURN_IF_ERROR(
+            CheckThat(reinterpret_cast<uintptr_t>(memory.data_ptr()) % 64, 0U,
+                      "address, modulo 64"));
         const at::Tensor slice = memory.narrow(0, comm.rank() * bytes, bytes);
         slice.copy_(Values(comm.rank(), bytes, at::kByte));
         FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(memory, slice, "window")));
@@ -321,8 +325,8 @@ TEST_P(NcclCommunicatorTest, SymmetricMemoryIsMemory) {
                           Values(rank, bytes, at::kByte), "symmetric memory"));
         }
       }
-      return comm.AllocateSymmetric(-1).ok() ? absl::InternalError("-1 bytes")
-                                             : absl::OkStatus();
+      return CheckThat(comm.AllocateSymmetric(-1).ok(), false,
+                       "gives -1 bytes");
     };
     EXPECT_OK(RunOnGpus(GetParam(), run, options)) << static_cast<int>(windows);
   }
@@ -468,9 +472,9 @@ TEST(NcclCommunicatorOneRankTest, RefusesOtherDevices) {
   EXPECT_OK(RunOnGpus(1, [](Communicator& comm) -> absl::Status {
     const at::Tensor cpu = at::zeros({4}, at::TensorOptions());
     const auto work = comm.AllReduce(cpu, ReduceOp::kSum, "w");
-    if (!absl::IsUnimplemented(work.status())) {
-      return absl::InternalError("took a CPU tensor");
-    }
+    FSDP_RETURN_IF_ERROR(CheckThat(work.status().code(),
+                                   absl::StatusCode::kUnimplemented,
+                                   "all-reduce of a CPU tensor"));
     return GatherOnce(comm, at::kFloat, 3, false);
   }));
 }

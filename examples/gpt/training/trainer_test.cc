@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
@@ -39,6 +40,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRefusedRanks;
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using testing::Optimizer;
@@ -126,10 +128,9 @@ TEST(TrainerTest, AllRanksStopAfterTheSameStep) {
     };
     FSDP_ASSIGN_OR_RETURN(TrainingResult result,
                           TrainSharded(options, communicator));
-    return fsdp::comm::ExitCodeOf(result.stopped) == 128 + SIGTERM &&
-                   !result.finished
-               ? absl::OkStatus()
-               : absl::InternalError("it did not stop");
+    FSDP_RETURN_IF_ERROR(CheckThat(result.finished, false, "finished"));
+    return CheckThat(fsdp::comm::ExitCodeOf(result.stopped), 128 + SIGTERM,
+                     "exit code");
   }));
   EXPECT_THAT(steps, ::testing::Each(ElementsAre(1, 2)));
 }
