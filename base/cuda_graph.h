@@ -1,4 +1,4 @@
-// Captures by CUDA (base/device_graph.h).
+// Captures by CUDA (base/device_streams.h).
 #ifndef BASE_CUDA_GRAPH_H_
 #define BASE_CUDA_GRAPH_H_
 
@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "base/device_graph.h"
+#include "base/device_streams.h"
 
 namespace fsdp {
 

@@ -1,5 +1,3 @@
-#include "base/file_size_errors.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -8,6 +6,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "base/output_file.h"
 #include "base/testing/file_size_limit.h"
 #include "gtest/gtest.h"
 

@@ -14,7 +14,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/json_members.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
 

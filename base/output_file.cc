@@ -2,17 +2,22 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <random>
+#include <string>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/file_size_errors.h"
 #include "base/status_macros.h"
 
 namespace fsdp {
@@ -173,6 +178,79 @@ absl::Status WriteOutputFile(const std::string& path,
                              absl::string_view contents) {
   FSDP_ASSIGN_OR_RETURN(OutputFile file, OutputFile::Open(path));
   return file.Write(contents);
+}
+
+int OpenRegularFile(const std::string& path, int flags) {
+  int descriptor = -1;
+  do {
+    descriptor = open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666);
+  } while (descriptor < 0 && errno == EINTR);
+  if (descriptor < 0) return -1;
+  struct stat found = {};
+  const int error = fstat(descriptor, &found) != 0 ? errno
+                    : S_ISREG(found.st_mode)       ? 0
+                    : S_ISDIR(found.st_mode)       ? EISDIR
+                                                   : ENXIO;
+  if (error == 0) return descriptor;
+  close(descriptor);
+  errno = error;
+  return -1;
+}
+
+absl::StatusOr<int> OpenToRead(const std::string& path) {
+  const int descriptor = OpenRegularFile(path, O_RDONLY);
+  if (descriptor >= 0) return descriptor;
+  const std::string what = absl::StrCat("reading ", path);
+  if (errno != ENXIO && errno != EISDIR) {
+    return absl::ErrnoToStatus(errno, what);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": it is no regular file"));
+}
+
+absl::StatusOr<std::string> ReadRegularFile(const std::string& path) {
+  constexpr size_t kMaxBytes = size_t{1} << 30;
+  FSDP_ASSIGN_OR_RETURN(const int descriptor, OpenToRead(path));
+  const auto close_it = absl::MakeCleanup([descriptor] { close(descriptor); });
+  std::string text;
+  std::array<char, 1 << 16> block;
+  ssize_t count = 0;
+  while ((count = read(descriptor, block.data(), block.size())) > 0) {
+    text.append(block.data(), count);
+    if (text.size() <= kMaxBytes) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("reading ", path, ": it has more than a GiB"));
+  }
+  if (count == 0) return text;
+  return absl::ErrnoToStatus(errno, absl::StrCat("reading ", path));
+}
+
+namespace {
+
+sigset_t OnlySigxfsz() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGXFSZ);
+  return set;
+}
+
+}  // namespace
+
+FileSizeErrors::FileSizeErrors() {
+  const sigset_t set = OnlySigxfsz();
+  sigset_t previous;
+  pthread_sigmask(SIG_BLOCK, &set, &previous);
+  was_blocked_ = sigismember(&previous, SIGXFSZ) == 1;
+}
+
+FileSizeErrors::~FileSizeErrors() {
+  if (was_blocked_) return;
+  // The kernel sends it to the thread that writes.
+  const sigset_t set = OnlySigxfsz();
+  const timespec at_once = {};
+  while (sigtimedwait(&set, nullptr, &at_once) == SIGXFSZ) {
+  }
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
 }  // namespace fsdp

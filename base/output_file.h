@@ -65,6 +65,33 @@ class OutputFile {
 absl::Status WriteOutputFile(const std::string& path,
                              absl::string_view contents);
 
+// Files to read that have to be files: a FIFO would wait for whoever writes to
+// it, and a device may never end.
+
+// open(2), which waits for nobody here. -1 and an errno: EISDIR for a folder,
+// ENXIO for anything else that is no regular file.
+int OpenRegularFile(const std::string& path, int flags);
+// To read it. Errors name `path`; InvalidArgument: it is no regular file.
+absl::StatusOr<int> OpenToRead(const std::string& path);
+// All of it. InvalidArgument also for more than a GiB.
+absl::StatusOr<std::string> ReadRegularFile(const std::string& path);
+
+// The limit on the size of files (`ulimit -f`) as an error like any other.
+
+// While one exists, what this thread writes past the limit fails with EFBIG.
+// Without, SIGXFSZ ends the process, and nothing says why. Threads that are
+// started meanwhile inherit it.
+class FileSizeErrors {
+ public:
+  FileSizeErrors();
+  FileSizeErrors(const FileSizeErrors&) = delete;
+  FileSizeErrors& operator=(const FileSizeErrors&) = delete;
+  ~FileSizeErrors();  // of the thread that made it; restores what was
+
+ private:
+  bool was_blocked_;
+};
+
 }  // namespace fsdp
 
 #endif  // BASE_OUTPUT_FILE_H_

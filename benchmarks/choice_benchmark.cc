@@ -31,14 +31,14 @@
 #include "comm/shared_memory/shared_memory_communicator.h"
 #include "examples/gpt/flags/options.h"
 #include "examples/gpt/model/model.h"
-#include "fsdp/choose/candidates.h"
-#include "fsdp/choose/choose_options.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/options.h"
 #include "fsdp/options/wrap_policy.h"
 #include "fsdp/testing/memory_meter.h"
+#include "planner/choose/candidates.h"
+#include "planner/choose/choose_options.h"
 
 namespace fsdp {
 namespace {

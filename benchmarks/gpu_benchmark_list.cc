@@ -4,11 +4,10 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
-#include "base/device_graph.h"
+#include "base/device_streams.h"
 #include "benchmarks/gpu_benchmarks.h"
 #include "benchmarks/gpu_collectives_run.h"
 #include "benchmarks/gpu_offload_run.h"
-#include "benchmarks/gpu_optimizer_run.h"
 #include "benchmarks/gpu_sharded_step_run.h"
 #include "benchmarks/gpu_train_step_run.h"
 #include "fsdp/options/offload_options.h"

@@ -6,7 +6,7 @@
 #include <functional>
 #include <memory>
 
-#include "base/device_graph.h"
+#include "base/device_streams.h"
 #include "benchmarks/gpu_run.h"
 #include "comm/communicator.h"
 

@@ -1,5 +1,3 @@
-#include "benchmarks/gpu_module.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "benchmarks/gpu_run.h"
+#include "examples/gpt/flags/options.h"
 #include "fsdp/options/offload_options.h"
 
 namespace fsdp::benchmarks {
@@ -33,6 +34,16 @@ struct OffloadCase {
 //   peak_MB, resident_peak_MB  of the device, where it counts its memory
 std::unique_ptr<TurnRun> MakeOffloadRun(const OffloadCase& what,
                                         const Place& place);
+
+// The fused AdamW over the shards of a GPT beside device copies.
+
+// Parameters, gradients and states in `dtype`. Figures:
+//   ms       of the optimizer's step, median
+//   of_copy  bytes per second of a step, which reads four numbers and writes
+//            three for each parameter, over those of a copy in the same turn
+std::unique_ptr<TurnRun> MakeOptimizerRun(const gpt::GptConfig& model,
+                                          at::ScalarType dtype,
+                                          const Place& place);
 
 }  // namespace fsdp::benchmarks
 

@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "benchmarks/gpu_gpt.h"
-#include "benchmarks/gpu_module.h"
 #include "comm/host/available_memory.h"
 #include "examples/gpt/model/model.h"
 #include "fsdp/fully_sharded_data_parallel.h"

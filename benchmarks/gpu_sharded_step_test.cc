@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "base/testing/fake_device.h"
-#include "benchmarks/gpu_optimizer_run.h"
+#include "benchmarks/gpu_offload_run.h"
 #include "benchmarks/gpu_run.h"
 #include "benchmarks/gpu_sharded_step_run.h"
 #include "fsdp/options/offload_options.h"

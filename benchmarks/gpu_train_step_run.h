@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "base/device_graph.h"
+#include "base/device_streams.h"
 #include "benchmarks/gpu_run.h"
 #include "examples/gpt/flags/options.h"
 

@@ -22,7 +22,7 @@
 #include "benchmarks/plain_file.h"
 #include "offload/file_store.h"
 #include "offload/page_memory.h"
-#include "offload/transfer.h"
+#include "offload/param_store.h"
 
 namespace fsdp::offload {
 namespace {

@@ -2,16 +2,47 @@
 #ifndef BENCHMARKS_SHARDED_MLP_H_
 #define BENCHMARKS_SHARDED_MLP_H_
 
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
 
-#include "benchmarks/residual_mlp.h"
 #include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
 
+// The model of the benchmarks of training steps.
+
 namespace fsdp {
+
+// Of 2.1 million parameters.
+class ResidualBlockImpl : public torch::nn::Module {
+ public:
+  static constexpr int64_t kDim = 512;
+
+  ResidualBlockImpl();
+  at::Tensor forward(const at::Tensor& x);
+
+  torch::nn::Linear fc, out;
+};
+
+class ResidualMlpImpl : public torch::nn::Module {
+ public:
+  static constexpr int64_t kDim = ResidualBlockImpl::kDim;
+  static constexpr int kBlocks = 8;
+
+  ResidualMlpImpl();
+  at::Tensor forward(const at::Tensor& x);
+
+  torch::nn::ModuleList blocks;
+  torch::nn::Linear head;
+};
+
+at::Tensor ReconstructionLoss(const at::Tensor& output, const at::Tensor& x);
 
 using ShardedMlp = FullyShardedDataParallel<ResidualMlpImpl>;
 

@@ -23,7 +23,7 @@
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
 #include "benchmarks/rank_threads.h"
-#include "benchmarks/residual_mlp.h"
+#include "benchmarks/sharded_mlp.h"
 #include "benchmarks/step_calibration.h"
 #include "comm/communicator.h"
 #include "comm/gloo/gloo_communicator.h"
@@ -31,10 +31,10 @@
 #include "comm/shared_memory/shared_memory_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/simulator/cost_model.h"
-#include "fsdp/simulator/model_shape.h"
-#include "fsdp/simulator/scenario.h"
-#include "fsdp/simulator/step_simulator.h"
+#include "planner/simulator/cost_model.h"
+#include "planner/simulator/model_shape.h"
+#include "planner/simulator/scenario.h"
+#include "planner/simulator/step_simulator.h"
 
 namespace fsdp {
 namespace {

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "benchmarks/residual_mlp.h"
+#include "benchmarks/sharded_mlp.h"
 #include "comm/communicator.h"
 #include "fsdp/optim/fused_optimizer.h"
 

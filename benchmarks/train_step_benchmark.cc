@@ -20,7 +20,6 @@
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
 #include "benchmarks/rank_threads.h"
-#include "benchmarks/residual_mlp.h"
 #include "benchmarks/sharded_mlp.h"
 #include "comm/communicator.h"
 #include "comm/gloo/gloo_communicator.h"

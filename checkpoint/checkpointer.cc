@@ -30,7 +30,6 @@
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/tensor_parts.h"
-#include "checkpoint/run/together.h"
 #include "checkpoint/run/training_json.h"
 #include "checkpoint/save/save_job.h"
 #include "checkpoint/save/save_layout.h"
@@ -433,6 +432,15 @@ absl::StatusOr<std::optional<int64_t>> Checkpointer::LoadLatest(
 absl::Status Checkpointer::Load(int64_t step, TrainingRun& run,
                                 const LoadRunOptions& options) {
   return impl_->Load(step, run, options);
+}
+
+absl::StatusOr<std::optional<int64_t>> NewestStep(const std::string& folder) {
+  const absl::StatusOr<std::optional<Committed>> latest =
+      LatestCheckpoint(RealFileSystem(), folder);
+  if (absl::IsNotFound(latest.status())) return std::nullopt;
+  FSDP_RETURN_IF_ERROR(latest.status());
+  if (!latest->has_value()) return std::nullopt;
+  return (*latest)->step;
 }
 
 }  // namespace fsdp::checkpoint

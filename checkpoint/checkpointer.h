@@ -159,6 +159,14 @@ class Checkpointer {
   const std::unique_ptr<Impl> impl_;
 };
 
+// How far a run has got, for whoever watches it.
+
+// The step that Checkpointer::LoadLatest() would load from `folder`; none where
+// there is no checkpoint, or no folder. Reads names, and a manifest where
+// checkpoints are committed by them, from any process, also while a run saves;
+// needs no LibTorch.
+absl::StatusOr<std::optional<int64_t>> NewestStep(const std::string& folder);
+
 }  // namespace fsdp::checkpoint
 
 #endif  // CHECKPOINT_CHECKPOINTER_H_

@@ -28,7 +28,6 @@
 #include "checkpoint/load/tensor_recipe.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/safetensors/safetensors_header.h"
-#include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"

@@ -1,5 +1,3 @@
-#include "checkpoint/newest_step.h"
-
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -8,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/checkpointer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -17,9 +18,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "comm/call.h"
 #include "comm/communicator.h"
-#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 namespace {
@@ -193,6 +195,51 @@ absl::StatusOr<std::vector<std::string>> GatherStrings(
 absl::Status Barrier(Communicator& communicator, absl::string_view what,
                      absl::Time deadline) {
   return GatherNumbers(communicator, 0, what, deadline).status();
+}
+
+namespace {
+
+absl::StatusOr<std::vector<double>> Gather(Communicator& communicator,
+                                           double value,
+                                           absl::string_view label) {
+  const at::Tensor in = at::full({1}, value, at::kDouble);
+  const at::Tensor out = at::empty({communicator.world_size()}, at::kDouble);
+  FSDP_ASSIGN_OR_RETURN(auto work, communicator.AllGather(out, in, label));
+  FSDP_RETURN_IF_ERROR(
+      work->Wait(absl::Now() + communicator.default_timeout()));
+  const double* values = out.const_data_ptr<double>();
+  return std::vector<double>(values, values + out.numel());
+}
+
+double SumOf(const std::vector<double>& values) {
+  double sum = 0;
+  for (double value : values) sum += value;
+  return sum;
+}
+
+}  // namespace
+
+absl::StatusOr<double> Mean(Communicator& communicator, double value) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<double> values,
+                        Gather(communicator, value, "the mean of a number"));
+  return SumOf(values) / communicator.world_size();
+}
+
+absl::StatusOr<double> Sum(Communicator& communicator, double value) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<double> values,
+                        Gather(communicator, value, "the sum of a number"));
+  return SumOf(values);
+}
+
+absl::StatusOr<double> Max(Communicator& communicator, double value) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<double> values,
+                        Gather(communicator, value, "the maximum of a number"));
+  double max = values[0];
+  for (double other : values) {
+    if (std::isnan(other)) return other;
+    if (other > max) max = other;
+  }
+  return max;
 }
 
 }  // namespace fsdp::comm

@@ -58,6 +58,15 @@ absl::StatusOr<std::vector<std::string>> GatherStrings(
     Communicator& communicator, absl::string_view mine, absl::string_view what,
     absl::Time deadline);
 
+// Numbers of all ranks as one: a loss to print, a time, a count.
+
+// Collective; the same on all ranks, computed in the order of the ranks. A
+// value that is not a number makes the result one. Blocks up to the
+// communicator's default_timeout(); errors as Work::Wait().
+absl::StatusOr<double> Mean(Communicator& communicator, double value);
+absl::StatusOr<double> Sum(Communicator& communicator, double value);
+absl::StatusOr<double> Max(Communicator& communicator, double value);
+
 }  // namespace fsdp::comm
 
 #endif  // COMM_AGREEMENT_H_

@@ -3,8 +3,10 @@
 #define COMM_COMMUNICATOR_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -13,9 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/call.h"
-#include "comm/fence.h"
 #include "comm/rank_activity.h"
-#include "comm/rank_names.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -185,6 +185,29 @@ class Communicator {
   virtual absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
       const at::Tensor& tensor, int root, absl::string_view label) = 0;
 };
+
+}  // namespace fsdp::comm
+
+// How a group comes by its backend for a device's tensors.
+
+namespace c10d {
+class Store;
+}
+
+namespace fsdp::comm {
+
+// Where the ranks of a device's backend meet.
+struct DeviceMeeting {
+  c10::intrusive_ptr<c10d::Store> store;  // of this backend alone
+  int local_rank = 0;                     // among the ranks of this host
+  absl::Duration timeout;  // Communicator::default_timeout() of the backend
+  Communicator& host;      // of the same ranks, to be split
+};
+
+// Connects one rank, in the thread of the caller. Blocks until all have come.
+using ConnectDevice =
+    std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
+        const DeviceMeeting& meeting)>;
 
 }  // namespace fsdp::comm
 

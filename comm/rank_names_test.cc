@@ -1,9 +1,8 @@
-#include "comm/rank_names.h"
-
 #include <vector>
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
+#include "comm/call.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,5 +1,3 @@
-#include "comm/scalars.h"
-
 #include <cmath>
 #include <limits>
 
@@ -8,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"

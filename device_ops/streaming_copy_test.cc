@@ -1,11 +1,10 @@
-#include "device_ops/streaming_copy.h"
-
 #include <atomic>
 #include <cstdint>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "device_ops/page_lock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::device_ops {

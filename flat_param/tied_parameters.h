@@ -4,8 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -40,6 +42,13 @@ class TiedParameters {
   std::map<const void*, int> objects_;
   std::map<View, int> views_;
 };
+
+// Tells whether tensors share memory.
+
+// Two of `tensors`, by index, between whose first and last elements the other
+// one has some; nullopt: none do. Empty tensors share nothing.
+std::optional<std::pair<size_t, size_t>> FindOverlap(
+    const std::vector<at::Tensor>& tensors);
 
 }  // namespace fsdp::flat_param
 

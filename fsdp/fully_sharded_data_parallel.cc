@@ -14,7 +14,7 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
-#include "fsdp/model/parameter_owner.h"
+#include "fsdp/model/order_check.h"
 #include "fsdp/optim/grad_clip.h"
 #include "fsdp/state/module_archive.h"
 

@@ -3,9 +3,11 @@
 #ifndef FSDP_GRADIENT_SYNC_H_
 #define FSDP_GRADIENT_SYNC_H_
 
+#include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
 #include "absl/status/status.h"
+#include "fsdp/runtime/reduction_hooks.h"
 
 namespace fsdp {
 
@@ -25,6 +27,14 @@ absl::Status SetRequiresGradientSync(torch::nn::Module& module, bool required,
 // next backward that does all-reduces the sum of all. No effect on others.
 absl::Status SetRequiresAllReduce(torch::nn::Module& module, bool required,
                                   bool recurse = true);
+
+// Reductions by other means than the communicator's own.
+
+// Reduces in `dtype`, fp16 or bf16, what is kept in a wider one: half the bytes
+// for sums that are rounded. After fp16_compress_hook and bf16_compress_hook of
+// PyTorch.
+ReduceScatterHook CompressedReduceScatter(c10::ScalarType dtype);
+AllReduceHook CompressedAllReduce(c10::ScalarType dtype);
 
 }  // namespace fsdp
 

@@ -26,7 +26,7 @@
 #include "flat_param/guarded_storage.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/resting/offload_space.h"
-#include "fsdp/resting/resting_states.h"
+#include "fsdp/resting/resting_places.h"
 
 namespace fsdp {
 namespace {

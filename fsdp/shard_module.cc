@@ -31,12 +31,12 @@
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/setup/scheduled_units.h"
+#include "fsdp/setup/placements.h"
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/sharder.h"
 #include "fsdp/setup/unit_plan.h"
+#include "fsdp/transparent/op_observer.h"
 #include "fsdp/transparent/transparent.h"
-#include "fsdp/transparent/write_watch.h"
 
 namespace fsdp {
 namespace {

@@ -1,9 +1,8 @@
-#include "offload/block_order.h"
-
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "offload/file_layout.h"
 
 namespace fsdp::offload {
 namespace {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "offload/io_error.h"
+#include "offload/io_queue.h"
 #include "offload/param_store.h"
 
 namespace fsdp::offload {

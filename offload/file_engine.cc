@@ -6,11 +6,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "base/file_size_errors.h"
+#include "base/output_file.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "offload/commit_record.h"
-#include "offload/stored_region.h"
+#include "offload/file_layout.h"
 
 namespace fsdp::offload {
 namespace {

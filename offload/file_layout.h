@@ -2,14 +2,80 @@
 #ifndef OFFLOAD_FILE_LAYOUT_H_
 #define OFFLOAD_FILE_LAYOUT_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/check.h"
 #include "offload/commit_record.h"
+#include "offload/io_queue.h"
 #include "offload/param_store.h"
-#include "offload/stored_region.h"
+
+// What a file store knows about a region: where it lies, and which bytes are to
+// be found there.
 
 namespace fsdp::offload {
+
+// One writing of a block. Generations count them; 0: never written, zeros.
+struct Version {
+  uint32_t generation = 0;
+  uint32_t checksum = 0;
+};
+
+// A file that is kept, or can be rolled back, has two places for each block,
+// one otherwise. What the last commit (a flush that ended well) consists of is
+// never written over: the first write after a commit goes to the other place.
+struct Block {
+  Version current;   // what a read has to find, in `place`
+  Version replaced;  // what `place` held before: found again, it is stale
+  Version other;     // what the other place holds
+  uint8_t place = 0;
+  bool committed = false;  // `current` is part of the last commit
+  bool damaged = false;    // a write has failed, and none since has not
+
+  void Commit() { committed = current.generation > 0; }
+  // To the last commit; to zeros where that has none of it.
+  void RollBack() {
+    damaged = false;
+    if (committed) return;
+    if (other.generation > 0) place = static_cast<uint8_t>(1 - place);
+    // Without a commit, the other place has never been written.
+    current = std::exchange(other, Version());
+    replaced = Version();
+    Commit();
+  }
+};
+
+struct StoredRegion {
+  StoredRegion(std::string name, int64_t bytes, int64_t offset,
+               int64_t block_bytes)
+      : name(std::move(name)),
+        bytes(bytes),
+        offset(offset),
+        block_bytes(block_bytes),
+        blocks((bytes + block_bytes - 1) / block_bytes) {}
+
+  // Of the block's own bytes: less than block_bytes at the end of the region.
+  int64_t BytesOf(int64_t block) const {
+    return std::min(block_bytes, bytes - block * block_bytes);
+  }
+
+  const std::string name;
+  const int64_t bytes;
+  const int64_t offset;  // in each of the file's places
+  const int64_t block_bytes;
+  std::vector<Block> blocks;
+};
 
 // A scratch file is its regions, once, or in two places when it can be rolled
 // back (stored_region.h). One that is kept is a header, two records that
@@ -48,6 +114,134 @@ class FileLayout {
     constexpr int64_t kMiB = int64_t{1} << 20;
     return (bytes + kMiB - 1) / kMiB * kMiB;
   }
+};
+
+// A transfer of a file store, from the call to its end.
+
+struct FileOperation;
+
+// The part of an operation that lies in one block. Of the engine's thread.
+struct Piece : IoRequest {
+  enum class Phase { kReading, kMerging, kWriting };
+
+  FileOperation* operation = nullptr;
+  Block* block = nullptr;
+  int64_t index = 0;  // of the block
+  int64_t begin = 0;  // in the block
+  int64_t end = 0;
+  char* user = nullptr;    // the caller's memory, of `begin`
+  char* bounce = nullptr;  // a block of the engine's memory, or null
+  Phase phase = Phase::kReading;
+  bool writes = false;
+  bool prepared = false;  // `next` has its checksum
+  Version next;           // of a write
+};
+
+struct FileOperation {
+  enum class Kind { kRead, kWrite, kFlush };
+
+  Kind kind = Kind::kRead;
+  std::shared_ptr<StoredRegion> region;  // of a read or a write
+  int64_t offset = 0;
+  char* data = nullptr;
+  int64_t bytes = 0;
+  // Of a flush: what the store consists of.
+  std::vector<std::shared_ptr<StoredRegion>> regions;
+  // Called by the engine, before anybody who waits learns of it.
+  std::function<void(const absl::Status&)> when_over;
+
+  // "read region 'blocks.3, exp_avg', 4096 bytes from offset 0 on".
+  std::string ToString() const;
+
+  void Finish(absl::Status status);
+  // DeadlineExceeded, or the result.
+  absl::Status Wait(absl::Time deadline);
+
+  // Of the engine's thread.
+  std::vector<Piece> pieces;
+  int64_t pieces_left = 0;
+  absl::Status first_error;
+  std::shared_ptr<FileOperation> self;  // while the engine has it
+
+ private:
+  absl::Mutex mutex_;
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status result_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The caller's end of it.
+class FileTransfer : public Transfer {
+ public:
+  explicit FileTransfer(std::shared_ptr<FileOperation> operation);
+  ~FileTransfer() override;
+
+  absl::Status Wait(absl::Time deadline) override;
+
+ private:
+  const std::shared_ptr<FileOperation> operation_;
+};
+
+// Lets transfers of the same block happen in the order in which they came.
+
+// Reads of a block run together, a write alone; nobody overtakes. `User` says
+// by `bool writes` what it does. Thread-compatible.
+template <typename User>
+class BlockOrder {
+ public:
+  // Whether `user` may start now; if not, a Leave() will name it.
+  bool Enter(const void* block, User* user) {
+    Line& line = lines_[block];
+    if (line.waiting.empty() && line.Admits(*user)) {
+      line.Admit(*user);
+      return true;
+    }
+    line.waiting.push_back(user);
+    return false;
+  }
+
+  // `user` had started; those that may start now are added to `next`.
+  void Leave(const void* block, const User& user, std::vector<User*>& next) {
+    const auto found = lines_.find(block);
+    FSDP_CHECK(found != lines_.end());
+    Line& line = found->second;
+    line.Release(user);
+    while (!line.waiting.empty() && line.Admits(*line.waiting.front())) {
+      line.Admit(*line.waiting.front());
+      next.push_back(line.waiting.front());
+      line.waiting.pop_front();
+    }
+    if (!line.writing && line.reading == 0) lines_.erase(found);
+  }
+
+  bool empty() const { return lines_.empty(); }
+
+ private:
+  struct Line {
+    bool Admits(const User& user) const {
+      return !writing && !(user.writes && reading > 0);
+    }
+    void Admit(const User& user) {
+      if (user.writes) {
+        writing = true;
+      } else {
+        ++reading;
+      }
+    }
+    void Release(const User& user) {
+      if (user.writes) {
+        writing = false;
+      } else {
+        --reading;
+      }
+    }
+
+    bool writing = false;
+    int64_t reading = 0;
+    std::deque<User*> waiting;
+  };
+
+  // Only blocks that somebody uses have one.
+  absl::flat_hash_map<const void*, Line> lines_;
 };
 
 }  // namespace fsdp::offload

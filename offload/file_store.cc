@@ -11,8 +11,7 @@
 #include "offload/commit_record.h"
 #include "offload/file_engine.h"
 #include "offload/file_layout.h"
-#include "offload/store_stats.h"
-#include "offload/stored_region.h"
+#include "offload/transfer_meter.h"
 
 namespace fsdp::offload {
 

@@ -19,11 +19,10 @@
 #include "absl/types/span.h"
 #include "offload/backing_file.h"
 #include "offload/extents.h"
-#include "offload/file_operation.h"
+#include "offload/file_layout.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/system_calls.h"
-#include "offload/transfer.h"
 #include "offload/transfer_meter.h"
 
 namespace fsdp::offload {

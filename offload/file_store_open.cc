@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/file_size_errors.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "offload/commit_log.h"
 #include "offload/commit_record.h"

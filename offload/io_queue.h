@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
 namespace fsdp::offload {
 
 struct IoRequest {
@@ -43,6 +46,17 @@ class IoQueue {
   // "io_uring, 8 in flight".
   virtual std::string Describe() const = 0;
 };
+
+// What is said about a request that did not move what it should have.
+
+// OK if `request` has moved all its bytes. Otherwise, after "`what`, at OFFSET
+// of `path`: ", ResourceExhausted for no space or a limit (ulimit -f), DataLoss
+// for a file that ends early, Unavailable for all else.
+absl::Status CheckMoved(const IoRequest& request, absl::string_view what,
+                        absl::string_view path);
+
+// ResourceExhausted or Unavailable: "`what`: " and the text of `error`.
+absl::Status ErrnoStatus(int error, absl::string_view what);
 
 }  // namespace fsdp::offload
 

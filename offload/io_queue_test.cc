@@ -13,8 +13,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/thread_queue.h"
-#include "offload/uring_queue.h"
+#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {

@@ -16,7 +16,6 @@
 #include "offload/extents.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
-#include "offload/transfer.h"
 
 namespace fsdp::offload {
 

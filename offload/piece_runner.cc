@@ -10,9 +10,9 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "offload/checksum.h"
-#include "offload/io_error.h"
+#include "offload/file_layout.h"
+#include "offload/io_queue.h"
 #include "offload/param_store.h"
-#include "offload/stored_region.h"
 
 namespace fsdp::offload {
 namespace {

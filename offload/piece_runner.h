@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "offload/file_layout.h"
-#include "offload/file_operation.h"
 #include "offload/io_queue.h"
 #include "offload/page_memory.h"
 

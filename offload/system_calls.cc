@@ -1,15 +1,31 @@
 #include "offload/system_calls.h"
 
 #include <fcntl.h>
+#include <liburing.h>
+#include <sys/eventfd.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/check.h"
+#include "base/output_file.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
-#include "offload/thread_queue.h"
-#include "offload/uring_queue.h"
 
 namespace fsdp::offload {
 
@@ -59,6 +75,258 @@ absl::StatusOr<std::unique_ptr<IoQueue>> SystemCalls::MakeQueue(QueueKind kind,
 SystemCalls& SystemCalls::Real() {
   static SystemCalls* const calls = new SystemCalls;
   return *calls;
+}
+
+namespace {
+
+int64_t Perform(int descriptor, const IoRequest& request) {
+  for (;;) {
+    ssize_t result = 0;
+    switch (request.kind) {
+      case IoRequest::Kind::kRead:
+        result = pread(descriptor, request.data, request.bytes, request.offset);
+        break;
+      case IoRequest::Kind::kWrite:
+        result =
+            pwrite(descriptor, request.data, request.bytes, request.offset);
+        break;
+      case IoRequest::Kind::kSync:
+        result = fdatasync(descriptor);
+        break;
+    }
+    if (result >= 0) return result;
+    if (errno != EINTR) return -errno;
+  }
+}
+
+class ThreadQueue : public IoQueue {
+ public:
+  explicit ThreadQueue(int descriptor) : descriptor_(descriptor) {}
+
+  // Before anything else. An error where there are no threads at all.
+  absl::Status StartThreads(int depth) {
+    while (depth-- > 0) {
+      absl::StatusOr<std::thread> thread =
+          StartThread("to read and write a file", [this] { Run(); });
+      if (!thread.ok()) {
+        return threads_.empty() ? thread.status() : absl::OkStatus();
+      }
+      threads_.push_back(*std::move(thread));
+    }
+    return absl::OkStatus();
+  }
+
+  ~ThreadQueue() override {
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+    }
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void Start(IoRequest* request) override {
+    absl::MutexLock lock(&mutex_);
+    waiting_.push_back(request);
+  }
+
+  void Wait(std::vector<IoRequest*>& over) override {
+    over.clear();
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(this, &ThreadQueue::HasNews));
+    std::swap(over, over_);
+    woken_ = false;
+  }
+
+  void Wake() override {
+    absl::MutexLock lock(&mutex_);
+    woken_ = true;
+  }
+
+  int depth() const override { return static_cast<int>(threads_.size()); }
+  std::string Describe() const override {
+    return absl::StrCat(threads_.size(), " threads");
+  }
+
+ private:
+  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return woken_ || !over_.empty();
+  }
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || !waiting_.empty();
+  }
+
+  void Run() {
+    const FileSizeErrors errors;
+    absl::MutexLock lock(&mutex_);
+    for (;;) {
+      mutex_.Await(absl::Condition(this, &ThreadQueue::HasWork));
+      if (waiting_.empty()) return;
+      IoRequest* const request = waiting_.front();
+      waiting_.pop_front();
+      mutex_.Unlock();
+      request->result = Perform(descriptor_, *request);
+      mutex_.Lock();
+      over_.push_back(request);
+    }
+  }
+
+  const int descriptor_;
+  absl::Mutex mutex_;
+  std::deque<IoRequest*> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::vector<IoRequest*> over_ ABSL_GUARDED_BY(mutex_);
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(int descriptor,
+                                                         int depth) {
+  auto queue = absl::make_unique<ThreadQueue>(descriptor);
+  FSDP_RETURN_IF_ERROR(queue->StartThreads(depth));
+  return queue;
+}
+
+namespace {
+
+absl::Status Refused(int error) {
+  return absl::UnavailableError(
+      absl::StrCat("io_uring refused: ", std::strerror(error)));
+}
+
+class UringQueue : public IoQueue {
+ public:
+  UringQueue(int descriptor, int depth)
+      : descriptor_(descriptor), depth_(depth) {}
+
+  ~UringQueue() override {
+    if (has_ring_) io_uring_queue_exit(&ring_);
+    if (event_ >= 0) close(event_);
+  }
+
+  absl::Status Init() {
+    // One more for the event that Wake() raises.
+    const int error = -io_uring_queue_init(depth_ + 1, &ring_, 0);
+    if (error != 0) return Refused(error);
+    has_ring_ = true;
+    FSDP_RETURN_IF_ERROR(CheckOperations());
+    event_ = eventfd(0, EFD_CLOEXEC);
+    if (event_ < 0) return Refused(errno);
+    WatchEvent();
+    return absl::OkStatus();
+  }
+
+  void Start(IoRequest* request) override {
+    io_uring_sqe* entry = NextEntry();
+    switch (request->kind) {
+      case IoRequest::Kind::kRead:
+        io_uring_prep_read(entry, descriptor_, request->data, request->bytes,
+                           request->offset);
+        break;
+      case IoRequest::Kind::kWrite:
+        io_uring_prep_write(entry, descriptor_, request->data, request->bytes,
+                            request->offset);
+        break;
+      case IoRequest::Kind::kSync:
+        io_uring_prep_fsync(entry, descriptor_, IORING_FSYNC_DATASYNC);
+        break;
+    }
+    io_uring_sqe_set_data(entry, request);
+    Submit();
+  }
+
+  void Wait(std::vector<IoRequest*>& over) override {
+    over.clear();
+    bool woken = false;
+    while (over.empty() && !woken) {
+      io_uring_cqe* entry = nullptr;
+      const int error = -io_uring_wait_cqe(&ring_, &entry);
+      if (error == EINTR || error == EAGAIN) continue;
+      FSDP_CHECK(error == 0);
+      do {
+        woken |= TakeCompletion(entry, over);
+      } while (io_uring_peek_cqe(&ring_, &entry) == 0);
+    }
+  }
+
+  void Wake() override {
+    const uint64_t one = 1;
+    while (write(event_, &one, sizeof(one)) < 0) {
+      FSDP_CHECK(errno == EINTR);
+    }
+  }
+
+  int depth() const override { return depth_; }
+  std::string Describe() const override {
+    return absl::StrCat("io_uring, ", depth_, " in flight");
+  }
+
+ private:
+  absl::Status CheckOperations() {
+    io_uring_probe* const probe = io_uring_get_probe_ring(&ring_);
+    if (probe == nullptr) return Refused(ENOSYS);
+    const bool complete = io_uring_opcode_supported(probe, IORING_OP_READ) &&
+                          io_uring_opcode_supported(probe, IORING_OP_WRITE) &&
+                          io_uring_opcode_supported(probe, IORING_OP_FSYNC);
+    io_uring_free_probe(probe);
+    return complete ? absl::OkStatus() : Refused(EOPNOTSUPP);
+  }
+
+  io_uring_sqe* NextEntry() {
+    io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
+    FSDP_CHECK(entry != nullptr);  // more than depth() in flight
+    return entry;
+  }
+
+  void Submit() {
+    int result = 0;
+    do {
+      result = io_uring_submit(&ring_);
+    } while (result == -EINTR || result == -EAGAIN || result == -EBUSY);
+    FSDP_CHECK(result >= 0);
+  }
+
+  void WatchEvent() {
+    io_uring_sqe* const entry = NextEntry();
+    io_uring_prep_read(entry, event_, &events_, sizeof(events_), 0);
+    io_uring_sqe_set_data(entry, nullptr);
+    Submit();
+  }
+
+  // True if it is Wake()'s.
+  bool TakeCompletion(io_uring_cqe* entry, std::vector<IoRequest*>& over) {
+    auto* const request = static_cast<IoRequest*>(io_uring_cqe_get_data(entry));
+    const int result = entry->res;
+    io_uring_cqe_seen(&ring_, entry);
+    if (request == nullptr) {
+      WatchEvent();
+      return true;
+    }
+    if (result == -EINTR || result == -EAGAIN) {
+      Start(request);
+      return false;
+    }
+    request->result = result;
+    over.push_back(request);
+    return false;
+  }
+
+  const int descriptor_;
+  const int depth_;
+  io_uring ring_ = {};
+  bool has_ring_ = false;
+  int event_ = -1;
+  uint64_t events_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(int descriptor,
+                                                        int depth) {
+  auto queue = absl::make_unique<UringQueue>(descriptor, depth);
+  FSDP_RETURN_IF_ERROR(queue->Init());
+  return queue;
 }
 
 }  // namespace fsdp::offload

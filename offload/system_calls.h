@@ -38,6 +38,22 @@ class SystemCalls {
   static SystemCalls& Real();
 };
 
+// Reads and writes by threads that block in pread(2) and pwrite(2).
+
+// Of the file behind `descriptor`, which has to outlive the queue; one thread
+// for each request in flight, or as many as can be started.
+// ResourceExhausted: none can.
+absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(int descriptor,
+                                                         int depth);
+
+// Reads and writes by io_uring(7).
+
+// Of the file behind `descriptor`, which has to outlive the queue. Unavailable
+// where the kernel refuses: it is older than 5.6, or a container or an
+// administrator forbids io_uring.
+absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(int descriptor,
+                                                        int depth);
+
 }  // namespace fsdp::offload
 
 #endif  // OFFLOAD_SYSTEM_CALLS_H_

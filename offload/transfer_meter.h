@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/time/time.h"
+#include "offload/extents.h"
 #include "offload/param_store.h"
 
 namespace fsdp::offload {
@@ -33,6 +34,19 @@ class TransferMeter {
   absl::Time since_;
   TransferStats stats_;
 };
+
+// What every store that gives out extents tells of itself.
+
+inline StoreStats StatsOf(const TransferMeter& reads,
+                          const TransferMeter& writes, const Extents& extents) {
+  StoreStats stats;
+  stats.reads = reads.stats();
+  stats.writes = writes.stats();
+  stats.capacity_bytes = extents.capacity();
+  stats.used_bytes = extents.used();
+  stats.peak_used_bytes = extents.peak_used();
+  return stats;
+}
 
 }  // namespace fsdp::offload
 

@@ -22,7 +22,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
-#include "checkpoint/run/together.h"
+#include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/run/training_json.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
@@ -31,7 +31,6 @@
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/named_shard.h"
 #include "fsdp/state/model_values.h"
-#include "fsdp/state/optimizer_slots.h"
 #include "fsdp/state/optimizer_values.h"
 
 namespace fsdp::replicas {

@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/regular_file.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "replicas/membership/history.h"

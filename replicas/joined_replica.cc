@@ -22,8 +22,8 @@
 #include "replicas/column.h"
 #include "replicas/gradient_means.h"
 #include "replicas/handover.h"
+#include "replicas/history_file.h"
 #include "replicas/membership/roster.h"
-#include "replicas/step_log.h"
 
 namespace fsdp::replicas {
 namespace {

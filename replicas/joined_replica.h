@@ -14,8 +14,8 @@
 #include "checkpoint/run/run.h"
 #include "replicas/column.h"
 #include "replicas/gradient_means.h"
+#include "replicas/history_file.h"
 #include "replicas/membership/roster.h"
-#include "replicas/step_log.h"
 
 namespace fsdp::replicas {
 

@@ -24,7 +24,7 @@
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 #include "replicas/membership/roster.h"
-#include "replicas/replica_threads.h"
+#include "replicas/testing/replica_threads.h"
 
 namespace fsdp::replicas::testing {
 namespace {

@@ -1,5 +1,3 @@
-#include "replicas/replay_log.h"
-
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -7,6 +5,7 @@
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "replicas/live_log.h"
 #include "replicas/membership/history.h"
 #include "replicas/membership/roster.h"
 

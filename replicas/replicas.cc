@@ -26,8 +26,6 @@
 #include "replicas/live_log.h"
 #include "replicas/membership/history.h"
 #include "replicas/membership/roster.h"
-#include "replicas/replay_log.h"
-#include "replicas/step_log.h"
 #include "replicas/store_registers.h"
 
 namespace fsdp {

@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/group/wait_limits.h"
+#include "comm/group/operation_watchdog.h"
 #include "comm/meeting/job_store.h"
 
 namespace fsdp::replicas {

@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/torch_status.h"
-#include "comm/group/wait_limits.h"
+#include "comm/group/operation_watchdog.h"
 #include "comm/meeting/job_store.h"
 #include "replicas/membership/registers.h"
 

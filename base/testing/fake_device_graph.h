@@ -1,4 +1,4 @@
-// Captures of the fake device (base/device_graph.h).
+// Captures of the fake device (base/device_streams.h).
 #ifndef BASE_TESTING_FAKE_DEVICE_GRAPH_H_
 #define BASE_TESTING_FAKE_DEVICE_GRAPH_H_
 
@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/device_graph.h"
+#include "base/device_streams.h"
 
 namespace fsdp::testing {
 

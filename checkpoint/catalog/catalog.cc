@@ -9,8 +9,8 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_names.h"
-#include "checkpoint/tensor/dtype.h"
+#include "checkpoint/files/new_path.h"
+#include "checkpoint/tensor/tensor_info.h"
 
 namespace fsdp::checkpoint {
 namespace {

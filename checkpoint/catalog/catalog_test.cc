@@ -12,7 +12,6 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/tensor/boxes.h"
-#include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -15,7 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "checkpoint/catalog/sharding_info.h"
+#include "checkpoint/catalog/shard_files.h"
 #include "checkpoint/tensor/tensor_info.h"
 
 namespace fsdp::checkpoint {

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "checkpoint/catalog/catalog.h"
-#include "checkpoint/huggingface/file_index.h"
+#include "checkpoint/huggingface/file_plan.h"
 #include "checkpoint/safetensors/safetensors_header.h"
 
 namespace fsdp::checkpoint {

@@ -9,8 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/checkpoint_names.h"
-#include "checkpoint/commit/may_be_saved.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -135,6 +133,11 @@ absl::Status CommitByManifest(FileSystem& files, const std::string& root,
       named.code(),
       absl::StrCat("step ", manifest.step, " is saved, but ", kLatestName,
                    " could not be written: ", named.message()));
+}
+
+absl::Status MayBeSaved(const absl::Status& why, int64_t step) {
+  return absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step,
+                                               " may be saved all the same"));
 }
 
 }  // namespace fsdp::checkpoint

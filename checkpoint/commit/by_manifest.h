@@ -3,6 +3,7 @@
 #ifndef CHECKPOINT_COMMIT_BY_MANIFEST_H_
 #define CHECKPOINT_COMMIT_BY_MANIFEST_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -27,6 +28,11 @@ absl::Status RemoveByManifest(FileSystem& files, const std::string& path);
 // are given up. After an error it is not one, unless the text says so.
 absl::Status CommitByManifest(FileSystem& files, const std::string& root,
                               const Manifest& manifest);
+
+// What is said of a step whose commit has neither succeeded nor been undone.
+
+// `why`, an error, with "; step N may be saved all the same" at its end.
+absl::Status MayBeSaved(const absl::Status& why, int64_t step);
 
 }  // namespace fsdp::checkpoint
 

@@ -15,8 +15,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/commit/by_manifest.h"
-#include "checkpoint/commit/may_be_saved.h"
-#include "checkpoint/commit/verify.h"
+#include "checkpoint/commit/manifest.h"
 
 namespace fsdp::checkpoint {
 namespace {

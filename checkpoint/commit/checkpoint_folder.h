@@ -12,7 +12,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/checkpoint_names.h"
 #include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_system.h"

@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/checkpoint_names.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"

@@ -3,8 +3,10 @@
 #define CHECKPOINT_COMMIT_MANIFEST_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -50,6 +52,38 @@ absl::StatusOr<Manifest> ParseManifest(absl::string_view text,
 // Of a checkpoint's folder. NotFound: it was never committed.
 absl::StatusOr<Manifest> ReadManifest(FileSystem& files,
                                       const std::string& folder);
+
+// Is a checkpoint's folder what its manifest says?
+
+struct Problem {
+  enum class Kind {
+    kMissing,
+    kExtra,    // the manifest does not have it
+    kShorter,  // cut off
+    kLonger,
+    kDamaged,     // other bytes
+    kUnreadable,  // the disk says so, or it is no file
+  };
+
+  Kind kind = Kind::kMissing;
+  std::string file;  // relative to the folder
+  std::string text;  // "model.safetensors: MiB [5, 7) are damaged"
+};
+
+// All problems that can be seen without reading the files.
+absl::StatusOr<std::vector<Problem>> CompareSizes(FileSystem& files,
+                                                  const std::string& folder,
+                                                  const Manifest& manifest);
+
+// All problems; reads every byte, in O(buffer) memory. `progress`, which may be
+// null, is told now and then how many bytes of how many are done.
+absl::StatusOr<std::vector<Problem>> VerifyFiles(
+    FileSystem& files, const std::string& folder, const Manifest& manifest,
+    const std::function<void(int64_t done, int64_t total)>& progress);
+
+// OK for none; otherwise DataLoss with all of them, and what to do.
+absl::Status ProblemsStatus(absl::string_view folder,
+                            const std::vector<Problem>& problems);
 
 }  // namespace fsdp::checkpoint
 

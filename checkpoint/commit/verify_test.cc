@@ -1,5 +1,3 @@
-#include "checkpoint/commit/verify.h"
-
 #include <cstdint>
 #include <string>
 #include <vector>

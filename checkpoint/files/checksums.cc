@@ -6,8 +6,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/crc32c_combine.h"
 #include "offload/checksum.h"
+#include "util/crc32c.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -132,6 +132,10 @@ absl::StatusOr<std::vector<FileSums>> CombinePieces(
     sums[i].crc32c = CombineBlocks(sums[i].bytes, sums[i].blocks);
   }
   return sums;
+}
+
+uint32_t Crc32cCombine(uint32_t first, uint32_t second, int64_t second_bytes) {
+  return ROCKSDB_NAMESPACE::crc32c::Crc32cCombine(first, second, second_bytes);
 }
 
 }  // namespace fsdp::checkpoint

@@ -65,6 +65,12 @@ struct NamedSize {
 absl::StatusOr<std::vector<FileSums>> CombinePieces(
     std::vector<Piece> pieces, absl::Span<const NamedSize> files);
 
+// The CRC32C of bytes from those of their parts.
+
+// Of what `first` is the checksum of, followed by the `second_bytes` bytes >= 0
+// that `second` is the checksum of. O(log second_bytes).
+uint32_t Crc32cCombine(uint32_t first, uint32_t second, int64_t second_bytes);
+
 }  // namespace fsdp::checkpoint
 
 #endif  // CHECKPOINT_FILES_CHECKSUMS_H_

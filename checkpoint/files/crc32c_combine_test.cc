@@ -1,11 +1,10 @@
-#include "checkpoint/files/crc32c_combine.h"
-
 #include <cstdint>
 #include <limits>
 #include <random>
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "checkpoint/files/checksums.h"
 #include "gtest/gtest.h"
 #include "offload/checksum.h"
 

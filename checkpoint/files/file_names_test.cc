@@ -1,10 +1,9 @@
-#include "checkpoint/files/file_names.h"
-
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/new_path.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -2,13 +2,18 @@
 #ifndef CHECKPOINT_FILES_IO_THREADS_H_
 #define CHECKPOINT_FILES_IO_THREADS_H_
 
+#include <atomic>
+#include <cstdint>
 #include <deque>
+#include <functional>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
 namespace fsdp::checkpoint {
 
@@ -33,6 +38,32 @@ class IoThreads {
   std::deque<absl::AnyInvocable<void()>> jobs_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
+};
+
+// A limit on bytes per second.
+
+struct PaceOptions {
+  int64_t bytes_per_second = 0;  // 0: no limit
+  // Null: never. Read from the thread that writes; once true, it is Cancelled.
+  const std::atomic<bool>* cancelled = nullptr;
+  // Tests have a time of their own. Null: that of the machine.
+  std::function<absl::Time()> now;
+  std::function<void(absl::Duration)> sleep;
+};
+
+// Thread-compatible.
+class Pace {
+ public:
+  explicit Pace(PaceOptions options);
+
+  // Cancelled, or OK.
+  absl::Status CheckCancelled() const;
+  // Blocks until what was taken before is paid for. Cancelled.
+  absl::Status Take(int64_t bytes);
+
+ private:
+  const PaceOptions options_;
+  absl::Time free_at_ = absl::InfinitePast();
 };
 
 }  // namespace fsdp::checkpoint

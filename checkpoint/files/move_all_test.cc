@@ -1,5 +1,3 @@
-#include "checkpoint/files/move_all.h"
-
 #include <sys/types.h>
 
 #include <cerrno>
@@ -7,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/files/new_path.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

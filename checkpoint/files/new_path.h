@@ -2,6 +2,10 @@
 #ifndef CHECKPOINT_FILES_NEW_PATH_H_
 #define CHECKPOINT_FILES_NEW_PATH_H_
 
+#include <sys/types.h>
+
+#include <cerrno>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -73,6 +77,59 @@ class NewPath {
   const Kind kind_;
   std::unique_ptr<FileLock> lock_;  // null: no claim
 };
+
+// Moving bytes by calls that may move fewer.
+
+// Moves all `bytes` by `move(done)`, which is pread(2) or pwrite(2) of the
+// rest; returns how many it has moved and leaves an errno if those are not all:
+// 0 where a call has moved nothing.
+template <typename Move>
+int64_t MoveAll(int64_t bytes, Move move) {
+  int64_t done = 0;
+  while (done < bytes) {
+    const ssize_t count = move(done);
+    if (count > 0) {
+      done += count;
+    } else if (count == 0) {
+      errno = 0;
+      break;
+    } else if (errno != EINTR) {
+      break;
+    }
+  }
+  return done;
+}
+
+// Names that are paths: their parts, and which names may become paths. Those
+// that come out of a file, or from a user, cannot be trusted. Who asks for more
+// than this asks for this first.
+
+// InvalidArgument for anything but the name of a file right in a folder: empty,
+// "." or "..", with '/', '\' or NUL, longer than 255 bytes.
+absl::Status CheckPlainFileName(absl::string_view name);
+
+// The same for each part of a path, which leads to no place outside of the
+// folder that it is relative to.
+absl::Status CheckRelativePath(absl::string_view path);
+
+// "optimizer/" and "exp_avg" of "optimizer/exp_avg": two parts of `path` that
+// are all of it. The first is empty for a name right in its folder.
+absl::string_view FolderPart(absl::string_view path);
+absl::string_view LastPart(absl::string_view path);
+
+// What is said when the operating system refuses something about a file.
+
+// "`what` `path`: " (write, open, ...), the text of `error`, an errno, and what
+// to do. NotFound, PermissionDenied (also for what is mounted read-only),
+// ResourceExhausted (no space, a quota, a limit), AlreadyExists,
+// FailedPrecondition (a folder that is not empty, a file in place of a folder),
+// InvalidArgument, and Unavailable for all else.
+absl::Status FileError(int error, absl::string_view what,
+                       absl::string_view path);
+
+// DataLoss: `path` ends after `found` of the `wanted` bytes from `offset` on.
+absl::Status EndsEarly(absl::string_view path, int64_t offset, int64_t wanted,
+                       int64_t found);
 
 }  // namespace fsdp::checkpoint
 

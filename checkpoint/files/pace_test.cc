@@ -1,11 +1,10 @@
-#include "checkpoint/files/pace.h"
-
 #include <atomic>
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/io_threads.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/direct_parts.h"
+#include "checkpoint/files/range_writer.h"
 #include "offload/checksum.h"
 
 namespace fsdp::checkpoint {

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/direct_parts.h"
 
 namespace fsdp::checkpoint {
 namespace {

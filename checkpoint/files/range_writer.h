@@ -2,6 +2,7 @@
 #ifndef CHECKPOINT_FILES_RANGE_WRITER_H_
 #define CHECKPOINT_FILES_RANGE_WRITER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,10 +16,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "base/status_macros.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/io_threads.h"
-#include "checkpoint/files/pace.h"
 #include "offload/page_memory.h"
 
 namespace fsdp::checkpoint {
@@ -128,6 +129,22 @@ class RangeWriter {
   absl::Status write_status_ ABSL_GUARDED_BY(mutex_);  // the first error
   IoThreads threads_;  // the last member: ends first
 };
+
+// The part of a range of a file that can go past the page cache.
+
+// Calls `move` with up to three parts of [begin, end), in order: what comes
+// before the first multiple of `unit`, whole units, and the rest; one part when
+// `unit` is 0.
+inline absl::Status ForDirectParts(
+    int64_t begin, int64_t end, int64_t unit,
+    absl::FunctionRef<absl::Status(int64_t begin, int64_t end)> move) {
+  if (unit == 0) return begin < end ? move(begin, end) : absl::OkStatus();
+  const int64_t first = std::min((begin + unit - 1) / unit * unit, end);
+  const int64_t last = std::max(end / unit * unit, first);
+  if (begin < first) FSDP_RETURN_IF_ERROR(move(begin, first));
+  if (first < last) FSDP_RETURN_IF_ERROR(move(first, last));
+  return last < end ? move(last, end) : absl::OkStatus();
+}
 
 }  // namespace fsdp::checkpoint
 

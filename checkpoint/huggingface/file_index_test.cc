@@ -1,5 +1,3 @@
-#include "checkpoint/huggingface/file_index.h"
-
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -10,6 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "base/testing/allocations.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/huggingface/file_plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

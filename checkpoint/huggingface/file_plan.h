@@ -5,10 +5,13 @@
 #define CHECKPOINT_HUGGINGFACE_FILE_PLAN_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "checkpoint/safetensors/safetensors_header.h"
 #include "checkpoint/tensor/tensor_info.h"
@@ -53,6 +56,24 @@ struct FilePlan {
 // FormatSafetensorsHeader() refuse, and a stem that is no file name.
 absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
                                    const FilePlanOptions& options = {});
+
+// The index of a Hugging Face model that has several files.
+
+struct FileIndex {
+  // As metadata.total_size says, where it does: bytes of all tensors.
+  std::optional<int64_t> total_bytes;
+  // Plain names, each once, sorted. Whether they exist is not known.
+  std::vector<std::string> files;
+  // The name of each tensor, once, and which of `files` has it; in the order of
+  // the text.
+  std::vector<std::pair<std::string, int>> weights;
+};
+
+// InvalidArgument, naming what is wrong: no JSON, no "weight_map", names given
+// twice, files that CheckPlainFileName() refuses, a total size that is none.
+// Also for more than 10,000 values in a member other than "weight_map". Memory
+// is bounded by 32 times the text and 4 MiB.
+absl::StatusOr<FileIndex> ParseFileIndex(absl::string_view json);
 
 }  // namespace fsdp::checkpoint
 

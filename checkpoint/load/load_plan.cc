@@ -16,8 +16,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/catalog.h"
-#include "checkpoint/run/torch_dtype.h"
-#include "checkpoint/tensor/dtype.h"
+#include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/tensor/tensor_info.h"
 
 namespace fsdp::checkpoint {

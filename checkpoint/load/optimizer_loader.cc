@@ -18,9 +18,8 @@
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/load/model_targets.h"
 #include "checkpoint/load/tensor_loader.h"
-#include "checkpoint/run/torch_dtype.h"
+#include "checkpoint/run/tensor_parts.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/state/model_values.h"
 

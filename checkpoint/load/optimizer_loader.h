@@ -20,10 +20,8 @@
 #include "absl/types/span.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/load/load_plan.h"
-#include "checkpoint/load/load_target.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"
-#include "fsdp/state/optimizer_slots.h"
 #include "fsdp/state/optimizer_values.h"
 
 namespace fsdp::checkpoint {

@@ -2,14 +2,29 @@
 #ifndef CHECKPOINT_LOAD_RUN_LOADER_H_
 #define CHECKPOINT_LOAD_RUN_LOADER_H_
 
+#include <torch/optim/optimizer.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "checkpoint/catalog/catalog.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/files/range_reader.h"
+#include "checkpoint/load/load_plan.h"
+#include "checkpoint/load/optimizer_loader.h"
+#include "checkpoint/load/source_folder.h"
 #include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/run.h"
+#include "checkpoint/run/run_values.h"
+#include "checkpoint/run/training_json.h"
+#include "fsdp/optim/weight_average.h"
 
 namespace fsdp::checkpoint {
 
@@ -32,6 +47,60 @@ struct LoadContext {
 // changed before the first one. Errors as those of Checkpointer::Load().
 absl::Status LoadRun(const LoadContext& context, int64_t step,
                      TrainingRun& run);
+
+// The model and the optimizer of a run, filled from files of any format.
+
+// Each call once, in their order.
+class RunTensors {
+ public:
+  // Both outlive it. `optimizer`: null without one.
+  RunTensors(RunValues& values, torch::optim::Optimizer* optimizer)
+      : values_(values), of_run_(optimizer) {}
+
+  // Change nothing. InvalidArgument lists what does not fit. Without an
+  // optimizer there is nothing to plan for it, nor to fill.
+  // `saves`: what else the files lack stays; may be null.
+  absl::Status PlanModel(
+      Catalog catalog, bool strict,
+      const std::function<bool(const std::string& name)>& saves = nullptr);
+  // `average` outlives it.
+  absl::Status PlanAverage(Catalog catalog, WeightAverage& average,
+                           bool strict);
+  absl::Status PlanOptimizer(OptimizerLoader::ReadSlot read_slot,
+                             TrainingRecord& record, bool strict);
+
+  // Opens the files of the catalogs, which are in `folder`. `progress` may be
+  // null. Changes nothing. The errors are those of CompareCopies().
+  absl::Status Open(const SourceFolder& folder,
+                    const RangeReaderOptions& options, LoadProgress progress);
+  // After an error they are filled in part.
+  absl::Status FillModel();
+  absl::Status FillAverage();
+  absl::Status FillOptimizer();
+
+ private:
+  // From the files of one of the catalogs.
+  absl::Status Read(size_t catalog, const LoadPlan& plan,
+                    absl::Span<const LoadTarget> targets);
+
+  RunValues& values_;
+  torch::optim::Optimizer* const of_run_;
+  Catalog model_;
+  std::vector<LoadTarget> targets_;  // of the model
+  LoadPlan plan_;                    // of the model
+  WeightAverage* of_average_ = nullptr;
+  Catalog average_;
+  std::vector<LoadTarget> average_targets_;
+  std::vector<int> average_leaves_;  // of the targets
+  LoadPlan average_plan_;
+  std::optional<OptimizerLoader> optimizer_;
+  std::unique_ptr<RangeReader> reader_;
+  std::vector<int64_t> first_files_;  // of each catalog, in reader_
+  LoadProgress progress_;
+  // Bytes of the plans, for progress_.
+  int64_t done_ = 0;
+  int64_t all_ = 0;
+};
 
 }  // namespace fsdp::checkpoint
 

@@ -17,10 +17,10 @@
 #include "base/status_macros.h"
 #include "checkpoint/catalog/safetensors_catalog.h"
 #include "checkpoint/catalog/shard_files.h"
-#include "checkpoint/files/file_names.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_reader.h"
-#include "checkpoint/huggingface/file_index.h"
+#include "checkpoint/huggingface/file_plan.h"
 #include "checkpoint/safetensors/safetensors_header.h"
 
 namespace fsdp::checkpoint {

@@ -16,7 +16,6 @@
 #include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/safetensors/safetensors_header.h"
-#include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

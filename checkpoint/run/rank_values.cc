@@ -22,7 +22,7 @@
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/run/torch_dtype.h"
+#include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/safetensors/safetensors_header.h"
 #include "checkpoint/tensor/tensor_info.h"
 

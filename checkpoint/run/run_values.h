@@ -22,7 +22,6 @@
 #include "fsdp/model/named_shard.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
-#include "fsdp/state/optimizer_slots.h"
 #include "fsdp/state/optimizer_values.h"
 #include "fsdp/state/whole_access.h"
 

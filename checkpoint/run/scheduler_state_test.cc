@@ -1,5 +1,3 @@
-#include "checkpoint/run/scheduler_state.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
@@ -8,6 +6,7 @@
 
 #include <vector>
 
+#include "checkpoint/run/optimizer_options.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {

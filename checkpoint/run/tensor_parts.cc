@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -17,11 +18,32 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "checkpoint/run/torch_dtype.h"
+#include "base/torch_status.h"
+#include "comm/agreement.h"
 #include "fsdp/state/model_values.h"
 
 namespace fsdp::checkpoint {
+
+absl::Status Caught(absl::string_view what,
+                    absl::FunctionRef<absl::Status()> act) {
+  return TorchToStatus(what, act);
+}
+
+absl::Time Together::Deadline() const { return absl::Now() + timeout_; }
+
+absl::Status Together::Agree(const absl::Status& mine) const {
+  if (ranks_ == nullptr) return mine;
+  return comm::Agree(*ranks_, mine, what_, Deadline());
+}
+
+absl::Status Together::CheckSame(const std::string& text,
+                                 absl::string_view of) const {
+  if (ranks_ == nullptr) return absl::OkStatus();
+  return comm::CheckSame(*ranks_, text, of, Deadline());
+}
+
 namespace {
 
 absl::StatusOr<TensorInfo> InfoOf(const std::string& name,
@@ -259,6 +281,51 @@ absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
     groups.push_back(std::move(group));
   }
   return groups;
+}
+
+namespace {
+
+struct Pair {
+  c10::ScalarType torch;
+  Dtype file;
+};
+
+constexpr std::array<Pair, 19> kPairs = {{
+    {c10::ScalarType::Bool, Dtype::kBool},
+    {c10::ScalarType::Byte, Dtype::kU8},
+    {c10::ScalarType::Char, Dtype::kI8},
+    {c10::ScalarType::Float8_e5m2, Dtype::kF8E5M2},
+    {c10::ScalarType::Float8_e4m3fn, Dtype::kF8E4M3},
+    {c10::ScalarType::Float8_e8m0fnu, Dtype::kF8E8M0},
+    {c10::ScalarType::Float8_e4m3fnuz, Dtype::kF8E4M3Fnuz},
+    {c10::ScalarType::Float8_e5m2fnuz, Dtype::kF8E5M2Fnuz},
+    {c10::ScalarType::Short, Dtype::kI16},
+    {c10::ScalarType::UInt16, Dtype::kU16},
+    {c10::ScalarType::Half, Dtype::kF16},
+    {c10::ScalarType::BFloat16, Dtype::kBF16},
+    {c10::ScalarType::Int, Dtype::kI32},
+    {c10::ScalarType::UInt32, Dtype::kU32},
+    {c10::ScalarType::Float, Dtype::kF32},
+    {c10::ScalarType::ComplexFloat, Dtype::kC64},
+    {c10::ScalarType::Double, Dtype::kF64},
+    {c10::ScalarType::Long, Dtype::kI64},
+    {c10::ScalarType::UInt64, Dtype::kU64},
+}};
+
+}  // namespace
+
+std::optional<Dtype> FileDtype(c10::ScalarType dtype) {
+  for (const Pair& pair : kPairs) {
+    if (pair.torch == dtype) return pair.file;
+  }
+  return std::nullopt;
+}
+
+std::optional<c10::ScalarType> TorchDtype(Dtype dtype) {
+  for (const Pair& pair : kPairs) {
+    if (pair.file == dtype) return pair.torch;
+  }
+  return std::nullopt;
 }
 
 }  // namespace fsdp::checkpoint

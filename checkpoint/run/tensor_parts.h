@@ -11,13 +11,49 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "checkpoint/run/run_values.h"
-#include "checkpoint/run/together.h"
 #include "checkpoint/tensor/tensor_info.h"
+#include "comm/communicator.h"
+
+// Ranks that save or load together, or a process that does alone.
 
 namespace fsdp::checkpoint {
+
+// What `act` returns, or, as a Status, what it throws: ranks that agree on it
+// must not lose one. `what` it does, for errors.
+absl::Status Caught(absl::string_view what,
+                    absl::FunctionRef<absl::Status()> act);
+
+class Together {
+ public:
+  // `ranks` outlives it; null: alone. `what` they do, for errors: "exporting a
+  // model". `timeout`: of each call.
+  Together(comm::Communicator* ranks, absl::string_view what,
+           absl::Duration timeout)
+      : ranks_(ranks), what_(what), timeout_(timeout) {}
+
+  // Null: alone.
+  comm::Communicator* ranks() const { return ranks_; }
+  int rank() const { return ranks_ == nullptr ? 0 : ranks_->rank(); }
+  absl::Time Deadline() const;
+
+  // Collective: OK where it is OK on all ranks; otherwise one rank's error, on
+  // all, "rank 2: " in front. Alone: `mine`.
+  absl::Status Agree(const absl::Status& mine) const;
+  // Collective: InvalidArgument on all ranks, naming the first line that
+  // differs, where they do not pass the same. `of`: what it says.
+  absl::Status CheckSame(const std::string& text, absl::string_view of) const;
+
+ private:
+  comm::Communicator* const ranks_;
+  const std::string what_;
+  const absl::Duration timeout_;
+};
 
 // The files of TrainingRun::average.
 inline constexpr char kAverageStem[] = "average";
@@ -66,6 +102,13 @@ absl::Status CheckSameParts(const Together& together, const RunValues& values,
 // of one name in the files.
 absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
     const RunValues& values, int rank, const PartOptions& options);
+
+// Dtypes of LibTorch as files name them.
+
+// Nothing where the other side has none: quantized and packed dtypes of
+// LibTorch, sub-byte ones of files.
+std::optional<Dtype> FileDtype(c10::ScalarType dtype);
+std::optional<c10::ScalarType> TorchDtype(Dtype dtype);
 
 }  // namespace fsdp::checkpoint
 

@@ -1,8 +1,7 @@
-#include "checkpoint/run/torch_dtype.h"
-
 #include <c10/core/ScalarType.h>
 
-#include "checkpoint/tensor/dtype.h"
+#include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/tensor/tensor_info.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {

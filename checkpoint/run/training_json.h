@@ -11,8 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/run/optimizer_options.h"
 #include "checkpoint/run/run.h"
-#include "checkpoint/run/scheduler_state.h"
 #include "fsdp/optim/grad_scaler.h"
 #include "fsdp/state/optimizer_values.h"
 

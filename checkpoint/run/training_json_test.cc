@@ -15,8 +15,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_replace.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/run/optimizer_options.h"
 #include "checkpoint/run/run.h"
-#include "checkpoint/run/scheduler_state.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -16,7 +16,7 @@
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
-#include "checkpoint/tensor/dtype.h"
+#include "checkpoint/tensor/tensor_info.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

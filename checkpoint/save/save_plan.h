@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "checkpoint/files/range_writer.h"
 #include "checkpoint/run/tensor_parts.h"
 
 namespace fsdp::checkpoint {
@@ -68,6 +69,21 @@ absl::StatusOr<SavePlan> PlanSave(
 absl::StatusOr<SavePlan> PlanSavePerRank(
     absl::Span<const TensorGroup> groups,
     const std::map<std::string, std::string>& texts, int rank);
+
+// Files of a plan, straight from where their bytes are.
+
+// The first files of the writer are the plan's `files`, and `own` the next.
+
+// Makes all of `files` as large as they will be, and writes what they begin
+// with: what rank 0 does.
+absl::Status WriteHeads(const SavePlan& plan, RangeWriter& writer);
+
+// Writes what this rank's own files begin with.
+absl::Status WriteOwnHeads(const SavePlan& plan, RangeWriter& writer);
+
+// Writes all of `plan.ranges` while they are read; values that rest elsewhere
+// are in memory one unit at a time.
+absl::Status WriteLive(const SavePlan& plan, RangeWriter& writer);
 
 }  // namespace fsdp::checkpoint
 

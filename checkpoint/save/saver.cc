@@ -18,11 +18,9 @@
 #include "base/status_error.h"
 #include "base/torch_status.h"
 #include "checkpoint/files/range_writer.h"
-#include "checkpoint/save/plan_writer.h"
 #include "checkpoint/save/save_job.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/save/staged_feed.h"
-#include "checkpoint/save/staging_ring.h"
 #include "offload/page_memory.h"
 
 namespace fsdp::checkpoint {

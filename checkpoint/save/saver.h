@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "checkpoint/save/save_job.h"
-#include "checkpoint/save/staging_ring.h"
+#include "checkpoint/save/staged_feed.h"
 
 namespace fsdp::checkpoint {
 

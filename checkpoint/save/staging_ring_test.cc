@@ -1,5 +1,3 @@
-#include "checkpoint/save/staging_ring.h"
-
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -14,6 +12,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/save/staged_feed.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -3,13 +3,54 @@
 #define CHECKPOINT_TENSOR_TENSOR_INFO_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/tensor/dtype.h"
+#include "absl/strings/string_view.h"
+
+// Element types of tensors in files, without LibTorch.
 
 namespace fsdp::checkpoint {
+
+// All that safetensors 0.8 has, in the order of its reference writer: by rising
+// alignment. Sub-byte types take less than a byte each and lie packed.
+enum class Dtype : uint8_t {
+  kBool,
+  kF4,
+  kF6E2M3,
+  kF6E3M2,
+  kU8,
+  kI8,
+  kF8E5M2,
+  kF8E4M3,
+  kF8E8M0,
+  kF8E4M3Fnuz,
+  kF8E5M2Fnuz,
+  kI16,
+  kU16,
+  kF16,
+  kBF16,
+  kI32,
+  kU32,
+  kF32,
+  kC64,
+  kF64,
+  kI64,
+  kU64,
+};
+inline constexpr int kNumDtypes = static_cast<int>(Dtype::kU64) + 1;
+
+// "BF16", as safetensors spells it.
+absl::string_view NameOf(Dtype dtype);
+// Nothing for a name that safetensors does not have.
+std::optional<Dtype> DtypeNamed(absl::string_view name);
+
+// Of one element: 4 to 64.
+int BitsOf(Dtype dtype);
+// Of one element; 0 for those that do not fill bytes.
+int64_t ItemBytes(Dtype dtype);
 
 // Its elements lie row-major, without gaps.
 struct TensorInfo {

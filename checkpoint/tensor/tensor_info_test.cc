@@ -9,7 +9,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "checkpoint/tensor/dtype.h"
 
 namespace fsdp::checkpoint {
 namespace {

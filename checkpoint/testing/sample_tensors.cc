@@ -17,13 +17,12 @@
 #include "base/status_macros.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/catalog/shard_files.h"
-#include "checkpoint/files/file_names.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/real_file_system.h"
 #include "checkpoint/huggingface/file_plan.h"
 #include "checkpoint/load/source_folder.h"
-#include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
 
 namespace fsdp::checkpoint::testing {

@@ -15,7 +15,6 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/manifest.h"
-#include "checkpoint/commit/verify.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/object_store_mount.h"
 #include "checkpoint/files/testing/simulated_file_system.h"

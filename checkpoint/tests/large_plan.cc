@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "checkpoint/run/tensor_parts.h"
-#include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "flat_param/layout.h"
 

@@ -22,7 +22,6 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/manifest.h"
-#include "checkpoint/commit/verify.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"

@@ -10,7 +10,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
-#include "comm/device_backend.h"
 #include "comm/startup/environment.h"
 
 namespace fsdp::comm {
@@ -33,9 +32,10 @@ struct ConnectOptions {
   // Of tensors on the CPU.
   Backend backend = Backend::kAuto;
 
-  // Of tensors on a device, such as NcclBackend() of comm/nccl/nccl_backend.h
-  // or StagedBackend() of comm/staged/staged_backend.h: the group is then a
-  // pair (comm/wrappers/paired_communicator.h). Empty: CPU only.
+  // Of tensors on a device, such as NcclBackend() of
+  // comm/nccl/nccl_communicator.h or StagedBackend() of
+  // comm/staged/staged_backend.h: the group is then a pair
+  // (comm/wrappers/paired_communicator.h). Empty: CPU only.
   ConnectDevice device;
 
   // Until when all ranks have to have come and connected.

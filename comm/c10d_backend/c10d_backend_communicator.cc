@@ -20,7 +20,6 @@
 #include "comm/c10d_backend/c10d_backend_group.h"
 #include "comm/call.h"
 #include "comm/group/stream_work.h"
-#include "comm/rank_names.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
 

@@ -14,8 +14,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "comm/call.h"
 #include "comm/communicator.h"
-#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 

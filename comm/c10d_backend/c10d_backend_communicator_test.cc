@@ -25,7 +25,7 @@
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
-#include "comm/gloo/sigpipe_block.h"
+#include "comm/gloo/message_transport.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/work.h"
 #include "gmock/gmock.h"

@@ -16,9 +16,9 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/c10d_backend/c10d_backend_communicator.h"
+#include "comm/call.h"
 #include "comm/group/c10d_status.h"
-#include "comm/group/store_exchange.h"
-#include "comm/rank_names.h"
+#include "comm/group/connect_together.h"
 #include "comm/startup/rank_gpu.h"
 
 namespace fsdp::comm {

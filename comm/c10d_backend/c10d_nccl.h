@@ -14,7 +14,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
-#include "comm/device_backend.h"
 
 namespace c10d {
 class Store;

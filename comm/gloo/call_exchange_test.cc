@@ -1,5 +1,3 @@
-#include "comm/gloo/call_exchange.h"
-
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -13,9 +11,9 @@
 #include "absl/status/statusor.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
+#include "comm/gloo/message_group.h"
 #include "comm/gloo/message_transport.h"
-#include "comm/gloo/peer_messages.h"
-#include "comm/rank_names.h"
+#include "comm/gloo/peer_collectives.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -15,11 +15,9 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/gloo/c10d_transport.h"
+#include "comm/call.h"
 #include "comm/gloo/message_transport.h"
-#include "comm/gloo/sigpipe_block.h"
 #include "comm/group/c10d_status.h"
-#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 namespace {

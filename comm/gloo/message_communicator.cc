@@ -15,11 +15,10 @@
 #include "base/torch_status.h"
 #include "comm/call.h"
 #include "comm/gloo/message_group.h"
+#include "comm/gloo/message_transport.h"
 #include "comm/gloo/peer_collectives.h"
-#include "comm/gloo/sigpipe_block.h"
 #include "comm/group/connect_together.h"
-#include "comm/group/group_work.h"
-#include "comm/rank_names.h"
+#include "comm/group/operation_queue.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
 

@@ -12,9 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/gloo/message_transport.h"
-#include "comm/rank_names.h"
 
 namespace c10d {
 class Store;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -18,14 +19,51 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "comm/call.h"
-#include "comm/gloo/call_exchange.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/gloo/peer_collectives.h"
-#include "comm/gloo/peer_messages.h"
 #include "comm/group/failure_report.h"
 #include "comm/group/operation_queue.h"
-#include "comm/group/report_exchange.h"
-#include "comm/rank_names.h"
+
+// Makes sure that all ranks are in the same call before data flows.
+
+namespace fsdp::comm {
+
+// Before each operation the ranks send each other what they are about to do.
+// This adds no latency: the receives were posted one operation earlier, and a
+// sender has to wait for its peers anyway. Without it, calls that differ would
+// hang or, with some backends, write past a buffer. One thread at a time.
+class CallExchange {
+ public:
+  CallExchange(int rank, RankNames names, PeerMessages* messages);
+  ~CallExchange();
+  CallExchange(const CallExchange&) = delete;
+  CallExchange& operator=(const CallExchange&) = delete;
+
+  // Posts the first receives. Once.
+  absl::Status Start();
+
+  // Tells the peers of this rank's call number `sequence`.
+  absl::Status Announce(int64_t sequence, const Call& call);
+
+  // Blocks until all peers have announced their call. InvalidArgument, with all
+  // calls, when they differ; else errors of PeerMessages::Await.
+  absl::Status Agree();
+
+ private:
+  struct Announcement;
+
+  absl::Status PostReceives();
+  absl::Status Compare() const;
+
+  const int rank_;
+  const RankNames names_;
+  PeerMessages* const messages_;
+  std::vector<Announcement> announcements_;  // by rank
+  PeerMessages::Batch receives_;
+  PeerMessages::Batch sends_;
+};
+
+}  // namespace fsdp::comm
 
 namespace c10d {
 class Store;

@@ -4,10 +4,13 @@
 #define COMM_GLOO_MESSAGE_TRANSPORT_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "comm/call.h"
 
 namespace fsdp::comm {
 
@@ -43,6 +46,33 @@ class MessageTransport {
 
   // Breaks all connections: peers notice at once.
   virtual void Close() = 0;
+};
+
+// Messages over any c10d backend.
+
+// Over `backend`, which must have send() and recv() for CPU tensors and no
+// other user; `names` are those of its ranks. `close` breaks its connections;
+// empty where backend->abort() does.
+std::unique_ptr<MessageTransport> C10dTransport(
+    c10::intrusive_ptr<c10d::Backend> backend, RankNames names,
+    std::function<void()> close = nullptr);
+
+// Keeps a broken connection from ending the process.
+
+// Gloo writes to sockets whose other end may be closed, and the default answer
+// of the system is SIGPIPE, which ends the program. (Python ignores that
+// signal.) While this lives, the signal is blocked in the calling thread and in
+// those that it starts, for good; the write then fails with EPIPE, which Gloo
+// reports. Nothing changes for the rest of the process. Thread-compatible.
+class SigpipeBlock {
+ public:
+  SigpipeBlock();
+  ~SigpipeBlock();
+  SigpipeBlock(const SigpipeBlock&) = delete;
+  SigpipeBlock& operator=(const SigpipeBlock&) = delete;
+
+ private:
+  bool changed_ = false;  // the signal was neither blocked nor pending before
 };
 
 }  // namespace fsdp::comm

@@ -29,7 +29,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
 #include "comm/gloo/message_transport.h"
-#include "comm/gloo/peer_messages.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

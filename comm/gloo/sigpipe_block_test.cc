@@ -1,11 +1,10 @@
-#include "comm/gloo/sigpipe_block.h"
-
 #include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <thread>
 
+#include "comm/gloo/message_transport.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {

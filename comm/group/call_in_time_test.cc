@@ -1,5 +1,3 @@
-#include "comm/group/call_in_time.h"
-
 #include <memory>
 #include <thread>
 #include <utility>
@@ -8,6 +6,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/no_threads.h"
+#include "comm/group/connect_together.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {

@@ -1,6 +1,7 @@
 #include "comm/group/connect_together.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,16 +12,18 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/group/status_text.h"
+#include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
 namespace {
@@ -206,6 +209,73 @@ absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
     thread->detach();
   }
   return own.ok() ? session.AwaitOthers() : own;
+}
+
+bool CallInTime(std::function<void()> call, absl::Time deadline) {
+  const auto ended = std::make_shared<absl::Notification>();
+  absl::StatusOr<std::thread> thread = StartThread(
+      "for a call that may hang", [call = std::move(call), ended]() mutable {
+        call();
+        call = nullptr;
+        ended->Notify();
+      });
+  if (!thread.ok()) return false;
+  const bool is_over = ended->WaitForNotificationWithDeadline(deadline);
+  if (is_over) {
+    thread->join();
+  } else {
+    thread->detach();
+  }
+  return is_over;
+}
+
+namespace {
+
+std::string Key(absl::string_view topic, int rank) {
+  return absl::StrCat(topic, "/", rank);
+}
+
+}  // namespace
+
+bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
+               const WaitLimits& limits) {
+  const absl::Time begin = absl::Now();
+  while (!store.check(keys)) {
+    if (limits.stopped() || limits.passed()) return false;
+    const absl::Time now = absl::Now();
+    const absl::Duration delay = std::clamp(
+        (now - begin) / 10, absl::Milliseconds(1), absl::Milliseconds(200));
+    absl::SleepFor(std::min(delay, limits.deadline - now));
+  }
+  return true;
+}
+
+absl::StatusOr<std::vector<std::string>> ExchangeByStore(
+    const c10::intrusive_ptr<c10d::Store>& store, absl::string_view topic,
+    int rank, const RankNames& names, absl::string_view value,
+    absl::Time deadline) {
+  const std::string what =
+      absl::StrCat("exchanging ", topic, " on ", names.Place(rank));
+  FSDP_RETURN_IF_ERROR(TorchToStatus(what, [&] {
+    store->set(Key(topic, rank),
+               std::vector<uint8_t>(value.begin(), value.end()));
+  }));
+  std::vector<std::string> values;
+  for (int peer = 0; peer < names.size(); ++peer) {
+    bool has_come = false;
+    std::vector<uint8_t> bytes;
+    const absl::Status status = TorchToStatus(what, [&] {
+      has_come = AwaitKeys(*store, {Key(topic, peer)}, {deadline});
+      if (has_come) bytes = store->get(Key(topic, peer));
+    });
+    if (!status.ok()) return absl::UnavailableError(status.message());
+    if (!has_come) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(what, ": ", names.Name(peer), " has not come"));
+    }
+    values.emplace_back(bytes.begin(), bytes.end());
+  }
+  return values;
 }
 
 }  // namespace fsdp::comm

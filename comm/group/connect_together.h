@@ -5,10 +5,15 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "comm/group/wait_limits.h"
-#include "comm/rank_names.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "comm/call.h"
+#include "comm/group/operation_watchdog.h"
 
 namespace c10d {
 class Store;
@@ -29,6 +34,37 @@ absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
                              int rank, const RankNames& names,
                              const WaitLimits& limits,
                              std::function<absl::Status()> connect);
+
+// Calls of other libraries that may never return.
+
+// Runs `call` on a thread of its own; false when it is not over at `deadline`.
+// It is left behind then, with what it holds. False also where no thread can be
+// started: it has not run then.
+bool CallInTime(std::function<void()> call, absl::Time deadline);
+
+}  // namespace fsdp::comm
+
+// All ranks tell each other something before they have a group.
+
+namespace c10d {
+class Store;
+}
+
+namespace fsdp::comm {
+
+// Looks for `keys` until all are there, ever more rarely: a wait in the store
+// would print warnings when its time is over. Whether they came within the
+// limits. Throws what the store throws.
+bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
+               const WaitLimits& limits);
+
+// What each rank has passed, by rank. `topic` is used once per store.
+// DeadlineExceeded names a rank that has not come; Unavailable: the store broke
+// off.
+absl::StatusOr<std::vector<std::string>> ExchangeByStore(
+    const c10::intrusive_ptr<c10d::Store>& store, absl::string_view topic,
+    int rank, const RankNames& names, absl::string_view value,
+    absl::Time deadline);
 
 }  // namespace fsdp::comm
 

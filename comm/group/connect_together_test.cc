@@ -12,8 +12,8 @@
 #include "absl/time/time.h"
 #include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
-#include "comm/group/wait_limits.h"
-#include "comm/rank_names.h"
+#include "comm/call.h"
+#include "comm/group/operation_watchdog.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,12 +1,23 @@
 #include "comm/group/failure_report.h"
 
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "base/check.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
 
 namespace fsdp::comm {
 namespace {
@@ -125,6 +136,262 @@ absl::Status Verdict(int rank, const RankNames& names,
           why.text, "; ", Elsewhere(rank, names, reports, store_answers)));
   }
   return absl::InternalError("a cause that has no meaning");
+}
+
+namespace {
+
+// How often a failed rank looks for the reports of others.
+constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
+// How long the destructor waits for a thread before leaving it behind.
+constexpr absl::Duration kPatience = absl::Seconds(1);
+// How long whoever leaves waits for the store, which may be one that does not
+// answer any more.
+constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
+// How long one wait in the store may take. It has to be a number, and one that
+// fits poll()'s int of milliseconds.
+constexpr absl::Duration kOneWatch = absl::Hours(24 * 20);
+
+std::string ReportKey(int rank) { return absl::StrCat("report/", rank); }
+std::string BellKey(int rank) { return absl::StrCat("bell/", rank); }
+
+}  // namespace
+
+// Shared with the threads, which may outlive the monitor inside a store call.
+struct ReportExchange::State {
+  State(int rank_in, int world_size_in)
+      : rank(rank_in), world_size(world_size_in), reports(world_size_in) {}
+
+  // Blocks until a peer alarms this rank, or the destructor does.
+  void Watch(const std::function<void()>& on_alarm);
+  // Publishes `report` and polls for the others'.
+  void Collect(const RankReport& report, absl::Time until);
+  // Looks once for the reports that are missing.
+  absl::Status Poll();
+  // Rings the bell of `peer`.
+  absl::Status Ring(int peer);
+
+  const int rank;
+  const int world_size;
+  c10::intrusive_ptr<c10d::Store> watch_store;
+  // For everything else; used by one thread at a time.
+  c10::intrusive_ptr<c10d::Store> store;
+
+  absl::Mutex mutex;
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  bool alarming ABSL_GUARDED_BY(mutex) = false;  // on_alarm is running
+  bool watch_ended ABSL_GUARDED_BY(mutex) = true;
+  bool collect_ended ABSL_GUARDED_BY(mutex) = true;
+  bool store_answers ABSL_GUARDED_BY(mutex) = true;
+  std::vector<std::optional<RankReport>> reports ABSL_GUARDED_BY(mutex);
+  std::thread watcher;
+  // Or the thread of CallBriefly().
+  std::thread collector ABSL_GUARDED_BY(mutex);
+};
+
+void ReportExchange::State::Watch(const std::function<void()>& on_alarm) {
+  absl::Status rung;
+  absl::Time until;
+  do {
+    until = absl::Now() + kOneWatch;
+    rung = TorchToStatus("watch for failures", [this] {
+      watch_store->wait({BellKey(rank)}, absl::ToChronoMilliseconds(kOneWatch));
+    });
+  } while (!rung.ok() && absl::Now() >= until);
+  {
+    absl::MutexLock lock(&mutex);
+    alarming = rung.ok() && !stopping;
+    if (!alarming) {
+      watch_ended = true;
+      return;
+    }
+  }
+  on_alarm();
+  absl::MutexLock lock(&mutex);
+  alarming = false;
+  watch_ended = true;
+}
+
+absl::Status ReportExchange::State::Ring(int peer) {
+  return TorchToStatus("tell a peer of the failure",
+                       [&] { store->set(BellKey(peer), std::string("1")); });
+}
+
+absl::Status ReportExchange::State::Poll() {
+  for (int peer = 0; peer < world_size; ++peer) {
+    {
+      absl::MutexLock lock(&mutex);
+      if (reports[peer]) continue;
+    }
+    std::optional<RankReport> report;
+    FSDP_RETURN_IF_ERROR(TorchToStatus("look for a peer's report", [&] {
+      if (store->check({ReportKey(peer)})) {
+        report = Decode(store->get_to_str(ReportKey(peer)));
+      }
+    }));
+    absl::MutexLock lock(&mutex);
+    reports[peer] = std::move(report);
+  }
+  return absl::OkStatus();
+}
+
+void ReportExchange::State::Collect(const RankReport& report,
+                                    absl::Time until) {
+  absl::Status status = TorchToStatus("publish a failure", [&] {
+    store->set(ReportKey(rank), Encode(report));
+  });
+  for (int peer = 0; peer < world_size && report.cause != Cause::kEcho;
+       ++peer) {
+    if (peer != rank && status.ok()) status = Ring(peer);
+  }
+  while (status.ok()) {
+    status = Poll();
+    absl::MutexLock lock(&mutex);
+    if (Explains(reports) || absl::Now() >= until) break;
+    if (mutex.AwaitWithTimeout(absl::Condition(&stopping), kPollInterval)) {
+      break;
+    }
+  }
+  absl::MutexLock lock(&mutex);
+  store_answers = status.ok();
+  collect_ended = true;
+}
+
+absl::StatusOr<std::unique_ptr<ReportExchange>> ReportExchange::Create(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
+  auto state = std::make_shared<State>(rank, world_size);
+  FSDP_RETURN_IF_ERROR(
+      TorchToStatus("open two more connections to the store", [&] {
+        state->watch_store = store->clone();
+        state->store = store->clone();
+      }));
+  return std::unique_ptr<ReportExchange>(new ReportExchange(std::move(state)));
+}
+
+ReportExchange::ReportExchange(std::shared_ptr<State> state)
+    : state_(std::move(state)) {}
+
+void ReportExchange::CallBriefly(const std::function<absl::Status()>& call) {
+  state_->mutex.AssertHeld();
+  state_->collect_ended = false;
+  const auto run = [state = state_, call] {
+    const absl::Status status = call();
+    absl::MutexLock lock(&state->mutex);
+    state->store_answers = status.ok();
+    state->collect_ended = true;
+  };
+  absl::StatusOr<std::thread> thread = StartThread("to take leave", run);
+  if (thread.ok()) {
+    state_->collector = *std::move(thread);
+  } else {
+    // The others have to know all the same.
+    state_->mutex.Unlock();
+    run();
+    state_->mutex.Lock();
+  }
+  state_->mutex.AwaitWithTimeout(absl::Condition(&state_->collect_ended),
+                                 kGoodbyeTimeout);
+}
+
+void ReportExchange::Leave(const RankReport& report) {
+  absl::MutexLock lock(&state_->mutex);
+  if (state_->reports[state_->rank]) return;
+  state_->reports[state_->rank] = report;
+  // A store that is gone cannot tell the peers: nothing to be done about it.
+  CallBriefly([state = state_, report] {
+    return TorchToStatus("say goodbye", [&] {
+      state->store->set(ReportKey(state->rank), Encode(report));
+    });
+  });
+}
+
+ReportExchange::~ReportExchange() { Stop(); }
+
+absl::Status ReportExchange::Start(std::function<void()> on_alarm) {
+  absl::MutexLock lock(&state_->mutex);
+  FSDP_ASSIGN_OR_RETURN(
+      state_->watcher,
+      StartThread("to watch for failures of other ranks",
+                  [state = state_, alarm = std::move(on_alarm)] {
+                    state->Watch(alarm);
+                  }));
+  state_->watch_ended = false;
+  return absl::OkStatus();
+}
+
+void ReportExchange::Stop() {
+  const auto join = [this](std::thread& thread, const bool* ended) {
+    state_->mutex.AssertHeld();
+    if (!thread.joinable()) return;
+    if (!state_->mutex.AwaitWithTimeout(absl::Condition(ended), kPatience)) {
+      thread.detach();
+      return;
+    }
+    state_->mutex.Unlock();
+    thread.join();
+    state_->mutex.Lock();
+  };
+  absl::MutexLock lock(&state_->mutex);
+  state_->stopping = true;
+  join(state_->collector, &state_->collect_ended);
+  if (state_->collect_ended && state_->store_answers && !state_->watch_ended) {
+    // Wakes the watcher.
+    CallBriefly([state = state_] { return state->Ring(state->rank); });
+    join(state_->collector, &state_->collect_ended);
+  }
+  state_->mutex.Await(absl::Condition(
+      +[](State* state) { return !state->alarming; }, state_.get()));
+  join(state_->watcher, &state_->watch_ended);
+}
+
+void ReportExchange::Report(const RankReport& report,
+                            absl::Duration collect_for) {
+  {
+    absl::MutexLock lock(&state_->mutex);
+    if (state_->reports[state_->rank] || state_->stopping) return;
+    state_->reports[state_->rank] = report;
+    state_->collect_ended = false;
+    absl::StatusOr<std::thread> collector = StartThread(
+        "to tell of a failure",
+        [state = state_, report, until = absl::Now() + collect_for] {
+          state->Collect(report, until);
+        });
+    if (collector.ok()) {
+      state_->collector = *std::move(collector);
+      return;
+    }
+  }
+  // The others have to know all the same.
+  state_->Collect(report, absl::InfinitePast());
+}
+
+ReportExchange::Findings ReportExchange::Await(absl::Time deadline) {
+  const auto known = [this]() {
+    state_->mutex.AssertHeld();
+    // Report() may be on its way in another thread.
+    return state_->reports[state_->rank].has_value() &&
+           (state_->collect_ended || Explains(state_->reports));
+  };
+  absl::MutexLock lock(&state_->mutex);
+  const bool in_time =
+      state_->mutex.AwaitWithDeadline(absl::Condition(&known), deadline);
+  return {state_->reports, in_time && state_->store_answers};
+}
+
+std::string EncodeStatus(const absl::Status& status) {
+  return absl::StrCat(static_cast<int>(status.code()), " ", status.message());
+}
+
+std::optional<absl::Status> DecodeStatus(absl::string_view text) {
+  const size_t end = text.find(' ');
+  int code = 0;
+  if (end == absl::string_view::npos ||
+      !absl::SimpleAtoi(text.substr(0, end), &code) ||
+      code < static_cast<int>(absl::StatusCode::kOk) ||
+      code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {
+    return std::nullopt;
+  }
+  return absl::Status(static_cast<absl::StatusCode>(code),
+                      text.substr(end + 1));
 }
 
 }  // namespace fsdp::comm

@@ -5,7 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
-#include "comm/rank_names.h"
+#include "comm/call.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

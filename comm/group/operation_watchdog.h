@@ -18,8 +18,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
@@ -149,6 +151,49 @@ class OperationWatchdog::Operation {
   Query is_done_;
   std::shared_ptr<void> kept_;
   State state_ = State::kRunning;
+};
+
+// Until when a rank waits for others.
+
+struct WaitLimits {
+  absl::Time deadline;
+  // Asked again and again: whether the program is to end. Empty: it is not.
+  std::function<bool()> stop_requested = nullptr;
+  // The time that `deadline` is of; tests have their own.
+  std::function<absl::Time()> now = absl::Now;
+
+  bool stopped() const { return stop_requested && stop_requested(); }
+  bool passed() const { return now() >= deadline; }
+};
+
+// Tells a rank that another one has aborted their group.
+
+// Hears of an abort whatever this rank does, by a broadcast that rank 0
+// withholds: nothing moves, and it ends when a rank aborts the group. Rank 0
+// itself hears nothing. Between Begin() and End() the
+// group is used for nothing else but Abort(). Used by one thread at a time.
+class AbortListener {
+ public:
+  // `on_failure` gets the broadcast's error, in a thread of the listener.
+  AbortListener(Communicator* group,
+                std::function<void(const absl::Status&)> on_failure);
+
+  // The group has been aborted, or End() called.
+  ~AbortListener();
+
+  // ResourceExhausted: no thread can be started.
+  absl::Status Begin();
+
+  // Collective: rank 0 no longer withholds it. The broadcast's error.
+  absl::Status End();
+
+ private:
+  void Join();
+
+  Communicator* const group_;
+  const std::function<void(const absl::Status&)> on_failure_;
+  absl::Status result_;  // of thread_
+  std::thread thread_;
 };
 
 }  // namespace fsdp::comm

@@ -1,5 +1,3 @@
-#include "comm/group/report_exchange.h"
-
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>

@@ -15,9 +15,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "comm/call.h"
+#include "comm/group/failure_report.h"
 #include "comm/group/operation_watchdog.h"
-#include "comm/group/report_exchange.h"
-#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 

@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/group/status_text.h"
+#include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
 namespace {
@@ -32,7 +32,7 @@ std::string Encode(const absl::Status& failure) {
 // with nothing unfinished.
 constexpr absl::string_view kHasLeft = " has left the group";
 
-std::optional<absl::Status> Decode(absl::string_view text) {
+std::optional<absl::Status> DecodeFailure(absl::string_view text) {
   const size_t mark = text.find(kToldToAll);
   if (mark == absl::string_view::npos) return std::nullopt;
   auto failure = DecodeStatus(text.substr(mark + kToldToAll.size()));
@@ -226,7 +226,7 @@ void HierarchicalGroup::Fail(Failure failure) {
 
 // The listener has heard of something.
 void HierarchicalGroup::FailAsNetwork(const absl::Status& status) {
-  const bool is_failure = Decode(status.message()).has_value() ||
+  const bool is_failure = DecodeFailure(status.message()).has_value() ||
                           !absl::StrContains(status.message(), kHasLeft);
   if (is_failure) FailWith(*parts_.network, status);
 }
@@ -234,7 +234,7 @@ void HierarchicalGroup::FailAsNetwork(const absl::Status& status) {
 // A call to `part` has failed.
 void HierarchicalGroup::FailWith(const Communicator& part,
                                  const absl::Status& status) {
-  if (const auto told = Decode(status.message()); told.has_value()) {
+  if (const auto told = DecodeFailure(status.message()); told.has_value()) {
     return Fail({*told, *told});
   }
   // A part calls its ranks by other numbers.

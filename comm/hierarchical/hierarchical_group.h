@@ -17,10 +17,9 @@
 #include "absl/time/time.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
-#include "comm/group/abort_listener.h"
 #include "comm/group/operation_queue.h"
+#include "comm/group/operation_watchdog.h"
 #include "comm/hierarchical/host_layout.h"
-#include "comm/rank_names.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {

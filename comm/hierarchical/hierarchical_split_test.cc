@@ -1,5 +1,3 @@
-#include "comm/hierarchical/hierarchical_split.h"
-
 #include <functional>
 #include <vector>
 

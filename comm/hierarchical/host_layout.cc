@@ -1,7 +1,9 @@
 #include "comm/hierarchical/host_layout.h"
 
+#include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -51,6 +53,81 @@ absl::StatusOr<HostLayout> ArrangeHosts(absl::Span<const std::string> hosts) {
                      " ranks on ", layout.num_hosts, " hosts"));
   }
   return layout;
+}
+
+namespace {
+
+using Members = std::vector<int>;  // of a new group, in its order
+
+std::map<int64_t, Members> MembersByColor(
+    absl::Span<const SplitRequest> requests) {
+  std::map<int64_t, Members> groups;
+  for (size_t rank = 0; rank < requests.size(); ++rank) {
+    groups[requests[rank].color].push_back(static_cast<int>(rank));
+  }
+  for (auto& [color, members] : groups) {
+    // Stable: equal keys stay in the order of the ranks.
+    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+      return requests[a].key < requests[b].key;
+    });
+  }
+  return groups;
+}
+
+// How many members of each host follow each other; 0 where the group is not
+// hierarchical.
+int RanksPerHost(const Members& members, const HostLayout& layout) {
+  const auto other_host = [&](int rank) {
+    return layout.host(rank) != layout.host(members[0]);
+  };
+  const auto count = static_cast<size_t>(
+      std::find_if(members.begin(), members.end(), other_host) -
+      members.begin());
+  if (members.size() % count != 0) return 0;
+  std::set<int> hosts;
+  for (size_t first = 0; first < members.size(); first += count) {
+    if (!hosts.insert(layout.host(members[first])).second) return 0;
+    for (size_t i = 0; i < count; ++i) {
+      const int rank = members[first + i];
+      const bool fits = layout.host(rank) == layout.host(members[first]) &&
+                        layout.place(rank) == layout.place(members[i]);
+      if (!fits) return 0;
+    }
+  }
+  return static_cast<int>(count);
+}
+
+}  // namespace
+
+SplitPlan PlanSplit(absl::Span<const SplitRequest> requests,
+                    const HostLayout& layout, int rank) {
+  bool inside_hosts = true;
+  bool between_hosts = true;
+  bool hierarchical = true;
+  SplitPlan plan;
+  for (const auto& [color, members] : MembersByColor(requests)) {
+    for (int member : members) {
+      inside_hosts =
+          inside_hosts && layout.host(member) == layout.host(members[0]);
+      between_hosts =
+          between_hosts && layout.place(member) == layout.place(members[0]);
+    }
+    const int ranks_per_host = RanksPerHost(members, layout);
+    hierarchical = hierarchical && ranks_per_host > 0;
+    if (!hierarchical || color != requests[rank].color) continue;
+    const auto position = static_cast<int>(
+        std::find(members.begin(), members.end(), rank) - members.begin());
+    plan.host = position / ranks_per_host;
+    plan.place = position % ranks_per_host;
+  }
+  if (inside_hosts) {
+    plan.kind = SplitPlan::Kind::kInsideHosts;
+  } else if (between_hosts) {
+    plan.kind = SplitPlan::Kind::kBetweenHosts;
+  } else if (hierarchical) {
+    plan.kind = SplitPlan::Kind::kHierarchical;
+  }
+  return plan;
 }
 
 }  // namespace fsdp::comm

@@ -2,6 +2,7 @@
 #ifndef COMM_HIERARCHICAL_HOST_LAYOUT_H_
 #define COMM_HIERARCHICAL_HOST_LAYOUT_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,33 @@ struct HostLayout {
 // `hosts`, by rank: equal for ranks of one host. FailedPrecondition says why it
 // is no such layout.
 absl::StatusOr<HostLayout> ArrangeHosts(absl::Span<const std::string> hosts);
+
+// Which groups a split of a hierarchical group is made of.
+
+// What a rank passes to Communicator::Split().
+struct SplitRequest {
+  int64_t color = 0;
+  int64_t key = 0;
+};
+
+struct SplitPlan {
+  enum class Kind {
+    kInsideHosts,   // no group leaves its host
+    kBetweenHosts,  // every group has one place on all its hosts
+    // Every group has hosts of equally many ranks that follow each other, on
+    // the same places.
+    kHierarchical,
+    kNetwork,  // anything else
+  };
+  Kind kind = Kind::kNetwork;
+  // Of this rank where the new group is hierarchical.
+  int host = 0;
+  int place = 0;
+};
+
+// `requests`, by rank. All ranks come to the same kind.
+SplitPlan PlanSplit(absl::Span<const SplitRequest> requests,
+                    const HostLayout& layout, int rank);
 
 }  // namespace fsdp::comm
 

@@ -1,5 +1,3 @@
-#include "comm/host/shared_heap.h"
-
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -9,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "comm/host/shared_rank_block.h"
+#include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

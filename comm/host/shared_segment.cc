@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/file_size_errors.h"
+#include "base/output_file.h"
 #include "comm/host/available_memory.h"
 
 namespace fsdp::comm {

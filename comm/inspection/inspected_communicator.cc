@@ -12,8 +12,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/fence.h"
-#include "comm/inspection/work_pool.h"
 #include "comm/rank_activity.h"
 #include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
@@ -289,6 +287,47 @@ std::unique_ptr<Communicator> Inspect(std::unique_ptr<Communicator> base,
                                       std::shared_ptr<Inspector> inspector) {
   return std::make_unique<InspectedCommunicator>(std::move(base),
                                                  std::move(inspector), kWorld);
+}
+
+namespace {
+
+int LowestBit(uint64_t bits) { return __builtin_ctzll(bits); }
+
+}  // namespace
+
+std::shared_ptr<WorkPool> WorkPool::Create() {
+  return std::shared_ptr<WorkPool>(new WorkPool());
+}
+
+void* WorkPool::Take(const std::shared_ptr<WorkPool>& pool) {
+  uint64_t taken = pool->taken_.load(std::memory_order_relaxed);
+  while (~taken != 0) {
+    const int index = LowestBit(~taken);
+    if (!pool->taken_.compare_exchange_weak(taken, taken | uint64_t{1} << index,
+                                            std::memory_order_acquire)) {
+      continue;
+    }
+    Piece& piece = pool->pieces_[index];
+    piece.owner = pool;
+    piece.index = index;
+    return piece.memory.data();
+  }
+  return (new Piece())->memory.data();
+}
+
+void WorkPool::Return(void* memory) {
+  auto* piece = static_cast<Piece*>(memory);
+  if (piece->owner == nullptr) {
+    delete piece;
+    return;
+  }
+  const std::shared_ptr<WorkPool> owner = std::move(piece->owner);
+  owner->taken_.fetch_and(~(uint64_t{1} << piece->index),
+                          std::memory_order_release);
+}
+
+int WorkPool::num_taken() const {
+  return __builtin_popcountll(taken_.load(std::memory_order_relaxed));
 }
 
 }  // namespace fsdp::comm

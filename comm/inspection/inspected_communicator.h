@@ -2,6 +2,10 @@
 #ifndef COMM_INSPECTION_INSPECTED_COMMUNICATOR_H_
 #define COMM_INSPECTION_INSPECTED_COMMUNICATOR_H_
 
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "comm/communicator.h"
@@ -17,6 +21,39 @@ namespace fsdp::comm {
 // Of collectives on a device only the start is known: nobody asks the device.
 std::unique_ptr<Communicator> Inspect(std::unique_ptr<Communicator> base,
                                       std::shared_ptr<Inspector> inspector);
+
+// Memory of small objects that come and go with every operation.
+
+// Gives pieces of up to kBytes from memory of its own, and from the heap where
+// more than kPieces are out. Lives until the last piece is back. Thread-safe;
+// takes no lock.
+class WorkPool {
+ public:
+  static constexpr size_t kBytes = 96;
+  static constexpr int kPieces = 64;
+
+  static std::shared_ptr<WorkPool> Create();
+
+  // Of `pool`.
+  static void* Take(const std::shared_ptr<WorkPool>& pool);
+  static void Return(void* memory);
+
+  // Pieces that are out and not of the heap.
+  int num_taken() const;
+
+ private:
+  struct Piece {
+    // The first, so that its address is that of the piece.
+    alignas(std::max_align_t) std::array<char, kBytes> memory;
+    std::shared_ptr<WorkPool> owner;  // while it is out; null: of the heap
+    int index = 0;
+  };
+
+  WorkPool() = default;
+
+  std::atomic<uint64_t> taken_{0};  // a bit for each piece
+  std::array<Piece, kPieces> pieces_;
+};
 
 }  // namespace fsdp::comm
 

@@ -18,7 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "comm/inspection/whole_text.h"
+#include "comm/inspection/record_text.h"
 #include "comm/rank_activity.h"
 
 namespace fsdp::comm {

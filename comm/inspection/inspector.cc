@@ -14,7 +14,6 @@
 #include "base/status_macros.h"
 #include "comm/inspection/process_memory.h"
 #include "comm/inspection/record_text.h"
-#include "comm/inspection/whole_text.h"
 
 namespace fsdp::comm {
 namespace {

@@ -5,6 +5,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/host/peer_process.h"
 #include "comm/host/shared_segment.h"
@@ -74,6 +76,19 @@ class PeerRecords {
   std::vector<Peer> peers_;     // by rank
   std::shared_ptr<Mail> mail_;  // null: no store, or one that does not answer
 };
+
+// A rank's record as a message to ranks of other hosts.
+
+inline constexpr int kSentOperations = 16;  // the last ones
+inline constexpr size_t kMaxEncodedBytes = 4096;
+
+// Of kMaxEncodedBytes at most.
+std::string EncodeRecord(const RankRecord& record);
+
+// Nothing for what is no record: of more bytes, or others than EncodeRecord()
+// makes. What it gives is as bounded as what EncodeRecord() has been given, and
+// its text can be printed.
+std::optional<RankRecord> DecodeRecord(absl::string_view bytes);
 
 }  // namespace fsdp::comm
 

@@ -1,5 +1,3 @@
-#include "comm/inspection/record_codec.h"
-
 #include <cstdint>
 #include <optional>
 #include <random>
@@ -8,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/allocations.h"
 #include "comm/inspection/flight_recorder.h"
+#include "comm/inspection/peer_records.h"
 #include "comm/inspection/record_text.h"
 #include "comm/rank_activity.h"
 #include "gmock/gmock.h"

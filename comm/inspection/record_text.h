@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "comm/inspection/flight_recorder.h"
 
@@ -58,6 +60,17 @@ std::string RecordText(int rank, const SeenRank& seen, int max_operations);
 std::string JoinedText(const std::optional<GroupCall>& call,
                        absl::Span<const SeenRank> ranks, int max_ranks,
                        int max_operations);
+
+// Texts of several lines that others' lines do not come between, where the
+// system can help it.
+
+// By as few calls of write(2) as it takes; drops what cannot be written.
+void WriteWhole(int fd, absl::string_view text);
+
+// To FOLDER/rank-RANK.txt; makes the file, and the folder if its parent is
+// there. The error names the file.
+absl::Status AppendForRank(const std::string& folder, int rank,
+                           absl::string_view text);
 
 }  // namespace fsdp::comm
 

@@ -1,5 +1,3 @@
-#include "comm/inspection/work_pool.h"
-
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "base/testing/allocations.h"
+#include "comm/inspection/inspected_communicator.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {

@@ -1,7 +1,6 @@
-#include "comm/launcher/launch_signals.h"
-
 #include <signal.h>
 
+#include "comm/launcher/launcher_stop_request.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/meeting/store_connection.h"
+#include "comm/meeting/job_store.h"
 #include "comm/meeting/store_message.h"
 #include "comm/startup/environment.h"
 

@@ -22,19 +22,16 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "base/file_size_errors.h"
 #include "base/hmac.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launched_replica.h"
 #include "comm/launcher/launcher_supervisor.h"
 #include "comm/launcher/processes/child_process.h"
 #include "comm/launcher/processes/output_merger.h"
-#include "comm/launcher/processes/signal_queue.h"
-#include "comm/launcher/restart_policy.h"
-#include "comm/startup/bootstrap_fd.h"
 #include "comm/startup/bootstrap_socket.h"
-#include "comm/startup/usable_cores.h"
+#include "comm/startup/rank_device.h"
 
 namespace fsdp::comm {
 namespace {

@@ -19,9 +19,9 @@
 #include "base/testing/file_size_limit.h"
 #include "base/testing/status_matchers.h"
 #include "comm/launcher/launcher.h"
-#include "comm/launcher/launcher_test_processes.h"
-#include "comm/launcher/launcher_test_roles.h"
-#include "comm/startup/bootstrap_fd.h"
+#include "comm/startup/bootstrap_socket.h"
+#include "comm/testing/launcher_processes.h"
+#include "comm/testing/launcher_roles.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

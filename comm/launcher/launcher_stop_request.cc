@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 
 #include "absl/time/time.h"
 #include "base/check.h"
@@ -81,5 +82,14 @@ StopRequest::~StopRequest() {
 const StopRequest* StopRequest::Current() { return current; }
 
 int StopRequest::signal() const { return received; }
+
+void IgnoreQuestions() {
+  for (const int question : {SIGQUIT, SIGUSR1}) {
+    struct sigaction action = {};
+    sigaction(question, nullptr, &action);
+    const bool has_handler = (action.sa_flags & SA_SIGINFO) != 0;
+    if (!has_handler && action.sa_handler == SIG_DFL) signal(question, SIG_IGN);
+  }
+}
 
 }  // namespace fsdp::comm

@@ -46,6 +46,13 @@ class StopRequest {
   std::array<struct sigaction, 3> previous_ = {};
 };
 
+// Questions to a process that starts ranks, while it has none.
+
+// From now on SIGQUIT and SIGUSR1, by which LaunchRanks() asks the ranks what
+// they are doing, do not end this process, unless it has handlers for them:
+// whoever asks may do so before the ranks are there, and after they have ended.
+void IgnoreQuestions();
+
 }  // namespace fsdp::comm
 
 #endif  // COMM_LAUNCHER_LAUNCHER_STOP_REQUEST_H_

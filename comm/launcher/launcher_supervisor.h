@@ -3,6 +3,7 @@
 #define COMM_LAUNCHER_LAUNCHER_SUPERVISOR_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <set>
 #include <string>
@@ -10,10 +11,10 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher_report.h"
 #include "comm/launcher/processes/child_process.h"
-#include "comm/launcher/processes/output_pump.h"
-#include "comm/launcher/processes/signal_queue.h"
+#include "comm/launcher/processes/output_merger.h"
 
 namespace fsdp::comm {
 
@@ -92,6 +93,35 @@ class Supervisor {
   absl::Time first_failure_ = absl::InfinitePast();
   const absl::Time start_;
   absl::Time end_ = absl::InfinitePast();
+};
+
+// Decides whether a job is started again.
+
+// Knows the attempts of one job, of which it is told one by one.
+class RestartPolicy {
+ public:
+  // To be made before the first attempt; `options` outlives it.
+  explicit RestartPolicy(const RestartOptions& options);
+
+  struct Decision {
+    int ranks = 0;         // of the next attempt; 0: there is none
+    absl::Duration pause;  // before it
+    std::string why_none;
+  };
+
+  // `attempt` has failed.
+  Decision Decide(const LaunchAttempt& attempt);
+
+  int restarts() const { return restarts_; }  // so far
+
+ private:
+  bool HasGotOn(const LaunchAttempt& attempt);
+  absl::Duration Pause() const;
+
+  const RestartOptions& options_;
+  int64_t progress_ = 0;
+  int restarts_ = 0;
+  int without_progress_ = 0;  // attempts in a row
 };
 
 }  // namespace fsdp::comm

@@ -1,14 +1,13 @@
-#include "comm/launcher/restart_policy.h"
-
 #include <signal.h>
 
 #include <cstdint>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launcher_supervisor.h"
 #include "comm/launcher/processes/process_end.h"
-#include "comm/launcher/restart_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -15,7 +15,6 @@
 #include "base/status_macros.h"
 #include "comm/call.h"
 #include "comm/local/rendezvous.h"
-#include "comm/rank_names.h"
 #include "comm/reduction/reduction.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"

@@ -21,7 +21,6 @@
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/call.h"
-#include "comm/rank_names.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {

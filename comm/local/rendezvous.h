@@ -19,7 +19,6 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "comm/call.h"
-#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 

@@ -7,7 +7,6 @@
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
-#include "comm/rank_names.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

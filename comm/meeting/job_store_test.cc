@@ -23,7 +23,7 @@
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
-#include "comm/group/wait_limits.h"
+#include "comm/group/operation_watchdog.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "gmock/gmock.h"

@@ -10,7 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "comm/group/wait_limits.h"
+#include "comm/group/operation_watchdog.h"
 #include "comm/startup/environment.h"
 
 namespace fsdp::comm {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -29,9 +30,8 @@
 #include "base/hmac.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "comm/meeting/store_proof.h"
+#include "comm/meeting/store_message.h"
 #include "comm/meeting/store_session.h"
-#include "comm/startup/bootstrap_fd.h"
 #include "comm/startup/bootstrap_socket.h"
 
 namespace fsdp::comm {
@@ -219,6 +219,17 @@ void StoreServer::ResumeWaits() {
     }
     if (!any) return;
   }
+}
+
+absl::StatusOr<std::unique_ptr<StoreServer>> StartKeeper(UniqueFd listener,
+                                                         std::string secret) {
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    // With fewer it serves as many as it can.
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
+  return StoreServer::Start(std::move(listener), std::move(secret));
 }
 
 }  // namespace fsdp::comm

@@ -14,8 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/meeting/store_session.h"
-#include "comm/meeting/store_table.h"
-#include "comm/startup/bootstrap_fd.h"
+#include "comm/startup/bootstrap_socket.h"
 
 namespace fsdp::comm {
 
@@ -81,6 +80,15 @@ class StoreServer {
   bool accepts_ = true;        // false: until somebody leaves
   std::thread thread_;
 };
+
+// A job's store that outlives the job's ranks.
+
+// Serves the store as long as the object lives. For a process that does nothing
+// else: it may have as many descriptors from now on as the system allows, for
+// every rank has several connections. `listener` listens already. Errors: as
+// of StoreServer::Start().
+absl::StatusOr<std::unique_ptr<StoreServer>> StartKeeper(UniqueFd listener,
+                                                         std::string secret);
 
 }  // namespace fsdp::comm
 

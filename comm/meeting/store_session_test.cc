@@ -12,8 +12,6 @@
 #include "base/hmac.h"
 #include "base/testing/status_matchers.h"
 #include "comm/meeting/store_message.h"
-#include "comm/meeting/store_proof.h"
-#include "comm/meeting/store_table.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,10 +1,9 @@
-#include "comm/meeting/store_table.h"
-
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
+#include "comm/meeting/store_session.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

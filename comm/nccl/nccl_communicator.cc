@@ -9,12 +9,14 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -23,16 +25,15 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/call.h"
-#include "comm/group/store_exchange.h"
+#include "comm/communicator.h"
+#include "comm/group/connect_together.h"
 #include "comm/group/stream_work.h"
 #include "comm/group/watched_group.h"
 #include "comm/nccl/nccl_connect.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_handle.h"
 #include "comm/nccl/nccl_memory.h"
-#include "comm/nccl/nccl_status.h"
 #include "comm/nccl/window_agreement.h"
-#include "comm/rank_names.h"
 #include "comm/startup/rank_gpu.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
@@ -412,6 +413,17 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(
   auto communicator = Create(store, rank, world_size, options);
   if (!communicator.ok()) return Annotate(communicator.status(), what);
   return communicator;
+}
+
+ConnectDevice NcclBackend(const NcclOptions& options) {
+  return [options](const DeviceMeeting& meeting)
+             -> absl::StatusOr<std::unique_ptr<Communicator>> {
+    NcclOptions own = options;
+    own.timeout = meeting.timeout;
+    FSDP_ASSIGN_OR_RETURN(own.device, TakeGpu(own.device, meeting.local_rank));
+    return CreateNcclCommunicator(meeting.store, meeting.host.rank(),
+                                  meeting.host.world_size(), own);
+  };
 }
 
 }  // namespace fsdp::comm

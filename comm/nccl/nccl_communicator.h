@@ -86,6 +86,16 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     const NcclOptions& options = {});
 
+// NCCL as the device's backend of Connect():
+//
+//   fsdp::comm::ConnectOptions options;
+//   options.device = fsdp::comm::NcclBackend();
+
+// Rank r of a host takes GPU r modulo their number where `options` names none;
+// it becomes the current one of the thread that connects, for LibTorch goes
+// back to the current one and would set it up. The timeout is ConnectOptions'.
+ConnectDevice NcclBackend(const NcclOptions& options = {});
+
 }  // namespace fsdp::comm
 
 #endif  // COMM_NCCL_NCCL_COMMUNICATOR_H_

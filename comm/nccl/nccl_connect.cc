@@ -11,9 +11,9 @@
 #include "absl/status/status.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/group/store_exchange.h"
-#include "comm/nccl/nccl_status.h"
-#include "comm/rank_names.h"
+#include "comm/call.h"
+#include "comm/group/connect_together.h"
+#include "comm/nccl/nccl_handle.h"
 
 namespace fsdp::comm {
 namespace {

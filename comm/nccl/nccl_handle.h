@@ -2,6 +2,7 @@
 #ifndef COMM_NCCL_NCCL_HANDLE_H_
 #define COMM_NCCL_NCCL_HANDLE_H_
 
+#include <c10/core/ScalarType.h>
 #include <nccl.h>
 
 #include <functional>
@@ -13,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "comm/call.h"
 
 namespace fsdp::comm {
 
@@ -81,6 +83,22 @@ class NcclHandle {
   const std::shared_ptr<State> state_;  // also of calls that are left behind
   absl::Mutex ending_;  // held by who ends it, so that others wait
 };
+
+// NCCL's error codes as absl::Status, and its names for dtypes and reductions.
+
+// OK for ncclSuccess; otherwise "`what`: NCCL's text; `detail`: what to do".
+// `detail` is what ncclGetLastError() says and may be empty. Codes:
+//   a peer or the network failed           -> Unavailable
+//   a CUDA call failed, NCCL is broken     -> Internal
+//   the call or its arguments are wrong    -> InvalidArgument
+//   still in progress                      -> DeadlineExceeded
+// Needs no GPU. Thread-safe.
+absl::Status NcclToStatus(ncclResult_t result, absl::string_view what,
+                          absl::string_view detail = "");
+
+// Of a dtype and a reduction that communicators take.
+ncclDataType_t NcclDtype(at::ScalarType dtype);
+ncclRedOp_t NcclReduction(ReduceOp op);
 
 }  // namespace fsdp::comm
 

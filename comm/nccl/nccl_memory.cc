@@ -13,8 +13,8 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/group/call_in_time.h"
-#include "comm/nccl/nccl_status.h"
+#include "comm/group/connect_together.h"
+#include "comm/nccl/nccl_handle.h"
 
 namespace fsdp::comm {
 namespace {

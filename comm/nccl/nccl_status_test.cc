@@ -1,11 +1,10 @@
-#include "comm/nccl/nccl_status.h"
-
 #include <c10/core/ScalarType.h>
 #include <nccl.h>
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
+#include "comm/nccl/nccl_handle.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,6 +1,4 @@
 // All-gathers that send what an extension makes of numbers.
-#include "comm/quantized/gather_extension.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
@@ -22,6 +20,7 @@
 #include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
+#include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/recording_communicator.h"

@@ -2,6 +2,9 @@
 #ifndef COMM_QUANTIZED_QUANTIZATION_LOG_H_
 #define COMM_QUANTIZED_QUANTIZATION_LOG_H_
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <map>
 #include <string>
@@ -34,6 +37,37 @@ class QuantizationLog {
   mutable absl::Mutex mutex_;
   std::map<std::pair<Collective, std::string>, Totals> totals_
       ABSL_GUARDED_BY(mutex_);
+};
+
+// What all-gathers of parameters send in place of numbers: FSDP2's
+// fsdp_pre_all_gather() and fsdp_post_all_gather().
+
+// Of one rank; used by one thread at a time. What it throws is the error of the
+// collective on this rank and ends the group. int8 blocks are one
+// (quantized_communicator.h).
+//
+// All ranks end up with the same bits: this rank's own numbers also become what
+// Read() makes of its message.
+class GatherExtension {
+ public:
+  virtual ~GatherExtension() = default;
+
+  // With all that has to be the same on all ranks: "bf16 above 1 MiB".
+  virtual std::string ToString() const = 0;
+  // Of what stands for one rank's `numel` numbers, which are floating-point
+  // (others are never asked about); 0: all ranks' travel as they are. A
+  // function of these arguments alone. Messages follow each other, so multiples
+  // of 16 keep them aligned.
+  virtual int64_t MessageBytes(int64_t numel, at::ScalarType dtype,
+                               int world_size) const = 0;
+
+  // On the current stream, without grad; `label` names the unit.
+  // Writes `message`, 1-D and uint8, for `numbers`, which are 1-D.
+  virtual void Write(absl::string_view label, const at::Tensor& numbers,
+                     const at::Tensor& message) = 0;
+  // Writes `numbers` from `messages`, a row of each for every rank.
+  virtual void Read(absl::string_view label, const at::Tensor& messages,
+                    const at::Tensor& numbers) = 0;
 };
 
 }  // namespace fsdp::comm

@@ -25,7 +25,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/call.h"
-#include "comm/quantized/gather_extension.h"
+#include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_message.h"
 #include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"

@@ -9,7 +9,6 @@
 
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
-#include "comm/quantized/gather_extension.h"
 #include "comm/quantized/quantization_log.h"
 
 namespace fsdp::comm {

@@ -20,9 +20,9 @@
 #include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/quantized/quantized_communicator.h"
-#include "comm/quantized/quantized_group.h"
 #include "comm/quantized/quantized_message.h"
 #include "comm/testing/finish.h"
+#include "comm/testing/quantized_group.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {

@@ -1,11 +1,10 @@
-#include "comm/reduction/float_sum.h"
-
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <random>
 #include <vector>
 
+#include "comm/reduction/reduction.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {

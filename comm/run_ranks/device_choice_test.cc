@@ -1,12 +1,11 @@
 // Where the program is built without CUDA; its devices are fakes.
-#include "comm/run_ranks/device_choice.h"
-
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 
 #include "absl/status/status.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
+#include "comm/run_ranks/run_ranks.h"
 #include "comm/staged/staged_backend.h"
 #include "comm/startup/environment.h"
 #include "gmock/gmock.h"

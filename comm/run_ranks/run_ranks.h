@@ -6,14 +6,19 @@
 #ifndef COMM_RUN_RANKS_RUN_RANKS_H_
 #define COMM_RUN_RANKS_RUN_RANKS_H_
 
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
+
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
-#include "comm/launcher/restart_options.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/startup/environment.h"
 
 namespace fsdp::comm {
@@ -31,7 +36,7 @@ using RankMain =
 // `restarts`: whether ranks that this process has started are started again
 // when one fails; whoever starts them elsewhere decides there, as `torchrun
 // --max-restarts`. `fn` has to go on from what it has saved: see
-// comm/launcher/restart_options.h.
+// comm/launcher/launch_options.h.
 //
 // What `fn` returns or throws is printed on standard error by TellEnd(), and
 // ends the other ranks with its text, but for Cancelled: ranks that stop do so
@@ -88,6 +93,44 @@ struct ReplicaCounts {
 int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
                 const ReplicaMain& fn, const ConnectOptions& options = {},
                 const RestartOptions& restarts = {});
+
+// The device that a rank computes on, and how its tensors reach other ranks.
+
+enum class DeviceBackend {
+  kAuto,    // kStaged where ranks of this host share a device, else kNccl
+  kNccl,    // from device to device
+  kStaged,  // by way of the host's memory
+};
+
+// As a flag: auto, nccl or staged.
+std::string AbslUnparseFlag(DeviceBackend backend);
+bool AbslParseFlag(absl::string_view text, DeviceBackend* backend,
+                   std::string* error);
+
+struct DeviceChoice {
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  ConnectDevice connect;  // for ConnectOptions::device; empty on the CPU
+};
+
+// NCCL between ranks of which this one has the GPU, as NcclBackend() of
+// comm/nccl/nccl_communicator.h makes it; empty in a program that is linked
+// without.
+using NcclOn = std::function<ConnectDevice(c10::Device gpu)>;
+
+// To be called by a rank, not by a process that starts ranks: it asks the
+// device's runtime. FailedPrecondition: there is no such device, or this
+// program lacks what it takes.
+absl::StatusOr<DeviceChoice> ChooseDevice(c10::DeviceType type,
+                                          DeviceBackend backend,
+                                          const Environment& environment,
+                                          const NcclOn& nccl_on);
+
+// The same for a program that calls RunRanks() with `ranks`: the device of this
+// process where it is a rank, and the CPU where it only starts ranks.
+absl::StatusOr<DeviceChoice> ChooseDeviceOfProcess(c10::DeviceType type,
+                                                   DeviceBackend backend,
+                                                   int ranks,
+                                                   const NcclOn& nccl_on);
 
 }  // namespace fsdp::comm
 

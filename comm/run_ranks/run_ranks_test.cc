@@ -21,11 +21,10 @@
 #include "comm/agreement.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
-#include "comm/fence.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
-#include "comm/launcher/restart_options.h"
-#include "comm/scalars.h"
+#include "comm/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

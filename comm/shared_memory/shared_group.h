@@ -20,13 +20,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/call.h"
-#include "comm/fence.h"
-#include "comm/host/shared_heap.h"
 #include "comm/host/shared_host.h"
-#include "comm/host/shared_rank_block.h"
 #include "comm/host/shared_segment.h"
-#include "comm/rank_names.h"
 #include "comm/shared_memory/shared_operation.h"
+#include "comm/work.h"
 
 namespace fsdp::comm {
 

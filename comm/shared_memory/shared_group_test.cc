@@ -22,12 +22,10 @@
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
-#include "comm/fence.h"
 #include "comm/host/shared_host.h"
-#include "comm/host/shared_rank_block.h"
 #include "comm/host/shared_segment.h"
-#include "comm/rank_names.h"
 #include "comm/shared_memory/shared_operation.h"
+#include "comm/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -13,7 +13,6 @@
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "comm/call.h"
-#include "comm/reduction/float_sum.h"
 #include "comm/reduction/reduction.h"
 
 namespace fsdp::comm {

@@ -6,7 +6,6 @@
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/device_backend.h"
 #include "comm/staged/staged_communicator.h"
 #include "comm/startup/rank_device.h"
 

@@ -7,7 +7,7 @@
 
 #include <c10/core/Device.h>
 
-#include "comm/device_backend.h"
+#include "comm/communicator.h"
 
 namespace fsdp::comm {
 

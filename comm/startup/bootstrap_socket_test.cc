@@ -10,7 +10,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "comm/startup/bootstrap_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

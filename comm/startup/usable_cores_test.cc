@@ -1,5 +1,3 @@
-#include "comm/startup/usable_cores.h"
-
 #include <sched.h>
 
 #include <cstdlib>
@@ -7,6 +5,7 @@
 #include <fstream>
 #include <string>
 
+#include "comm/startup/rank_device.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {

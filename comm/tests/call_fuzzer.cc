@@ -12,11 +12,10 @@
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "comm/call.h"
-#include "comm/gloo/call_exchange.h"
+#include "comm/gloo/message_group.h"
 #include "comm/gloo/message_transport.h"
-#include "comm/gloo/peer_messages.h"
-#include "comm/host/shared_rank_block.h"
-#include "comm/rank_names.h"
+#include "comm/gloo/peer_collectives.h"
+#include "comm/host/shared_host.h"
 
 namespace fsdp::comm {
 namespace {

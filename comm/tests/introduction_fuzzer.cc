@@ -18,7 +18,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "comm/host/shared_rank_block.h"
+#include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 

@@ -13,9 +13,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"
-#include "comm/rank_names.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {

@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/rank_names.h"
+#include "comm/call.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {

@@ -2,7 +2,6 @@
 //   bazel run --config=cuda //examples/gpt:train_cuda -- --device=cuda
 #include <c10/core/Device.h>
 
-#include "comm/nccl/nccl_backend.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "examples/gpt/train_program.h"
 

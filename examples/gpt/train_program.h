@@ -7,7 +7,7 @@
 
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
-#include "comm/run_ranks/device_choice.h"
+#include "comm/run_ranks/run_ranks.h"
 #include "replicas/replicas.h"
 
 namespace gpt {

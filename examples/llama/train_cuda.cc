@@ -2,7 +2,6 @@
 //   bazel run --config=cuda //examples/llama:train_cuda -- --device=cuda
 #include <c10/core/Device.h>
 
-#include "comm/nccl/nccl_backend.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "examples/llama/train_run.h"
 

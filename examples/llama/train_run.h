@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "comm/communicator.h"
-#include "comm/run_ranks/device_choice.h"
+#include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/flags/train_flags.h"
 
 namespace llama {

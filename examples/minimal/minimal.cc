@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "base/status_macros.h"
+#include "comm/agreement.h"
 #include "comm/run_ranks/run_ranks.h"
-#include "comm/scalars.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 
 absl::Status Train(const std::shared_ptr<fsdp::comm::Communicator>& ranks) {

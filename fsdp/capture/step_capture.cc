@@ -21,7 +21,7 @@
 #include "fsdp/model/model_capture.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/capturable_optimizer.h"
-#include "fsdp/resting/resting_states.h"
+#include "fsdp/resting/resting_places.h"
 #include "fsdp/runtime/step_log.h"
 
 namespace fsdp {

@@ -28,7 +28,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/device_graph.h"
 #include "base/device_streams.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 

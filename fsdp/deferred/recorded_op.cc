@@ -6,12 +6,14 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -20,7 +22,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "base/torch_status.h"
-#include "fsdp/deferred/seed_guard.h"
 
 namespace fsdp::deferred_internal {
 namespace {
@@ -234,3 +235,38 @@ torch::jit::Stack RecordedOp::Run(
 }
 
 }  // namespace fsdp::deferred_internal
+
+namespace fsdp {
+namespace {
+
+std::recursive_mutex& DefaultGenerators() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
+}  // namespace
+
+SeedGuard::SeedGuard(uint64_t seed) : only_(DefaultGenerators()) {
+  Seed(at::globalContext().defaultGenerator(c10::kCPU), seed);
+  if (!at::hasCUDA()) return;
+  const auto devices = static_cast<c10::DeviceIndex>(at::getNumGPUs());
+  for (c10::DeviceIndex i = 0; i < devices; ++i) {
+    Seed(at::globalContext().defaultGenerator(c10::Device(c10::kCUDA, i)),
+         seed);
+  }
+}
+
+SeedGuard::~SeedGuard() {
+  for (auto& [generator, state] : saved_) {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state);
+  }
+}
+
+void SeedGuard::Seed(at::Generator generator, uint64_t seed) {
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  saved_.emplace_back(generator, generator.get_state());
+  generator.set_current_seed(seed);
+}
+
+}  // namespace fsdp

@@ -3,6 +3,7 @@
 #ifndef FSDP_DEFERRED_RECORDED_OP_H_
 #define FSDP_DEFERRED_RECORDED_OP_H_
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -14,7 +15,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -94,5 +97,27 @@ c10::IValue MapTensors(const c10::IValue& value,
                        absl::FunctionRef<at::Tensor(const at::Tensor&)> map);
 
 }  // namespace fsdp::deferred_internal
+
+// Random numbers of one's own for a while.
+
+namespace fsdp {
+
+// Seeds the default generators of all devices for as long as it lives. One
+// thread at a time may have one, others wait: ranks may be threads.
+class SeedGuard {
+ public:
+  explicit SeedGuard(uint64_t seed);
+  SeedGuard(const SeedGuard&) = delete;
+  SeedGuard& operator=(const SeedGuard&) = delete;
+  ~SeedGuard();
+
+ private:
+  void Seed(at::Generator generator, uint64_t seed);
+
+  const std::lock_guard<std::recursive_mutex> only_;
+  std::vector<std::pair<at::Generator, at::Tensor>> saved_;
+};
+
+}  // namespace fsdp
 
 #endif  // FSDP_DEFERRED_RECORDED_OP_H_

@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "base/torch_status.h"
+#include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/model/unit_handle.h"
 
 namespace fsdp {
 

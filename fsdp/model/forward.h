@@ -19,8 +19,8 @@
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/autograd/tensor_tree.h"
-#include "fsdp/model/unit_handle.h"
-#include "fsdp/options/checkpoint_options.h"
+#include "fsdp/model/model_view.h"
+#include "fsdp/options/options.h"
 #include "fsdp/recompute/checkpoint.h"
 
 namespace fsdp {

@@ -1,9 +1,15 @@
 #include "fsdp/model/model_view.h"
 
+#include <torch/nn/module.h>
+
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "comm/communicator.h"
 #include "comm/quantized/quantized_communicator.h"
+#include "flat_param/module_walk.h"
+#include "fsdp/model/order_check.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/runtime.h"
@@ -61,6 +67,36 @@ ModelView ViewOf(const ShardedModel& model) {
     of_unit.all_reduces = schedule.all_reduces(unit);
   }
   return view;
+}
+
+namespace {
+
+// Asks the models that own parameters of `below` until one knows `module`.
+std::optional<UnitHandle> AskOwners(const torch::nn::Module& module,
+                                    const torch::nn::Module& below) {
+  for (const auto& item : flat_param::RegisteredParameters(below)) {
+    const ParameterOwner* owner = OwnerOf(item.value());
+    if (owner == nullptr) continue;
+    std::shared_ptr<ShardedModel> model = owner->model();
+    if (model == nullptr) continue;
+    const std::optional<int> unit = model->UnitOf(module);
+    if (unit.has_value()) return UnitHandle(std::move(model), *unit);
+  }
+  for (const auto& child : below.children()) {
+    std::optional<UnitHandle> found = AskOwners(module, *child);
+    if (found.has_value()) return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<UnitHandle> FindUnit(const torch::nn::Module& module) {
+  std::optional<UnitHandle> found = AskOwners(module, module);
+  if (found.has_value() && found->unit() == ShardedModel::kNoUnit) {
+    return std::nullopt;
+  }
+  return found;
 }
 
 }  // namespace fsdp

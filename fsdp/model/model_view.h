@@ -4,10 +4,13 @@
 #define FSDP_MODEL_MODEL_VIEW_H_
 
 #include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/quantized/quantized_communicator.h"
@@ -61,6 +64,28 @@ struct ModelView {
 
 // Valid as long as `model`.
 ModelView ViewOf(const ShardedModel& model);
+
+// Finds the unit that a module has become.
+
+// A unit of a model, which lives as long as this.
+class UnitHandle {
+ public:
+  UnitHandle(std::shared_ptr<ShardedModel> model, int unit)
+      : model_(std::move(model)), unit_(unit) {}
+
+  const std::shared_ptr<ShardedModel>& model() const { return model_; }
+  int unit() const { return unit_; }
+
+ private:
+  std::shared_ptr<ShardedModel> model_;
+  int unit_;
+};
+
+// The unit that `module` is; nothing when it is none, or its model is gone. The
+// module itself is as its user has made it: the way to the model is its first
+// parameter, or that of a module inside it, which knows its owner. Constant
+// time for modules of a sharded model; thread-safe.
+std::optional<UnitHandle> FindUnit(const torch::nn::Module& module);
 
 }  // namespace fsdp
 

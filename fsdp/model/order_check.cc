@@ -2,15 +2,19 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 
@@ -54,6 +58,75 @@ absl::Status OrderCheck::Finish(Comparison& comparison) {
   if (extreme[0] == ~extreme[1]) return absl::OkStatus();
   return comm::CheckSame(communicator_, comparison.order.ToString(), kLabel,
                          deadline);
+}
+
+namespace {
+
+using ::torch::autograd::AutogradMeta;
+
+// LibTorch reads everything but gradients from the members of the base.
+class OwnedMeta final : public AutogradMeta {
+ public:
+  OwnedMeta(AutogradMeta* before, std::string name,
+            std::shared_ptr<const ParameterOwner> owner)
+      : parameter_(std::move(name)), owner_(std::move(owner)) {
+    if (before == nullptr) return;
+    name_ = std::move(before->name_);
+    grad_ = std::move(before->grad_);
+    grad_fn_ = std::move(before->grad_fn_);
+    grad_accumulator_ = std::move(before->grad_accumulator_);
+    fw_grad_ = std::move(before->fw_grad_);
+    hooks_ = std::move(before->hooks_);
+    cpp_hooks_list_ = std::move(before->cpp_hooks_list_);
+    post_acc_grad_hooks_ = std::move(before->post_acc_grad_hooks_);
+    requires_grad_ = before->requires_grad_;
+    retains_grad_ = before->retains_grad_;
+    output_nr_ = before->output_nr_;
+    grad_dtype_ = before->grad_dtype_;
+    allow_grad_dtype_mismatch_ = before->allow_grad_dtype_mismatch_;
+    // Not is_view_: its memory is the model's now, of which it is no view.
+  }
+
+  const at::Tensor& grad() const override {
+    CheckMayBeUsed();
+    return AutogradMeta::grad();
+  }
+  at::Tensor& mutable_grad() override {
+    CheckMayBeUsed();
+    return AutogradMeta::mutable_grad();
+  }
+
+  const ParameterOwner& owner() const { return *owner_; }
+
+ private:
+  void CheckMayBeUsed() const {
+    if (!requires_grad() || owner_->gradients_are_open()) return;
+    throw StatusError(absl::FailedPreconditionError(absl::StrCat(
+        "the gradient of the module's own parameter ", parameter_,
+        " is asked for, which has none: this rank's part of it is at its "
+        "shard. Clip by ClipGradNorm(), drop gradients by zero_grad() of the "
+        "sharded module or of the optimizer, and read them from Parameters() "
+        "or NamedShards(), or inside SummonFullParams() with with_grads")));
+  }
+
+  const std::string parameter_;
+  const std::shared_ptr<const ParameterOwner> owner_;
+};
+
+}  // namespace
+
+void SetOwner(const at::Tensor& parameter, const std::string& name,
+              std::shared_ptr<const ParameterOwner> owner) {
+  at::TensorImpl& impl = *parameter.unsafeGetTensorImpl();
+  impl.set_autograd_meta(std::make_unique<OwnedMeta>(
+      static_cast<AutogradMeta*>(impl.autograd_meta()), name,
+      std::move(owner)));
+}
+
+const ParameterOwner* OwnerOf(const at::Tensor& parameter) {
+  const auto* meta = dynamic_cast<const OwnedMeta*>(
+      parameter.unsafeGetTensorImpl()->autograd_meta());
+  return meta == nullptr ? nullptr : &meta->owner();
 }
 
 }  // namespace fsdp

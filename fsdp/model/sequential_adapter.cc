@@ -19,8 +19,8 @@
 #include "base/torch_status.h"
 #include "fsdp/autograd/tensor_tree.h"
 #include "fsdp/model/forward.h"
+#include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/model/unit_handle.h"
 #include "fsdp/recompute/checkpoint.h"
 
 namespace fsdp {

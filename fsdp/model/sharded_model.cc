@@ -24,7 +24,7 @@
 #include "comm/rank_activity.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
-#include "fsdp/model/parameter_owner.h"
+#include "fsdp/model/order_check.h"
 
 namespace fsdp {
 namespace {

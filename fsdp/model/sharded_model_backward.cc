@@ -18,9 +18,8 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "fsdp/autograd/autograd.h"
-#include "fsdp/autograd/parameter_hooks.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/runtime/order_log.h"
+#include "fsdp/runtime/step_log.h"
 
 namespace fsdp {
 namespace {

@@ -16,7 +16,6 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/autograd/checkpoint_scope.h"
-#include "fsdp/autograd/parameter_hooks.h"
 #include "fsdp/model/sharded_model.h"
 
 namespace fsdp {

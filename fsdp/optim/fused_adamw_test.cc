@@ -14,7 +14,7 @@
 #include "base/status_error.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optim/fused_optimizer_cases.h"
+#include "fsdp/testing/fused_optimizer_cases.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -27,7 +27,7 @@
 #include "comm/rank_activity.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/named_shard.h"
-#include "fsdp/optim/fused_rule.h"
+#include "fsdp/optim/fused_runs.h"
 #include "fsdp/optim/fused_stepper.h"
 
 namespace fsdp {

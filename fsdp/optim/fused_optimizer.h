@@ -27,7 +27,7 @@
 #include "comm/rank_activity.h"
 #include "fsdp/model/named_shard.h"
 #include "fsdp/optim/capturable_optimizer.h"
-#include "fsdp/resting/resting_states.h"
+#include "fsdp/resting/resting_places.h"
 
 namespace fsdp {
 

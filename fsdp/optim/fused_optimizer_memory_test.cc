@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "fsdp/optim/fused_optimizer_cases.h"
+#include "fsdp/testing/fused_optimizer_cases.h"
 #include "fsdp/testing/memory_meter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -18,8 +18,8 @@
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
-#include "fsdp/optim/fused_optimizer_cases.h"
 #include "fsdp/optim/fused_runs.h"
+#include "fsdp/testing/fused_optimizer_cases.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

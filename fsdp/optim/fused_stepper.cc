@@ -24,7 +24,6 @@
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/named_shard.h"
-#include "fsdp/optim/fused_rule.h"
 #include "fsdp/optim/fused_runs.h"
 #include "fsdp/optim/fused_stretch.h"
 #include "fsdp/resting/offload_space.h"

@@ -19,7 +19,6 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "fsdp/model/named_shard.h"
-#include "fsdp/optim/fused_rule.h"
 #include "fsdp/optim/fused_runs.h"
 #include "fsdp/optim/fused_stretch.h"
 

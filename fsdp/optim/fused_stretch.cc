@@ -19,7 +19,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/optim/fused_rule.h"
 #include "fsdp/optim/fused_runs.h"
 #include "fsdp/resting/offload_space.h"
 

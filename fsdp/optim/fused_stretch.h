@@ -19,7 +19,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/optim/fused_rule.h"
 #include "fsdp/optim/fused_runs.h"
 
 namespace fsdp {

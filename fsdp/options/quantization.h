@@ -7,7 +7,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "comm/quantized/gather_extension.h"
 #include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_communicator.h"
 
@@ -31,7 +30,7 @@ struct Quantization {
   int64_t block = 256;    // numbers that share a scale
   int64_t min_bytes = 0;  // whole flat parameters and buffers below are exact
   // What `gather` sends instead of int8 blocks
-  // (comm/quantized/gather_extension.h): a float8 or lower-rank form of the
+  // (comm/quantized/quantization_log.h): a float8 or lower-rank form of the
   // parameters, for example; null: int8. Of this rank; `block` and `min_bytes`
   // are then of sums alone.
   std::shared_ptr<comm::GatherExtension> gather_extension = nullptr;

@@ -23,14 +23,13 @@
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/recompute/activation_offload.h"
-#include "fsdp/recompute/activation_offload_calls.h"
+#include "fsdp/testing/activation_offload_calls.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/forwarding_store.h"
 #include "offload/testing/temporary_file.h"
-#include "offload/transfer.h"
 
 namespace fsdp {
 namespace {

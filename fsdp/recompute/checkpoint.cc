@@ -24,8 +24,8 @@
 #include "base/status_error.h"
 #include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/recompute/activation_offload.h"
-#include "fsdp/recompute/ambient_state.h"
 #include "fsdp/recompute/checkpoint_arguments.h"
+#include "fsdp/recompute/packed_form.h"
 #include "fsdp/recompute/region_outputs.h"
 
 namespace fsdp::checkpoint_internal {

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "fsdp/autograd/tensor_tree.h"
-#include "fsdp/options/checkpoint_options.h"
+#include "fsdp/options/options.h"
 
 namespace fsdp {
 namespace checkpoint_internal {

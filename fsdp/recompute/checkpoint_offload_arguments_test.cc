@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/recompute/offloaded_regions.h"
+#include "fsdp/testing/offloaded_regions.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

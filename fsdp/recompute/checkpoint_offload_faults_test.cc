@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/recompute/offloaded_regions.h"
+#include "fsdp/testing/offloaded_regions.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/testing/faulty_store.h"

@@ -23,7 +23,6 @@
 #include "fsdp/recompute/transfer_stats.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
-#include "offload/transfer.h"
 
 namespace fsdp {
 

@@ -29,7 +29,7 @@
 #include "comm/communicator.h"
 #include "comm/work.h"
 #include "offload/file_store.h"
-#include "offload/transfer.h"
+#include "offload/param_store.h"
 
 namespace fsdp {
 namespace {

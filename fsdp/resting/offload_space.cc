@@ -29,8 +29,6 @@
 #include "fsdp/resting/kept_files.h"
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/resting/resting_places.h"
-#include "fsdp/resting/resting_states.h"
-#include "fsdp/resting/step_rates.h"
 #include "offload/file_store.h"
 #include "offload/host_store.h"
 #include "offload/offloader.h"

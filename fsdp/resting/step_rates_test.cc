@@ -1,5 +1,3 @@
-#include "fsdp/resting/step_rates.h"
-
 #include <c10/core/Device.h>
 
 #include "absl/status/status.h"
@@ -12,6 +10,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/memory/locked_pages.h"
 #include "fsdp/options/offload_options.h"
+#include "fsdp/resting/deferred_releases.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/page_memory.h"

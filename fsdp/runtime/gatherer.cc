@@ -19,12 +19,11 @@
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
-#include "comm/fence.h"
 #include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/runtime/placement.h"
+#include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/schedule/schedule.h"
 
 namespace fsdp {

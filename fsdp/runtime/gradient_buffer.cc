@@ -18,7 +18,6 @@
 #include "base/tensor_over.h"
 #include "device_ops/pack.h"
 #include "flat_param/layout.h"
-#include "fsdp/runtime/gradient_copy.h"
 #include "fsdp/runtime/gradient_layout.h"
 
 namespace fsdp {

@@ -3,6 +3,8 @@
 #ifndef FSDP_RUNTIME_GRADIENT_LAYOUT_H_
 #define FSDP_RUNTIME_GRADIENT_LAYOUT_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -67,6 +69,17 @@ class GradientLayout {
   int64_t segment_numel_ = 0;
   std::vector<flat_param::Slice> gaps_;
 };
+
+// Copies of gradients, on the host by ways around operators where these cost
+// more than the copy.
+
+// Of contiguous tensors of one size. Multiplies in the wider of the two dtypes.
+void CopyScaled(at::Tensor target, const at::Tensor& source, double scale);
+
+// The same into a buffer of `buffer_bytes`, which is read only when other ranks
+// are as far.
+void CopyGradient(const at::Tensor& source, double scale, int64_t buffer_bytes,
+                  const at::Tensor& target);
 
 }  // namespace fsdp
 

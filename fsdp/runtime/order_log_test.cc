@@ -1,11 +1,10 @@
-#include "fsdp/runtime/order_log.h"
-
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <set>
 #include <string>
 
+#include "fsdp/runtime/step_log.h"
 #include "fsdp/schedule/schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -19,7 +19,7 @@
 #include "base/torch_status.h"
 #include "comm/work.h"
 #include "flat_param/flat_parameter.h"
-#include "fsdp/runtime/placement.h"
+#include "fsdp/runtime/runtime_unit.h"
 
 namespace fsdp {
 namespace {

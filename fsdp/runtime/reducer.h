@@ -17,12 +17,10 @@
 #include "comm/work.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/gradient_buffer.h"
-#include "fsdp/runtime/reduce_memory.h"
 #include "fsdp/runtime/reduction_calls.h"
 #include "fsdp/runtime/runtime_common.h"
 #include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/runtime/shard_gradient.h"
-#include "fsdp/runtime/unit_steps.h"
 
 namespace fsdp {
 

@@ -9,12 +9,16 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "comm/work.h"
-#include "fsdp/runtime/placement.h"
+#include "fsdp/runtime/gradient_layout.h"
+#include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
@@ -95,6 +99,89 @@ absl::StatusOr<std::unique_ptr<comm::Work>> ReductionCalls::StartAllReduce(
     return hooks_.all_reduce({common_.label(unit, i), group, own});
   }
   return group.AllReduce(own, comm::ReduceOp::kSum, label);
+}
+
+absl::Status ReduceMemory::Collect(const GradientBuffer& of,
+                                   absl::Span<const at::Tensor> gradients,
+                                   const GradientBuffer::Layout& layout,
+                                   ShardGradient* taker, ReduceBuffer& buffer) {
+  FSDP_RETURN_IF_ERROR(LayOut(of, layout, buffer));
+  if (layout == nullptr || gradients.empty()) return absl::OkStatus();
+  if (buffer.has_gradients()) {
+    of.Add(buffer, gradients);
+    return absl::OkStatus();
+  }
+  // From one step's gradient to the next one's buffer, on one stream.
+  if (taker != nullptr) {
+    const at::Tensor unused = taker->GiveUnused();
+    if (unused.defined()) pool_.Adopt(unused, DeviceEvent());
+  }
+  FSDP_ASSIGN_OR_RETURN(buffer.memory, pool_.Acquire(layout->bytes()));
+  of.Fill(buffer, gradients);
+  return absl::OkStatus();
+}
+
+// Makes `buffer` one of `layout`, with the gradients that it has.
+absl::Status ReduceMemory::LayOut(const GradientBuffer& of,
+                                  const GradientBuffer::Layout& layout,
+                                  ReduceBuffer& buffer) {
+  const bool is_same = buffer.layout == layout ||
+                       (buffer.layout != nullptr && layout != nullptr &&
+                        buffer.layout->trained() == layout->trained());
+  if (is_same) return absl::OkStatus();
+  ReduceBuffer next = {layout, {}};
+  if (buffer.has_gradients() && layout != nullptr) {
+    FSDP_ASSIGN_OR_RETURN(next.memory, pool_.Acquire(layout->bytes()));
+    of.Convert(buffer, next);
+  }
+  if (buffer.has_gradients()) pool_.Release(buffer.memory);
+  buffer = std::move(next);
+  return absl::OkStatus();
+}
+
+absl::Status ReduceMemory::AddToSums(const GradientBuffer& of,
+                                     const ReduceBuffer& buffer,
+                                     ReduceBuffer& sums) {
+  const bool has_sums = sums.has_gradients();
+  if (!has_sums || sums.layout->trained() != buffer.layout->trained()) {
+    ReduceBuffer next;
+    next.layout = has_sums ? of.CurrentLayout(sums.layout) : buffer.layout;
+    next.is_segment = true;
+    FSDP_ASSIGN_OR_RETURN(next.memory,
+                          pool_.Acquire(next.layout->segment_bytes()));
+    of.Convert(has_sums ? sums : buffer, next);
+    if (has_sums) Release(sums, /*reader=*/nullptr);
+    sums = std::move(next);
+    if (!has_sums) return absl::OkStatus();
+  }
+  of.AddSegment(buffer, sums);
+  return absl::OkStatus();
+}
+
+void ReduceMemory::Release(ReduceBuffer& buffer,
+                           std::unique_ptr<comm::Work> reader) {
+  DeviceEvent read;
+  read.Record(device_);
+  BufferPool::AwaitReader await_reader;
+  if (reader != nullptr) {
+    await_reader = [reader = std::move(reader)] {
+      return reader->BlockCurrentStream();
+    };
+  }
+  pool_.Release(buffer.memory, std::move(await_reader), std::move(read));
+  buffer.memory.reset();
+}
+
+void ReduceMemory::DropKept(ReduceBuffer& buffer) {
+  if (buffer.has_gradients()) pool_.Release(buffer.memory);
+  buffer = ReduceBuffer();
+}
+
+void ReduceMemory::Adopt(const at::Tensor& memory) {
+  if (!memory.defined()) return;
+  DeviceEvent used;
+  used.Record(device_);
+  pool_.Adopt(memory, std::move(used));
 }
 
 }  // namespace fsdp

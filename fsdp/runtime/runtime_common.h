@@ -6,7 +6,9 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,9 +18,8 @@
 #include "comm/communicator.h"
 #include "comm/work.h"
 #include "fsdp/memory/buffer_pool.h"
-#include "fsdp/runtime/order_log.h"
-#include "fsdp/runtime/placement.h"
 #include "fsdp/runtime/runtime_unit.h"
+#include "fsdp/runtime/step_log.h"
 
 namespace fsdp {
 
@@ -72,6 +73,33 @@ class RuntimeCommon {
   const absl::Duration timeout_;
   const c10::Device device_;
   OrderLog order_;
+};
+
+// Steps of units within a backward.
+
+// Knows which units have gradients that are to be stepped; changes no gradient
+// but as said below. Not thread-safe.
+class UnitSteps {
+ public:
+  // `common` outlives this object.
+  explicit UnitSteps(const RuntimeCommon& common) : common_(common) {}
+
+  // From now on the unit's gradients, of which more may come, are to be
+  // stepped.
+  void Expect(int unit) { expected_.insert(unit); }
+  // Calls `step` when no other unit that is to be stepped shows a gradient: an
+  // optimizer over all shards would also step a unit used several times, of
+  // whose gradient only a part has arrived yet. Returns what `step` does, or
+  // what it throws.
+  absl::Status Step(int unit,
+                    const std::function<absl::Status(int unit)>& step);
+  // After an error: no step is to come, and the gradients that wait for one are
+  // dropped, since the next backward would add to them.
+  void Drop();
+
+ private:
+  const RuntimeCommon& common_;
+  std::set<int> expected_;
 };
 
 }  // namespace fsdp

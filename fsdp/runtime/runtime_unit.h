@@ -10,13 +10,39 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "comm/communicator.h"
+#include "comm/quantized/quantized_communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/runtime/gradient_buffer.h"
-#include "fsdp/runtime/placement.h"
 #include "fsdp/runtime/reduction_hooks.h"
 
+// Where a unit lies: the groups of ranks that it is sharded, replicated and
+// gathered over.
+
 namespace fsdp {
+
+// The groups of ranks a unit lies on.
+struct Placement {
+  // What the unit is sharded over; of one rank: it is not.
+  std::shared_ptr<comm::Communicator> shard;
+  // All-reduces what has been reduce-scattered; null: nothing is replicated.
+  std::shared_ptr<comm::Communicator> replicate;
+  // Consecutive ranks of `shard` that gather after kShrink; null: none do.
+  std::shared_ptr<comm::Communicator> part;
+  // `shard` again, sending int8 as `quantization` says: what gathers parameters
+  // and reduces gradients in training; null: `shard` does.
+  std::shared_ptr<comm::Communicator> quantized = nullptr;
+  comm::QuantizationOptions quantization = {};
+
+  comm::Communicator& traffic() const {
+    return quantized != nullptr ? *quantized : *shard;
+  }
+  // Whether the unit's gradients are those of this rank.
+  bool is_alone() const {
+    return shard->world_size() == 1 && replicate == nullptr;
+  }
+};
 
 // Memory that the ranks of a unit's group have in common, for a flat parameter
 // of the compute dtype: every rank computes with the same copy of it.

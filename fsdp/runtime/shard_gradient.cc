@@ -19,7 +19,6 @@
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "flat_param/layout.h"
-#include "fsdp/runtime/gradient_copy.h"
 #include "fsdp/runtime/gradient_layout.h"
 
 namespace fsdp {

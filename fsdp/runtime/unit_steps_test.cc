@@ -1,5 +1,3 @@
-#include "fsdp/runtime/unit_steps.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>

@@ -13,7 +13,9 @@
 #include "comm/mesh.h"
 #include "fsdp/options/options.h"
 #include "fsdp/options/quantization.h"
-#include "fsdp/runtime/placement.h"
+#include "fsdp/runtime/runtime_unit.h"
+#include "fsdp/schedule/schedule.h"
+#include "fsdp/setup/shard_plan.h"
 
 namespace fsdp {
 
@@ -42,6 +44,16 @@ class Placements {
   std::map<std::pair<const void*, int>, Group> split_;
   std::map<std::pair<const void*, int64_t>, Group> quantized_;
 };
+
+// What the schedule is told of units, as far as options alone decide it.
+
+// What depends on the ranks that the unit lies on (`replicated`, `sharded`,
+// `keeps_part`) and on where its memory is (`shares_memory`, `rests_elsewhere`)
+// is left to the caller.
+ScheduledUnit ScheduledUnitOf(const PlannedUnit& planned,
+                              const Options& options);
+
+ScheduleOptions ScheduleOptionsOf(const Options& options);
 
 }  // namespace fsdp
 

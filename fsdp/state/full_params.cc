@@ -26,10 +26,8 @@
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/model/unit_handle.h"
-#include "fsdp/state/lent_values.h"
-#include "fsdp/state/shard_gather.h"
 #include "fsdp/state/whole_access.h"
 
 namespace fsdp {

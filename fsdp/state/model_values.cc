@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -26,7 +27,7 @@
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/named_values.h"
-#include "fsdp/state/shard_gather.h"
+#include "fsdp/state/whole_access.h"
 
 namespace fsdp {
 namespace {
@@ -176,6 +177,33 @@ absl::Status TakeOwnPart(const at::Tensor& whole, const ValueRange& range) {
     target.copy_(flat_param::StorageOrderOf(whole, SpecOf(range))
                      .narrow(0, range.begin, range.values.numel()));
   });
+}
+
+absl::Status CopyFromPieces(absl::Span<const ParameterPiece* const> pieces,
+                            int64_t begin, const at::Tensor& target) {
+  std::vector<const ParameterPiece*> sorted(pieces.begin(), pieces.end());
+  std::sort(sorted.begin(), sorted.end(),
+            [](const ParameterPiece* a, const ParameterPiece* b) {
+              return a->begin < b->begin;
+            });
+  const int64_t end = begin + target.numel();
+  int64_t covered = begin;
+  for (const ParameterPiece* piece : sorted) {
+    if (piece->begin > covered) break;
+    covered = std::max(covered, piece->begin + piece->values.numel());
+  }
+  if (covered < end) {
+    return absl::NotFoundError(absl::StrCat("no piece has element ", covered));
+  }
+  c10::NoGradGuard no_grad;
+  for (const ParameterPiece* piece : sorted) {
+    const int64_t from = std::max(begin, piece->begin);
+    const int64_t to = std::min(end, piece->begin + piece->values.numel());
+    if (from >= to) continue;
+    target.narrow(0, from - begin, to - from)
+        .copy_(piece->values.narrow(0, from - piece->begin, to - from));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace fsdp

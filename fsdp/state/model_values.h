@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace fsdp {
 
@@ -83,6 +84,23 @@ absl::Status MakeRowMajor(ShardedModel& model, std::vector<ValueRange>& ranges);
 // `whole`, of the parameter's sizes, becomes the values of `range`, whatever
 // its storage order.
 absl::Status TakeOwnPart(const at::Tensor& whole, const ValueRange& range);
+
+// Puts ranges of parameters together, whoever has cut them.
+
+// A range of one parameter.
+struct ParameterPiece {
+  std::string name;
+  std::vector<int64_t> sizes;    // of the whole parameter
+  std::vector<int64_t> strides;  // which give its storage order
+  int64_t begin;                 // in storage order
+  at::Tensor values;             // 1-D, maybe empty
+};
+
+// Copies what `pieces`, all of one parameter, have of the elements from `begin`
+// on into `target`, 1-D. NotFound, naming the first element that no piece has;
+// nothing is copied then.
+absl::Status CopyFromPieces(absl::Span<const ParameterPiece* const> pieces,
+                            int64_t begin, const at::Tensor& target);
 
 }  // namespace fsdp
 

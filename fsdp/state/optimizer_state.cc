@@ -23,9 +23,7 @@
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/state/optimizer_slots.h"
 #include "fsdp/state/optimizer_values.h"
-#include "fsdp/state/shard_gather.h"
 #include "fsdp/state/whole_access.h"
 
 namespace fsdp {

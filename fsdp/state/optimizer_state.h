@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
-#include "fsdp/state/parameter_pieces.h"
 #include "fsdp/state/state_dict.h"
 
 namespace fsdp {

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,9 +17,26 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "fsdp/model/named_shard.h"
-#include "fsdp/state/optimizer_slots.h"
+
+// LibTorch's optimizer states, whatever their class, as named tensors and
+// numbers.
 
 namespace fsdp {
+
+// Of one parameter: {"exp_avg", "exp_avg_sq"} and {"step"} for Adam.
+struct OptimizerSlots {
+  std::map<std::string, at::Tensor> tensors;  // defined ones only
+  std::map<std::string, int64_t> numbers;
+};
+
+// InvalidArgument: a class that is not known; see optimizer_state.h.
+absl::StatusOr<OptimizerSlots> ReadSlots(
+    const torch::optim::OptimizerParamState& state);
+
+// A state of the class that `optimizer` uses. InvalidArgument: an optimizer
+// that is not known, or slots that its states do not have.
+absl::StatusOr<std::unique_ptr<torch::optim::OptimizerParamState>> MakeState(
+    const torch::optim::Optimizer& optimizer, const OptimizerSlots& slots);
 
 struct OptimizerGroup {
   std::vector<std::string> names;  // of parameters

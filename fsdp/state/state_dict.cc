@@ -21,7 +21,6 @@
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/named_values.h"
-#include "fsdp/state/shard_gather.h"
 #include "fsdp/state/state_dict_load.h"
 #include "fsdp/state/whole_access.h"
 

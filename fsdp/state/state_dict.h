@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "flat_param/layout.h"
-#include "fsdp/state/parameter_pieces.h"
+#include "fsdp/state/model_values.h"
 
 namespace fsdp {
 

@@ -3,6 +3,10 @@
 #ifndef FSDP_STATE_WHOLE_ACCESS_H_
 #define FSDP_STATE_WHOLE_ACCESS_H_
 
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -10,6 +14,8 @@
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "flat_param/flat_parameter.h"
+#include "flat_param/guarded_storage.h"
 #include "fsdp/model/sharded_model.h"
 
 namespace fsdp {
@@ -54,6 +60,39 @@ auto InWholeAccess(ShardedModel& model, absl::string_view what,
 
 // For a wait that begins now.
 absl::Time DeadlineOf(const ShardedModel& model);
+
+// Whole tensors out of the ranks' shards, for what happens between steps.
+
+// All ranks' shards of one flat parameter of a unit, or of anything laid out
+// like it, in memory of its own: 1-D, layout.padded_numel(), of the shard's
+// dtype. Collective over the ranks that the unit is sharded on. When it fails
+// the model's groups are aborted: other ranks wait in groups of theirs.
+absl::StatusOr<at::Tensor> GatherShards(const ShardedModel& model, int unit,
+                                        const at::Tensor& shard,
+                                        absl::string_view label);
+
+// This rank's shard of the gradients of `flat`, zero where there is none.
+at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat);
+
+// Whole values that a caller gets to see for a time.
+
+// A tensor over memory that is somebody else's, until End(): from then on it,
+// and all views of it, raise an error that says what has ended, and hold no
+// memory. Not thread-safe.
+class LentValues {
+ public:
+  // `values`: 1-D and contiguous; outlives End(). `until`: "the scope of
+  // SummonFullParams()".
+  LentValues(const at::Tensor& values, const std::string& until);
+
+  // Of the same elements as `values`.
+  const at::Tensor& tensor() const { return tensor_; }
+  void End() { storage_.Empty(); }
+
+ private:
+  flat_param::GuardedStorage storage_;
+  at::Tensor tensor_;
+};
 
 }  // namespace fsdp
 

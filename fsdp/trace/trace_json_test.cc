@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/trace/trace_category.h"
+#include "fsdp/trace/trace_buffer.h"
 #include "fsdp/trace/trace_timeline.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

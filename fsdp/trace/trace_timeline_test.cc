@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "fsdp/trace/trace_buffer.h"
-#include "fsdp/trace/trace_category.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

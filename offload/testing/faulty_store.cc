@@ -13,8 +13,8 @@
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "offload/param_store.h"
 #include "offload/testing/forwarding_store.h"
-#include "offload/transfer.h"
 
 namespace fsdp::offload::testing {
 namespace {

@@ -12,7 +12,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "offload/param_store.h"
-#include "offload/transfer.h"
 
 namespace fsdp::offload::testing {
 

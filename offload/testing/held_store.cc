@@ -8,8 +8,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "offload/param_store.h"
 #include "offload/testing/forwarding_store.h"
-#include "offload/transfer.h"
 
 namespace fsdp::offload::testing {
 namespace {

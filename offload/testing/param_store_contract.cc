@@ -17,7 +17,6 @@
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/testing/store_calls.h"
-#include "offload/transfer.h"
 
 namespace fsdp::offload::testing {
 

@@ -10,7 +10,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "offload/param_store.h"
-#include "offload/transfer.h"
 
 namespace fsdp::offload::testing {
 

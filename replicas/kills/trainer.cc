@@ -19,7 +19,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
-#include "comm/launcher/restart_options.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "fsdp/fully_sharded_data_parallel.h"

@@ -19,7 +19,6 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "replicas/membership/heartbeats.h"
-#include "replicas/membership/notice_board.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/roster_log.h"

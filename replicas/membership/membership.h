@@ -23,7 +23,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "replicas/membership/heartbeats.h"
-#include "replicas/membership/notice_board.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/roster_log.h"

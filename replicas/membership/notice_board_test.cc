@@ -1,5 +1,3 @@
-#include "replicas/membership/notice_board.h"
-
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -8,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "replicas/membership/roster.h"
+#include "replicas/membership/roster_log.h"
 #include "replicas/membership/testing/forwarding_registers.h"
 #include "replicas/membership/testing/memory_registers.h"
 

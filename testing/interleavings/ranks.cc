@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
+#include "comm/call.h"
 #include "comm/host/doorbell.h"
-#include "comm/host/shared_rank_block.h"
-#include "comm/rank_names.h"
+#include "comm/host/shared_host.h"
 #include "testing/interleavings/machine.h"
 
 namespace fsdp::interleavings {

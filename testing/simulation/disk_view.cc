@@ -12,8 +12,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_error.h"
-#include "checkpoint/files/move_all.h"
+#include "checkpoint/files/new_path.h"
 
 namespace fsdp::simulation {
 using checkpoint::File;

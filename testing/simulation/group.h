@@ -16,7 +16,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/call.h"
-#include "comm/rank_names.h"
 #include "testing/simulation/common_memories.h"
 #include "testing/simulation/network.h"
 #include "testing/simulation/operation.h"

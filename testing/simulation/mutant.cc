@@ -12,12 +12,10 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "comm/fence.h"
 #include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "offload/param_store.h"
 #include "offload/testing/forwarding_store.h"
-#include "offload/transfer.h"
 
 namespace fsdp::simulation {
 namespace {

@@ -17,8 +17,6 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "comm/call.h"
-#include "comm/fence.h"
-#include "comm/rank_names.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
 

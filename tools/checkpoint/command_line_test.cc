@@ -1,5 +1,3 @@
-#include "tools/checkpoint/command_line.h"
-
 #include <string>
 #include <vector>
 
@@ -7,6 +5,7 @@
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tools/checkpoint/text.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {

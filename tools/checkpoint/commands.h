@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "tools/checkpoint/command_line.h"
+#include "tools/checkpoint/text.h"
 
 namespace fsdp::checkpoint::tool {
 

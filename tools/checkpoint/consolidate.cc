@@ -18,7 +18,6 @@
 #include "checkpoint/huggingface/file_plan.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "tools/checkpoint/source.h"
-#include "tools/checkpoint/tensor_stream.h"
 #include "tools/checkpoint/text.h"
 
 namespace fsdp::checkpoint::tool {

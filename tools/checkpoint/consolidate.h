@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/files/file_system.h"
-#include "tools/checkpoint/progress.h"
+#include "tools/checkpoint/text.h"
 
 namespace fsdp::checkpoint::tool {
 

@@ -15,11 +15,9 @@
 #include "base/status_macros.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/files/range_reader.h"
-#include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
-#include "tools/checkpoint/elements.h"
+#include "tools/checkpoint/source.h"
 #include "tools/checkpoint/tensor_figures.h"
-#include "tools/checkpoint/tensor_stream.h"
 #include "tools/checkpoint/text.h"
 
 namespace fsdp::checkpoint::tool {

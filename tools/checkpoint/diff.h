@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "tools/checkpoint/progress.h"
 #include "tools/checkpoint/source.h"
+#include "tools/checkpoint/text.h"
 
 namespace fsdp::checkpoint::tool {
 

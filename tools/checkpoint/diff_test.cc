@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
-#include "checkpoint/tensor/dtype.h"
+#include "checkpoint/tensor/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/checkpoint/testing/small_checkpoint.h"

@@ -1,5 +1,3 @@
-#include "tools/checkpoint/elements.h"
-
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -9,6 +7,7 @@
 #include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tools/checkpoint/tensor_figures.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {

@@ -1,5 +1,3 @@
-#include "tools/checkpoint/ls.h"
-
 #include <optional>
 #include <string>
 
@@ -10,6 +8,7 @@
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tools/checkpoint/show.h"
 #include "tools/checkpoint/testing/small_checkpoint.h"
 
 namespace fsdp::checkpoint::tool {

@@ -1,10 +1,9 @@
-#include "tools/checkpoint/progress.h"
-
 #include <sstream>
 
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tools/checkpoint/text.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {

@@ -13,9 +13,7 @@
 #include "checkpoint/commit/by_manifest.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/checkpoint_names.h"
 #include "checkpoint/commit/manifest.h"
-#include "checkpoint/commit/verify.h"
 #include "tools/checkpoint/text.h"
 
 namespace fsdp::checkpoint::tool {

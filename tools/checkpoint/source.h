@@ -2,13 +2,17 @@
 #ifndef TOOLS_CHECKPOINT_SOURCE_H_
 #define TOOLS_CHECKPOINT_SOURCE_H_
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_system.h"
@@ -60,6 +64,21 @@ absl::StatusOr<std::unique_ptr<RangeReader>> ReaderOf(
 
 // Are these the names in a folder of a run's checkpoints?
 bool IsRunFolder(const std::vector<std::string>& names);
+
+// Elements of tensors out of the files in which they lie, in their order and in
+// O(buffer) memory.
+
+using TakeBytes = absl::FunctionRef<absl::Status(absl::Span<const char>)>;
+
+// Gives `take` the elements [begin, end) of a tensor, row-major, in pieces of
+// whole elements. Elements that do not fill bytes have to be all there are.
+// InvalidArgument for others, and the errors of RangeReader and of `take`.
+absl::Status StreamElements(RangeReader& reader, const StoredTensor& tensor,
+                            int64_t begin, int64_t end, TakeBytes take);
+
+// All of it.
+absl::Status StreamTensor(RangeReader& reader, const StoredTensor& tensor,
+                          TakeBytes take);
 
 }  // namespace fsdp::checkpoint::tool
 

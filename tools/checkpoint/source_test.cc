@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/catalog/catalog.h"
-#include "checkpoint/commit/checkpoint_names.h"
+#include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/real_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"

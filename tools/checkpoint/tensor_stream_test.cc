@@ -1,5 +1,3 @@
-#include "tools/checkpoint/tensor_stream.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -13,9 +11,10 @@
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
-#include "checkpoint/tensor/dtype.h"
+#include "checkpoint/tensor/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tools/checkpoint/source.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {

@@ -16,15 +16,13 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "tools/checkpoint/command_line.h"
 #include "tools/checkpoint/commands.h"
 #include "tools/checkpoint/consolidate.h"
 #include "tools/checkpoint/diff.h"
-#include "tools/checkpoint/ls.h"
-#include "tools/checkpoint/progress.h"
 #include "tools/checkpoint/prune.h"
 #include "tools/checkpoint/show.h"
 #include "tools/checkpoint/source.h"
+#include "tools/checkpoint/text.h"
 #include "tools/checkpoint/verify.h"
 
 namespace fsdp::checkpoint::tool {

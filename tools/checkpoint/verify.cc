@@ -10,9 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/checkpoint_names.h"
 #include "checkpoint/commit/manifest.h"
-#include "checkpoint/commit/verify.h"
 #include "tools/checkpoint/source.h"
 #include "tools/checkpoint/text.h"
 

@@ -58,7 +58,7 @@ cc_library(
     def test_what_every_test_has(self):
         files = {
             **BASE,
-            "tools/rules/cc.bzl": 'load("@rules_cc//cc:defs.bzl", "x")\nTEST_DEPS = ["@com_google_absl//absl/strings"]\n',
+            "tools/rules/cc.bzl": 'load("@rules_cc//cc:defs.bzl", "x")\nABSL_DEPS, BASE_DEPS = [], []\nTEST_DEPS = ["@com_google_absl//absl/strings"]\n',
             "base/BUILD.bazel": BASE["base/BUILD.bazel"] + '''
 load("//tools/rules:cc.bzl", "cc_test")
 cc_test(name = "a_test", srcs = ["a_test.cc"], deps = ["//third_party/libtorch"])
@@ -71,7 +71,7 @@ cc_test(name = "a_test", srcs = ["a_test.cc"], deps = ["//third_party/libtorch"]
         files["base/BUILD.bazel"] = with_it.replace(
             '"//third_party/libtorch"', '"//third_party/libtorch", "@com_google_absl//absl/strings"')
         self.assertEqual(len(on_deps()), 1)
-        self.assertIn("every test has the dep @com_google_absl//absl/strings", on_deps()[0])
+        self.assertIn("it has the dep @com_google_absl//absl/strings", on_deps()[0])
         files["base/BUILD.bazel"] = with_it.replace('load("//tools/rules:cc.bzl", "cc_test")', "")
         self.assertEqual(len(on_deps()), 1)
         self.assertIn("includes absl/strings/str_cat.h without the dep @com_google_absl//absl/strings", on_deps()[0])
@@ -79,7 +79,7 @@ cc_test(name = "a_test", srcs = ["a_test.cc"], deps = ["//third_party/libtorch"]
     def test_a_rule_that_is_not_loaded(self):
         found = findings({
             **BASE,
-            "tools/rules/cc.bzl": "TEST_DEPS = []\n",
+            "tools/rules/cc.bzl": "ABSL_DEPS, BASE_DEPS, TEST_DEPS = [], [], []\n",
             "offload/BUILD.bazel": 'load("//tools/rules:cc.bzl", "cc_test")\ncc_library(name = "offload")\n',
         })
         self.assertIn("//offload:offload: load cc_library from //tools/rules:cc.bzl: Bazel 9 has none of its own", found)

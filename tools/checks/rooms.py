@@ -1,4 +1,4 @@
-"""Rooms and their doors: who may use whom, as the tables of docs/architecture.md say. Part of tools/checks/deps.
+"""Rooms and their doors: who may use whom, as the tables of docs/rooms.md say. Part of tools/checks/deps.
 
 A room is a package. The table `| room | what it is for | may use |` has a row for each, from the top of the house to the
 bottom, so that a room uses only rooms below its row. "dir/..." is a row for all packages below dir. Who "may use" is
@@ -11,13 +11,11 @@ The table `| public header | includes | because |` has the public headers that c
 import os
 import re
 
-DOCUMENT = "docs/architecture.md"
+DOCUMENT = "docs/rooms.md"
 ROOMS = ["room", "what it is for", "may use"]
 EXCEPTIONS = ["public header", "includes", "because"]
 # Every package below these is a room.
-TOPS = ("base", "checkpoint", "comm", "device_ops", "flat_param", "fsdp", "offload", "replicas", "testing")
-# Every room below these has a README.
-HAVE_READMES = ("comm", "fsdp", "replicas")
+TOPS = ("base", "checkpoint", "comm", "device_ops", "flat_param", "fsdp", "offload", "planner", "replicas", "testing")
 ANY = "any"
 LIBTORCH = "LibTorch"
 NEEDS_LIBTORCH = {"//third_party/libtorch:libtorch", "//third_party/libtorch:cuda", "//third_party/libtorch:c10_cuda"}
@@ -68,11 +66,10 @@ def has_door(targets):
 class Rooms:
     """Compares the targets below `root` with the tables; `findings` has what is wrong."""
 
-    def __init__(self, root, targets, includes, fix=False):
+    def __init__(self, root, targets, includes):
         self.root = root
         self.targets = targets
         self.includes = includes  # of a file: (line, header)
-        self.fix = fix
         self.findings = []
         text = self.read(DOCUMENT)
         self.rows = [Row(*row) for row in read_tables(text, ROOMS)]
@@ -104,7 +101,6 @@ class Rooms:
         self.check_circles()
         self.check_unused()
         self.check_tests()
-        self.check_readmes()
         self.check_public_headers()
         return self.findings
 
@@ -136,7 +132,7 @@ class Rooms:
             row = self.row_of(package_of(target.label))
             if not row or is_test(target):
                 continue
-            for label in target.deps:
+            for label in target.written:
                 if label in NEEDS_LIBTORCH:
                     name = LIBTORCH
                 elif label in self.targets and self.row_of(package_of(label)):
@@ -202,42 +198,6 @@ class Rooms:
                 if other and not other.is_open and other is not row and row.name in self.needed_by(other.name):
                     self.findings.append(f"{target.label} may not use {target.written.get(label, label)}: {other.name} needs {row.name}; "
                                          f"move the test to {other.name} or to a room of tests")
-
-    def check_readmes(self):
-        """A room's README begins with what the table says of it, and its line "May use:" agrees."""
-        for row in self.rows:
-            if row.name.endswith("/...") or row.name.split("/")[0] not in TOPS:
-                continue
-            path = f"{row.name}/README.md"
-            lines = self.read(path).splitlines()
-            if not lines and row.name.split("/")[0] not in HAVE_READMES:
-                continue
-            if len(lines) < 2 or not lines[1].startswith(row.purpose):
-                self.findings.append(f"{path}:2: does not begin with what {DOCUMENT}:{row.line} says of {row.name}: make the "
-                                     "two the same sentence")
-            number = next((number for number, line in enumerate(lines) if line.startswith("May use:")), None)
-            if number is None:
-                self.findings.append(f"{path}: has no line \"May use:\": {self.may_use(row)}")
-                continue
-            said = re.match(r"May use:(.*?)(?:\.(?= |$)|$)", lines[number])
-            names = set(re.findall(r"`//([^`]+)`", said.group(1)))
-            names |= {word for word in (ANY, LIBTORCH) if re.search(rf"\b{word}\b", said.group(1))}
-            if names == set(row.uses):
-                continue
-            if self.fix:
-                lines[number] = self.may_use(row) + lines[number][said.end():].lstrip(".")
-                with open(os.path.join(self.root, path), "w", encoding="utf-8") as file:
-                    file.write("\n".join(lines) + "\n")
-                continue
-            differ = ", ".join(sorted(names ^ set(row.uses)))
-            self.findings.append(f"{path}:{number + 1}: the line \"May use:\" and {DOCUMENT}:{row.line} differ in {differ}: "
-                                 "tools/checks/deps --fix writes what the table says")
-
-    @staticmethod
-    def may_use(row):
-        if row.is_open:
-            return "May use: any room."
-        return f"May use: {', '.join(name if name == LIBTORCH else f'`//{name}`' for name in row.uses) or 'nothing of ours'}."
 
     def check_public_headers(self):
         owners = {}

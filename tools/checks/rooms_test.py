@@ -23,8 +23,8 @@ def tree(files):
         yield root
 
 
-def check(root, fix=False):
-    return deps.Rooms(root, deps.load_targets(root), deps.includes, fix).run()
+def check(root):
+    return deps.Rooms(root, deps.load_targets(root), deps.includes).run()
 
 
 def findings(files):
@@ -34,23 +34,17 @@ def findings(files):
 
 def document(rows, exceptions=()):
     lines = ["| room | what it is for | may use |", "|---|---|---|"]
-    lines += [f"| [{room}](../{room}/README.md) | For {room}. | {uses} |" for room, uses in rows]
+    lines += [f"| {room} | For {room}. | {uses} |" for room, uses in rows]
     lines += ["", "| public header | includes | because |", "|---|---|---|"]
     lines += [f"| {header} | {included} | a template |" for header, included in exceptions]
     return "\n".join(lines) + "\n"
 
 
-def readme(room, uses):
-    return f"# {room}\nFor {room}. And more.\nMay use: {uses}. No more.\n"
-
-
 ROWS = [("fsdp/testing", "any"), ("fsdp/model", "comm, base, LibTorch"), ("comm", "base"), ("base", "nothing")]
 HOUSE = {
-    "docs/architecture.md": document(ROWS),
-    "fsdp/testing/README.md": readme("fsdp/testing", "any room"),
+    "docs/rooms.md": document(ROWS),
     "fsdp/testing/BUILD.bazel": 'cc_library(name = "testing", hdrs = ["testing.h"], deps = ["//fsdp/model"])',
     "fsdp/testing/testing.h": "",
-    "fsdp/model/README.md": readme("fsdp/model", "`//comm`, `//base` (a part of it), LibTorch"),
     "fsdp/model/BUILD.bazel": '''
 cc_library(
     name = "model",
@@ -61,7 +55,6 @@ cc_library(
 cc_test(name = "model_test", srcs = ["model_test.cc"], deps = [":model", "//fsdp/testing"])
 ''',
     "fsdp/model/model.h": '#include "comm/comm.h"\n',
-    "comm/README.md": readme("comm", "`//base`"),
     "comm/BUILD.bazel": '''
 package(default_visibility = ["//visibility:public"])
 cc_library(name = "comm", hdrs = ["comm.h"], deps = ["//base"])
@@ -85,11 +78,11 @@ class RoomsTest(unittest.TestCase):
         self.assertEqual(findings(HOUSE), [])
 
     def test_no_table(self):
-        self.expect({"docs/architecture.md": "# Architecture\n"}, "has no table | room | what it is for | may use |")
+        self.expect({"docs/rooms.md": "# Architecture\n"}, "has no table | room | what it is for | may use |")
 
     def test_an_edge_that_the_table_does_not_allow(self):
         rows = [*ROWS[:2], ("comm", "nothing"), ROWS[3]]
-        self.expect({"docs/architecture.md": document(rows), "comm/README.md": readme("comm", "nothing of ours")},
+        self.expect({"docs/rooms.md": document(rows)},
                     "//comm:comm may not use //base", "the row of comm", "(line 5)")
 
     def test_libtorch_that_the_table_does_not_allow(self):
@@ -99,34 +92,33 @@ class RoomsTest(unittest.TestCase):
 
     def test_an_edge_that_nobody_uses(self):
         rows = [*ROWS[:3], ("base", "LibTorch")]
-        self.expect({"docs/architecture.md": document(rows)},
-                    "docs/architecture.md:6: base may use LibTorch, but no library in it does")
+        self.expect({"docs/rooms.md": document(rows)},
+                    "docs/rooms.md:6: base may use LibTorch, but no library in it does")
 
     def test_a_circle(self):
-        found = findings({**HOUSE, "docs/architecture.md": document([*ROWS[:2], ("comm", "base, fsdp/model"), ROWS[3]]),
-                          "comm/README.md": readme("comm", "`//base`, `//fsdp/model`"),
-                          "comm/BUILD.bazel": HOUSE["comm/BUILD.bazel"] +
+        found = findings({**HOUSE, "docs/rooms.md": document([*ROWS[:2], ("comm", "base, fsdp/model"), ROWS[3]]),
+                                                "comm/BUILD.bazel": HOUSE["comm/BUILD.bazel"] +
                                               'cc_library(name = "up", srcs = ["up.cc"], deps = ["//fsdp/model"])'})
         self.assertEqual(len(found), 2, found)
-        self.assertIn("docs/architecture.md:5: comm may use fsdp/model, whose row is above", found[0])
+        self.assertIn("docs/rooms.md:5: comm may use fsdp/model, whose row is above", found[0])
         self.assertIn("comm -> fsdp/model -> comm: rooms need each other in a circle", found[1])
         self.assertIn("//comm:up needs //fsdp/model:model, //fsdp/model:model needs //comm:comm", found[1])
 
     def test_a_room_without_a_row(self):
-        self.expect({"fsdp/new/BUILD.bazel": 'cc_library(name = "new")'}, "fsdp/new: docs/architecture.md has no row")
+        self.expect({"fsdp/new/BUILD.bazel": 'cc_library(name = "new")'}, "fsdp/new: docs/rooms.md has no row")
 
     def test_a_row_for_all_below_a_folder(self):
         self.assertEqual(findings({**HOUSE, "fsdp/tests/one/BUILD.bazel": 'cc_test(name = "one_test")',
-                                   "docs/architecture.md": document([("fsdp/tests/...", "any"), *ROWS])}), [])
+                                   "docs/rooms.md": document([("fsdp/tests/...", "any"), *ROWS])}), [])
 
     def test_a_row_without_a_room(self):
-        found = findings({**HOUSE, "docs/architecture.md": document([("fsdp/gone", "nothing"), *ROWS])})
-        self.assertIn("docs/architecture.md:3: there is no room fsdp/gone: take the row out", found)
+        found = findings({**HOUSE, "docs/rooms.md": document([("fsdp/gone", "nothing"), *ROWS])})
+        self.assertIn("docs/rooms.md:3: there is no room fsdp/gone: take the row out", found)
 
     def test_a_name_that_no_row_has(self):
-        found = findings({**HOUSE, "docs/architecture.md": document([ROWS[0], ("fsdp/model", "comm, bsae, base, LibTorch"),
+        found = findings({**HOUSE, "docs/rooms.md": document([ROWS[0], ("fsdp/model", "comm, bsae, base, LibTorch"),
                                                                      *ROWS[2:]])})
-        self.assertIn("docs/architecture.md:4: fsdp/model may use bsae, which has no row: is it misspelt?", found)
+        self.assertIn("docs/rooms.md:4: fsdp/model may use bsae, which has no row: is it misspelt?", found)
 
     def test_a_library_that_uses_what_is_for_tests(self):
         build = HOUSE["fsdp/model/BUILD.bazel"] + 'cc_library(name = "odd", srcs = ["odd.cc"], deps = ["//fsdp/testing"])'
@@ -135,8 +127,8 @@ class RoomsTest(unittest.TestCase):
         self.assertIn("//fsdp/model:odd may not use //fsdp/testing", found[0])
         self.assertIn("in a circle", found[1])
         rows = [ROWS[0], ("fsdp/model", "fsdp/testing, comm, base, LibTorch"), *ROWS[2:]]
-        found = findings({**HOUSE, "fsdp/model/BUILD.bazel": build, "docs/architecture.md": document(rows)})
-        self.assertIn("docs/architecture.md:4: fsdp/model may not use fsdp/testing, which is for tests and programs: move what "
+        found = findings({**HOUSE, "fsdp/model/BUILD.bazel": build, "docs/rooms.md": document(rows)})
+        self.assertIn("docs/rooms.md:4: fsdp/model may not use fsdp/testing, which is for tests and programs: move what "
                       "it needs into a room of its own", found)
 
     def test_a_test_that_uses_a_room_above(self):
@@ -144,28 +136,12 @@ class RoomsTest(unittest.TestCase):
                                          'cc_test(name = "comm_test", srcs = ["t.cc"], deps = ["//fsdp/model"])'},
                     "//comm:comm_test may not use //fsdp/model: fsdp/model needs comm; move the test to fsdp/model")
 
-    def test_a_readme_that_disagrees(self):
-        files = {"fsdp/model/README.md": readme("fsdp/model", "`//comm`, LibTorch")}
-        self.expect(files, "fsdp/model/README.md:3:", "differ in base", "--fix")
-        with tree({**HOUSE, **files}) as root:
-            self.assertEqual(check(root, fix=True), [])
-            with open(os.path.join(root, "fsdp/model/README.md"), encoding="utf-8") as file:
-                self.assertEqual(file.read(), readme("fsdp/model", "`//comm`, `//base`, LibTorch"))
-
-    def test_a_readme_with_another_sentence(self):
-        self.expect({"comm/README.md": "# comm\nFor all.\nMay use: `//base`.\n"}, "comm/README.md:2:", "the same sentence")
-
-    def test_a_room_without_a_readme(self):
-        files = dict(HOUSE)
-        del files["fsdp/model/README.md"]
-        self.assertEqual(len(findings(files)), 2)
-
     def test_a_public_header_that_includes_a_private_one(self):
         files = {"comm/comm.h": '#include "comm/secret.h"\n'}
         self.expect(files, "comm/comm.h:1: a public header includes comm/secret.h of //comm:secret, which is not public")
         exceptions = document(ROWS, [("comm/comm.h", "comm/secret.h")])
-        self.assertEqual(findings({**HOUSE, **files, "docs/architecture.md": exceptions}), [])
-        self.expect({"docs/architecture.md": exceptions}, "docs/architecture.md:10: comm/comm.h does not include")
+        self.assertEqual(findings({**HOUSE, **files, "docs/rooms.md": exceptions}), [])
+        self.expect({"docs/rooms.md": exceptions}, "docs/rooms.md:10: comm/comm.h does not include")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 // Serves the store that outlives the replicas of a job, where they are on
 // several hosts.
 //   bazel run //tools/keeper -- --port=29400
-#include "comm/meeting/keeper.h"
-
 #include <signal.h>
 
 #include <cstdlib>
@@ -21,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
 
 ABSL_FLAG(int, port, 29400, "The port to listen on; 0: any that is free.");

@@ -7,13 +7,28 @@ them without.
 
 load("@rules_cc//cc:defs.bzl", _cc_binary = "cc_binary", _cc_library = "cc_library", _cc_test = "cc_test")
 
-# Of every cc_test, which does not name them.
-TEST_DEPS = [
-    "//base/testing:status_matchers",
+# Every target has these, so that no BUILD file names them; below //base, whose parts know each other, only Abseil's.
+BASE_DEPS = [
+    "//base:check",
+    "//base:status_macros",
+]
+ABSL_DEPS = [
+    "@com_google_absl//absl/algorithm:container",
+    "@com_google_absl//absl/base:core_headers",
+    "@com_google_absl//absl/functional:function_ref",
+    "@com_google_absl//absl/memory",
     "@com_google_absl//absl/status",
     "@com_google_absl//absl/status:statusor",
     "@com_google_absl//absl/strings",
+    "@com_google_absl//absl/strings:str_format",
+    "@com_google_absl//absl/synchronization",
     "@com_google_absl//absl/time",
+    "@com_google_absl//absl/types:span",
+]
+
+# Every test has these, too.
+TEST_DEPS = [
+    "//base/testing:status_matchers",
     "@com_google_googletest//:gtest_main",
 ]
 
@@ -46,12 +61,16 @@ def _with_precompiled(attributes, precompiled):
     attributes["deps"] = deps + ["{}:{}".format(_LIBTORCH, precompiled)]
     return attributes
 
+def _with_deps(attributes, deps = []):
+    given = ABSL_DEPS + deps + ([] if native.package_name() == "base" else BASE_DEPS)
+    attributes["deps"] = attributes.get("deps", []) + given
+    return attributes
+
 def cc_library(**attributes):
-    _cc_library(**_with_precompiled(attributes, "precompiled"))
+    _cc_library(**_with_precompiled(_with_deps(attributes), "precompiled"))
 
 def cc_binary(**attributes):
-    _cc_binary(**_with_precompiled(attributes, "precompiled"))
+    _cc_binary(**_with_precompiled(_with_deps(attributes), "precompiled"))
 
 def cc_test(**attributes):
-    attributes["deps"] = attributes.get("deps", []) + TEST_DEPS
-    _cc_test(**_with_precompiled(attributes, "precompiled_for_tests"))
+    _cc_test(**_with_precompiled(_with_deps(attributes, TEST_DEPS), "precompiled_for_tests"))

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/trace/trace_category.h"
+#include "fsdp/trace/trace_buffer.h"
 
 namespace fsdp::trace_report {
 namespace {

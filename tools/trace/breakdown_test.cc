@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "fsdp/trace/trace_category.h"
+#include "fsdp/trace/trace_buffer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/trace/trace_file.h"

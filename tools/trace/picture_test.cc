@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/trace/trace_category.h"
+#include "fsdp/trace/trace_buffer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/drawing/lane_chart.h"

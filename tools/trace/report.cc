@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
-#include "fsdp/trace/trace_category.h"
+#include "fsdp/trace/trace_buffer.h"
 
 namespace fsdp::trace_report {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/trace/trace_category.h"
+#include "fsdp/trace/trace_buffer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/trace/breakdown.h"

@@ -13,7 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
-#include "base/regular_file.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 
 namespace fsdp::trace_report {

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "fsdp/trace/trace_category.h"
+#include "fsdp/trace/trace_buffer.h"
 
 namespace fsdp::trace_report {
 

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/trace/trace_category.h"
+#include "fsdp/trace/trace_buffer.h"
 #include "fsdp/trace/trace_json.h"
 #include "fsdp/trace/trace_timeline.h"
 #include "gmock/gmock.h"

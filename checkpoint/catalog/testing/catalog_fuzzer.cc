@@ -12,7 +12,6 @@
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/catalog/safetensors_catalog.h"
 #include "checkpoint/safetensors/safetensors_header.h"
-#include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
 
 namespace fsdp::checkpoint {

@@ -10,7 +10,7 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/commit_by.h"
-#include "checkpoint/commit/verify.h"
+#include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/range_writer.h"
 #include "gtest/gtest.h"

@@ -5,8 +5,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
-#include "checkpoint/files/file_names.h"
-#include "checkpoint/huggingface/file_index.h"
+#include "checkpoint/files/new_path.h"
+#include "checkpoint/huggingface/file_plan.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -9,9 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
+#include "comm/call.h"
 #include "comm/group/failure_report.h"
-#include "comm/group/status_text.h"
-#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 namespace {

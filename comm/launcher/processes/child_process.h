@@ -2,6 +2,7 @@
 #ifndef COMM_LAUNCHER_PROCESSES_CHILD_PROCESS_H_
 #define COMM_LAUNCHER_PROCESSES_CHILD_PROCESS_H_
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include <functional>
@@ -13,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/launcher/processes/process_end.h"
-#include "comm/startup/bootstrap_fd.h"
+#include "comm/startup/bootstrap_socket.h"
 
 namespace fsdp::comm {
 
@@ -85,6 +86,40 @@ class ChildProcess {
   Pid pid_;  // 0: reaped
   UniqueFd stdout_;
   UniqueFd stderr_;
+};
+
+// Signals to a launcher as something that poll() can wait for.
+
+// Puts SIGINT, SIGTERM, SIGHUP, SIGTSTP and SIGCHLD in the way of a descriptor
+// instead of a handler; the destructor restores what was, and what has come and
+// was not taken comes then, but for SIGQUIT and SIGUSR1. What the process
+// ignores, as under nohup, it goes on ignoring: a blocked signal would come in
+// spite of that. SIGQUIT and SIGUSR1, too, but those also when they are
+// ignored, as shells have it for what runs in the background, and not when the
+// process has a handler. To be made while the process has one thread.
+class SignalQueue {
+ public:
+  // ResourceExhausted: no descriptor is left.
+  static absl::StatusOr<SignalQueue> Create();
+
+  SignalQueue(SignalQueue&& other) noexcept;
+  SignalQueue& operator=(SignalQueue&&) = delete;
+  ~SignalQueue();
+
+  // Readable when a signal has come.
+  int fd() const { return fd_.get(); }
+
+  // The next signal that has come; 0: none.
+  int Next();
+
+ private:
+  SignalQueue() = default;
+
+  UniqueFd fd_;
+  sigset_t questions_ = {};  // SIGQUIT and SIGUSR1, where they are handled
+  sigset_t previous_ = {};
+  struct sigaction previous_child_ = {};
+  bool restores_ = true;
 };
 
 }  // namespace fsdp::comm

@@ -15,7 +15,7 @@
 #include "base/check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/launcher/processes/process_end.h"
-#include "comm/startup/bootstrap_fd.h"
+#include "comm/startup/bootstrap_socket.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,5 +1,3 @@
-#include "comm/launcher/processes/output_pump.h"
-
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -13,7 +11,7 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "comm/launcher/processes/output_merger.h"
-#include "comm/startup/bootstrap_fd.h"
+#include "comm/startup/bootstrap_socket.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {

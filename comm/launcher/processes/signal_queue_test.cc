@@ -1,11 +1,10 @@
-#include "comm/launcher/processes/signal_queue.h"
-
 #include <poll.h>
 #include <signal.h>
 
 #include <utility>
 
 #include "base/testing/status_matchers.h"
+#include "comm/launcher/processes/child_process.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {

@@ -16,20 +16,18 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "base/file_size_errors.h"
 #include "base/hmac.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_report.h"
 #include "comm/launcher/processes/child_process.h"
-#include "comm/launcher/processes/signal_queue.h"
 #include "comm/launcher/replicas/replicas_report.h"
 #include "comm/launcher/replicas/replicas_supervisor.h"
-#include "comm/meeting/keeper.h"
-#include "comm/startup/bootstrap_fd.h"
+#include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
-#include "comm/startup/usable_cores.h"
+#include "comm/startup/rank_device.h"
 
 namespace fsdp::comm {
 namespace {

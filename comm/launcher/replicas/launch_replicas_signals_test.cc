@@ -16,10 +16,10 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "comm/launcher/launcher_test_processes.h"
 #include "comm/launcher/processes/process_end.h"
-#include "comm/launcher/replicas/launch_replicas_test_roles.h"
-#include "comm/startup/bootstrap_fd.h"
+#include "comm/startup/bootstrap_socket.h"
+#include "comm/testing/launch_replicas_roles.h"
+#include "comm/testing/launcher_processes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

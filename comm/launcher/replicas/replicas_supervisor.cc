@@ -14,9 +14,7 @@
 #include "comm/launcher/launcher_report.h"
 #include "comm/launcher/processes/child_process.h"
 #include "comm/launcher/processes/output_merger.h"
-#include "comm/launcher/processes/output_pump.h"
 #include "comm/launcher/processes/process_end.h"
-#include "comm/launcher/processes/signal_queue.h"
 #include "comm/launcher/replicas/replicas_report.h"
 
 namespace fsdp::comm {

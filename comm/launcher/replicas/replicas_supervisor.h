@@ -7,8 +7,7 @@
 
 #include "absl/time/time.h"
 #include "comm/launcher/processes/child_process.h"
-#include "comm/launcher/processes/output_pump.h"
-#include "comm/launcher/processes/signal_queue.h"
+#include "comm/launcher/processes/output_merger.h"
 #include "comm/launcher/replicas/replicas_report.h"
 
 namespace fsdp::comm {

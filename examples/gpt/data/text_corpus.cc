@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/regular_file.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 
 namespace gpt {

@@ -10,11 +10,11 @@
 
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "fsdp/choose/choose_options.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
 #include "fsdp/options/wrap_policy.h"
 #include "fsdp/precision/mixed_precision.h"
+#include "planner/choose/choose_options.h"
 
 namespace gpt {
 namespace {

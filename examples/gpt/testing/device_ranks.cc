@@ -18,7 +18,7 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/launcher/launcher.h"
-#include "comm/run_ranks/device_choice.h"
+#include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "examples/gpt/data/batch.h"
 #include "examples/gpt/data/count_data.h"

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "adapters/lora_config.h"
-#include "comm/run_ranks/device_choice.h"
+#include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/flags/base.h"
 #include "examples/llama/flags/precision.h"
 

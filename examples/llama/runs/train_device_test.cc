@@ -22,7 +22,6 @@
 #include "base/testing/fake_device.h"
 #include "base/testing/this_program.h"
 #include "comm/bootstrap/bootstrap.h"
-#include "comm/run_ranks/device_choice.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/data/written_tokens.h"
 #include "examples/llama/flags/generate_flags.h"

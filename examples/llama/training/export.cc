@@ -16,7 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "adapters/peft_files.h"
 #include "base/json.h"
-#include "base/regular_file.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "checkpoint/model_files.h"
 #include "examples/llama/training/model.h"

@@ -23,7 +23,7 @@
 #include "adapters/lora.h"
 #include "adapters/peft_files.h"
 #include "adapters/quantized_base.h"
-#include "base/regular_file.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/load/tensor_recipe.h"
@@ -33,12 +33,12 @@
 #include "examples/llama/model/documents.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
-#include "fsdp/choose/choose_options.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
 #include "fsdp/options/wrap_policy.h"
 #include "fsdp/precision/mixed_precision.h"
+#include "planner/choose/choose_options.h"
 
 namespace llama {
 namespace {

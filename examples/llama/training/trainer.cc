@@ -21,7 +21,6 @@
 #include "checkpoint/run_guard.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
-#include "comm/scalars.h"
 #include "examples/llama/data/batch.h"
 #include "examples/llama/data/evaluation_batches.h"
 #include "examples/llama/data/row_source.h"

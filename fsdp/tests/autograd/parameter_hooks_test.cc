@@ -1,4 +1,4 @@
-#include "fsdp/autograd/parameter_hooks.h"
+#include "fsdp/autograd/autograd.h"
 
 // Hooks on parameters, against plain LibTorch on each rank.
 #include <ATen/core/Tensor.h>

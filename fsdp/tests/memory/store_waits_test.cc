@@ -41,7 +41,6 @@
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/testing/forwarding_store.h"
-#include "offload/transfer.h"
 
 namespace fsdp {
 namespace {

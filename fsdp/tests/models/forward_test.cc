@@ -18,7 +18,7 @@
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/model/unit_handle.h"
+#include "fsdp/model/model_view.h"
 #include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"

@@ -29,7 +29,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/state/parameter_pieces.h"
+#include "fsdp/state/model_values.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

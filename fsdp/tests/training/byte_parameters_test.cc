@@ -22,7 +22,7 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
-#include "comm/quantized/gather_extension.h"
+#include "comm/quantized/quantization_log.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"

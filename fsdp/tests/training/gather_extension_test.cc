@@ -1,6 +1,4 @@
 // Training whose parameters are gathered by an extension of the user's.
-#include "comm/quantized/gather_extension.h"
-
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/sgd.h>
@@ -20,6 +18,7 @@
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
+#include "comm/quantized/quantization_log.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"

@@ -24,7 +24,6 @@
 #include "comm/mesh.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/comm_hooks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/gradient_sync.h"
 #include "fsdp/options/options.h"

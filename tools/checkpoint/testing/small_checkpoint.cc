@@ -12,9 +12,8 @@
 #include "checkpoint/catalog/shard_files.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/huggingface/file_plan.h"
-#include "checkpoint/tensor/dtype.h"
+#include "checkpoint/tensor/tensor_info.h"
 #include "tools/checkpoint/source.h"
-#include "tools/checkpoint/tensor_stream.h"
 
 namespace fsdp::checkpoint::tool::testing {
 namespace {

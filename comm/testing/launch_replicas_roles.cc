@@ -1,0 +1,260 @@
+#include "comm/testing/launch_replicas_roles.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "comm/launcher/launch_options.h"
+#include "comm/launcher/launched_replica.h"
+#include "comm/launcher/launcher_stop_request.h"
+#include "comm/launcher/replicas/launch_replicas.h"
+#include "comm/meeting/job_store.h"
+#include "comm/meeting/store_message.h"
+#include "comm/startup/environment.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr absl::Duration kLimit = absl::Seconds(20);
+
+Environment Self() { return ReadEnvironment(std::getenv).value(); }
+
+void Print(const std::string& line) {
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+int Wait() {
+  for (;;) pause();
+}
+
+absl::StatusOr<int64_t> Ask(StoreAsk ask, std::vector<std::string> texts,
+                            int64_t number = 0) {
+  const Environment self = Self();
+  const absl::Time deadline = absl::Now() + kLimit;
+  FSDP_ASSIGN_OR_RETURN(
+      const std::unique_ptr<StoreConnection> keeper,
+      StoreConnection::Open(self.keeper_addr, self.keeper_port, self.secret,
+                            {deadline}));
+  FSDP_ASSIGN_OR_RETURN(
+      const StoreMessage reply,
+      keeper->Call({static_cast<uint8_t>(ask), number, std::move(texts)},
+                   deadline));
+  if (reply.code == static_cast<uint8_t>(StoreReply::kDone)) {
+    return reply.number;
+  }
+  return absl::DeadlineExceededError("it does not come");
+}
+
+bool HasCome(const std::string& key) {
+  return Ask(StoreAsk::kWait, {key}, absl::ToInt64Milliseconds(kLimit) / 2)
+      .ok();
+}
+
+bool IsThere(const std::string& key) {
+  return Ask(StoreAsk::kCheck, {key}).value_or(-1) == 1;
+}
+
+// Each function is a role of a rank and returns the exit code.
+
+int PrintPlace() {
+  const Environment self = Self();
+  Print(absl::StrCat("replica ", self.replica, " of ", self.replicas,
+                     ", incarnation ", self.replica_incarnation, ", rank ",
+                     self.rank, " of ", self.world_size, ", local ",
+                     self.local_rank, " of ", self.local_world_size, ", store ",
+                     self.keeper_addr));
+  return self.keeper_port > 0 && self.keeper_port != self.master_port ? 0 : 100;
+}
+
+int PrintSecret() {
+  Print(Self().secret);
+  return 0;
+}
+
+int PrintCores() {
+  Print(std::getenv("OMP_NUM_THREADS"));
+  return 0;
+}
+
+// Rank 1 of replica 1 is killed, while the other rank of it lives. The other
+// replica waits for the second incarnation, which does not begin before all
+// have been told of the end of the first.
+int KillOnce() {
+  const Environment self = Self();
+  PrintPlace();
+  if (self.replica == 0) {
+    return HasCome(GoneKey(1, 1)) && HasCome("again") ? 0 : 101;
+  }
+  if (self.replica_incarnation == 1)
+    return self.rank == 1 ? raise(SIGKILL) : Wait();
+  const bool told = IsThere(GoneKey(1, 1)) && !IsThere(GoneKey(1, 2)) &&
+                    !IsThere(GoneKey(0, 1));
+  return told && Ask(StoreAsk::kSet, {"again", "1"}).ok() ? 0 : 102;
+}
+
+// Replica 0 hears of it while a rank of replica 1 still runs.
+int EndSlowly() {
+  const Environment self = Self();
+  if (self.replica == 0 && self.rank == 1) return 0;
+  if (self.replica == 0) {
+    const bool heard = HasCome(GoneKey(1, 1)) && !IsThere("over");
+    return Ask(StoreAsk::kSet, {"heard", "1"}).ok() && heard ? 0 : 103;
+  }
+  if (self.rank == 1) return 3;
+  return HasCome("heard") && Ask(StoreAsk::kSet, {"over", "1"}).ok() ? 4 : 104;
+}
+
+// Replica 1 exits with `code` each time; the other one goes on until it has
+// been given up after so many incarnations.
+int Replica1Exits(int code, int incarnations) {
+  const Environment self = Self();
+  if (self.replica == 1) return code;
+  return HasCome(GoneKey(1, incarnations)) ? 0 : 105;
+}
+
+// The launcher of a rank's launcher.
+pid_t Grandparent() {
+  std::ifstream file(absl::StrCat("/proc/", getppid(), "/stat"));
+  std::string number, name, state;
+  pid_t parent = 0;
+  file >> number >> name >> state >> parent;
+  return parent;
+}
+
+int CountChildren(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/task/", pid, "/children"));
+  int children = 0;
+  for (pid_t child; file >> child;) ++children;
+  return children;
+}
+
+// Replica 1 ends once the launcher has seen the end of replica 0, and has
+// nobody left but the keeper and this one.
+int AllFail() {
+  if (Self().replica == 0) return 3;
+  const absl::Time deadline = absl::Now() + kLimit;
+  while (CountChildren(Grandparent()) > 2 && absl::Now() < deadline) {
+    poll(nullptr, 0, 1);
+  }
+  return 4;
+}
+
+// Of a replica that is alone: fails until its second attempt.
+int FailOnce() {
+  const Environment self = Self();
+  PrintPlace();
+  if (self.restart_count == 0) return 3;
+  return IsThere(GoneKey(self.replica, self.replica_incarnation - 1)) ? 0 : 107;
+}
+
+// More than a pipe takes.
+int PrintMuch() {
+  const std::string line(99, 'a');
+  for (int i = 0; i < 2000; ++i) std::printf("%s\n", line.c_str());
+  return 0;
+}
+
+// A training loop of 1 ms steps that stops when told to.
+int Train() {
+  const StopRequest stop;
+  Print("ready");
+  while (!stop.requested()) poll(nullptr, 0, 1);
+  Print(absl::StrCat("stopped by ", stop.signal()));
+  return 128 + stop.signal();
+}
+
+int RefuseToStop() {
+  signal(SIGINT, [](int) {
+    const ssize_t written = write(STDOUT_FILENO, "no\n", 3);
+    static_cast<void>(written);
+  });
+  Print("ready");
+  return Wait();
+}
+
+int AnswerQuestions() {
+  signal(SIGQUIT, [](int) {
+    const ssize_t written = write(STDOUT_FILENO, "asked\n", 6);
+    static_cast<void>(written);
+  });
+  Print("ready");
+  return Wait();
+}
+
+int LaunchTwo() {
+  LaunchOptions options = TwoRanks(std::getenv(kRankRole));
+  // A rank's own standard error is a pipe that nobody reads in these tests.
+  options.stderr_fd = 1;
+  const absl::StatusOr<ReplicasReport> report = LaunchReplicas(2, options);
+  if (!report.ok()) return 110;
+  Print(report->ToString());
+  return report->exit_code();
+}
+
+const std::map<std::string, std::function<int()>>& Roles() {
+  static const auto& roles = *new std::map<std::string, std::function<int()>>{
+      {"print_place", PrintPlace},
+      {"print_secret", PrintSecret},
+      {"print_cores", PrintCores},
+      {"kill_once", KillOnce},
+      {"end_slowly", EndSlowly},
+      {"replica_1_exits_with_3", [] { return Replica1Exits(3, 3); }},
+      {"replica_1_is_asked_too_much", [] { return Replica1Exits(2, 1); }},
+      {"all_fail", AllFail},
+      {"fail_once", FailOnce},
+      {"print_much", PrintMuch},
+      {"train", Train},
+      {"refuse_to_stop", RefuseToStop},
+      {"answer_questions", AnswerQuestions},
+      {"wait",
+       [] {
+         Print("ready");
+         return Wait();
+       }},
+      {"launch_two", LaunchTwo},
+  };
+  return roles;
+}
+
+}  // namespace
+
+LaunchOptions TwoRanks(const std::string& role) {
+  LaunchOptions options;
+  options.ranks = 2;
+  options.argv = {"launch_replicas_test"};
+  options.environment = {{kReplicaRole, role}};
+  options.grace_period = absl::Milliseconds(100);
+  options.stop_period = absl::Seconds(60);
+  options.signals_apart = absl::ZeroDuration();
+  options.terminate_period = kLimit;
+  options.restarts.max_without_progress = 10;
+  options.restarts.pause = absl::Milliseconds(1);
+  return options;
+}
+
+std::optional<int> PlayReplicaRole() {
+  const char* role = std::getenv(kReplicaRole);
+  if (role == nullptr) return std::nullopt;
+  return Roles().at(role)();
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,27 @@
+// What the processes that tests of LaunchReplicas() start do.
+#ifndef COMM_TESTING_LAUNCH_REPLICAS_ROLES_H_
+#define COMM_TESTING_LAUNCH_REPLICAS_ROLES_H_
+
+#include <optional>
+#include <string>
+
+#include "comm/launcher/launch_options.h"
+
+namespace fsdp::comm {
+
+// Environment variables: the role of a process, and the role of the ranks of
+// one that is a launcher of two replicas itself.
+inline constexpr char kReplicaRole[] = "REPLICAS_TEST_ROLE";
+inline constexpr char kRankRole[] = "REPLICAS_TEST_RANK_ROLE";
+
+// Two ranks of that role. They are never waited for long, but where they have
+// been told to end.
+LaunchOptions TwoRanks(const std::string& role);
+
+// Plays this process's role and returns the exit code; nullopt where it has
+// none, since it is the test itself.
+std::optional<int> PlayReplicaRole();
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_TESTING_LAUNCH_REPLICAS_ROLES_H_

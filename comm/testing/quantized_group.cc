@@ -1,0 +1,58 @@
+#include "comm/testing/quantized_group.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/quantized/quantized_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/wrappers/recording_communicator.h"
+
+namespace fsdp::comm::testing {
+
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> QuantizedGroup(
+    int world_size, const QuantizationOptions& options, CollectiveLog* log) {
+  FSDP_ASSIGN_OR_RETURN(auto group, CreateLocalGroup(world_size));
+  for (auto& comm : group) {
+    if (log != nullptr) comm = Record(std::move(comm), log);
+    FSDP_ASSIGN_OR_RETURN(
+        comm, CreateQuantizedCommunicator(std::move(comm), options));
+  }
+  return group;
+}
+
+absl::Status RunQuantized(
+    int world_size, const QuantizationOptions& options,
+    const std::function<absl::Status(Communicator&)>& run) {
+  FSDP_ASSIGN_OR_RETURN(const auto group, QuantizedGroup(world_size, options));
+  return AllOk(RunRanks(group, run));
+}
+
+at::Tensor RandomNumbers(int seed, at::ScalarType dtype, int64_t size) {
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal;
+  const at::Tensor numbers = at::empty({size}, at::kDouble);
+  double* const data = numbers.mutable_data_ptr<double>();
+  for (int64_t i = 0; i < size; ++i) data[i] = normal(random);
+  return numbers.to(dtype);
+}
+
+bool SameBits(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.nbytes() == b.nbytes() &&
+         (a.nbytes() == 0 ||
+          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
+}
+
+}  // namespace fsdp::comm::testing

@@ -1,0 +1,31 @@
+// Ranks that are threads and connect; those of bootstrap_launcher_test.cc are
+// processes.
+#ifndef COMM_TESTING_RANKS_IN_THREADS_H_
+#define COMM_TESTING_RANKS_IN_THREADS_H_
+
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/startup/environment.h"
+
+namespace fsdp::comm::testing {
+
+inline constexpr absl::Duration kLimit = absl::Seconds(30);
+
+ConnectOptions Options(absl::Duration connect_timeout = kLimit);
+
+// fn(i) for each thread i, into `results`; the first error.
+absl::Status RunInThreads(int num_threads,
+                          const std::function<absl::Status(int)>& fn,
+                          std::vector<absl::Status>* results);
+
+// Connects all and adds their ranks up.
+std::vector<absl::Status> ConnectAll(const std::vector<Environment>& ranks,
+                                     const ConnectOptions& options);
+
+}  // namespace fsdp::comm::testing
+
+#endif  // COMM_TESTING_RANKS_IN_THREADS_H_

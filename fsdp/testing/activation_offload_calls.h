@@ -1,0 +1,118 @@
+// What tests of ActivationOffload make and ask for.
+#ifndef FSDP_TESTING_ACTIVATION_OFFLOAD_CALLS_H_
+#define FSDP_TESTING_ACTIVATION_OFFLOAD_CALLS_H_
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "fsdp/recompute/activation_offload.h"
+#include "gtest/gtest.h"
+#include "offload/host_store.h"
+#include "offload/param_store.h"
+
+namespace fsdp::testing {
+
+// Any tensor is large enough to be moved.
+inline ActivationOffloadOptions SmallOptions() {
+  ActivationOffloadOptions options;
+  options.min_bytes = 1;
+  options.timeout = absl::Seconds(60);
+  return options;
+}
+
+inline std::shared_ptr<ActivationOffload> Make(
+    std::unique_ptr<offload::ParamStore> store,
+    const ActivationOffloadOptions& options = SmallOptions()) {
+  return ActivationOffload::Make(std::move(store), options).value();
+}
+
+inline std::unique_ptr<MovedArguments> MoveOne(ActivationOffload& offload,
+                                               at::Tensor tensor) {
+  return offload.MoveOut({&tensor}, "a region");
+}
+
+// Moves `tensors` out; what stays is left in them.
+inline std::unique_ptr<MovedArguments> MoveOut(
+    ActivationOffload& offload, std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor*> pointers;
+  pointers.reserve(tensors.size());
+  for (at::Tensor& tensor : tensors) pointers.push_back(&tensor);
+  return offload.MoveOut(pointers, "a region");
+}
+
+// Whether `moved` is one tensor, with the values of `expected`.
+inline absl::Status CheckMovesIn(MovedArguments& moved,
+                                 const at::Tensor& expected) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<at::Tensor> tensors, moved.MoveIn());
+  return tensors.size() == 1 && at::equal(tensors[0], expected)
+             ? absl::OkStatus()
+             : absl::InternalError("another tensor");
+}
+
+// Asks until the store has no more than `bytes`.
+inline ::testing::AssertionResult StoreComesTo(ActivationOffload& offload,
+                                               int64_t bytes) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (offload.stats().stored_bytes > bytes) {
+    if (absl::Now() > deadline) {
+      return ::testing::AssertionFailure()
+             << "the store has " << offload.stats().stored_bytes << " bytes";
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace fsdp::testing
+
+// Tensors to be moved out of memory, each with numbers of its own.
+
+namespace fsdp::numbered_tensors {
+
+using ::fsdp::offload::HostStore;
+using ::fsdp::offload::ParamStore;
+using ::fsdp::testing::MoveOne;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+inline constexpr int64_t kElements = 64;
+inline constexpr int64_t kBytes = kElements * sizeof(float);
+
+// Counts from `first`.
+inline at::Tensor Numbers(int64_t first, int64_t elements = kElements) {
+  return at::arange(first, first + elements, at::kFloat);
+}
+
+// A store with room for so many of kBytes.
+inline std::unique_ptr<ParamStore> Host(int64_t tensors = 64) {
+  return HostStore::Make(tensors * offload::StoredBytes(kBytes)).value();
+}
+
+inline WeakStorage MemoryOf(const at::Tensor& tensor) {
+  return tensor.storage().getWeakStorageImpl();
+}
+
+// Regions 0, 1, ... of one tensor each.
+inline std::vector<std::unique_ptr<MovedArguments>> MoveRegions(
+    ActivationOffload& offload, int count) {
+  std::vector<std::unique_ptr<MovedArguments>> regions;
+  regions.reserve(count);
+  for (int i = 0; i < count; ++i) {
+    regions.push_back(MoveOne(offload, Numbers(i)));
+  }
+  return regions;
+}
+
+}  // namespace fsdp::numbered_tensors
+
+#endif  // FSDP_TESTING_ACTIVATION_OFFLOAD_CALLS_H_

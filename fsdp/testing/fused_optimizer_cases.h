@@ -1,0 +1,83 @@
+// Optimizers with and without fused kernels, and shards for them to step.
+#ifndef FSDP_TESTING_FUSED_OPTIMIZER_CASES_H_
+#define FSDP_TESTING_FUSED_OPTIMIZER_CASES_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace fsdp::testing {
+
+// Numels of shards, some of which are empty.
+const std::vector<int64_t>& Sizes();
+
+at::Tensor Random(int64_t numel, int seed, at::ScalarType dtype = at::kFloat);
+
+// Leaves that are slices of one tensor, as shards are, with gradients that are
+// slices of another.
+class Shards {
+ public:
+  explicit Shards(std::vector<int64_t> sizes,
+                  at::ScalarType dtype = at::kFloat);
+
+  // The same values, every leaf with memory of its own.
+  Shards Apart() const { return Apart(values.scalar_type()); }
+  Shards Apart(at::ScalarType dtype) const;
+
+  // Gradients of step `step` for the leaves that `has` wants.
+  void SetGradients(int step, const std::function<bool(size_t)>& has = nullptr,
+                    at::ScalarType dtype = at::kFloat);
+
+  at::Tensor All() const;
+
+  at::Tensor values;
+  std::vector<at::Tensor> leaves;
+
+ private:
+  void Cut();
+
+  std::vector<int64_t> sizes_;
+  bool apart_ = false;
+};
+
+// An optimizer with and without fused kernels.
+struct Kind {
+  std::string name;
+  std::function<std::unique_ptr<torch::optim::OptimizerOptions>()> options;
+  std::function<std::unique_ptr<torch::optim::Optimizer>(
+      std::vector<torch::optim::OptimizerParamGroup>)>
+      make_plain, make_fused;
+};
+
+std::vector<Kind> Kinds();
+
+// What `make` of a Kind makes of one group.
+std::unique_ptr<torch::optim::Optimizer> Of(
+    const std::function<std::unique_ptr<torch::optim::Optimizer>(
+        std::vector<torch::optim::OptimizerParamGroup>)>& make,
+    const std::vector<at::Tensor>& leaves);
+
+// Each in turn lacks a gradient, some for the first steps.
+std::function<bool(size_t)> SomeAt(int step);
+
+// An optimizer's file.
+std::string Saved(const torch::optim::Optimizer& optimizer);
+void Load(const std::string& bytes, torch::optim::Optimizer& optimizer);
+
+// On one thread: tensors are so small that several would only wait for each
+// other.
+class FusedOptimizerTest : public ::testing::TestWithParam<Kind> {
+ protected:
+  FusedOptimizerTest();
+};
+
+}  // namespace fsdp::testing
+
+#endif  // FSDP_TESTING_FUSED_OPTIMIZER_CASES_H_

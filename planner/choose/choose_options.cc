@@ -1,0 +1,457 @@
+#include "planner/choose/choose_options.h"
+
+#include <c10/core/Device.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "fsdp/options/options.h"
+#include "fsdp/resting/offload_plan.h"
+#include "fsdp/setup/shard_plan.h"
+#include "planner/choose/candidates.h"
+#include "planner/choose/divisions.h"
+#include "planner/choose/measured_costs.h"
+#include "planner/choose/planned_model.h"
+#include "planner/choose/step_costs.h"
+#include "planner/choose/step_meter.h"
+#include "planner/choose/step_profile.h"
+#include "planner/simulator/cost_model.h"
+#include "planner/simulator/model_shape.h"
+#include "planner/simulator/step_simulator.h"
+
+namespace fsdp {
+namespace {
+
+// --- What is asked for ------------------------------------------------------
+
+absl::Status NothingToChoose(const char* option, const char* why) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "AutoOptions::base.", option, " is set, ", why, ": leave it unset"));
+}
+
+absl::Status CheckBase(const Options& base) {
+  if (base.configure_unit) {
+    return NothingToChoose("configure_unit",
+                           "which has the last word on what is chosen here");
+  }
+  if (base.unit.backward_group_size.has_value()) {
+    return NothingToChoose("unit.backward_group_size",
+                           "which goes with one strategy only");
+  }
+  if (base.quantize.any()) {
+    return NothingToChoose("quantize", "whose costs nobody knows here");
+  }
+  if (base.offload.any() || base.offload.memory_budget.has_value()) {
+    return NothingToChoose("offload's tiers or its memory_budget",
+                           "which are chosen here");
+  }
+  if (base.offload.keep) {
+    return NothingToChoose("offload.keep",
+                           "which needs all to rest in files, without choice");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Check(const AutoOptions& options) {
+  if (options.memory_bytes <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("AutoOptions::memory_bytes is ", options.memory_bytes,
+                     ": say how much memory a rank may use"));
+  }
+  if (options.rows <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("AutoOptions::rows is ", options.rows,
+                     ": a rank's batch has at least one"));
+  }
+  if (options.loss == nullptr) {
+    return absl::InvalidArgumentError(
+        "AutoOptions::loss is empty: without a forward nobody knows what a "
+        "step computes and keeps");
+  }
+  if (options.host_bytes < 0 || options.memory.backwards_per_step < 1 ||
+      !(options.memory.optimizer_state >= 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "AutoOptions with ", options.host_bytes, " bytes of the host, ",
+        options.memory.backwards_per_step, " backwards per step and ",
+        options.memory.optimizer_state,
+        " bytes of optimizer state per byte: at least 0, 1 and 0"));
+  }
+  if (options.costs.has_value()) {
+    FSDP_RETURN_IF_ERROR(options.costs->Validate());
+  }
+  return CheckBase(options.base);
+}
+
+bool UsesFiles(const Options& base) {
+  return !base.offload.directory.empty() || base.offload.make_store != nullptr;
+}
+
+std::string TextOf(const AutoOptions& options) {
+  return absl::StrCat(
+      "memory ", options.memory_bytes, ", rows ", options.rows,
+      ", optimizer state ", options.memory.optimizer_state, ", backwards ",
+      options.memory.backwards_per_step, ", host ", options.host_bytes,
+      ", recompute ", options.may_recompute, ", files ",
+      UsesFiles(options.base), ", costs ",
+      options.costs.has_value() ? ToText(*options.costs) : "", "\n");
+}
+
+std::vector<ShardingStrategy> StrategiesOn(const comm::Mesh& mesh) {
+  if (mesh.world()->world_size() == 1) return {ShardingStrategy::kFullShard};
+  std::vector<ShardingStrategy> strategies = {
+      ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
+      ShardingStrategy::kShardOptimizer, ShardingStrategy::kNoShard};
+  if (mesh.num_dimensions() == 2) {
+    strategies.push_back(ShardingStrategy::kHybridShard);
+    strategies.push_back(ShardingStrategy::kHybridShardGradOp);
+  }
+  return strategies;
+}
+
+// --- What a step takes ------------------------------------------------------
+
+simulator::CostOptions ToCostOptions(const StepCosts& costs,
+                                     const comm::Communicator& world) {
+  const int ranks = world.world_size();
+  simulator::CostOptions options;
+  options.flops_per_second = std::numeric_limits<double>::infinity();
+  options.memory_bandwidth = costs.memory_bandwidth;
+  options.shared_memory = world.HasCommonMemory() && ranks > 1;
+  options.fence_seconds = options.shared_memory ? costs.latency : 0;
+  options.overlap = costs.overlaps;
+  options.levels = {{/*members=*/0, costs.latency / std::max(1, ranks - 1),
+                     costs.gather_bandwidth, costs.reduce_bandwidth}};
+  return options;
+}
+
+simulator::ModelShape ShapeOf(const Division& division,
+                              const PlannedModel& planned,
+                              const std::vector<UnitSeconds>& seconds) {
+  simulator::ModelShape model;
+  for (size_t i = 0; i < seconds.size(); ++i) {
+    simulator::UnitShape& unit = model.units.emplace_back();
+    unit.name = planned.shape.units[i].name;
+    unit.parent = division.membership.parents[i];
+    unit.trainable = planned.shape.bytes[i].trainable;
+    unit.forward.seconds = seconds[i].forward;
+    unit.backward.seconds = seconds[i].backward;
+    unit.share_before = seconds[i].share_before;
+  }
+  return model;
+}
+
+// Nothing is said to run beside what is computed: parameters come for forward
+// and backward, gradients go and come back, and all that the optimizer steps
+// comes and goes.
+double TransferSeconds(const OffloadPlan& plan, Tier tier, int backwards,
+                       const StepCosts& costs) {
+  const auto away = [&](RestingKind kind) {
+    const OffloadPlan::Bytes& bytes = plan.of(kind);
+    return static_cast<double>(tier == Tier::kSsd ? bytes.ssd : bytes.cpu);
+  };
+  const double bytes = (2.0 * backwards + 2) * away(RestingKind::kParameters) +
+                       2.0 * backwards * away(RestingKind::kGradients) +
+                       2 * away(RestingKind::kOptimizer);
+  return bytes /
+         (tier == Tier::kSsd ? costs.ssd_bandwidth : costs.host_bandwidth);
+}
+
+// --- The choice -------------------------------------------------------------
+
+// What one combination consists of.
+struct Combination {
+  const Division* division;
+  ShardingStrategy strategy;
+  bool prefetch;
+  bool recompute;
+  Tier tier;  // of all kinds, as far as the device has no room
+};
+
+// Looks at combinations one after the other, without other ranks.
+class Search {
+ public:
+  Search(const AutoOptions& options, const comm::Mesh& mesh,
+         const StepProfile& profile, const StepCosts& costs)
+      : options_(options), mesh_(mesh), profile_(profile), costs_(costs) {}
+
+  absl::Status Consider(Division& division) {
+    for (const Tier tier : Tiers(division)) {
+      for (const bool recompute : {false, true}) {
+        if (recompute && !MayRecompute(division)) continue;
+        for (const ShardingStrategy strategy : StrategiesOn(mesh_)) {
+          for (PlannedUnit& unit : division.plan.units) {
+            unit.options.strategy = strategy;
+          }
+          for (const bool prefetch : {true, false}) {
+            FSDP_RETURN_IF_ERROR(
+                Consider({&division, strategy, prefetch, recompute, tier}));
+          }
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<AutoChoice> Choose() && {
+    FSDP_ASSIGN_OR_RETURN(const int chosen,
+                          ChooseCandidate(candidates_, options_.memory_bytes));
+    AutoChoice choice;
+    choice.options = choices_[chosen];
+    choice.plan = candidates_[chosen].plan;
+    choice.activations = candidates_[chosen].activations;
+    choice.considered = std::move(candidates_);
+    choice.chosen = chosen;
+    choice.memory_bytes = options_.memory_bytes;
+    return choice;
+  }
+
+ private:
+  std::vector<Tier> Tiers(const Division& division) const {
+    std::vector<Tier> tiers = {Tier::kDevice};
+    const bool on_cpu = division.plan.tree.parameters.front().front().is_cpu();
+    if (!on_cpu && options_.host_bytes > 0) tiers.push_back(Tier::kCpu);
+    if (UsesFiles(options_.base)) tiers.push_back(Tier::kSsd);
+    return tiers;
+  }
+
+  bool MayRecompute(const Division& division) const {
+    return options_.may_recompute && division.recompute != nullptr &&
+           (!options_.base.transparent || options_.base.recompute.units);
+  }
+
+  Options OptionsOf(const Combination& combination) const {
+    Options options = options_.base;
+    options.wrap_policy = combination.division->wrap_policy;
+    options.unit.strategy = combination.strategy;
+    options.prefetch = {combination.prefetch, combination.prefetch};
+    options.recompute.units =
+        combination.recompute ? combination.division->recompute : nullptr;
+    if (combination.tier == Tier::kDevice) return options;
+    OffloadOptions& offload = options.offload;
+    offload.parameters = offload.gradients = offload.optimizer =
+        combination.tier;
+    offload.optimizer_state = options_.memory.optimizer_state;
+    return options;
+  }
+
+  absl::Status Consider(const Combination& combination) {
+    Options options = OptionsOf(combination);
+    UnitMembership membership = combination.division->membership;
+    if (combination.recompute) {
+      membership.recomputed = combination.division->may_be_recomputed;
+    }
+    Candidate candidate;
+    candidate.units = combination.division->name();
+    candidate.strategy = ToString(combination.strategy);
+    candidate.prefetch = combination.prefetch;
+    candidate.recompute = combination.recompute;
+    candidate.rests = combination.tier == Tier::kDevice
+                          ? "memory"
+                          : ToString(combination.tier);
+    FSDP_ASSIGN_OR_RETURN(
+        PlannedModel planned,
+        PlanModel(combination.division->plan, mesh_, options));
+    candidate.activations =
+        ActivationBytes(profile_, membership, planned.gradients);
+    if (combination.tier != Tier::kDevice) {
+      const absl::Status fitted = FitIntoBudget(
+          *combination.division, candidate.activations, options, planned);
+      candidate.refused = std::string(fitted.message());
+      // Then it is what it is without tiers.
+      if (fitted.ok() && !planned.offload->leaves_device()) {
+        return absl::OkStatus();
+      }
+    }
+    candidate.plan = planned.PlanMemory(options_.memory);
+    if (candidate.refused.empty()) {
+      FSDP_RETURN_IF_ERROR(
+          Simulate(combination, membership, planned, candidate));
+    }
+    candidates_.push_back(std::move(candidate));
+    choices_.push_back(std::move(options));
+    return absl::OkStatus();
+  }
+
+  // Lets as much stay on the device as has room beside what computes.
+  absl::Status FitIntoBudget(const Division& division, int64_t activations,
+                             Options& options, PlannedModel& planned) const {
+    const MemoryPlan away = planned.PlanMemory(options_.memory);
+    const int64_t computing =
+        activations + away.copies + away.gathered + away.parts + away.in_flight;
+    if (computing >= options_.memory_bytes) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("what computes alone lacks ",
+                       (computing - options_.memory_bytes) >> 20, " MiB"));
+    }
+    options.offload.memory_budget = options_.memory_bytes - computing;
+    absl::StatusOr<PlannedModel> fitted =
+        PlanModel(division.plan, mesh_, options);
+    if (!fitted.ok())
+      return absl::ResourceExhaustedError("no room to transfer");
+    planned = *std::move(fitted);
+    const OffloadPlan& plan = *planned.offload;
+    int64_t on_host = 0;
+    for (const OffloadPlan::Bytes& bytes : plan.bytes) on_host += bytes.cpu;
+    if (on_host <= options_.host_bytes) return absl::OkStatus();
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the host lacks ", (on_host - options_.host_bytes) >> 20, " MiB"));
+  }
+
+  absl::Status Simulate(const Combination& combination,
+                        const UnitMembership& membership,
+                        const PlannedModel& planned,
+                        Candidate& candidate) const {
+    FSDP_ASSIGN_OR_RETURN(
+        const simulator::CostModel costs,
+        simulator::CostModel::Create(ToCostOptions(costs_, *mesh_.world()),
+                                     mesh_.world()->world_size()));
+    simulator::StepOptions step;
+    step.schedule = planned.schedule;
+    step.memory = options_.memory;
+    FSDP_ASSIGN_OR_RETURN(
+        const simulator::StepResult result,
+        simulator::SimulateStep(ShapeOf(*combination.division, planned,
+                                        ByUnit(profile_, membership)),
+                                planned.shape, costs, step));
+    candidate.seconds = result.seconds;
+    if (planned.offload.has_value()) {
+      candidate.seconds +=
+          TransferSeconds(*planned.offload, combination.tier,
+                          options_.memory.backwards_per_step, costs_);
+    }
+    return absl::OkStatus();
+  }
+
+  const AutoOptions& options_;
+  const comm::Mesh& mesh_;
+  const StepProfile& profile_;
+  const StepCosts& costs_;
+  std::vector<Candidate> candidates_;
+  std::vector<Options> choices_;  // of the candidates
+};
+
+// ChooseOptions() as methods on what they share.
+class Chooser {
+ public:
+  Chooser(const std::shared_ptr<torch::nn::Module>& module,
+          const comm::Mesh& mesh, const AutoOptions& options)
+      : module_(module), mesh_(mesh), world_(*mesh.world()), options_(options) {
+    timeout_ = options.base.timeout > absl::ZeroDuration()
+                   ? *options.base.timeout
+                   : world_.default_timeout();
+  }
+
+  absl::StatusOr<AutoChoice> Run() {
+    absl::Status prepared;
+    // A policy of the user's may throw.
+    const absl::Status thrown =
+        TorchToStatus("choosing options", [&] { prepared = FindDivisions(); });
+    prepared.Update(thrown);
+    FSDP_RETURN_IF_ERROR(Agree(prepared));
+    FSDP_RETURN_IF_ERROR(comm::CheckSame(
+        world_, TextOf(options_) + Fingerprint(divisions_.front().plan, base_),
+        "the models to choose options for", Deadline()));
+    FSDP_ASSIGN_OR_RETURN(const StepProfile profile, Profile());
+    FSDP_ASSIGN_OR_RETURN(const StepCosts costs, Costs());
+    absl::StatusOr<AutoChoice> choice = Choose(profile, costs);
+    FSDP_RETURN_IF_ERROR(Agree(choice.status()));
+    FSDP_RETURN_IF_ERROR(comm::CheckSame(world_, choice->ToString(),
+                                         "the options that were chosen",
+                                         Deadline()));
+    return choice;
+  }
+
+ private:
+  absl::Time Deadline() const { return absl::Now() + timeout_; }
+  absl::Status Agree(const absl::Status& own) {
+    return comm::Agree(world_, own, "choosing options", Deadline());
+  }
+
+  absl::Status FindDivisions() {
+    FSDP_RETURN_IF_ERROR(Check(options_));
+    base_ = options_.base;
+    base_.unit.strategy = ShardingStrategy::kFullShard;
+    FSDP_ASSIGN_OR_RETURN(divisions_, DivisionsOf(module_, mesh_, base_));
+    base_.recompute.units = nullptr;
+    return absl::OkStatus();
+  }
+
+  // Rank 0's, while all do the same.
+  absl::StatusOr<StepProfile> Profile() {
+    const absl::StatusOr<StepProfile> own =
+        MeasureStep(divisions_.front().plan, options_.loss, options_.rows,
+                    options_.memory_bytes);
+    FSDP_RETURN_IF_ERROR(Agree(own.status()));
+    FSDP_ASSIGN_OR_RETURN(
+        const std::string text,
+        comm::BroadcastString(world_, ToText(*own), /*root=*/0,
+                              "what a step takes", Deadline()));
+    return ProfileFromText(text);
+  }
+
+  absl::StatusOr<StepCosts> Costs() {
+    if (options_.costs.has_value()) return *options_.costs;
+    const ShardPlan& plan = divisions_.front().plan;
+    const at::Tensor& first = plan.tree.parameters.front().front();
+    int64_t elements = 0;
+    for (const auto& tied : plan.tree.parameters) {
+      elements += tied.front().numel();
+    }
+    const auto units = static_cast<int64_t>(plan.units.size());
+    return MeasureCosts(
+        world_, first.device(),
+        elements / units * static_cast<int64_t>(first.element_size()),
+        base_.offload.directory, timeout_);
+  }
+
+  absl::StatusOr<AutoChoice> Choose(const StepProfile& profile,
+                                    const StepCosts& costs) {
+    Search search(options_, mesh_, profile, costs);
+    for (Division& division : divisions_) {
+      FSDP_RETURN_IF_ERROR(search.Consider(division));
+    }
+    return std::move(search).Choose();
+  }
+
+  const std::shared_ptr<torch::nn::Module>& module_;
+  const comm::Mesh& mesh_;
+  comm::Communicator& world_;
+  const AutoOptions& options_;
+  absl::Duration timeout_;
+  Options base_;  // without what is chosen
+  std::vector<Division> divisions_;
+};
+
+}  // namespace
+
+absl::StatusOr<AutoChoice> ChooseOptions(
+    const std::shared_ptr<torch::nn::Module>& module, const comm::Mesh& mesh,
+    const AutoOptions& options) {
+  return Chooser(module, mesh, options).Run();
+}
+
+absl::StatusOr<AutoChoice> ChooseOptions(
+    const std::shared_ptr<torch::nn::Module>& module,
+    std::shared_ptr<comm::Communicator> ranks, const AutoOptions& options) {
+  FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh,
+                        comm::Mesh::Create(std::move(ranks), {{"shard", -1}}));
+  return ChooseOptions(module, mesh, options);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,27 @@
+// Measures StepCosts: a second of copies and collectives.
+#ifndef PLANNER_CHOOSE_MEASURED_COSTS_H_
+#define PLANNER_CHOOSE_MEASURED_COSTS_H_
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+#include "planner/choose/step_costs.h"
+
+namespace fsdp {
+
+// Collective; rank 0's numbers on all ranks. Collectives are of `bytes`, which
+// a unit has. `directory`: of an SSD, empty for none. Errors as Work::Wait(),
+// what LibTorch throws, and what the system says of the directory.
+absl::StatusOr<StepCosts> MeasureCosts(comm::Communicator& ranks,
+                                       c10::Device device, int64_t bytes,
+                                       const std::string& directory,
+                                       absl::Duration timeout);
+
+}  // namespace fsdp
+
+#endif  // PLANNER_CHOOSE_MEASURED_COSTS_H_

@@ -1,0 +1,303 @@
+#include "planner/choose/step_meter.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/device_streams.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "fsdp/deferred/recorded_op.h"
+#include "fsdp/setup/module_tree.h"
+#include "fsdp/setup/shard_plan.h"
+#include "fsdp/setup/unit_plan.h"
+#include "planner/choose/stand_ins.h"
+#include "planner/choose/step_profile.h"
+
+namespace fsdp {
+namespace {
+
+const void* StorageOf(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
+void CollectTensors(const c10::IValue& value,
+                    std::vector<const at::Tensor*>& tensors) {
+  if (value.isTensor()) {
+    tensors.push_back(&value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      tensors.push_back(&element.toTensor());
+    }
+  }
+}
+
+// Follows the operators of a forward from module to module, and all that is
+// allocated and freed.
+class StepMeter : public c10::MemoryReportingInfoBase {
+ public:
+  StepMeter(const ModuleTree& tree, c10::Device device) : device_(device) {
+    for (const ParameterUse& use : tree.uses) {
+      for (const at::Tensor& tensor : tree.parameters[use.parameter]) {
+        module_of_.emplace(StorageOf(tensor), use.module);
+      }
+    }
+  }
+
+  void BeginForward() {
+    forward_.emplace_back();  // of the root, module 0
+    since_ = absl::Now();
+  }
+  void EndForward() {
+    forward_.back().seconds = SpendUntilNow();
+    for (const auto& [address, block] : alive_) {
+      forward_[blocks_[block].visit].saved += blocks_[block].bytes;
+    }
+    at_ = forward_.size() - 1;
+    events_of_forward_ = events_.size();
+  }
+  void EndBackward() { backward_seconds_ = SpendUntilNow(); }
+
+  // `gradient` has just become a parameter's.
+  void OnGradient(const at::Tensor& gradient) {
+    if (StorageOf(gradient) == nullptr) return;
+    const auto found = alive_.find(gradient.storage().data());
+    if (found != alive_.end()) blocks_[found->second].is_gradient = true;
+  }
+
+  StepProfile Profile() const {
+    StepProfile profile{forward_, backward_seconds_};
+    std::vector<int64_t> before = {0};  // saved, by visit
+    for (const ModuleVisit& visit : forward_) {
+      before.push_back(before.back() + visit.saved);
+    }
+    int64_t live = 0;
+    for (size_t i = 0; i < events_.size(); ++i) {
+      const Block& block = blocks_[events_[i].block];
+      if (!block.is_gradient) live += events_[i].sign * block.bytes;
+      const size_t at = events_[i].visit;
+      ModuleVisit& visit = profile.forward[at];
+      if (i < events_of_forward_) {
+        visit.working = std::max(visit.working, live - before[at]);
+      } else {
+        visit.backward_working =
+            std::max(visit.backward_working, live - before[at + 1]);
+      }
+    }
+    return profile;
+  }
+
+  void OnOperator(c10::ArrayRef<const c10::IValue> inputs) {
+    tensors_.clear();
+    for (const c10::IValue& input : inputs) CollectTensors(input, tensors_);
+    int64_t others = 0;
+    int module = -1;
+    for (const at::Tensor* tensor : tensors_) {
+      const auto found = module_of_.find(StorageOf(*tensor));
+      if (found != module_of_.end()) {
+        module = found->second;
+      } else if (tensor->defined() && tensor->is_floating_point()) {
+        others += static_cast<int64_t>(tensor->nbytes());
+      }
+    }
+    const bool is_forward = events_of_forward_ == 0;
+    if (module >= 0 && module != forward_[at_].module) {
+      is_forward ? Enter(module) : GoBackTo(module);
+    }
+    // An operator may have looked at parameters alone.
+    if (is_forward && forward_[at_].input == 0) forward_[at_].input = others;
+  }
+
+  void reportMemoryUsage(void* address, int64_t bytes, size_t, size_t,
+                         c10::Device) override {
+    if (bytes > 0) {
+      alive_[address] = blocks_.size();
+      events_.push_back({blocks_.size(), at_, 1});
+      blocks_.push_back({bytes, at_, false});
+      return;
+    }
+    const auto found = alive_.find(address);
+    if (found == alive_.end()) return;  // from before
+    events_.push_back({found->second, at_, -1});
+    alive_.erase(found);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+
+ private:
+  struct Block {
+    int64_t bytes;
+    size_t visit;
+    bool is_gradient;  // of a parameter
+  };
+  struct Event {
+    size_t block;
+    size_t visit;
+    int sign;  // 1: allocated, -1: freed
+  };
+
+  void Enter(int module) {
+    forward_.back().seconds = SpendUntilNow();
+    at_ = forward_.size();
+    forward_.emplace_back().module = module;
+  }
+
+  // Backward has come to the last visit of `module` that is still to come.
+  void GoBackTo(int module) {
+    for (size_t i = at_ + 1; i-- > 0;) {
+      if (forward_[i].module != module) continue;
+      at_ = i;
+      return;
+    }
+  }
+
+  // Seconds since the last call.
+  double SpendUntilNow() {
+    Synchronize(device_);
+    const absl::Time begin = since_;
+    since_ = absl::Now();
+    return absl::ToDoubleSeconds(since_ - begin);
+  }
+
+  const c10::Device device_;
+  std::unordered_map<const void*, int> module_of_;  // by storage
+  std::vector<ModuleVisit> forward_;
+  size_t at_ = 0;  // the visit that computes, or whose backward does
+  absl::Time since_;
+  double backward_seconds_ = 0;
+  std::vector<Block> blocks_;
+  std::unordered_map<const void*, size_t> alive_;  // blocks, by address
+  std::vector<Event> events_;
+  size_t events_of_forward_ = 0;
+  std::vector<const at::Tensor*> tensors_;  // of the operator
+};
+
+std::unique_ptr<at::ObserverContext> OnStart(
+    const at::RecordFunction& function) {
+  // The callback is a plain function; what counts memory is told to.
+  auto* const meter = dynamic_cast<StepMeter*>(
+      c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
+  if (meter == nullptr) return nullptr;
+  c10::ArrayRef<const c10::IValue> inputs = function.inputs();
+  // An operator called through the stack sees all of the stack.
+  const size_t count = function.num_inputs();
+  if (count < inputs.size()) inputs = inputs.slice(inputs.size() - count);
+  meter->OnOperator(inputs);
+  return nullptr;
+}
+
+// While one is alive, the meter is told of what this thread runs.
+class Observation {
+ public:
+  Observation()
+      : callback_(at::addThreadLocalCallback(
+            at::RecordFunctionCallback(&OnStart).needsInputs(true).scopes(
+                {at::RecordScope::FUNCTION}))) {}
+  Observation(const Observation&) = delete;
+  Observation& operator=(const Observation&) = delete;
+  ~Observation() { at::removeCallback(callback_); }
+
+ private:
+  const at::CallbackHandle callback_;
+};
+
+absl::Status CheckLoss(const at::Tensor& loss) {
+  if (loss.defined() && loss.numel() == 1 && loss.requires_grad()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "AutoOptions::loss has returned no tensor of one element that requires "
+      "grad: let it return the loss of a forward of the module");
+}
+
+c10::Device DeviceOf(const ModuleTree& tree) {
+  return tree.parameters.front().front().device();
+}
+
+using Loss = std::function<at::Tensor(int64_t)>;
+
+absl::StatusOr<StepProfile> RunStep(const ShardPlan& plan, const Loss& loss,
+                                    int64_t rows) {
+  const auto meter =
+      std::make_shared<StepMeter>(plan.tree, DeviceOf(plan.tree));
+  const c10::DebugInfoGuard metered(c10::DebugInfoKind::PROFILER_STATE, meter);
+  const VanishingGradients gradients(
+      plan, [&](const at::Tensor& gradient) { meter->OnGradient(gradient); });
+  const at::AutoGradMode with_grad(true);
+  const Observation observation;
+  meter->BeginForward();
+  const at::Tensor result = loss(rows);
+  meter->EndForward();
+  FSDP_RETURN_IF_ERROR(CheckLoss(result));
+  result.backward();
+  meter->EndBackward();
+  return meter->Profile();
+}
+
+// The faster one of two, after one that warms up.
+absl::StatusOr<StepProfile> RunSteps(const ShardPlan& plan, const Loss& loss,
+                                     int64_t rows) {
+  FSDP_RETURN_IF_ERROR(RunStep(plan, loss, rows).status());
+  FSDP_ASSIGN_OR_RETURN(StepProfile first, RunStep(plan, loss, rows));
+  FSDP_ASSIGN_OR_RETURN(StepProfile second, RunStep(plan, loss, rows));
+  const auto seconds = [](const StepProfile& profile) {
+    return profile.forward_seconds() + profile.backward_seconds;
+  };
+  return seconds(second) < seconds(first) ? second : first;
+}
+
+// Bytes of activations, at most.
+int64_t MostAlive(const StepProfile& profile) {
+  int64_t saved = 0;
+  int64_t most = 0;
+  for (const ModuleVisit& visit : profile.forward) {
+    most = std::max(most, saved + visit.working);
+    saved += visit.saved;
+    most = std::max(most, saved + visit.backward_working);
+  }
+  return most;
+}
+
+absl::StatusOr<StepProfile> MeasureRows(const ShardPlan& plan, const Loss& loss,
+                                        int64_t rows, int64_t memory_bytes) {
+  FSDP_ASSIGN_OR_RETURN(const StepProfile one, RunSteps(plan, loss, 1));
+  if (rows == 1) return one;
+  FSDP_ASSIGN_OR_RETURN(const StepProfile two, RunSteps(plan, loss, 2));
+  if (rows == 2) return two;
+  const StepProfile all = Extrapolate(one, two, rows);
+  if (MostAlive(all) > memory_bytes) return all;
+  return RunSteps(plan, loss, rows);
+}
+
+}  // namespace
+
+absl::StatusOr<StepProfile> MeasureStep(const ShardPlan& plan, const Loss& loss,
+                                        int64_t rows, int64_t memory_bytes) {
+  absl::StatusOr<StepProfile> result = absl::UnknownError("nothing has run");
+  const absl::Status thrown =
+      TorchToStatus("running the model as AutoOptions::loss says", [&] {
+        const SeedGuard seeded(0);
+        const StandIns stand_ins(plan);
+        result = MeasureRows(plan, loss, rows, memory_bytes);
+      });
+  if (!thrown.ok()) return thrown;
+  return result;
+}
+
+}  // namespace fsdp

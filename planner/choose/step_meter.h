@@ -1,0 +1,30 @@
+// Measures a forward and a backward of a model that is not sharded, module by
+// module.
+#ifndef PLANNER_CHOOSE_STEP_METER_H_
+#define PLANNER_CHOOSE_STEP_METER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/statusor.h"
+#include "fsdp/setup/shard_plan.h"
+#include "planner/choose/step_profile.h"
+
+namespace fsdp {
+
+// Runs `loss(rows)` and its backward, some times, for few rows first; for all
+// of `rows` only where what they take fits `memory_bytes`, and estimates that
+// otherwise. Parameters that are deferred, or computed in another dtype than
+// they are stored in, are zeros meanwhile, which take no memory on a CPU. The
+// model is as it was afterwards: values, buffers, gradients, random states.
+// InvalidArgument: no loss of one element that requires grad. What LibTorch
+// throws. Counts what LibTorch's allocators report for this thread.
+absl::StatusOr<StepProfile> MeasureStep(
+    const ShardPlan& plan, const std::function<at::Tensor(int64_t)>& loss,
+    int64_t rows, int64_t memory_bytes);
+
+}  // namespace fsdp
+
+#endif  // PLANNER_CHOOSE_STEP_METER_H_

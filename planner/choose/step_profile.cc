@@ -1,0 +1,243 @@
+#include "planner/choose/step_profile.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "base/check.h"
+
+namespace fsdp {
+namespace {
+
+// The straight line through what 1 and 2 rows take, at `rows`.
+double Line(double one, double two, int64_t rows) {
+  return std::max(0.0, one + (two - one) * static_cast<double>(rows - 1));
+}
+int64_t Line(int64_t one, int64_t two, int64_t rows) {
+  return std::max<int64_t>(0, one + (two - one) * (rows - 1));
+}
+
+// The outermost region around `unit`, a unit; -1: none.
+int RegionAround(const UnitMembership& membership, int unit) {
+  int region = -1;
+  for (; unit >= 0; unit = membership.parents[unit]) {
+    if (membership.recomputed[unit]) region = unit;
+  }
+  return region;
+}
+
+bool GoTheSameWay(const StepProfile& one, const StepProfile& two) {
+  return std::equal(one.forward.begin(), one.forward.end(), two.forward.begin(),
+                    two.forward.end(),
+                    [](const ModuleVisit& a, const ModuleVisit& b) {
+                      return a.module == b.module;
+                    });
+}
+
+// What backward of a unit below the root holds at its border and that of a
+// plain module does not, in multiples of what the unit is called with: the
+// gradient that has come to its output; of a region its input's and what it
+// returns, too.
+constexpr int64_t kAtBorder = 1;
+constexpr int64_t kAtBorderOfRegion = 3;
+
+// The memory of a step, visit after visit.
+class StepMemory {
+ public:
+  StepMemory(const StepProfile& profile, const UnitMembership& membership,
+             const std::vector<int64_t>& gradients)
+      : visits_(profile.forward),
+        membership_(membership),
+        gradients_(gradients),
+        kept_(visits_.size()),
+        is_open_(membership.parents.size()),
+        border_(membership.parents.size()),
+        held_(membership.parents.size()),
+        left_(membership.parents.size()) {
+    for (const ModuleVisit& visit : visits_) {
+      const int unit = membership.unit_of[visit.module];
+      regions_.push_back(RegionAround(membership, unit));
+      for (int each = unit; each >= 0; each = membership.parents[each]) {
+        if (left_[each]++ > 0 || membership.parents[each] != 0) continue;
+        border_[each] =
+            visit.input *
+            (membership.recomputed[each] ? kAtBorderOfRegion : kAtBorder);
+      }
+    }
+  }
+
+  int64_t Peak() {
+    for (size_t i = 0; i < visits_.size(); ++i) Forward(i);
+    for (size_t i = visits_.size(); i-- > 0;) Backward(i);
+    return peak_;
+  }
+
+ private:
+  void Forward(size_t i) {
+    if (regions_[i] < 0) kept_[i] = visits_[i].saved;
+    // What comes out of a region stays, which the region does not count. What
+    // comes out of another visit is among what that has saved.
+    const bool comes_out = i > 0 && regions_[i - 1] >= 0;
+    if (comes_out && regions_[i] != regions_[i - 1]) {
+      kept_[i] += visits_[i].input;
+    }
+    peak_ = std::max(peak_, live_ + visits_[i].working);
+    live_ += kept_[i];
+  }
+
+  void Backward(size_t i) {
+    const ModuleVisit& visit = visits_[i];
+    const int unit = membership_.unit_of[visit.module];
+    for (int each = unit; each >= 0; each = membership_.parents[each]) {
+      const int64_t border = std::exchange(border_[each], 0);
+      held_[each] += border;
+      live_ += border;
+    }
+    if (regions_[i] >= 0) OpenRegion(regions_[i]);
+    // All uses of a parameter add to one gradient.
+    const int64_t gradient = std::exchange(gradients_[visit.module], 0);
+    held_[unit] += gradient;
+    live_ += gradient;
+    peak_ = std::max(peak_, live_ + visit.backward_working);
+    if (regions_[i] >= 0) live_ -= visit.saved;
+    live_ -= kept_[i];
+    // Units of which this was the last visit are reduced.
+    for (int each = unit; each >= 0; each = membership_.parents[each]) {
+      if (--left_[each] == 0) live_ -= std::exchange(held_[each], 0);
+    }
+  }
+
+  // Its forward runs again, and saves.
+  void OpenRegion(int region) {
+    if (is_open_[region]) return;
+    is_open_[region] = true;
+    for (size_t i = 0; i < visits_.size(); ++i) {
+      if (regions_[i] != region) continue;
+      peak_ = std::max(peak_, live_ + visits_[i].working);
+      live_ += visits_[i].saved;
+    }
+  }
+
+  const std::vector<ModuleVisit>& visits_;
+  const UnitMembership& membership_;
+  std::vector<int64_t> gradients_;  // by module, what is still to come
+  std::vector<int> regions_;        // by visit; -1: none
+  std::vector<int64_t> kept_;       // from forward to backward, by visit
+  std::vector<bool> is_open_;       // by unit, of regions
+  std::vector<int64_t> border_;     // to be held, by unit
+  std::vector<int64_t> held_;       // until it is reduced, by unit
+  std::vector<int> left_;           // visits of a unit and those inside
+  int64_t live_ = 0;
+  int64_t peak_ = 0;
+};
+
+}  // namespace
+
+double StepProfile::forward_seconds() const {
+  double sum = 0;
+  for (const ModuleVisit& visit : forward) sum += visit.seconds;
+  return sum;
+}
+
+StepProfile Extrapolate(const StepProfile& one, const StepProfile& two,
+                        int64_t rows) {
+  const bool same = GoTheSameWay(one, two);
+  StepProfile result = two;
+  // Through 0 and 2 rows where 1 row says nothing about them.
+  const auto at = [&](auto of_one, auto of_two) {
+    return same ? Line(of_one, of_two, rows) : Line(of_two / 2, of_two, rows);
+  };
+  for (size_t i = 0; i < two.forward.size(); ++i) {
+    const ModuleVisit& a = same ? one.forward[i] : two.forward[i];
+    const ModuleVisit& b = two.forward[i];
+    ModuleVisit& visit = result.forward[i];
+    visit.seconds = at(a.seconds, b.seconds);
+    visit.saved = at(a.saved, b.saved);
+    visit.input = at(a.input, b.input);
+    visit.working = at(a.working, b.working);
+    visit.backward_working = at(a.backward_working, b.backward_working);
+  }
+  result.backward_seconds = at(one.backward_seconds, two.backward_seconds);
+  return result;
+}
+
+std::string ToText(const StepProfile& profile) {
+  std::string text = absl::StrFormat("%.17g", profile.backward_seconds);
+  for (const ModuleVisit& visit : profile.forward) {
+    absl::StrAppendFormat(&text, " %d %.17g %d %d %d %d", visit.module,
+                          visit.seconds, visit.saved, visit.input,
+                          visit.working, visit.backward_working);
+  }
+  return text;
+}
+
+absl::StatusOr<StepProfile> ProfileFromText(absl::string_view text) {
+  constexpr size_t kOfStep = 1;
+  constexpr size_t kOfVisit = 6;
+  const std::vector<std::string> words = absl::StrSplit(text, ' ');
+  bool ok = words.size() >= kOfStep && (words.size() - kOfStep) % kOfVisit == 0;
+  size_t next = 0;
+  const auto read_seconds = [&](double& seconds) {
+    ok &= absl::SimpleAtod(words[next++], &seconds);
+  };
+  const auto read = [&](auto& number) {
+    ok &= absl::SimpleAtoi(words[next++], &number);
+  };
+  StepProfile profile;
+  if (ok) read_seconds(profile.backward_seconds);
+  while (ok && next < words.size()) {
+    ModuleVisit& visit = profile.forward.emplace_back();
+    read(visit.module);
+    read_seconds(visit.seconds);
+    read(visit.saved);
+    read(visit.input);
+    read(visit.working);
+    read(visit.backward_working);
+  }
+  if (ok) return profile;
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", text.substr(0, 40), "\" is no profile of a step"));
+}
+
+std::vector<UnitSeconds> ByUnit(const StepProfile& profile,
+                                const UnitMembership& membership) {
+  const size_t count = membership.parents.size();
+  std::vector<UnitSeconds> units(count);
+  std::vector<bool> has_children_behind(count);
+  for (const ModuleVisit& visit : profile.forward) {
+    const int index = membership.unit_of[visit.module];
+    units[index].forward += visit.seconds;
+    if (!has_children_behind[index]) units[index].share_before += visit.seconds;
+    int around = membership.parents[index];
+    for (; around >= 0; around = membership.parents[around]) {
+      has_children_behind[around] = true;
+    }
+  }
+  const double forward = profile.forward_seconds();
+  for (int i = 0; i < static_cast<int>(count); ++i) {
+    UnitSeconds& unit = units[i];
+    if (unit.forward == 0) continue;
+    unit.share_before /= unit.forward;
+    unit.backward = profile.backward_seconds * unit.forward / forward;
+    if (RegionAround(membership, i) >= 0) unit.backward += unit.forward;
+  }
+  return units;
+}
+
+int64_t ActivationBytes(const StepProfile& profile,
+                        const UnitMembership& membership,
+                        const std::vector<int64_t>& gradients) {
+  FSDP_CHECK(gradients.size() == membership.unit_of.size());
+  return StepMemory(profile, membership, gradients).Peak();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,244 @@
+#include "planner/choose/step_profile.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/testing/status_matchers.h"
+#include "fsdp/schedule/testing/choices.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::testing::SeededChoices;
+using ::fsdp::testing::StatusIs;
+using ::testing::DoubleEq;
+using ::testing::HasSubstr;
+
+ModuleVisit Visit(int module, double seconds, int64_t saved, int64_t input) {
+  ModuleVisit visit;
+  visit.module = module;
+  visit.seconds = seconds;
+  visit.saved = saved;
+  visit.input = input;
+  return visit;
+}
+
+// A root that embeds and ends, modules 0 and 3, around two units of a module
+// each.
+StepProfile TwoUnits() {
+  StepProfile profile;
+  profile.forward = {Visit(0, 1, 10, 0), Visit(1, 4, 100, 10),
+                     Visit(2, 6, 200, 20), Visit(3, 3, 40, 30)};
+  profile.backward_seconds = 28;
+  return profile;
+}
+
+UnitMembership TwoUnitsOfOne() {
+  return {{0, 1, 2, 0}, {-1, 0, 0}, {false, false, false}};
+}
+
+TEST(StepProfileTest, ExtrapolatesAlongALine) {
+  const StepProfile one = TwoUnits();
+  StepProfile two = one;
+  two.forward[1] = Visit(1, 5, 150, 20);
+  two.forward[1].working = 7;
+  two.forward[1].backward_working = 9;
+  two.backward_seconds = 30;
+  const StepProfile five = Extrapolate(one, two, 5);
+  EXPECT_THAT(five.forward[0].seconds, DoubleEq(1));
+  EXPECT_THAT(five.forward[1].seconds, DoubleEq(8));
+  EXPECT_EQ(five.forward[1].saved, 300);
+  EXPECT_EQ(five.forward[1].input, 50);
+  EXPECT_EQ(five.forward[1].working, 28);
+  EXPECT_EQ(five.forward[1].backward_working, 36);
+  EXPECT_THAT(five.backward_seconds, DoubleEq(36));
+}
+
+TEST(StepProfileTest, WhatFallsWithRowsDoesNotBecomeNegative) {
+  const StepProfile one = TwoUnits();
+  StepProfile two = one;
+  two.forward[1] = Visit(1, 2, 10, 1);
+  const StepProfile many = Extrapolate(one, two, 1000);
+  EXPECT_EQ(many.forward[1].seconds, 0);
+  EXPECT_EQ(many.forward[1].saved, 0);
+}
+
+TEST(StepProfileTest, ForwardsThatGoOtherWaysAreScaled) {
+  StepProfile one = TwoUnits();
+  one.forward.pop_back();
+  const StepProfile six = Extrapolate(one, TwoUnits(), 6);
+  ASSERT_EQ(six.forward.size(), 4u);
+  EXPECT_EQ(six.forward[3].saved, 120);
+  EXPECT_THAT(six.forward[3].seconds, DoubleEq(9));
+}
+
+TEST(StepProfileTest, TextIsExact) {
+  StepProfile profile = TwoUnits();
+  profile.forward[2].seconds = 1.0 / 3;
+  profile.forward[2].working = 5;
+  profile.forward[2].backward_working = int64_t{1} << 60;
+  profile.backward_seconds = 0.1;
+  ASSERT_OK_AND_ASSIGN(const StepProfile read,
+                       ProfileFromText(ToText(profile)));
+  EXPECT_EQ(ToText(read), ToText(profile));
+  EXPECT_EQ(read.forward[2].seconds, 1.0 / 3);
+  EXPECT_EQ(read.forward[2].backward_working, int64_t{1} << 60);
+  EXPECT_EQ(read.backward_seconds, 0.1);
+}
+
+TEST(StepProfileTest, OtherTextIsRefused) {
+  for (const char* text : {"", "x", "1 2", "1 0 1 1 1 1", "1 0 1 1 1 1 x",
+                           "1 0 1 1 1 1 1 0", "1  0 1 1 1 1"}) {
+    EXPECT_THAT(
+        ProfileFromText(text),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no profile")))
+        << text;
+  }
+  ASSERT_OK_AND_ASSIGN(const StepProfile none, ProfileFromText("0x0p+0"));
+  EXPECT_TRUE(none.forward.empty());
+}
+
+TEST(ByUnitTest, SharesBackwardOutAsForward) {
+  const std::vector<UnitSeconds> units = ByUnit(TwoUnits(), TwoUnitsOfOne());
+  EXPECT_THAT(units[0].forward, DoubleEq(4));
+  EXPECT_THAT(units[0].backward, DoubleEq(8));
+  EXPECT_THAT(units[0].share_before, DoubleEq(0.25));
+  EXPECT_THAT(units[1].forward, DoubleEq(4));
+  EXPECT_THAT(units[2].backward, DoubleEq(12));
+  // Nothing is inside them.
+  EXPECT_THAT(units[2].share_before, DoubleEq(1));
+}
+
+TEST(ByUnitTest, RecomputationRunsForwardAgainAlsoOfUnitsInside) {
+  UnitMembership nested = {{0, 1, 2, 0}, {-1, 0, 1}, {false, true, false}};
+  const std::vector<UnitSeconds> units = ByUnit(TwoUnits(), nested);
+  EXPECT_THAT(units[0].backward, DoubleEq(8));
+  EXPECT_THAT(units[1].backward, DoubleEq(8 + 4));
+  EXPECT_THAT(units[2].backward, DoubleEq(12 + 6));
+}
+
+TEST(ByUnitTest, AForwardThatTakesNoTimeIsNoDivisionByZero) {
+  StepProfile profile = TwoUnits();
+  for (ModuleVisit& visit : profile.forward) visit.seconds = 0;
+  for (const UnitSeconds& unit : ByUnit(profile, TwoUnitsOfOne())) {
+    EXPECT_EQ(unit.backward, 0);
+  }
+}
+
+const std::vector<int64_t> kNoGradients(4, 0);
+
+TEST(ActivationBytesTest, AllThatForwardSavesIsAliveWhenBackwardBegins) {
+  EXPECT_EQ(ActivationBytes(TwoUnits(), TwoUnitsOfOne(), kNoGradients),
+            10 + 100 + 200 + 40);
+  EXPECT_EQ(ActivationBytes({}, {{0}, {-1}, {false}}, {0}), 0);
+}
+
+TEST(ActivationBytesTest, WhatAVisitWorksWithComesOnTop) {
+  StepProfile profile = TwoUnits();
+  profile.forward[1].working = 1000;  // beside the 10 of before
+  EXPECT_EQ(ActivationBytes(profile, TwoUnitsOfOne(), kNoGradients), 1010);
+  // Beside its own 100, too, and the gradient at its border.
+  profile.forward[1].backward_working = 1000;
+  EXPECT_EQ(ActivationBytes(profile, TwoUnitsOfOne(), kNoGradients), 1120);
+}
+
+TEST(ActivationBytesTest, GradientsAreHeldUntilTheirUnitIsDone) {
+  // The root's last module; then unit 2; then unit 1, when 2 is reduced.
+  EXPECT_EQ(ActivationBytes(TwoUnits(), TwoUnitsOfOne(), {0, 0, 0, 5}), 355);
+  // With what comes to the borders of the units.
+  EXPECT_EQ(ActivationBytes(TwoUnits(), TwoUnitsOfOne(), {0, 0, 50, 5}),
+            310 + 55 + 20);
+  EXPECT_EQ(ActivationBytes(TwoUnits(), TwoUnitsOfOne(), {0, 500, 50, 5}),
+            110 + 505 + 10);
+  EXPECT_EQ(ActivationBytes(TwoUnits(), TwoUnitsOfOne(), {5000, 500, 50, 5}),
+            10 + 5005);
+}
+
+TEST(ActivationBytesTest, OneUnitHoldsAllItsGradients) {
+  const UnitMembership one = {{0, 0, 0, 0}, {-1}, {false}};
+  EXPECT_EQ(ActivationBytes(TwoUnits(), one, {1000, 1000, 1000, 1000}),
+            10 + 4000);
+}
+
+// The second use's gradient is added to the first's.
+TEST(ActivationBytesTest, AModuleThatIsVisitedTwiceHasOneGradient) {
+  StepProfile profile = TwoUnits();
+  profile.forward[3].module = 0;
+  EXPECT_EQ(ActivationBytes(profile, TwoUnitsOfOne(), {1000, 0, 0, 0}),
+            350 + 1000);
+}
+
+TEST(ActivationBytesTest, RegionsKeepWhatTheyTakeAndReturn) {
+  UnitMembership recomputed = TwoUnitsOfOne();
+  recomputed.recomputed = {false, true, true};
+  // 10 of the root, which unit 1 takes; what that gives unit 2, and what that
+  // gives the root.
+  const int64_t kept = 10 + 20 + 30 + 40;
+  // The last unit's backward: the root has let go of what it has saved.
+  EXPECT_EQ(ActivationBytes(TwoUnits(), recomputed, kNoGradients),
+            kept - 40 - 30 + 200 + 3 * 20);
+  StepProfile loss = TwoUnits();
+  loss.forward[3].backward_working = 1000;
+  EXPECT_EQ(ActivationBytes(loss, recomputed, kNoGradients), kept + 1000);
+}
+
+TEST(ActivationBytesTest, ARegionRunsItsForwardAgain) {
+  StepProfile profile = TwoUnits();
+  profile.forward[2].working = 500;
+  UnitMembership recomputed = TwoUnitsOfOne();
+  recomputed.recomputed = {false, false, true};
+  // Beside the root's 10 and unit 1's 100.
+  EXPECT_EQ(ActivationBytes(profile, recomputed, kNoGradients),
+            10 + 100 + 500 + 3 * 20);
+}
+
+// Random models: never more memory with regions than without, never less than
+// the largest visit, and the same bits every time.
+TEST(ActivationBytesTest, RegionsCostNoMemory) {
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    SeededChoices choices(seed);
+    const int units = choices.Between(1, 5);
+    UnitMembership membership;
+    membership.parents.assign(units, 0);
+    membership.parents[0] = -1;
+    membership.recomputed.assign(units, false);
+    membership.unit_of.resize(units);
+    std::iota(membership.unit_of.begin(), membership.unit_of.end(), 0);
+    StepProfile profile;
+    std::vector<int64_t> gradients(units);
+    int64_t input = 0;
+    for (int unit = 0; unit < units; ++unit) {
+      const int64_t output = choices.Between(0, 50);
+      profile.forward.push_back(
+          Visit(unit, 1, output + choices.Between(0, 100), input));
+      input = output;
+      gradients[unit] = choices.Between(0, 30);
+    }
+    const int64_t plain = ActivationBytes(profile, membership, gradients);
+    UnitMembership recomputed = membership;
+    for (int unit = 1; unit < units; ++unit) {
+      recomputed.recomputed[unit] = choices.Chance(70);
+    }
+    const int64_t less = ActivationBytes(profile, recomputed, gradients);
+    // But for what is at the border of one.
+    int64_t border = 0;
+    for (const ModuleVisit& visit : profile.forward) {
+      border = std::max(border, 2 * visit.input);
+    }
+    EXPECT_LE(less, plain + border);
+    for (int unit = 0; unit < units; ++unit) {
+      EXPECT_GE(less, profile.forward[unit].saved + gradients[unit]);
+    }
+    EXPECT_EQ(ActivationBytes(profile, recomputed, gradients), less);
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,364 @@
+#include "planner/simulator/step_simulator.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+
+namespace fsdp::simulator {
+
+const char* Name(SpanKind kind) {
+  switch (kind) {
+    case SpanKind::kForward:
+      return "forward";
+    case SpanKind::kBackward:
+      return "backward";
+    case SpanKind::kCopy:
+      return "copy";
+    case SpanKind::kOptimizer:
+      return "optimizer";
+    case SpanKind::kGather:
+      return "all-gather";
+    case SpanKind::kReduce:
+      return "reduce-scatter";
+    case SpanKind::kReplicate:
+      return "all-reduce";
+    case SpanKind::kWait:
+      return "exposed wait";
+  }
+  return "?";
+}
+
+void Timeline::Compute(SpanKind kind, int unit, double seconds) {
+  Add(kind, unit, now_, now_ + seconds);
+  now_ += seconds;
+}
+
+double Timeline::Communicate(SpanKind kind, int unit, double seconds) {
+  if (seconds == 0) return now_;
+  const double begin = std::max(now_, network_free_);
+  network_free_ = begin + seconds;
+  Add(kind, unit, begin, network_free_);
+  return network_free_;
+}
+
+double Timeline::Wait(int unit, double time) {
+  const double begin = now_;
+  now_ = std::max(now_, time);
+  Add(SpanKind::kWait, unit, begin, now_);
+  return now_ - begin;
+}
+
+void Timeline::Add(SpanKind kind, int unit, double begin, double end) {
+  if (end > begin) spans_.push_back({kind, unit, begin, end});
+}
+
+namespace {
+
+// One rank that runs the model and reports to its schedule.
+class Rank {
+ public:
+  Rank(const ModelShape& model, const ShardedShape& sharded,
+       const CostModel& costs, const StepOptions& options)
+      : model_(model),
+        sharded_(sharded),
+        options_(options),
+        schedule_(sharded.units, options.schedule),
+        children_(model.units.size()),
+        clock_(sharded, costs, options.memory.optimizer_state) {
+    for (size_t i = 1; i < model.units.size(); ++i) {
+      children_[model.units[i].parent].push_back(static_cast<int>(i));
+    }
+  }
+
+  absl::Status Step() {
+    clock_.Restart();
+    const int backwards = options_.memory.backwards_per_step;
+    for (int i = 1; i <= backwards; ++i) {
+      FSDP_RETURN_IF_ERROR(Forward(0));
+      const bool synchronizes = i == backwards;
+      FSDP_RETURN_IF_ERROR(Backward(0, synchronizes));
+      Event end{EventKind::kEndOfBackward};
+      end.synchronizes = synchronizes;
+      FSDP_RETURN_IF_ERROR(Report(end));
+    }
+    if (options_.schedule.step_in_backward) return absl::OkStatus();
+    for (size_t i = 0; i < model_.units.size(); ++i) {
+      clock_.StepOptimizer(static_cast<int>(i));
+    }
+    return absl::OkStatus();
+  }
+
+  StepResult Result() const {
+    StepResult result;
+    result.seconds = clock_.timeline().now();
+    result.units = clock_.spent();
+    for (const Spent& unit : result.units) result.total.Add(unit);
+    result.peak = PlanMemory(sharded_.units, sharded_.bytes, options_.schedule,
+                             options_.memory);
+    result.timeline = clock_.timeline().spans();
+    return result;
+  }
+
+ private:
+  absl::Status Forward(int unit) {
+    const UnitShape& shape = model_.units[unit];
+    Event before{EventKind::kPreForward, unit};
+    before.records_graph = true;
+    FSDP_RETURN_IF_ERROR(Report(before));
+    clock_.Compute(SpanKind::kForward, unit, shape.forward, shape.share_before);
+    for (int child : children_[unit]) FSDP_RETURN_IF_ERROR(Forward(child));
+    clock_.Compute(SpanKind::kForward, unit, shape.forward,
+                   1 - shape.share_before);
+    Event after{EventKind::kPostForward, unit};
+    after.expects_backward = true;
+    return Report(after);
+  }
+
+  absl::Status Backward(int unit, bool synchronizes) {
+    const UnitShape& shape = model_.units[unit];
+    FSDP_RETURN_IF_ERROR(Report({EventKind::kPreBackward, unit}));
+    clock_.Compute(SpanKind::kBackward, unit, shape.backward,
+                   1 - shape.share_before);
+    const std::vector<int>& children = children_[unit];
+    for (auto child = children.rbegin(); child != children.rend(); ++child) {
+      FSDP_RETURN_IF_ERROR(Backward(*child, synchronizes));
+    }
+    clock_.Compute(SpanKind::kBackward, unit, shape.backward,
+                   shape.share_before);
+    Event after{EventKind::kPostBackward, unit};
+    after.reduces = sharded_.bytes[unit].trainable;
+    after.synchronizes = synchronizes;
+    return Report(after);
+  }
+
+  absl::Status Report(const Event& event) {
+    FSDP_ASSIGN_OR_RETURN(const Actions actions, schedule_.Next(event));
+    for (const Action& action : actions) clock_.Execute(action);
+    return absl::OkStatus();
+  }
+
+  const ModelShape& model_;
+  const ShardedShape& sharded_;
+  const StepOptions& options_;
+  Schedule schedule_;
+  std::vector<std::vector<int>> children_;
+  RankClock clock_;
+};
+
+}  // namespace
+
+void Spent::Add(const Spent& other) {
+  compute += other.compute;
+  copies += other.copies;
+  optimizer += other.optimizer;
+  gather += other.gather;
+  reduce += other.reduce;
+  exposed_gather += other.exposed_gather;
+  exposed_reduce += other.exposed_reduce;
+  gathered_bytes += other.gathered_bytes;
+  reduced_bytes += other.reduced_bytes;
+  replicated_bytes += other.replicated_bytes;
+}
+
+absl::StatusOr<StepResult> SimulateStep(const ModelShape& model,
+                                        const ShardedShape& sharded,
+                                        const CostModel& costs,
+                                        const StepOptions& options) {
+  FSDP_CHECK(!model.units.empty());
+  FSDP_CHECK(sharded.units.size() == model.units.size());
+  if (options.memory.backwards_per_step < 1 ||
+      options.schedule.max_reduce_buffers < 1 ||
+      options.schedule.max_gathered_units < 0 ||
+      !(options.memory.optimizer_state >= 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a step with ", options.memory.backwards_per_step, " backwards, ",
+        options.schedule.max_reduce_buffers, " reduce buffers, ",
+        options.schedule.max_gathered_units, " gathered units and ",
+        options.memory.optimizer_state,
+        " bytes of optimizer state per byte: backwards and buffers are at "
+        "least 1, the others at least 0"));
+  }
+  Rank rank(model, sharded, costs, options);
+  FSDP_RETURN_IF_ERROR(rank.Step());
+  FSDP_RETURN_IF_ERROR(rank.Step());
+  return rank.Result();
+}
+
+void RankClock::Restart() {
+  spent_.assign(sharded_.units.size(), Spent());
+  timeline_ = Timeline();
+}
+
+int64_t RankClock::OptimizerState(const UnitBytes& unit) const {
+  if (!unit.trainable) return 0;
+  return static_cast<int64_t>(optimizer_state_ *
+                              static_cast<double>(unit.shard));
+}
+
+void RankClock::Execute(const Action& action) {
+  const int unit = action.unit;
+  const UnitBytes& bytes = sharded_.bytes[unit];
+  switch (action.kind) {
+    case ActionKind::kLoad:  // shards rest in memory here
+      return;
+    case ActionKind::kGather:
+    case ActionKind::kGatherCopy:  // no user asks for one here
+      return Gather(unit);
+    case ActionKind::kWaitGather:
+      spent_[unit].exposed_gather +=
+          timeline_.Wait(unit, states_[unit].gathered_at);
+      return;
+    case ActionKind::kFree:
+      return;
+    case ActionKind::kShrink:
+      states_[unit].has_part = true;
+      return Copy(unit, 2 * bytes.part);
+    case ActionKind::kDropPart:
+      states_[unit].has_part = false;
+      return;
+    case ActionKind::kAccumulate:
+      FillBuffer(unit);
+      states_[unit].has_whole_gradients = true;
+      return;
+    case ActionKind::kFillReduceBuffer:
+      FillBuffer(unit);
+      states_[unit].has_whole_gradients = false;
+      return;
+    case ActionKind::kReduce:
+      return Reduce(unit);
+    case ActionKind::kReplicate:
+      return Replicate(unit);
+    case ActionKind::kWaitReduce:
+      return WaitReduce(unit);
+    case ActionKind::kKeepSums:  // nobody asks for it here
+    case ActionKind::kReplicateSums:
+      return;
+    case ActionKind::kStep:
+      return StepOptimizer(unit);
+    case ActionKind::kOpenShards:
+      for (auto& state : states_) state.copy_is_current = false;
+      return PassFence(unit);
+    case ActionKind::kCloseShards:
+      return PassFence(unit);
+  }
+}
+
+void RankClock::PassFence(int unit) {
+  const double seconds = costs_.options().fence_seconds;
+  spent_[unit].gather += seconds;
+  spent_[unit].exposed_gather +=
+      timeline_.Wait(unit, timeline_.now() + seconds);
+}
+
+// Gatherer::GatherFlat() and GatherShared().
+void RankClock::Gather(int unit) {
+  const UnitMessages& messages = sharded_.messages[unit];
+  if (sharded_.units[unit].shares_memory) {
+    states_[unit].gathered_at = 0;
+    if (!sharded_.casts() || states_[unit].copy_is_current) return;
+    states_[unit].copy_is_current = true;
+  }
+  const bool from_part = states_[unit].has_part;
+  const Group& group = from_part ? sharded_.part : sharded_.shard;
+  if (!from_part && sharded_.casts()) {
+    Copy(unit,
+         sharded_.bytes[unit].shard + messages.gather / sharded_.shard.size);
+  }
+  const double seconds =
+      costs_.CollectiveSeconds(Collective::kAllGather, group, messages.gather);
+  spent_[unit].gather += seconds;
+  spent_[unit].gathered_bytes +=
+      costs_.BytesSent(Collective::kAllGather, group, messages.gather);
+  states_[unit].gathered_at =
+      timeline_.Communicate(SpanKind::kGather, unit, seconds);
+  if (!costs_.options().overlap) {
+    spent_[unit].exposed_gather +=
+        timeline_.Wait(unit, states_[unit].gathered_at);
+  }
+}
+
+// GradientBuffer::Fill() and Add().
+void RankClock::FillBuffer(int unit) {
+  const UnitMessages& messages = sharded_.messages[unit];
+  if (states_[unit].has_whole_gradients) {
+    return Copy(unit, messages.gradients + 2 * messages.reduce);
+  }
+  Copy(unit, messages.gradients + messages.reduce);
+}
+
+void RankClock::Reduce(int unit) {
+  const int64_t bytes = sharded_.messages[unit].reduce;
+  const double seconds = costs_.CollectiveSeconds(Collective::kReduceScatter,
+                                                  sharded_.shard, bytes);
+  spent_[unit].reduced_bytes +=
+      costs_.BytesSent(Collective::kReduceScatter, sharded_.shard, bytes);
+  StartReduction(SpanKind::kReduce, unit, seconds);
+  reductions_.push_back({unit, reduced_at_});
+}
+
+// Waits for the reduce-scatter, as the runtime does.
+void RankClock::Replicate(int unit) {
+  const auto reduction = std::find_if(
+      reductions_.begin(), reductions_.end(),
+      [unit](const Reduction& other) { return other.unit == unit; });
+  FSDP_CHECK(reduction != reductions_.end());
+  spent_[unit].exposed_reduce += timeline_.Wait(unit, reduction->done_at);
+  const int64_t bytes = sharded_.messages[unit].segment;
+  const double seconds = costs_.CollectiveSeconds(Collective::kAllReduce,
+                                                  sharded_.replicate, bytes);
+  spent_[unit].replicated_bytes +=
+      costs_.BytesSent(Collective::kAllReduce, sharded_.replicate, bytes);
+  StartReduction(SpanKind::kReplicate, unit, seconds);
+  reduction->done_at = reduced_at_;
+}
+
+void RankClock::StartReduction(SpanKind kind, int unit, double seconds) {
+  spent_[unit].reduce += seconds;
+  reduced_at_ = timeline_.Communicate(kind, unit, seconds);
+  if (!costs_.options().overlap) {
+    spent_[unit].exposed_reduce += timeline_.Wait(unit, reduced_at_);
+  }
+}
+
+// ShardGradient::AccumulateMean().
+void RankClock::WaitReduce(int unit) {
+  FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
+  spent_[unit].exposed_reduce +=
+      timeline_.Wait(unit, reductions_.front().done_at);
+  reductions_.pop_front();
+  // Sums from shared memory go straight into the gradient.
+  const bool direct =
+      sharded_.units[unit].shares_memory && !sharded_.units[unit].replicated;
+  if (direct) return;
+  Copy(unit, sharded_.messages[unit].segment + sharded_.bytes[unit].shard);
+}
+
+// Reads the gradient, reads and writes parameters and state.
+void RankClock::StepOptimizer(int unit) {
+  const UnitBytes& bytes = sharded_.bytes[unit];
+  if (!bytes.trainable) return;
+  const double seconds = costs_.OptimizerSeconds(static_cast<double>(
+      bytes.shard + 2 * (bytes.shard + OptimizerState(bytes))));
+  spent_[unit].optimizer += seconds;
+  timeline_.Compute(SpanKind::kOptimizer, unit, seconds);
+}
+
+void RankClock::Compute(SpanKind kind, int unit, const Work& work,
+                        double share) {
+  const double seconds = share * costs_.ComputeSeconds(work);
+  spent_[unit].compute += seconds;
+  timeline_.Compute(kind, unit, seconds);
+}
+
+void RankClock::Copy(int unit, int64_t bytes) {
+  const double seconds = costs_.CopySeconds(static_cast<double>(bytes));
+  spent_[unit].copies += seconds;
+  timeline_.Compute(SpanKind::kCopy, unit, seconds);
+}
+
+}  // namespace fsdp::simulator

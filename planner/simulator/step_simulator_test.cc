@@ -1,0 +1,447 @@
+#include "planner/simulator/step_simulator.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/testing/status_matchers.h"
+#include "flat_param/layout.h"
+#include "fsdp/schedule/testing/choices.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "planner/simulator/cost_model.h"
+#include "planner/simulator/model_shape.h"
+#include "planner/simulator/sharding.h"
+
+namespace fsdp::simulator {
+namespace {
+
+using ::fsdp::flat_param::FlatLayout;
+using ::fsdp::testing::SeededChoices;
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+const int kWorldSizes[] = {1, 2, 3, 5, 8, 64, 1000, 4096, 16384};
+
+// Time passes only in what a test turns on.
+CostOptions Free() {
+  CostOptions costs;
+  costs.flops_per_second = costs.memory_bandwidth = kInfinity;
+  costs.levels = {{0, 0, kInfinity}};
+  return costs;
+}
+
+CostOptions Network(double latency, double bandwidth) {
+  CostOptions costs = Free();
+  costs.levels = {{0, latency, bandwidth}};
+  return costs;
+}
+
+// A root and `layers` units in it, of `elements` each, that compute `seconds`
+// in forward and twice as long in backward.
+ModelShape Chain(int layers, int64_t elements, double seconds) {
+  ModelShape model;
+  for (int i = 0; i <= layers; ++i) {
+    UnitShape& unit = model.units.emplace_back();
+    unit.name = i == 0 ? "root" : absl::StrCat("layers.", i - 1);
+    unit.parent = i == 0 ? -1 : 0;
+    unit.parameters = {Parameter("weight", {elements})};
+    unit.forward.seconds = seconds;
+    unit.backward.seconds = 2 * seconds;
+  }
+  return model;
+}
+
+StepResult Simulate(const ModelShape& model, const ShardingOptions& sharding,
+                    const CostOptions& costs, const StepOptions& options = {}) {
+  absl::StatusOr<ShardedShape> sharded = Shard(model, sharding);
+  EXPECT_OK(sharded);
+  absl::StatusOr<CostModel> cost_model =
+      CostModel::Create(costs, sharding.ranks);
+  EXPECT_OK(cost_model);
+  if (costs.shared_memory) {
+    ShareGathered(cost_model->RanksOnHost(sharded->shard), *sharded);
+  }
+  absl::StatusOr<StepResult> result =
+      SimulateStep(model, *sharded, *cost_model, options);
+  EXPECT_OK(result);
+  return *std::move(result);
+}
+
+StepOptions WithoutPrefetch() {
+  StepOptions options;
+  options.schedule.forward_prefetch = false;
+  options.schedule.backward_prefetch = false;
+  return options;
+}
+
+ShardingOptions Over(int ranks, int bytes_per_element = 4) {
+  ShardingOptions options;
+  options.ranks = ranks;
+  options.stored_bytes = options.compute_bytes = options.reduce_bytes =
+      bytes_per_element;
+  return options;
+}
+
+// Bytes that the layouts add to the elements of the units, and flags to their
+// reduce buffers, on all ranks together.
+struct Padding {
+  int64_t gather = 0;
+  int64_t reduce = 0;
+};
+
+Padding PaddingOf(const ModelShape& model, int ranks, int bytes_per_element) {
+  Padding padding;
+  for (const UnitShape& unit : model.units) {
+    absl::StatusOr<FlatLayout> layout =
+        FlatLayout::Create(unit.parameters, bytes_per_element, ranks);
+    EXPECT_OK(layout);
+    const int64_t extra =
+        (layout->padded_numel() - layout->numel()) * bytes_per_element;
+    padding.gather += extra;
+    // The flags fit one unit of alignment here.
+    padding.reduce += extra + FlatLayout::kAlignmentBytes * ranks;
+  }
+  return padding;
+}
+
+// Bytes times ranks, so that numbers stay whole.
+int64_t TimesRanks(int64_t bytes, int ranks) { return bytes * ranks; }
+
+TEST(StepBytesTest, FullShardingMovesThreeTimesTheModel) {
+  const ModelShape model = Chain(5, 100003, 0);
+  const int64_t psi = model.num_elements();
+  for (const int element : {2, 4}) {
+    for (const int ranks : kWorldSizes) {
+      SCOPED_TRACE(absl::StrCat(ranks, " ranks, ", element, " bytes"));
+      ShardingOptions sharding = Over(ranks, element);
+      sharding.reshard_root = true;
+      const Spent total = Simulate(model, sharding, Free()).total;
+      const Padding padding = PaddingOf(model, ranks, element);
+      // 6 psi (N - 1) / N for two bytes, and padding, which moves as well.
+      EXPECT_EQ(
+          TimesRanks(total.bytes(), ranks),
+          (int64_t{3} * element * psi + 2 * padding.gather + padding.reduce) *
+              (ranks - 1));
+      EXPECT_EQ(TimesRanks(total.gathered_bytes, ranks),
+                2 * (element * psi + padding.gather) * (ranks - 1));
+      EXPECT_EQ(total.replicated_bytes, 0);
+    }
+  }
+}
+
+// 16384 * 8 divides them, so that only flags remain.
+TEST(StepBytesTest, WithoutPaddingItIsTheFormulaOfZero3) {
+  const ModelShape model = Chain(3, int64_t{16384} * 8 * 3, 0);
+  const int64_t psi = model.num_elements();
+  for (int ranks = 1; ranks <= 16384; ranks *= 2) {
+    ShardingOptions sharding = Over(ranks, 2);
+    sharding.reshard_root = true;
+    const Spent total = Simulate(model, sharding, Free()).total;
+    const int64_t flags =
+        4 * FlatLayout::kAlignmentBytes * static_cast<int64_t>(ranks - 1);
+    EXPECT_EQ(total.bytes() - flags, 6 * psi / ranks * (ranks - 1));
+  }
+}
+
+TEST(StepBytesTest, KeepingUnitsAfterForwardSavesAGather) {
+  const ModelShape model = Chain(5, 100003, 0);
+  const int64_t psi = model.num_elements();
+  for (const int ranks : kWorldSizes) {
+    ShardingOptions sharding = Over(ranks);
+    sharding.strategy = Strategy::kGradients;
+    const Spent total = Simulate(model, sharding, Free()).total;
+    const Padding padding = PaddingOf(model, ranks, 4);
+    EXPECT_EQ(TimesRanks(total.bytes(), ranks),
+              (8 * psi + padding.gather + padding.reduce) * (ranks - 1));
+  }
+}
+
+TEST(StepBytesTest, TheRootIsGatheredOnceUnlessItIsResharded) {
+  const ModelShape model = Chain(4, 1024, 0);
+  ShardingOptions sharding = Over(4);
+  const StepResult kept = Simulate(model, sharding, Free());
+  EXPECT_EQ(kept.units[0].gathered_bytes, 1024 * 4 / 4 * 3);
+  EXPECT_EQ(kept.units[1].gathered_bytes, 2 * 1024 * 4 / 4 * 3);
+  sharding.reshard_root = true;
+  EXPECT_EQ(Simulate(model, sharding, Free()).units[0].gathered_bytes,
+            2 * 1024 * 4 / 4 * 3);
+}
+
+TEST(StepBytesTest, HybridShardingReducesAcrossReplicas) {
+  const ModelShape model = Chain(4, 100003, 0);
+  const int64_t psi = model.num_elements();
+  for (const int rows : {1, 2, 3, 16, 2048}) {
+    SCOPED_TRACE(rows);
+    constexpr int kRow = 8;
+    ShardingOptions sharding = Over(kRow * rows);
+    sharding.shard_ranks = kRow;
+    sharding.reshard_root = true;
+    const StepResult step = Simulate(model, sharding, Free());
+    const Padding padding = PaddingOf(model, kRow, 4);
+    EXPECT_EQ(kRow * (step.total.gathered_bytes + step.total.reduced_bytes),
+              (12 * psi + 2 * padding.gather + padding.reduce) * (kRow - 1));
+    // Each unit's segment in `rows` pieces: there and back.
+    int64_t replicated = 0;
+    for (size_t i = 0; i < model.units.size(); ++i) {
+      const int64_t segment = (psi * 4 + padding.reduce) / kRow /
+                              static_cast<int64_t>(model.units.size());
+      replicated += int64_t{2} * (rows - 1) * ((segment + rows - 1) / rows);
+    }
+    EXPECT_EQ(step.total.replicated_bytes, replicated);
+  }
+}
+
+TEST(StepBytesTest, AWholeModelIsAllReduced) {
+  const ModelShape model = Chain(4, 4096, 0);
+  ShardingOptions sharding = Over(8);
+  sharding.strategy = Strategy::kReplicated;
+  const Spent total = Simulate(model, sharding, Free()).total;
+  EXPECT_EQ(total.gathered_bytes + total.reduced_bytes, 0);
+  EXPECT_EQ(total.replicated_bytes, 2 * 7 * 5 * (4096 * 4 + 16) / 8);
+}
+
+TEST(StepBytesTest, AGroupForBackwardGathersAmongItself) {
+  const ModelShape model = Chain(4, 4096, 0);
+  ShardingOptions sharding = Over(64);
+  sharding.backward_group_size = 8;
+  const Spent unit = Simulate(model, sharding, Free()).units[1];
+  EXPECT_EQ(unit.gathered_bytes, 4096 * 4 / 64 * 63 + 4096 * 4 / 8 * 7);
+}
+
+TEST(StepBytesTest, AccumulatingGathersEachTimeAndReducesOnce) {
+  const ModelShape model = Chain(4, 4096, 0);
+  StepOptions options;
+  options.memory.backwards_per_step = 3;
+  const Spent once = Simulate(model, Over(8), Free()).total;
+  const Spent thrice = Simulate(model, Over(8), Free(), options).total;
+  EXPECT_EQ(thrice.gathered_bytes, 3 * once.gathered_bytes);
+  EXPECT_EQ(thrice.reduced_bytes, once.reduced_bytes);
+  ShardingOptions sharding = Over(8);
+  sharding.strategy = Strategy::kOptimizer;
+  const Spent kept = Simulate(model, sharding, Free(), options).total;
+  EXPECT_EQ(kept.gathered_bytes, 5 * 4096 * 4 / 8 * 7);
+}
+
+TEST(StepTimeTest, WithAFreeNetworkItIsTheCompute) {
+  for (const int ranks : kWorldSizes) {
+    for (const bool overlap : {true, false}) {
+      CostOptions costs = Free();
+      costs.overlap = overlap;
+      const StepResult step = Simulate(Chain(7, 1000, 0.5), Over(ranks), costs);
+      EXPECT_EQ(step.seconds, 8 * 1.5);
+      EXPECT_EQ(step.total.compute, step.seconds);
+      EXPECT_EQ(step.total.exposed(), 0);
+    }
+  }
+}
+
+TEST(StepTimeTest, WithoutComputeItIsTheCommunication) {
+  for (const int ranks : kWorldSizes) {
+    for (const bool overlap : {true, false}) {
+      CostOptions costs = Network(0.5, 1024);
+      costs.overlap = overlap;
+      const StepResult step =
+          Simulate(Chain(7, 1 << 16, 0), Over(ranks), costs);
+      EXPECT_NEAR(step.seconds, step.total.gather + step.total.reduce,
+                  1e-9 * step.seconds);
+      EXPECT_NEAR(step.seconds, step.total.exposed(), 1e-9 * step.seconds);
+    }
+  }
+}
+
+TEST(StepTimeTest, CommunicationIsGathersAndReductions) {
+  const ModelShape model = Chain(7, 1 << 16, 0);
+  for (const int ranks : {2, 4, 8, 16}) {
+    const StepResult step = Simulate(model, Over(ranks), Network(0.5, 1024));
+    const double piece = double{1 << 18} / ranks;
+    const double flags = FlatLayout::kAlignmentBytes;
+    // 2n - 1 gathers and n reductions.
+    EXPECT_DOUBLE_EQ(step.total.gather,
+                     (ranks - 1) * 15 * (0.5 + piece / 1024));
+    EXPECT_DOUBLE_EQ(step.total.reduce,
+                     (ranks - 1) * 8 * (0.5 + (piece + flags) / 1024));
+  }
+}
+
+// 1 s gathers and reductions, 2 s forwards, 4 s backwards, 3 units in the root.
+TEST(StepTimeTest, OverlapsWhatIsPrefetched) {
+  const ModelShape model = Chain(3, int64_t{4} * 16, 2);
+  CostOptions costs = Network(1, kInfinity);
+  const StepResult step = Simulate(model, Over(2), costs);
+  // Of gathers the root's is waited for and the first layer's, behind it; of
+  // reductions that of the first layer, which is the last to compute backward,
+  // and the root's.
+  EXPECT_DOUBLE_EQ(step.total.exposed_gather, 1 + 1);
+  EXPECT_DOUBLE_EQ(step.total.exposed_reduce, 1 + 1);
+  EXPECT_DOUBLE_EQ(step.seconds, 4 * 6 + 4);
+  const StepResult without = Simulate(model, Over(2), costs, WithoutPrefetch());
+  // The root's and each layer's twice; two gathers are behind a reduction.
+  EXPECT_DOUBLE_EQ(without.total.exposed_gather, 1 + 3 * 2 + 2);
+  costs.overlap = false;
+  const StepResult blocking = Simulate(model, Over(2), costs);
+  EXPECT_DOUBLE_EQ(blocking.seconds, 4 * 6 + 7 + 4);
+}
+
+TEST(StepTimeTest, PartsAddUp) {
+  for (uint32_t seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    SeededChoices choices(seed);
+    ModelShape model = Chain(choices.Between(0, 9), 100, 0);
+    for (UnitShape& unit : model.units) {
+      unit.parameters = {Parameter("weight", {choices.Between(0, 100000)})};
+      unit.forward.seconds = 1e-3 * choices.Between(0, 9);
+      unit.backward.seconds = 1e-3 * choices.Between(0, 9);
+      unit.share_before = 0.1 * choices.Between(0, 10);
+      unit.trainable = choices.Chance(80);
+    }
+    CostOptions costs = Network(1e-3 * choices.Between(0, 2), 1e7);
+    costs.memory_bandwidth = 1e9;
+    costs.overlap = choices.Chance(70);
+    ShardingOptions sharding = Over(4);
+    if (choices.Chance(50)) sharding.shard_ranks = 2;
+    if (choices.Chance(50)) sharding.compute_bytes = 2;
+    StepOptions options;
+    options.memory.backwards_per_step = choices.Between(1, 3);
+    options.schedule.step_in_backward = choices.Chance(30);
+    const StepResult step = Simulate(model, sharding, costs, options);
+    const Spent& total = step.total;
+    EXPECT_NEAR(
+        step.seconds,
+        total.compute + total.copies + total.optimizer + total.exposed(), 1e-9);
+    EXPECT_LE(total.exposed_gather, step.total.gather + total.reduce + 1e-9);
+    // Compute has no gaps, the network no overlaps.
+    double compute_end = 0;
+    double network_end = 0;
+    for (const Span& span : step.timeline) {
+      const bool network = span.kind == SpanKind::kGather ||
+                           span.kind == SpanKind::kReduce ||
+                           span.kind == SpanKind::kReplicate;
+      EXPECT_LT(span.begin, span.end);
+      if (network) {
+        EXPECT_GE(span.begin, network_end);
+        network_end = span.end;
+      } else {
+        EXPECT_EQ(span.begin, compute_end);
+        compute_end = span.end;
+      }
+    }
+    EXPECT_EQ(compute_end, step.seconds);
+  }
+}
+
+TEST(StepTimeTest, PrefetchingNeverCostsTime) {
+  for (const double compute : {0.0, 1e-3, 1e-2, 0.1}) {
+    for (const double latency : {0.0, 1e-3, 1e-2}) {
+      for (const Strategy strategy : {Strategy::kFull, Strategy::kGradients}) {
+        const ModelShape model = Chain(6, 10000, compute);
+        const CostOptions costs = Network(latency, 1e6);
+        ShardingOptions sharding = Over(4);
+        sharding.strategy = strategy;
+        const double without =
+            Simulate(model, sharding, costs, WithoutPrefetch()).seconds;
+        const double with = Simulate(model, sharding, costs).seconds;
+        EXPECT_LE(with, without * (1 + 1e-12));
+      }
+    }
+  }
+}
+
+TEST(StepTimeTest, GrowsWithLatencyAndShrinksWithBandwidth) {
+  const ModelShape model = Chain(6, 10000, 1e-3);
+  for (const int ranks : {2, 3, 64}) {
+    double before = 0;
+    for (const double latency : {0.0, 1e-6, 1e-4, 1e-3, 1e-2}) {
+      const double seconds =
+          Simulate(model, Over(ranks), Network(latency, 1e7)).seconds;
+      EXPECT_GE(seconds, before);
+      before = seconds;
+    }
+    before = kInfinity;
+    for (const double bandwidth : {1e5, 1e6, 1e7, 1e9, kInfinity}) {
+      const double seconds =
+          Simulate(model, Over(ranks), Network(1e-4, bandwidth)).seconds;
+      EXPECT_LE(seconds, before);
+      before = seconds;
+    }
+  }
+}
+
+TEST(StepTimeTest, CopiesAndTheOptimizerReadAndWriteMemory) {
+  CostOptions costs = Free();
+  costs.memory_bandwidth = 1;
+  const ModelShape model = Chain(0, 1024, 0);
+  StepResult step = Simulate(model, Over(2), costs);
+  // Gradients into the buffer with its flags, and its half into the shard's.
+  EXPECT_EQ(step.total.copies, 4096 + (4096 + 32) + (2048 + 16) + 2048);
+  // Parameters and two states read and written, gradients read.
+  EXPECT_EQ(step.total.optimizer, 7 * 2048);
+  ShardingOptions sharding = Over(2);
+  sharding.compute_bytes = 2;
+  step = Simulate(model, sharding, costs);
+  EXPECT_EQ(step.total.copies,
+            2048 + 1024 + 2048 + (4096 + 32) + (2048 + 16) + 2048);
+}
+
+TEST(StepTimeTest, InPlaceInSharedMemoryOnlyFencesAreLeft) {
+  CostOptions costs = Network(1, 1);
+  costs.shared_memory = true;
+  costs.overlap = false;
+  costs.fence_seconds = 0.25;
+  const StepResult step = Simulate(Chain(3, 4096, 1), Over(4), costs);
+  EXPECT_EQ(step.total.bytes(), 0);
+  // Before a forward and after it: the reductions tell when backward has ended.
+  EXPECT_DOUBLE_EQ(step.total.exposed_gather, 2 * 0.25);
+  EXPECT_DOUBLE_EQ(step.total.exposed_reduce, 4 * 0.25);
+  EXPECT_DOUBLE_EQ(step.seconds, 4 * 3 + 6 * 0.25);
+}
+
+TEST(SimulateStepTest, TakesThousandsOfRanksAndHundredsOfUnits) {
+  const ModelShape model = Chain(200, 12345678, 1e-3);
+  ShardingOptions sharding = Over(16384, 2);
+  sharding.shard_ranks = 128;
+  const StepResult step = Simulate(model, sharding, Network(1e-5, 1e11));
+  EXPECT_EQ(step.units.size(), 201u);
+  EXPECT_GE(step.seconds, 201 * 3e-3);
+}
+
+TEST(SimulateStepTest, IsTheSameEveryTime) {
+  const ModelShape model = Chain(9, 12345, 1e-3);
+  const StepResult one = Simulate(model, Over(8), Network(1e-5, 1e7));
+  const StepResult two = Simulate(model, Over(8), Network(1e-5, 1e7));
+  EXPECT_EQ(one.seconds, two.seconds);
+  ASSERT_EQ(one.timeline.size(), two.timeline.size());
+}
+
+TEST(SimulateStepTest, RefusesNumbersWithoutMeaning) {
+  const ModelShape model = Chain(1, 1, 1);
+  ASSERT_OK_AND_ASSIGN(const ShardedShape sharded, Shard(model, Over(2)));
+  ASSERT_OK_AND_ASSIGN(const CostModel costs, CostModel::Create(Free(), 2));
+  const auto refusal = [&](void (*change)(StepOptions&)) {
+    StepOptions options;
+    change(options);
+    return SimulateStep(model, sharded, costs, options).status();
+  };
+  EXPECT_OK(refusal([](StepOptions&) {}));
+  const auto is_refused = StatusIs(absl::StatusCode::kInvalidArgument,
+                                   HasSubstr("at least 1, the others"));
+  EXPECT_THAT(refusal([](StepOptions& o) { o.memory.backwards_per_step = 0; }),
+              is_refused);
+  EXPECT_THAT(
+      refusal([](StepOptions& o) { o.schedule.max_reduce_buffers = 0; }),
+      is_refused);
+  EXPECT_THAT(
+      refusal([](StepOptions& o) { o.schedule.max_gathered_units = -1; }),
+      is_refused);
+  EXPECT_THAT(refusal([](StepOptions& o) { o.memory.optimizer_state = -1; }),
+              is_refused);
+}
+
+}  // namespace
+}  // namespace fsdp::simulator

@@ -1,0 +1,297 @@
+#include "planner/tool/flags.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage_config.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "planner/simulator/sharding.h"
+#include "planner/simulator/step_simulator.h"
+
+ABSL_FLAG(std::string, ranks, "8,64,512,4096",
+          "Numbers of ranks to simulate, up to 16384 each.");
+
+ABSL_FLAG(std::string, units, "",
+          "A file of units to simulate instead of a GPT. Its first line names "
+          "the columns: name,parent,elements,trainable,forward_flops,"
+          "backward_flops,forward_ms,backward_ms; only name and elements are "
+          "needed, and the first unit is the root.");
+ABSL_FLAG(int64_t, layers, fsdp::simulator::GptShape().layers,
+          "Blocks of the GPT, a unit each.");
+ABSL_FLAG(int64_t, dim, fsdp::simulator::GptShape().dim, "Width of the GPT.");
+ABSL_FLAG(int64_t, vocab, fsdp::simulator::GptShape().vocab,
+          "Different tokens of the GPT.");
+ABSL_FLAG(int64_t, seq, fsdp::simulator::GptShape().seq, "Tokens per row.");
+ABSL_FLAG(int64_t, batch, fsdp::simulator::GptShape().batch,
+          "Rows per rank and backward.");
+ABSL_FLAG(bool, recompute, false,
+          "Blocks of the GPT are computed again in backward.");
+
+ABSL_FLAG(std::string, sharding, "full",
+          "full: units are whole while they compute. gradients: from forward "
+          "to backward (no reshard after forward). optimizer: until a backward "
+          "synchronises. replicated: always.");
+ABSL_FLAG(int, shard_ranks, 0,
+          "Ranks that hold one copy of the model together; the others hold "
+          "copies of it (hybrid sharding). 0: all ranks.");
+ABSL_FLAG(bool, reshard_root, false,
+          "Free the root between forward and backward, as other units are.");
+ABSL_FLAG(int, backward_group, 0,
+          "Keep, between forward and backward, what so many consecutive ranks "
+          "need to gather among themselves. 0: the shard only.");
+ABSL_FLAG(bool, forward_prefetch, true,
+          "Gather the next unit while one computes forward.");
+ABSL_FLAG(bool, backward_prefetch, true,
+          "Gather the next unit while one computes backward.");
+ABSL_FLAG(int, max_gathered_units, 2,
+          "Units gathered at a time besides the root, at most.");
+ABSL_FLAG(int, max_reduce_buffers, 2, "Reductions in flight, at most.");
+ABSL_FLAG(bool, step_in_backward, false,
+          "Step each unit's optimizer as soon as its gradients are reduced.");
+ABSL_FLAG(int, backwards, 1,
+          "Backwards of a step; all but the last accumulate whole gradients.");
+ABSL_FLAG(double, optimizer_state, 2,
+          "Bytes of optimizer state per byte of parameters: 2 for Adam.");
+ABSL_FLAG(std::string, stored, "fp32",
+          "Dtype of parameters at rest: fp64, fp32, bf16, fp16 or fp8.");
+ABSL_FLAG(std::string, computed, "bf16", "Dtype of parameters while gathered.");
+ABSL_FLAG(std::string, reduced, "fp32", "Dtype of gradients while reduced.");
+
+ABSL_FLAG(double, tflops, 400,
+          "10^12 floating-point operations per second that a rank reaches.");
+ABSL_FLAG(double, memory_gbps, 2500,
+          "10^9 bytes per second that a rank reads and writes, together.");
+ABSL_FLAG(
+    double, host_memory_gbps, 0,
+    "10^9 bytes per second that all ranks of a host read and write; 0: no "
+    "limit.");
+ABSL_FLAG(double, optimizer_gbps, 0,
+          "10^9 bytes per second that a rank's optimizer reads and writes; 0: "
+          "--memory_gbps.");
+ABSL_FLAG(double, cores, 0,
+          "Cores of a host, which its ranks share; 0: a device per rank.");
+ABSL_FLAG(double, threads, 1, "Cores that a rank computes on.");
+ABSL_FLAG(
+    std::string, network, "8:3us:450,any:12us:400",
+    "Levels of the network, the lowest first, as MEMBERS:LATENCY:GB/s. "
+    "Members of the first are the ranks of a host, those of the next "
+    "hosts, and so on; those of the last may be \"any\" number. The "
+    "bandwidth is a member's, each way; a host's is shared by its ranks. "
+    "A fourth number is the bandwidth of reductions. \"inf\" is allowed.");
+ABSL_FLAG(std::string, algorithm, "hierarchical",
+          "How collectives pass pieces on. ring: one ring of all ranks. "
+          "hierarchical: a ring on each level, one after the other. recursive: "
+          "the same with the latency of recursive doubling.");
+ABSL_FLAG(bool, overlap, true,
+          "Collectives run beside compute, not in its thread.");
+ABSL_FLAG(bool, shared_memory, false,
+          "Ranks of a host read each other's memory: among them an all-gather "
+          "costs a fence, and one gathered copy serves the host.");
+ABSL_FLAG(absl::Duration, fence, absl::Microseconds(2),
+          "Time of a fence in shared memory.");
+
+ABSL_FLAG(bool, per_unit, false,
+          "Print a line per unit for the last number of ranks.");
+ABSL_FLAG(std::string, csv, "", "Write the numbers to this file.");
+ABSL_FLAG(std::string, svg, "",
+          "Draw the step on the last number of ranks into this file.");
+
+namespace fsdp::simulator {
+namespace {
+
+constexpr int kMostRanks = 16384;
+constexpr double kGiga = 1e9;
+
+absl::Status Invalid(absl::string_view flag, absl::string_view value,
+                     absl::string_view expected) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=", value, ": expected ", expected));
+}
+
+// The value that goes with `text` in `choices`.
+template <typename T>
+absl::StatusOr<T> Choose(
+    absl::string_view flag, const std::string& text,
+    const std::vector<std::pair<const char*, T>>& choices) {
+  std::vector<const char*> names;
+  for (const auto& [name, value] : choices) {
+    if (text == name) return value;
+    names.push_back(name);
+  }
+  return Invalid(flag, text,
+                 absl::StrCat("one of ", absl::StrJoin(names, ", ")));
+}
+
+absl::StatusOr<int> ElementBytes(absl::string_view flag,
+                                 const std::string& dtype) {
+  return Choose<int>(
+      flag, dtype,
+      {{"fp64", 8}, {"fp32", 4}, {"bf16", 2}, {"fp16", 2}, {"fp8", 1}});
+}
+
+absl::StatusOr<std::vector<int>> ParseRanks(const std::string& text) {
+  std::vector<int> ranks;
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    int number;
+    if (!absl::SimpleAtoi(part, &number) || number < 1 || number > kMostRanks) {
+      return Invalid(
+          "ranks", text,
+          absl::StrCat("numbers from 1 to ", kMostRanks, " like 8,64"));
+    }
+    ranks.push_back(number);
+  }
+  return ranks;
+}
+
+absl::StatusOr<NetworkLevel> ParseLevel(absl::string_view text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  const auto invalid = [&](absl::string_view what) {
+    return Invalid("network", text,
+                   absl::StrCat(what,
+                                " in MEMBERS:LATENCY:GB/s[:GB/s of "
+                                "reductions], like 8:3us:450"));
+  };
+  if (parts.size() != 3 && parts.size() != 4) return invalid("three numbers");
+  NetworkLevel level;
+  if (parts[0] != "any" &&
+      (!absl::SimpleAtoi(parts[0], &level.members) || level.members < 1)) {
+    return invalid("a positive number or \"any\" as members");
+  }
+  absl::Duration latency;
+  if (!absl::ParseDuration(parts[1], &latency) ||
+      latency < absl::ZeroDuration()) {
+    return invalid("a time with its unit as the latency");
+  }
+  level.latency = absl::ToDoubleSeconds(latency);
+  double* const bandwidths[] = {&level.bandwidth, &level.reduce_bandwidth};
+  for (size_t i = 2; i < parts.size(); ++i) {
+    double* const bandwidth = bandwidths[i - 2];
+    if (!absl::SimpleAtod(parts[i], bandwidth) || !(*bandwidth > 0)) {
+      return invalid("a positive bandwidth");
+    }
+    *bandwidth *= kGiga;
+  }
+  return level;
+}
+
+absl::StatusOr<ShardingOptions> ReadSharding() {
+  ShardingOptions options;
+  options.shard_ranks = absl::GetFlag(FLAGS_shard_ranks);
+  options.reshard_root = absl::GetFlag(FLAGS_reshard_root);
+  options.backward_group_size = absl::GetFlag(FLAGS_backward_group);
+  FSDP_ASSIGN_OR_RETURN(
+      options.strategy,
+      Choose<Strategy>("sharding", absl::GetFlag(FLAGS_sharding),
+                       {{"full", Strategy::kFull},
+                        {"gradients", Strategy::kGradients},
+                        {"optimizer", Strategy::kOptimizer},
+                        {"replicated", Strategy::kReplicated}}));
+  FSDP_ASSIGN_OR_RETURN(options.stored_bytes,
+                        ElementBytes("stored", absl::GetFlag(FLAGS_stored)));
+  FSDP_ASSIGN_OR_RETURN(
+      options.compute_bytes,
+      ElementBytes("computed", absl::GetFlag(FLAGS_computed)));
+  FSDP_ASSIGN_OR_RETURN(options.reduce_bytes,
+                        ElementBytes("reduced", absl::GetFlag(FLAGS_reduced)));
+  return options;
+}
+
+absl::StatusOr<CostOptions> ReadCosts() {
+  CostOptions costs;
+  costs.flops_per_second = absl::GetFlag(FLAGS_tflops) * 1e12;
+  costs.memory_bandwidth = absl::GetFlag(FLAGS_memory_gbps) * kGiga;
+  costs.host_memory_bandwidth = absl::GetFlag(FLAGS_host_memory_gbps) * kGiga;
+  costs.optimizer_bandwidth = absl::GetFlag(FLAGS_optimizer_gbps) * kGiga;
+  costs.cores = absl::GetFlag(FLAGS_cores);
+  costs.threads = absl::GetFlag(FLAGS_threads);
+  costs.overlap = absl::GetFlag(FLAGS_overlap);
+  costs.shared_memory = absl::GetFlag(FLAGS_shared_memory);
+  costs.fence_seconds = absl::ToDoubleSeconds(absl::GetFlag(FLAGS_fence));
+  FSDP_ASSIGN_OR_RETURN(costs.levels,
+                        ParseNetwork(absl::GetFlag(FLAGS_network)));
+  FSDP_ASSIGN_OR_RETURN(
+      costs.algorithm,
+      Choose<Algorithm>("algorithm", absl::GetFlag(FLAGS_algorithm),
+                        {{"ring", Algorithm::kRing},
+                         {"hierarchical", Algorithm::kHierarchical},
+                         {"recursive", Algorithm::kRecursive}}));
+  return costs;
+}
+
+StepOptions ReadStep() {
+  StepOptions step;
+  step.schedule.forward_prefetch = absl::GetFlag(FLAGS_forward_prefetch);
+  step.schedule.backward_prefetch = absl::GetFlag(FLAGS_backward_prefetch);
+  step.schedule.max_gathered_units = absl::GetFlag(FLAGS_max_gathered_units);
+  step.schedule.max_reduce_buffers = absl::GetFlag(FLAGS_max_reduce_buffers);
+  step.schedule.step_in_backward = absl::GetFlag(FLAGS_step_in_backward);
+  step.memory.backwards_per_step = absl::GetFlag(FLAGS_backwards);
+  step.memory.optimizer_state = absl::GetFlag(FLAGS_optimizer_state);
+  return step;
+}
+
+std::string ResolvePath(const std::string& path) {
+  const char* directory = std::getenv("BUILD_WORKING_DIRECTORY");
+  if (path.empty() || directory == nullptr) return path;
+  return std::filesystem::path(directory) / path;
+}
+
+absl::StatusOr<Settings> ReadFlags() {
+  Settings settings;
+  settings.gpt = {absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_dim),
+                  absl::GetFlag(FLAGS_vocab),  absl::GetFlag(FLAGS_seq),
+                  absl::GetFlag(FLAGS_batch),  absl::GetFlag(FLAGS_recompute)};
+  settings.units = ResolvePath(absl::GetFlag(FLAGS_units));
+  FSDP_ASSIGN_OR_RETURN(settings.ranks, ParseRanks(absl::GetFlag(FLAGS_ranks)));
+  FSDP_ASSIGN_OR_RETURN(settings.scenario.sharding, ReadSharding());
+  FSDP_ASSIGN_OR_RETURN(settings.scenario.costs, ReadCosts());
+  settings.scenario.step = ReadStep();
+  settings.per_unit = absl::GetFlag(FLAGS_per_unit);
+  settings.csv = ResolvePath(absl::GetFlag(FLAGS_csv));
+  settings.svg = ResolvePath(absl::GetFlag(FLAGS_svg));
+  return settings;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<NetworkLevel>> ParseNetwork(absl::string_view text) {
+  std::vector<NetworkLevel> levels;
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    if (!levels.empty() && levels.back().members == 0) {
+      return Invalid("network", text, "\"any\" members on the last level only");
+    }
+    FSDP_ASSIGN_OR_RETURN(levels.emplace_back(), ParseLevel(part));
+  }
+  return levels;
+}
+
+absl::StatusOr<Settings> ParseFlags(int argc, char** argv) {
+  absl::FlagsUsageConfig config;
+  config.contains_help_flags = [](absl::string_view file) {
+    return absl::EndsWith(file, "planner/tool/flags.cc");
+  };
+  absl::SetFlagsUsageConfig(config);
+  const std::vector<char*> left = absl::ParseCommandLine(argc, argv);
+  if (left.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unexpected argument \"", left[1], "\": see --help for the flags"));
+  }
+  return ReadFlags();
+}
+
+}  // namespace fsdp::simulator

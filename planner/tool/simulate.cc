@@ -1,0 +1,104 @@
+// Predicts training steps without running them:
+//   ./bazelw run //planner/tool:simulate -- --help
+#include <cerrno>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/output_file.h"
+#include "base/status_macros.h"
+#include "planner/simulator/model_shape.h"
+#include "planner/simulator/scenario.h"
+#include "planner/simulator/step_simulator.h"
+#include "planner/tool/flags.h"
+#include "planner/tool/report.h"
+#include "planner/tool/unit_file.h"
+
+namespace fsdp::simulator {
+namespace {
+
+constexpr char kUsage[] =
+    "predicts what a training step costs on each of several numbers of ranks: "
+    "its time, how much of it is spent waiting for communication, the bytes "
+    "every rank sends and the memory it needs.\n"
+    "The library's own schedule runs against a clock; what compute, memory and "
+    "network cost is said by flags. The defaults are a GPT with 6.7 billion "
+    "parameters on hosts of 8 accelerators.\n\n"
+    "  simulate --ranks=8,1024 --shard_ranks=8 --svg=step.svg\n"
+    "  simulate --units=measured.csv --ranks=4 --network=any:50us:1.2 "
+    "--computed=fp32 --cores=2";
+
+absl::StatusOr<ModelShape> LoadModel(const Settings& settings) {
+  if (settings.units.empty()) return MakeGpt(settings.gpt);
+  FSDP_ASSIGN_OR_RETURN(const std::string text,
+                        ReadRegularFile(settings.units));
+  return ParseUnits(text, settings.units);
+}
+
+absl::StatusOr<ReportRow> SimulateRanks(Scenario scenario, int ranks) {
+  scenario.sharding.ranks = ranks;
+  absl::StatusOr<StepResult> step = Simulate(scenario);
+  if (!step.ok()) {
+    return absl::Status(
+        step.status().code(),
+        absl::StrCat("a step on ", ranks, " ranks: ", step.status().message()));
+  }
+  ReportRow row;
+  row.ranks = ranks;
+  const ShardingOptions& sharding = scenario.sharding;
+  if (sharding.strategy == Strategy::kReplicated) {
+    row.copies = ranks;
+  } else if (sharding.shard_ranks > 0) {
+    row.copies = ranks / sharding.shard_ranks;
+  }
+  row.step = *std::move(step);
+  return row;
+}
+
+absl::Status Run(int argc, char** argv) {
+  FSDP_ASSIGN_OR_RETURN(Settings settings, ParseFlags(argc, argv));
+  Scenario& scenario = settings.scenario;
+  FSDP_ASSIGN_OR_RETURN(scenario.model, LoadModel(settings));
+  std::vector<ReportRow> rows;
+  for (const int ranks : settings.ranks) {
+    FSDP_ASSIGN_OR_RETURN(rows.emplace_back(), SimulateRanks(scenario, ranks));
+  }
+  absl::PrintF("%d units, %.2f million parameters\n\n%s",
+               scenario.model.units.size(),
+               static_cast<double>(scenario.model.num_elements()) / 1e6,
+               StepTable(rows));
+  const ReportRow& last = rows.back();
+  if (settings.per_unit) {
+    absl::PrintF("\non %d ranks\n%s", last.ranks,
+                 UnitTable(scenario.model, last.step));
+  }
+  if (std::fflush(stdout) != 0) {
+    return absl::ErrnoToStatus(errno, "writing to standard output");
+  }
+  if (!settings.csv.empty()) {
+    FSDP_RETURN_IF_ERROR(WriteOutputFile(settings.csv, StepCsv(rows)));
+  }
+  if (settings.svg.empty()) return absl::OkStatus();
+  const std::string title =
+      absl::StrCat("One step of ", scenario.model.units.size(), " units on ",
+                   last.ranks, last.ranks == 1 ? " rank" : " ranks");
+  return WriteOutputFile(settings.svg,
+                         DrawTimeline(scenario.model, last.step, title));
+}
+
+}  // namespace
+}  // namespace fsdp::simulator
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(fsdp::simulator::kUsage);
+  const absl::Status status = fsdp::simulator::Run(argc, argv);
+  if (status.ok()) return 0;
+  absl::FPrintF(stderr, "simulate: %s\n", status.message());
+  return 1;
+}

@@ -1,0 +1,457 @@
+#include "replicas/testing/replica_threads.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/adamw.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "checkpoint/run/run.h"
+#include "checkpoint/run/run_values.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/meeting/store_server.h"
+#include "comm/startup/bootstrap_socket.h"
+#include "comm/startup/environment.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "replicas/column.h"
+#include "replicas/history_file.h"
+#include "replicas/joined_replica.h"
+#include "replicas/live_log.h"
+#include "replicas/membership/history.h"
+#include "replicas/membership/registers.h"
+#include "replicas/membership/roster.h"
+#include "replicas/membership/testing/memory_registers.h"
+
+namespace fsdp::replicas::testing {
+namespace {
+
+constexpr int64_t kRows = 3;
+constexpr absl::Duration kLimit = absl::Minutes(10);
+
+// One life of a replica: what its ranks share.
+struct Life {
+  ReplicaId id;
+  std::atomic<bool> is_alive{true};
+};
+
+// Nobody has to be patient with the dead.
+absl::Status Dead() { return absl::CancelledError("this rank is dead"); }
+
+// Reach the shared ones as long as the life lasts.
+class MortalRegisters final : public Registers {
+ public:
+  MortalRegisters(Registers& registers, const Life& life)
+      : registers_(registers), life_(life) {}
+
+  absl::StatusOr<std::optional<std::string>> Get(
+      const std::string& key) override {
+    if (!life_.is_alive) return Dead();
+    return registers_.Get(key);
+  }
+  absl::Status Set(const std::string& key, const std::string& value) override {
+    return life_.is_alive ? registers_.Set(key, value) : Dead();
+  }
+  absl::StatusOr<std::string> CompareAndSet(const std::string& key,
+                                            const std::string& expected,
+                                            const std::string& value) override {
+    if (!life_.is_alive) return Dead();
+    return registers_.CompareAndSet(key, expected, value);
+  }
+  absl::StatusOr<int64_t> Add(const std::string& key, int64_t addend) override {
+    if (!life_.is_alive) return Dead();
+    return registers_.Add(key, addend);
+  }
+  absl::Status Remove(const std::string& key) override {
+    return life_.is_alive ? registers_.Remove(key) : Dead();
+  }
+  absl::StatusOr<bool> HasAll(const std::vector<std::string>& keys) override {
+    if (!life_.is_alive) return Dead();
+    return registers_.HasAll(keys);
+  }
+  absl::Status Await(const std::string& key, absl::Time deadline) override {
+    return life_.is_alive ? registers_.Await(key, deadline) : Dead();
+  }
+
+ private:
+  Registers& registers_;
+  const Life& life_;
+};
+
+// Where a rank is.
+struct Whereabouts {
+  int64_t step = -1;
+  // The step began with all replicas, none of which was new.
+  bool is_whole = false;
+};
+
+// Decides when a rank comes to its end. There is always another replica that
+// has the state: nobody ends before all are back.
+class Fate {
+ public:
+  explicit Fate(const ThreadsOptions& options) : losses_(options.losses) {}
+
+  // Unavailable where the end has come. `life` is over then, if it dies.
+  absl::Status At(Moment moment, const Whereabouts& where, Life& life,
+                  int rank) {
+    absl::MutexLock lock(&mutex_);
+    // The others may not have noticed the last one in the step after it.
+    if (!where.is_whole || where.step < last_ + 2) return absl::OkStatus();
+    const auto due =
+        std::find_if(losses_.begin(), losses_.end(), [&](const Loss& loss) {
+          return loss.replica == life.id.replica && loss.rank == rank &&
+                 loss.moment == moment && loss.step <= where.step;
+        });
+    if (due == losses_.end()) return absl::OkStatus();
+    if (due->end == End::kDies) life.is_alive = false;
+    losses_.erase(due);
+    last_ = where.step;
+    ++count_;
+    return absl::UnavailableError("its end has come");
+  }
+
+  int count() const {
+    absl::MutexLock lock(&mutex_);
+    return count_;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::vector<Loss> losses_ ABSL_GUARDED_BY(mutex_);
+  int64_t last_ ABSL_GUARDED_BY(mutex_) = -2;
+  int count_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// Comes to its end between a sum and the vote for it, too.
+class MortalLog final : public StepLog {
+ public:
+  MortalLog(StepLog& log, std::function<absl::Status(Moment)> at)
+      : log_(log), at_(std::move(at)) {}
+
+  absl::StatusOr<Roster> Enter(int64_t first_step) override {
+    return log_.Enter(first_step);
+  }
+  absl::StatusOr<Roster> SkipLosses(const Roster& roster) override {
+    return log_.SkipLosses(roster);
+  }
+  absl::Status VoteFor(const Roster& roster) override {
+    FSDP_RETURN_IF_ERROR(at_(Moment::kBeforeVote));
+    FSDP_RETURN_IF_ERROR(log_.VoteFor(roster));
+    return at_(Moment::kAfterVote);
+  }
+  absl::StatusOr<Roster> AwaitNext(const Roster& roster,
+                                   absl::Time deadline) override {
+    return log_.AwaitNext(roster, deadline);
+  }
+
+ private:
+  StepLog& log_;
+  const std::function<absl::Status(Moment)> at_;
+};
+
+std::vector<ReplicaId> IdsOf(const Roster& roster) {
+  std::vector<ReplicaId> ids;
+  ids.reserve(roster.members.size());
+  for (const Member& member : roster.members) ids.push_back(member.id);
+  return ids;
+}
+
+void Append(const at::Tensor& tensor, std::string& bytes) {
+  const at::Tensor dense = tensor.detach().contiguous();
+  bytes.append(static_cast<const char*>(dense.data_ptr()), dense.nbytes());
+}
+
+absl::StatusOr<std::string> BytesOf(const checkpoint::TrainingRun& run) {
+  FSDP_ASSIGN_OR_RETURN(const checkpoint::RunValues values,
+                        checkpoint::RunValues::Read(run, "the test"));
+  std::string bytes;
+  for (const NamedShard& leaf : values.leaves()) Append(leaf.shard, bytes);
+  for (const auto& [name, slots] : values.optimizer()->slots) {
+    for (const auto& [slot, tensor] : slots.tensors) Append(tensor, bytes);
+  }
+  return bytes;
+}
+
+// What the ranks of all lives write down.
+class Protocol {
+ public:
+  explicit Protocol(const ThreadsOptions& options) : options_(options) {}
+
+  void Add(int64_t step, const std::vector<ReplicaId>& began,
+           const std::vector<ReplicaId>& finished, int replica, int rank,
+           std::string values) {
+    absl::MutexLock lock(&mutex_);
+    const bool is_known = result_.steps.count(step) > 0;
+    StepRecord& record = result_.steps[step];
+    if (!is_known) {
+      record.began = began;
+      record.finished = finished;
+    }
+    std::vector<std::string>& mine = record.values[replica];
+    mine.resize(options_.ranks);
+    if (record.began != began || record.finished != finished) {
+      Contradict("others took part in step ", step, replica, rank);
+    }
+    if (!mine[rank].empty()) {
+      Contradict("another life has finished step ", step, replica, rank);
+    }
+    mine[rank] = std::move(values);
+    for (const auto& [other, theirs] : record.values) {
+      if (theirs[rank].empty() || theirs[rank] == mine[rank]) continue;
+      Contradict(absl::StrCat("replica ", other, " has other values after "),
+                 step, replica, rank);
+    }
+  }
+
+  void AddParameters(const StateDict& dict) {
+    absl::MutexLock lock(&mutex_);
+    if (!result_.parameters.empty()) return;
+    for (const auto& item : dict) result_.parameters[item.key()] = item.value();
+  }
+
+  void Fail(const absl::Status& status) {
+    absl::MutexLock lock(&mutex_);
+    result_.status.Update(status);
+  }
+
+  ThreadsResult Take(int losses) {
+    absl::MutexLock lock(&mutex_);
+    result_.losses = losses;
+    return std::move(result_);
+  }
+
+ private:
+  void Contradict(absl::string_view what, int64_t step, int replica, int rank)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    result_.status.Update(absl::InternalError(absl::StrCat(
+        "rank ", rank, " of replica ", replica, ": ", what, step)));
+  }
+
+  const ThreadsOptions& options_;
+  absl::Mutex mutex_;
+  ThreadsResult result_ ABSL_GUARDED_BY(mutex_);
+};
+
+// What is there as long as the run.
+struct Stage {
+  const ThreadsOptions& options;
+  MemoryRegisters registers;
+  comm::Environment keeper;  // of columns
+  Fate fate;
+  Protocol protocol;
+};
+
+// A rank in one life of its replica.
+class Rank {
+ public:
+  Rank(Stage& stage, Life& life, comm::Communicator& inside)
+      : stage_(stage),
+        life_(life),
+        inside_(inside),
+        column_(PlaceOf(stage, inside.rank()), ColumnOptions()) {}
+
+  // Until the run is over.
+  absl::Status Live() {
+    FSDP_RETURN_IF_ERROR(Start());
+    for (;;) {
+      FSDP_RETURN_IF_ERROR(At(Moment::kBeforeBegin));
+      FSDP_ASSIGN_OR_RETURN(const std::optional<Roster> begin,
+                            replica_->BeginStep());
+      if (!begin.has_value()) break;
+      where_ = {begin->step, IsWhole(*begin)};
+      FSDP_RETURN_IF_ERROR(Step(*begin));
+    }
+    if (where_.step < stage_.options.steps - 1)
+      return absl::OkStatus();  // late
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model_->GatherStateDict());
+    if (inside_.rank() == 0) stage_.protocol.AddParameters(dict);
+    return absl::OkStatus();
+  }
+
+ private:
+  static comm::Environment PlaceOf(const Stage& stage, int rank) {
+    comm::Environment place = stage.keeper;
+    place.kept_store_prefix = absl::StrCat("column/", rank);
+    return place;
+  }
+  static comm::ConnectOptions ColumnOptions() {
+    comm::ConnectOptions options;
+    options.connect_timeout = kLimit;  // for who comes back in a replay
+    options.timeout = absl::Minutes(1);
+    return options;
+  }
+
+  absl::Status At(Moment moment) {
+    return stage_.fate.At(moment, where_, life_, inside_.rank());
+  }
+
+  absl::Status Start() {
+    FSDP_ASSIGN_OR_RETURN(
+        model_,
+        FullyShard(fsdp::testing::MakeNet(kDim, kBlocks, SeedOf(life_.id)),
+                   fsdp::testing::Unowned(inside_), stage_.options.sharding));
+    optimizer_ = std::make_unique<torch::optim::AdamW>(
+        model_->Parameters(), torch::optim::AdamWOptions(0.01));
+    run_.model = model_.get();
+    run_.optimizer = optimizer_.get();
+    run_.random_state = false;  // threads have it in common
+    FSDP_RETURN_IF_ERROR(StartLog());
+    mortal_log_.emplace(*log_, [this](Moment moment) { return At(moment); });
+    JoinedReplicaOptions joined;
+    joined.self = life_.id;
+    joined.rank = inside_.rank();
+    joined.steps = stage_.options.steps;
+    joined.timeout = absl::Minutes(1);
+    joined.patience = 3 * stage_.options.loss_timeout + absl::Seconds(10);
+    replica_.emplace(joined, *mortal_log_, column_, run_);
+    return absl::OkStatus();
+  }
+
+  absl::Status StartLog() {
+    const ThreadsOptions& options = stage_.options;
+    if (!options.replay.empty()) {
+      FSDP_ASSIGN_OR_RETURN(History history, ReadHistory(options.replay));
+      log_ = std::make_unique<ReplayLog>(std::move(history), life_.id,
+                                         options.steps);
+      return absl::OkStatus();
+    }
+    LiveLogOptions log;
+    log.membership.self = life_.id;
+    log.membership.rank = inside_.rank();
+    log.membership.ranks_per_replica = options.ranks;
+    log.membership.replicas = options.replicas;
+    log.membership.steps = options.steps;
+    log.membership.loss_timeout = options.loss_timeout;
+    log.membership.beat_interval = options.loss_timeout / 20;
+    log.membership.poll_interval = options.loss_timeout / 20;
+    log.inside = &inside_;
+    log.history_folder = options.history_folder;
+    log.on_epoch = [this](int64_t epoch) {
+      column_.EndBefore(epoch, absl::AbortedError("another epoch has begun"));
+    };
+    FSDP_ASSIGN_OR_RETURN(
+        log_, LiveLog::Start(std::move(log), std::make_unique<MortalRegisters>(
+                                                 stage_.registers, life_)));
+    return absl::OkStatus();
+  }
+
+  bool IsWhole(const Roster& begin) const {
+    return static_cast<int>(begin.members.size()) == stage_.options.replicas &&
+           std::none_of(begin.members.begin(), begin.members.end(),
+                        [](const Member& member) { return member.is_new; });
+  }
+
+  absl::Status Step(const Roster& begin) {
+    FSDP_RETURN_IF_ERROR(At(Moment::kAfterBegin));
+    const at::Tensor x = RowsOf(where_.step, IndexOf(begin, life_.id.replica),
+                                static_cast<int>(begin.members.size()),
+                                inside_.rank(), inside_.world_size());
+    optimizer_->zero_grad();
+    FSDP_RETURN_IF_ERROR(
+        model_->Backward(fsdp::testing::Loss(model_->forward(x), x)));
+    FSDP_RETURN_IF_ERROR(At(Moment::kAfterBackward));
+    FSDP_RETURN_IF_ERROR(replica_->FinishStep());
+    FSDP_RETURN_IF_ERROR(At(Moment::kAfterFinish));
+    optimizer_->step();
+    FSDP_ASSIGN_OR_RETURN(std::string values, BytesOf(run_));
+    stage_.protocol.Add(where_.step, IdsOf(begin), IdsOf(replica_->finished()),
+                        life_.id.replica, inside_.rank(), std::move(values));
+    return absl::OkStatus();
+  }
+
+  Stage& stage_;
+  Life& life_;
+  comm::Communicator& inside_;
+  FullyShardedDataParallel<fsdp::testing::NetImpl> model_{nullptr};
+  std::unique_ptr<torch::optim::AdamW> optimizer_;
+  checkpoint::TrainingRun run_;
+  Column column_;
+  std::unique_ptr<StepLog> log_;
+  std::optional<MortalLog> mortal_log_;
+  std::optional<JoinedReplica> replica_;
+  Whereabouts where_;
+};
+
+absl::Status LiveOnce(Stage& stage, const ReplicaId& id) {
+  comm::LocalGroupOptions local;
+  local.timeout = absl::Minutes(1);
+  FSDP_ASSIGN_OR_RETURN(const auto inside,
+                        CreateLocalGroup(stage.options.ranks, local));
+  Life life;
+  life.id = id;
+  return comm::testing::AllOk(comm::testing::RunRanks(
+      inside,
+      [&](comm::Communicator& ranks) {
+        return Rank(stage, life, ranks).Live();
+      },
+      kLimit));
+}
+
+// Starts a replica again and again until the run is over.
+void Supervise(Stage& stage, int replica) {
+  const absl::Time deadline = absl::Now() + kLimit;
+  for (int incarnation = 1;; ++incarnation) {
+    const absl::Status status = LiveOnce(stage, {replica, incarnation});
+    // A replay refuses a life that came after the end.
+    const bool refused =
+        !stage.options.replay.empty() && absl::IsInvalidArgument(status);
+    if (status.ok() || refused) return;
+    if (absl::Now() < deadline) continue;
+    stage.protocol.Fail(absl::InternalError(absl::StrCat(
+        "replica ", replica, " did not get to the end: ", status.ToString())));
+    return;
+  }
+}
+
+}  // namespace
+
+int SeedOf(const ReplicaId& id) { return 100 * id.replica + id.incarnation; }
+
+at::Tensor RowsOf(int64_t step, int index, int size, int rank, int ranks) {
+  const int64_t part = (step * size + index) * ranks + rank;
+  return fsdp::testing::Rows(part * kRows, kRows, kDim);
+}
+
+ThreadsResult TrainReplicas(const ThreadsOptions& options) {
+  ThreadsResult failed;
+  const std::string secret = "of the test";
+  absl::StatusOr<comm::Listener> listener = comm::Listen("127.0.0.1", 0);
+  failed.status = listener.status();
+  if (!listener.ok()) return failed;
+  Stage stage{options, {}, {}, Fate(options), Protocol(options)};
+  stage.keeper.master_addr = "127.0.0.1";
+  stage.keeper.master_port = listener->port;
+  stage.keeper.secret = secret;
+  stage.keeper.kept_store = true;
+  const auto server = comm::StoreServer::Start(std::move(listener->fd), secret);
+  failed.status = server.status();
+  if (!server.ok()) return failed;
+  std::vector<std::thread> replicas;
+  replicas.reserve(options.replicas);
+  for (int replica = 0; replica < options.replicas; ++replica) {
+    replicas.emplace_back([&stage, replica] { Supervise(stage, replica); });
+  }
+  for (std::thread& replica : replicas) replica.join();
+  return stage.protocol.Take(stage.fate.count());
+}
+
+}  // namespace fsdp::replicas::testing

@@ -1,0 +1,90 @@
+// Replicas whose ranks are threads, that die where a test wants it and come
+// again.
+#ifndef REPLICAS_TESTING_REPLICA_THREADS_H_
+#define REPLICAS_TESTING_REPLICA_THREADS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "fsdp/options/options.h"
+#include "replicas/membership/roster.h"
+
+namespace fsdp::replicas::testing {
+
+// Where in a step a replica comes to its end.
+enum class Moment {
+  kBeforeBegin,
+  kAfterBegin,
+  kAfterBackward,
+  kBeforeVote,  // of one of its ranks, which has the sums
+  kAfterVote,
+  kAfterFinish,  // before its optimizer steps
+};
+inline constexpr int kNumMoments = 6;
+
+// How it ends: it says so, as a program that returns an error does; or it says
+// nothing any more, as one that is killed.
+enum class End { kLeaves, kDies };
+
+// Only once all replicas are back from an earlier one.
+struct Loss {
+  int64_t step = 0;  // or the first after it where it can be
+  int replica = 0;
+  int rank = 0;  // which fails first; the others of the replica follow
+  Moment moment = Moment::kAfterBackward;
+  End end = End::kDies;
+};
+
+struct ThreadsOptions {
+  int replicas = 2;
+  int ranks = 2;
+  int64_t steps = 10;
+  absl::Duration loss_timeout = absl::Seconds(1);
+  // By rising step.
+  std::vector<Loss> losses;
+  std::string history_folder;
+  std::string replay;  // such a folder; no losses but those of it
+  fsdp::Options sharding;
+};
+
+// A step as those saw it who finished it.
+struct StepRecord {
+  std::vector<ReplicaId> began;
+  std::vector<ReplicaId> finished;
+  // Shards and states of the optimizer, as bytes, after the step: of each rank
+  // of a replica.
+  std::map<int, std::vector<std::string>> values;
+};
+
+struct ThreadsResult {
+  absl::Status status;  // Internal: replicas contradict each other, or hang
+  std::map<int64_t, StepRecord> steps;
+  // In the end, by name; of the first replica.
+  std::map<std::string, at::Tensor> parameters;
+  int losses = 0;  // that came to pass
+};
+
+// Of the model with which a life begins, whose state counts only where a run is
+// founded by it.
+int SeedOf(const ReplicaId& id);
+inline constexpr int64_t kDim = 5;
+inline constexpr int kBlocks = 2;
+// The data of a rank in a step in which its replica is number `index` of
+// `size`.
+at::Tensor RowsOf(int64_t step, int index, int size, int rank, int ranks);
+
+// Trains until all replicas say that the run is over; one that ends is started
+// again at once, with another model.
+ThreadsResult TrainReplicas(const ThreadsOptions& options);
+
+}  // namespace fsdp::replicas::testing
+
+#endif  // REPLICAS_TESTING_REPLICA_THREADS_H_
