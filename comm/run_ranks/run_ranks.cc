@@ -26,8 +26,6 @@
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
-#include "comm/launcher/replicas/launch_replicas.h"
-#include "comm/launcher/replicas/replicas_report.h"
 #include "comm/staged/staged_backend.h"
 #include "comm/startup/environment.h"
 #include "comm/startup/rank_device.h"
@@ -43,67 +41,19 @@ int Print(const absl::Status& status) {
   return TellEnd(status, /*local_rank=*/0);
 }
 
-template <typename Report>
-int TellReport(const absl::StatusOr<Report>& report, bool had_failures) {
+int Launch(int argc, char** argv, int ranks, const RestartOptions& restarts) {
+  const absl::StatusOr<LaunchOptions> options =
+      OptionsToLaunch(argc, argv, ranks, restarts);
+  if (!options.ok()) return Print(options.status());
+  const auto report = LaunchRanks(*options);
   if (!report.ok()) return Print(report.status());
-  if (report->exit_code() != 0 || had_failures) {
+  if (report->exit_code() != 0 || !report->failed_attempts.empty()) {
     std::cerr << report->ToString() << std::endl;
   }
   return report->exit_code();
 }
 
-int Launch(int argc, char** argv, const ReplicaCounts& counts,
-           const RestartOptions& restarts) {
-  IgnoreQuestions();
-  LaunchOptions launch;
-  launch.restarts = restarts;
-  launch.ranks = counts.ranks;
-  const StopRequest* const stop = StopRequest::Current();
-  if (stop != nullptr) {
-    launch.stop_period = stop->period();
-    launch.ends_by_usr1 = true;
-    // From here on the launcher takes it.
-    signal(SIGUSR1, SIG_IGN);
-    if (stop->requested()) {
-      return Print(StoppedError(stop->signal(), "stopped before it began"));
-    }
-  }
-  launch.argv.assign(argv, argv + argc);
-  if (counts.replicas > 0) {
-    const auto report = LaunchReplicas(counts.replicas, launch);
-    return TellReport(report, report.ok() && report->last_failed_replica >= 0);
-  }
-  const auto report = LaunchRanks(launch);
-  return TellReport(report, report.ok() && !report->failed_attempts.empty());
-}
-
-// What is to be started, where `counts` were asked for.
-absl::StatusOr<ReplicaCounts> CountsFor(const Environment& environment,
-                                        ReplicaCounts counts) {
-  const bool is_rank = environment.started_by != StartedBy::kNobody;
-  if (counts.replicas < 0 || (!is_rank && counts.ranks < 1)) {
-    return absl::InvalidArgumentError(
-        counts.replicas < 0
-            ? absl::StrCat("RunReplicas: cannot start ", counts.replicas,
-                           " replicas")
-            : absl::StrCat("RunRanks: cannot start ", counts.ranks, " ranks"));
-  }
-  const bool is_replica = is_rank || environment.replicas > 0;
-  if (is_replica && counts.replicas > 0 &&
-      counts.replicas != environment.replicas) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "RunReplicas: ", counts.replicas,
-        " replicas are asked for, but this process was started as a part of ",
-        environment.replicas == 0
-            ? absl::StrCat("a job without replicas, by ",
-                           Name(environment.started_by))
-            : absl::StrCat(environment.replicas, " (FSDP_REPLICAS)")));
-  }
-  if (is_replica) counts.replicas = 0;
-  return counts;
-}
-
-absl::Status RunRank(const Environment& environment, const ReplicaMain& fn,
+absl::Status RunRank(const Environment& environment, const RankMain& fn,
                      const ConnectOptions& options) {
   // Before connecting, which may take long; a program that answers these
   // signals itself goes on doing so.
@@ -116,7 +66,7 @@ absl::Status RunRank(const Environment& environment, const ReplicaMain& fn,
   if (signals.ok()) (*signals)->Show(*ranks);
   absl::Status result;
   const absl::Status thrown =
-      TorchToStatus("an exception", [&] { result = fn(ranks, environment); });
+      TorchToStatus("an exception", [&] { result = fn(ranks); });
   if (!thrown.ok()) result = thrown;
   // Before it is destroyed, which would tell the others less. Where all return
   // alike nobody waits, and some may have to hear of it yet.
@@ -174,31 +124,38 @@ int TellEnd(absl::Status status, int local_rank) {
   return absl::IsCancelled(status) ? 128 + stop->signal() : ExitCodeOf(status);
 }
 
-int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
-                const ReplicaMain& fn, const ConnectOptions& options,
-                const RestartOptions& restarts) {
-  const FileSizeErrors errors;
-  const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
-  if (!environment.ok()) return Print(environment.status());
-  const absl::StatusOr<ReplicaCounts> starts = CountsFor(*environment, counts);
-  if (!starts.ok()) return Print(starts.status());
-  const bool is_rank = environment->started_by != StartedBy::kNobody;
-  const bool is_alone =
-      starts->replicas == 0 && starts->ranks == 1 && restarts.max_restarts == 0;
-  if (!is_rank && !is_alone) return Launch(argc, argv, *starts, restarts);
-  return TellEnd(RunRank(*environment, fn, options), environment->local_rank);
+absl::StatusOr<LaunchOptions> OptionsToLaunch(int argc, char** argv, int ranks,
+                                              const RestartOptions& restarts) {
+  IgnoreQuestions();
+  LaunchOptions launch;
+  launch.restarts = restarts;
+  launch.ranks = ranks;
+  launch.argv.assign(argv, argv + argc);
+  const StopRequest* const stop = StopRequest::Current();
+  if (stop == nullptr) return launch;
+  launch.stop_period = stop->period();
+  launch.ends_by_usr1 = true;
+  // From here on the launcher takes it.
+  signal(SIGUSR1, SIG_IGN);
+  if (stop->requested()) {
+    return StoppedError(stop->signal(), "stopped before it began");
+  }
+  return launch;
 }
 
 int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
              const ConnectOptions& options, const RestartOptions& restarts) {
-  ReplicaCounts counts;
-  counts.ranks = ranks;
-  return RunReplicas(
-      argc, argv, counts,
-      [&fn](std::shared_ptr<Communicator> members, const Environment&) {
-        return fn(std::move(members));
-      },
-      options, restarts);
+  const FileSizeErrors errors;
+  const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
+  if (!environment.ok()) return Print(environment.status());
+  const bool is_rank = environment->started_by != StartedBy::kNobody;
+  if (!is_rank && ranks < 1) {
+    return Print(absl::InvalidArgumentError(
+        absl::StrCat("RunRanks: cannot start ", ranks, " ranks")));
+  }
+  const bool is_alone = ranks == 1 && restarts.max_restarts == 0;
+  if (!is_rank && !is_alone) return Launch(argc, argv, ranks, restarts);
+  return TellEnd(RunRank(*environment, fn, options), environment->local_rank);
 }
 
 std::string AbslUnparseFlag(DeviceBackend backend) {

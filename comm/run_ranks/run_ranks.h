@@ -73,26 +73,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> ConnectOrStop(
 // it is ResourceExhausted where not all that std::cout got could be written.
 int TellEnd(absl::Status status, int local_rank);
 
-// What one rank of a replica does; `environment` says of which one. Without
-// replicas environment.replicas is 0.
-using ReplicaMain = std::function<absl::Status(
-    std::shared_ptr<Communicator> ranks, const Environment& environment)>;
-
-struct ReplicaCounts {
-  int replicas = 0;  // 0: none, as RunRanks()
-  int ranks = 1;     // of each, or of the job
-};
-
-// RunRanks() for a job of replicas that outlive each other, --replicas=2
-// --ranks=4: LaunchReplicas() (comm/launcher/replicas/launch_replicas.h) starts
-// them and their keeper on this host. Where the environment says already which
-// replica this is, as on several hosts with `tools/keeper`, only its ranks are
-// started, or this process is one of them; counts.replicas is then that number,
-// or 0. `restarts` are those of each replica. Returns
-// ReplicasReport::exit_code() in the process that has started replicas.
-int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
-                const ReplicaMain& fn, const ConnectOptions& options = {},
-                const RestartOptions& restarts = {});
+// What starts ranks of this program: its arguments, and the period of its
+// StopRequest where it has one, whose signals the launcher takes from here on;
+// SIGQUIT and SIGUSR1 are ignored. Cancelled: it has been told to stop already.
+absl::StatusOr<LaunchOptions> OptionsToLaunch(int argc, char** argv, int ranks,
+                                              const RestartOptions& restarts);
 
 // The device that a rank computes on, and how its tensors reach other ranks.
 

@@ -42,6 +42,7 @@
 #include "examples/gpt/rank_program.h"
 #include "examples/gpt/training/checkpoints.h"
 #include "examples/gpt/training/trainer.h"
+#include "replicas/launcher/run_replicas.h"
 #include "replicas/replicas.h"
 
 namespace gpt {

@@ -9,9 +9,9 @@
 
 #include "base/status_macros.h"
 #include "checkpoint/run/run.h"
-#include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "replicas/launcher/run_replicas.h"
 
 absl::Status Train(const std::shared_ptr<fsdp::comm::Communicator>& ranks,
                    const fsdp::comm::Environment& environment) {

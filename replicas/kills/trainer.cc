@@ -20,10 +20,10 @@
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
+#include "replicas/launcher/run_replicas.h"
 #include "replicas/replicas.h"
 
 namespace fsdp {

@@ -1,4 +1,4 @@
-#include "comm/launcher/replicas/replicas_report.h"
+#include "replicas/launcher/replicas_report.h"
 
 #include <signal.h>
 

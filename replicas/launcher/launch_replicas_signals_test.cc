@@ -18,10 +18,10 @@
 #include "base/check.h"
 #include "comm/launcher/processes/process_end.h"
 #include "comm/startup/bootstrap_socket.h"
-#include "comm/testing/launch_replicas_roles.h"
 #include "comm/testing/launcher_processes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "replicas/testing/launch_replicas_roles.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,4 +1,4 @@
-#include "comm/launcher/replicas/replicas_supervisor.h"
+#include "replicas/launcher/replicas_supervisor.h"
 
 #include <signal.h>
 
@@ -15,7 +15,7 @@
 #include "comm/launcher/processes/child_process.h"
 #include "comm/launcher/processes/output_merger.h"
 #include "comm/launcher/processes/process_end.h"
-#include "comm/launcher/replicas/replicas_report.h"
+#include "replicas/launcher/replicas_report.h"
 
 namespace fsdp::comm {
 namespace {

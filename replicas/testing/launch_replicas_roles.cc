@@ -1,4 +1,4 @@
-#include "comm/testing/launch_replicas_roles.h"
+#include "replicas/testing/launch_replicas_roles.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -25,10 +25,10 @@
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launched_replica.h"
 #include "comm/launcher/launcher_stop_request.h"
-#include "comm/launcher/replicas/launch_replicas.h"
 #include "comm/meeting/job_store.h"
 #include "comm/meeting/store_message.h"
 #include "comm/startup/environment.h"
+#include "replicas/launcher/launch_replicas.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,6 +1,6 @@
 // What the processes that tests of LaunchReplicas() start do.
-#ifndef COMM_TESTING_LAUNCH_REPLICAS_ROLES_H_
-#define COMM_TESTING_LAUNCH_REPLICAS_ROLES_H_
+#ifndef REPLICAS_TESTING_LAUNCH_REPLICAS_ROLES_H_
+#define REPLICAS_TESTING_LAUNCH_REPLICAS_ROLES_H_
 
 #include <optional>
 #include <string>
@@ -24,4 +24,4 @@ std::optional<int> PlayReplicaRole();
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_TESTING_LAUNCH_REPLICAS_ROLES_H_
+#endif  // REPLICAS_TESTING_LAUNCH_REPLICAS_ROLES_H_

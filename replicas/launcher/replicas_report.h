@@ -1,6 +1,6 @@
 // What became of the replicas of a job.
-#ifndef COMM_LAUNCHER_REPLICAS_REPLICAS_REPORT_H_
-#define COMM_LAUNCHER_REPLICAS_REPLICAS_REPORT_H_
+#ifndef REPLICAS_LAUNCHER_REPLICAS_REPORT_H_
+#define REPLICAS_LAUNCHER_REPLICAS_REPORT_H_
 
 #include <string>
 #include <vector>
@@ -43,4 +43,4 @@ struct ReplicasReport {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_REPLICAS_REPLICAS_REPORT_H_
+#endif  // REPLICAS_LAUNCHER_REPLICAS_REPORT_H_

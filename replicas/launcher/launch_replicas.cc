@@ -1,4 +1,4 @@
-#include "comm/launcher/replicas/launch_replicas.h"
+#include "replicas/launcher/launch_replicas.h"
 
 #include <unistd.h>
 
@@ -23,11 +23,11 @@
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_report.h"
 #include "comm/launcher/processes/child_process.h"
-#include "comm/launcher/replicas/replicas_report.h"
-#include "comm/launcher/replicas/replicas_supervisor.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/rank_device.h"
+#include "replicas/launcher/replicas_report.h"
+#include "replicas/launcher/replicas_supervisor.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,4 +1,6 @@
 // Programs that consist of RunReplicas(): this one, started again with a role.
+#include "replicas/launcher/run_replicas.h"
+
 #include <signal.h>
 
 #include <cstdlib>
@@ -17,7 +19,6 @@
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher_report.h"
-#include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

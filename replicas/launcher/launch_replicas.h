@@ -1,10 +1,10 @@
 // Starts the replicas of a job on this host.
-#ifndef COMM_LAUNCHER_REPLICAS_LAUNCH_REPLICAS_H_
-#define COMM_LAUNCHER_REPLICAS_LAUNCH_REPLICAS_H_
+#ifndef REPLICAS_LAUNCHER_LAUNCH_REPLICAS_H_
+#define REPLICAS_LAUNCHER_LAUNCH_REPLICAS_H_
 
 #include "absl/status/statusor.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/replicas/replicas_report.h"
+#include "replicas/launcher/replicas_report.h"
 
 namespace fsdp::comm {
 
@@ -30,4 +30,4 @@ absl::StatusOr<ReplicasReport> LaunchReplicas(int replicas,
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_REPLICAS_LAUNCH_REPLICAS_H_
+#endif  // REPLICAS_LAUNCHER_LAUNCH_REPLICAS_H_

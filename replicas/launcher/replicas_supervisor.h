@@ -1,6 +1,6 @@
 // Runs the launchers of a job's replicas, and their keeper, to their end.
-#ifndef COMM_LAUNCHER_REPLICAS_REPLICAS_SUPERVISOR_H_
-#define COMM_LAUNCHER_REPLICAS_REPLICAS_SUPERVISOR_H_
+#ifndef REPLICAS_LAUNCHER_REPLICAS_SUPERVISOR_H_
+#define REPLICAS_LAUNCHER_REPLICAS_SUPERVISOR_H_
 
 #include <cstddef>
 #include <vector>
@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "comm/launcher/processes/child_process.h"
 #include "comm/launcher/processes/output_merger.h"
-#include "comm/launcher/replicas/replicas_report.h"
+#include "replicas/launcher/replicas_report.h"
 
 namespace fsdp::comm {
 
@@ -61,4 +61,4 @@ class ReplicasSupervisor {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_REPLICAS_REPLICAS_SUPERVISOR_H_
+#endif  // REPLICAS_LAUNCHER_REPLICAS_SUPERVISOR_H_

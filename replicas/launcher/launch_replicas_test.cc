@@ -1,5 +1,5 @@
 // Runs this program as launcher and as the ranks of replicas.
-#include "comm/launcher/replicas/launch_replicas.h"
+#include "replicas/launcher/launch_replicas.h"
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -27,10 +27,10 @@
 #include "comm/launcher/processes/process_end.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
-#include "comm/testing/launch_replicas_roles.h"
 #include "comm/testing/launcher_processes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "replicas/testing/launch_replicas_roles.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,0 +1,85 @@
+#include "replicas/launcher/run_replicas.h"
+
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/output_file.h"
+#include "base/status_macros.h"
+#include "comm/communicator.h"
+#include "comm/launcher/launch_options.h"
+#include "comm/run_ranks/run_ranks.h"
+#include "comm/startup/environment.h"
+#include "replicas/launcher/launch_replicas.h"
+#include "replicas/launcher/replicas_report.h"
+
+namespace fsdp::comm {
+namespace {
+
+// Whether this process starts replicas, rather than being a part of one.
+absl::StatusOr<bool> StartsReplicas(const Environment& environment,
+                                    const ReplicaCounts& counts) {
+  if (counts.replicas < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "RunReplicas: cannot start ", counts.replicas, " replicas"));
+  }
+  if (counts.replicas == 0) return false;
+  const bool is_part =
+      environment.started_by != StartedBy::kNobody || environment.replicas > 0;
+  if (is_part && counts.replicas != environment.replicas) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "RunReplicas: ", counts.replicas,
+        " replicas are asked for, but this process was started as a part of ",
+        environment.replicas == 0
+            ? absl::StrCat("a job without replicas, by ",
+                           Name(environment.started_by))
+            : absl::StrCat(environment.replicas, " (FSDP_REPLICAS)")));
+  }
+  if (!is_part && counts.ranks < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RunRanks: cannot start ", counts.ranks, " ranks"));
+  }
+  return !is_part;
+}
+
+absl::StatusOr<ReplicasReport> Launch(int argc, char** argv,
+                                      const ReplicaCounts& counts,
+                                      const RestartOptions& restarts) {
+  FSDP_ASSIGN_OR_RETURN(const LaunchOptions options,
+                        OptionsToLaunch(argc, argv, counts.ranks, restarts));
+  return LaunchReplicas(counts.replicas, options);
+}
+
+}  // namespace
+
+int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
+                const ReplicaMain& fn, const ConnectOptions& options,
+                const RestartOptions& restarts) {
+  const FileSizeErrors errors;
+  const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
+  if (!environment.ok()) {
+    return TellEnd(environment.status(), /*local_rank=*/0);
+  }
+  const absl::StatusOr<bool> starts = StartsReplicas(*environment, counts);
+  if (!starts.ok()) return TellEnd(starts.status(), /*local_rank=*/0);
+  if (!*starts) {
+    return RunRanks(
+        argc, argv, counts.ranks,
+        [&](std::shared_ptr<Communicator> ranks) {
+          return fn(std::move(ranks), *environment);
+        },
+        options, restarts);
+  }
+  const auto report = Launch(argc, argv, counts, restarts);
+  if (!report.ok()) return TellEnd(report.status(), /*local_rank=*/0);
+  if (report->exit_code() != 0 || report->last_failed_replica >= 0) {
+    std::cerr << report->ToString() << std::endl;
+  }
+  return report->exit_code();
+}
+
+}  // namespace fsdp::comm
