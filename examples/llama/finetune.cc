@@ -19,7 +19,6 @@
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
 #include "examples/llama/data/window_rows.h"
-#include "examples/llama/model/decoder_layer.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/training/export.h"
 #include "examples/llama/training/model.h"

@@ -1,13 +1,12 @@
-#include "examples/llama/data/batch.h"
-
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <vector>
 
 #include "base/testing/status_matchers.h"
-#include "examples/llama/data/numbered_rows.h"
-#include "examples/llama/data/row_source.h"
+#include "examples/llama/data/token_batches.h"
+#include "examples/llama/data/window_rows.h"
+#include "examples/llama/testing/numbered_rows.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,13 +1,11 @@
-#include "examples/llama/data/evaluation_batches.h"
-
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "base/testing/status_matchers.h"
-#include "examples/llama/data/batch.h"
-#include "examples/llama/data/numbered_rows.h"
-#include "examples/llama/data/row_source.h"
+#include "examples/llama/data/token_batches.h"
+#include "examples/llama/data/window_rows.h"
+#include "examples/llama/testing/numbered_rows.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

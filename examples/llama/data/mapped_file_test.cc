@@ -1,5 +1,3 @@
-#include "examples/llama/data/mapped_file.h"
-
 #include <sys/stat.h>
 
 #include <cstdio>
@@ -7,7 +5,8 @@
 #include <string>
 
 #include "base/testing/status_matchers.h"
-#include "examples/llama/data/written_tokens.h"
+#include "examples/llama/data/token_file.h"
+#include "examples/llama/testing/written_tokens.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,5 +1,3 @@
-#include "examples/llama/data/packed_rows.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -10,9 +8,9 @@
 
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
-#include "examples/llama/data/row_source.h"
 #include "examples/llama/data/token_file.h"
-#include "examples/llama/data/written_tokens.h"
+#include "examples/llama/data/window_rows.h"
+#include "examples/llama/testing/written_tokens.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

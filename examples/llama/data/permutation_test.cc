@@ -1,11 +1,10 @@
-#include "examples/llama/data/permutation.h"
-
 #include <cstdint>
 #include <map>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "examples/llama/data/window_rows.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

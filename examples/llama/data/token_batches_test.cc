@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "base/testing/status_matchers.h"
-#include "examples/llama/data/batch.h"
-#include "examples/llama/data/numbered_rows.h"
-#include "examples/llama/data/row_source.h"
+#include "examples/llama/data/window_rows.h"
+#include "examples/llama/testing/numbered_rows.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,9 +1,8 @@
-#include "examples/llama/data/token_description.h"
-
 #include <string>
 
 #include "absl/strings/str_replace.h"
 #include "base/testing/status_matchers.h"
+#include "examples/llama/data/token_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

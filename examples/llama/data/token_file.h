@@ -4,15 +4,57 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "examples/llama/data/mapped_file.h"
-#include "examples/llama/data/token_description.h"
+
+// The JSON beside a file of tokens.
 
 namespace llama {
+
+// What README.md says of it.
+struct TokenDescription {
+  int token_bytes = 1;
+  int64_t num_tokens = 0;
+  int64_t num_documents = 0;  // 0: nobody knows where they begin
+  int64_t vocab_size = 256;   // tokens are less
+  // With which each document begins and ends.
+  std::optional<int64_t> bos_id;
+  std::optional<int64_t> eos_id;
+  std::string tokenizer_sha256;  // in hexadecimal; empty: tokens are bytes
+};
+
+// InvalidArgument: it is not what README.md says; Unimplemented: of a later
+// version.
+absl::StatusOr<TokenDescription> ParseTokenDescription(absl::string_view json);
+
+// Files as memory.
+
+// A regular file, read as its bytes are looked at; memory that the system can
+// take back. Who cuts it short meanwhile ends the process (SIGBUS).
+// Thread-safe.
+class MappedFile {
+ public:
+  // Errors name `path`: what the system says, InvalidArgument for what is no
+  // regular file.
+  static absl::StatusOr<std::shared_ptr<const MappedFile>> Open(
+      const std::string& path);
+
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  absl::string_view bytes() const { return bytes_; }
+
+ private:
+  explicit MappedFile(absl::string_view bytes) : bytes_(bytes) {}
+
+  const absl::string_view bytes_;  // of an empty file: not mapped
+};
 
 struct TokenRange {
   int64_t begin = 0;

@@ -16,7 +16,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/check.h"
-#include "examples/llama/data/token_description.h"
 #include "examples/llama/data/token_file.h"
 
 namespace llama {

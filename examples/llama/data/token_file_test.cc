@@ -9,7 +9,7 @@
 
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
-#include "examples/llama/data/written_tokens.h"
+#include "examples/llama/testing/written_tokens.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "examples/llama/data/mapped_file.h"
+#include "examples/llama/data/token_file.h"
 #include "mbedtls/md.h"
 
 namespace llama {

@@ -10,14 +10,10 @@
 #include <vector>
 
 #include "base/testing/status_matchers.h"
-#include "examples/llama/data/batch.h"
-#include "examples/llama/data/evaluation_batches.h"
-#include "examples/llama/data/packed_rows.h"
-#include "examples/llama/data/row_source.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
 #include "examples/llama/data/window_rows.h"
-#include "examples/llama/data/written_tokens.h"
+#include "examples/llama/testing/written_tokens.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

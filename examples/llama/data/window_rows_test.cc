@@ -7,9 +7,8 @@
 
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
-#include "examples/llama/data/row_source.h"
 #include "examples/llama/data/token_file.h"
-#include "examples/llama/data/written_tokens.h"
+#include "examples/llama/testing/written_tokens.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -8,10 +8,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "examples/llama/flags/base.h"
 #include "examples/llama/flags/command_line.h"
-#include "examples/llama/flags/precision.h"
-#include "examples/llama/generation/sampler.h"
+#include "examples/llama/generation/generator.h"
 
 ABSL_FLAG(std::string, model, "",
           "The folder of a model, with its config.json (Llama, Qwen2 or "

@@ -9,9 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "examples/llama/flags/base.h"
-#include "examples/llama/flags/precision.h"
-#include "examples/llama/generation/sampler.h"
+#include "examples/llama/flags/command_line.h"
+#include "examples/llama/generation/generator.h"
 
 namespace llama {
 

@@ -15,9 +15,7 @@
 #include "adapters/lora_config.h"
 #include "base/status_macros.h"
 #include "comm/run_ranks/run_ranks.h"
-#include "examples/llama/flags/base.h"
 #include "examples/llama/flags/command_line.h"
-#include "examples/llama/flags/precision.h"
 
 namespace llama {
 

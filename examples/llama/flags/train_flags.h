@@ -12,8 +12,7 @@
 #include "absl/status/statusor.h"
 #include "adapters/lora_config.h"
 #include "comm/run_ranks/run_ranks.h"
-#include "examples/llama/flags/base.h"
-#include "examples/llama/flags/precision.h"
+#include "examples/llama/flags/command_line.h"
 
 namespace llama {
 

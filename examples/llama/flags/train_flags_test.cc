@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "adapters/lora_config.h"
 #include "base/testing/status_matchers.h"
-#include "examples/llama/flags/base.h"
+#include "examples/llama/flags/command_line.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

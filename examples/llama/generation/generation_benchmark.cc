@@ -14,7 +14,7 @@
 
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
-#include "examples/llama/model/kv_cache.h"
+#include "examples/llama/model/attention.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 

@@ -18,7 +18,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "examples/llama/generation/sampler.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "gmock/gmock.h"

@@ -2,17 +2,27 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "adapters/lora.h"
 #include "adapters/lora_config.h"
 #include "adapters/peft_files.h"
 #include "adapters/quantized_base.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "base/utf8.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/model.h"
@@ -58,6 +68,73 @@ absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
   FSDP_RETURN_IF_ERROR(Load(folder, config, options, *model));
   model->eval();
   return model;
+}
+
+namespace {
+
+// Of the sequence that begins with `first`, if one does.
+size_t LengthBy(unsigned char first) {
+  if (first < 0xC2 || first > 0xF4) return 1;
+  return first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+}
+
+bool MayBecomeCharacter(absl::string_view text) {
+  return text.size() < LengthBy(static_cast<unsigned char>(text[0])) &&
+         absl::c_all_of(text.substr(1), [](unsigned char byte) {
+           return (byte & 0xC0) == 0x80;
+         });
+}
+
+// `character` is one of UTF-8.
+std::string Shown(absl::string_view character) {
+  const auto first = static_cast<unsigned char>(character[0]);
+  const bool is_shown =
+      character.size() == 1
+          ? absl::ascii_isprint(first) || first == '\n' || first == '\t'
+          // U+0080 to U+009F are commands, too.
+          : first != 0xC2 || static_cast<unsigned char>(character[1]) >= 0xA0;
+  return is_shown ? std::string(character) : "?";
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<int64_t>> ParseTokens(absl::string_view text) {
+  std::vector<int64_t> tokens;
+  for (const absl::string_view part :
+       absl::StrSplit(text, absl::ByAnyChar(", \t\r\n"), absl::SkipEmpty())) {
+    if (!absl::SimpleAtoi(part, &tokens.emplace_back())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "\"", part, "\" is no token: tokens are numbers, such as 1,2,3"));
+    }
+  }
+  return tokens;
+}
+
+std::vector<int64_t> BytesOf(absl::string_view text) {
+  std::vector<int64_t> bytes;
+  bytes.reserve(text.size());
+  for (const char byte : text) bytes.push_back(static_cast<uint8_t>(byte));
+  return bytes;
+}
+
+std::string PrintableText::Add(int64_t token) {
+  if (token > 255) return absl::StrCat(Finish(), "?");
+  waiting_.push_back(static_cast<char>(token));
+  std::string shown;
+  while (!waiting_.empty()) {
+    const size_t length = fsdp::Utf8Length(waiting_);
+    if (length == 0 && MayBecomeCharacter(waiting_)) break;
+    const size_t done = length == 0 ? 1 : length;
+    shown += length == 0 ? "?" : Shown(waiting_.substr(0, length));
+    waiting_.erase(0, done);
+  }
+  return shown;
+}
+
+std::string PrintableText::Finish() {
+  const std::string shown = waiting_.empty() ? "" : "?";
+  waiting_.clear();
+  return shown;
 }
 
 }  // namespace llama

@@ -6,9 +6,12 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 
@@ -29,6 +32,28 @@ struct LoadedModelOptions {
 absl::StatusOr<CausalLm> LoadWholeModel(
     const std::string& folder, const LlamaConfig& config,
     const LoadedModelOptions& options = LoadedModelOptions());
+
+// Tokens as people write and read them.
+
+// Of "1, 2 3": integers with commas or white space between. InvalidArgument:
+// something else.
+absl::StatusOr<std::vector<int64_t>> ParseTokens(absl::string_view text);
+
+// Tokens that are bytes.
+std::vector<int64_t> BytesOf(absl::string_view text);
+
+// The other way, byte by byte, for a terminal: characters of UTF-8 as soon as
+// they are whole, and '?' for what could be taken for a command or is no text.
+class PrintableText {
+ public:
+  // What can be shown now.
+  std::string Add(int64_t token);
+  // At the end.
+  std::string Finish();
+
+ private:
+  std::string waiting_;  // the beginning of a character
+};
 
 }  // namespace llama
 

@@ -1,5 +1,3 @@
-#include "examples/llama/generation/sampler.h"
-
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -18,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
+#include "examples/llama/generation/generator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,5 +1,3 @@
-#include "examples/llama/generation/token_text.h"
-
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -9,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
+#include "examples/llama/generation/loaded_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -13,7 +13,6 @@
 #include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "examples/llama/model/config_fields.h"
 #include "examples/llama/model/rope_config.h"
 
 namespace llama {

@@ -1,5 +1,3 @@
-#include "examples/llama/model/rms_norm.h"
-
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -10,6 +8,7 @@
 
 #include <cmath>
 
+#include "examples/llama/model/attention.h"
 #include "gtest/gtest.h"
 
 namespace llama {

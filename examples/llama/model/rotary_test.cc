@@ -1,5 +1,3 @@
-#include "examples/llama/model/rotary.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -16,6 +14,7 @@
 
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
+#include "examples/llama/model/attention.h"
 #include "examples/llama/model/rope_config.h"
 #include "gtest/gtest.h"
 

@@ -23,7 +23,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "examples/llama/model/decoder_layer.h"
 #include "examples/llama/model/documents.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"

@@ -1,6 +1,5 @@
-#include "examples/llama/report/flops.h"
-
 #include "examples/llama/model/llama_config.h"
+#include "examples/llama/report/progress.h"
 #include "gtest/gtest.h"
 
 namespace llama {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/trainer.h"
 
 namespace llama {
@@ -57,6 +58,18 @@ class Progress {
 
 // "3:09" or "2:00:09".
 std::string Clock(absl::Duration duration);
+
+// How much a step computes.
+
+// Weights that each token is multiplied by: those of the layers and the head.
+int64_t MatmulWeights(const LlamaConfig& config);
+
+// Floating-point operations of forward and backward for one token of a row of
+// `seq`, as Chowdhery et al. 2022 (PaLM, appendix B) count them: 6 per weight
+// and 12 per layer, head, channel and token that attention looks at, without
+// what recomputation repeats and what a causal mask spares. With a frozen base
+// 4 per weight, as its gradients are not computed.
+double FlopsPerToken(const LlamaConfig& config, int64_t seq, bool frozen_base);
 
 }  // namespace llama
 

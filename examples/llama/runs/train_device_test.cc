@@ -23,10 +23,10 @@
 #include "base/testing/this_program.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/run_ranks/run_ranks.h"
-#include "examples/llama/data/written_tokens.h"
 #include "examples/llama/flags/generate_flags.h"
 #include "examples/llama/flags/train_flags.h"
 #include "examples/llama/generate_run.h"
+#include "examples/llama/testing/written_tokens.h"
 #include "examples/llama/train_run.h"
 #include "gtest/gtest.h"
 

@@ -15,8 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "examples/llama/data/packed_rows.h"
-#include "examples/llama/data/row_source.h"
 #include "examples/llama/data/token_file.h"
 #include "examples/llama/data/tokenizer_check.h"
 #include "examples/llama/data/window_rows.h"

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "examples/llama/data/row_source.h"
 #include "examples/llama/data/token_file.h"
+#include "examples/llama/data/window_rows.h"
 #include "examples/llama/flags/train_flags.h"
 #include "examples/llama/model/llama_config.h"
 

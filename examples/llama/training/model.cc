@@ -29,7 +29,6 @@
 #include "checkpoint/load/tensor_recipe.h"
 #include "checkpoint/model_files.h"
 #include "comm/communicator.h"
-#include "examples/llama/model/decoder_layer.h"
 #include "examples/llama/model/documents.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"

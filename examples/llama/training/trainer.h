@@ -13,7 +13,6 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/run_guard.h"
 #include "comm/communicator.h"
-#include "examples/llama/data/evaluation_batches.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/optim/fused_optimizer.h"

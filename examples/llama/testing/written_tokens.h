@@ -1,6 +1,6 @@
 // For tests: files of tokens, written by other code than theirs.
-#ifndef EXAMPLES_LLAMA_DATA_WRITTEN_TOKENS_H_
-#define EXAMPLES_LLAMA_DATA_WRITTEN_TOKENS_H_
+#ifndef EXAMPLES_LLAMA_TESTING_WRITTEN_TOKENS_H_
+#define EXAMPLES_LLAMA_TESTING_WRITTEN_TOKENS_H_
 
 #include <cstdint>
 #include <fstream>
@@ -64,4 +64,4 @@ inline std::string WriteTokens(absl::string_view name,
 
 }  // namespace llama
 
-#endif  // EXAMPLES_LLAMA_DATA_WRITTEN_TOKENS_H_
+#endif  // EXAMPLES_LLAMA_TESTING_WRITTEN_TOKENS_H_

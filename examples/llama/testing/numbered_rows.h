@@ -1,6 +1,6 @@
 // For tests: rows that say which they are.
-#ifndef EXAMPLES_LLAMA_DATA_NUMBERED_ROWS_H_
-#define EXAMPLES_LLAMA_DATA_NUMBERED_ROWS_H_
+#ifndef EXAMPLES_LLAMA_TESTING_NUMBERED_ROWS_H_
+#define EXAMPLES_LLAMA_TESTING_NUMBERED_ROWS_H_
 
 #include <ATen/core/Tensor.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "examples/llama/data/row_source.h"
+#include "examples/llama/data/window_rows.h"
 
 namespace llama {
 
@@ -54,4 +54,4 @@ inline std::vector<int64_t> NumbersOf(const at::Tensor& tokens) {
 
 }  // namespace llama
 
-#endif  // EXAMPLES_LLAMA_DATA_NUMBERED_ROWS_H_
+#endif  // EXAMPLES_LLAMA_TESTING_NUMBERED_ROWS_H_
