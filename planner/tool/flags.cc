@@ -108,8 +108,6 @@ ABSL_FLAG(absl::Duration, fence, absl::Microseconds(2),
 ABSL_FLAG(bool, per_unit, false,
           "Print a line per unit for the last number of ranks.");
 ABSL_FLAG(std::string, csv, "", "Write the numbers to this file.");
-ABSL_FLAG(std::string, svg, "",
-          "Draw the step on the last number of ranks into this file.");
 
 namespace fsdp::simulator {
 namespace {
@@ -263,7 +261,6 @@ absl::StatusOr<Settings> ReadFlags() {
   settings.scenario.step = ReadStep();
   settings.per_unit = absl::GetFlag(FLAGS_per_unit);
   settings.csv = ResolvePath(absl::GetFlag(FLAGS_csv));
-  settings.svg = ResolvePath(absl::GetFlag(FLAGS_svg));
   return settings;
 }
 

@@ -20,7 +20,7 @@ struct Settings {
   std::vector<int> ranks;
   Scenario scenario;  // without a model and a number of ranks
   bool per_unit = false;
-  std::string csv, svg;  // files to write; empty: none
+  std::string csv;  // the file to write; empty: none
 };
 
 // Relative paths become those the user meant, also under `bazel run`. Exits

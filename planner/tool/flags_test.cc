@@ -66,8 +66,7 @@ std::vector<std::string> EveryFlag() {
           "--shared_memory",
           "--fence=5us",
           "--per_unit",
-          "--csv=c",
-          "--svg=s"};
+          "--csv=c"};
 }
 
 // The only test without BUILD_WORKING_DIRECTORY.
@@ -84,7 +83,6 @@ TEST(FlagsTest, ReadsEveryFlag) {
   EXPECT_TRUE(settings.gpt.recompute);
   EXPECT_TRUE(settings.per_unit);
   EXPECT_EQ(settings.csv, "c");
-  EXPECT_EQ(settings.svg, "s");
   const ShardingOptions& sharding = settings.scenario.sharding;
   EXPECT_EQ(sharding.strategy, Strategy::kOptimizer);
   EXPECT_EQ(sharding.shard_ranks, 6);
@@ -170,7 +168,6 @@ TEST(FlagsTest, PathsAreTheUsers) {
   unsetenv("BUILD_WORKING_DIRECTORY");
   EXPECT_EQ(settings.units, "/home/user/u");
   EXPECT_EQ(settings.csv, "/tmp/c");
-  EXPECT_EQ(settings.svg, "");
 }
 
 }  // namespace

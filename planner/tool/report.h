@@ -27,14 +27,6 @@ std::string UnitTable(const ModelShape& model, const StepResult& step);
 // The numbers of StepTable in seconds and bytes, under a line of names.
 std::string StepCsv(const std::vector<ReportRow>& rows);
 
-// A step as a picture.
-
-// An SVG file: a lane each for compute, for copies and the optimizer, for
-// gathers and for reductions, over an axis of time. Waiting is hatched in
-// compute's lane. Every bar says what it is in its title.
-std::string DrawTimeline(const ModelShape& model, const StepResult& step,
-                         absl::string_view title);
-
 }  // namespace fsdp::simulator
 
 #endif  // PLANNER_TOOL_REPORT_H_

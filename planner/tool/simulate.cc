@@ -30,7 +30,7 @@ constexpr char kUsage[] =
     "The library's own schedule runs against a clock; what compute, memory and "
     "network cost is said by flags. The defaults are a GPT with 6.7 billion "
     "parameters on hosts of 8 accelerators.\n\n"
-    "  simulate --ranks=8,1024 --shard_ranks=8 --svg=step.svg\n"
+    "  simulate --ranks=8,1024 --shard_ranks=8 --csv=steps.csv\n"
     "  simulate --units=measured.csv --ranks=4 --network=any:50us:1.2 "
     "--computed=fp32 --cores=2";
 
@@ -81,15 +81,8 @@ absl::Status Run(int argc, char** argv) {
   if (std::fflush(stdout) != 0) {
     return absl::ErrnoToStatus(errno, "writing to standard output");
   }
-  if (!settings.csv.empty()) {
-    FSDP_RETURN_IF_ERROR(WriteOutputFile(settings.csv, StepCsv(rows)));
-  }
-  if (settings.svg.empty()) return absl::OkStatus();
-  const std::string title =
-      absl::StrCat("One step of ", scenario.model.units.size(), " units on ",
-                   last.ranks, last.ranks == 1 ? " rank" : " ranks");
-  return WriteOutputFile(settings.svg,
-                         DrawTimeline(scenario.model, last.step, title));
+  if (settings.csv.empty()) return absl::OkStatus();
+  return WriteOutputFile(settings.csv, StepCsv(rows));
 }
 
 }  // namespace
