@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/string_view.h"
 #include "planner/simulator/model_shape.h"
 #include "planner/simulator/step_simulator.h"
 
