@@ -29,8 +29,6 @@
 #include "benchmarks/rank_threads.h"
 #include "comm/communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
-#include "examples/gpt/flags/options.h"
-#include "examples/gpt/model/model.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
@@ -39,6 +37,8 @@
 #include "fsdp/testing/memory_meter.h"
 #include "planner/choose/candidates.h"
 #include "planner/choose/choose_options.h"
+#include "testing/gpt/flags/options.h"
+#include "testing/gpt/model/model.h"
 
 namespace fsdp {
 namespace {

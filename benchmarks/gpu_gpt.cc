@@ -12,9 +12,9 @@
 #include <memory>
 
 #include "base/check.h"
-#include "examples/gpt/model/model.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/recompute/checkpoint.h"
+#include "testing/gpt/model/model.h"
 
 namespace fsdp::benchmarks {
 

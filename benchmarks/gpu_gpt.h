@@ -1,4 +1,4 @@
-// The GPT of examples/gpt with a choice of what is kept for backward.
+// The GPT of testing/gpt with a choice of what is kept for backward.
 #ifndef BENCHMARKS_GPU_GPT_H_
 #define BENCHMARKS_GPU_GPT_H_
 
@@ -15,8 +15,8 @@
 #include <cstdint>
 
 #include "benchmarks/gpu_run.h"
-#include "examples/gpt/flags/options.h"
 #include "fsdp/deferred/deferred_init.h"
+#include "testing/gpt/flags/options.h"
 
 namespace fsdp::benchmarks {
 

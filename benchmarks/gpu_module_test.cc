@@ -12,10 +12,10 @@
 #include "base/testing/status_matchers.h"
 #include "benchmarks/gpu_gpt.h"
 #include "benchmarks/gpu_run.h"
-#include "examples/gpt/flags/options.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "gtest/gtest.h"
+#include "testing/gpt/flags/options.h"
 
 namespace fsdp::benchmarks {
 namespace {

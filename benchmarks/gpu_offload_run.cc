@@ -19,9 +19,9 @@
 #include "base/check.h"
 #include "base/status_error.h"
 #include "benchmarks/gpu_gpt.h"
-#include "examples/gpt/model/model.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
+#include "testing/gpt/model/model.h"
 
 namespace fsdp::benchmarks {
 namespace {

@@ -13,9 +13,9 @@
 #include "base/status_error.h"
 #include "benchmarks/gpu_gpt.h"
 #include "comm/host/available_memory.h"
-#include "examples/gpt/model/model.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
+#include "testing/gpt/model/model.h"
 
 namespace fsdp::benchmarks {
 namespace {

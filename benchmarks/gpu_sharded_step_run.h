@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "benchmarks/gpu_run.h"
-#include "examples/gpt/flags/options.h"
 #include "fsdp/options/offload_options.h"
+#include "testing/gpt/flags/options.h"
 
 namespace fsdp::benchmarks {
 

@@ -16,11 +16,11 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "benchmarks/gpu_gpt.h"
-#include "examples/gpt/model/model.h"
 #include "fsdp/capture/step_capture.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
+#include "testing/gpt/model/model.h"
 
 namespace fsdp::benchmarks {
 namespace {

@@ -4,7 +4,7 @@
 usage: tools/compare_with_pytorch.py [--impl fsdp1|fsdp2|ddp] [--ranks 2] [--steps 10] [--train PROGRAM]
 
 Needs a Python with torch 2.11.0, the LibTorch that this repository builds with: run this file with it. Builds
-//examples/gpt:train unless --train names it. Exits with 0 when all losses agree to a relative 1e-5.
+//testing/gpt:train unless --train names it. Exits with 0 when all losses agree to a relative 1e-5.
 """
 import argparse
 import json
@@ -31,8 +31,8 @@ def run(command, **kwargs):
 def train_program(args):
     if args.train:
         return pathlib.Path(args.train).resolve()
-    run([REPOSITORY / "bazelw", "build", "//examples/gpt:train"], cwd=REPOSITORY)
-    return REPOSITORY / "bazel-bin/examples/gpt/train"
+    run([REPOSITORY / "bazelw", "build", "//testing/gpt:train"], cwd=REPOSITORY)
+    return REPOSITORY / "bazel-bin/testing/gpt/train"
 
 
 def peer_losses(args, init):

@@ -68,7 +68,7 @@ def with_ranks(contender, ranks):
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    train: pathlib.Path  # //examples/gpt:train
+    train: pathlib.Path  # //testing/gpt:train
     python: typing.Optional[str]  # one with torch
 
 

@@ -1,4 +1,4 @@
-"""Trains the GPT of examples/gpt with a Python data parallelism on N CPU ranks over Gloo, or on a GPU each over NCCL.
+"""Trains the GPT of testing/gpt with a Python data parallelism on N CPU ranks over Gloo, or on a GPU each over NCCL.
 
 usage: torchrun --nproc-per-node 2 benchmarks/peers/peer_gpt.py --impl fsdp1|fsdp2|ddp|none [--layers 8 --dim 512 ...]
 
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class Jitter:
-    """What examples/gpt/model/jitter.h does."""
+    """What testing/gpt/model/jitter.h does."""
 
     def __init__(self, share, seed):
         self.share = share

@@ -105,7 +105,7 @@ def parse_flags(argv):
     parser.add_argument("--document", type=user_path, metavar="FILE",
                         help="where the table is (docs/performance.md of the source tree)")
     hidden = parser.add_argument_group("set by bazel run")
-    hidden.add_argument("--train", type=pathlib.Path, required=True, metavar="PROGRAM", help="//examples/gpt:train")
+    hidden.add_argument("--train", type=pathlib.Path, required=True, metavar="PROGRAM", help="//testing/gpt:train")
     hidden.add_argument("--collectives-program", type=pathlib.Path, metavar="PROGRAM",
                         help="//benchmarks:collectives_benchmark")
     hidden.add_argument("--mode", default="", help="how they are compiled")

@@ -18,7 +18,7 @@ PEERS = pathlib.Path(__file__).resolve().parent / "peers.py"
 DEADLINE = 120
 ALL = ["ours", "ours_gloo", "floor", "ddp", "fsdp1", "fsdp2", "ours_twice"]
 
-# Writes what examples/gpt:train does; $TRAIN_HOOK runs first, with the flags. Without --init it is watched for memory.
+# Writes what testing/gpt:train does; $TRAIN_HOOK runs first, with the flags. Without --init it is watched for memory.
 TRAIN = """#!/bin/sh
 init= ms=100 losses="5.5, 5.25, 5.0, 4.75"
 for flag in "$@"; do

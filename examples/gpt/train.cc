@@ -1,4 +1,4 @@
-// Trains a byte-level GPT with fsdp and shows what it has learnt.
+// Trains a byte-level GPT, sharded over the processes of this host or of many.
 //   bazel run //examples/gpt:train -- --help
 #include "examples/gpt/train_program.h"
 

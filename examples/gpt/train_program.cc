@@ -1,282 +1,254 @@
 #include "examples/gpt/train_program.h"
 
-#include <c10/core/Device.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdint>
-#include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <memory>
-#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
-#include <vector>
 
-#include "absl/flags/usage.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/output_file.h"
-#include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
+#include "checkpoint/run_guard.h"
 #include "comm/agreement.h"
-#include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
-#include "comm/inspection/inspection_signals.h"
-#include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
-#include "comm/local/local_communicator.h"
-#include "comm/run_ranks/run_ranks.h"
-#include "comm/startup/environment.h"
-#include "comm/wrappers/recording_communicator.h"
-#include "examples/gpt/data/default_data.h"
-#include "examples/gpt/data/text_corpus.h"
-#include "examples/gpt/flags/flags.h"
-#include "examples/gpt/flags/options.h"
-#include "examples/gpt/flags/replica_options.h"
-#include "examples/gpt/rank_program.h"
-#include "examples/gpt/training/checkpoints.h"
-#include "examples/gpt/training/trainer.h"
-#include "replicas/launcher/run_replicas.h"
-#include "replicas/replicas.h"
+#include "examples/gpt/data.h"
+#include "examples/gpt/flags.h"
+#include "examples/gpt/model.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optim/warm_up_cosine.h"
 
 namespace gpt {
 namespace {
 
-using ::fsdp::comm::CollectiveLog;
+using ::fsdp::checkpoint::Checkpointer;
 using ::fsdp::comm::Communicator;
-using ::fsdp::comm::DeviceChoice;
-using ::fsdp::comm::Environment;
-using ::fsdp::comm::NcclOn;
-using ::fsdp::comm::ReplicaCounts;
-using ::fsdp::comm::StopRequest;
 
-absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
-    const TrainOptions& options, const std::string& argv0) {
-  if (options.data == kCountDataName) return nullptr;
-  std::string path = options.data;
-  if (path.empty()) {
-    FSDP_ASSIGN_OR_RETURN(path, DefaultDataPath(argv0));
+using Model = fsdp::FullyShardedDataParallel<GptImpl>;
+
+constexpr double kMaxGradNorm = 1;
+constexpr int64_t kLinesPerRun = 50;
+constexpr int64_t kPromptBytes = 64;
+constexpr int64_t kSampleBytes = 300;
+constexpr double kTemperature = 0.8;
+
+// Refuses before the training what could not be written after it.
+absl::Status CheckOutputs(const Flags& flags) {
+  if (!flags.export_folder.empty()) {
+    const absl::Status status =
+        fsdp::checkpoint::CheckCanExport(flags.export_folder);
+    if (!status.ok()) {
+      return {status.code(), absl::StrCat("--export: ", status.message())};
+    }
   }
-  FSDP_ASSIGN_OR_RETURN(TextCorpus corpus,
-                        ReadTextCorpus(path, options.model.seq + 1));
-  return std::make_shared<const TextCorpus>(std::move(corpus));
+  if (flags.save.empty() || flags.resume) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(const auto newest,
+                        fsdp::checkpoint::NewestStep(flags.save));
+  if (!newest.has_value()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("--save=", flags.save,
+                   " has checkpoints: go on from them by --resume, or name "
+                   "another folder"));
 }
 
-// How this process takes part.
-struct Place {
-  c10::Device device = c10::Device(c10::DeviceType::CPU);
-  int ranks_on_host = 1;
-  const StopRequest& stop;
-  absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;
-  bool is_restarted = false;
-  ReplicaHooks replica;
+absl::StatusOr<Model> MakeModel(const Flags& flags, torch::Device device,
+                                const std::shared_ptr<Communicator>& ranks) {
+  torch::manual_seed(0);
+  Gpt net(nullptr);
+  {
+    const fsdp::DeferredInit deferred;  // no rank ever has all of it
+    net = Gpt(flags.model);
+    net->to(device);
+  }
+  fsdp::Options options;
+  options.wrap_policy = fsdp::WrapModules<BlockImpl>();
+  if (flags.bf16) {
+    options.unit.precision = fsdp::ComputeIn(torch::kBFloat16);
+    options.unit.precision.output_dtype = torch::kFloat;  // for the loss
+  }
+  options.offload.parameters = flags.offload;
+  options.offload.gradients = flags.offload;
+  options.offload.optimizer = flags.offload;
+  options.offload.directory = std::filesystem::temp_directory_path();
+  return fsdp::FullyShard(net, ranks, options);
+}
+
+// Lines of how far the training is, about kLinesPerRun of them.
+class Progress {
+ public:
+  Progress(int64_t steps, int64_t bytes_per_step)
+      : steps_(steps), bytes_per_step_(bytes_per_step) {}
+
+  void Step(int64_t step, double loss) {
+    ++since_;
+    if (step % std::max<int64_t>(1, steps_ / kLinesPerRun) != 0 &&
+        step != steps_) {
+      return;
+    }
+    const absl::Time now = absl::Now();
+    std::cout << absl::StrFormat("step %d/%d  loss %.4f  %.0f tokens/s", step,
+                                 steps_, loss,
+                                 static_cast<double>(since_ * bytes_per_step_) /
+                                     absl::ToDoubleSeconds(now - shown_))
+              << std::endl;
+    since_ = 0;
+    shown_ = now;
+  }
+
+ private:
+  const int64_t steps_, bytes_per_step_;
+  int64_t since_ = 0;  // steps since the last line
+  absl::Time shown_ = absl::Now();
 };
 
-// Runs one rank in this thread.
-absl::Status RunOne(const TrainOptions& options, const Place& place,
-                    std::unique_ptr<Communicator> communicator) {
-  CollectiveLog log(/*max_trace=*/0);
-  RankContext context;
-  context.communicator = fsdp::comm::Record(std::move(communicator), &log);
-  context.log = &log;
-  context.device = place.device;
-  context.ranks_on_host = place.ranks_on_host;
-  context.corpus = place.corpus;
-  context.is_restarted = place.is_restarted;
-  context.replica = place.replica;
-  context.out = &std::cout;
-  context.columns = fsdp::comm::TerminalColumns();
-  context.signal = [&place] { return place.stop.signal(); };
-  return RunRank(options, context);
-}
-
-// Ranks as threads of this process.
-absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop,
-                        const std::string& argv0) {
-  FSDP_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Communicator>> group,
-                        fsdp::comm::CreateLocalGroup(options.ranks));
-  const Place place{
-      c10::Device(c10::DeviceType::CPU), options.ranks,          stop,
-      ReadCorpus(options, argv0),        /*is_restarted=*/false, {}};
-  std::vector<absl::Status> results(group.size());
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    auto thread = fsdp::StartThread("for a rank", [&, rank] {
-      results[rank] = RunOne(options, place, std::move(group[rank]));
-    });
-    if (thread.ok()) {
-      threads.push_back(*std::move(thread));
-      continue;
-    }
-    results[rank] = thread.status();
-    group[rank]->Abort(thread.status());
+// What the model writes behind a piece of the text. Collective: all ranks write
+// the same.
+std::string Sample(Model& model, const torch::Tensor& text, int64_t seq,
+                   torch::Device device) {
+  const torch::NoGradGuard no_grad;
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(/*seed=*/0);
+  const int64_t middle = text.numel() / 2;
+  torch::Tensor bytes =
+      text.slice(/*dim=*/0, middle, middle + kPromptBytes).to(torch::kLong);
+  const int64_t prompt = bytes.numel();
+  for (int64_t i = 0; i < kSampleBytes; ++i) {
+    const torch::Tensor last =
+        bytes.slice(0, std::max<int64_t>(0, bytes.numel() - seq));
+    const torch::Tensor logits =
+        model->forward(last.unsqueeze(0).to(device)).select(1, -1).cpu();
+    const torch::Tensor next =
+        torch::multinomial(torch::softmax(logits / kTemperature, -1),
+                           /*num_samples=*/1, /*replacement=*/true, generator);
+    bytes = torch::cat({bytes, next.view({1})});
   }
-  for (std::thread& thread : threads) thread.join();
-  // Of several failures one that is not the echo of another.
-  absl::Status first = absl::OkStatus();
-  for (const absl::Status& result : results) {
-    if (first.ok() || absl::IsAborted(first)) first = result;
+  std::string printed;
+  for (int64_t i = 0; i < bytes.numel(); ++i) {
+    if (i == prompt) printed += "\n--- as the model goes on ---\n";
+    const auto byte = static_cast<unsigned char>(bytes[i].item<int64_t>());
+    const bool is_shown = absl::ascii_isprint(byte) || byte == '\n';
+    printed += is_shown ? static_cast<char>(byte) : '?';
   }
-  return first;
+  return printed;
 }
 
-fsdp::comm::Backend BackendOf(const TrainOptions& options) {
-  switch (options.backend) {
-    case Backend::kAuto:
-      return fsdp::comm::Backend::kAuto;
-    case Backend::kLocal:
-      return fsdp::comm::Backend::kLocal;
-    case Backend::kSharedMemory:
-      return fsdp::comm::Backend::kSharedMemory;
-    case Backend::kGloo:
-      return fsdp::comm::Backend::kGloo;
-  }
-  return fsdp::comm::Backend::kAuto;
-}
+// One rank.
+absl::Status Train(const Flags& flags, torch::Device device,
+                   const std::shared_ptr<Communicator>& ranks) {
+  const c10::DeviceGuard guard_of_device(device);
+  const bool is_first = ranks->rank() == 0;
+  absl::Status ready = is_first ? CheckOutputs(flags) : absl::OkStatus();
+  const auto text = ReadText(flags.data, flags.model.seq);
+  ready.Update(text.status());
+  // All ranks end with the same error where one cannot begin.
+  FSDP_RETURN_IF_ERROR(fsdp::comm::Agree(
+      *ranks, ready, "preparing", absl::Now() + ranks->default_timeout()));
 
-absl::StatusOr<DeviceChoice> DeviceChoiceOf(const TrainOptions& options,
-                                            const Environment& environment,
-                                            const NcclOn& nccl_on) {
-  auto found = fsdp::comm::ChooseDevice(
-      options.device == Device::kCuda ? c10::kCUDA : c10::kCPU,
-      options.device_backend, environment, nccl_on);
-  if (found.ok()) return found;
-  return fsdp::Annotate(found.status(), "--device=cuda");
-}
+  FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(flags, device, ranks));
+  fsdp::FusedAdamW optimizer(model->Parameters(),
+                             torch::optim::AdamWOptions(flags.lr));
+  fsdp::WarmUpCosine rates(optimizer, {flags.steps / 20, flags.steps});
 
-// `between`: how replicas are connected.
-ReplicaHooks ReplicaOf(const TrainOptions& options,
-                       const Environment& environment,
-                       const fsdp::comm::ConnectOptions& between,
-                       const TrainHooks& hooks) {
-  ReplicaHooks replica;
-  if (environment.replicas == 0) return replica;
-  fsdp::ReplicaOptions joining;
-  joining.history_folder = options.replica_history;
-  joining.replay = options.replica_replay;
-  joining.between = between;
-  // Who has no checkpoint must not begin before who has one has loaded it.
-  if (options.resume) joining.found_timeout = absl::Minutes(10);
-  if (hooks.joining) hooks.joining(joining);
-  replica.number = environment.replica;
-  replica.join = [joining, environment](fsdp::checkpoint::TrainingRun* run,
-                                        int64_t steps, int64_t done) mutable {
-    joining.steps = steps;
-    joining.first_step = done;
-    return fsdp::Replicas::Join(environment, run, joining);
-  };
-  return replica;
-}
-
-// This process as the only rank, or as one of those that somebody has started.
-absl::Status RunProcess(const TrainOptions& options,
-                        const Environment& environment, const StopRequest& stop,
-                        const std::string& argv0, const NcclOn& nccl_on,
-                        const TrainHooks& hooks) {
-  fsdp::comm::ConnectOptions connect;
-  if (hooks.connecting) hooks.connecting(connect);
-  connect.backend = BackendOf(options);
-  FSDP_ASSIGN_OR_RETURN(const DeviceChoice device,
-                        DeviceChoiceOf(options, environment, nccl_on));
-  connect.device = device.connect;
-  const auto signals =
-      fsdp::comm::InspectionSignals::Install(environment.inspection_folder);
-  if (!signals.ok()) std::cerr << signals.status() << std::endl;
-  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
-                        fsdp::comm::ConnectOrStop(environment, connect));
-  connect.stop_requested = [&stop] { return stop.requested(); };
-  if (signals.ok()) (*signals)->Show(*communicator);
-  if (hooks.connected) communicator = hooks.connected(std::move(communicator));
-  const Place place{device.device,
-                    environment.local_world_size,
-                    stop,
-                    ReadCorpus(options, argv0),
-                    environment.restart_count > 0,
-                    ReplicaOf(options, environment, connect, hooks)};
-  return RunOne(options, place, std::move(communicator));
-}
-
-fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
-  fsdp::comm::RestartOptions restarts;
-  restarts.max_restarts = options.max_restarts;
-  restarts.min_ranks = options.min_ranks;
-  if (options.restart_ranks == RestartRanks::kFewer) {
-    restarts.on_restart = fsdp::comm::RanksLeft;
-  }
-  // What others train meanwhile is no progress of a replica's own.
-  if (options.replicas > 0) {
-    restarts.max_without_progress = restarts.max_restarts + 1;
-    return restarts;
-  }
-  if (options.save.empty()) return restarts;
-  restarts.progress = [folder = options.save]() -> int64_t {
-    const absl::StatusOr<std::optional<int64_t>> newest =
-        fsdp::checkpoint::NewestStep(folder);
-    return newest.ok() ? newest->value_or(-1) : -1;
-  };
-  return restarts;
-}
-
-// Starts this program once more for every rank.
-int Launch(const TrainOptions& options, const ReplicaCounts& counts, int argc,
-           char** argv) {
-  if (options.max_restarts > 0) {
-    // Restarted ranks take what is there for the job's own.
-    const absl::Status exportable = CheckExport(options, options.ranks);
-    if (!exportable.ok()) {
-      return fsdp::comm::TellEnd(fsdp::comm::AsAgreed(exportable),
-                                 /*local_rank=*/0);
+  fsdp::checkpoint::TrainingRun run;
+  run.model = model.get();
+  run.optimizer = &optimizer;
+  run.schedulers = {&rates};
+  std::unique_ptr<Checkpointer> checkpoints;
+  int64_t done = 0;
+  if (!flags.save.empty()) {
+    FSDP_ASSIGN_OR_RETURN(checkpoints, Checkpointer::Open(flags.save, ranks));
+    if (flags.resume) {
+      FSDP_ASSIGN_OR_RETURN(const auto newest, checkpoints->LoadLatest(run));
+      done = newest.value_or(0);
     }
   }
-  return fsdp::comm::RunReplicas(argc, argv, counts, /*fn=*/nullptr, {},
-                                 RestartsOf(options));
+  // What decides which rows a step trains on.
+  const auto other_than_saved =
+      fsdp::checkpoint::NoteFlags({{"--batch", absl::StrCat(flags.batch)},
+                                   {"--data", flags.data},
+                                   {"--seq", absl::StrCat(flags.model.seq)},
+                                   {"--steps", absl::StrCat(flags.steps)}},
+                                  done, flags.steps, &run);
+  if (is_first) {
+    std::cout << absl::StrFormat("%s, %.1f MB of text\n", ranks->ToString(),
+                                 text->numel() / 1e6);
+    if (done > 0) std::cout << "goes on after step " << done << "\n";
+    for (const std::string& line : other_than_saved) std::cout << line << "\n";
+    std::cout << std::flush;
+  }
+
+  fsdp::checkpoint::RunGuardOptions guarded;
+  guarded.save_every = flags.save_every;
+  fsdp::checkpoint::RunGuard guard(ranks, checkpoints.get(), &run, guarded);
+  const Share share{ranks->rank(), ranks->world_size(), flags.batch,
+                    flags.model.seq};
+  Progress progress(flags.steps, share.ranks * share.rows * share.seq);
+  for (int64_t step = done + 1; step <= flags.steps; ++step) {
+    const Batch batch = BatchOf(*text, step, share);
+    const torch::Tensor loss = NextByteLoss(
+        model->forward(batch.inputs.to(device)), batch.targets.to(device));
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    FSDP_ASSIGN_OR_RETURN(const torch::Tensor norm,
+                          model->ClipGradNorm(kMaxGradNorm));
+    FSDP_ASSIGN_OR_RETURN(
+        const bool is_finite,
+        guard.MayStep(step, loss.item<double>(), norm.item<double>()));
+    if (is_finite) {
+      optimizer.step();
+      rates.step();
+    }
+    optimizer.zero_grad();
+    if (is_first) progress.Step(step, guard.mean_loss());
+    // Saves where that is due, and ends a run that a signal has told to stop.
+    FSDP_RETURN_IF_ERROR(guard.EndStep(step, /*is_last=*/step == flags.steps));
+  }
+  if (!flags.export_folder.empty()) {
+    FSDP_RETURN_IF_ERROR(
+        fsdp::checkpoint::ExportModel(flags.export_folder, *model));
+  }
+  const std::string sample = Sample(model, *text, flags.model.seq, device);
+  if (is_first) std::cout << "--- a text ---\n" << sample << std::endl;
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
-                 const TrainHooks& hooks) {
-  const fsdp::FileSizeErrors errors;
-  absl::SetProgramUsageMessage(
-      "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
-      "  bazel run //examples/gpt:train -- --data=my_text.txt --ranks=4");
-  absl::StatusOr<TrainOptions> options = ParseFlags(argc, argv);
-  const absl::StatusOr<Environment> environment =
-      fsdp::comm::ReadEnvironment(std::getenv);
-  if (options.ok() && environment.ok()) {
-    options = OptionsOfReplica(*std::move(options), *environment);
+int TrainProgram(int argc, char** argv, const fsdp::comm::NcclOn& nccl_on) {
+  const fsdp::comm::StopRequest stop;  // by signals, heeded by RunGuard
+  const auto flags = ReadFlags(argc, argv);
+  if (!flags.ok()) {
+    std::cerr << flags.status() << std::endl;
+    return fsdp::comm::kUsageErrorExitCode;
   }
-  for (const absl::Status& status : {options.status(), environment.status()}) {
-    if (status.ok()) continue;
-    std::cerr << status << std::endl;
-    return fsdp::comm::ExitCodeOf(status);
+  const auto device = fsdp::comm::ChooseDeviceOfProcess(
+      flags->device, fsdp::comm::DeviceBackend::kAuto, flags->ranks, nccl_on);
+  if (!device.ok()) {
+    std::cerr << "--device: " << device.status() << std::endl;
+    return fsdp::comm::kUsageErrorExitCode;
   }
-  const bool is_replica = environment->replicas > 0;
-  const ReplicaCounts counts{is_replica ? 0 : options->replicas,
-                             options->ranks};
-  const bool starts_none = counts.replicas == 0 && options->max_restarts == 0;
-  const bool is_alone = options->ranks == 1 && starts_none;
-  const bool threads =
-      starts_none && (options->backend == Backend::kLocal ||
-                      (options->backend == Backend::kAuto && is_alone));
-  const bool is_rank =
-      environment->started_by != fsdp::comm::StartedBy::kNobody ||
-      (is_alone &&
-       (is_replica || options->device == Device::kCuda || !threads));
-  // Ranks that are told to end save before they do.
-  const StopRequest stop(options->save.empty() ? absl::Seconds(10)
-                                               : absl::Minutes(2));
-  if (!is_rank && !threads) return Launch(*options, counts, argc, argv);
-  return fsdp::comm::TellEnd(is_rank ? RunProcess(*options, *environment, stop,
-                                                  argv[0], nccl_on, hooks)
-                                     : RunThreads(*options, stop, argv[0]),
-                             environment->local_rank);
+  fsdp::comm::ConnectOptions connect;
+  connect.device = device->connect;
+  return fsdp::comm::RunRanks(
+      argc, argv, flags->ranks,
+      [&](const std::shared_ptr<Communicator>& ranks) {
+        return Train(*flags, device->device, ranks);
+      },
+      connect);
 }
 
 }  // namespace gpt

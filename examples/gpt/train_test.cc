@@ -1,506 +1,270 @@
 // The program as a user runs it. It is this test's runfile examples/gpt/train,
 // below the directory that the test starts in.
-#include <ATen/Parallel.h>
 #include <signal.h>
-#include <sys/stat.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <functional>
+#include <map>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
-#include "base/json.h"
+#include "absl/strings/str_split.h"
+#include "base/check.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/model_files.h"
 #include "comm/launcher/launcher_report.h"
-#include "examples/gpt/data/batch.h"
-#include "examples/gpt/flags/options.h"
-#include "examples/gpt/testing/child_process.h"
-#include "examples/gpt/testing/plain_training.h"
+#include "examples/gpt/model.h"
+#include "fsdp/deferred/deferred_init.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace gpt {
 namespace {
 
-using ::fsdp::Json;
 using ::fsdp::comm::kUsageErrorExitCode;
-using ::testing::AllOf;
-using ::testing::AnyOf;
-using testing::ChildProcess;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::Gt;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::Optimizer;
-using ::testing::Pair;
-using testing::PlainLosses;
 using ::testing::SizeIs;
 
-constexpr char kProgram[] = "examples/gpt/train";
-constexpr int kSteps = 10;
+constexpr GptConfig kModel = {/*layers=*/2, /*width=*/64, /*seq=*/16};
+constexpr int64_t kRows = 2;
+constexpr int64_t kSteps = 40;
+constexpr double kRate = 0.01;
+
+// A run of the program with a model that takes no time.
+class Program {
+ public:
+  explicit Program(const std::string& flags)
+      : out_(popen(absl::StrCat("echo $$; OMP_NUM_THREADS=1 exec "
+                                "examples/gpt/train --layers=2 --width=64 "
+                                "--seq=16 --batch=2 --lr=0.01 ",
+                                flags, " 2>&1")
+                       .c_str(),
+                   "r")) {
+    FSDP_CHECK(out_ != nullptr && ReadLine() && absl::SimpleAtoi(line_, &pid_));
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+  ~Program() {
+    if (out_ == nullptr) return;
+    kill(pid_, SIGKILL);
+    pclose(out_);
+  }
+
+  // Until a line has `text`; false: the program ends without.
+  bool ReadUntil(const std::string& text) {
+    while (ReadLine()) {
+      if (absl::StrContains(line_, text)) return true;
+    }
+    return false;
+  }
+  void Stop() { kill(pid_, SIGTERM); }
+  // The exit code.
+  int Wait() {
+    while (ReadLine()) continue;
+    const int status = pclose(out_);
+    out_ = nullptr;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  }
+
+  const std::string& output() const { return output_; }
+
+  // As printed: "2.7183" by step.
+  std::map<int64_t, std::string> Losses() const {
+    std::map<int64_t, std::string> losses;
+    for (const auto line : absl::StrSplit(output_, '\n')) {
+      const std::vector<std::string> words =
+          absl::StrSplit(line, absl::ByAnyChar(" /"), absl::SkipEmpty());
+      int64_t step = 0;
+      if (words.size() > 4 && words[0] == "step" && words[3] == "loss" &&
+          absl::SimpleAtoi(words[1], &step)) {
+        losses[step] = words[4];
+      }
+    }
+    return losses;
+  }
+
+ private:
+  bool ReadLine() {
+    std::array<char, 4096> line;
+    if (fgets(line.data(), line.size(), out_) == nullptr) return false;
+    line_ = line.data();
+    output_ += line_;
+    return true;
+  }
+
+  FILE* out_;
+  int pid_ = -1;
+  std::string line_, output_;
+};
 
 class TrainTest : public ::testing::Test {
  protected:
-  TrainTest() { std::filesystem::create_directory(directory_); }
-  ~TrainTest() override { std::filesystem::remove_all(directory_); }
+  TrainTest() {
+    std::filesystem::create_directories(folder_);
+    for (int i = 0; i < 200; ++i) {
+      absl::StrAppend(&text_, "the square of ", i, " is ", i * i, "\n");
+    }
+    std::ofstream(Path("text")) << text_;
+  }
+  ~TrainTest() override { std::filesystem::remove_all(folder_); }
 
-  std::string Path(absl::string_view name) const {
-    return absl::StrCat(directory_, "/", name);
+  std::string Path(const std::string& name) const {
+    return absl::StrCat(folder_, "/", name);
+  }
+  std::string Flags(int ranks, int64_t steps,
+                    const std::string& more = "") const {
+    return absl::StrCat("--data=", Path("text"), " --ranks=", ranks,
+                        " --steps=", steps, " ", more);
+  }
+  // The rows that `ranks` ranks train on in a step, seq + 1 bytes each.
+  torch::Tensor Rows(int64_t step, int ranks) const {
+    torch::manual_seed(step);
+    const auto places = static_cast<int64_t>(text_.size()) - kModel.seq;
+    const torch::Tensor starts = torch::randint(places, {ranks * kRows});
+    const torch::Tensor rows =
+        torch::empty({ranks * kRows, kModel.seq + 1}, torch::kLong);
+    for (int64_t row = 0; row < rows.size(0); ++row) {
+      for (int64_t i = 0; i <= kModel.seq; ++i) {
+        rows[row][i] = text_[starts[row].item<int64_t>() + i];
+      }
+    }
+    return rows;
   }
 
-  // A command line for a model that takes no time.
-  static std::vector<std::string> Command(std::vector<std::string> flags) {
-    std::vector<std::string> command = {
-        kProgram,   "--layers=2",  "--dim=16",    "--heads=2",
-        "--seq=12", "--vocab=256", "--batch=2",   "--threads=1",
-        "--seed=3", "--steps=10",  "--sample=20", "--warmup=0"};
-    command.insert(command.end(), flags.begin(), flags.end());
-    return command;
-  }
-
-  // Runs the program to its end, which has to be a good one, and returns its
-  // --json.
-  Json Run(std::vector<std::string> flags) {
-    flags.push_back(absl::StrCat("--json=", Path("report.json")));
-    ChildProcess train(Command(std::move(flags)));
-    const int exit_code = train.Wait();
-    EXPECT_EQ(exit_code, 0) << train.output();
-    std::stringstream text;
-    text << std::ifstream(Path("report.json")).rdbuf();
-    absl::StatusOr<Json> json = Json::Parse(text.str());
-    EXPECT_OK(json);
-    return json.value_or(Json());
-  }
-
-  const std::string directory_ =
+  std::string text_;
+  const std::string folder_ =
       absl::StrCat(::testing::TempDir(), "/train_test.", getpid());
 };
 
-std::vector<double> Numbers(const Json& report, absl::string_view key) {
-  std::vector<double> numbers;
-  const Json* list = report.Find(key);
-  if (list == nullptr || list->As<Json::Array>() == nullptr) return numbers;
-  for (const Json& number : *list->As<Json::Array>()) {
-    numbers.push_back(number.NumberOr(-1));
-  }
-  return numbers;
+torch::Tensor LossOf(const Gpt& model, const torch::Tensor& rows) {
+  const torch::Tensor logits = Gpt(model)->forward(rows.slice(1, 0, -1));
+  return torch::nn::functional::cross_entropy(logits.flatten(0, 1),
+                                              rows.slice(1, 1).flatten());
 }
 
-// With the program's number of threads, which the bits depend on.
-std::vector<double> Plain(int ranks, Optimizer optimizer) {
-  at::set_num_threads(1);
-  testing::PlainTraining training{};
-  training.model = {/*vocab=*/256, /*dim=*/16, /*layers=*/2, /*heads=*/2,
-                    /*seq=*/12};
-  training.shape = {/*batch=*/2, /*seq=*/12};
-  training.ranks = ranks;
-  training.steps = kSteps;
-  training.seed = 3;
-  training.lr = 3e-4;
-  training.optimizer = optimizer;
-  return PlainLosses(training);
-}
-
-class TrainOracleTest
-    : public TrainTest,
-      public ::testing::WithParamInterface<std::tuple<const char*, int>> {};
-
-TEST_P(TrainOracleTest, LossesAreThoseOfPlainTrainingOnAllBatches) {
-  const auto [backend, ranks] = GetParam();
-  const Json report = Run({"--data=count", absl::StrCat("--backend=", backend),
-                           absl::StrCat("--ranks=", ranks)});
-  const std::vector<double> losses = Numbers(report, "losses");
-  const std::vector<double> plain = Plain(ranks, Optimizer::kTorch);
-  ASSERT_THAT(losses, SizeIs(kSteps));
-  for (int step = 0; step < kSteps; ++step) {
-    EXPECT_NEAR(losses[step], plain[step], 1e-5 * plain[step]) << step;
-  }
-  if (ranks == 1) {
-    EXPECT_EQ(losses, Plain(1, Optimizer::kFused)) << "not the same bits";
-  }
-  // Two blocks and the root: n = 3 units, per step 2n - 1 and n. A single rank
-  // has everything.
-  const int communicating = ranks == 1 ? 0 : kSteps;
-  EXPECT_EQ(report.Find("all_gathers")->NumberOr(-1), 5 * communicating);
-  EXPECT_EQ(report.Find("reduce_scatters")->NumberOr(-1), 3 * communicating);
-  EXPECT_THAT(Numbers(report, "peak_rss_mb"), SizeIs(ranks));
-}
-
-INSTANTIATE_TEST_SUITE_P(All, TrainOracleTest,
-                         ::testing::Combine(::testing::Values("local", "gloo"),
-                                            ::testing::Values(1, 2, 3, 4)));
-
-TEST_F(TrainTest, GoesOnFromTheInitialParametersOfAnotherRun) {
-  const std::string init = Path("init.safetensors");
-  const Json first = Run({"--data=count", "--save-init", init});
-  // Another seed makes other parameters, were it not for the file.
-  const Json second = Run({"--data=count", "--init", init, "--seed=4",
-                           "--ranks=3", "--backend=local"});
-  const Json third = Run({"--data=count", "--seed=4"});
-  const auto loss0 = [](const Json& report) {
-    return report.Find("loss0")->NumberOr(0);
-  };
-  EXPECT_EQ(loss0(first), loss0(second));
-  EXPECT_NE(loss0(first), loss0(third));
-}
-
-TEST_F(TrainTest, DefaultTextIsThereAndTheModelContinuesIt) {
-  ChildProcess train(Command({"--steps=2"}));
-  EXPECT_EQ(train.Wait(), 0) << train.output();
-  EXPECT_THAT(train.output(),
-              AllOf(HasSubstr("step 2/2"), HasSubstr("validation loss"),
-                    HasSubstr("as the model continues it")));
-}
-
-TEST_F(TrainTest, WithoutShardingNothingIsGathered) {
-  const Json report = Run({"--data=count", "--sharding=none", "--ranks=1"});
-  EXPECT_EQ(report.Find("impl")->ToString(), "\"none\"");
-  EXPECT_EQ(report.Find("all_gathers")->NumberOr(-1), 0);
-  EXPECT_EQ(Numbers(report, "losses"), Plain(1, Optimizer::kFused));
-}
-
-TEST_F(TrainTest, TrainsAlikeByWhatItChooses) {
-  const std::vector<double> plain = Plain(2, Optimizer::kTorch);
-  for (const char* backend : {"local", "shared_memory"}) {
-    const std::vector<double> losses =
-        Numbers(Run({"--data=count", "--auto", "--auto-memory=64MiB",
-                     "--ranks=2", absl::StrCat("--backend=", backend)}),
-                "losses");
-    ASSERT_THAT(losses, SizeIs(kSteps));
-    for (int step = 0; step < kSteps; ++step) {
-      EXPECT_NEAR(losses[step], plain[step], 1e-5 * plain[step]) << step;
-    }
-  }
-}
-
-TEST_F(TrainTest, SaysWhatItHasConsidered) {
-  ChildProcess train(
-      Command({"--data=count", "--auto", "--auto-memory=64MiB"}));
-  EXPECT_EQ(train.Wait(), 0) << train.output();
-  EXPECT_THAT(train.output(),
-              AllOf(HasSubstr("of 64.00 MiB"), HasSubstr("root and 2"),
-                    HasSubstr("chosen"), HasSubstr("slower")));
-  ChildProcess poor(Command({"--data=count", "--auto", "--auto-memory=4KiB"}));
-  EXPECT_NE(poor.Wait(), 0);
-  EXPECT_THAT(poor.output(), HasSubstr("combinations of options fits"));
-}
-
-TEST_F(TrainTest, EveryStrategyTrainsAlike) {
-  const std::vector<double> full = Numbers(Run({"--data=count"}), "losses");
-  for (const char* sharding : {"gradients", "optimizer", "replicated"}) {
-    const Json report =
-        Run({"--data=count", absl::StrCat("--sharding=", sharding)});
-    EXPECT_EQ(Numbers(report, "losses"), full) << sharding;
-  }
-}
-
-TEST_F(TrainTest, Bf16LearnsAsWell) {
-  const std::vector<double> losses =
-      Numbers(Run({"--data=count", "--precision=bf16"}), "losses");
-  const std::vector<double> full = Numbers(Run({"--data=count"}), "losses");
-  ASSERT_EQ(losses.size(), full.size());
-  for (size_t i = 0; i < full.size(); ++i) {
-    EXPECT_NEAR(losses[i], full[i], 0.05) << "step " << i;
-  }
-}
-
-TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
-  const std::vector<double> unbroken =
-      Numbers(Run({"--data=count", "--steps=40"}), "losses");
-  const std::vector<std::string> flags = {
-      "--data=count",    "--steps=40",
-      "--backend=local", "--offload=ssd",
-      "--keep=run",      absl::StrCat("--offload-dir=", directory_)};
-  for (int kill = 0; kill < 3; ++kill) {
-    ChildProcess train(Command(flags));
-    ASSERT_TRUE(train.ReadUntil("step ")) << train.output();
-    train.Signal(SIGKILL);
-    train.Wait();
-  }
-  // What is left of it, unless the last one was too quick.
-  const std::vector<double> rest = Numbers(Run(flags), "losses");
-  ASSERT_LE(rest.size(), unbroken.size());
-  EXPECT_TRUE(std::equal(rest.rbegin(), rest.rend(), unbroken.rbegin()));
-  // Another start of a run that is done takes no step, and says so.
-  const Json done = Run(flags);
-  EXPECT_THAT(Numbers(done, "losses"), SizeIs(0));
-  EXPECT_EQ(*done.Find("step_ms"), Json());
-  EXPECT_EQ(done.Find("world")->NumberOr(0), 2);
-  ChildProcess again(Command(flags));
-  EXPECT_EQ(again.Wait(), 0) << again.output();
-  EXPECT_THAT(again.output(), HasSubstr("goes on after step 40"));
-}
-
-// What --save has made, sorted.
-std::vector<std::string> Steps(const std::string& folder) {
-  std::vector<std::string> steps;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::string name = entry.path().filename();
-    if (name.rfind("step-", 0) == 0) steps.push_back(name);
-  }
-  std::sort(steps.begin(), steps.end());
-  return steps;
-}
-
-TEST_F(TrainTest, GoesOnFromItsNewestCheckpoint) {
-  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
-    const std::vector<double> unbroken =
-        Numbers(Run({backend, "--steps=12"}), "losses");
-    ASSERT_THAT(unbroken, SizeIs(12));
-    const std::string save = absl::StrCat("--save=", Path(backend));
-    Run({backend, "--steps=7", "--save-every=3", "--keep-last=2", save});
-    EXPECT_THAT(Steps(Path(backend)), ElementsAre("step-6", "step-7"));
-    const std::string exported = Path(absl::StrCat(backend, ".export"));
-    const Json second =
-        Run({backend, "--steps=12", "--resume", save, "--warmup=0",
-             absl::StrCat("--export=", exported)});
-    EXPECT_EQ(Numbers(second, "losses"),
-              std::vector<double>(unbroken.begin() + 7, unbroken.end()));
-    EXPECT_TRUE(std::filesystem::exists(exported + "/config.json"));
-    // The trained model is where a longer run is after its 12th step; a
-    // training of its own takes it up. Both kinds of folder will do.
-    const Json from_export =
-        Run({backend, "--steps=1", absl::StrCat("--init=", exported)});
-    const Json from_step =
-        Run({backend, "--steps=1",
-             absl::StrCat("--init=", Path(backend), "/step-12")});
-    EXPECT_THAT(Numbers(from_export, "losses"), SizeIs(1));
-    EXPECT_EQ(Numbers(from_export, "losses"), Numbers(from_step, "losses"));
-  }
-}
-
-TEST_F(TrainTest, AKilledRunGoesOnFromItsNewestCheckpoint) {
-  const std::vector<double> unbroken =
-      Numbers(Run({"--data=count", "--steps=40"}), "losses");
-  const std::vector<std::string> flags = {
-      "--data=count",
-      "--steps=40",
-      "--backend=local",
-      "--resume",
-      "--keep-last=2",
-      "--save-every=3",
-      absl::StrCat("--save=", Path("runs"))};
-  for (int kill = 0; kill < 3; ++kill) {
-    ChildProcess train(Command(flags));
-    ASSERT_TRUE(train.ReadUntil("step ")) << train.output();
-    train.Signal(SIGKILL);
-    train.Wait();
-  }
-  const std::vector<double> rest = Numbers(Run(flags), "losses");
-  ASSERT_LE(rest.size(), unbroken.size());
-  EXPECT_TRUE(std::equal(rest.rbegin(), rest.rend(), unbroken.rbegin()));
-  // Also the one that was loaded stays.
-  EXPECT_THAT(Steps(Path("runs")),
-              AllOf(Contains("step-39"), Contains("step-40")));
-}
-
-TEST_F(TrainTest, ARunThatIsToldToEndSavesFirst) {
-  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
-    const std::string save = absl::StrCat("--save=", Path(backend));
-    ChildProcess train(
-        Command({backend, "--data=count", "--steps=1000000", save}));
-    ASSERT_TRUE(train.ReadUntil("step 1/")) << train.output();
-    train.Signal(SIGTERM);
-    EXPECT_EQ(train.Wait(), 128 + SIGTERM) << train.output();
-    const std::vector<std::string> steps = Steps(Path(backend));
-    ASSERT_THAT(steps, SizeIs(1));
-    const std::string step = steps[0].substr(5);
-    EXPECT_THAT(train.output(),
-                HasSubstr(absl::StrCat(
-                    "stopped by signal 15 (SIGTERM) after step ", step,
-                    ", of which there is a checkpoint in ", Path(backend))));
-    ChildProcess again(Command({backend, "--data=count", "--resume", save,
-                                "--steps=" + step, "--seed=7"}));
-    EXPECT_EQ(again.Wait(), 0) << again.output();
-    EXPECT_THAT(
-        again.output(),
-        AllOf(HasSubstr("goes on after step " + step),
-              HasSubstr("--seed=7: the checkpoint is of a run "
-                        "with --seed="),
-              Not(HasSubstr("--data")),
-              HasSubstr("nothing to train: the checkpoint has step " + step)));
-    ChildProcess refused(Command({backend, "--data=count", save}));
-    EXPECT_EQ(refused.Wait(), kUsageErrorExitCode);
-    EXPECT_THAT(refused.output(), HasSubstr("--resume goes on from it"));
-  }
-}
-
-TEST_F(TrainTest, WhatRestsOnTheDiskMakesNoDifference) {
-  const std::vector<double> losses = Numbers(Run({"--data=count"}), "losses");
-  const auto run = [&](std::vector<std::string> flags) {
-    flags.insert(flags.end(), {"--data=count", "--offload-dir", directory_});
-    const Json report = Run(flags);
-    EXPECT_EQ(Numbers(report, "losses"), losses) << absl::StrJoin(flags, " ");
-    const Json offload = *report.Find("offload");
-    EXPECT_THAT(Numbers(offload, "waited_seconds_per_step"), SizeIs(2));
-    return std::make_pair(
-        offload.Find("optimizer")->Find("ssd")->NumberOr(-1),
-        offload.Find("written_per_step")->Find("optimizer")->NumberOr(-1));
-  };
-  for (const char* flag :
-       {"--backend=local", "--backend=gloo", "--offload-kinds=optimizer",
-        "--sharding=gradients"}) {
-    EXPECT_THAT(run({"--offload=ssd", flag}), Pair(Gt(0), Gt(0))) << flag;
-  }
-  EXPECT_THAT(run({"--offload=ssd", "--memory-budget=1MiB"}), Pair(0, 0))
-      << "all of it fits";
-  EXPECT_THAT(run({"--offload=cpu"}), Pair(0, 0));
-}
-
-TEST_F(TrainTest, ThePlanIsPrintedBeforeTheFirstStep) {
-  ChildProcess train(Command({"--data=count", "--offload=ssd",
-                              absl::StrCat("--offload-dir=", directory_)}));
-  EXPECT_EQ(train.Wait(), 0);
-  const std::string& output = train.output();
-  EXPECT_THAT(output, AllOf(HasSubstr("buffers for transfers"),
-                            HasSubstr("optimizer in scratch file"),
-                            HasSubstr("read, per step   parameters")));
-  EXPECT_LT(output.find("buffers for transfers"), output.find("step 1/10"));
-}
-
-TEST_F(TrainTest, WhatCannotRestWhereItShouldEndsAllRanks) {
-  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
-    ChildProcess missing(Command({backend, "--data=count", "--offload=ssd",
-                                  "--offload-dir=/no/such/disk"}));
-    EXPECT_EQ(missing.Wait(), kUsageErrorExitCode);
-    EXPECT_THAT(missing.output(), AllOf(HasSubstr("making the store of"),
-                                        HasSubstr("/no/such/disk")));
-    ChildProcess small(Command(
-        {backend, "--data=count", "--offload=ssd", "--memory-budget=1KiB"}));
-    EXPECT_EQ(small.Wait(), kUsageErrorExitCode);
-    EXPECT_THAT(small.output(),
-                HasSubstr("a memory budget of 1024 bytes is too small"));
-  }
-}
-
-TEST_F(TrainTest, TracesItsLastStepsOnAllRanks) {
-  for (const char* backend : {"local", "shared_memory"}) {
-    const std::string path = Path("trace.json");
-    Run({"--data=count", absl::StrCat("--backend=", backend),
-         absl::StrCat("--trace=", path), "--trace-steps=3"});
-    std::stringstream text;
-    text << std::ifstream(path).rdbuf();
-    ASSERT_OK_AND_ASSIGN(const Json trace, Json::Parse(text.str()));
-    std::vector<std::string> steps;
-    for (const Json& event : *trace.Find("traceEvents")->As<Json::Array>()) {
-      const std::string name = *event.Find("name")->As<std::string>();
-      if (name.rfind("step ", 0) != 0) continue;
-      steps.push_back(absl::StrCat(event.Find("pid")->ToString(), " ", name));
-    }
-    EXPECT_THAT(steps, ElementsAre("0 step 8", "0 step 9", "0 step 10",
-                                   "1 step 8", "1 step 9", "1 step 10"));
-    EXPECT_THAT(text.str(), AllOf(HasSubstr("\"optimizer\""),
-                                  HasSubstr("\"backward blocks.1\"")));
-    EXPECT_EQ(absl::StrContains(text.str(), "\"OpenShards root\""),
-              absl::string_view(backend) == "shared_memory");
-  }
-}
-
-TEST_F(TrainTest, EndsOnEveryRankWithTheReason) {
-  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
-    ChildProcess missing(Command({backend, "--data=/no/such/text"}));
-    EXPECT_EQ(missing.Wait(), kUsageErrorExitCode);
-    EXPECT_THAT(missing.output(), HasSubstr("/no/such/text"));
-    std::ofstream(Path("empty")).flush();
-    ChildProcess empty(Command({backend, "--data", Path("empty")}));
-    EXPECT_EQ(empty.Wait(), kUsageErrorExitCode);
-    EXPECT_THAT(empty.output(), HasSubstr("0 bytes are too few"));
-    ChildProcess small(Command({backend, "--vocab=100"}));
-    EXPECT_EQ(small.Wait(), kUsageErrorExitCode);
-    EXPECT_THAT(small.output(), HasSubstr("--vocab=100 is too small"));
-  }
-}
-
-TEST_F(TrainTest, FilesToWriteAreTriedBeforeTheTraining) {
-  ASSERT_EQ(mkfifo(Path("fifo").c_str(), 0600), 0);
-  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
-    for (const char* flag : {"--json=", "--trace="}) {
-      for (const std::string& path :
-           {std::string("/no/such/file"), directory_, Path("fifo")}) {
-        // Without end, if it began.
-        ChildProcess train(
-            Command({backend, "--data=count", "--steps=1000000000",
-                     absl::StrCat(flag, path)}));
-        EXPECT_EQ(train.Wait(), kUsageErrorExitCode);
-        EXPECT_THAT(train.output(), HasSubstr(absl::StrCat("writing ", path)));
-      }
-    }
-  }
-  ChildProcess train(
-      Command({"--backend=gloo", "--data=count", "--steps=1000000000",
-               absl::StrCat("--export=", directory_)}));
-  EXPECT_EQ(train.Wait(), kUsageErrorExitCode);
-  EXPECT_THAT(train.output(),
-              HasSubstr(absl::StrCat(directory_, " is there already")));
-}
-
-// The program below a shell that sets what a user may have set.
-class TrainUnderShellTest : public TrainTest {
- protected:
-  int RunBelow(const std::string& before, const std::string& after,
-               std::vector<std::string> flags) {
-    ChildProcess shell(
-        {"/bin/sh", "-c",
-         absl::StrCat(before, "exec ",
-                      absl::StrJoin(Command(std::move(flags)), " "), after)});
-    const int exit_code = shell.Wait();
-    output_ = shell.output();
-    return exit_code;
-  }
-
-  std::string output_;
+struct Plain {
+  Gpt model{nullptr};
+  std::vector<double> losses;
 };
 
-TEST_F(TrainUnderShellTest, AFullDiskBehindStandardOutputIsAFailure) {
-  for (const char* backend : {"--backend=local", "--backend=shared_memory"}) {
-    EXPECT_EQ(RunBelow("", " > /dev/full", {"--data=count", backend}), 1);
-    EXPECT_THAT(output_, AnyOf(HasSubstr("not all could be printed"),
-                               HasSubstr("could not be written: No space")))
-        << backend;
+// LibTorch alone, on the rows of all ranks as one batch.
+Plain TrainPlain(int ranks, const std::function<torch::Tensor(int64_t)>& rows) {
+  Plain plain;
+  torch::manual_seed(0);
+  {
+    const fsdp::DeferredInit deferred;  // draws other values than without
+    plain.model = Gpt(kModel);
   }
+  FSDP_CHECK(fsdp::Materialize(*plain.model).ok());
+  torch::optim::AdamW optimizer(plain.model->parameters(), kRate);
+  constexpr int64_t kWarmUp = kSteps / 20;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const double cosine = std::cos(M_PI * static_cast<double>(step - kWarmUp) /
+                                   (kSteps - kWarmUp));
+    const double part =
+        step < kWarmUp ? (step + 1.0) / kWarmUp : 0.1 + 0.9 * (1 + cosine) / 2;
+    optimizer.param_groups()[0].options().set_lr(kRate * part);
+    const torch::Tensor loss = LossOf(plain.model, rows(step + 1));
+    optimizer.zero_grad();
+    loss.backward();
+    torch::nn::utils::clip_grad_norm_(plain.model->parameters(), 1.0);
+    optimizer.step();
+    plain.losses.push_back(loss.item<double>());
+  }
+  return plain;
 }
 
-TEST_F(TrainUnderShellTest, ALimitOnTheSizeOfFilesIsAnErrorThatSaysSo) {
-  for (const char* backend : {"--backend=local", "--backend=shared_memory"}) {
-    EXPECT_EQ(RunBelow("ulimit -f 8; ", "",
-                       {"--data=count", backend, "--offload=ssd",
-                        absl::StrCat("--offload-dir=", directory_)}),
-              1);
-    // Memory that ranks share counts, too.
-    EXPECT_THAT(output_, AllOf(AnyOf(HasSubstr("reserve"),
-                                     HasSubstr("of shared memory")),
-                               HasSubstr("ulimit -f")))
-        << backend;
+class OracleTest : public TrainTest,
+                   public ::testing::WithParamInterface<int> {};
+
+TEST_P(OracleTest, LossesAndTheExportAreThoseOfPlainLibTorch) {
+  const int ranks = GetParam();
+  Program program(
+      Flags(ranks, kSteps, absl::StrCat("--export=", Path("export"))));
+  ASSERT_EQ(program.Wait(), 0) << program.output();
+  const Plain plain =
+      TrainPlain(ranks, [&](int64_t step) { return Rows(step, ranks); });
+  const auto losses = program.Losses();
+  ASSERT_THAT(losses, SizeIs(kSteps)) << program.output();
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    EXPECT_NEAR(std::stod(losses.at(step)), plain.losses[step - 1], 1e-3)
+        << step;
   }
-  EXPECT_EQ(
-      RunBelow("ulimit -f 1; ", "",
-               {"--data=count", "--backend=local", "--trace", Path("trace")}),
-      1);
-  EXPECT_THAT(output_, HasSubstr("ulimit -f"));
-  EXPECT_FALSE(std::filesystem::exists(Path("trace")));
+  EXPECT_LT(plain.losses.back(), plain.losses.front() - 1);
+  EXPECT_THAT(program.output(), HasSubstr("--- as the model goes on ---"));
+
+  Gpt exported(kModel);
+  ASSERT_OK(fsdp::checkpoint::LoadModel(Path("export"), *exported));
+  const torch::Tensor rows = Rows(kSteps + 1, ranks);
+  EXPECT_NEAR(LossOf(exported, rows).item<double>(),
+              LossOf(plain.model, rows).item<double>(), 1e-3);
 }
 
-TEST_F(TrainTest, InterruptEndsAllRanksBetweenTwoSteps) {
-  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
-    ChildProcess train(Command({backend, "--data=count", "--steps=1000000"}));
-    ASSERT_TRUE(train.ReadUntil("step 1/")) << train.output();
-    train.Signal(SIGINT);
-    EXPECT_EQ(train.Wait(), 128 + SIGINT) << train.output();
-    EXPECT_THAT(train.output(),
-                AllOf(HasSubstr("stopped by signal 2 (SIGINT) after step"),
-                      HasSubstr("training loss")));
+INSTANTIATE_TEST_SUITE_P(Ranks, OracleTest, ::testing::Values(1, 2, 3));
+
+TEST_F(TrainTest, ARunThatIsStoppedAndGoesOnHasTheLossesOfAnUnbrokenOne) {
+  constexpr int64_t kManySteps = 1000;
+  Program unbroken(Flags(2, kManySteps));
+  ASSERT_EQ(unbroken.Wait(), 0) << unbroken.output();
+
+  const std::string saved =
+      Flags(2, kManySteps, absl::StrCat("--save=", Path("run"), " --resume"));
+  Program stopped(saved);
+  ASSERT_TRUE(stopped.ReadUntil("step 100/")) << stopped.output();
+  stopped.Stop();
+  ASSERT_EQ(stopped.Wait(), 128 + SIGTERM) << stopped.output();
+  Program resumed(saved);
+  ASSERT_EQ(resumed.Wait(), 0) << resumed.output();
+  EXPECT_THAT(resumed.output(), HasSubstr("goes on after step 1"));
+  auto losses = stopped.Losses();
+  const auto rest = resumed.Losses();
+  losses.insert(rest.begin(), rest.end());
+  EXPECT_EQ(losses, unbroken.Losses());
+
+  Program again(Flags(2, kManySteps, absl::StrCat("--save=", Path("run"))));
+  EXPECT_EQ(again.Wait(), kUsageErrorExitCode);
+  EXPECT_THAT(again.output(), HasSubstr("has checkpoints: go on from them by"));
+}
+
+TEST_F(TrainTest, OffloadChangesNoLoss) {
+  Program in_memory(Flags(2, kSteps));
+  Program in_files(Flags(2, kSteps, "--offload=ssd"));
+  ASSERT_EQ(in_memory.Wait(), 0) << in_memory.output();
+  ASSERT_EQ(in_files.Wait(), 0) << in_files.output();
+  EXPECT_EQ(in_files.Losses(), in_memory.Losses());
+}
+
+TEST_F(TrainTest, LearnsInBFloat16) {
+  Program program(Flags(2, kSteps, "--precision=bf16"));
+  ASSERT_EQ(program.Wait(), 0) << program.output();
+  const auto losses = program.Losses();
+  EXPECT_LT(std::stod(losses.at(kSteps)), std::stod(losses.at(1)) - 1);
+}
+
+TEST_F(TrainTest, RefusesFlagsThatCannotBe) {
+  const std::vector<std::string> refused = {
+      "--steps=0",       "--batch=-1",   "--seq=0",         "--layers=0",
+      "--width=100",     "--lr=nan",     "--precision=fp8", "--offload=tape",
+      "--device=abacus", "--ranks=0",    "--save_every=5",  "--resume",
+      "--data=/nowhere", "--seq=100000", "--export=/",      "--device=cuda"};
+  for (const std::string& flag : refused) {
+    Program program(Flags(2, kSteps, flag));
+    EXPECT_EQ(program.Wait(), kUsageErrorExitCode) << program.output();
+    const std::string name = flag.substr(0, flag.find('='));
+    EXPECT_THAT(program.output(), HasSubstr(name));
+    EXPECT_THAT(program.output(), Not(HasSubstr("loss")));
   }
 }
 

@@ -15,7 +15,6 @@
 #include "comm/mesh.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/recording_communicator.h"
-#include "examples/gpt/model/model.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "gtest/gtest.h"
 #include "planner/simulator/cost_model.h"
@@ -24,6 +23,7 @@
 #include "planner/simulator/sharding.h"
 #include "planner/simulator/step_simulator.h"
 #include "planner/tool/unit_file.h"
+#include "testing/gpt/model/model.h"
 
 namespace fsdp::simulator {
 namespace {

@@ -196,7 +196,7 @@ void AddNorm(const std::string& name, int64_t dim, UnitShape& unit) {
   unit.parameters.push_back(Parameter(name + ".bias", {dim}));
 }
 
-// In the order of examples/gpt/model/model.cc.
+// In the order of testing/gpt/model/model.cc.
 UnitShape MakeBlock(const GptShape& gpt, int64_t index) {
   UnitShape block;
   block.name = absl::StrCat("blocks.", index);

@@ -11,7 +11,7 @@
 
 namespace fsdp::simulator {
 
-// The model of examples/gpt, one unit per block and the root.
+// The model of testing/gpt, one unit per block and the root.
 struct GptShape {
   int64_t layers = 32;
   int64_t dim = 4096;

@@ -32,7 +32,7 @@ from faults import FAULTS, Fault  # noqa: E402  pylint: disable=wrong-import-pos
 from soak import Soak  # noqa: E402  pylint: disable=wrong-import-position
 from trials import Result, Runner, choose, remaining  # noqa: E402  pylint: disable=wrong-import-position
 
-PROGRAM = "examples/gpt/testing/train_with_faults"
+PROGRAM = "testing/gpt/testing/train_with_faults"
 WRITE_EVERY_S = 5
 BACKENDS = ("shared_memory", "gloo")
 EPILOG = "exit codes: 0 all is as it should be, 1 there are defects, 2 a flag is wrong, 130 Ctrl-C, 143 SIGTERM"

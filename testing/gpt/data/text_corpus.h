@@ -1,0 +1,35 @@
+// Text from files, in memory, split into a part to train on and a part to
+// validate with. No torch.
+#ifndef TESTING_GPT_DATA_TEXT_CORPUS_H_
+#define TESTING_GPT_DATA_TEXT_CORPUS_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace gpt {
+
+struct TextCorpus {
+  std::string train;
+  std::string validation;
+  int num_files = 0;
+  unsigned char largest_byte = 0;
+};
+
+// Reads a file, or all text files below a directory in the order of their paths
+// (hidden ones, files with a zero byte in them and links to directories are
+// left out). Of the text, cut into blocks of up to 64 KiB, every 20th block is
+// held out for validation.
+// Errors name the path: what the system says where something cannot be read,
+// InvalidArgument for a directory without text, for more than 1 GiB, and where
+// a part would be shorter than `min_bytes`.
+absl::StatusOr<TextCorpus> ReadTextCorpus(const std::string& path,
+                                          size_t min_bytes);
+
+// The split alone; either part may come out empty.
+TextCorpus SplitText(absl::string_view text);
+
+}  // namespace gpt
+
+#endif  // TESTING_GPT_DATA_TEXT_CORPUS_H_

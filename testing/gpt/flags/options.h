@@ -1,0 +1,90 @@
+// What a training run is asked to do.
+#ifndef TESTING_GPT_FLAGS_OPTIONS_H_
+#define TESTING_GPT_FLAGS_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "comm/run_ranks/run_ranks.h"
+#include "fsdp/options/offload_options.h"
+
+namespace gpt {
+
+// Shape of the model.
+struct GptConfig {
+  int64_t vocab = 256;
+  int64_t dim = 256;  // a multiple of heads
+  int64_t layers = 4;
+  int64_t heads = 4;
+  int64_t seq = 64;  // the longest input
+};
+
+enum class Backend { kAuto, kLocal, kSharedMemory, kGloo };
+enum class Device { kCpu, kCuda };
+// Of tensors on a GPU. kAuto: kNccl where each rank of a host has a GPU of its
+// own.
+using fsdp::comm::DeviceBackend;
+// kNone: every rank on its own; the others as fsdp::ShardingStrategy.
+enum class Sharding { kFull, kGradients, kOptimizer, kReplicated, kNone };
+// With how many ranks a run is started again: as many, or without those that
+// have failed.
+enum class RestartRanks { kSame, kFewer };
+enum class ComputeDtype { kFloat, kBFloat16 };
+
+// The value of --data that asks for synthetic data.
+inline constexpr absl::string_view kCountDataName = "count";
+
+struct TrainOptions {
+  GptConfig model;
+  int ranks = 2;
+  Backend backend = Backend::kAuto;
+  Device device = Device::kCpu;
+  DeviceBackend device_backend = DeviceBackend::kAuto;
+  Sharding sharding = Sharding::kFull;
+  ComputeDtype precision = ComputeDtype::kFloat;
+  fsdp::OffloadOptions offload;  // not with kNone
+  bool recompute = false;        // blocks, in backward; not with kNone
+  // Sharding, prefetching, recomputation and what rests in files are chosen, to
+  // fit so many bytes of a rank. offload.directory, if there is one, may be
+  // used.
+  bool automatic = false;
+  int64_t auto_memory = 0;
+  int64_t batch = 4;  // rows per rank and step
+  int64_t steps = 900;
+  int64_t warmup = 2;
+  uint64_t seed = 0;
+  double lr = 3e-4;
+  // How much longer a block takes on rank jitter_rank: by up to so much of its
+  // time, at random.
+  double jitter = 0;
+  int jitter_rank = 0;
+  int threads = 0;   // per rank; 0: the host's cores divided among its ranks
+  std::string data;  // a path or kCountDataName; empty: LibTorch's headers
+  std::string json;  // a path; empty: none
+  std::string save_init;   // likewise
+  std::string init;        // a file or a folder
+  std::string save;        // a folder of checkpoints; empty: none
+  int64_t save_every = 0;  // steps; 0: the last one only
+  bool save_async = true;
+  int64_t keep_last = 0;  // checkpoints; 0: all
+  bool resume = false;
+  int max_restarts = 0;  // by the program that starts the ranks
+  RestartRanks restart_ranks = RestartRanks::kSame;
+  int min_ranks = 1;
+  int replicas = 0;             // that outlive each other; 0: none
+  std::string replica_history;  // a folder; empty: none
+  std::string replica_replay;   // likewise
+  std::string export_dir;       // a new folder; empty: none
+  std::string trace;            // likewise
+  int64_t trace_steps = 5;      // the last ones
+  int64_t sample = 300;         // bytes
+};
+
+// InvalidArgument, naming the flag, its value and what is expected.
+absl::Status CheckOptions(const TrainOptions& options);
+
+}  // namespace gpt
+
+#endif  // TESTING_GPT_FLAGS_OPTIONS_H_

@@ -1,0 +1,20 @@
+// What a replica of a job of replicas is asked to do.
+#ifndef TESTING_GPT_FLAGS_REPLICA_OPTIONS_H_
+#define TESTING_GPT_FLAGS_REPLICA_OPTIONS_H_
+
+#include "absl/status/statusor.h"
+#include "comm/startup/environment.h"
+#include "testing/gpt/flags/options.h"
+
+namespace gpt {
+
+// `options` as they are for this process. Where it is of a replica, by the
+// environment, files and folders that each replica writes for itself have its
+// number, and options.replicas is how many there are. InvalidArgument: what is
+// asked for is not what has been started, or is for replicas only.
+absl::StatusOr<TrainOptions> OptionsOfReplica(
+    TrainOptions options, const fsdp::comm::Environment& environment);
+
+}  // namespace gpt
+
+#endif  // TESTING_GPT_FLAGS_REPLICA_OPTIONS_H_

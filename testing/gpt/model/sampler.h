@@ -1,0 +1,37 @@
+// Continues a text with a trained model.
+#ifndef TESTING_GPT_MODEL_SAMPLER_H_
+#define TESTING_GPT_MODEL_SAMPLER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace gpt {
+
+struct SamplerOptions {
+  int64_t num_bytes = 0;
+  int64_t seq = 0;           // the longest input of the model
+  double temperature = 0.8;  // below 1: likely bytes become likelier
+  uint64_t seed = 0;
+};
+
+// Tokens [1, tokens] -> logits [1, tokens, vocab].
+using LogitsFunction = std::function<at::Tensor(const at::Tensor& tokens)>;
+
+// The bytes that follow `prompt`, which is not empty. Calls `logits` num_bytes
+// times, so that the ranks of a sharded model stay together. Throws what
+// `logits` throws.
+std::string Sample(const LogitsFunction& logits, absl::string_view prompt,
+                   const SamplerOptions& options);
+
+// `text` with what a terminal could take for a command, and what is not ASCII,
+// as '?'; newlines and tabs stay.
+std::string Printable(absl::string_view text);
+
+}  // namespace gpt
+
+#endif  // TESTING_GPT_MODEL_SAMPLER_H_

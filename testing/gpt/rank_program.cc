@@ -1,0 +1,470 @@
+#include "testing/gpt/rank_program.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/output_file.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/model_files.h"
+#include "comm/agreement.h"
+#include "comm/launcher/launcher_report.h"
+#include "comm/startup/rank_device.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "fsdp/resting/offload_space.h"
+#include "fsdp/trace/trace.h"
+#include "testing/gpt/data/batch.h"
+#include "testing/gpt/data/count_data.h"
+#include "testing/gpt/data/device_batches.h"
+#include "testing/gpt/data/part_batches.h"
+#include "testing/gpt/data/text_batches.h"
+#include "testing/gpt/model/model.h"
+#include "testing/gpt/model/sampler.h"
+#include "testing/gpt/model/trainable_model.h"
+#include "testing/gpt/report/offload_traffic.h"
+#include "testing/gpt/report/progress.h"
+#include "testing/gpt/report/rank_numbers.h"
+#include "testing/gpt/report/report.h"
+#include "testing/gpt/training/checkpoints.h"
+#include "testing/gpt/training/trainer.h"
+
+namespace gpt {
+namespace {
+
+using ::fsdp::comm::Collective;
+using ::fsdp::comm::Communicator;
+
+constexpr int64_t kValidationTokens = 1 << 15;
+constexpr int64_t kPromptBytes = 64;
+// Between looks whether another replica has written the model.
+constexpr absl::Duration kExportPause = absl::Milliseconds(100);
+
+// Up to kPromptBytes from the beginning of a line, where there is one.
+std::string Prompt(absl::string_view text) {
+  const size_t newline = text.substr(0, text.size() / 2).find('\n');
+  if (newline != absl::string_view::npos) text.remove_prefix(newline + 1);
+  return std::string(text.substr(0, kPromptBytes));
+}
+
+// One rank's run; the steps of RunRank as methods on what they share, from the
+// first to the last, which is why it is long.
+class RankRun {
+ public:
+  RankRun(const TrainOptions& options, const RankContext& context)
+      : options_(options),
+        context_(context),
+        communicator_(*context.communicator) {}
+
+  absl::Status Run() {
+    FSDP_RETURN_IF_ERROR(Agree(OpenOutputs(), "opening files to write"));
+    FSDP_RETURN_IF_ERROR(Agree(ReadCorpus(), "reading data"));
+    FSDP_ASSIGN_OR_RETURN(checkpoints_,
+                          OpenCheckpoints(options_, context_.communicator));
+    FSDP_RETURN_IF_ERROR(MakeModel());
+    FSDP_RETURN_IF_ERROR(TrainModel());
+    if (result_.finished) FSDP_RETURN_IF_ERROR(Export());
+    FSDP_RETURN_IF_ERROR(GatherPeakMemory());
+    if (result_.finished) FSDP_RETURN_IF_ERROR(ValidateModel());
+    FSDP_RETURN_IF_ERROR(Agree(PublishReport(), "writing the report"));
+    FSDP_RETURN_IF_ERROR(result_.stopped);
+    if (result_.finished) FSDP_RETURN_IF_ERROR(SampleText());
+    return absl::OkStatus();
+  }
+
+ private:
+  bool IsFirst() const { return communicator_.rank() == 0; }
+  BatchShape Shape() const { return {options_.batch, options_.model.seq}; }
+  std::ostream& Out() const { return *context_.out; }
+
+  absl::Status Agree(const absl::Status& mine, absl::string_view what) {
+    return fsdp::comm::Agree(communicator_, mine, what,
+                             absl::Now() + communicator_.default_timeout());
+  }
+
+  // Before anything takes time.
+  absl::Status OpenOutputs() {
+    if (!IsFirst()) return absl::OkStatus();
+    if (!context_.is_restarted) {
+      const absl::Status free =
+          CheckExport(options_, communicator_.world_size());
+      // Another replica may look at the same time.
+      const bool is_watched =
+          context_.replica.join && absl::IsFailedPrecondition(free);
+      if (!is_watched) FSDP_RETURN_IF_ERROR(free);
+    }
+    if (!options_.json.empty()) {
+      FSDP_ASSIGN_OR_RETURN(fsdp::OutputFile file,
+                            fsdp::OutputFile::Open(options_.json));
+      json_.emplace(std::move(file));
+    }
+    if (options_.trace.empty()) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(fsdp::OutputFile file,
+                          fsdp::OutputFile::Open(options_.trace));
+    trace_.emplace(std::move(file));
+    return absl::OkStatus();
+  }
+
+  // An attempt before this one may have come so far.
+  absl::Status Export() {
+    if (options_.export_dir.empty()) return absl::OkStatus();
+    if (context_.replica.join) return ExportOnce();
+    std::error_code ignored;
+    const bool is_there = context_.is_restarted && IsFirst() &&
+                          std::filesystem::exists(options_.export_dir, ignored);
+    FSDP_ASSIGN_OR_RETURN(const double done,
+                          fsdp::comm::Max(communicator_, is_there ? 1 : 0));
+    if (done > 0) return absl::OkStatus();
+    return ExportTrained(options_, *model_, communicator_);
+  }
+
+  // All replicas have the same bits. Whichever comes first writes them; the
+  // others stay until they are there, since it may be lost before that.
+  absl::Status ExportOnce() {
+    // Not by the clock, by which ranks would differ.
+    auto tries = communicator_.default_timeout() / kExportPause;
+    absl::Status status = ExportTrained(options_, *model_, communicator_);
+    while (absl::IsFailedPrecondition(status) && tries-- > 0) {
+      absl::SleepFor(kExportPause);  // another one writes
+      status = ExportTrained(options_, *model_, communicator_);
+    }
+    return absl::IsAlreadyExists(status) ? absl::OkStatus() : status;
+  }
+
+  absl::Status ReadCorpus() {
+    FSDP_ASSIGN_OR_RETURN(corpus_, context_.corpus);
+    if (corpus_ == nullptr) return absl::OkStatus();
+    if (corpus_->largest_byte >= options_.model.vocab) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("--vocab=%d is too small: the text has the byte %d",
+                          options_.model.vocab, corpus_->largest_byte));
+    }
+    return absl::OkStatus();
+  }
+
+  // A model without values yet, unless every rank has it whole. Sharding gives
+  // it values on its device: no rank ever holds all.
+  absl::Status InitializeModel(Gpt& model) {
+    const absl::Status made = fsdp::TorchToStatus("making the model", [&] {
+      const fsdp::DeferredInit deferred;
+      model = Gpt(options_.model);
+      if (options_.jitter > 0 && options_.jitter_rank == communicator_.rank()) {
+        model->set_jitter(Jitter(options_.jitter, options_.seed));
+      }
+      InitializeParameters(*model, options_.seed);
+      model->to(context_.device);
+    });
+    FSDP_RETURN_IF_ERROR(Agree(made, "making the model"));
+    if (options_.sharding != Sharding::kNone) return absl::OkStatus();
+    return Agree(fsdp::Materialize(*model), "making the model");
+  }
+
+  // Each rank reads its own parts, unless the run goes on from other files.
+  absl::Status ReadInit() {
+    if (options_.init.empty()) return absl::OkStatus();
+    if (model_->offload() != nullptr && model_->offload()->step() > 0) {
+      return absl::OkStatus();
+    }
+    absl::Status read =
+        fsdp::checkpoint::LoadModel(options_.init, model_->module());
+    // Ranks of a sharded model have agreed.
+    if (options_.sharding != Sharding::kNone) return read;
+    return Agree(read, "reading the initial parameters");
+  }
+
+  absl::Status WriteInit() {
+    if (options_.save_init.empty()) return absl::OkStatus();
+    fsdp::checkpoint::ExportOptions exported;
+    exported.ranks = &communicator_;
+    return fsdp::checkpoint::ExportFile(options_.save_init, model_->module(),
+                                        exported);
+  }
+
+  absl::Status MakeModel() {
+    Gpt model(nullptr);
+    FSDP_RETURN_IF_ERROR(InitializeModel(model));
+    for (const at::Tensor& parameter : model->parameters()) {
+      report_.num_parameters += parameter.numel();
+    }
+    if (options_.sharding == Sharding::kNone) {
+      model_ = MakeUnsharded(std::move(model));
+    } else if (options_.automatic) {
+      const AutoSharding wanted{options_.auto_memory, options_.precision,
+                                options_.offload.directory, options_.model,
+                                options_.batch};
+      FSDP_ASSIGN_OR_RETURN(
+          model_, MakeAutomatic(model, context_.communicator, wanted, Out()));
+    } else {
+      FSDP_ASSIGN_OR_RETURN(
+          model_, MakeSharded(model, context_.communicator, options_.sharding,
+                              options_.precision, options_.offload,
+                              options_.recompute));
+    }
+    FSDP_RETURN_IF_ERROR(ReadInit());
+    return WriteInit();
+  }
+
+  // Of a part of each step: ranks of other parts have other streams, those of
+  // a run without replicas and as many ranks.
+  std::unique_ptr<BatchSource> MakeStream(int part) const {
+    const int rank = part * communicator_.world_size() + communicator_.rank();
+    if (corpus_ == nullptr) {
+      return std::make_unique<CountData>(options_.model.vocab, Shape(), rank);
+    }
+    // Streams of different seeds must not share those of some ranks.
+    const uint64_t seed = (options_.seed << 16) + kDataSeed + rank;
+    return std::make_unique<RandomWindows>(corpus_->train, Shape(), seed);
+  }
+
+  DeviceBatches MakeBatches(ReplicaHooks& replica) const {
+    if (!replica.join) return DeviceBatches(MakeStream(0), context_.device);
+    auto parts = std::make_unique<PartBatches>(
+        [this](int part) { return MakeStream(part); });
+    replica.on_part = [parts = parts.get()](int64_t step, int part) {
+      parts->Select(step, part);
+    };
+    return DeviceBatches(std::move(parts), context_.device);
+  }
+
+  ReplicaHooks Replica() const {
+    ReplicaHooks replica = context_.replica;
+    if (!IsFirst()) return replica;
+    replica.on_members = [this](int64_t step, const std::string& members) {
+      Out() << "from step " << step << " on replicas " << members << std::endl;
+    };
+    return replica;
+  }
+
+  absl::Status TrainModel() {
+    PrintIntroduction();
+    Progress::Options shown;
+    shown.columns = context_.columns;
+    shown.num_steps = options_.warmup + options_.steps;
+    shown.tokens_per_step =
+        communicator_.world_size() * options_.batch * options_.model.seq;
+    if (shown.columns.has_value()) shown.interval = absl::Milliseconds(200);
+    Progress progress(shown, context_.out);
+    TrainerOptions trainer;
+    if (model_->offload() != nullptr) trainer.done = model_->offload()->step();
+    trainer.warmup = options_.warmup;
+    trainer.steps = options_.steps;
+    trainer.lr = options_.lr;
+    trainer.signal = context_.signal;
+    trainer.saving = Saving();
+    std::optional<Traffic> before_timed;
+    trainer.on_timed_begin = [&] { before_timed = TrafficSoFar(); };
+    if (IsFirst()) {
+      trainer.on_step = [&progress](int64_t step, double loss) {
+        progress.Update(step, loss, absl::Now());
+      };
+    }
+    trainer.replica = Replica();
+    DeviceBatches batches = MakeBatches(trainer.replica);
+    std::unique_ptr<fsdp::Trace> trace;
+    if (!options_.trace.empty()) {
+      FSDP_ASSIGN_OR_RETURN(trace, fsdp::Trace::Start({communicator_.rank()}));
+    }
+    FSDP_ASSIGN_OR_RETURN(result_,
+                          Train(trainer, *model_, batches, communicator_));
+    progress.Finish();
+    if (trace != nullptr) {
+      trace->Stop();
+      FSDP_RETURN_IF_ERROR(fsdp::WriteTrace(
+          *trace, communicator_, options_.trace, options_.trace_steps));
+    }
+    return ReportTraffic(before_timed.value_or(TrafficSoFar()));
+  }
+
+  SavingOptions Saving() const {
+    SavingOptions saving;
+    saving.checkpoints = checkpoints_.get();
+    saving.every = options_.save_every;
+    saving.async = options_.save_async;
+    saving.resume = options_.resume;
+    // What decides which batch is that of which step.
+    saving.flags = {{"--batch", absl::StrCat(options_.batch)},
+                    {"--data", options_.data},
+                    {"--seed", absl::StrCat(options_.seed)},
+                    {"--seq", absl::StrCat(options_.model.seq)}};
+    if (IsFirst()) {
+      saving.on_resumed = [this](int64_t step,
+                                 const std::vector<std::string>& odd) {
+        Out() << "goes on after step " << step << std::endl;
+        for (const std::string& line : odd) Out() << line << std::endl;
+      };
+    }
+    return saving;
+  }
+
+  void PrintIntroduction() const {
+    if (!IsFirst()) return;
+    Out() << absl::StrFormat(
+        "%.1f million parameters, %s, %s\n",
+        static_cast<double>(report_.num_parameters) / 1e6,
+        options_.sharding == Sharding::kNone ? "not sharded" : "sharded",
+        communicator_.ToString());
+    if (corpus_ != nullptr) {
+      Out() << absl::StrFormat(
+          "text: %d files, %.1f MB to train on, %.1f MB held out\n",
+          corpus_->num_files, static_cast<double>(corpus_->train.size()) / 1e6,
+          static_cast<double>(corpus_->validation.size()) / 1e6);
+    }
+    const fsdp::OffloadSpace* const offload = model_->offload();
+    if (offload != nullptr) Out() << offload->Describe();
+    if (offload != nullptr && offload->step() > 0) {
+      Out() << "goes on after step " << offload->step() << "\n";
+    }
+    Out() << std::flush;
+  }
+
+  // Since the start.
+  struct Traffic {
+    CollectiveCounts collectives;
+    fsdp::OffloadSpace::Stats offload;
+  };
+
+  Traffic TrafficSoFar() const {
+    const auto gathers = context_.log->TotalsOf(Collective::kAllGather);
+    const auto reduces = context_.log->TotalsOf(Collective::kReduceScatter);
+    Traffic traffic;
+    traffic.collectives = {gathers.count, reduces.count, gathers.bytes,
+                           reduces.bytes};
+    if (model_->offload() != nullptr) {
+      traffic.offload = model_->offload()->stats();
+    }
+    return traffic;
+  }
+
+  absl::Status ReportTraffic(const Traffic& before) {
+    const CollectiveCounts& from = before.collectives;
+    const CollectiveCounts to = TrafficSoFar().collectives;
+    report_.collectives = {to.all_gathers - from.all_gathers,
+                           to.reduce_scatters - from.reduce_scatters,
+                           to.bytes_gathered - from.bytes_gathered,
+                           to.bytes_reduced - from.bytes_reduced};
+    if (model_->offload() == nullptr) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(
+        report_.offload,
+        ReportOffload(*model_->offload(), before.offload, communicator_));
+    return absl::OkStatus();
+  }
+
+  absl::Status GatherPeakMemory() {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    FSDP_ASSIGN_OR_RETURN(
+        const std::vector<std::vector<int64_t>> by_rank,
+        GatherNumbers({usage.ru_maxrss / 1024}, "peak memory", communicator_));
+    for (const std::vector<int64_t>& rank : by_rank) {
+      report_.peak_rss_mb.push_back(rank.front());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ValidateModel() {
+    if (corpus_ == nullptr) return absl::OkStatus();
+    const int64_t rows_at_once = communicator_.world_size() * options_.batch;
+    const int64_t windows =
+        std::max<int64_t>(
+            1, kValidationTokens / options_.model.seq / rows_at_once) *
+        rows_at_once;
+    std::vector<Batch> batches =
+        EvenWindows(corpus_->validation, Shape(), windows, communicator_.rank(),
+                    communicator_.world_size());
+    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("validation", [&] {
+      for (Batch& batch : batches) batch = ToDevice(batch, context_.device);
+    }));
+    FSDP_ASSIGN_OR_RETURN(report_.validation_loss,
+                          ValidationLoss(*model_, batches, communicator_));
+    return absl::OkStatus();
+  }
+
+  absl::Status PublishReport() {
+    if (!IsFirst()) return absl::OkStatus();
+    report_.options = options_;
+    report_.world = communicator_.world_size();
+    report_.losses = result_.mean_losses;
+    report_.loss_rank0 = result_.own_losses;
+    report_.step_seconds = result_.step_seconds;
+    Out() << ToTable(report_) << std::flush;
+    if (!json_.has_value()) return absl::OkStatus();
+    return json_->Write(ToJson(report_).ToString() + "\n");
+  }
+
+  // Every rank samples the same, to gather together.
+  absl::Status SampleText() {
+    if (corpus_ == nullptr || options_.sample == 0) return absl::OkStatus();
+    const std::string prompt = Prompt(corpus_->validation);
+    SamplerOptions sampler;
+    sampler.num_bytes = options_.sample;
+    sampler.seq = options_.model.seq;
+    sampler.seed = options_.seed;
+    std::string sample;
+    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("sampling", [&] {
+      sample = Sample(
+          [this](const at::Tensor& tokens) {
+            return model_->Forward(tokens.to(context_.device)).cpu();
+          },
+          prompt, sampler);
+    }));
+    if (IsFirst()) {
+      Out() << "--- held-out text ---\n"
+            << Printable(prompt) << "\n--- as the model continues it ---\n"
+            << Printable(sample) << "\n"
+            << std::flush;
+    }
+    return absl::OkStatus();
+  }
+
+  const TrainOptions& options_;
+  const RankContext& context_;
+  Communicator& communicator_;
+  std::shared_ptr<const TextCorpus> corpus_;
+  std::unique_ptr<TrainableModel> model_;
+  std::unique_ptr<fsdp::checkpoint::Checkpointer> checkpoints_;  // or null
+  TrainingResult result_;
+  Report report_;
+  // Of the first rank, where they are asked for.
+  std::optional<fsdp::OutputFile> json_;
+  std::optional<fsdp::OutputFile> trace_;  // keeps a FIFO's reader
+};
+
+}  // namespace
+
+absl::Status RunRank(const TrainOptions& options, const RankContext& context) {
+  // Who starts replicas divides the host's cores among the ranks of all.
+  if (options.threads > 0 || !context.replica.join) {
+    at::set_num_threads(options.threads > 0 ? options.threads
+                                            : fsdp::comm::ThreadsPerRank(
+                                                  context.ranks_on_host));
+  }
+  absl::Status status;
+  const absl::Status guarded = fsdp::TorchToStatus("choosing a device", [&] {
+    const c10::DeviceGuard guard(context.device);
+    status = RankRun(options, context).Run();
+  });
+  status.Update(guarded);
+  // Where all return alike nobody waits, and some may have to hear of it yet.
+  const bool is_alone =
+      !absl::IsCancelled(status) && !fsdp::comm::IsAgreed(status);
+  if (!status.ok() && is_alone) context.communicator->Abort(status);
+  return status;
+}
+
+}  // namespace gpt

@@ -1,0 +1,49 @@
+// What one rank does, from its data to the report.
+#ifndef TESTING_GPT_RANK_PROGRAM_H_
+#define TESTING_GPT_RANK_PROGRAM_H_
+
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <ostream>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "testing/gpt/data/text_corpus.h"
+#include "testing/gpt/flags/options.h"
+#include "testing/gpt/training/trainer.h"
+
+namespace gpt {
+
+// Where a rank runs.
+struct RankContext {
+  std::shared_ptr<fsdp::comm::Communicator> communicator;
+  // Into which `communicator` records.
+  const fsdp::comm::CollectiveLog* log = nullptr;
+  // Where the model is; `communicator` takes tensors there and on the CPU.
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  int ranks_on_host = 1;
+  // Null for synthetic data. An error becomes that of all ranks.
+  absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;
+  // What rank 0 prints: a terminal of that width, or no terminal.
+  std::ostream* out = nullptr;
+  std::optional<int> columns;
+  std::function<int()> signal;
+  // The same job has run before, until a rank failed.
+  bool is_restarted = false;
+  // Of a replica; only `number` and `join` are set.
+  ReplicaHooks replica;
+};
+
+// Trains, validates, samples, and reports. Collective. Cancelled when the ranks
+// were asked to stop. On an error the communicator is aborted, so that no rank
+// waits for this one.
+absl::Status RunRank(const TrainOptions& options, const RankContext& context);
+
+}  // namespace gpt
+
+#endif  // TESTING_GPT_RANK_PROGRAM_H_

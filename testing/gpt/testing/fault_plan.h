@@ -1,0 +1,55 @@
+// What is to go wrong in a run, and when, as text.
+#ifndef TESTING_GPT_TESTING_FAULT_PLAN_H_
+#define TESTING_GPT_TESTING_FAULT_PLAN_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace gpt {
+
+enum class FaultKind {
+  kKill,   // SIGKILL
+  kStop,   // SIGSTOP
+  kSegv,   // SIGSEGV
+  kAbort,  // SIGABRT
+  kThrow,  // an exception from the operation
+  kError,  // a Status of the operation
+  kExit,   // the process exits with 0
+  kNan,    // gradients of this rank are NaN
+  kSlow,   // steps of this rank take ten times as long from here on
+};
+
+enum class Operation { kAny, kAllGather, kReduceScatter, kAllReduce };
+
+// The `call`-th operation, from 0, of this kind in the `step`-th step, from 1,
+// that the rank takes in the attempt.
+struct Fault {
+  FaultKind kind = FaultKind::kKill;
+  int restart = 0;
+  int replica = 0;  // also where there are none
+  int rank = 0;
+  int64_t step = 1;
+  Operation operation = Operation::kAny;
+  int64_t call = 0;
+  bool in_wait = false;  // when it is waited for, not when it is started
+};
+
+// "fault=kill,rank=1,step=3,operation=reduce_scatter,call=2,when=wait;..." What
+// is left away is as in Fault. InvalidArgument names what is wrong.
+absl::StatusOr<std::vector<Fault>> ParseFaultPlan(absl::string_view text);
+
+// That of `plan` which is for this rank in this attempt of its replica, the
+// first one of them.
+std::optional<Fault> FaultOf(const std::vector<Fault>& plan, int restart,
+                             int replica, int rank);
+
+// "kill".
+absl::string_view Name(FaultKind kind);
+
+}  // namespace gpt
+
+#endif  // TESTING_GPT_TESTING_FAULT_PLAN_H_

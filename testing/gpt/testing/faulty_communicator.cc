@@ -1,0 +1,203 @@
+#include "testing/gpt/testing/faulty_communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "comm/call.h"
+#include "comm/work.h"
+#include "comm/wrappers/forwarding_communicator.h"
+
+namespace gpt {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::ForwardingCommunicator;
+using ::fsdp::comm::ReduceOp;
+using ::fsdp::comm::ScaledSum;
+using ::fsdp::comm::Work;
+
+constexpr absl::string_view kStepEnd = "step ";
+
+// How much longer a slow rank takes beside what it takes anyway.
+constexpr int kSlowdown = 9;
+
+// What the fault leaves of a rank that still lives.
+absl::Status Strike(const Fault& fault) {
+  // One write(): a line of ranks that die at the same time stays whole.
+  const std::string line = absl::StrFormat(
+      "injected %s into step %d at %.6f\n", Name(fault.kind), fault.step,
+      absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
+  const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+  static_cast<void>(written);
+  switch (fault.kind) {
+    case FaultKind::kKill:
+      raise(SIGKILL);
+      break;
+    case FaultKind::kStop:
+      raise(SIGSTOP);
+      break;
+    case FaultKind::kSegv:
+      raise(SIGSEGV);
+      break;
+    case FaultKind::kAbort:
+      raise(SIGABRT);
+      break;
+    case FaultKind::kThrow:
+      throw std::runtime_error("an injected exception");
+    case FaultKind::kError:
+      return absl::UnavailableError("an injected error");
+    case FaultKind::kExit:
+      _exit(0);
+    case FaultKind::kNan:
+    case FaultKind::kSlow:
+      break;
+  }
+  return absl::OkStatus();
+}
+
+class FaultyWork final : public Work {
+ public:
+  FaultyWork(std::unique_ptr<Work> base, Communicator* communicator,
+             const Fault& fault)
+      : base_(std::move(base)), communicator_(communicator), fault_(fault) {}
+
+  absl::Status Wait(absl::Time deadline) override {
+    FSDP_RETURN_IF_ERROR(Strike(fault_));
+    return base_->Wait(deadline);
+  }
+  absl::Status BlockCurrentStream() override {
+    return Wait(absl::Now() + communicator_->default_timeout());
+  }
+
+ private:
+  const std::unique_ptr<Work> base_;
+  Communicator* const communicator_;
+  const Fault fault_;
+};
+
+class FaultyCommunicator final : public ForwardingCommunicator {
+ public:
+  FaultyCommunicator(std::unique_ptr<Communicator> base, const Fault& fault)
+      : ForwardingCommunicator(std::move(base)), fault_(fault) {}
+
+ private:
+  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
+
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
+    return Start(Operation::kAllGather, nullptr,
+                 [&] { return base().AllGather(out, in, label); });
+  }
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
+    return Start(Operation::kReduceScatter, &in,
+                 [&] { return base().ReduceScatter(out, in, op, label); });
+  }
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
+    return Start(Operation::kReduceScatter, &in, [&] {
+      return base().ReduceScatterScaled(out, in, sum, label);
+    });
+  }
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
+    const bool ends_step = absl::StartsWith(label, kStepEnd);
+    if (ends_step) Dawdle();
+    StartedWork work = Start(Operation::kAllReduce, nullptr, [&] {
+      return base().AllReduce(tensor, op, label);
+    });
+    if (ends_step) {
+      ++step_;
+      calls_ = 0;
+    }
+    return work;
+  }
+
+  StartedWork Start(Operation operation, const at::Tensor* gradients,
+                    absl::FunctionRef<StartedWork()> start) {
+    if (!Fits(operation)) return start();
+    if (fault_.kind == FaultKind::kSlow) is_slow_ = true;
+    if (fault_.kind == FaultKind::kNan && gradients != nullptr) {
+      gradients->fill_(std::numeric_limits<double>::quiet_NaN());
+    }
+    if (!fault_.in_wait) {
+      FSDP_RETURN_IF_ERROR(Strike(fault_));
+      return start();
+    }
+    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Work> work, start());
+    return std::make_unique<FaultyWork>(std::move(work), &base(), fault_);
+  }
+
+  bool Fits(Operation operation) {
+    if (step_ != fault_.step) return false;
+    if (fault_.operation != Operation::kAny && fault_.operation != operation) {
+      return false;
+    }
+    return calls_++ == fault_.call;
+  }
+
+  // At the end of a step: what a rank that is slow takes longer.
+  void Dawdle() {
+    const absl::Time now = absl::Now();
+    if (is_slow_) absl::SleepFor(kSlowdown * (now - step_begin_));
+    step_begin_ = absl::Now();
+  }
+
+  const Fault fault_;
+  int64_t step_ = 1;
+  int64_t calls_ = 0;  // in the step, of the operation
+  bool is_slow_ = false;
+  absl::Time step_begin_ = absl::Now();
+};
+
+class SlowCommunicator final : public ForwardingCommunicator {
+ public:
+  SlowCommunicator(std::unique_ptr<Communicator> base, std::string path)
+      : ForwardingCommunicator(std::move(base)), path_(std::move(path)) {}
+
+ private:
+  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+    if (absl::StartsWith(label, kStepEnd)) {
+      const absl::Time end = absl::Now() + kSlowStep;
+      while (absl::Now() < end && access(path_.c_str(), F_OK) == 0) {
+        absl::SleepFor(absl::Milliseconds(1));
+      }
+    }
+    return base().AllReduce(tensor, op, label);
+  }
+
+  const std::string path_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> WithFault(std::unique_ptr<Communicator> base,
+                                        const Fault& fault) {
+  return std::make_unique<FaultyCommunicator>(std::move(base), fault);
+}
+
+std::unique_ptr<Communicator> SlowWhile(std::unique_ptr<Communicator> base,
+                                        const std::string& path) {
+  return std::make_unique<SlowCommunicator>(std::move(base), path);
+}
+
+}  // namespace gpt

@@ -1,0 +1,27 @@
+// A communicator in whose operations a rank meets its fault.
+#ifndef TESTING_GPT_TESTING_FAULTY_COMMUNICATOR_H_
+#define TESTING_GPT_TESTING_FAULTY_COMMUNICATOR_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+#include "testing/gpt/testing/fault_plan.h"
+
+namespace gpt {
+
+// The trainer's all-reduce of "loss" ends a step. When the fault comes, a line
+// goes to standard error first: "injected kill into step 3 at
+// 1763900000.123456", the time by the clock of the host.
+std::unique_ptr<fsdp::comm::Communicator> WithFault(
+    std::unique_ptr<fsdp::comm::Communicator> base, const Fault& fault);
+
+// Steps take kSlowStep longer, or until there is no file `path` any more.
+inline constexpr absl::Duration kSlowStep = absl::Milliseconds(200);
+std::unique_ptr<fsdp::comm::Communicator> SlowWhile(
+    std::unique_ptr<fsdp::comm::Communicator> base, const std::string& path);
+
+}  // namespace gpt
+
+#endif  // TESTING_GPT_TESTING_FAULTY_COMMUNICATOR_H_

@@ -1,0 +1,57 @@
+#include "testing/gpt/testing/plain_training.h"
+
+#include <ATen/ops/cat.h>
+#include <torch/optim/adamw.h>
+
+#include <vector>
+
+#include "fsdp/optim/fused_optimizer.h"
+#include "testing/gpt/data/count_data.h"
+#include "testing/gpt/model/model.h"
+
+namespace gpt::testing {
+namespace {
+
+// The batches of all ranks as one.
+Batch NextOfAll(std::vector<CountData>& streams) {
+  std::vector<at::Tensor> inputs, targets;
+  for (CountData& stream : streams) {
+    const Batch batch = stream.Next();
+    inputs.push_back(batch.inputs);
+    targets.push_back(batch.targets);
+  }
+  return {at::cat(inputs), at::cat(targets)};
+}
+
+}  // namespace
+
+std::vector<double> PlainLosses(const PlainTraining& training) {
+  Gpt model(training.model);
+  InitializeParameters(*model, training.seed);
+  fsdp::FusedAdamW fused(model->parameters(),
+                         torch::optim::AdamWOptions(training.lr));
+  torch::optim::AdamW reference(model->parameters(),
+                                torch::optim::AdamWOptions(training.lr));
+  std::vector<CountData> streams;
+  streams.reserve(training.ranks);
+  for (int rank = 0; rank < training.ranks; ++rank) {
+    streams.emplace_back(training.model.vocab, training.shape, rank);
+  }
+  std::vector<double> losses;
+  for (int64_t step = 0; step < training.steps; ++step) {
+    const Batch batch = NextOfAll(streams);
+    const at::Tensor loss =
+        NextTokenLoss(model->forward(batch.inputs), batch.targets);
+    loss.backward();
+    if (training.optimizer == Optimizer::kFused) {
+      fused.step();
+    } else {
+      reference.step();
+    }
+    reference.zero_grad();
+    losses.push_back(loss.item<double>());
+  }
+  return losses;
+}
+
+}  // namespace gpt::testing

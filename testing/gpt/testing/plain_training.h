@@ -1,0 +1,33 @@
+// The oracle: training without this library.
+#ifndef TESTING_GPT_TESTING_PLAIN_TRAINING_H_
+#define TESTING_GPT_TESTING_PLAIN_TRAINING_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "testing/gpt/data/batch.h"
+#include "testing/gpt/flags/options.h"
+
+namespace gpt::testing {
+
+enum class Optimizer {
+  kTorch,  // torch::optim::AdamW
+  kFused,  // the kernel that training uses, for comparing bits
+};
+
+struct PlainTraining {
+  GptConfig model;
+  BatchShape shape;  // of one rank
+  int ranks;         // whose batches of synthetic data make one
+  int64_t steps;
+  uint64_t seed;
+  double lr = 3e-4;
+  Optimizer optimizer = Optimizer::kTorch;
+};
+
+// The losses of a plain loop in this thread.
+std::vector<double> PlainLosses(const PlainTraining& training);
+
+}  // namespace gpt::testing
+
+#endif  // TESTING_GPT_TESTING_PLAIN_TRAINING_H_

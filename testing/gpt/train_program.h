@@ -1,0 +1,31 @@
+// The program //testing/gpt:train.
+#ifndef TESTING_GPT_TRAIN_PROGRAM_H_
+#define TESTING_GPT_TRAIN_PROGRAM_H_
+
+#include <functional>
+#include <memory>
+
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/communicator.h"
+#include "comm/run_ranks/run_ranks.h"
+#include "replicas/replicas.h"
+
+namespace gpt {
+
+// What programs for tests do otherwise; each may be empty. Of ranks that are
+// processes.
+struct TrainHooks {
+  std::function<void(fsdp::comm::ConnectOptions&)> connecting;
+  std::function<std::unique_ptr<fsdp::comm::Communicator>(
+      std::unique_ptr<fsdp::comm::Communicator>)>
+      connected;
+  std::function<void(fsdp::ReplicaOptions&)> joining;
+};
+
+// What main() does, with NCCL where `nccl_on` is not empty. The exit code.
+int TrainProgram(int argc, char** argv, const fsdp::comm::NcclOn& nccl_on,
+                 const TrainHooks& hooks = {});
+
+}  // namespace gpt
+
+#endif  // TESTING_GPT_TRAIN_PROGRAM_H_
