@@ -18,7 +18,7 @@
 #include "base/status_error.h"
 #include "base/torch_status.h"
 #include "benchmark/benchmark.h"
-#include "comm/local/loopback_communicator.h"
+#include "comm/testing/loopback_communicator.h"
 
 ABSL_FLAG(std::string, device, "cuda", "Where to run: cuda, cuda:1, cpu.");
 ABSL_FLAG(int, ranks, 1, "How many ranks this process plays by itself.");

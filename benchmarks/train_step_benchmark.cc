@@ -25,7 +25,7 @@
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
-#include "comm/wrappers/recording_communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 

@@ -22,8 +22,8 @@
 #include "comm/communicator.h"
 #include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/wrappers/recording_communicator.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {

@@ -22,11 +22,11 @@
 #include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
-#include "comm/local/loopback_communicator.h"
 #include "comm/testing/communicator_contract.h"
+#include "comm/testing/loopback_communicator.h"
 #include "comm/testing/quantized_group.h"
+#include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/wrappers/recording_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -17,8 +17,8 @@
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/quantized/quantized_communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/wrappers/recording_communicator.h"
 
 namespace fsdp::comm::testing {
 

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "comm/quantized/quantized_communicator.h"
-#include "comm/wrappers/recording_communicator.h"
+#include "comm/testing/recording_communicator.h"
 
 namespace fsdp::comm::testing {
 

@@ -19,11 +19,11 @@
 #include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
-#include "comm/local/loopback_communicator.h"
 #include "comm/quantized/quantized_communicator.h"
+#include "comm/testing/loopback_communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "comm/work.h"
 #include "comm/wrappers/paired_communicator.h"
-#include "comm/wrappers/recording_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

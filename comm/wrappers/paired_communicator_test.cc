@@ -16,7 +16,7 @@
 #include "comm/call.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
-#include "comm/wrappers/recording_communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

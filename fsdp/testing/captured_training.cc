@@ -9,7 +9,7 @@
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/fake_device_graph.h"
-#include "comm/local/loopback_communicator.h"
+#include "comm/testing/loopback_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"

@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/local/loopback_communicator.h"
+#include "comm/testing/loopback_communicator.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
-#include "comm/wrappers/recording_communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "testing/gpt/data/text_corpus.h"
 #include "testing/gpt/flags/options.h"
 #include "testing/gpt/training/trainer.h"

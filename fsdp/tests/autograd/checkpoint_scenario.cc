@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "comm/communicator.h"
-#include "comm/wrappers/recording_communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/toy_model.h"

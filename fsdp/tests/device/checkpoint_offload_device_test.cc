@@ -21,7 +21,7 @@
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
-#include "comm/local/loopback_communicator.h"
+#include "comm/testing/loopback_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/recompute/activation_offload.h"

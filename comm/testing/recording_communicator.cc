@@ -1,4 +1,4 @@
-#include "comm/wrappers/recording_communicator.h"
+#include "comm/testing/recording_communicator.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,6 +1,6 @@
 // One process as one rank of many.
-#ifndef COMM_LOCAL_LOOPBACK_COMMUNICATOR_H_
-#define COMM_LOCAL_LOOPBACK_COMMUNICATOR_H_
+#ifndef COMM_TESTING_LOOPBACK_COMMUNICATOR_H_
+#define COMM_TESTING_LOOPBACK_COMMUNICATOR_H_
 
 #include <c10/core/Device.h>
 
@@ -44,4 +44,4 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateLoopback(
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LOCAL_LOOPBACK_COMMUNICATOR_H_
+#endif  // COMM_TESTING_LOOPBACK_COMMUNICATOR_H_

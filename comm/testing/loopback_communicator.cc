@@ -1,4 +1,4 @@
-#include "comm/local/loopback_communicator.h"
+#include "comm/testing/loopback_communicator.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -1,6 +1,6 @@
 // Counts and traces the collectives of a communicator.
-#ifndef COMM_WRAPPERS_RECORDING_COMMUNICATOR_H_
-#define COMM_WRAPPERS_RECORDING_COMMUNICATOR_H_
+#ifndef COMM_TESTING_RECORDING_COMMUNICATOR_H_
+#define COMM_TESTING_RECORDING_COMMUNICATOR_H_
 
 #include <cstdint>
 #include <map>
@@ -61,4 +61,4 @@ std::unique_ptr<Communicator> Record(std::unique_ptr<Communicator> base,
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_WRAPPERS_RECORDING_COMMUNICATOR_H_
+#endif  // COMM_TESTING_RECORDING_COMMUNICATOR_H_
