@@ -232,28 +232,28 @@ std::unique_ptr<TurnRun> MakeOffloadRun(const OffloadCase& what,
 
 namespace {
 
-using Model = FullyShardedDataParallel<GpuGptImpl>;
+using Gpt = FullyShardedDataParallel<GpuGptImpl>;
 
 // Parameter, gradient and two states are read, all but the gradient written.
 constexpr double kStepMoves = 7;
 constexpr double kCopyMoves = 2;
 
 // With the gradients of one backward, which lie as a training has them.
-Model MakeModel(const gpt::GptConfig& config, at::ScalarType dtype,
-                const Place& place) {
+Gpt MakeModel(const gpt::GptConfig& config, at::ScalarType dtype,
+              const Place& place) {
   Options options;
   options.wrap_policy = WrapModules<gpt::BlockImpl>();
   auto net = MakeOn(place, dtype, [&config] {
     return std::make_shared<GpuGptImpl>(config, /*checkpointing=*/false);
   });
-  Model model =
+  Gpt model =
       ValueOrThrow(FullyShard(std::move(net), LoopbackGroup(place), options));
   const CountingRows rows(config, /*batch=*/1, place.device);
   ThrowIfError(model->Backward(LossOf(model->forward(rows.tokens), rows)));
   return model;
 }
 
-int64_t NumElements(const Model& model) {
+int64_t NumElements(const Gpt& model) {
   int64_t numel = 0;
   for (const at::Tensor& shard : model->Parameters()) numel += shard.numel();
   return numel;
@@ -287,7 +287,7 @@ class OptimizerRun final : public TurnRun {
 
  private:
   const c10::Device device_;
-  Model model_;
+  Gpt model_;
   FusedAdamW optimizer_;
   const at::Tensor from_;
   const at::Tensor to_;
