@@ -1,14 +1,21 @@
-#include "base/testing/fuzz_replay.h"
-
+// Fuzzers as tests: the corpus, and mutations of it. Linked to a source that
+// defines LLVMFuzzerTestOneInput(), by cc_fuzz_test() of tools/rules/cc.bzl.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "base/testing/allocations.h"
 #include "gtest/gtest.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace fsdp::testing {
 namespace {
@@ -101,18 +108,17 @@ class Mutator {
   std::mt19937 random_;
 };
 
-void RunOnce(FuzzTarget target, const std::string& bytes) {
+void RunOnce(const std::string& bytes) {
   // On the heap and of this very size, so that asan sees what lies behind it.
   const std::vector<uint8_t> copy(bytes.begin(), bytes.end());
   Allocations::Start();
-  const int result = target(copy.data(), copy.size());
+  const int result = LLVMFuzzerTestOneInput(copy.data(), copy.size());
   const size_t largest = Allocations::Largest();
   ASSERT_EQ(result, 0);
   ASSERT_LE(largest, 256 * bytes.size() + (size_t{64} << 10));
 }
 
-}  // namespace
-
+// The files of `folder`, by rising name.
 std::vector<std::string> ReadCorpus(const std::string& folder) {
   std::vector<std::filesystem::path> paths;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -128,18 +134,26 @@ std::vector<std::string> ReadCorpus(const std::string& folder) {
   return corpus;
 }
 
-void ReplayFuzzer(FuzzTarget target, const std::vector<std::string>& inputs,
-                  int mutations) {
+// One to eight pieces of each file are changed, lost, inserted or repeated, among
+// them numbers as a whole and what parsers trip over; the same ones every time.
+// No allocation may take more than 256 times its input and 64 KiB. All else the
+// fuzzer decides.
+TEST(FuzzerTest, TheCorpusAndMutationsOfIt) {
+  const char* const folder = std::getenv("FUZZ_CORPUS");
+  const char* const mutations = std::getenv("FUZZ_MUTATIONS");
+  ASSERT_TRUE(folder != nullptr && mutations != nullptr);
+  const std::vector<std::string> inputs = ReadCorpus(folder);
   ASSERT_FALSE(inputs.empty());
-  RunOnce(target, "");
+  RunOnce("");
   Mutator mutator(/*seed=*/1);
   for (const std::string& input : inputs) {
-    RunOnce(target, input);
-    for (int i = 0; i < mutations; ++i) {
-      RunOnce(target, mutator.Mutate(input));
-      if (::testing::Test::HasFatalFailure()) return;
+    RunOnce(input);
+    for (int i = 0; i < std::atoi(mutations); ++i) {
+      RunOnce(mutator.Mutate(input));
+      if (HasFatalFailure()) return;
     }
   }
 }
 
+}  // namespace
 }  // namespace fsdp::testing

@@ -1,5 +1,7 @@
-#include "comm/quantized/message_fuzzer.h"
-
+// Messages of quantised collectives as peers may send them:
+//   ./bazelw run --config=fuzz //comm/quantized:message_fuzz -- DIR
+// Stops the program where the numbers are not those that the message has by
+// arithmetic, or something beside them is written.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>

@@ -1,5 +1,7 @@
-#include "comm/tests/call_fuzzer.h"
-
+// What peers say that they call, in shared memory and over Gloo:
+//   ./bazelw run --config=fuzz //comm/tests:call_fuzz -- DIR
+// Stops the program where another call is taken for one's own, or a text is
+// longer than its place.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

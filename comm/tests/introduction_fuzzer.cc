@@ -1,5 +1,8 @@
-#include "comm/tests/introduction_fuzzer.h"
-
+// What a rank of a group in shared memory tells its peer when they meet, and
+// what it then has in its memory:
+//   ./bazelw run --config=fuzz //comm/tests:introduction_fuzz -- DIR
+// Stops the program where anything but an error comes of it, or a group that
+// can be asked for a collective.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 

@@ -74,3 +74,35 @@ def cc_binary(**attributes):
 
 def cc_test(**attributes):
     _cc_test(**_with_precompiled(_with_deps(attributes, TEST_DEPS), "precompiled_for_tests"))
+
+def cc_fuzz_test(name, srcs, corpus, mutations, deps = []):
+    """LLVMFuzzerTestOneInput() as a test, ..._fuzzer_test, and under libFuzzer, ..._fuzz.
+
+    Args:
+      name: of the test, which replays the files of `corpus` and as many mutations of each.
+      srcs: what defines the function.
+      corpus: a folder of the package.
+      mutations: how many.
+      deps: of the sources.
+    """
+    cc_test(
+        name = name,
+        size = "small",
+        srcs = srcs,
+        data = native.glob([corpus + "/*"]),
+        env = {
+            "FUZZ_CORPUS": native.package_name() + "/" + corpus,
+            "FUZZ_MUTATIONS": str(mutations),
+        },
+        deps = deps + ["//base/testing:fuzz_replay"],
+    )
+
+    # Needs clang and --config=fuzz.
+    cc_binary(
+        name = name.replace("_fuzzer_test", "_fuzz"),
+        testonly = True,
+        srcs = srcs,
+        linkopts = ["-fsanitize=fuzzer"],
+        tags = ["manual"],
+        deps = deps,
+    )

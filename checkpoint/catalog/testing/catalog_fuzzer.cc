@@ -1,5 +1,9 @@
-#include "checkpoint/catalog/testing/catalog_fuzzer.h"
-
+// The readers of catalogs under libFuzzer, whose flags come before DIR, which
+// keeps what it finds:
+//   ./bazelw run --config=fuzz //checkpoint/catalog/testing:catalog_fuzz --
+//     -max_total_time=600 -rss_limit_mb=512 DIR
+#include <cstddef>
+#include <cstdint>
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -63,6 +67,9 @@ void Try(absl::string_view input) {
 }  // namespace
 }  // namespace fsdp::checkpoint
 
+// 8 bytes, which say how much data the file has, a text of sharding info, a NUL
+// and a JSON header, whose own sharding info counts where the text is empty.
+// The runs of what is accepted fill each tensor from inside the file.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fsdp::checkpoint::Try({reinterpret_cast<const char*>(data), size});  // NOLINT
   return 0;

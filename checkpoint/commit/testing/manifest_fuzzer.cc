@@ -1,5 +1,7 @@
-#include "checkpoint/commit/testing/manifest_fuzzer.h"
-
+// The parser of manifests under libFuzzer, whose flags come before DIR, which
+// keeps what it finds:
+//   ./bazelw run --config=fuzz //checkpoint/commit/testing:manifest_fuzz --
+//     -max_total_time=600 -rss_limit_mb=512 DIR
 #include <cstddef>
 #include <cstdint>
 
@@ -40,6 +42,10 @@ void TryWithChecksum(absl::string_view text) {
 }  // namespace
 }  // namespace fsdp::checkpoint
 
+// The text of a manifest, as it is, and once more with the checksum that it
+// should have, which a fuzzer cannot guess. What is accepted names files that
+// lie in the checkpoint, with a checksum for each block, and says the same when
+// it is written again.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view text(reinterpret_cast<const char*>(data),  // NOLINT
                                size);

@@ -1,5 +1,9 @@
-#include "checkpoint/safetensors/testing/header_fuzzer.h"
-
+// The parser of safetensors headers under libFuzzer, whose flags come before
+// DIR, which keeps what it finds:
+//   ./bazelw run --config=fuzz //checkpoint/safetensors/testing:header_fuzz --
+//     -max_total_time=600 -rss_limit_mb=512 DIR
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <string>
 
@@ -42,6 +46,8 @@ void Try(absl::string_view input) {
 }  // namespace
 }  // namespace fsdp::checkpoint
 
+// 8 bytes, which say how much data the file has, and a JSON header. What is
+// accepted has to be read again from what is written of it.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fsdp::checkpoint::Try({reinterpret_cast<const char*>(data), size});  // NOLINT
   return 0;

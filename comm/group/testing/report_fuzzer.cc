@@ -1,5 +1,6 @@
-#include "comm/group/testing/report_fuzzer.h"
-
+// Statuses and reports of failures as peers may send them, under libFuzzer,
+// whose flags, such as -max_total_time=300, come before DIR:
+//   ./bazelw run --config=fuzz //comm/group/testing:report_fuzz -- DIR
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -39,6 +40,8 @@ void CheckReport(absl::string_view text) {
 }  // namespace
 }  // namespace fsdp::comm
 
+// Stops the program where what is read does not read the same again, or does
+// not explain a failure.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view text(reinterpret_cast<const char*>(data), size);
   fsdp::comm::CheckStatus(text);

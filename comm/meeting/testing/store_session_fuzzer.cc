@@ -1,5 +1,6 @@
-#include "comm/meeting/testing/store_session_fuzzer.h"
-
+// A store's end of a connection under libFuzzer, whose flags, such as
+// -max_total_time=300, come before DIR:
+//   ./bazelw run --config=fuzz //comm/meeting/testing:store_session_fuzz -- DIR
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -63,6 +64,9 @@ void Play(absl::string_view bytes, bool is_rank, size_t piece) {
 }  // namespace
 }  // namespace fsdp::comm
 
+// The first byte says how the rest comes: odd, from a rank, else from a
+// stranger; and in pieces of how many bytes. Stops the program where a stranger
+// gets in, or more is kept than there should be.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   fsdp::comm::Play({reinterpret_cast<const char*>(data) + 1, size - 1},

@@ -1,5 +1,7 @@
-#include "examples/llama/data/token_file_fuzzer.h"
-
+// Files of tokens as anybody may have left them:
+//   ./bazelw run --config=fuzz //examples/llama/data:token_file_fuzz -- DIR
+// Stops the program where a token, a document or a count is not what the
+// description allows.
 #include <unistd.h>
 
 #include <cstddef>

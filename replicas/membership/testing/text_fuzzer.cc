@@ -1,5 +1,6 @@
-#include "replicas/membership/testing/text_fuzzer.h"
-
+// What replicas and their keeper may send, and a file of history, under
+// libFuzzer, whose flags, such as -max_total_time=300, come before DIR:
+//   ./bazelw run --config=fuzz //replicas/membership/testing:text_fuzz -- DIR
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -84,6 +85,8 @@ void CheckHistory(absl::string_view text) {
 }  // namespace
 }  // namespace fsdp::replicas
 
+// Reads the bytes as each of them. Stops the program where what was read is
+// not written the same, or the rules make of it what cannot be read.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view text(reinterpret_cast<const char*>(data), size);
   fsdp::replicas::CheckLog(text);
