@@ -134,10 +134,10 @@ std::vector<std::string> ReadCorpus(const std::string& folder) {
   return corpus;
 }
 
-// One to eight pieces of each file are changed, lost, inserted or repeated, among
-// them numbers as a whole and what parsers trip over; the same ones every time.
-// No allocation may take more than 256 times its input and 64 KiB. All else the
-// fuzzer decides.
+// One to eight pieces of each file are changed, lost, inserted or repeated,
+// among them numbers as a whole and what parsers trip over; the same ones every
+// time. No allocation may take more than 256 times its input and 64 KiB. All
+// else the fuzzer decides.
 TEST(FuzzerTest, TheCorpusAndMutationsOfIt) {
   const char* const folder = std::getenv("FUZZ_CORPUS");
   const char* const mutations = std::getenv("FUZZ_MUTATIONS");

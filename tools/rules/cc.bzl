@@ -61,18 +61,29 @@ def _with_precompiled(attributes, precompiled):
     attributes["deps"] = deps + ["{}:{}".format(_LIBTORCH, precompiled)]
     return attributes
 
+def _with_files(attributes, endings):
+    """A target has the files of its name unless it says otherwise."""
+    for attribute, ending in endings.items():
+        files = native.glob([attributes["name"] + ending], allow_empty = True)
+        if attribute not in attributes and files:
+            attributes[attribute] = files
+    return attributes
+
 def _with_deps(attributes, deps = []):
     given = ABSL_DEPS + deps + ([] if native.package_name() == "base" else BASE_DEPS)
     attributes["deps"] = attributes.get("deps", []) + given
     return attributes
 
 def cc_library(**attributes):
+    attributes = _with_files(attributes, {"srcs": ".cc", "hdrs": ".h"})
     _cc_library(**_with_precompiled(_with_deps(attributes), "precompiled"))
 
 def cc_binary(**attributes):
+    attributes = _with_files(attributes, {"srcs": ".cc"})
     _cc_binary(**_with_precompiled(_with_deps(attributes), "precompiled"))
 
-def cc_test(**attributes):
+def cc_test(size = "small", **attributes):
+    attributes = dict(_with_files(attributes, {"srcs": ".cc"}), size = size)
     _cc_test(**_with_precompiled(_with_deps(attributes, TEST_DEPS), "precompiled_for_tests"))
 
 def cc_fuzz_test(name, srcs, corpus, mutations, deps = []):
@@ -87,7 +98,6 @@ def cc_fuzz_test(name, srcs, corpus, mutations, deps = []):
     """
     cc_test(
         name = name,
-        size = "small",
         srcs = srcs,
         data = native.glob([corpus + "/*"]),
         env = {

@@ -2,9 +2,9 @@
 // keeps what it finds:
 //   ./bazelw run --config=fuzz //checkpoint/catalog/testing:catalog_fuzz --
 //     -max_total_time=600 -rss_limit_mb=512 DIR
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <algorithm>
 #include <limits>
 #include <string>
 #include <utility>
