@@ -57,14 +57,6 @@ absl::Status ShardedModuleBase::LoadStateDict(const StateDict& dict,
   return fsdp::LoadStateDict(*model_, wrapped(), dict, options);
 }
 
-absl::StatusOr<LocalStateDict> ShardedModuleBase::MakeLocalStateDict() const {
-  return fsdp::MakeLocalStateDict(*model_, wrapped());
-}
-
-absl::Status ShardedModuleBase::LoadLocalStateDict(const LocalStateDict& dict) {
-  return fsdp::LoadLocalStateDict(*model_, wrapped(), dict);
-}
-
 absl::StatusOr<ShardedStateDict> ShardedModuleBase::MakeShardedStateDict()
     const {
   return fsdp::MakeShardedStateDict(*model_, wrapped());

@@ -184,8 +184,6 @@ class ShardedModuleBase : public torch::nn::Module {
   absl::Status LoadStateDict(const StateDict& dict,
                              const LoadOptions& options = LoadOptions());
   // This rank's flat shards, for as many ranks.
-  absl::StatusOr<LocalStateDict> MakeLocalStateDict() const;
-  absl::Status LoadLocalStateDict(const LocalStateDict& dict);
   // This rank's range of each parameter, for any number of ranks.
   absl::StatusOr<ShardedStateDict> MakeShardedStateDict() const;
   absl::Status LoadShardedStateDict(absl::Span<const ParameterPiece> pieces,

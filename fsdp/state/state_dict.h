@@ -1,5 +1,4 @@
-// A sharded model's values by name, in memory: whole, as this rank's flat
-// shards, or as this rank's pieces.
+// A sharded model's values by name, in memory: whole, or as this rank's pieces.
 #ifndef FSDP_STATE_STATE_DICT_H_
 #define FSDP_STATE_STATE_DICT_H_
 
@@ -55,39 +54,6 @@ absl::StatusOr<StateDict> GatherStateDict(
 absl::Status LoadStateDict(ShardedModel& model, const torch::nn::Module& module,
                            const StateDict& dict,
                            const LoadOptions& options = LoadOptions());
-
-// --- Flat shards -------------------------------------------------------------
-struct LocalFlat {
-  std::string unit;
-  flat_param::FlatLayout layout;
-  int rank;          // in the unit's group: which shard it is
-  at::Tensor shard;  // 1-D, with padding
-};
-
-struct LocalStateDict {
-  int rank;
-  int world_size;
-  std::vector<LocalFlat> flats;
-  // Further names of tied parameters, and the one that `flats` has.
-  std::map<std::string, std::string> tied = {};
-  StateDict others;  // buffers and what is not sharded
-};
-
-// Copies. Collective, but no values travel.
-absl::StatusOr<LocalStateDict> MakeLocalStateDict(
-    ShardedModel& model, const torch::nn::Module& module);
-
-// Into a model of the same ranks, units and parameters. Collective.
-// InvalidArgument on all ranks, with nothing changed, lists what differs.
-absl::Status LoadLocalStateDict(ShardedModel& model,
-                                const torch::nn::Module& module,
-                                const LocalStateDict& dict);
-
-// The whole values out of all ranks' dicts, in any order, without a model.
-// fairscale's consolidate_shard_weights. InvalidArgument: ranks are missing or
-// doubled, or the dicts are not of one model.
-absl::StatusOr<StateDict> ConsolidateLocalStateDicts(
-    absl::Span<const LocalStateDict> dicts);
 
 // --- Pieces ------------------------------------------------------------------
 struct ShardedStateDict {

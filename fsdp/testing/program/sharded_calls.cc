@@ -171,7 +171,7 @@ absl::Status ShardedRun::TakeSnapshot() {
   if (p_.salt % 3 == 0) {
     FSDP_ASSIGN_OR_RETURN(snapshot_.whole, model_->GatherStateDict());
   } else if (p_.salt % 3 == 1) {
-    FSDP_ASSIGN_OR_RETURN(snapshot_.local, model_->MakeLocalStateDict());
+    FSDP_ASSIGN_OR_RETURN(snapshot_.pieces, model_->MakeShardedStateDict());
   } else {
     snapshot_.saved = SaveModel();
   }
@@ -186,7 +186,8 @@ absl::Status ShardedRun::TakeSnapshot() {
 absl::Status ShardedRun::RestoreModel() {
   if (p_.salt % 3 == 0) return model_->LoadStateDict(snapshot_.whole);
   if (p_.salt % 3 == 1) {
-    return model_->LoadLocalStateDict(*snapshot_.local);
+    return model_->LoadShardedStateDict(snapshot_.pieces->parameters,
+                                        snapshot_.pieces->others);
   }
   std::istringstream in(snapshot_.saved);
   torch::serialize::InputArchive archive;

@@ -41,7 +41,7 @@ class ShardedRun {
   };
   struct Snapshot {
     StateDict whole;
-    std::optional<LocalStateDict> local;
+    std::optional<ShardedStateDict> pieces;
     std::string saved;
     OptimizerStateDict optimizer;
     bool taken = false;

@@ -149,9 +149,6 @@ absl::Status Disturb(ToyModel& model, torch::optim::Optimizer& optimizer,
           return absl::OkStatus();
         },
         options));
-    FSDP_ASSIGN_OR_RETURN(const LocalStateDict local,
-                          model->MakeLocalStateDict());
-    FSDP_RETURN_IF_ERROR(model->LoadLocalStateDict(local));
     FSDP_ASSIGN_OR_RETURN(const ShardedStateDict sharded,
                           model->MakeShardedStateDict());
     return absl::OkStatus();

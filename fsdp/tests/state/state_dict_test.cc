@@ -318,51 +318,6 @@ TEST(StateDictTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
                             HasSubstr("the options of LoadStateDict()"))));
 }
 
-// --- Flat shards -------------------------------------------------------------
-
-TEST_P(WorldTest, LocalDictsGoBackAndConsolidateToTheWholeOne) {
-  std::mutex mutex;
-  std::vector<LocalStateDict> dicts;
-  EXPECT_OK(RunAllRanks(GetParam(), [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(1)));
-    FSDP_ASSIGN_OR_RETURN(LocalStateDict local, model->MakeLocalStateDict());
-    FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(2)));
-    FSDP_RETURN_IF_ERROR(model->LoadLocalStateDict(local));
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
-    FSDP_RETURN_IF_ERROR(CheckSame(dict, Changed(1)));
-    const std::lock_guard<std::mutex> lock(mutex);
-    dicts.push_back(std::move(local));
-    return absl::OkStatus();
-  }));
-  ASSERT_OK_AND_ASSIGN(const StateDict whole,
-                       ConsolidateLocalStateDicts(dicts));
-  for (const auto& item : Changed(1)) {
-    ASSERT_TRUE(whole.contains(item.key())) << item.key();
-    EXPECT_TRUE(at::equal(whole[item.key()], item.value())) << item.key();
-  }
-  dicts.pop_back();
-  EXPECT_THAT(ConsolidateLocalStateDicts(dicts).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("not those of all ranks of one model")));
-}
-
-TEST(LocalStateDictTest, OfAnotherWorldIsRefusedWithAllDifferences) {
-  std::vector<LocalStateDict> of_two(2);
-  ASSERT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    FSDP_ASSIGN_OR_RETURN(of_two[world.rank()], model->MakeLocalStateDict());
-    return absl::OkStatus();
-  }));
-  const auto run = [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    return model->LoadLocalStateDict(of_two[world.rank() % 2]);
-  };
-  EXPECT_THAT(RunRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                            HasSubstr("of a world of size 2 instead of 3"))));
-}
-
 // --- Pieces ------------------------------------------------------------------
 
 struct AllPieces {
