@@ -6,14 +6,12 @@
 #include <torch/nn/module.h>
 #include <torch/ordered_dict.h>
 
-#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "flat_param/layout.h"
 #include "fsdp/state/model_values.h"
 
 namespace fsdp {
