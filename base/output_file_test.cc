@@ -3,13 +3,15 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <vector>
+#include <cerrno>
+#include <errno.h>
+#include <signal.h>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -146,6 +148,109 @@ TEST_F(OutputFileTest, APartialFileIsGoneUnlessItIsPublished) {
     EXPECT_EQ(Names().size(), 1);
   }
   EXPECT_THAT(Names(), UnorderedElementsAre());
+}
+
+using Code = absl::StatusCode;
+
+std::string Path(const std::string& name) {
+  return absl::StrCat(::testing::TempDir(), "/regular_file_test_", name);
+}
+
+TEST(RegularFileTest, IsReadWhole) {
+  const std::string text = std::string(3 << 20, 'x') + "end";
+  std::ofstream(Path("text")) << text;
+  EXPECT_EQ(*ReadRegularFile(Path("text")), text);
+  std::ofstream(Path("empty"));
+  EXPECT_EQ(*ReadRegularFile(Path("empty")), "");
+}
+
+TEST(RegularFileTest, WhatIsNoneIsRefusedAtOnce) {
+  const std::string fifo = Path("fifo");
+  unlink(fifo.c_str());
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const std::string socket_path = Path("socket");
+  unlink(socket_path.c_str());
+  ASSERT_EQ(mknod(socket_path.c_str(), S_IFSOCK | 0600, 0), 0);
+  for (const std::string& path :
+       {fifo, socket_path, ::testing::TempDir(), std::string("/dev/zero")}) {
+    EXPECT_THAT(
+        ReadRegularFile(path),
+        StatusIs(Code::kInvalidArgument,
+                 AllOf(HasSubstr(path), HasSubstr("is no regular file"))));
+  }
+  for (const int flags : {O_RDONLY, O_WRONLY, O_RDWR}) {
+    EXPECT_EQ(OpenRegularFile(fifo, flags), -1);
+    EXPECT_EQ(errno, ENXIO);
+  }
+  EXPECT_THAT(ReadRegularFile(Path("none")),
+              StatusIs(Code::kNotFound, HasSubstr(Path("none"))));
+}
+
+constexpr int kLimit = 7;
+
+// Writes up to the limit and once more; errno of the latter, 0 for none.
+int WriteBeyondTheLimit() {
+  const FileSizeLimit limit(kLimit);
+  const std::string path = ::testing::TempDir() + "/beyond";
+  const int file = open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
+  const std::string text(kLimit, 'x');
+  const bool is_full = write(file, text.data(), text.size()) == kLimit;
+  errno = 0;
+  const bool fails = write(file, "y", 1) < 0;
+  const int error = errno;
+  close(file);
+  unlink(path.c_str());
+  return is_full && fails ? error : 0;
+}
+
+bool IsBlocked() {
+  sigset_t now;
+  pthread_sigmask(SIG_SETMASK, nullptr, &now);
+  return sigismember(&now, SIGXFSZ) == 1;
+}
+
+bool IsPending() {
+  sigset_t pending;
+  sigpending(&pending);
+  return sigismember(&pending, SIGXFSZ) == 1;
+}
+
+TEST(FileSizeErrorsTest, AWriteBeyondTheLimitFailsAndTheProcessLivesOn) {
+  {
+    const FileSizeErrors errors;
+    EXPECT_EQ(WriteBeyondTheLimit(), EFBIG);
+    EXPECT_EQ(WriteBeyondTheLimit(), EFBIG);
+    EXPECT_TRUE(IsPending());
+  }
+  EXPECT_FALSE(IsPending());
+  EXPECT_FALSE(IsBlocked());
+}
+
+TEST(FileSizeErrorsTest, TheOuterOneLasts) {
+  const FileSizeErrors outer;
+  { const FileSizeErrors inner; }
+  EXPECT_TRUE(IsBlocked());
+  EXPECT_EQ(WriteBeyondTheLimit(), EFBIG);
+}
+
+TEST(FileSizeErrorsTest, WhatWasBlockedBeforeStaysBlockedAndPending) {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGXFSZ);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  raise(SIGXFSZ);
+  { const FileSizeErrors errors; }
+  EXPECT_TRUE(IsBlocked());
+  EXPECT_TRUE(IsPending());
+  int taken = 0;
+  sigwait(&set, &taken);
+  EXPECT_EQ(taken, SIGXFSZ);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+TEST(FileSizeErrorsDeathTest, WithoutOneTheProcessEnds) {
+  EXPECT_EXIT(std::exit(WriteBeyondTheLimit()),
+              ::testing::KilledBySignal(SIGXFSZ), "");
 }
 
 }  // namespace

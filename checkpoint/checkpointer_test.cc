@@ -8,7 +8,6 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -630,6 +629,53 @@ TEST(CheckpointerTest, ADamagedFileIsNamed) {
     EXPECT_THAT(checkpoints->Load(1, run).message(),
                 HasSubstr(absl::StrCat(step, "/", name, ": ")));
   }
+}
+
+using ::testing::Not;
+
+class NewestStepTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directory(folder_);
+  }
+
+  void Write(const std::string& name, const std::string& text) {
+    const std::filesystem::path path = std::filesystem::path(folder_) / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+
+  const std::string folder_ = absl::StrCat(::testing::TempDir(), "/newest");
+};
+
+TEST_F(NewestStepTest, IsNoneWhereNothingWasSaved) {
+  for (const std::string& folder : {folder_, folder_ + "/missing"}) {
+    ASSERT_OK_AND_ASSIGN(const std::optional<int64_t> step, NewestStep(folder));
+    EXPECT_EQ(step, std::nullopt);
+  }
+}
+
+TEST_F(NewestStepTest, IsTheHighestThatIsWhole) {
+  Write("step-9/manifest.json", "");
+  Write("step-10/manifest.json", "");
+  Write("step-11/model.safetensors", "");
+  ASSERT_OK_AND_ASSIGN(const std::optional<int64_t> step, NewestStep(folder_));
+  EXPECT_EQ(step, 10);
+}
+
+TEST_F(NewestStepTest, OrThatFromWhichARunWentOn) {
+  Write("step-9/manifest.json", "");
+  Write("step-10/manifest.json", "");
+  Write("latest", "step-9\n");
+  ASSERT_OK_AND_ASSIGN(const std::optional<int64_t> step, NewestStep(folder_));
+  EXPECT_EQ(step, 9);
+}
+
+TEST_F(NewestStepTest, SaysWhatCannotBeRead) {
+  Write("file", "");
+  EXPECT_THAT(NewestStep(folder_ + "/file").status(),
+              Not(::fsdp::testing::IsOk()));
 }
 
 }  // namespace

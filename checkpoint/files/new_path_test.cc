@@ -7,6 +7,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+#include <sys/types.h>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,6 +22,7 @@
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "absl/strings/string_view.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -398,6 +401,108 @@ TEST_P(NewPathFaultsTest, TheDiskFailsForGoodAtEveryCall) {
 INSTANTIATE_TEST_SUITE_P(Kinds, NewPathFaultsTest,
                          ::testing::Values(Kind::kFolder, Kind::kFile,
                                            Kind::kReplacedFile));
+
+// What one call does: moves so many bytes, or fails with an errno.
+struct Call {
+  ssize_t count;
+  int error = 0;
+};
+
+struct Moved {
+  Moved(int64_t bytes, std::vector<Call> calls) {
+    errno = EPERM;
+    done = MoveAll(bytes, [&](int64_t at) -> ssize_t {
+      offsets.push_back(at);
+      const Call call = calls.at(offsets.size() - 1);
+      if (call.count < 0) errno = call.error;
+      return call.count;
+    });
+    error = errno;
+  }
+
+  std::vector<int64_t> offsets;
+  int64_t done = 0;
+  int error = 0;
+};
+
+TEST(MoveAllTest, GoesOnWhereACallHasStopped) {
+  const Moved moved(10, {{4}, {1}, {5}});
+  EXPECT_EQ(moved.done, 10);
+  EXPECT_THAT(moved.offsets, ElementsAre(0, 4, 5));
+}
+
+TEST(MoveAllTest, AnInterruptedCallIsMadeAgain) {
+  const Moved moved(10, {{-1, EINTR}, {4}, {-1, EINTR}, {6}});
+  EXPECT_EQ(moved.done, 10);
+  EXPECT_THAT(moved.offsets, ElementsAre(0, 0, 4, 4));
+}
+
+TEST(MoveAllTest, EndsWithTheFirstError) {
+  const Moved moved(10, {{4}, {-1, ENOSPC}});
+  EXPECT_EQ(moved.done, 4);
+  EXPECT_EQ(moved.error, ENOSPC);
+}
+
+TEST(MoveAllTest, EndsWhereNothingIsLeft) {
+  const Moved moved(10, {{4}, {0}});
+  EXPECT_EQ(moved.done, 4);
+  EXPECT_EQ(moved.error, 0);
+}
+
+TEST(MoveAllTest, NothingToMoveIsNoCall) {
+  const Moved moved(0, {});
+  EXPECT_EQ(moved.done, 0);
+  EXPECT_THAT(moved.offsets, ElementsAre());
+}
+
+TEST(FileNamesTest, WhatLeavesTheFolderIsRefused) {
+  const std::string nul("a\0b", 3);
+  const std::string names[] = {"",     ".", "..",
+                               "a\\b", nul, std::string(256, 'a')};
+  for (const std::string& name : names) {
+    EXPECT_THAT(CheckPlainFileName(name),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("is no name of a file in")));
+    EXPECT_FALSE(CheckRelativePath(name).ok());
+    EXPECT_FALSE(CheckRelativePath("a/" + name).ok());
+    EXPECT_FALSE(CheckRelativePath(name + "/a").ok());
+  }
+  for (absl::string_view path : {"/etc/passwd", "a//b", "a/", "a/../../b"}) {
+    EXPECT_FALSE(CheckPlainFileName(path).ok());
+    EXPECT_FALSE(CheckRelativePath(path).ok());
+  }
+  EXPECT_THAT(CheckPlainFileName(nul).message(), HasSubstr("\"a\\000b\""));
+}
+
+TEST(FileNamesTest, OthersAreAccepted) {
+  for (const std::string& name :
+       {std::string("a..b"), std::string("..."), std::string(255, 'a')}) {
+    EXPECT_OK(CheckPlainFileName(name));
+    EXPECT_OK(CheckRelativePath(name));
+  }
+  EXPECT_FALSE(CheckPlainFileName("sharded/model.safetensors").ok());
+  EXPECT_OK(CheckRelativePath("sharded/model.safetensors"));
+  std::string deep = "a";
+  for (int i = 0; i < 3000; ++i) deep += "/a";
+  EXPECT_THAT(CheckRelativePath(deep).message(), HasSubstr("4096"));
+}
+
+TEST(FileNamesTest, ThePartsOfAPathAreAllOfIt) {
+  struct {
+    const char* path;
+    const char* folder;
+    const char* last;
+  } const cases[] = {{"optimizer/exp_avg", "optimizer/", "exp_avg"},
+                     {"a/b/c", "a/b/", "c"},
+                     {"model.safetensors", "", "model.safetensors"},
+                     {"a/", "a/", ""},
+                     {"/a", "/", "a"},
+                     {"", "", ""}};
+  for (const auto& c : cases) {
+    EXPECT_EQ(FolderPart(c.path), c.folder) << c.path;
+    EXPECT_EQ(LastPart(c.path), c.last) << c.path;
+  }
+}
 
 }  // namespace
 }  // namespace fsdp::checkpoint

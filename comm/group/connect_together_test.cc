@@ -6,6 +6,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/synchronization/notification.h"
@@ -16,6 +17,7 @@
 #include "comm/group/operation_watchdog.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "absl/time/clock.h"
 
 namespace fsdp::comm {
 namespace {
@@ -164,6 +166,42 @@ TEST(ConnectTogetherTest, NobodysTextIsTrusted) {
         StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot be read")))
         << text;
   }
+}
+
+TEST(CallInTimeTest, IsOverWithAllThatItHolds) {
+  auto held = std::make_shared<std::thread::id>();
+  const std::weak_ptr<std::thread::id> seen = held;
+  std::thread::id caller;
+  EXPECT_TRUE(CallInTime([held = std::move(held),
+                          &caller] { caller = std::this_thread::get_id(); },
+                         absl::Now() + absl::Seconds(30)));
+  EXPECT_NE(caller, std::thread::id());
+  EXPECT_NE(caller, std::this_thread::get_id());
+  EXPECT_TRUE(seen.expired());
+}
+
+TEST(CallInTimeTest, WhatTakesLongerIsLeftBehind) {
+  struct Shared {
+    absl::Notification go_on;
+    absl::Notification gone;
+  };
+  const auto shared = std::make_shared<Shared>();
+  EXPECT_FALSE(CallInTime(
+      [shared] {
+        shared->go_on.WaitForNotification();
+        shared->gone.Notify();
+      },
+      absl::Now()));
+  EXPECT_FALSE(shared->gone.HasBeenNotified());
+  shared->go_on.Notify();
+  EXPECT_TRUE(shared->gone.WaitForNotificationWithTimeout(absl::Seconds(30)));
+}
+
+TEST(CallInTimeTest, WithoutAThreadItDoesNotRun) {
+  const ::fsdp::testing::NoThreads none;
+  bool ran = false;
+  EXPECT_FALSE(CallInTime([&] { ran = true; }, absl::InfiniteFuture()));
+  EXPECT_FALSE(ran);
 }
 
 }  // namespace

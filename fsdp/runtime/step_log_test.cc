@@ -1,6 +1,9 @@
 #include "fsdp/runtime/step_log.h"
 
 #include <string>
+#include <c10/core/ScalarType.h>
+#include <cstdint>
+#include <set>
 
 #include "fsdp/schedule/schedule.h"
 #include "gmock/gmock.h"
@@ -58,6 +61,63 @@ TEST(StepLogTest, NamesWhereTheHostReadsFlags) {
   other[1].read_flags = true;
   EXPECT_THAT(Difference(Log(), other),
               HasSubstr("WaitReduce of blocks.0: this rank has no gradient"));
+}
+
+using ::testing::EndsWith;
+using ::testing::StartsWith;
+
+const std::string kA = "a";
+const std::string kB = "b";
+
+TEST(OrderLogTest, EqualOrdersHaveEqualHashesAndOthersHaveNot) {
+  std::set<uint64_t> hashes;
+  const auto hash = [](auto fill) {
+    OrderLog log;
+    fill(log);
+    return log.hash();
+  };
+  const auto gather_a = [](OrderLog& log) {
+    log.Add(ActionKind::kGather, 0, kA, 8, c10::kFloat);
+  };
+  const auto gather_b = [](OrderLog& log) {
+    log.Add(ActionKind::kGather, 1, kB, 8, c10::kFloat);
+  };
+  EXPECT_EQ(hash(gather_a), hash(gather_a));
+  hashes.insert(hash([](OrderLog&) {}));
+  hashes.insert(hash(gather_a));
+  hashes.insert(hash(gather_b));
+  hashes.insert(hash([&](OrderLog& log) { gather_a(log), gather_b(log); }));
+  hashes.insert(hash([&](OrderLog& log) { gather_b(log), gather_a(log); }));
+  hashes.insert(hash([](OrderLog& log) {
+    log.Add(ActionKind::kReduce, 0, kA, 8, c10::kFloat);
+  }));
+  hashes.insert(hash([](OrderLog& log) {
+    log.Add(ActionKind::kGather, 0, kA, 4, c10::kFloat);
+  }));
+  hashes.insert(hash([](OrderLog& log) {
+    log.Add(ActionKind::kGather, 0, kA, 8, c10::kHalf);
+  }));
+  EXPECT_EQ(hashes.size(), 8u);
+}
+
+TEST(OrderLogTest, ClearStartsAnew) {
+  OrderLog log;
+  const uint64_t nothing = log.hash();
+  log.Add(ActionKind::kReplicate, 0, kA, 8, c10::kFloat);
+  EXPECT_EQ(log.ToString(), "all-reduce a, 8 bytes Float\n");
+  log.Clear();
+  EXPECT_EQ(log.hash(), nothing);
+  EXPECT_EQ(log.ToString(), "");
+}
+
+// A server that never runs a backward.
+TEST(OrderLogTest, KeepsTheTextOfTheFirstOnes) {
+  OrderLog log;
+  for (int i = 0; i < 10'003; ++i) {
+    log.Add(ActionKind::kGather, 0, i == 0 ? kA : kB, 8, c10::kFloat);
+  }
+  EXPECT_THAT(log.ToString(), StartsWith("all-gather a, 8 bytes Float\n"));
+  EXPECT_THAT(log.ToString(), EndsWith("Float\nand 3 more\n"));
 }
 
 }  // namespace

@@ -2,10 +2,20 @@
 
 #include <string>
 #include <vector>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <cerrno>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "comm/startup/bootstrap_socket.h"
 
 namespace fsdp::comm {
 namespace {
@@ -151,6 +161,130 @@ TEST(OutputMergerTest, ProgressMayBeCleared) {
   EXPECT_EQ(Take(merger), "\r\x1b[K[0] 50%");
   merger.Append(0, kOut, "\x1b[K\rtext\n");
   EXPECT_EQ(Take(merger), "\r\x1b[K[0] text\n");
+}
+
+constexpr absl::Duration kLimit = absl::Seconds(20);
+
+struct Pipe {
+  Pipe() {
+    int fds[2];
+    FSDP_CHECK(pipe2(fds, O_CLOEXEC | O_NONBLOCK) == 0);
+    read.Reset(fds[0]);
+    write.Reset(fds[1]);
+  }
+  void Print(absl::string_view text) const {
+    FSDP_CHECK(::write(write.get(), text.data(), text.size()) ==
+               static_cast<ssize_t>(text.size()));
+  }
+
+  UniqueFd read;
+  UniqueFd write;
+};
+
+std::string TextOf(const UniqueFd& file) {
+  std::string text;
+  char buffer[4096];
+  lseek(file.get(), 0, SEEK_SET);
+  for (ssize_t count; (count = read(file.get(), buffer, sizeof(buffer))) > 0;) {
+    text.append(buffer, static_cast<size_t>(count));
+  }
+  return text;
+}
+
+UniqueFd File() { return UniqueFd(memfd_create("output", MFD_CLOEXEC)); }
+
+// Two processes that print, and where it goes.
+class OutputPumpTest : public ::testing::Test {
+ protected:
+  OutputPump Pump(int stdout_fd, int stderr_fd) const {
+    return OutputPump({{zero_.read.get(), 0, OutputStream::kStdout},
+                       {zero_errors_.read.get(), 0, OutputStream::kStderr},
+                       {one_.read.get(), 1, OutputStream::kStdout}},
+                      {"[0] ", "[1] "}, stdout_fd, stderr_fd);
+  }
+
+  void Drain(OutputPump& pump) const {
+    const absl::Time deadline = absl::Now() + kLimit;
+    while (!pump.is_empty() && absl::Now() < deadline) {
+      pump.Poll(wake_.read.get(), deadline);
+    }
+    EXPECT_TRUE(pump.is_empty());
+  }
+
+  Pipe zero_;
+  Pipe zero_errors_;
+  Pipe one_;
+  const Pipe wake_;
+};
+
+TEST_F(OutputPumpTest, MovesLinesToTheirStreams) {
+  const UniqueFd out = File();
+  const UniqueFd err = File();
+  OutputPump pump = Pump(out.get(), err.get());
+  zero_.Print("a\nhalf");
+  zero_errors_.Print("b\n");
+  pump.Poll(wake_.read.get(), absl::Now() + kLimit);
+  Drain(pump);
+  EXPECT_EQ(TextOf(out), "[0] a\n");
+  EXPECT_EQ(TextOf(err), "[0] b\n");
+  zero_.Print(" and half\n");
+  one_.Print("the last");
+  pump.CloseSources();
+  pump.Say("said");
+  Drain(pump);
+  EXPECT_EQ(TextOf(out), "[0] a\n[0] half and half\n[1] the last\n");
+  EXPECT_EQ(TextOf(err), "[0] b\nsaid\n");
+  EXPECT_EQ(pump.error(), 0);
+}
+
+TEST_F(OutputPumpTest, WaitsForNothingThatIsNotToCome) {
+  const UniqueFd out = File();
+  OutputPump pump = Pump(out.get(), out.get());
+  wake_.Print("x");
+  pump.Poll(wake_.read.get(), absl::InfiniteFuture());
+  const Pipe silent;
+  pump.Poll(silent.read.get(), absl::Now());
+  zero_.write.Reset();
+  pump.Poll(silent.read.get(), absl::InfiniteFuture());
+  pump.Poll(silent.read.get(), absl::Now());
+  EXPECT_TRUE(pump.is_empty());
+}
+
+TEST_F(OutputPumpTest, AFullDiskIsAnErrorAndTheOtherStreamGoesOn) {
+  const UniqueFd full(open("/dev/full", O_WRONLY | O_CLOEXEC));
+  const UniqueFd err = File();
+  OutputPump pump = Pump(full.get(), err.get());
+  zero_.Print("lost\n");
+  zero_errors_.Print("kept\n");
+  pump.CloseSources();
+  Drain(pump);
+  EXPECT_EQ(pump.error(), ENOSPC);
+  EXPECT_EQ(TextOf(err), "[0] kept\n");
+}
+
+TEST_F(OutputPumpTest, ThatNobodyReadsIsNoError) {
+  signal(SIGPIPE, SIG_IGN);
+  Pipe closed;
+  closed.read.Reset();
+  const UniqueFd err = File();
+  OutputPump pump = Pump(closed.write.get(), err.get());
+  zero_.Print("lost\n");
+  pump.CloseSources();
+  Drain(pump);
+  EXPECT_EQ(pump.error(), 0);
+  signal(SIGPIPE, SIG_DFL);
+}
+
+TEST_F(OutputPumpTest, AReaderThatDoesNotReadDoesNotBlock) {
+  const Pipe out;
+  fcntl(out.write.get(), F_SETFL, 0);  // as a terminal's are
+  OutputPump pump = Pump(out.write.get(), out.write.get());
+  const std::string line = std::string(999, 'x') + "\n";
+  for (int i = 0; i < 200; ++i) {
+    one_.Print(line);
+    pump.Poll(wake_.read.get(), absl::Now());
+  }
+  EXPECT_FALSE(pump.is_empty());
 }
 
 }  // namespace
