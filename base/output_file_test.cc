@@ -1,17 +1,18 @@
 #include "base/output_file.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <vector>
-#include <cerrno>
-#include <errno.h>
-#include <signal.h>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

@@ -8,6 +8,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <fstream>

@@ -2,13 +2,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
-#include <string>
-#include <vector>
+
 #include <cmath>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -19,7 +21,6 @@
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "absl/strings/match.h"
 
 namespace fsdp::comm {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -17,14 +18,14 @@
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/work.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "replicas/membership/history.h"
 #include "replicas/membership/membership.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/testing/forwarding_registers.h"
 #include "replicas/membership/testing/memory_registers.h"
-#include "gmock/gmock.h"
-#include "replicas/membership/history.h"
 
 namespace fsdp::replicas {
 namespace {

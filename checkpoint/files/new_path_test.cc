@@ -1,19 +1,21 @@
 #include "checkpoint/files/new_path.h"
 
+#include <sys/types.h>
+
 #include <cerrno>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
-#include <vector>
-#include <sys/types.h>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/file_system.h"
@@ -22,7 +24,6 @@
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "absl/strings/string_view.h"
 
 namespace fsdp::checkpoint {
 namespace {

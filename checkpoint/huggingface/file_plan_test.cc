@@ -1,25 +1,25 @@
 #include "checkpoint/huggingface/file_plan.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
-#include <cstddef>
-#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/testing/allocations.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/safetensors/safetensors_header.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "base/testing/allocations.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -1,20 +1,21 @@
 #include "checkpoint/run/optimizer_options.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
+#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
+#include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
+
 #include <limits>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/zeros.h>
-#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
-#include <torch/optim/schedulers/step_lr.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

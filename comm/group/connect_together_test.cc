@@ -5,11 +5,12 @@
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <vector>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
@@ -17,7 +18,6 @@
 #include "comm/group/operation_watchdog.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "absl/time/clock.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,10 +1,11 @@
 #include "comm/group/failure_report.h"
 
-#include <optional>
 #include <c10/util/intrusive_ptr.h>
+
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -12,14 +13,14 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "base/testing/status_matchers.h"
-#include "comm/call.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/testing/status_matchers.h"
+#include "comm/call.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

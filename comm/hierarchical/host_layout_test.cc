@@ -1,8 +1,8 @@
 #include "comm/hierarchical/host_layout.h"
 
+#include <functional>
 #include <string>
 #include <vector>
-#include <functional>
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"

@@ -3,16 +3,17 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+
+#include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 #include <vector>
-#include <atomic>
-#include <cstring>
-#include <set>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

@@ -2,11 +2,12 @@
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
+
 #include <cmath>
-#include <limits>
-#include <vector>
 #include <cstdint>
+#include <limits>
 #include <random>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,14 +1,16 @@
 #include "fsdp/runtime/runtime_common.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
+
 #include <memory>
+#include <stdexcept>
 #include <utility>
 #include <vector>
-#include <ATen/ops/ones.h>
-#include <stdexcept>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
@@ -17,7 +19,6 @@
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "absl/status/status.h"
 
 namespace fsdp {
 namespace {

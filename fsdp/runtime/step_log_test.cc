@@ -1,9 +1,10 @@
 #include "fsdp/runtime/step_log.h"
 
-#include <string>
 #include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <set>
+#include <string>
 
 #include "fsdp/schedule/schedule.h"
 #include "gmock/gmock.h"

@@ -2,11 +2,12 @@
 
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
-#include <optional>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
@@ -14,7 +15,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/checkpoint/testing/small_checkpoint.h"
-#include "absl/time/time.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {

@@ -1,27 +1,28 @@
 #include "tools/checkpoint/source.h"
 
 #include <unistd.h>
-#include <filesystem>
-#include <string>
-#include <vector>
+
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/real_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
+#include "checkpoint/tensor/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/checkpoint/testing/small_checkpoint.h"
-#include "absl/types/span.h"
-#include "checkpoint/files/range_reader.h"
-#include "checkpoint/tensor/tensor_info.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "gtest/gtest.h"
-#include "absl/time/time.h"
-#include "gmock/gmock.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {

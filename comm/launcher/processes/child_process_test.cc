@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
+
 #include <functional>
 #include <optional>
 #include <string>

@@ -1,21 +1,22 @@
 #include "comm/launcher/processes/output_merger.h"
 
-#include <string>
-#include <vector>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
 #include <cerrno>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "comm/startup/bootstrap_socket.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,20 +1,21 @@
 #include "examples/llama/data/token_file.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
-#include <sys/stat.h>
-#include <memory>
 
+#include "absl/strings/str_replace.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/testing/written_tokens.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "absl/strings/str_replace.h"
 
 namespace llama {
 namespace {

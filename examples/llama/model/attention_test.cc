@@ -3,33 +3,34 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
-#include <memory>
-#include <vector>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/tensor.h>
-#include <c10/core/DeviceType.h>
 #include <fstream>
 #include <iterator>
+#include <limits>
+#include <memory>
 #include <string>
-#include <ATen/ops/full.h>
-#include <c10/core/GradMode.h>
+#include <vector>
 
-#include "examples/llama/model/documents.h"
-#include "fsdp/testing/memory_meter.h"
-#include "gtest/gtest.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
+#include "examples/llama/model/documents.h"
 #include "examples/llama/model/rope_config.h"
+#include "fsdp/testing/memory_meter.h"
+#include "gtest/gtest.h"
 
 namespace llama {
 namespace {
