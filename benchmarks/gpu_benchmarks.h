@@ -1,5 +1,5 @@
-// All benchmarks for a GPU. Two programs have them: gpu_benchmarks for a GPU,
-// gpu_benchmarks_dry for the fake device.
+// All benchmarks for a GPU, which two programs run: gpu_benchmarks on a GPU,
+// gpu_benchmarks_dry on the fake device.
 #ifndef BENCHMARKS_GPU_BENCHMARKS_H_
 #define BENCHMARKS_GPU_BENCHMARKS_H_
 
@@ -15,8 +15,8 @@ namespace fsdp::benchmarks {
 using MakeGroup =
     std::function<std::shared_ptr<comm::Communicator>(const Place&)>;
 
-// `nccl` makes a group of one rank; null where NCCL is not linked. `graph`
-// captures steps; null where nothing does.
+// `nccl` makes a group of one rank, and is null if NCCL is not linked. `graph`
+// captures steps, and is null if nothing can.
 void AddGpuBenchmarks(const Place& place, int turns, const MakeGroup& nccl,
                       const DeviceGraphMaker& graph);
 

@@ -1,4 +1,4 @@
-// The GPT of testing/gpt with a choice of what is kept for backward.
+// The GPT of testing/gpt, with a choice of what it keeps for backward.
 #ifndef BENCHMARKS_GPU_GPT_H_
 #define BENCHMARKS_GPU_GPT_H_
 
@@ -22,7 +22,7 @@ namespace fsdp::benchmarks {
 
 class GpuGptImpl : public torch::nn::Module {
  public:
-  // `checkpointing`: of each block only the input is kept.
+  // With `checkpointing` each block keeps only its input.
   GpuGptImpl(const gpt::GptConfig& config, bool checkpointing);
 
   // Tokens [batch, tokens] -> logits [batch, tokens, vocab].
@@ -36,28 +36,29 @@ class GpuGptImpl : public torch::nn::Module {
   torch::nn::Linear head_;
 };
 
-// Of a step: numbers that count upwards, and of each the next.
+// The data of a step: rows of numbers that count upwards, with the next of
+// each.
 struct CountingRows {
   CountingRows(const gpt::GptConfig& model, int64_t batch, c10::Device device);
   at::Tensor tokens;   // [batch, model.seq]
   at::Tensor targets;  // likewise
 };
 
-// In fp32.
+// Returns the loss, computed in fp32.
 at::Tensor LossOf(const at::Tensor& logits, const CountingRows& rows);
 
-// Modules whose random values are drawn by the device that they are for: the
-// host takes seconds for a billion of them.
+// Modules whose random values are drawn by their own device: the host takes
+// seconds for a billion of them.
 
-// Within a DeferredInit: parameters of `module` become those of `device` and
-// `dtype`, and the layers' own initialisation is recorded once more, for there.
-// Layers: linear, embedding, layer norm.
+// Call it within a DeferredInit: moves the parameters of `module` to `device`
+// and `dtype`, and records the initialization of its layers again for there.
+// Knows linear layers, embeddings and layer norms.
 void DrawOn(c10::Device device, at::ScalarType dtype,
             torch::nn::Module& module);
 
-// What `make` gives, in `dtype` on the device of `place`, deferred:
-// FullyShard() gives values unit by unit, Materialize() all at once. The same
-// values every time.
+// Returns what `make` returns, in `dtype` on the device of `place`, deferred:
+// FullyShard() gives it values unit by unit, Materialize() all at once. The
+// values are the same every time.
 template <typename Make>
 auto MakeOn(const Place& place, at::ScalarType dtype, const Make& make) {
   at::manual_seed(0);

@@ -1,5 +1,5 @@
-// Training steps with shards, gradients and optimizer states on a device, and
-// with all of them in the host's memory.
+// Times training steps whose shards, gradients and optimizer states rest on a
+// device, and steps for which all of them rest in the host's memory.
 #ifndef BENCHMARKS_GPU_OFFLOAD_RUN_H_
 #define BENCHMARKS_GPU_OFFLOAD_RUN_H_
 
@@ -16,28 +16,27 @@ namespace fsdp::benchmarks {
 
 struct OffloadCase {
   int units = 8;
-  int64_t dim = 4096;  // of a unit's two square matrices
+  int64_t dim = 4096;  // of the two square matrices of a unit
   int64_t rows = 4096;
   at::ScalarType dtype = at::kFloat;
   StepOn step_on = StepOn::kDevice;
 };
 
-// In turns; only on a device other than the CPU, where nothing would rest
-// elsewhere. Figures:
+// Runs both in turns, only on a device other than the CPU, where nothing would
+// rest elsewhere. Figures:
 //   ms, resident_ms          of forward, backward and optimizer, medians
 //   optimizer_ms             of the optimizer alone
 //   of_resident              the resident step's time over this one's
-//   optimizer_of_resident    the same of the optimizer alone
-//   GB/s                     to and from the host in a whole step, of which
-//                            each use moves what it needs once
+//   optimizer_of_resident    the same for the optimizer alone
+//   GB/s                     to and from the host in a whole step, in which
+//                            each use moves its bytes once
 //   loss_difference          the largest, relative
-//   peak_MB, resident_peak_MB  of the device, where it counts its memory
+//   peak_MB, resident_peak_MB  of the device, if it counts its memory
 std::unique_ptr<TurnRun> MakeOffloadRun(const OffloadCase& what,
                                         const Place& place);
 
-// The fused AdamW over the shards of a GPT beside device copies.
-
-// Parameters, gradients and states in `dtype`. Figures:
+// Times the fused AdamW over the shards of a GPT beside device copies.
+// Parameters, gradients and states are in `dtype`. Figures:
 //   ms       of the optimizer's step, median
 //   of_copy  bytes per second of a step, which reads four numbers and writes
 //            three for each parameter, over those of a copy in the same turn

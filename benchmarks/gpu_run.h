@@ -1,5 +1,5 @@
-// What the benchmarks for a GPU have in common. The device is an argument: the
-// same code runs, and is tested, where there is none.
+// Parts that all benchmarks for a GPU share. The device is an argument, so that
+// the same code runs, and is tested, without a GPU.
 #ifndef BENCHMARKS_GPU_RUN_H_
 #define BENCHMARKS_GPU_RUN_H_
 
@@ -20,63 +20,63 @@
 
 namespace fsdp::benchmarks {
 
-// Where a benchmark runs.
+// The device and the number of ranks of a benchmark.
 struct Place {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   int ranks = 1;
 };
 
-// "cuda", "cuda:1", "cpu". InvalidArgument: no such name; FailedPrecondition:
-// this program or machine has no such device.
+// Parses "cuda", "cuda:1" or "cpu". InvalidArgument: there is no such name.
+// FailedPrecondition: this program or machine has no such device.
 absl::StatusOr<c10::Device> ParseDevice(absl::string_view name);
 
-// Rank 0 of as many as `place` has, all of them played by this process.
+// Returns rank 0 of as many ranks as `place` has, all played by this process.
 std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place);
 
-// What LibTorch's allocator of the device says; none where it keeps no count.
+// The counts of LibTorch's allocator of a device, if it counts.
 class DeviceMemory {
  public:
   explicit DeviceMemory(c10::Device device) : device_(device) {}
   bool known() const;
-  int64_t allocated() const;  // 0 where not known
-  int64_t peak() const;       // likewise, since ResetPeak()
+  int64_t allocated() const;  // bytes; 0 if not known
+  int64_t peak() const;       // bytes since ResetPeak(); 0 if not known
   void ResetPeak() const;
 
  private:
   const c10::Device device_;
 };
 
-// Seconds of one call of what a device is given.
+// Seconds of one call that gives work to a device.
 struct CallTime {
-  double host = 0;   // until the host has given it all
+  double host = 0;   // until the host has queued all of it
   double whole = 0;  // until the device has done it
 };
 CallTime Time(c10::Device device, const std::function<void()>& call);
 
 double Median(std::vector<double> values);
 
-// Name and value of what a benchmark found.
+// The results of a benchmark, by name.
 using Figures = std::map<std::string, double>;
 
-// Contenders in turns. Made warm.
+// Contenders that run in turns, already warmed up.
 class TurnRun {
  public:
   virtual ~TurnRun() = default;
-  // All contenders once; seconds of the one that the benchmark is about.
+  // Runs all contenders once; returns the seconds of the one to be benchmarked.
   virtual double Turn() = 0;
-  // Of all turns so far, one at least. Throws StatusError where the contenders
-  // did not do the same.
+  // Returns the figures of all turns so far, at least one. Throws StatusError
+  // if the contenders did not do the same.
   virtual Figures GetFigures() const = 0;
 };
 using MakeRun = std::function<std::unique_ptr<TurnRun>()>;
 
-// The run's median time and figures in Google Benchmark's report, or what it
-// threw.
+// Adds a benchmark to Google Benchmark's report: the run's median time and
+// figures, or what it has thrown.
 void AddBenchmark(const std::string& name, int turns, MakeRun make);
 
-// What main() does: flags (--device, --ranks, --turns, Google Benchmark's and
-// those of the program), then `add`, then the benchmarks. The exit code: 2
-// where a flag is wrong or there is no such device.
+// Is all of main(): reads flags (--device, --ranks, --turns, Google Benchmark's
+// and the program's), calls `add`, runs the benchmarks, and returns the exit
+// code, 2 if a flag is wrong or there is no such device.
 int RunBenchmarks(int argc, char** argv,
                   const std::function<void(const Place&, int turns)>& add);
 

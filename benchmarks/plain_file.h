@@ -1,4 +1,4 @@
-// What a disk gives to a program that does nothing but keep it busy.
+// Measures what a disk gives to a program that only keeps it busy.
 #ifndef BENCHMARKS_PLAIN_FILE_H_
 #define BENCHMARKS_PLAIN_FILE_H_
 
@@ -9,9 +9,9 @@
 
 namespace fsdp {
 
-// An unnamed file whose space is reserved and written once; past the page cache
-// where the file system can, by io_uring, with `depth` blocks in flight. Checks
-// instead of reporting: for benchmarks.
+// An unnamed file whose space is reserved and written once. It moves blocks by
+// io_uring, past the page cache if the file system can, `depth` of them in
+// flight. It is for benchmarks: it checks instead of returning errors.
 class PlainFile {
  public:
   PlainFile(const std::string& directory, int64_t bytes, int64_t block_bytes,
@@ -21,8 +21,8 @@ class PlainFile {
   PlainFile& operator=(const PlainFile&) = delete;
 
   // Reads the first `read_bytes` and writes the last `write_bytes`, in order
-  // and at the same time, whole blocks of `memory`, which starts at a page and
-  // is as large as the file. Returns seconds.
+  // and at the same time, in whole blocks of `memory`, which starts at a page
+  // and is as large as the file. Returns seconds.
   double Move(int64_t read_bytes, int64_t write_bytes, char* memory);
 
  private:

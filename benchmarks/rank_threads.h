@@ -1,4 +1,4 @@
-// Ranks of benchmarks that are threads.
+// Runs the ranks of benchmarks as threads.
 #ifndef BENCHMARKS_RANK_THREADS_H_
 #define BENCHMARKS_RANK_THREADS_H_
 

@@ -1,4 +1,4 @@
-// The residual MLP as a sharded model.
+// The residual MLP that benchmarks of training steps shard.
 #ifndef BENCHMARKS_SHARDED_MLP_H_
 #define BENCHMARKS_SHARDED_MLP_H_
 
@@ -15,11 +15,9 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
 
-// The model of the benchmarks of training steps.
-
 namespace fsdp {
 
-// Of 2.1 million parameters.
+// A block of 2.1 million parameters.
 class ResidualBlockImpl : public torch::nn::Module {
  public:
   static constexpr int64_t kDim = 512;
@@ -50,8 +48,8 @@ using ShardedMlp = FullyShardedDataParallel<ResidualMlpImpl>;
 ShardedMlp ShardMlp(std::shared_ptr<comm::Communicator> ranks,
                     Options options = Options());
 
-// A training step of `model`, by AdamW on `rows` random rows, the same ones
-// each time.
+// Returns a function that trains `model` for a step, by AdamW on `rows` random
+// rows, the same ones each time.
 std::function<void()> StepOf(ShardedMlp model, int64_t rows);
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// Measures what a simulated step needs to know of this machine.
+// Measures what a simulated step needs to know about this machine.
 #ifndef BENCHMARKS_STEP_CALIBRATION_H_
 #define BENCHMARKS_STEP_CALIBRATION_H_
 
@@ -17,7 +17,7 @@ namespace fsdp {
 
 using Group = std::vector<std::shared_ptr<comm::Communicator>>;
 
-// Seconds on one rank; units: the root, of head and loss, then the blocks.
+// Seconds on one rank, by unit: the root, with head and loss, then the blocks.
 struct PlainSeconds {
   std::vector<double> forward;
   std::vector<double> backward;
@@ -26,13 +26,13 @@ struct PlainSeconds {
   double compute() const;
 };
 
-// Steps of unsharded models with nothing in common, one per thread, all at the
+// Runs steps of unsharded models that share nothing, one per thread, all at the
 // same time.
 class PlainModels {
  public:
   PlainModels(int threads, int64_t rows);
 
-  // Of the second of two steps, the mean over the threads.
+  // Returns the seconds of the second of two steps, the mean over the threads.
   PlainSeconds Measure();
 
  private:
@@ -46,17 +46,18 @@ class PlainModels {
   std::vector<Model> models_;
 };
 
-// Bytes that a thread reads and writes per second while `threads` copy buffers
-// of the size of the model's units.
+// Returns the bytes that a thread reads and writes per second while `threads`
+// copy buffers of the size of the model's units.
 double CopyBandwidth(int threads);
 
 struct CollectiveSeconds {
-  double latency = 0;  // of a few bytes
+  double latency = 0;  // with a few bytes
   double all_gather = 0;
   double reduce_scatter = 0;
 };
 
-// Of one of several collectives on buffers of `bytes` in all, in place.
+// Returns the mean seconds of collectives in place on buffers of `bytes` in
+// all.
 CollectiveSeconds MeasureCollectives(const Group& group, int64_t bytes);
 
 }  // namespace fsdp

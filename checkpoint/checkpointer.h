@@ -1,4 +1,5 @@
-// Checkpoints of training runs, whose model files are a Hugging Face model.
+// Saves and loads checkpoints of training runs. The model files of a checkpoint
+// are a Hugging Face model.
 //
 //   auto checkpoints = fsdp::ValueOrThrow(fsdp::checkpoint::Checkpointer::Open(
 //       "/runs/7b", ranks));
@@ -12,13 +13,13 @@
 //   }
 //   status = checkpoints->Wait();
 //
-// "/runs/7b/step-100" then has model.safetensors (or several, and an index),
-// optimizer/exp_avg.safetensors and so on, training.json, ranks/, and
-// manifest.json, which has the size and the CRC32C of each MiB of all others.
-// The files do not depend on the number of ranks, and any number, with any
-// strategy and wrap policy, loads them. A folder step-N is whole or not there,
-// whatever is killed when; with CommitBy::kManifest, one that has a manifest is
-// whole.
+// "/runs/7b/step-100" then has model.safetensors (or several files and an
+// index), optimizer/exp_avg.safetensors and so on, training.json, ranks/, and
+// manifest.json, which has the size of every other file and the CRC32C of each
+// of its MiB. The files do not depend on the number of ranks: any number, with
+// any strategy and wrap policy, loads them. Whatever is killed when, a folder
+// step-N is whole or absent; with CommitBy::kManifest, one that has a manifest
+// is whole.
 #ifndef CHECKPOINT_CHECKPOINTER_H_
 #define CHECKPOINT_CHECKPOINTER_H_
 
@@ -44,111 +45,115 @@ namespace fsdp::checkpoint {
 
 class FileSystem;
 
-// All ranks pass the same.
+// All ranks pass the same options.
 struct CheckpointerOptions {
-  // Checkpoints that are kept: the newest ones, and those of steps that are
-  // multiples of keep_every. The newest, and the one that was loaded, stay.
-  std::optional<int64_t> keep_last = std::nullopt;  // unset: all
+  // The checkpoints that are kept: the `keep_last` newest (unset: all), those
+  // of multiples of `keep_every`, and always the newest and the one that was
+  // loaded.
+  std::optional<int64_t> keep_last = std::nullopt;
   std::optional<int64_t> keep_every = std::nullopt;
-  // The dtype that floating-point parameters and buffers have in the files;
-  // unset: their own.
+  // The dtype of floating-point parameters and buffers in the files; unset:
+  // their own.
   std::optional<c10::ScalarType> model_dtype = std::nullopt;
-  // Replace a checkpoint of the same step; it stays until the new one is there.
+  // If true, a save replaces a checkpoint of the same step, which stays until
+  // the new one is complete.
   bool overwrite = false;
-  // Without random writes: kPerRank. Any layout loads at any number of ranks;
-  // `checkpoint consolidate` makes a Hugging Face model of files of ranks.
+  // Storage without random writes needs kPerRank. Either layout loads at any
+  // number of ranks; `checkpoint consolidate` turns files of ranks into a
+  // Hugging Face model.
   SaveLayout layout = SaveLayout::kShared;
-  // Where folders cannot be renamed: kManifest, with kPerRank and without
-  // `overwrite`. Ranks of an earlier run have to have ended.
+  // Storage that cannot rename folders needs kManifest, together with kPerRank
+  // and without `overwrite`. All ranks of an earlier run must have ended.
   CommitBy commit_by = CommitBy::kRename;
-  int64_t max_file_bytes = 5'000'000'000;  // of kShared
-  // Says which parameters and buffers are saved, by name; null: all. Those that
-  // are not, such as the base of adapters, keep the values that they have when
-  // a checkpoint is loaded.
+  int64_t max_file_bytes = 5'000'000'000;  // per file, with kShared
+  // Returns whether the parameter or buffer of this name is saved; null: all
+  // are. Others, such as the base of adapters, keep their values when a
+  // checkpoint is loaded.
   std::function<bool(const std::string& name)> saves = nullptr;
-  // Further small files beside the model's, by name: {"config.json", ...}.
+  // Small files to write beside the model's, by name: {"config.json", ...}.
   std::map<std::string, std::string> texts = {};
 
-  // Memory for copies of values that are still to be written by SaveAsync(), at
-  // most, on each rank. 0: it returns when all is written.
+  // The most memory per rank for copies of values that SaveAsync() has still to
+  // write. If it is 0, SaveAsync() writes before it returns.
   int64_t staging_bytes = int64_t{4} << 30;
-  // Gets the bytes of this rank that are on their way to the disk, and all that
-  // the save under way writes. Called by the thread that writes them, which is
-  // another one in a SaveAsync(). May be null.
+  // Called with the bytes of this rank that are on their way to the disk, and
+  // all that it writes in the save, by the thread that writes, which in
+  // SaveAsync() is not the caller's. May be null.
   std::function<void(int64_t done, int64_t all)> progress = nullptr;
-  // Each rank writes no faster; unset: as fast as the disk.
+  // The most that each rank writes; unset: as fast as the disk.
   std::optional<int64_t> bytes_per_second = std::nullopt;
-  // Limits each wait for an answer of other ranks, who give one every second
-  // while they save, however long that takes, and that of SaveAsync() for room
-  // for copies.
-  // After a wait for ranks that was too long, saves and loads fail until the
-  // checkpointer is opened again.
+  // Limits each wait for an answer of other ranks, and each wait of SaveAsync()
+  // for room for copies. Ranks that save answer every second, however long the
+  // save takes. When a wait for ranks has timed out, saves and loads fail until
+  // the checkpointer is opened again.
   absl::Duration timeout = absl::Minutes(30);
-  // A save fails, on all ranks, by DeadlineExceeded that names the rank, when
-  // no call of a rank to its disk has come back for so long. Nobody waits for
-  // that disk any longer but a Save() of its own rank. The next saves fail,
-  // too, by Unavailable, until it has answered; the training may go on.
+  // When no call of a rank to its disk has returned for so long, the save fails
+  // on all ranks by DeadlineExceeded, naming the rank. Only a Save() of that
+  // rank still waits for its disk. Until the disk has answered, the next saves
+  // fail by Unavailable; the training may go on.
   absl::Duration stall_timeout = absl::Minutes(30);
-  // Null: the machine's. Outlives the checkpointer.
+  // If null, the machine's file system. Outlives the checkpointer.
   FileSystem* files = nullptr;
 };
 
 struct LoadRunOptions {
-  // Refuse names that are missing in the files or in the model.
+  // If true, names that the files or the model lack are refused.
   bool strict = true;
-  // Gets the bytes that this rank has read, and all that it has to. May be
-  // null.
+  // Called with the bytes that this rank has read, and all that it has to read.
+  // May be null.
   std::function<void(int64_t done, int64_t all)> progress = nullptr;
 };
 
-// A folder of checkpoints, used by one run at a time. All ranks make the same
-// calls, between steps, from one thread; what one rank cannot do all return as
-// an error, "rank 2: " in front. Between ranks only these go: a save's and a
-// load's agreement that all is well, and how far a save is.
+// A folder of checkpoints, which one run uses at a time. All ranks make the
+// same calls, from one thread each, between steps. If one rank fails, all
+// return its error, "rank 2: " in front. Ranks tell each other that a save or a
+// load goes well and how far a save is, and exchange values only of parameters
+// whose storage is not row-major.
 class Checkpointer {
  public:
-  // Makes the folder where there is none; its parent has to exist. Removes what
-  // killed runs have left half written. `ranks`: those of the model; null
-  // without. Collective. FailedPrecondition: a folder that has other things in
-  // it, or that another run uses. InvalidArgument: options that cannot be, or
-  // differ between ranks in how checkpoints are committed.
+  // Opens `folder`, or makes it in its parent, and removes what killed runs
+  // have left half written. Collective over `ranks`, the model's; null: one
+  // process alone. FailedPrecondition: the folder has other things in it, or
+  // another run uses it. InvalidArgument: options contradict each other, or
+  // `commit_by` differs between ranks.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Open(
       const std::string& folder,
       const std::shared_ptr<comm::Communicator>& ranks,
       const CheckpointerOptions& options = CheckpointerOptions());
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
-  // Waits for a save under way; its error is a warning then.
+  // Waits for a save under way, and logs its error as a warning.
   ~Checkpointer();
 
-  // When it returns, the checkpoint of `step` is on the disk, or, after an
-  // error, all is as before, unless the text says that the step is saved: older
-  // ones could not be removed then. AlreadyExists: there is one of that step,
-  // or, in the first save of a run that has loaded none, of a later one.
+  // Saves `run` as the checkpoint of `step` and returns when it is on the disk.
+  // After an error all is as before, unless the text says that the step is
+  // saved, as when older ones could not be removed, or may be. AlreadyExists:
+  // there is a checkpoint of that step or, in the first save of a run that has
+  // loaded none, of a later one.
   absl::Status Save(int64_t step, const TrainingRun& run);
 
-  // Returns when the values are copied, which may change from then on; a thread
-  // writes them. Waits for an earlier save first: one is under way at a time,
-  // and its error is returned here, before anything is begun.
+  // Returns when the values are copied, so that they may change; a thread
+  // writes them. One save is under way at a time: this call first waits for an
+  // earlier one, and returns its error before it begins anything.
   absl::Status SaveAsync(int64_t step, const TrainingRun& run);
-  // Until the save under way, if any, has ended; its error, once.
+  // Waits until the save under way, if any, has ended. Returns its error once.
   absl::Status Wait();
 
   const std::string& folder() const;
 
-  // The steps that can be loaded, rising. Not collective.
+  // Returns the steps that can be loaded, rising. Not collective.
   absl::StatusOr<std::vector<int64_t>> Steps() const;
 
-  // Loads the newest checkpoint: its step, or none where there is none. See
-  // Load().
+  // Loads the newest checkpoint, as Load() does, and returns its step, or
+  // nothing if there is no checkpoint.
   absl::StatusOr<std::optional<int64_t>> LoadLatest(
       TrainingRun& run, const LoadRunOptions& options = LoadRunOptions());
-  // Fills the model, the optimizer and the rest of `run`. What belongs to a
-  // rank, random states above all, comes back where the number of ranks is as
-  // it was. Every byte is held against its checksum. NotFound: no such step.
-  // InvalidArgument, with nothing changed, lists all that does not fit.
-  // DataLoss, naming the file and its bytes: damaged; the model and the
-  // optimizer may be filled in part. Collective.
+  // Fills the model, the optimizer and the rest of `run`. Collective. The
+  // values of single ranks, above all random states, come back only if the
+  // number of ranks is the same. Every byte is checked against its checksum.
+  // NotFound: there is no such step. InvalidArgument, with nothing changed,
+  // lists all that does not fit. DataLoss names the damaged file and bytes; the
+  // model and the optimizer may be partly filled then.
   absl::Status Load(int64_t step, TrainingRun& run,
                     const LoadRunOptions& options = LoadRunOptions());
 
@@ -159,12 +164,10 @@ class Checkpointer {
   const std::unique_ptr<Impl> impl_;
 };
 
-// How far a run has got, for whoever watches it.
-
-// The step that Checkpointer::LoadLatest() would load from `folder`; none where
-// there is no checkpoint, or no folder. Reads names, and a manifest where
-// checkpoints are committed by them, from any process, also while a run saves;
-// needs no LibTorch.
+// Returns the step that Checkpointer::LoadLatest() would load from `folder`, or
+// nothing if there is no checkpoint or no folder. Reads names, and manifests
+// where checkpoints are committed by them. Any process may call it to watch a
+// run, also while that saves.
 absl::StatusOr<std::optional<int64_t>> NewestStep(const std::string& folder);
 
 }  // namespace fsdp::checkpoint

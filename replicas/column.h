@@ -1,4 +1,4 @@
-// The ranks of one number in all replicas that take part.
+// A column: the ranks of the same number in all replicas that take part.
 #ifndef REPLICAS_COLUMN_H_
 #define REPLICAS_COLUMN_H_
 
@@ -18,35 +18,36 @@
 
 namespace fsdp::replicas {
 
-// A group of its own in each epoch, since its members differ. Used by one
-// thread; another one ends what is of an epoch that is over.
+// Connects this rank to its column. The members differ between epochs, and each
+// has its own group. One thread uses a Column; another ends groups of epochs
+// that are over.
 class Column {
  public:
-  // `place`: where the ranks of the column meet, with its keys' prefix; which
-  // rank this is, and of how many, is another matter in each epoch.
+  // The ranks of the column meet at `place`, under its prefix of keys. Which
+  // rank this is, and of how many, is said to Connect().
   Column(comm::Environment place, comm::ConnectOptions options)
       : place_(std::move(place)), options_(std::move(options)) {}
 
-  // Gives the group of an earlier epoch up and joins that of `epoch` as rank
-  // `index` of `size`. Errors as of comm::Connect(). Cancelled: the epoch is
-  // over already.
+  // Gives up the group of an earlier epoch and joins that of `epoch` as rank
+  // `index` of `size`. Errors are those of comm::Connect(), and Cancelled if
+  // the epoch is over already.
   absl::Status Connect(int64_t epoch, int index, int size);
 
-  // A group of some of the column's ranks, of which this is `index` of `size`;
-  // once in an epoch, after Connect() was OK. It ends as the column does.
+  // Connects a group of some ranks of the column, as `index` of `size`, once
+  // per epoch after Connect() was OK. It ends when the column's group does.
   absl::StatusOr<std::shared_ptr<comm::Communicator>> ConnectPart(int index,
                                                                   int size);
 
-  // After Connect() was OK.
+  // The group of the epoch, after Connect() was OK.
   comm::Communicator& ranks() {
     absl::MutexLock lock(&mutex_);
     return *ranks_;
   }
 
-  // Whoever waits in a group of an epoch before `epoch`, or for one, returns at
-  // once. From any thread.
+  // Ends the groups of epochs before `epoch`: whoever waits in one, or to
+  // connect one, returns at once. Any thread may call it.
   void EndBefore(int64_t epoch, const absl::Status& reason);
-  // Ends what there is.
+  // Ends the groups of the current epoch.
   void Abort(const absl::Status& reason);
 
  private:
@@ -62,8 +63,8 @@ class Column {
   mutable absl::Mutex mutex_;
   std::shared_ptr<comm::Communicator> ranks_ ABSL_GUARDED_BY(mutex_);
   std::weak_ptr<comm::Communicator> part_ ABSL_GUARDED_BY(mutex_);
-  int64_t epoch_ ABSL_GUARDED_BY(mutex_) = -1;       // of both
-  int64_t first_alive_ ABSL_GUARDED_BY(mutex_) = 0;  // the others are over
+  int64_t epoch_ ABSL_GUARDED_BY(mutex_) = -1;       // of both groups
+  int64_t first_alive_ ABSL_GUARDED_BY(mutex_) = 0;  // earlier epochs are over
 };
 
 }  // namespace fsdp::replicas

@@ -1,4 +1,4 @@
-// Gradients of shards, averaged over the replicas that take part in a step.
+// Averages gradients of shards over the replicas that take part in a step.
 #ifndef REPLICAS_GRADIENT_MEANS_H_
 #define REPLICAS_GRADIENT_MEANS_H_
 
@@ -17,33 +17,34 @@
 
 namespace fsdp::replicas {
 
-// Of one rank, with those of the same rank in other replicas: its column. In
-// two parts, since a replica may be lost in between: gradients stay as they are
-// until it is known over whom the mean is. Needs as much memory as the
-// gradients. Not thread-safe.
+// Averages one rank's gradients with its column's, in two parts, because a
+// replica may be lost in between: gradients stay as they are until it is known
+// over whom the mean is. Needs as much memory as the gradients. Not
+// thread-safe.
 class GradientMeans {
  public:
-  // `column` outlives it. `leaves`: what the optimizer steps, in the same order
-  // and of the same sizes and dtypes in all of the column.
+  // `column` outlives it. `leaves` are the tensors that the optimizer steps, in
+  // the same order and of the same sizes and dtypes on all of the column.
   GradientMeans(comm::Communicator& column, std::vector<at::Tensor> leaves);
 
-  // Adds the gradients of all of the column up, elsewhere. A leaf that has a
-  // gradient in some only has zeros in the others. Collective; sums are made in
-  // the order of ranks, the same bits in all. After an error, of this rank or
-  // of another, the column is aborted.
+  // Sums the gradients of the column, into memory of its own. A leaf with a
+  // gradient on some ranks counts as zeros on the others. Collective; sums are
+  // made in the order of ranks, the same bits on all. After an error of any
+  // rank the column is aborted.
   absl::Status Sum(absl::Time deadline);
 
-  // Once, after Sum() was OK: gradients become the sums divided by the number
-  // of ranks of the column. No messages. After an error they are so in part.
+  // Call it once, after Sum() was OK: sets gradients to the sums divided by the
+  // number of ranks of the column. Sends no messages. After an error some are
+  // set.
   absl::Status Apply();
 
  private:
-  // Sums of one device and dtype, one leaf after the other.
+  // A sum holds the gradients of one device and dtype, leaf after leaf.
   using Kind = std::pair<c10::Device, c10::ScalarType>;
   struct LessKind {
     bool operator()(const Kind& a, const Kind& b) const;
   };
-  // A leaf that has a gradient in the column.
+  // A leaf that has a gradient anywhere in the column.
   struct Part {
     size_t leaf;
     Kind kind;

@@ -1,4 +1,4 @@
-// The log of a run that is under way, and who watches over it.
+// The log of a run that is under way, with a thread that watches it.
 #ifndef REPLICAS_LIVE_LOG_H_
 #define REPLICAS_LIVE_LOG_H_
 
@@ -27,10 +27,10 @@ namespace fsdp::replicas {
 
 struct LiveLogOptions {
   MembershipOptions membership;
-  // The ranks of this replica, aborted once it is lost; outlives the log. Null:
-  // there is one.
+  // The ranks of this replica, which are aborted when it is lost; outlives the
+  // log. Null if the replica has one rank.
   comm::Communicator* inside = nullptr;
-  // Called from another thread once the members are others than in epochs
+  // Called by another thread when the members are no longer those of epochs
   // before `epoch`.
   std::function<void(int64_t epoch)> on_epoch;
   // Asked while Enter() waits; may be null.
@@ -40,14 +40,14 @@ struct LiveLogOptions {
   absl::Duration patience = absl::Seconds(30);
 };
 
-// A thread of it lets the others hear of this rank, looks who is lost, and
-// takes the keys "gone/2/1" of launchers, which say that incarnation 1 of
-// replica 2 has ended, for its leave.
+// Its thread gives signs of life of this rank, finds out who is lost, and takes
+// launchers' keys, such as "gone/2/1" for the end of incarnation 1 of replica
+// 2, as leaves.
 class LiveLog final : public StepLog {
  public:
   static absl::StatusOr<std::unique_ptr<LiveLog>> Start(
       LiveLogOptions options, std::unique_ptr<Registers> registers);
-  // Leaves, unless the run is over.
+  // Leaves the log, unless the run is over.
   ~LiveLog() override;
 
   absl::StatusOr<Roster> Enter(int64_t first_step) override;
@@ -60,11 +60,12 @@ class LiveLog final : public StepLog {
   LiveLog(LiveLogOptions options, std::unique_ptr<Registers> registers)
       : options_(std::move(options)), registers_(std::move(registers)) {}
 
-  // The entry in which this replica takes part, or the end of the run; none:
-  // not yet. All ranks of the replica alike; `mine`: what hinders this one.
+  // Returns the entry in which this replica takes part, or the run's end, or
+  // nothing yet; the same on all ranks of the replica. `mine` is what hinders
+  // this rank.
   absl::StatusOr<std::optional<int64_t>> AwaitMembership(absl::Status mine);
   absl::StatusOr<Roster> Entry(int64_t number);
-  // With which its step began.
+  // Returns the roster with which its step began.
   absl::StatusOr<Roster> BeginOf(Roster roster);
   void Note(const Roster& roster);
   void Watch();
@@ -75,10 +76,10 @@ class LiveLog final : public StepLog {
   const LiveLogOptions options_;
   const std::unique_ptr<Registers> registers_;
   std::unique_ptr<Membership> membership_;
-  std::unique_ptr<HistoryFile> history_;  // of one rank of the replica
+  std::unique_ptr<HistoryFile> history_;  // rank 0 of the replica has one
   bool entered_ = false;
   bool over_ = false;
-  int64_t epoch_ = -1;  // that on_epoch() was called for; of the thread
+  int64_t epoch_ = -1;  // of the last on_epoch(); used by thread_
   std::atomic<int64_t> entered_with_{-1};  // the entry's number; -1: not yet
 
   absl::Mutex mutex_;
@@ -86,33 +87,32 @@ class LiveLog final : public StepLog {
   std::thread thread_;
 };
 
-// The log of a run that is to go as another one went.
-
-// Asks nobody and waits for nobody: that ranks keep step is the collectives'
-// business. A replica is told that it is lost where it was.
+// The log of a run that repeats a recorded one. It asks and waits for nobody:
+// collectives keep ranks in step. A replica is told that it is lost where it
+// was.
 class ReplayLog final : public StepLog {
  public:
-  // `history` begins with a founding. Whoever was lost before the step
-  // `steps` is lost again; none later.
+  // `history` begins with a founding. Whoever was lost before step `steps` is
+  // lost again; nobody is later.
   ReplayLog(History history, const ReplicaId& self, int64_t steps)
       : history_(std::move(history)), self_(self), steps_(steps) {}
 
-  // FailedPrecondition: the founder brought the state of another step.
-  // InvalidArgument: the history has no step of this life, nor of a later one:
-  // it comes after the end, or because an earlier one was lost that the history
-  // has not lost. Never the run's end: see HasNoStep().
+  // Never returns the run's end: see HasNoStep(). FailedPrecondition: the
+  // founder brought the state of another step. InvalidArgument: the history has
+  // no step of this life or a later one: it comes after the end, or an earlier
+  // one was lost here only.
   absl::StatusOr<Roster> Enter(int64_t first_step) override;
   absl::StatusOr<Roster> SkipLosses(const Roster& roster) override;
   absl::Status VoteFor(const Roster& roster) override;
   absl::StatusOr<Roster> AwaitNext(const Roster& roster,
                                    absl::Time deadline) override;
 
-  // This life is over where the history has its end, too. Any other error ends
-  // the replay: the others may wait for this replica for ever.
+  // True if this life has ended where it ends in the history, too. Any other
+  // error ends the replay, because others may wait for this replica for ever.
   bool ends_as_recorded() const { return ends_as_recorded_; }
 
  private:
-  // Why this life cannot take part; `end`: of the run.
+  // Says why this life cannot take part. `end` is the run's.
   absl::Status HasNoStep(const Roster& end);
   absl::Status AsRecorded(const absl::Status& status);
 

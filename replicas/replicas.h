@@ -21,10 +21,10 @@
 //   }
 //
 // comm/run_ranks starts such a job on one host (`--replicas=2 --ranks=2`);
-// elsewhere each replica is a job of its own (torchrun, --ranks), with
-// FSDP_REPLICA, FSDP_REPLICAS, FSDP_REPLICA_INCARNATION and
-// FSDP_REPLICA_STORE, the place of a tools/keeper. Without them there is one
-// replica, and all of this costs nothing.
+// elsewhere each replica is a job of its own (torchrun, --ranks) with
+// FSDP_REPLICA, FSDP_REPLICAS, FSDP_REPLICA_INCARNATION and FSDP_REPLICA_STORE,
+// the address of a tools/keeper. Without them there is one replica, and this
+// costs nothing.
 #ifndef REPLICAS_REPLICAS_H_
 #define REPLICAS_REPLICAS_H_
 
@@ -42,49 +42,51 @@
 
 namespace fsdp {
 
-// The same on all ranks of all replicas, but `first_step`.
+// The same on all ranks of all replicas, except `first_step`.
 struct ReplicaOptions {
-  // How many steps the run has; a replica that comes later does nothing.
+  // The number of steps of the run. A replica that comes later does nothing.
   int64_t steps = 0;
-  // How many are done: what this replica has loaded from a checkpoint. Counts
-  // where a run begins; all take the state of a replica that is furthest.
+  // The steps that this replica has done, as loaded from a checkpoint. They
+  // count when the run begins: all take the state of a replica that is
+  // furthest.
   int64_t first_step = 0;
 
-  // Replicas to wait for where a run begins; after found_timeout those that
-  // are there begin.
+  // How long the beginning of a run waits for all replicas; after that those
+  // that are there begin.
   absl::Duration found_timeout = absl::Minutes(1);
-  // A replica is lost once one of its ranks has given no sign of life for this
-  // long. Where its end is noticed otherwise, that is at once.
+  // A replica is lost when one of its ranks has given no sign of life for so
+  // long, or at once if its end is noticed otherwise.
   absl::Duration loss_timeout = absl::Seconds(10);
-  // A replica is lost that has not finished a step so long after the first one
-  // has; zero: never. Live ranks that hang cannot be noticed otherwise.
+  // A replica is lost if it has not finished a step so long after the first
+  // replica has; zero: never. Nothing else notices live ranks that hang.
   absl::Duration step_timeout = absl::ZeroDuration();
 
-  // Where each replica appends who took part in which steps, as
-  // "replica-0.txt"; of this run alone. Empty: nowhere.
+  // A folder, of this run alone, where each replica appends who took part in
+  // which steps, in "replica-0.txt" and so on. Empty: nowhere.
   std::string history_folder;
-  // Such a folder: replicas take part, and are lost, as they were in that run,
-  // and end with its bits. One that is lost ends with Aborted, and has to be
-  // started again; any other loss ends all with an error, and BeginStep()
-  // refuses a life that the history has no step of with InvalidArgument: who
-  // comes to the end of the run has gone through its steps. Empty: no replay.
+  // Such a folder of an earlier run. Replicas then take part and are lost as
+  // they were in it, and end with its bits. A replica that is lost ends with
+  // Aborted and must be started again; any other loss ends all with an error.
+  // BeginStep() refuses a life of which the history has no step by
+  // InvalidArgument: whoever comes to the run's end has gone through its steps.
+  // Empty: no replay.
   std::string replay;
 
-  // Of the groups between replicas: backend, device, timeouts.
+  // Backend, device and timeouts of the groups between replicas.
   comm::ConnectOptions between;
 };
 
-// One rank's. All ranks of a replica make the same calls, from one thread. An
-// error of one rank is the end of its replica: what ranks do then is end, so
-// that the replica can be started again. Its destructor tells the others.
+// One rank's part. All ranks of a replica make the same calls, from one thread.
+// After an error of one rank its replica's ranks must end, so that it can be
+// started again. The destructor tells the other replicas.
 class Replicas {
  public:
-  // `run` is what replicas hand over, and outlives this. The model is sharded
-  // over the ranks of this replica by any strategy, with the same options in
-  // all replicas. Waits for the keeper only.
-  // InvalidArgument: options, or a run without model or optimizer, or an
-  // environment without what replicas need. Unavailable, DeadlineExceeded,
-  // PermissionDenied: no keeper there.
+  // Waits for the keeper only. `run`, which replicas hand over, outlives this.
+  // The model is sharded over the ranks of this replica by any strategy, with
+  // the same options in all replicas. InvalidArgument: bad options, a run
+  // without model or optimizer, or an environment without what replicas need.
+  // Unavailable, DeadlineExceeded, PermissionDenied: the keeper does not
+  // answer.
   static absl::StatusOr<std::unique_ptr<Replicas>> Join(
       const comm::Environment& environment, checkpoint::TrainingRun* run,
       const ReplicaOptions& options);
@@ -92,28 +94,29 @@ class Replicas {
   Replicas& operator=(const Replicas&) = delete;
   ~Replicas();
 
-  // A step that is to be computed, and this replica's part in it.
+  // A step to compute, and this replica's part in it.
   struct Step {
     int64_t step;  // from 0
     int index;     // 0 <= index < size
     int size;      // how many replicas take part
   };
-  // Waits until this replica takes part in a step, which is at once but where
-  // it has just come: then `run` has been filled by another one, if there was
-  // any. None: the run is over. The same on all ranks of a replica.
+  // Waits until this replica takes part in a step, and returns it, or nothing
+  // if the run is over; the same on all ranks of a replica. Only a replica that
+  // has just come has to wait; `run` then has the state of another one, if
+  // there was any.
   absl::StatusOr<std::optional<Step>> BeginStep();
 
-  // After backward, before gradients are clipped and the optimizer steps: the
-  // gradients of the optimizer's parameters become the means over the replicas
-  // that finish this step, which may be fewer than began it, never more. OK:
-  // the step is done for good, in all of them alike. Errors: the step is not
-  // this replica's; Aborted: it has been given up for lost.
+  // Call this after backward, before gradients are clipped and the optimizer
+  // steps. Sets the gradients of the optimizer's parameters to their means over
+  // the replicas that finish this step, which may be fewer than began it, never
+  // more. OK: the step is done for good, in all of them alike. After an error
+  // the step is not this replica's; Aborted: the replica was given up as lost.
   absl::Status FinishStep();
 
-  // How many steps of the run this replica's model has gone through: those of
-  // the run, unless it has come after the last one and was given nothing.
+  // The number of steps that this replica's model has gone through: those of
+  // the run, unless the replica has come after the last one and got no state.
   int64_t steps_done() const;
-  // "0.1 2.3": replicas that have finished the last step, each with its
+  // "0.1 2.3": the replicas that have finished the last step, each with its
   // incarnation.
   std::string Members() const;
 

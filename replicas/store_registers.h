@@ -1,4 +1,4 @@
-// The memory that replicas share, kept by a job's store that outlives them.
+// Registers in a job's store, which outlives the replicas.
 #ifndef REPLICAS_STORE_REGISTERS_H_
 #define REPLICAS_STORE_REGISTERS_H_
 
@@ -23,8 +23,8 @@ namespace fsdp::replicas {
 
 class StoreRegisters final : public Registers {
  public:
-  // Keys begin with `prefix`. A call fails with Unavailable where the store has
-  // not answered for some seconds. Errors: as JobStore::Connect().
+  // Keys begin with `prefix`. Calls return Unavailable if the store does not
+  // answer for some seconds. Errors are those of JobStore::Connect().
   static absl::StatusOr<std::unique_ptr<StoreRegisters>> Connect(
       const comm::JobStorePlace& place, const std::string& prefix,
       const comm::WaitLimits& limits);
@@ -40,7 +40,7 @@ class StoreRegisters final : public Registers {
   absl::StatusOr<bool> HasAll(const std::vector<std::string>& keys) override;
   absl::Status Await(const std::string& key, absl::Time deadline) override;
 
-  // All keys that begin with `prefix`, which is not empty.
+  // Removes all keys that begin with `prefix`, which is not empty.
   absl::Status RemoveAll(const std::string& prefix);
 
  private:
@@ -50,7 +50,7 @@ class StoreRegisters final : public Registers {
 
   // Notes which life of the store this is.
   absl::Status Identify();
-  // FailedPrecondition where it has been started anew, and has lost all.
+  // FailedPrecondition: the store was started anew, and has lost all.
   absl::Status CheckIdentity();
   absl::Status Call(FallibleRef call);
   std::string KeyOf(const std::string& key) const { return prefix_ + key; }
@@ -58,7 +58,7 @@ class StoreRegisters final : public Registers {
   const c10::intrusive_ptr<comm::JobStore> store_;
   const std::string prefix_;
   std::string identity_;
-  std::atomic<bool> broke_off_{false};  // so that the store may be another one
+  std::atomic<bool> broke_off_{false};  // the store may be another one since
 };
 
 }  // namespace fsdp::replicas

@@ -1,4 +1,4 @@
-// Elements of tensors as bytes of a file, and back.
+// Turns elements of tensors into bytes of a file, and back.
 #ifndef CHECKPOINT_BYTES_TENSOR_BYTES_H_
 #define CHECKPOINT_BYTES_TENSOR_BYTES_H_
 
@@ -14,24 +14,24 @@
 
 namespace fsdp::checkpoint {
 
-// InvalidArgument: the cast of `own`, which is `cast`, has made a finite value
-// infinite. `advice`: the end of the text, after the dtype of `own`.
+// InvalidArgument: casting `own` to `cast` has made a finite value infinite.
+// `advice` ends the text, after the dtype of `own`.
 inline constexpr absl::string_view kAdviceForLoading =
     " for the model's values (--precision=fp32)";
 absl::Status CheckFits(const at::Tensor& own, const at::Tensor& cast,
                        absl::string_view advice);
 
-// Gives out, in any pieces, also such as cut elements, the bytes that `values`
-// have in a file. Keeps one piece of them on the host at a time.
+// Gives out the bytes that `values` have in a file, in any pieces, even of cut
+// elements. One piece at a time is on the host.
 class TensorSource {
  public:
-  // `values`: 1-D, with values as long as it is used, on any device. `dtype`:
+  // `values` is 1-D, on any device, and stays valid meanwhile. `dtype` is that
   // in the file; casts round as copy_() does.
   TensorSource(at::Tensor values, c10::ScalarType dtype);
 
   int64_t bytes() const;
-  // The bytes from `position` on. InvalidArgument: the cast would make a finite
-  // value infinite. Internal: what LibTorch throws.
+  // Reads the bytes from `position` on. InvalidArgument: the cast would make a
+  // finite value infinite. Internal: LibTorch throws.
   absl::Status Read(int64_t position, absl::Span<char> out) const;
 
  private:
@@ -42,12 +42,12 @@ class TensorSource {
 // Takes bytes of a file, in order and in any pieces, as elements of `values`.
 class TensorSink {
  public:
-  // `values`: 1-D, on any device and of any dtype that `dtype`, the file's, can
-  // be cast to. Each write counts in its version.
+  // `values` is 1-D, on any device, of any dtype to which `dtype`, the file's,
+  // can be cast. Each write counts in its version.
   TensorSink(at::Tensor values, c10::ScalarType dtype);
 
-  // The bytes from `position` on, which is where the last ones ended. Errors as
-  // of TensorSource::Read().
+  // Writes the bytes from `position` on, where the last call ended. Errors are
+  // those of TensorSource::Read().
   absl::Status Write(int64_t position, absl::Span<const char> bytes);
 
  private:
@@ -55,7 +55,7 @@ class TensorSink {
 
   at::Tensor values_;
   c10::ScalarType dtype_;
-  std::string cut_;  // of an element of which more is to come
+  std::string cut_;  // the beginning of an element whose rest is to come
 };
 
 }  // namespace fsdp::checkpoint

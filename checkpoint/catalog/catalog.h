@@ -1,5 +1,5 @@
-// What a checkpoint has, whatever its format: tensors, and which bytes of which
-// files hold which of their elements.
+// The contents of a checkpoint of any format: its tensors, and which bytes of
+// which files hold which of their elements.
 #ifndef CHECKPOINT_CATALOG_CATALOG_H_
 #define CHECKPOINT_CATALOG_CATALOG_H_
 
@@ -20,7 +20,7 @@ namespace fsdp::checkpoint {
 
 struct StoredFile {
   std::string name;   // relative to the checkpoint's folder
-  int64_t bytes = 0;  // that it has to have
+  int64_t bytes = 0;  // the size that it must have
 };
 
 // A box of a tensor, row-major and without gaps in a file.
@@ -39,7 +39,7 @@ struct FileRun {
   int file = 0;
   int64_t offset = 0;  // bytes from the beginning of the file
   int64_t bytes = 0;
-  int64_t target = 0;  // bytes from the first element that was asked for
+  int64_t target = 0;  // bytes from the first element asked for
 
   friend bool operator==(const FileRun& a, const FileRun& b) {
     return a.file == b.file && a.offset == b.offset && a.bytes == b.bytes &&
@@ -50,14 +50,14 @@ struct FileRun {
 // A value type; thread-compatible.
 class Catalog {
  public:
-  // The number of the file. InvalidArgument: a name that leaves the folder or
-  // that is there already, a negative size.
+  // Returns the number of the file. InvalidArgument: the name leaves the folder
+  // or is there already, or the size is negative.
   absl::StatusOr<int> AddFile(std::string name, int64_t bytes);
 
-  // InvalidArgument, naming the tensor: a name that is there already, more than
-  // 64 dimensions, a box that leaves the tensor or its file, an element that is
-  // in no box or in several, and elements that do not fill bytes unless one box
-  // has all of them. Boxes without elements are dropped.
+  // Drops boxes without elements. InvalidArgument, naming the tensor: the name
+  // is there already; more than 64 dimensions; a box leaves the tensor or its
+  // file; an element is in no box or in several; elements do not fill bytes and
+  // are not all in one box.
   absl::Status AddTensor(StoredTensor tensor);
 
   absl::Span<const StoredFile> files() const { return files_; }
@@ -73,10 +73,10 @@ class Catalog {
   absl::flat_hash_map<std::string, size_t> tensor_numbers_;
 };
 
-// Where the elements [begin, end) of a tensor of a catalog, row-major, lie: in
-// their order, with neighbors joined. One run where one box has whole rows, as
-// many as there are rows where boxes cut them. InvalidArgument: elements that
-// the tensor does not have, or that do not fill bytes.
+// Returns where the elements [begin, end), row-major, of a tensor lie, in order
+// and with neighbors joined: one run where a box has whole rows, one per row
+// where boxes cut rows. InvalidArgument: the tensor lacks the elements, or they
+// do not fill bytes.
 absl::StatusOr<std::vector<FileRun>> RunsOf(const StoredTensor& tensor,
                                             int64_t begin, int64_t end);
 

@@ -1,5 +1,4 @@
-// Catalogs of checkpoints whose files are safetensors, from what their headers
-// say.
+// Makes catalogs of checkpoints of safetensors files from the files' headers.
 #ifndef CHECKPOINT_CATALOG_SAFETENSORS_CATALOG_H_
 #define CHECKPOINT_CATALOG_SAFETENSORS_CATALOG_H_
 
@@ -18,20 +17,20 @@ struct SafetensorsFile {
   SafetensorsHeader header;
 };
 
-// Of all files of a folder that has no index: tensors are whole, or, in files
-// with DCP's sharding info, pieces, which together have to be the tensors.
-// Tensors are in the order of their positions where files say them, else of
+// Returns the catalog of all files of a folder without index. Tensors are whole
+// or, in files with DCP's sharding info, pieces that must make up the tensors.
+// They are in the order of their positions if files have these, otherwise of
 // the files. Without "global_shape" a tensor is as large as its pieces reach,
-// so that a last piece that is missing is not noticed. InvalidArgument, naming
-// file and tensor.
+// so that a missing last piece goes unnoticed. InvalidArgument names file and
+// tensor.
 absl::StatusOr<Catalog> CatalogOfSafetensors(
     absl::Span<const SafetensorsFile> files);
 
-// Of a Hugging Face model with an index, whose tensors are whole. `files` are
-// those that the index names; what else they have is left alone, as it may be
-// another file's or an older one. InvalidArgument lists all at once: files that
-// are not there, or that it does not name, and tensors that are missing in the
-// file that it names.
+// Returns the catalog of a Hugging Face model with an index, whose tensors are
+// whole. `files` are those that the index names; other tensors in them are
+// ignored, since they may be another file's or older. InvalidArgument lists all
+// files that are missing or that the index does not name, and tensors that are
+// not in their file.
 absl::StatusOr<Catalog> CatalogOfHuggingFace(
     const FileIndex& index, absl::Span<const SafetensorsFile> files);
 

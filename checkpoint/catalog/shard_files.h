@@ -1,5 +1,5 @@
-// Files of one rank alone, for storage without random writes: safetensors with
-// DCP's sharding info.
+// Files that one rank alone writes, for storage without random writes:
+// safetensors with DCP's sharding info.
 #ifndef CHECKPOINT_CATALOG_SHARD_FILES_H_
 #define CHECKPOINT_CATALOG_SHARD_FILES_H_
 
@@ -23,9 +23,9 @@ struct RankRange {
   int64_t end = 0;
 };
 
-// What goes to one place of a file.
+// A piece of a range that is in one place of a file.
 struct ShardPiece {
-  int range = 0;      // in the ranges given
+  int range = 0;      // the index in the ranges given
   int64_t begin = 0;  // elements of the tensor
   int64_t end = 0;
   int64_t offset = 0;  // bytes from the beginning of the file
@@ -38,39 +38,40 @@ struct ShardFile {
   std::vector<ShardPiece> pieces;
 };
 
-// The files of a rank, whose `ranges` are of all tensors in an order that all
-// ranks have: pieces say their places in it. A range is cut into boxes. Readers
-// in PyTorch up to 2.11 take one box of a tensor from a file, under the
-// tensor's own name, and every file with this ending; so the k-th box of each
-// range goes into the rank's k-th file. A rank that has cut a parameter only at
-// its first and its last element needs two or three files, and one without
-// elements none, unless it is rank 0. Newer readers need no other keys;
-// "global_shape" tells them, and CatalogOfSafetensors(), of pieces that are
-// missing. Tensors without elements are in a file of rank 0. `stem`: in place
-// of the "model" of the names. InvalidArgument, naming the tensor: a name given
-// twice, a range that the tensor does not have, elements that do not fill
-// bytes.
+// Returns the files of a rank. `ranges` are this rank's of all tensors, in an
+// order that all ranks have; pieces say their tensor's place in it. Each range
+// is cut into boxes. PyTorch up to 2.11 reads every file with this ending and
+// takes one box of a tensor from a file, under the tensor's own name. So the
+// k-th box of each range goes into the rank's k-th file. A rank that cuts
+// parameters only at its first and last element needs two or three files, a
+// rank without elements none, except rank 0, which also has the tensors without
+// elements. Newer readers need no other keys; "global_shape" tells them and
+// CatalogOfSafetensors() if pieces are missing. `stem` replaces "model" in the
+// names. InvalidArgument, naming the tensor: a name is given twice, a range
+// exceeds the tensor, or elements do not fill bytes.
 absl::StatusOr<std::vector<ShardFile>> PlanShardFiles(
     int rank, absl::Span<const RankRange> ranges,
     absl::string_view stem = "model");
 
-// "optimizer/exp_avg" of "optimizer/shard-00003-exp_avg-00001-of-00002" and the
-// ending; none for other names.
+// Returns "optimizer/exp_avg" for
+// "optimizer/shard-00003-exp_avg-00001-of-00002.safetensors", and nothing for
+// names of another form.
 std::optional<std::string> StemOfShardFile(absl::string_view name);
 
-// Which part of which tensor a safetensors file of one rank has, as PyTorch's
-// distributed checkpoints (DCP) say it: JSON under one key of the metadata,
+// The sharding info of a safetensors file of one rank says which part of which
+// tensor it has. It is that of PyTorch's distributed checkpoints (DCP), JSON
+// under one key of the metadata,
 //   {"layer.weight": {"saved_offsets": [8, 0]}},
-// with "logical_fqn" and "global_shape" from newer writers, and, which others
-// do not look at, our "tensor_position".
+// with "logical_fqn" and "global_shape" from newer writers, and our
+// "tensor_position", which others ignore.
 
 inline constexpr absl::string_view kShardingInfoKey = "DCP_SHARDING_INFO";
 
 struct ShardEntry {
-  std::string tensor;            // of which it is a part
-  std::vector<int64_t> offsets;  // of the part in the tensor
+  std::string tensor;            // the tensor of which it is a part
+  std::vector<int64_t> offsets;  // where the part begins in the tensor
   std::optional<std::vector<int64_t>> global_shape;
-  // Among all tensors, in the order of the model.
+  // The tensor's place in the model's order.
   std::optional<int64_t> position = std::nullopt;
 };
 
@@ -79,7 +80,7 @@ using ShardingInfo = std::map<std::string, ShardEntry>;
 
 std::string FormatShardingInfo(const ShardingInfo& info);
 
-// InvalidArgument, naming the entry, for anything else.
+// InvalidArgument names the entry that is wrong.
 absl::StatusOr<ShardingInfo> ParseShardingInfo(absl::string_view json);
 
 }  // namespace fsdp::checkpoint

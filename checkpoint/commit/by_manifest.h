@@ -1,5 +1,5 @@
 // The folder of a run whose checkpoints are committed by their manifests
-// (CommitBy): nothing here renames, locks or writes over anything.
+// (CommitBy). Nothing here renames, locks or overwrites.
 #ifndef CHECKPOINT_COMMIT_BY_MANIFEST_H_
 #define CHECKPOINT_COMMIT_BY_MANIFEST_H_
 
@@ -12,26 +12,25 @@
 
 namespace fsdp::checkpoint {
 
-// Makes `root`, whose `latest` is right until now, such a folder.
+// Turns `root`, whose `latest` has been right so far, into such a folder.
 absl::Status BeginByManifest(FileSystem& files, const std::string& root);
 
-// Removes folders of steps that have no manifest, or the torn one at which a
-// run has died.
+// Removes the folders of steps that have no manifest, or one that was being
+// written when a run died.
 absl::Status RemoveUnfinished(FileSystem& files, const std::string& root);
 
-// The folder of a step, if there is one, which is no checkpoint from its first
-// change on. OK: nothing of it is left.
+// Removes the folder of a step, if there is one. From the first change on it is
+// no checkpoint; after OK nothing of it is left.
 absl::Status RemoveByManifest(FileSystem& files, const std::string& path);
 
-// The files that the manifest names are in StepPath(root, manifest.step) and
-// synced: from now on it is a checkpoint, and the newest one, as higher steps
-// are given up. After an error it is not one, unless the text says so.
+// Makes StepPath(root, manifest.step) a checkpoint and the newest one: higher
+// steps are marked as given up. The files that the manifest names are there and
+// synced. After an error it is no checkpoint, unless the text says so.
 absl::Status CommitByManifest(FileSystem& files, const std::string& root,
                               const Manifest& manifest);
 
-// What is said of a step whose commit has neither succeeded nor been undone.
-
-// `why`, an error, with "; step N may be saved all the same" at its end.
+// Returns `why`, an error, with "; step N may be saved all the same" at its
+// end: for a commit that has neither succeeded nor been undone.
 absl::Status MayBeSaved(const absl::Status& why, int64_t step);
 
 }  // namespace fsdp::checkpoint

@@ -1,4 +1,5 @@
-// The folder of a run's checkpoints, which either exist whole or not at all.
+// The folder of a run's checkpoints, each of which exists as a whole or not at
+// all.
 #ifndef CHECKPOINT_COMMIT_CHECKPOINT_FOLDER_H_
 #define CHECKPOINT_COMMIT_CHECKPOINT_FOLDER_H_
 
@@ -18,48 +19,48 @@
 
 namespace fsdp::checkpoint {
 
-// Rank 0 has it. The other ranks write into WrittenPath(root, step, token,
-// commit_by), which whoever comes first makes, after Claim() and, for a step
-// that was given up, after Discard(); and before Commit(). By manifest: after
-// Begin(), which removes what is there. At every
-// instant, whatever is killed, ListCheckpoints() has what was committed last.
-// Errors are those of FileSystem where none is named. Thread-compatible.
+// Rank 0 owns it. The other ranks write into WrittenPath(root, step, token,
+// commit_by), which the first to come makes, after Claim() and before Commit();
+// for a step that was given up also after Discard(), and by manifest after
+// Begin(), which removes what is there. Whatever is killed when,
+// ListCheckpoints() has what was committed last. Errors without a name here are
+// those of FileSystem. Thread-compatible.
 class CheckpointFolder {
  public:
-  // Makes the folder, in one that has to exist, or takes one that is ours, or
-  // empty, and removes what dead runs have left half done. FailedPrecondition
-  // for a folder with other things in it, and, unless it is by manifest, while
-  // another run has it, which the text names.
+  // Makes the folder, whose parent must exist, or takes one that is ours or
+  // empty, and removes what dead runs have left half done. FailedPrecondition:
+  // the folder has other things in it, or, unless it is by manifest, another
+  // run, which the text names, has it.
   static absl::StatusOr<std::unique_ptr<CheckpointFolder>> Claim(
       FileSystem& files, const std::string& root,
       CommitBy commit_by = CommitBy::kRename);
   CheckpointFolder(const CheckpointFolder&) = delete;
   CheckpointFolder& operator=(const CheckpointFolder&) = delete;
-  // Another run may have it then.
+  // After that another run may claim it.
   ~CheckpointFolder() = default;
 
-  // The path of the folder to write to, which may be there already.
-  // AlreadyExists for a step that there is, unless `overwrite`: then that one
-  // stays until the new one is committed, or goes at once, by manifest.
-  // FailedPrecondition where an earlier
-  // Discard() of the step has failed: something is left of that one.
+  // Returns the path of the folder to write to, which may exist. AlreadyExists:
+  // there is a checkpoint of that step, and not `overwrite`, with which it
+  // stays until the new one is committed, or by manifest goes at once.
+  // FailedPrecondition: an earlier Discard() of the step has failed and left
+  // something.
   absl::StatusOr<std::string> Begin(int64_t step, bool overwrite = false);
 
-  // All files are written and synced: from now on it is a checkpoint, and the
-  // latest. FailedPrecondition without Begin(); DataLoss if what is there is
-  // not what the manifest says, by its sizes. After an error it is not one,
-  // unless the text says so.
+  // Makes what was written the latest checkpoint. All its files are written and
+  // synced. FailedPrecondition: the step was not begun. DataLoss: the sizes of
+  // the files are not those of the manifest. After an error it is no
+  // checkpoint, unless the text says so.
   absl::Status Commit(int64_t step, const Manifest& manifest);
 
   // Removes what was written since Begin().
   absl::Status Discard(int64_t step);
 
-  // Removes the checkpoints that need not be kept; returns their steps.
+  // Removes the checkpoints that need not be kept, and returns their steps.
   absl::StatusOr<std::vector<int64_t>> Prune(const Retention& retention);
 
   const std::string& root() const { return root_; }
   CommitBy commit_by() const { return commit_by_; }
-  // Of this run; drawn by Claim().
+  // Identifies this run; Claim() draws it at random.
   const std::string& token() const { return token_; }
 
  private:
@@ -72,26 +73,26 @@ class CheckpointFolder {
   bool by_manifest() const { return commit_by_ == CommitBy::kManifest; }
 
   absl::Status RemoveLeftovers();
-  // What says how checkpoints are committed here becomes commit_by_.
+  // Makes the folder say that it commits as commit_by_ has it.
   absl::Status SettleCommitBy();
-  // What is to be committed is there and synced.
+  // Checks and syncs what is to be committed.
   absl::Status CheckWritten(const std::string& path, const Manifest& manifest);
   absl::Status CommitByRename(const Manifest& manifest);
-  // Of a replacement that was not finished: the old one is back, or gone.
+  // Ends a replacement that was not finished: the old one is back, or gone.
   absl::Status SettleReplaced(int64_t step);
   absl::Status MoveAside(int64_t step);
-  // Says which one will be the latest, as soon as it is committed.
+  // Notes which checkpoint will be the latest as soon as it is committed.
   absl::Status WriteNext(int64_t step);
-  // What is committed outlives a loss of power, and is the latest.
+  // Makes the committed checkpoint survive a loss of power, and the latest.
   absl::Status Announce();
-  // A run has died since WriteNext(): before its checkpoint was committed, or
-  // after it.
+  // Settles the note of WriteNext() if a run has died before or after the
+  // commit.
   absl::Status SettleNext();
-  // Is a checkpoint of `step` written that has not got its name?
+  // Returns whether a checkpoint of `step` is written but not yet renamed.
   absl::StatusOr<bool> IsUncommitted(int64_t step);
-  // What could not be announced is no checkpoint; returns `why`.
+  // Removes a checkpoint that could not be announced; returns `why`.
   absl::Status Undo(int64_t step, const absl::Status& why);
-  // A committed one is whole until it is no more.
+  // Removes a checkpoint, which stays whole until it stops being one.
   absl::Status Remove(int64_t step, const std::string& path);
 
   FileSystem& files_;
@@ -99,7 +100,7 @@ class CheckpointFolder {
   const CommitBy commit_by_;
   const std::unique_ptr<FileLock> lock_;  // null by manifest
   const std::string token_;
-  std::map<int64_t, bool> begun_;  // whether to overwrite
+  std::map<int64_t, bool> begun_;  // by step: whether to overwrite
   std::set<int64_t> undiscarded_;  // steps of which something is left
 };
 

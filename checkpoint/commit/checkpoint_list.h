@@ -1,4 +1,4 @@
-// Which checkpoints a run's folder has. Changes nothing, and needs no claim.
+// Lists the checkpoints in a run's folder. Changes nothing, and needs no claim.
 #ifndef CHECKPOINT_COMMIT_CHECKPOINT_LIST_H_
 #define CHECKPOINT_COMMIT_CHECKPOINT_LIST_H_
 
@@ -20,76 +20,76 @@ struct Committed {
   std::string path;  // of its folder
 };
 
-// Those that have a manifest, by rising step, however sound it and the other
-// files are. One that was just being replaced when a run died is among them.
+// Returns the checkpoints that have a manifest, by rising step, sound or not.
+// One that was being replaced when a run died is among them.
 absl::StatusOr<std::vector<Committed>> ListCheckpoints(FileSystem& files,
                                                        const std::string& root);
 
-// The name in `latest`; empty where there is no such file.
+// Returns the name in the file `latest`; empty if there is no such file.
 absl::StatusOr<std::string> NamedLatest(FileSystem& files,
                                         const std::string& root);
 
-// What `latest` names if it is one of those, otherwise the newest; none if
-// there are none. Higher steps than `latest` are of a line of training that was
-// given up, because an older checkpoint was loaded. Where checkpoints are
-// committed by manifests: the newest that is not marked as given up.
+// Returns the checkpoint that `latest` names, or the newest if `latest` names
+// none of the list, or nothing if the list is empty. Steps above `latest`
+// belong to a line of training that was given up when an older checkpoint was
+// loaded. In a folder that commits by manifests it returns the newest that is
+// whole and, unless all are, not marked as given up.
 absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
     FileSystem& files, const std::string& root);
 
-// Whether checkpoints are committed by manifests, by the names in a run's
-// folder.
+// Returns whether a run's folder with these names in it commits by manifests.
 bool IsByManifest(const std::vector<std::string>& names);
 
-// Of a folder where they are: paths of those at whose manifests a run has died,
-// which LatestCheckpoint() passes over.
+// In a folder that commits by manifests, returns the paths of checkpoints at
+// whose manifest a run has died. LatestCheckpoint() passes over them.
 absl::StatusOr<std::vector<std::string>> TornCheckpoints(
     FileSystem& files, const std::string& root);
 
 struct Retention {
-  int64_t keep_last = 0;   // the newest ones; 0: all
-  int64_t keep_every = 0;  // and steps that are multiples of it; 0: none
-  std::set<int64_t> keep;  // and these, as the one that was loaded and verified
+  int64_t keep_last = 0;   // how many of the newest are kept; 0: all
+  int64_t keep_every = 0;  // multiples of this step are kept; 0: none
+  std::set<int64_t> keep;  // more steps to keep, as the one that was loaded
   std::set<int64_t> ignore = {};  // neither counted nor removed
 };
 
-// Of `steps`, which rise, those that need not be kept; never the newest, nor
-// `latest`.
+// Returns those of `steps`, which rise, that need not be kept: never the
+// newest, nor `latest`.
 std::vector<int64_t> StepsToDelete(const std::vector<int64_t>& steps,
                                    std::optional<int64_t> latest,
                                    const Retention& retention);
 
-// Names in the folder of a run's checkpoints. All pure: every rank has them.
+// Names in the folder of a run's checkpoints. Functions are pure: every rank
+// computes the same.
 
-// The folder is ours if it has this file; its text says who uses it.
+// A folder belongs to us if it has this file, whose text says who uses it.
 inline constexpr char kMarkerName[] = ".libtorch_fsdp-checkpoints";
-// A folder that has it commits by manifests (CommitBy): `latest` is for people
-// and scripts there, and may be old or missing.
+// A folder with this file commits by manifests (CommitBy). `latest` is then for
+// people and scripts, and may be old or missing.
 inline constexpr char kByManifestName[] = ".libtorch_fsdp-by-manifest";
-// Holds the name of the newest checkpoint and a newline.
+// Holds the folder name of the newest checkpoint and a newline.
 inline constexpr char kLatestName[] = "latest";
-// Holds the same of the one that is just being committed, and becomes "latest".
+// Holds the same for a checkpoint that is being committed; becomes "latest".
 inline constexpr char kNextName[] = "latest.tmp";
-inline constexpr int64_t kMaxLatestBytes = 4096;  // that are believed
+inline constexpr int64_t kMaxLatestBytes = 4096;  // longer files are refused
 
-// What becomes of the folder of a step that is committed by its name. Only
-// kCommitted has no suffix; that of
-// kIncomplete has the token of the run that writes it: ranks of a run that was
-// killed, which may go on for a while, do not write into the next one's.
+// The stage of the folder of a step, which its suffix tells. That of
+// kIncomplete has the token of the run that writes, so that ranks of a killed
+// run, which may go on for a while, do not write into the next run's.
 enum class Stage {
-  kCommitted,   // "step-7"; by its manifest: if it has one
-  kIncomplete,  // "step-7.incomplete-4f1a": being written, or left
-  kReplaced,    // "step-7.replaced": committed, until the one after it is
-  kDeleted,     // "step-7.deleted": partly gone already
+  kCommitted,   // "step-7"; by manifest, only if it has one
+  kIncomplete,  // "step-7.incomplete-4f1a": being written, or left behind
+  kReplaced,    // "step-7.replaced": kept until its successor is committed
+  kDeleted,     // "step-7.deleted": partly removed
 };
 
-// Not of kIncomplete.
+// `stage` is not kIncomplete.
 std::string StepName(int64_t step, Stage stage = Stage::kCommitted);
 std::string StepPath(absl::string_view root, int64_t step,
                      Stage stage = Stage::kCommitted);
-// `token`: [0-9a-f]+.
+// `token` is one or more of [0-9a-f].
 std::string IncompletePath(absl::string_view root, int64_t step,
                            absl::string_view token);
-// Of the folder that its files are written to.
+// Returns the folder into which the files of the step are written.
 std::string WrittenPath(absl::string_view root, int64_t step,
                         absl::string_view token, CommitBy commit_by);
 
@@ -98,7 +98,7 @@ struct StepFolder {
   Stage stage = Stage::kCommitted;
 };
 
-// Nothing for a name that those above do not make.
+// Returns nothing for a name that none of the above makes.
 std::optional<StepFolder> ParseStepName(absl::string_view name);
 
 }  // namespace fsdp::checkpoint

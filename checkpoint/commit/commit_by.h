@@ -1,17 +1,18 @@
-// When the files of a step are a checkpoint.
+// Decides when the files of a step count as a checkpoint.
 #ifndef CHECKPOINT_COMMIT_COMMIT_BY_H_
 #define CHECKPOINT_COMMIT_COMMIT_BY_H_
 
 namespace fsdp::checkpoint {
 
 enum class CommitBy {
-  // Once their folder has its name, which is another one while they are
-  // written. A lock keeps a second run from the folder of the run.
+  // They do when their folder is renamed: it has another name while they are
+  // written. A lock keeps a second run out of the run's folder.
   kRename,
-  // Once their manifest is there, which is written last, into the folder that
-  // has its name from the beginning: for storage that renames no folders, such
-  // as a mounted object store. Each file is made once and whole, nothing is
-  // renamed, locked or written over. Nobody keeps a second run away.
+  // They do when their manifest is there. It is written last, and their folder
+  // has its final name from the beginning. This suits storage that cannot
+  // rename folders, such as a mounted object store: files are made once and
+  // whole, and never renamed, locked or overwritten. Nothing keeps a second run
+  // out.
   kManifest,
 };
 

@@ -1,4 +1,4 @@
-// What a committed checkpoint consists of: manifest.json.
+// manifest.json: which files a committed checkpoint consists of.
 #ifndef CHECKPOINT_COMMIT_MANIFEST_H_
 #define CHECKPOINT_COMMIT_MANIFEST_H_
 
@@ -17,8 +17,8 @@
 namespace fsdp::checkpoint {
 
 inline constexpr char kManifestName[] = "manifest.json";
-// Beside it where the checkpoint is of a line of training that was given up,
-// in folders that commit by manifests.
+// A folder that commits by manifests has this file beside the manifest of a
+// checkpoint whose line of training was given up.
 inline constexpr char kGivenUpName[] = ".given-up";
 
 struct Manifest {
@@ -31,38 +31,38 @@ struct Manifest {
   }
 };
 
-// InvalidArgument unless `name` can be a file of a checkpoint: one file name,
-// or one in one folder; no "..", nothing absolute, no control characters, no
-// backslash; not the manifest itself, nor kGivenUpName.
+// InvalidArgument unless `name` can be a file of a checkpoint: a file name, or
+// a folder and a file name, without "..", control characters and backslashes,
+// not absolute, and neither the manifest nor kGivenUpName.
 absl::Status CheckFileName(absl::string_view name);
 
-// One line of JSON:
+// Returns one line of JSON:
 //   {"format": "libtorch_fsdp checkpoint", "version": 1, "step": 7,
 //    "block_bytes": 1048576, "files": {"model.safetensors": {"bytes": 3,
 //    "crc32c": "364b3fb7", "blocks": "364b3fb7"}}, "crc32c": "..."}
-// `blocks` has eight digits for each block; the last checksum is that of the
-// text in front of `, "crc32c": `.
+// `blocks` has eight digits per block. The last checksum covers the text in
+// front of `, "crc32c": `.
 std::string FormatManifest(const Manifest& manifest);
 
-// DataLoss, naming `path` and what is wrong, for anything that FormatManifest()
-// does not make; Unimplemented for a later version.
+// DataLoss, naming `path` and what is wrong: FormatManifest() makes no such
+// text. Unimplemented: it is of a later version.
 absl::StatusOr<Manifest> ParseManifest(absl::string_view text,
                                        absl::string_view path);
 
-// Of a checkpoint's folder. NotFound: it was never committed.
+// `folder` is a checkpoint's. NotFound: it was never committed.
 absl::StatusOr<Manifest> ReadManifest(FileSystem& files,
                                       const std::string& folder);
 
-// Is a checkpoint's folder what its manifest says?
+// Checks whether a checkpoint's folder is what its manifest says.
 
 struct Problem {
   enum class Kind {
     kMissing,
-    kExtra,    // the manifest does not have it
+    kExtra,    // not in the manifest
     kShorter,  // cut off
     kLonger,
     kDamaged,     // other bytes
-    kUnreadable,  // the disk says so, or it is no file
+    kUnreadable,  // the disk fails, or it is no file
   };
 
   Kind kind = Kind::kMissing;
@@ -70,18 +70,19 @@ struct Problem {
   std::string text;  // "model.safetensors: MiB [5, 7) are damaged"
 };
 
-// All problems that can be seen without reading the files.
+// Returns all problems that can be seen without reading the files.
 absl::StatusOr<std::vector<Problem>> CompareSizes(FileSystem& files,
                                                   const std::string& folder,
                                                   const Manifest& manifest);
 
-// All problems; reads every byte, in O(buffer) memory. `progress`, which may be
-// null, is told now and then how many bytes of how many are done.
+// Returns all problems. Reads every byte, in O(buffer) memory, and calls
+// `progress`, which may be null, now and then.
 absl::StatusOr<std::vector<Problem>> VerifyFiles(
     FileSystem& files, const std::string& folder, const Manifest& manifest,
     const std::function<void(int64_t done, int64_t total)>& progress);
 
-// OK for none; otherwise DataLoss with all of them, and what to do.
+// Returns OK if there are no problems, otherwise DataLoss with all of them and
+// what to do.
 absl::Status ProblemsStatus(absl::string_view folder,
                             const std::vector<Problem>& problems);
 

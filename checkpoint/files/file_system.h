@@ -1,5 +1,5 @@
-// The seam through which checkpoint code touches the disk: tests count its
-// calls, fail them, and cut the power between them.
+// All access of checkpoint code to the disk goes through this interface, so
+// that tests can count calls, fail them, and cut the power between them.
 #ifndef CHECKPOINT_FILES_FILE_SYSTEM_H_
 #define CHECKPOINT_FILES_FILE_SYSTEM_H_
 
@@ -15,9 +15,9 @@
 
 namespace fsdp::checkpoint {
 
-// An open file. Thread-safe, as long as no two calls write the same bytes at
-// the same time. Every error names the file, what the system says, and what to
-// do (file_error.h).
+// An open file. Thread-safe as long as no two calls write the same bytes at the
+// same time. Every error names the file, what the system says, and what to do
+// (FileError() in new_path.h).
 class File {
  public:
   File() = default;
@@ -25,25 +25,25 @@ class File {
   File& operator=(const File&) = delete;
   virtual ~File() = default;
 
-  // All of `out`, from byte `offset` of the file on. DataLoss if it ends
-  // before.
+  // Reads all of `out` from byte `offset` of the file on. DataLoss: the file
+  // ends before that.
   virtual absl::Status PRead(int64_t offset, absl::Span<char> out) = 0;
-  // All of `bytes`; the file grows as needed.
+  // Writes all of `bytes`; the file grows as needed.
   virtual absl::Status PWrite(int64_t offset, absl::Span<const char> bytes) = 0;
-  // Cuts it off, or lets it grow by zeros.
+  // Cuts the file off, or lets it grow by zeros.
   virtual absl::Status SetSize(int64_t bytes) = 0;
-  // What was written, and the size, survives a loss of power. Not its name:
-  // that is SyncFolder()'s.
+  // Makes the contents and the size survive a loss of power. SyncFolder() does
+  // so for the name.
   virtual absl::Status Sync() = 0;
   virtual absl::StatusOr<int64_t> Size() = 0;
 
-  // Reads and writes whose memory, offset and size are multiples of this go
-  // past the page cache; 0: none do. At least a page of the system, so that
-  // those of two processes never meet in one page of the cache.
+  // Reads and writes go past the page cache if their memory, offset and size
+  // are multiples of this; 0: none do. It is at least a page of the system, so
+  // that those of two processes never meet in one page of the cache.
   virtual int64_t direct_bytes() const { return 0; }
 };
 
-// Held as long as it lives, at most until its process ends.
+// A lock that is held as long as this lives, at most until the process ends.
 class FileLock {
  public:
   FileLock() = default;
@@ -54,7 +54,7 @@ class FileLock {
 
 enum class Caching {
   kCached,
-  kDirect,  // past the page cache where the file system can
+  kDirect,  // past the page cache if the file system can
 };
 
 struct FileInfo {
@@ -75,75 +75,74 @@ class FileSystem {
 
   virtual absl::StatusOr<std::unique_ptr<File>> OpenForReading(
       const std::string& path, Caching caching) = 0;
-  // Created, empty, if there is none; what is there stays. Not for reading: a
-  // host that reads a page of a network file system to write a part of it may
-  // write it back whole, over what another host has written there.
+  // Creates an empty file if there is none, and keeps what is there. The file
+  // cannot be read: a host that reads a page of a network file system to write
+  // a part of it may write back the whole page, over another host's bytes.
   virtual absl::StatusOr<std::unique_ptr<File>> OpenForWriting(
       const std::string& path, Caching caching) = 0;
 
-  // False: there was a folder already. Its parent has to exist.
+  // Returns false if the folder exists already. Its parent must exist.
   virtual absl::StatusOr<bool> MakeFolder(const std::string& path) = 0;
-  // Both in one folder. A file that has the name `to` is replaced, at once.
+  // Renames within one folder. Replaces a file named `to` in one instant.
   virtual absl::Status Rename(const std::string& from,
                               const std::string& to) = 0;
   virtual absl::Status RemoveFile(const std::string& path) = 0;
-  // FailedPrecondition if it is not empty.
+  // FailedPrecondition: it is not empty.
   virtual absl::Status RemoveFolder(const std::string& path) = 0;
-  // What was created, renamed and removed in it survives a loss of power.
+  // Makes what was created, renamed and removed in it survive a loss of power.
   virtual absl::Status SyncFolder(const std::string& path) = 0;
 
-  // Names, sorted, without "." and "..".
+  // Returns the names, sorted, without "." and "..".
   virtual absl::StatusOr<std::vector<std::string>> List(
       const std::string& folder) = 0;
-  // NotFound.
+  // NotFound: there is nothing of that name.
   virtual absl::StatusOr<FileInfo> Stat(const std::string& path) = 0;
-  // How many bytes a user without privileges can still have in this folder.
+  // Returns the bytes that a user without privileges can still store there.
   virtual absl::StatusOr<int64_t> FreeBytes(const std::string& folder) = 0;
 
   // Locks the file `path`, which is created if there is none, against all other
   // processes and callers, and writes `holder` into it. FailedPrecondition,
-  // with what the holder has written there, while somebody has it. The holder
-  // may remove the file, whoever comes then locks a new one. After an error
-  // there is no file that was not there before.
+  // with that text: somebody else holds it. The holder may remove the file; the
+  // next to come locks a new one. An error leaves no new file.
   virtual absl::StatusOr<std::unique_ptr<FileLock>> Lock(
       const std::string& path, absl::string_view holder) = 0;
 };
 
-// "process 7 on the-host", for the text of Lock().
+// Returns "process 7 on the-host", for the text of Lock().
 std::string ThisProcess();
 
-// "folder/name".
+// Returns "folder/name".
 std::string JoinPath(absl::string_view folder, absl::string_view name);
-// "." for a name without folder, "/" for what is at the top.
+// Returns "." for a name without a folder, "/" for a name right in the root.
 std::string FolderOf(absl::string_view path);
 
-// True, or false for what Stat() does not find.
+// Returns false if Stat() returns NotFound.
 absl::StatusOr<bool> Exists(FileSystem& files, const std::string& path);
 
-// Whether it is a folder, or a link to one. NotFound.
+// Returns whether it is a folder or a link to one. NotFound: there is nothing.
 absl::StatusOr<bool> IsFolder(FileSystem& files, const std::string& path);
 
-// The folder and all that is in it, which no link is followed for; OK if there
-// is none, or if it goes with the last of its files, as in an object store.
-// InvalidArgument for more than 8 folders in each other.
+// Removes the folder and all that is in it, without following links. OK also if
+// there is none, or if it vanishes with the last of its files, as in an object
+// store. InvalidArgument: folders are nested more than 8 deep.
 absl::Status RemoveTree(FileSystem& files, const std::string& path);
 
-// ResourceExhausted for more than `max_bytes`.
+// Returns the contents. ResourceExhausted: they exceed `max_bytes`.
 absl::StatusOr<std::string> ReadFile(FileSystem& files, const std::string& path,
                                      int64_t max_bytes);
 
-// Creates or overwrites it. What it holds survives a loss of power, its name
-// once its folder is synced.
+// Creates or overwrites the file. Its contents survive a loss of power; its
+// name does once its folder is synced.
 absl::Status WriteFile(FileSystem& files, const std::string& path,
                        absl::string_view contents);
 
-// The same of a file that is not there yet: as storage takes it that writes no
-// byte twice and cannot change a size.
+// Does the same for a new file, on storage that writes no byte twice and cannot
+// change a size.
 absl::Status WriteNewFile(FileSystem& files, const std::string& path,
                           absl::string_view contents);
 
-// `path` holds what it held before or all of `contents`, whatever happens, and
-// after OK the latter, on the disk. "`path`.tmp" may remain otherwise.
+// Whatever happens, `path` has its old contents or all of `contents`; after OK
+// the latter, on the disk. After an error "`path`.tmp" may remain.
 absl::Status ReplaceFile(FileSystem& files, const std::string& path,
                          absl::string_view contents);
 

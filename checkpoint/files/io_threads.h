@@ -1,4 +1,4 @@
-// Threads that wait for the disk while somebody else computes.
+// Threads that wait for the disk while the caller computes.
 #ifndef CHECKPOINT_FILES_IO_THREADS_H_
 #define CHECKPOINT_FILES_IO_THREADS_H_
 
@@ -20,11 +20,11 @@ namespace fsdp::checkpoint {
 // Runs jobs, which begin in the order of Run(). Thread-safe.
 class IoThreads {
  public:
-  // As many as can be started; without any, Run() does the job itself.
+  // Starts up to `count` threads; if none can be started, Run() does the job.
   explicit IoThreads(int count);
   IoThreads(const IoThreads&) = delete;
   IoThreads& operator=(const IoThreads&) = delete;
-  ~IoThreads();  // after all jobs
+  ~IoThreads();  // returns after all jobs
 
   void Run(absl::AnyInvocable<void()> job);
 
@@ -40,13 +40,14 @@ class IoThreads {
   std::vector<std::thread> threads_;
 };
 
-// A limit on bytes per second.
+// Limits bytes per second.
 
 struct PaceOptions {
   int64_t bytes_per_second = 0;  // 0: no limit
-  // Null: never. Read from the thread that writes; once true, it is Cancelled.
+  // Once it is true, calls return Cancelled. The thread that writes reads it.
+  // If null, nothing is cancelled.
   const std::atomic<bool>* cancelled = nullptr;
-  // Tests have a time of their own. Null: that of the machine.
+  // Tests replace the time; null means the machine's.
   std::function<absl::Time()> now;
   std::function<void(absl::Duration)> sleep;
 };
@@ -58,7 +59,7 @@ class Pace {
 
   // Cancelled, or OK.
   absl::Status CheckCancelled() const;
-  // Blocks until what was taken before is paid for. Cancelled.
+  // Blocks until all bytes taken before are paid for. Cancelled.
   absl::Status Take(int64_t bytes);
 
  private:

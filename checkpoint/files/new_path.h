@@ -1,4 +1,4 @@
-// A file or a folder that gets its name once it is whole.
+// Writes a file or a folder that gets its name only when it is whole.
 #ifndef CHECKPOINT_FILES_NEW_PATH_H_
 #define CHECKPOINT_FILES_NEW_PATH_H_
 
@@ -16,49 +16,48 @@
 namespace fsdp::checkpoint {
 
 // Until then it is "PATH.incomplete", and "PATH.incomplete.lock" beside it is
-// locked; its holder removes that file while it still has the lock, which
-// Lock() expects. Of several that want one name, in whatever process, one gets
-// it.
+// locked; the holder removes that file before it releases the lock, as Lock()
+// expects. If several callers in any processes want one name, one gets it.
 //
-// A process that is killed leaves those two at most, which the next Claim() of
-// that name replaces. Thread-compatible.
+// A killed process leaves at most those two, which the next Claim() of that
+// name replaces. Thread-compatible.
 class NewPath {
  public:
   enum class Kind {
     kFolder,
     kFile,
-    kReplacedFile,  // a file that has the name is replaced
+    kReplacedFile,  // a file that replaces one of that name
   };
 
-  // '/' at the end of `path` do not count. `files` has to outlive it.
+  // Ignores '/' at the end of `path`. `files` outlives it.
   NewPath(FileSystem& files, absl::string_view path, Kind kind);
   NewPath(const NewPath&) = delete;
   NewPath& operator=(const NewPath&) = delete;
-  // As Discard().
+  // Discards.
   ~NewPath();
 
   Kind kind() const { return kind_; }
   const std::string& path() const { return path_; }
-  // Where to write; also known to ranks that write what another one has
-  // claimed. What is in a folder has to be synced by whoever writes it.
+  // The path to write to, also for ranks that write what another rank has
+  // claimed. Whoever writes into a folder syncs what is in it.
   const std::string& incomplete() const { return incomplete_; }
 
-  // Once, before anything is written; makes a folder. `what` the process does
-  // is told to others who come: "exports a model". AlreadyExists for a name
-  // that is taken, InvalidArgument for none and for a folder that a file would
-  // replace, FailedPrecondition, naming who it is, while another one has the
-  // claim. After an error nothing has changed.
+  // Call it once, before anything is written; it makes the folder. `what` tells
+  // others who come what this process does: "exports a model". Errors change
+  // nothing: AlreadyExists if the name is taken, InvalidArgument if it is empty
+  // or a file would replace a folder, FailedPrecondition, naming the holder, if
+  // somebody else has the claim.
   absl::Status Claim(absl::string_view what);
 
-  // Once, after Claim(): it has its name by then, also after a loss of power,
-  // and nothing else remains, unless the disk refuses to remove the lock's file
-  // at the very end. After an error there is nothing, as after Discard(). Where
-  // that cannot be, as the disk refuses to take the name back or an older file
-  // is gone, the error says that it is there. AlreadyExists: somebody without a
-  // claim has taken the name.
+  // Call it once, after Claim(). After OK the path has its name, also after a
+  // loss of power, and nothing else remains, unless the disk refuses at the end
+  // to remove the lock's file. After an error nothing remains, as after
+  // Discard(); if the disk refuses to take the name back, or an older file is
+  // already replaced, the error says that it is there. AlreadyExists: somebody
+  // without a claim has taken the name.
   absl::Status Commit();
 
-  // Removes what was begun, where there is a claim; that ends.
+  // Ends the claim, if there is one, and removes what was begun.
   void Discard();
 
  private:
@@ -78,11 +77,9 @@ class NewPath {
   std::unique_ptr<FileLock> lock_;  // null: no claim
 };
 
-// Moving bytes by calls that may move fewer.
-
-// Moves all `bytes` by `move(done)`, which is pread(2) or pwrite(2) of the
-// rest; returns how many it has moved and leaves an errno if those are not all:
-// 0 where a call has moved nothing.
+// Moves all `bytes` by `move(done)`, which is pread(2) or pwrite(2) of the rest
+// and may move fewer. Returns how many bytes it has moved; if not all, it
+// leaves an errno, which is 0 if a call has moved nothing.
 template <typename Move>
 int64_t MoveAll(int64_t bytes, Move move) {
   int64_t done = 0;
@@ -100,34 +97,32 @@ int64_t MoveAll(int64_t bytes, Move move) {
   return done;
 }
 
-// Names that are paths: their parts, and which names may become paths. Those
-// that come out of a file, or from a user, cannot be trusted. Who asks for more
-// than this asks for this first.
+// Checks of names that become paths. Names that come from a file or a user
+// cannot be trusted.
 
-// InvalidArgument for anything but the name of a file right in a folder: empty,
-// "." or "..", with '/', '\' or NUL, longer than 255 bytes.
+// InvalidArgument unless `name` is that of a file directly in a folder: it is
+// not empty, "." or "..", has no '/', '\' or NUL, and at most 255 bytes.
 absl::Status CheckPlainFileName(absl::string_view name);
 
-// The same for each part of a path, which leads to no place outside of the
-// folder that it is relative to.
+// Checks each part of a path in the same way, so that the path does not leave
+// the folder to which it is relative. At most 4096 bytes.
 absl::Status CheckRelativePath(absl::string_view path);
 
-// "optimizer/" and "exp_avg" of "optimizer/exp_avg": two parts of `path` that
-// are all of it. The first is empty for a name right in its folder.
+// Returns "optimizer/" and "exp_avg" for "optimizer/exp_avg": together they are
+// all of `path`. The first is empty for a name directly in its folder.
 absl::string_view FolderPart(absl::string_view path);
 absl::string_view LastPart(absl::string_view path);
 
-// What is said when the operating system refuses something about a file.
-
-// "`what` `path`: " (write, open, ...), the text of `error`, an errno, and what
-// to do. NotFound, PermissionDenied (also for what is mounted read-only),
-// ResourceExhausted (no space, a quota, a limit), AlreadyExists,
-// FailedPrecondition (a folder that is not empty, a file in place of a folder),
-// InvalidArgument, and Unavailable for all else.
+// The error when the operating system refuses something about a file. Its text
+// is "`what` `path`: " (`what` is "write", "open", ...), the text of `error`,
+// an errno, and what to do. Its code is NotFound, PermissionDenied (also for a
+// read-only mount), ResourceExhausted (no space, a quota, a limit),
+// AlreadyExists, FailedPrecondition (a folder that is not empty, a file in
+// place of a folder), InvalidArgument, or Unavailable for all else.
 absl::Status FileError(int error, absl::string_view what,
                        absl::string_view path);
 
-// DataLoss: `path` ends after `found` of the `wanted` bytes from `offset` on.
+// DataLoss: of the `wanted` bytes from `offset` on, `path` has only `found`.
 absl::Status EndsEarly(absl::string_view path, int64_t offset, int64_t wanted,
                        int64_t found);
 

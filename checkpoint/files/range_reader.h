@@ -1,4 +1,4 @@
-// Reads ranges of bytes of several files, and trusts none without its checksum.
+// Reads ranges of bytes of several files, and verifies their checksums.
 #ifndef CHECKPOINT_FILES_RANGE_READER_H_
 #define CHECKPOINT_FILES_RANGE_READER_H_
 
@@ -24,8 +24,8 @@ namespace fsdp::checkpoint {
 
 struct SourceFile {
   std::string path;
-  // What the file should be; has to outlive the reader. Null: nobody knows, as
-  // of files that others have written; nothing is verified then.
+  // The size and checksums of the file; outlives the reader. Null if they are
+  // not known, as for files that others have written: nothing is verified then.
   const FileSums* sums = nullptr;
 };
 
@@ -36,32 +36,32 @@ struct ReadRange {
 };
 
 struct RangeReaderOptions {
-  // All the memory that it takes is chunks * chunk_bytes.
+  // The reader takes chunks * chunk_bytes of memory.
   int64_t chunk_bytes = int64_t{4} << 20;  // a multiple of kBlockBytes
   int chunks = 4;                          // at least 2
   Caching caching = Caching::kDirect;
-  // The end of the text about a damaged file.
+  // Ends the text about a damaged file.
   std::string advice = "load an older checkpoint";
 };
 
-// Reads whole blocks of kBlockBytes, where there are checksums, several ahead
-// of what is handed out. A block is read once while ranges come in the order of
-// their files and offsets, also those of several calls. Used by one thread,
-// which verifies what the others have read, block by block as it takes them.
+// Reads whole blocks of kBlockBytes of files with checksums, several blocks
+// ahead of what it hands out. A block is read once if ranges come in the order
+// of their files and offsets, also over several calls. One thread uses it, and
+// verifies block by block what the reader's threads have read.
 class RangeReader {
  public:
-  // At a time, besides those of the chunks that are being read. Each has up to
-  // two descriptors, of the 1024 that a process usually may have, and all ranks
-  // of a process have readers.
+  // The files open at a time, besides those that are being read. Each has up to
+  // two descriptors, of usually 1024 per process, and all ranks of a process
+  // have readers.
   static constexpr int kMostOpenFiles = 16;
 
-  // Gets the bytes of `ranges[range]` from `position` on; each range in order,
-  // one after the other.
+  // Called with the bytes of `ranges[range]` from `position` on, range after
+  // range, each in order.
   using Take = absl::FunctionRef<absl::Status(size_t range, int64_t position,
                                               absl::Span<const char> bytes)>;
 
-  // Opens nothing yet. `files` has to outlive the reader. InvalidArgument;
-  // ResourceExhausted.
+  // Opens nothing yet. `files` outlives the reader. InvalidArgument: bad
+  // options. ResourceExhausted: no memory.
   static absl::StatusOr<std::unique_ptr<RangeReader>> Create(
       FileSystem& files, std::vector<SourceFile> sources,
       RangeReaderOptions options);
@@ -70,16 +70,17 @@ class RangeReader {
   ~RangeReader() = default;
 
   const std::string& PathOf(int64_t file) const { return sources_[file].path; }
-  // Bytes of a file. The errors are those of Read().
+  // Returns the bytes of a file. Errors are those of Read().
   absl::StatusOr<int64_t> SizeOf(int64_t file);
 
-  // DataLoss, naming the file and its bytes, for what is not as its checksum
-  // says or not there; OutOfRange for a range that a sound file does not have;
-  // the errors of FileSystem and of `take`. What was handed out before is good.
+  // Reads `ranges` and hands them to `take`. DataLoss, naming the file and its
+  // bytes: a block differs from its checksum, or the file from its size.
+  // OutOfRange: a sound file does not have the range. Other errors are those of
+  // FileSystem and of `take`. What was handed out before an error is good.
   absl::Status Read(absl::Span<const ReadRange> ranges, Take take);
 
  private:
-  // Where in a list of ranges: the next byte that is wanted.
+  // The next byte that is wanted, in a list of ranges.
   struct Cursor {
     size_t range = 0;
     int64_t position = 0;
@@ -95,7 +96,7 @@ class RangeReader {
     int64_t source = -1;
     int64_t begin = 0;
     int64_t end = 0;
-    int64_t verified_end = 0;  // nothing before it is left to verify
+    int64_t verified_end = 0;  // all before it is verified or needs it not
     bool read = false;
     absl::Status status;
   };
@@ -103,22 +104,22 @@ class RangeReader {
   RangeReader(FileSystem& files, std::vector<SourceFile> sources,
               RangeReaderOptions options, offload::PageMemory memory);
 
-  // Opens the file of a source, unless it is open, and sees how large it is;
-  // closes the one that was not used for longest.
+  // Opens the file of a source, unless it is open, and checks its size; closes
+  // the least recently used one.
   absl::StatusOr<std::shared_ptr<File>> Open(int64_t source);
   absl::Status CheckSize(int64_t source, int64_t bytes) const;
   absl::Status CheckRanges(absl::Span<const ReadRange> ranges);
-  // Moves `cursor` past what is in `chunk`, and hands that to `take`.
+  // Hands what `chunk` has from `cursor` on to `take`, and moves `cursor`.
   absl::Status TakeFrom(Chunk& chunk, absl::Span<const ReadRange> ranges,
                         Cursor& cursor, Take take) const;
-  // Makes `chunk` what is to be read for `cursor`, and moves that past it.
+  // Makes `chunk` what is to be read from `cursor` on, and moves `cursor`.
   void Plan(absl::Span<const ReadRange> ranges, Cursor& cursor, Chunk& chunk);
   // Starts as many reads as there is memory for.
   absl::Status StartReads(absl::Span<const ReadRange> ranges, Cursor& cursor);
   static absl::Status ReadChunk(const Chunk& chunk);
-  // Verifies what is before byte `end` of the file.
+  // Verifies all before byte `end` of the file.
   absl::Status Verify(Chunk& chunk, int64_t end) const;
-  // The next one of pending_ becomes current_.
+  // Makes the next one of pending_ current_.
   absl::Status AwaitNext();
   absl::Status ReadAll(absl::Span<const ReadRange> ranges, Take take);
   void Drop();
@@ -129,10 +130,10 @@ class RangeReader {
   const offload::PageMemory memory_;
   std::list<OpenFile> open_;    // the last used one first
   std::vector<int64_t> sizes_;  // by source; -1: not opened yet
-  std::vector<Chunk> chunks_;   // `read` and `status`: by mutex_
+  std::vector<Chunk> chunks_;   // `read` and `status` need mutex_
   std::vector<Chunk*> free_;
   std::deque<Chunk*> pending_;
-  Chunk* current_ = nullptr;  // what was handed out last
+  Chunk* current_ = nullptr;  // handed out last
 
   absl::Mutex mutex_;
   IoThreads threads_;  // the last member: ends first

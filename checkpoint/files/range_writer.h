@@ -1,4 +1,4 @@
-// Writes many ranges of bytes of several files, as fast as the disk takes them.
+// Writes many ranges of bytes of several files as fast as the disk takes them.
 #ifndef CHECKPOINT_FILES_RANGE_WRITER_H_
 #define CHECKPOINT_FILES_RANGE_WRITER_H_
 
@@ -25,57 +25,59 @@
 namespace fsdp::checkpoint {
 
 struct RangeWriterOptions {
-  // All the memory that it takes is buffers * buffer_bytes.
+  // The writer takes buffers * buffer_bytes of memory.
   int64_t buffer_bytes = int64_t{4} << 20;  // a multiple of kBlockBytes
   int buffers = 4;                          // at least 2
-  // For storage that takes no others: the bytes of each file go to it front to
-  // back, one write after the other, through the page cache. Without SetSize().
+  // If true, the bytes of each file go to it front to back, one write after the
+  // other, through the page cache, for storage that takes no others. SetSize()
+  // must not be called then.
   bool in_order = false;
   PaceOptions pace;
-  // Gets the bytes so far that are on their way to the disk, from the thread
-  // that writes. May be null.
+  // Called with the bytes that are on their way to the disk so far, by the
+  // thread that writes. May be null.
   std::function<void(int64_t bytes)> progress = nullptr;
-  // A call that opens, writes or syncs a file has come back, with so many bytes
-  // written. From any thread. May be null.
+  // Called by any thread when a call that opens, writes or syncs a file has
+  // returned, with the bytes that it has written. May be null.
   std::function<void(int64_t bytes)> came_back = nullptr;
 };
 
 // Ranks write their ranges of the same files at the same time. Whole pages go
-// past the page cache where the file system can; pages at the ends of a range,
-// which others may write other bytes of, through it. Used by one thread.
+// past the page cache if the file system can. Pages at the ends of a range, in
+// which others may write other bytes, go through it. One thread uses a writer.
 class RangeWriter {
  public:
-  // Produces the bytes of a range from `position` on, one part after the other.
+  // Produces the bytes of a range from `position` on, part after part.
   using Fill =
       absl::FunctionRef<absl::Status(int64_t position, absl::Span<char> out)>;
 
   // Pieces name files by their index in `paths`. A file is opened, or created,
-  // once something of it is written; its folder has to exist. `files` has to
-  // outlive the writer. ResourceExhausted without memory for the buffers;
-  // InvalidArgument for options that cannot be.
+  // when the first of its bytes are written; its folder must exist. `files`
+  // outlives the writer. ResourceExhausted: no memory for the buffers.
+  // InvalidArgument: bad options.
   static absl::StatusOr<std::unique_ptr<RangeWriter>> Create(
       FileSystem& files, std::vector<std::string> paths,
       RangeWriterOptions options);
   RangeWriter(const RangeWriter&) = delete;
   RangeWriter& operator=(const RangeWriter&) = delete;
-  ~RangeWriter();  // waits; what was not dispatched yet is dropped
+  ~RangeWriter();  // waits; bytes whose write has not begun are dropped
 
-  // Makes a file as large as it will be; one rank does. The others may have
-  // written to it before.
+  // Gives a file its final size. One rank does so; others may have written to
+  // it before.
   absl::Status SetSize(int64_t file, int64_t bytes);
 
-  // Ranges of one writer do not overlap. Fastest where one continues the one
-  // before. Of no bytes, it creates the file. InvalidArgument: with `in_order`,
-  // what is not the file's next byte. Another error is that of `fill`,
-  // Cancelled, or one of an earlier write that was under way: after it, all
-  // calls return it.
+  // Writes a range; ranges of one writer must not overlap. It is fastest if one
+  // continues the last. A range without bytes creates the file.
+  // InvalidArgument: `in_order` is set and it is not the file's next byte.
+  // Other errors are that of `fill`, Cancelled, and that of an earlier write
+  // that was under way; after an error all calls return it.
   absl::Status Write(int64_t file, int64_t offset, int64_t bytes, Fill fill);
 
-  // The same of bytes that are there already.
+  // Writes bytes that exist already.
   absl::Status WriteBytes(int64_t file, int64_t offset,
                           absl::string_view bytes);
 
-  // Once, at the end: everything is on the disk, and these are the checksums.
+  // Call it once, at the end. When it returns, all is on the disk; it returns
+  // the pieces with their checksums.
   absl::StatusOr<std::vector<Piece>> Finish();
 
  private:
@@ -116,13 +118,13 @@ class RangeWriter {
   const RangeWriterOptions options_;
   const offload::PageMemory memory_;
   std::vector<std::unique_ptr<File>> open_;  // by path; null: not yet
-  std::vector<int64_t> ends_;  // by path; of what was written last
+  std::vector<int64_t> ends_;  // by path; the end of the last range
   std::vector<Buffer> buffers_;
   Buffer* current_ = nullptr;  // being filled
   std::vector<Piece> pieces_;
   Pace pace_;
   int64_t dispatched_ = 0;  // bytes
-  absl::Status failed_;     // what a call has returned
+  absl::Status failed_;     // the error that a call has returned
 
   absl::Mutex mutex_;
   std::vector<Buffer*> free_ ABSL_GUARDED_BY(mutex_);
@@ -130,11 +132,10 @@ class RangeWriter {
   IoThreads threads_;  // the last member: ends first
 };
 
-// The part of a range of a file that can go past the page cache.
-
-// Calls `move` with up to three parts of [begin, end), in order: what comes
-// before the first multiple of `unit`, whole units, and the rest; one part when
-// `unit` is 0.
+// Splits a range of a file into parts that can or cannot go past the page
+// cache: calls `move` with up to three parts of [begin, end), in order, what
+// comes before the first multiple of `unit`, whole units, and the rest. If
+// `unit` is 0, there is one part.
 inline absl::Status ForDirectParts(
     int64_t begin, int64_t end, int64_t unit,
     absl::FunctionRef<absl::Status(int64_t begin, int64_t end)> move) {

@@ -14,12 +14,12 @@
 
 namespace fsdp::checkpoint {
 
-// By Linux' calls: O_DIRECT where the file system has it, fdatasync(2),
-// flock(2). Links are followed on the way to a file, not as its last name where
-// something is created or removed.
+// Uses Linux' calls: O_DIRECT if the file system has it, fdatasync(2),
+// flock(2). Links are followed on the way to a file, but not as its last name
+// when something is created or removed.
 FileSystem& RealFileSystem();
 
-// `files`; null: RealFileSystem().
+// Returns `files`, or RealFileSystem() if it is null.
 FileSystem& OrReal(FileSystem* files);
 
 // A file of the real file system.
@@ -41,13 +41,13 @@ class RealFile : public File {
  private:
   RealFile(std::string path, int cached, int direct);
 
-  // The descriptor for such bytes.
+  // Returns the descriptor through which such bytes go.
   int DescriptorFor(int64_t offset, const char* memory, int64_t bytes) const;
 
   const std::string path_;
   const int cached_;
   const int direct_;  // -1: none
-  // Cleared where the file system takes the flag and refuses what it is for.
+  // Cleared if the file system takes the flag but refuses direct calls.
   mutable std::atomic<bool> direct_works_;
 };
 

@@ -1,5 +1,5 @@
-// Which bytes of which files fill a model. Follows from names, shapes and
-// ranges: nothing is read, and no messages are sent.
+// Plans which bytes of which files fill a model. The plan follows from names,
+// shapes and ranges: nothing is read, and no messages are sent.
 #ifndef CHECKPOINT_LOAD_LOAD_PLAN_H_
 #define CHECKPOINT_LOAD_LOAD_PLAN_H_
 
@@ -19,27 +19,27 @@
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/load/tensor_recipe.h"
 
-// What is to be filled from files.
-
 namespace fsdp::checkpoint {
 
+// A tensor of the model that files are to fill.
 struct LoadTarget {
   std::string name;                       // in the model
-  std::vector<std::string> aliases = {};  // any of them will do
+  std::vector<std::string> aliases = {};  // other names that files may have
   std::vector<int64_t> sizes;             // of the whole tensor
-  // Of the value, without mixed precision. Only floating-point values are cast.
+  // The dtype of the value without mixed precision. Only floating-point values
+  // are cast.
   c10::ScalarType dtype = c10::kFloat;
   // The elements from `begin` on, row-major: 1-D, of any dtype and device,
-  // maybe resting, maybe empty. Undefined: only take_whole() can fill it.
+  // maybe resting, maybe empty. If undefined, only take_whole() can fill it.
   at::Tensor values;
   int64_t begin = 0;
-  // Gets the whole tensor, on the CPU, in `dtype`.
+  // Called with the whole tensor, on the CPU, in `dtype`.
   std::function<absl::Status(const at::Tensor& whole)> take_whole;
-  // Targets of a unit are in memory together where they rest elsewhere.
+  // If they rest elsewhere, targets of a unit are in memory together.
   int unit = 0;
 };
 
-// Rows and columns of a block that has one scale, as in DeepSeek's models.
+// The rows and columns of a block with one scale, as in DeepSeek's models.
 inline constexpr int64_t kScaleBlock = 128;
 
 // Bytes of a file that become elements of a target's values.
@@ -54,11 +54,11 @@ struct StraightRead {
 struct WholeRead {
   struct Piece {
     const StoredTensor* tensor;  // of the catalog
-    int64_t begin = 0;           // its first element, of the tensor's
+    int64_t begin = 0;           // the first element, counted in the tensor
     std::vector<int64_t> shape;  // in the file
     bool transposed = false;
-    // Of 8-bit floating-point numbers that are read as others: what their
-    // values are multiplied by, one for all, for each row, or for each block.
+    // For 8-bit floating-point numbers that are read as another dtype: the
+    // factors of their values, one for all, one per row or one per block.
     const StoredTensor* scale = nullptr;
   };
   int target = 0;
@@ -67,15 +67,15 @@ struct WholeRead {
   std::optional<RowConversion> conversion = std::nullopt;
 };
 
-// Rows of a target that become its own when they are converted.
+// Rows of files that become rows of a target by a conversion.
 struct ConvertedRead {
   int target = 0;
   int64_t first_row = 0;
-  std::vector<WholeRead::Piece> pieces;  // together, along dimension 0
+  std::vector<WholeRead::Piece> pieces;  // joined along dimension 0
   RowConversion conversion;
 };
 
-// Elements that a file has twice, under two names.
+// Elements that the files have twice, under two names.
 struct CopiedRead {
   const StoredTensor* tensor;
   const StoredTensor* copy;
@@ -87,25 +87,25 @@ struct LoadPlan {
   std::vector<CopiedRead> copied;
   std::vector<StraightRead> straight;
   std::vector<WholeRead> whole;
-  std::vector<ConvertedRead> converted;  // of a target in order of rows
+  std::vector<ConvertedRead> converted;  // rows of a target are in order
 };
 
 struct LoadPlanOptions {
-  // Refuse what is missing, and what nobody asks for.
+  // If true, missing and unexpected tensors are refused.
   bool strict = true;
-  // What else is missing stays as it is, by name; null: nothing.
+  // Targets for which this returns false may be missing; null: none may.
   std::function<bool(const std::string& name)> saves = nullptr;
-  // Null: each tensor as it is, by its own name.
+  // If null, each tensor is read as it is, by its own name.
   TensorMapping mapping = nullptr;
-  // Of a file, that are converted at once; at least one row is.
+  // The bytes of a file that are converted at once; at least one row is.
   int64_t converted_bytes = int64_t{8} << 20;
 };
 
-// InvalidArgument lists everything that does not fit at once: what is missing,
-// unexpected, of another shape, or of a dtype that would be cut off: only
-// floating point becomes other floating point, or is converted, and complex
-// other complex. Eight-bit floating-point numbers become others only with the
-// scale that is beside them: NAME_scale or NAME_scale_inv, which both multiply.
+// InvalidArgument lists all tensors that do not fit: missing or unexpected
+// ones, or of another shape or dtype. Only floating-point numbers become other
+// floating-point ones or are converted, only complex ones other complex ones.
+// 8-bit floating-point numbers become others only if there is a scale beside
+// them, NAME_scale or NAME_scale_inv, both of which multiply.
 absl::StatusOr<LoadPlan> PlanLoad(const Catalog& catalog,
                                   absl::Span<const LoadTarget> targets,
                                   const LoadPlanOptions& options);

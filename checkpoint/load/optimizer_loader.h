@@ -1,4 +1,4 @@
-// The states of an optimizer, from the files of a checkpoint.
+// Loads the states of an optimizer from the files of a checkpoint.
 #ifndef CHECKPOINT_LOAD_OPTIMIZER_LOADER_H_
 #define CHECKPOINT_LOAD_OPTIMIZER_LOADER_H_
 
@@ -26,34 +26,35 @@
 
 namespace fsdp::checkpoint {
 
-// States are cast to the dtype of their parameter, if both are of floating
-// point. Those that there are already, laid out so and of that dtype, are
-// filled where they are. Others are made, filled and taken up a few at a time,
-// so that what they take the place of, or where they rest elsewhere the memory
-// that they are read into, is never there for all of them.
+// States are cast to the dtype of their parameter if both are floating-point.
+// States that exist already with the same layout and dtype are filled in place.
+// Others are made, filled and given to the optimizer a few at a time, so that
+// the states that they replace, and the memory into which resting ones are
+// read, never exist for all of them at once.
 class OptimizerLoader {
  public:
-  // All outlive it. `values`: with those of `optimizer`, which go over to this.
+  // All outlive it. `values` has the states of `optimizer`, which this takes
+  // over.
   OptimizerLoader(RunValues& values, torch::optim::Optimizer& optimizer)
       : values_(values), optimizer_(optimizer) {}
 
-  // What the files have of a slot: "exp_avg".
+  // Returns the catalog of the files of a slot, such as "exp_avg".
   using ReadSlot =
       absl::FunctionRef<absl::StatusOr<Catalog>(const std::string& name)>;
-  // Changes and allocates nothing. The names of `record` become the model's.
-  // InvalidArgument lists, for a slot, all that does not fit.
+  // Changes and allocates nothing. Renames the parameters in `record` as the
+  // model has them. InvalidArgument lists all that does not fit, for one slot.
   absl::Status Plan(ReadSlot read_slot, TrainingRecord& record, bool strict);
 
-  // Of the slots, as long as this lives; after Plan().
+  // The catalogs of the slots, valid as long as this lives; after Plan().
   std::vector<const Catalog*> Catalogs() const;
-  // That Fill() reads.
+  // The bytes that Fill() reads.
   int64_t bytes() const;
 
   // Reads from the files of Catalogs()[catalog].
   using Read =
       absl::FunctionRef<absl::Status(size_t catalog, const LoadPlan& plan,
                                      absl::Span<const LoadTarget> targets)>;
-  // Once. After an error the optimizer is filled in part.
+  // Call it once. After an error the optimizer is partly filled.
   absl::Status Fill(Read read);
 
  private:
@@ -62,7 +63,7 @@ class OptimizerLoader {
     std::string name;
     Catalog catalog;
     std::vector<LoadTarget> targets;
-    std::vector<LoadPlan> parts;  // of each target
+    std::vector<LoadPlan> parts;  // one per target
   };
   // A target of a slot.
   struct Place {
@@ -78,9 +79,9 @@ class OptimizerLoader {
                                       c10::ScalarType dtype);
   void KeepStepped();
   at::Tensor& StateAt(int leaf, Place place);
-  // Those whose state is still to be made, or the others.
+  // Returns those whose state is still to be made, or the others.
   std::vector<Place> PlacesOf(absl::Span<const int> leaves, bool is_new);
-  // Of a leaf's new states, what is there beside old ones or only for a while.
+  // Bytes of a leaf's new states that exist beside old ones, or for a while.
   int64_t PassingBytes(int leaf);
   absl::Status ReadPlaces(absl::Span<const Place> places, Read read);
   absl::Status FillBatch(absl::Span<const int> leaves, Read read);
@@ -89,7 +90,7 @@ class OptimizerLoader {
   torch::optim::Optimizer& optimizer_;
   std::vector<Slot> slots_;
   std::map<std::string, OptimizerSlots> present_;  // by parameter, as states_
-  // New ones. Tensors that are still to be made are on c10::kMeta.
+  // New states. Tensors that are still to be made are on c10::kMeta.
   std::map<std::string, OptimizerSlots> states_;
   std::set<std::pair<const void*, int64_t>> taken_;  // memory of states_
   OptimizerReplacement replacement_;

@@ -1,4 +1,4 @@
-// A checkpoint back into a run.
+// Loads a checkpoint back into a run.
 #ifndef CHECKPOINT_LOAD_RUN_LOADER_H_
 #define CHECKPOINT_LOAD_RUN_LOADER_H_
 
@@ -28,38 +28,37 @@
 
 namespace fsdp::checkpoint {
 
-// Where from, and with whom.
+// The source of a run, and the ranks that load it.
 struct LoadContext {
   FileSystem* files = nullptr;
-  std::string root;  // of the checkpoints of a run
+  std::string root;  // the folder of the run's checkpoints
   int rank = 0;
   int world_size = 1;
-  // OK where it is OK on all ranks; otherwise one rank's error, on all.
+  // Returns OK if `mine` is OK on all ranks, otherwise one rank's error on all.
   std::function<absl::Status(const absl::Status& mine)> agree;
   bool strict = true;
-  // As CheckpointerOptions has it; may be null.
+  // The same as in CheckpointerOptions; may be null.
   std::function<bool(const std::string& name)> saves = nullptr;
-  // Of the model and the optimizer together; may be null.
+  // Counts the model and the optimizer together; may be null.
   LoadProgress progress;
 };
 
-// Fills all of `run` from the checkpoint of `step`. Two agreements: nothing is
-// changed before the first one. Errors as those of Checkpointer::Load().
+// Fills `run` from the checkpoint of `step`. Ranks agree twice, and nothing is
+// changed before the first time. Errors are those of Checkpointer::Load().
 absl::Status LoadRun(const LoadContext& context, int64_t step,
                      TrainingRun& run);
 
-// The model and the optimizer of a run, filled from files of any format.
-
-// Each call once, in their order.
+// Fills the model and the optimizer of a run from files of any format. Each
+// function is called once, in the order of declaration.
 class RunTensors {
  public:
-  // Both outlive it. `optimizer`: null without one.
+  // Both outlive it. `optimizer` is null if the run has none.
   RunTensors(RunValues& values, torch::optim::Optimizer* optimizer)
       : values_(values), of_run_(optimizer) {}
 
-  // Change nothing. InvalidArgument lists what does not fit. Without an
-  // optimizer there is nothing to plan for it, nor to fill.
-  // `saves`: what else the files lack stays; may be null.
+  // These plan, and change nothing. InvalidArgument lists all that does not
+  // fit. If there is no optimizer, nothing is planned or filled for it. The
+  // files may lack names for which `saves`, if not null, returns false.
   absl::Status PlanModel(
       Catalog catalog, bool strict,
       const std::function<bool(const std::string& name)>& saves = nullptr);
@@ -69,17 +68,17 @@ class RunTensors {
   absl::Status PlanOptimizer(OptimizerLoader::ReadSlot read_slot,
                              TrainingRecord& record, bool strict);
 
-  // Opens the files of the catalogs, which are in `folder`. `progress` may be
-  // null. Changes nothing. The errors are those of CompareCopies().
+  // Opens the files of the catalogs, which are in `folder`. Changes nothing.
+  // `progress` may be null. Errors include those of CompareCopies().
   absl::Status Open(const SourceFolder& folder,
                     const RangeReaderOptions& options, LoadProgress progress);
-  // After an error they are filled in part.
+  // After an error they are partly filled.
   absl::Status FillModel();
   absl::Status FillAverage();
   absl::Status FillOptimizer();
 
  private:
-  // From the files of one of the catalogs.
+  // Reads from the files of the catalog of this number.
   absl::Status Read(size_t catalog, const LoadPlan& plan,
                     absl::Span<const LoadTarget> targets);
 

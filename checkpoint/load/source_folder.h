@@ -1,4 +1,4 @@
-// The files of a checkpoint or a model, and what they say they have.
+// The files of a checkpoint or a model, and the tensors that they contain.
 #ifndef CHECKPOINT_LOAD_SOURCE_FOLDER_H_
 #define CHECKPOINT_LOAD_SOURCE_FOLDER_H_
 
@@ -19,62 +19,64 @@
 
 namespace fsdp::checkpoint {
 
-// The sizes and checksums that files should have, by their relative names.
+// The sizes and checksums that files must have, by their relative names.
 using SumsByName = std::map<std::string, FileSums>;
 
 // Names are relative to the folder. Thread-compatible.
 class SourceFolder {
  public:
-  // `sums`: of all files that may be read; what is not there is refused, and
-  // what differs is damaged. Null: of files that others have written, of which
-  // nothing is known. Both outlive the folder.
+  // `sums` has all files that may be read: others are refused, and those that
+  // differ are damaged. Null: others have written the files, and nothing is
+  // known of them. Both outlive the folder.
   SourceFolder(FileSystem& files, std::string root, const SumsByName* sums)
       : files_(files), root_(std::move(root)), sums_(sums) {}
 
   const std::string& root() const { return root_; }
 
-  // DataLoss for what is damaged; InvalidArgument for a file that is larger
-  // than `max_bytes`.
+  // DataLoss: the file is damaged. InvalidArgument: it is larger than
+  // `max_bytes`.
   absl::StatusOr<std::string> ReadText(const std::string& name,
                                        int64_t max_bytes) const;
 
-  // An error about what a file says, with its path in front.
+  // Puts the path of a file in front of an error about its contents.
   absl::Status InFile(const std::string& name,
                       const absl::Status& status) const;
 
-  // Reads what the files of one stem have: "STEM.safetensors", several with
-  // "STEM.safetensors.index.json", or those of ranks, "shard-00001-STEM" and so
-  // on. NotFound: none is there.
+  // Reads the catalog of the files of one stem: "STEM.safetensors", several
+  // with "STEM.safetensors.index.json", or those of ranks, "shard-00001-STEM"
+  // and so on. NotFound: there are none.
   absl::StatusOr<Catalog> ReadStem(const std::string& stem) const;
 
-  // Reads what there is: an index, "model.safetensors" (before
+  // Reads the catalog of what there is: an index, "model.safetensors" (before
   // "consolidated...", the same model under other names), or any other
   // safetensors files, such as torch.distributed.checkpoint writes for each
-  // rank. NotFound, with what was looked for, and what converts what is there.
+  // rank. NotFound says what was looked for, and what converts the files that
+  // are there.
   absl::StatusOr<Catalog> ReadModel() const;
-  // Reads one file, or those of an index.
+  // Reads the catalog of one file, or of those of an index.
   absl::StatusOr<Catalog> ReadFileOrIndex(const std::string& name) const;
 
-  // Over the files of `catalog`, by their numbers.
+  // Opens the files of `catalog`, by their numbers.
   absl::StatusOr<std::unique_ptr<RangeReader>> Open(
       const Catalog& catalog, const RangeReaderOptions& options) const;
-  // Over those of several, one catalog's behind the other's.
+  // Opens the files of several catalogs, numbered one catalog after the other.
   absl::StatusOr<std::unique_ptr<RangeReader>> OpenAll(
       absl::Span<const Catalog* const> catalogs,
       const RangeReaderOptions& options) const;
 
  private:
   absl::StatusOr<SourceFile> SourceOf(const std::string& name) const;
-  // In the order of `names`, without files that are not there if
-  // `skip_missing`.
+  // In the order of `names`. With `skip_missing`, files that are not there are
+  // left out.
   absl::StatusOr<std::vector<SafetensorsFile>> ReadHeaders(
       absl::Span<const std::string> names, bool skip_missing) const;
-  // Adds that of number `file` of `reader`, which begins with `head`.
+  // Adds the header of file number `file` of `reader`, which begins with
+  // `head`.
   absl::Status AddHeader(const std::string& name, int64_t file,
                          std::string head, RangeReader& reader,
                          std::vector<SafetensorsFile>& headers) const;
   absl::StatusOr<Catalog> ReadIndexed(const std::string& index_name) const;
-  // Files of ranks; maybe none.
+  // Returns the files of ranks; there may be none.
   absl::StatusOr<std::vector<std::string>> ShardsOf(
       const std::string& stem) const;
   absl::StatusOr<Catalog> ReadAll(absl::Span<const std::string> names) const;

@@ -1,5 +1,5 @@
-// Where the tensors of a model come from in files that name and lay them out
-// otherwise.
+// Recipes for the tensors of a model from files that name or lay them out
+// differently.
 #ifndef CHECKPOINT_LOAD_TENSOR_RECIPE_H_
 #define CHECKPOINT_LOAD_TENSOR_RECIPE_H_
 
@@ -19,39 +19,40 @@ namespace fsdp::checkpoint {
 // A tensor of a file, or some of its rows.
 struct RecipePiece {
   std::string name;  // in the file
-  // [first, last) of its dimension 0; unset: all.
+  // The rows [first, last) of dimension 0 that are used; unset: all.
   std::optional<std::pair<int64_t, int64_t>> rows = std::nullopt;
-  // Then dimensions 0 and 1 change places, as in Linear and GPT-2's Conv1D.
+  // If true, dimensions 0 and 1 change places after that, as between Linear and
+  // GPT-2's Conv1D.
   bool transposed = false;
-  // The tensor is meant that has this place in dimension 0 of the file's, as
-  // where Megatron keeps all layers in one; `rows` and `transposed` are those
-  // of what is left. Unset: the file's.
+  // If set, the piece is the tensor at this index of dimension 0 of the file's,
+  // as where Megatron keeps all layers in one; `rows` and `transposed` apply to
+  // that one.
   std::optional<int64_t> layer = std::nullopt;
 };
 
-// What a tensor of floating-point numbers becomes while it is read, each row
-// for itself: int8 with scales, for example.
+// Converts a tensor of floating-point numbers while it is read, each row by
+// itself: to int8 with scales, for example.
 struct RowConversion {
-  // Of what the pieces give, with as many rows as the model's tensor has.
+  // The shape that the pieces give, with as many rows as the model's tensor.
   std::vector<int64_t> sizes;
-  // Some of its rows, on the CPU, in the dtype of the file, as those rows of
-  // the model's tensor, in its dtype. Errors end the loading on all ranks.
+  // Gets some rows, on the CPU in the dtype of the file; returns the same rows
+  // of the model's tensor, in its dtype. An error ends the load on all ranks.
   std::function<absl::StatusOr<at::Tensor>(const at::Tensor& rows)> convert;
 };
 
-// The pieces one behind the other along `dim`, such as q, k and v of a fused
-// projection. Rows that are put together along dimension 0 as they are cost no
-// memory, and where they are converted that of a few of them; anything else
-// needs the whole tensor once.
+// Puts the pieces one behind the other along `dim`, such as q, k and v of a
+// fused projection. Unconverted rows that are joined along dimension 0 cost no
+// memory; converted ones cost that of a few rows; anything else needs memory
+// for the whole tensor once.
 struct TensorRecipe {
   std::vector<RecipePiece> pieces;
   int64_t dim = 0;
   std::optional<RowConversion> conversion = std::nullopt;
-  // Of one piece, a whole tensor: other names under which files may have it
-  // once more. They are refused where they have other values.
+  // If the recipe is one piece that is a whole tensor: other names under which
+  // the files may repeat it. A copy with other values is refused.
   std::vector<std::string> copies = {};
 
-  // A tensor as it is.
+  // Takes a tensor as it is.
   static TensorRecipe Of(std::string name) {
     TensorRecipe recipe;
     recipe.pieces.push_back({std::move(name)});
@@ -59,8 +60,8 @@ struct TensorRecipe {
   }
 };
 
-// Of the name that a parameter or buffer has in the model. Nothing: it keeps
-// the value it has.
+// Returns the recipe for the parameter or buffer of this name in the model. If
+// it returns nothing, the tensor keeps its value.
 using TensorMapping =
     std::function<std::optional<TensorRecipe>(const std::string& name)>;
 

@@ -1,4 +1,5 @@
-// Options of torch::optim's optimizers as JSON.
+// Options of torch::optim's optimizers, and the state of its schedulers, for
+// training.json.
 #ifndef CHECKPOINT_RUN_OPTIMIZER_OPTIONS_H_
 #define CHECKPOINT_RUN_OPTIMIZER_OPTIONS_H_
 
@@ -15,28 +16,29 @@
 
 namespace fsdp::checkpoint {
 
-// {"class": "AdamW", "lr": 0.001, "betas": [0.9, 0.999], ...}, for SGD, Adam,
-// AdamW, Adagrad and RMSprop. InvalidArgument: of another class, or a number
-// that is not finite, which JSON cannot say.
+// Returns {"class": "AdamW", "lr": 0.001, "betas": [0.9, 0.999], ...}, for SGD,
+// Adam, AdamW, Adagrad and RMSprop. InvalidArgument: the options are of another
+// class, or a number is not finite, which JSON cannot express.
 absl::StatusOr<Json> OptionsToJson(
     const torch::optim::OptimizerOptions& options);
 
-// The options, of the class that `json` names. InvalidArgument: a class that is
-// not known, or members that are missing, unexpected or of another type.
+// Returns the options, of the class that `json` names. InvalidArgument: the
+// class is not known, or members are missing, unexpected or of another type.
 absl::StatusOr<std::unique_ptr<torch::optim::OptimizerOptions>> OptionsFromJson(
     const Json& json);
 
-// What torch::optim's schedulers of learning rates remember, which they show to
-// nobody.
+// torch::optim's schedulers have no public access to what follows.
 
-// How often step() was called: all that StepLR and schedulers of a user's own
-// that derive from LRScheduler go by, besides the optimizer's learning rates.
+// Returns how often step() was called, which with the optimizer's learning
+// rates is all the state of StepLR and of schedulers of a user's own that
+// derive from LRScheduler.
 int64_t StepsOf(const torch::optim::LRScheduler& scheduler);
-// Leaves the learning rates alone. `steps` >= 0, of 32 bits.
+// Sets that count, 0 <= `steps` < 2^32. Does not change the learning rates,
+// except that a WarmUpCosine sets those of its step.
 void SetSteps(torch::optim::LRScheduler& scheduler, int64_t steps);
 
-// "StepLR: step_size 10, gamma 0.1": what LibTorch or this library's class has
-// got from its constructor. Empty for other classes.
+// Returns the settings of a StepLR or WarmUpCosine, "StepLR: step_size 10,
+// gamma 0.1"; empty for other classes.
 std::string SettingsOf(const torch::optim::LRScheduler& scheduler);
 
 struct PlateauState {
@@ -52,7 +54,7 @@ struct PlateauState {
 };
 
 PlateauState StateOf(const torch::optim::ReduceLROnPlateauScheduler& scheduler);
-// Leaves the learning rates alone. Counts of 32 bits.
+// Does not change the learning rates. All counts fit 32 bits.
 void SetState(torch::optim::ReduceLROnPlateauScheduler& scheduler,
               const PlateauState& state);
 

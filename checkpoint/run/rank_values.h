@@ -1,4 +1,4 @@
-// What belongs to one rank and not to the model: a file of its own.
+// The values that belong to one rank and not to the model, in a file per rank.
 #ifndef CHECKPOINT_RUN_RANK_VALUES_H_
 #define CHECKPOINT_RUN_RANK_VALUES_H_
 
@@ -18,8 +18,8 @@
 namespace fsdp::checkpoint {
 
 inline constexpr char kRanksFolder[] = "ranks";
-// "ranks/rank-00002.safetensors": of TakeRankValues(), and of
-// TakeWholeValues().
+// "ranks/rank-00002.safetensors" holds what TakeRankValues() returns,
+// "ranks/buffers-00002.safetensors" what TakeWholeValues() returns.
 std::string RankFileName(int rank);
 std::string BuffersFileName(int rank);
 
@@ -29,22 +29,23 @@ struct SmallFile {
   std::map<std::string, std::string> texts;
 };
 
-// InvalidArgument: a dtype that no file has, or texts that are not UTF-8.
+// Returns the bytes of the file. InvalidArgument: safetensors has no such
+// dtype, or a text is not UTF-8.
 absl::StatusOr<std::string> Format(const SmallFile& file);
 absl::StatusOr<SmallFile> ParseSmallFile(absl::string_view bytes);
 
-// The states of random generators, `device`'s and the CPU's, and the entries of
-// this rank.
+// Returns the states of the random generators of `device` and of the CPU, and
+// the entries of this rank.
 absl::StatusOr<SmallFile> TakeRankValues(const TrainingRun& run,
                                          c10::Device device);
-// Puts them back. What there is of another device is left out. InvalidArgument:
-// a state that a generator does not take.
+// Puts them back, except for states of another device. InvalidArgument: a
+// generator refuses a state.
 absl::Status RestoreRankValues(const SmallFile& file, c10::Device device,
                                TrainingRun& run);
 
-// The values of buffers and of parameters that are not sharded, which may
-// differ between ranks, copied to the CPU, in the dtypes they have without
-// mixed precision.
+// Returns the values of buffers and of parameters that are not sharded, which
+// may differ between ranks, copied to the CPU in the dtypes that they have
+// without mixed precision.
 SmallFile TakeWholeValues(const ModelValues& model);
 
 }  // namespace fsdp::checkpoint

@@ -16,25 +16,27 @@
 
 namespace fsdp::checkpoint {
 
-// Borrowed: all of it outlives the calls that get it. Ranks pass the same, each
-// its own; `entries` count on rank 0 only.
+// All pointers are borrowed and outlive the calls that get the run. Every rank
+// passes its own objects of the same kinds; `entries` are those of rank 0.
 struct TrainingRun {
-  // Sharded by FullyShard(), or any module: then every rank has all of it, and
-  // rank 0's values are saved. Never null.
+  // A model that FullyShard() has returned, or any module: then every rank has
+  // all of it, and rank 0's values are saved. Never null.
   torch::nn::Module* model = nullptr;
-  // SGD, Adam, AdamW, Adagrad or RMSprop of torch::optim, or fused ones, over
-  // the model's parameters; or null.
+  // SGD, Adam, AdamW, Adagrad or RMSprop of torch::optim, or a fused optimizer,
+  // over the model's parameters; or null.
   torch::optim::Optimizer* optimizer = nullptr;
-  // Of the optimizer's learning rates.
+  // Schedulers of the optimizer's learning rates.
   std::vector<torch::optim::LRScheduler*> schedulers = {};
   std::vector<torch::optim::ReduceLROnPlateauScheduler*> plateau_schedulers =
       {};
   ShardedGradScaler* scaler = nullptr;  // or null
   WeightAverage* average = nullptr;     // of the model's parameters; or null
-  // The default random generators of the CPU and of the model's device.
+  // If true, the default random generators of the CPU and of the model's device
+  // are saved and loaded, too.
   bool random_state = true;
-  // The user's own, replaced by loading: of the whole run, and of this rank,
-  // such as where it is in its data. Names and texts are UTF-8.
+  // Texts of the user's own, which a load replaces: `entries` belong to the
+  // whole run, `rank_entries` to this rank, such as its position in the data.
+  // Names and texts are UTF-8.
   std::map<std::string, std::string> entries = {};
   std::map<std::string, std::string> rank_entries = {};
 };

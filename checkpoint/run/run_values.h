@@ -1,5 +1,5 @@
-// The tensors of a run by name, where they are: what this rank writes of each,
-// and what it has to read.
+// The tensors of a run by name, where they are: from them follows what this
+// rank writes and reads of each.
 #ifndef CHECKPOINT_RUN_RUN_VALUES_H_
 #define CHECKPOINT_RUN_RUN_VALUES_H_
 
@@ -27,45 +27,44 @@
 
 namespace fsdp::checkpoint {
 
-// The ranks of a model that FullyShard() has made; of one that is not sharded,
-// `otherwise`.
+// Returns the ranks of a model that FullyShard() has returned, and `otherwise`
+// for one that is not sharded.
 comm::Communicator* RanksOf(torch::nn::Module& module,
                             comm::Communicator* otherwise = nullptr);
 
-// As long as it lives, a sharded model is refused to others.
+// While it lives, all others are refused access to a sharded model.
 class RunValues {
  public:
-  // On this rank alone: no messages. `what`: the caller, for texts.
-  // InvalidArgument: no model; one that has sharded modules inside without
-  // being one, or is inside one; an optimizer of another class or of other
-  // parameters.
-  // FailedPrecondition: inside a forward or backward, or
+  // Reads the run of this rank, without messages. `what` names the caller in
+  // errors. InvalidArgument: there is no model; it has sharded modules inside
+  // without being one, or is inside one; the optimizer is of another class or
+  // has other parameters. FailedPrecondition: inside a forward, a backward or
   // WeightAverage::InModel().
   static absl::StatusOr<RunValues> Read(const TrainingRun& run,
                                         absl::string_view what);
 
-  // Null: the model is not sharded.
+  // Null if the model is not sharded.
   ShardedModel* sharded() const { return sharded_; }
-  // InvalidArgument: a model that is sharded over other ranks than these.
+  // InvalidArgument: the model is sharded over other ranks than these.
   absl::Status CheckRanks(int rank, int world_size) const;
   // See ShardedModel::CheckLoaded().
   absl::Status CheckLoaded() const;
-  // Where the model computes; the CPU if it has no parameters.
+  // The device on which the model computes; the CPU if it has no parameters.
   c10::Device device() const;
-  // Names without wrappers. `values` of a model that is not sharded is the
-  // whole parameter, of any sizes.
+  // Names are without wrappers. In a model that is not sharded, `values` is the
+  // whole parameter in its own shape.
   const ModelValues& model() const { return model_; }
-  // What an optimizer may step, in the order of model().parameters, and behind
-  // them parameters that are not sharded though the model is, each whole.
+  // All that an optimizer may step: shards in the order of model().parameters,
+  // then, each whole, the parameters of a sharded model that are not sharded.
   const std::vector<NamedShard>& leaves() const { return leaves_; }
-  // Of each of leaves() in TrainingRun::average; undefined where it has none.
-  // Empty without it.
+  // For each of leaves(), its average in TrainingRun::average, undefined if it
+  // has none. Empty if the run has no average.
   const std::vector<at::Tensor>& averages() const { return averages_; }
-  // Null without one.
+  // Null if the run has no optimizer.
   const OptimizerValues* optimizer() const {
     return optimizer_.has_value() ? &*optimizer_ : nullptr;
   }
-  // The states of optimizer(), by parameter, which are not held here any more.
+  // Returns the states of optimizer() by parameter, and forgets them.
   std::map<std::string, OptimizerSlots> ReleaseStates();
 
  private:

@@ -1,4 +1,4 @@
-// What this rank writes of the tensors of a run: one range of each.
+// The parts of the tensors of a run that this rank writes: one range of each.
 #ifndef CHECKPOINT_RUN_TENSOR_PARTS_H_
 #define CHECKPOINT_RUN_TENSOR_PARTS_H_
 
@@ -20,33 +20,33 @@
 #include "checkpoint/tensor/tensor_info.h"
 #include "comm/communicator.h"
 
-// Ranks that save or load together, or a process that does alone.
+// Ranks that save or load together, or a process that does so alone.
 
 namespace fsdp::checkpoint {
 
-// What `act` returns, or, as a Status, what it throws: ranks that agree on it
-// must not lose one. `what` it does, for errors.
+// Returns what `act` returns, or what it throws, as a Status: ranks that agree
+// on it must not lose one. `what` says in errors what `act` does.
 absl::Status Caught(absl::string_view what,
                     absl::FunctionRef<absl::Status()> act);
 
 class Together {
  public:
-  // `ranks` outlives it; null: alone. `what` they do, for errors: "exporting a
-  // model". `timeout`: of each call.
+  // `ranks` outlives this; null means alone. `what` says in errors what they
+  // do: "exporting a model". `timeout` limits each call.
   Together(comm::Communicator* ranks, absl::string_view what,
            absl::Duration timeout)
       : ranks_(ranks), what_(what), timeout_(timeout) {}
 
-  // Null: alone.
+  // Null if alone.
   comm::Communicator* ranks() const { return ranks_; }
   int rank() const { return ranks_ == nullptr ? 0 : ranks_->rank(); }
   absl::Time Deadline() const;
 
-  // Collective: OK where it is OK on all ranks; otherwise one rank's error, on
-  // all, "rank 2: " in front. Alone: `mine`.
+  // Returns OK if `mine` is OK on all ranks, otherwise one rank's error on all,
+  // "rank 2: " in front. Collective. Alone: `mine`.
   absl::Status Agree(const absl::Status& mine) const;
-  // Collective: InvalidArgument on all ranks, naming the first line that
-  // differs, where they do not pass the same. `of`: what it says.
+  // InvalidArgument on all ranks, naming the first line that differs, unless
+  // all pass the same text. Collective. `of` says what the text describes.
   absl::Status CheckSame(const std::string& text, absl::string_view of) const;
 
  private:
@@ -55,58 +55,56 @@ class Together {
   const absl::Duration timeout_;
 };
 
-// The files of TrainingRun::average.
+// The stem of the files of TrainingRun::average.
 inline constexpr char kAverageStem[] = "average";
 
 struct TensorPart {
-  TensorInfo info;    // of the whole, as it is in the file
+  TensorInfo info;    // describes the whole tensor, as it is in the file
   int64_t begin = 0;  // row-major, in elements
   at::Tensor values;  // 1-D; of any dtype that can be cast; maybe resting
 };
 
-// Tensors that make a set of files together.
+// Tensors that make up a set of files.
 struct TensorGroup {
   std::string stem;  // of the files' names: "model", "optimizer/exp_avg"
   std::vector<TensorPart> parts;
 };
 
-// The name in the files of a parameter or buffer of the model; nothing: it is
-// left out.
+// Returns the name in the files of a parameter or buffer of the model, or
+// nothing to leave it out.
 using NamesInFiles =
     std::function<std::optional<std::string>(const std::string& name)>;
 
 struct PartOptions {
-  // Of floating-point parameters and buffers; unset: their own.
+  // The dtype of floating-point parameters and buffers; unset: their own.
   std::optional<c10::ScalarType> model_dtype = std::nullopt;
-  // Of the files of the model: "adapter_model".
+  // The names of the model's files begin with it: "adapter_model".
   std::string model_stem = "model";
-  // Null: all, by their names.
+  // If null, all are written by their own names.
   NamesInFiles names = nullptr;
 };
 
-// Whether PartsToWrite() is collective: a parameter's storage is not row-major.
-// Ranks agree.
+// Returns whether PartsToWrite() is collective, which it is if the storage of a
+// parameter is not row-major. The answer is the same on all ranks.
 bool IsCollective(const RunValues& values);
-// Before that, where IsCollective(): InvalidArgument on all ranks if their
-// options or the states of their optimizers differ: they would wait for each
-// other. No message otherwise.
+// To be called before PartsToWrite(). If that is collective, InvalidArgument on
+// all ranks: their options or optimizer states differ, so that they would wait
+// for each other. Otherwise no message is sent.
 absl::Status CheckSameParts(const Together& together, const RunValues& values,
                             const PartOptions& options);
 
-// All ranks get equal infos in equal order, and ranges that cover each tensor
-// once, cut evenly: what several ranks hold is shared out among them. What is
-// whole on every rank is rank 0's. Tied parameters are there once, by their
-// first name. Collective only where IsCollective().
-// InvalidArgument: a dtype that no file has or a layout other than strided,
-// naming the tensor; a model_dtype that is not of floating point; two tensors
-// of one name in the files.
+// Returns this rank's parts. All ranks get equal infos in equal order, and
+// ranges that together cover each tensor once: what several ranks hold is
+// shared out evenly, and what is whole on every rank is rank 0's. A tied
+// parameter appears once, by its first name. Collective only if IsCollective().
+// InvalidArgument: a tensor, which is named, has a dtype that no file has or is
+// not strided; model_dtype is not floating-point; two tensors have one name in
+// the files.
 absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
     const RunValues& values, int rank, const PartOptions& options);
 
-// Dtypes of LibTorch as files name them.
-
-// Nothing where the other side has none: quantized and packed dtypes of
-// LibTorch, sub-byte ones of files.
+// The counterparts of LibTorch's dtypes and those of files. Nothing if there is
+// none: quantized and packed dtypes of LibTorch, sub-byte ones of files.
 std::optional<Dtype> FileDtype(c10::ScalarType dtype);
 std::optional<c10::ScalarType> TorchDtype(Dtype dtype);
 

@@ -1,4 +1,4 @@
-// All of a run that is no tensor, as JSON text: what training.json holds.
+// All of a run that is not a tensor, as JSON text, which training.json holds.
 #ifndef CHECKPOINT_RUN_TRAINING_JSON_H_
 #define CHECKPOINT_RUN_TRAINING_JSON_H_
 
@@ -23,10 +23,10 @@ inline constexpr char kTrainingName[] = "training.json";
 struct TrainingRecord {
   int64_t step = 0;
   int world_size = 1;
-  // Without an optimizer: nothing.
+  // Nothing if there is no optimizer.
   std::optional<std::vector<OptimizerGroup>> groups;
-  std::vector<std::string> slots;  // names of tensors of its states
-  // Numbers of its states, by parameter: {"weight": {"step": 7}}.
+  std::vector<std::string> slots;  // names of the tensors of its states
+  // The numbers of its states, by parameter: {"weight": {"step": 7}}.
   std::map<std::string, std::map<std::string, int64_t>> numbers;
   std::vector<int64_t> scheduler_steps;
   std::vector<std::string> scheduler_settings;
@@ -36,22 +36,23 @@ struct TrainingRecord {
   std::map<std::string, std::string> entries;
 };
 
-// What `run` is now. `optimizer`: its values, null without one.
+// Returns the state of `run`. `optimizer` has its values, or is null.
 TrainingRecord RecordOf(const TrainingRun& run,
                         const OptimizerValues* optimizer, int64_t step,
                         int world_size);
 
-// InvalidArgument: options of an optimizer that are not known.
+// InvalidArgument: an entry is not UTF-8, the scaler's scale is not finite, or
+// the optimizer's options are of an unknown class.
 absl::StatusOr<std::string> ToText(const TrainingRecord& record);
-// InvalidArgument, naming what is missing, unexpected or of another type.
+// InvalidArgument names what is missing, unexpected or of another type.
 absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text);
 
-// InvalidArgument, with nothing changed: `run` has a scaler, an average,
-// an optimizer or other numbers of schedulers than the run that was saved.
+// Changes nothing. InvalidArgument: `run` has a scaler, an average or an
+// optimizer that the saved run lacked, or other numbers of schedulers.
 absl::Status CheckFits(const TrainingRecord& record, const TrainingRun& run);
-// Warns where schedulers are made otherwise than they were when it was saved.
+// Warns if schedulers have other settings than those of the saved run.
 void WarnOfSettings(const TrainingRecord& record, const TrainingRun& run);
-// Schedulers, scaler and entries; of a record that fits.
+// Restores schedulers, scaler and entries from a record that fits `run`.
 absl::Status Restore(const TrainingRecord& record, TrainingRun& run);
 
 }  // namespace fsdp::checkpoint

@@ -1,4 +1,5 @@
-// What each rank tells the others when its part of a checkpoint is written.
+// The report of a rank to the others when it has written its part of a
+// checkpoint.
 #ifndef CHECKPOINT_SAVE_RANK_REPORT_H_
 #define CHECKPOINT_SAVE_RANK_REPORT_H_
 
@@ -17,32 +18,34 @@ namespace fsdp::checkpoint {
 
 struct RankReport {
   absl::Status status;
-  uint32_t plan = 0;  // the checksum of what ranks have to agree on
-  // Of the values that every rank has whole.
+  uint32_t plan = 0;  // checksum of all that ranks must agree on
+  // Checksum of the values that every rank has whole.
   uint32_t whole_values = 0;
-  // Files that this rank alone writes.
+  // The files that this rank alone writes.
   std::vector<NamedSize> own_files;
-  // Of what it has written. Files that ranks write together come first, as
-  // they number them; own ones go on from there. None is empty.
+  // The pieces that it has written, none empty. Files that ranks write together
+  // have their common numbers; the rank's own files are numbered after them.
   std::vector<Piece> pieces;
 };
 
-// For ranks of one byte order. Four bytes for each block that one rank has
-// written whole, and what says which files they are of.
+// Encodes a report for ranks of the same byte order: four bytes per block that
+// the rank has written whole, and a few that say in which files the blocks are.
 std::string Encode(const RankReport& report);
-// Internal: no such text. What comes back is no larger than `bytes` justify.
+// Internal: `bytes` is no report. The result needs memory in proportion to
+// `bytes`.
 absl::StatusOr<RankReport> Decode(absl::string_view bytes);
 
-// The error of the lowest rank that has one, "rank 2: " in front.
+// Returns the error of the lowest rank that has one, with "rank 2: " in front
+// if there are several ranks.
 absl::Status CheckReports(absl::Span<const RankReport> reports);
 
-// Whether all ranks have the same plan.
+// Returns whether all ranks have one plan.
 bool HaveOnePlan(absl::Span<const RankReport> reports);
 
-// All files there are, from all ranks' reports without errors, which lose their
-// pieces: `shared`, those that ranks write together, and each rank's own.
-// Internal: a name that is there twice; pieces of files that there are not, or
-// that do not make up the files.
+// Returns the sums of all files, from the reports of all ranks, none of which
+// is an error; the reports lose their pieces. `shared` are the files that ranks
+// write together. Internal: a name appears twice, or pieces belong to no file
+// or do not make up the files.
 absl::StatusOr<std::map<std::string, FileSums>> CombineReports(
     std::vector<NamedSize> shared, absl::Span<RankReport> reports);
 

@@ -1,4 +1,4 @@
-// Ranks that wait for each other's disks, however long those take.
+// Lets ranks wait for each other's disks, however long those take.
 #ifndef CHECKPOINT_SAVE_ROUNDS_H_
 #define CHECKPOINT_SAVE_ROUNDS_H_
 
@@ -14,10 +14,10 @@
 
 namespace fsdp::checkpoint {
 
-// What a rank that acts has got done so far. Thread-safe.
+// How much a rank that acts has done so far. Thread-safe.
 class DiskProgress {
  public:
-  // A call has come back from the disk, with so many bytes more on it.
+  // To be called when a call to the disk returns, which has put `bytes` on it.
   void CameBack(int64_t bytes) {
     bytes_ += bytes;
     ++calls_;
@@ -32,25 +32,25 @@ class DiskProgress {
 };
 
 struct RoundOptions {
-  // Of a round: whoever does not answer in it is gone.
+  // Limits a round: a rank that does not answer within it is gone.
   absl::Duration timeout;
-  // A rank whose calls do not come back from its disk for so long is given up.
+  // A rank is given up when none of its calls to its disk returns for so long.
   absl::Duration stall_timeout;
-  // Between two rounds while this rank acts.
+  // The time between two rounds while this rank acts.
   absl::Duration interval = absl::Seconds(1);
   std::string what;       // "saving step 7", for the error
   int64_t all_bytes = 0;  // that this rank writes, for the error
-  // Gets the error as soon as there is one, from another thread, before `act`
-  // has returned. May be null.
+  // Called with an error as soon as there is one, on another thread, before
+  // `act` has returned. May be null.
   std::function<void(const absl::Status&)> on_error = nullptr;
 };
 
-// Runs `act`, which throws nothing, on the calling thread, while another one
-// tells the other ranks in rounds that this one is alive and how far it is. OK,
-// once all ranks' `act` have returned. Otherwise, when this rank's has
-// returned: DeadlineExceeded, the same on all ranks, which may use the
-// communicator further, if a rank was given up, which the text names; or the
-// communicator's error. A collective.
+// Runs `act`, which throws nothing, on the calling thread, while another thread
+// tells the other ranks in rounds that this one is alive and how far it is.
+// Collective. Returns OK when `act` has returned on all ranks. Otherwise it
+// returns when this rank's has: DeadlineExceeded, the same on all ranks, which
+// names the rank that was given up and leaves the communicator usable; or the
+// communicator's error.
 absl::Status ActInRounds(comm::Communicator& ranks, const RoundOptions& options,
                          const DiskProgress& progress,
                          absl::FunctionRef<void()> act);

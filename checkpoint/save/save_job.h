@@ -1,4 +1,4 @@
-// One checkpoint, from planned ranges to a committed folder.
+// Saves one checkpoint, from planned ranges to a committed folder.
 #ifndef CHECKPOINT_SAVE_SAVE_JOB_H_
 #define CHECKPOINT_SAVE_SAVE_JOB_H_
 
@@ -19,20 +19,21 @@
 
 namespace fsdp::checkpoint {
 
-// Where to, and with whom. All of it outlives the save.
+// The place of a checkpoint, and the ranks that save it. All of it outlives the
+// save.
 struct SaveContext {
   FileSystem* files = nullptr;
   std::string root;
-  std::string token;  // CheckpointFolder::token(), on all ranks
-  // Of rank 0; null on the others, and where SaveJob::mine is an error and
-  // somebody else has it.
+  std::string token;  // rank 0's CheckpointFolder::token(), on all ranks
+  // Only rank 0 has it. Null on the others, and where SaveJob::mine is an error
+  // because an earlier save still uses it.
   CheckpointFolder* folder = nullptr;
   CommitBy commit_by = CommitBy::kRename;  // as the folder's
-  // A group of its own, used by nobody else meanwhile; null: a single rank.
+  // A group that nobody else uses meanwhile; null: a single rank.
   comm::Communicator* ranks = nullptr;
   RangeWriterOptions writer;
-  absl::Duration timeout;  // of each wait for an answer of other ranks
-  absl::Duration stall_timeout = absl::InfiniteDuration();  // of each disk
+  absl::Duration timeout;  // limits each wait for an answer of other ranks
+  absl::Duration stall_timeout = absl::InfiniteDuration();  // for each disk
   Retention retention;
   bool overwrite = false;
 
@@ -42,32 +43,37 @@ struct SaveContext {
 
 struct SaveJob {
   int64_t step = 0;
-  // Why this rank has nothing to save: all return it then.
+  // The error if this rank has nothing to save, which all ranks return then.
   absl::Status mine;
-  // Why there is no plan where `mine` is OK: what became of asking the others.
+  // The error if asking the other ranks has failed, so that there is no plan
+  // though `mine` is OK.
   absl::Status others;
   SavePlan plan;
-  int64_t bytes_to_write = 0;  // all that the plan has for this rank
-  // A safetensors file of this rank, kept where the values in it differ from
+  int64_t bytes_to_write = 0;  // all of the plan that this rank writes
+  // A safetensors file of this rank, written only if its values differ from
   // rank 0's.
   std::string buffers_file;
 };
 
-// Writes all of the plan's ranges; gets the writer, or why there is none.
+// Writes all of the plan's ranges. Gets the writer, or the error if there is
+// none.
 using RangeFeed =
     std::function<absl::Status(const absl::StatusOr<RangeWriter*>& writer)>;
 
-// Writes this rank's part, tells the others, and returns when rank 0 has
-// committed all of it, or with the error of the lowest rank that has one, on
-// all ranks; then nothing of it is left. Ranks wait for each other in rounds: a
-// slow one costs time, one whose disk does not get on for `stall_timeout` fails
-// the save on all, by DeadlineExceeded, and nobody waits for it any longer;
-// `on_given_up` hears of it while this rank's own calls are still under way.
-// Calls `feed` once, whatever happens.
-// Two exchanges, one more where ranks' buffers differ, one that finds the
-// difference where their plans do, and one before anything is written where
-// checkpoints are committed by manifests: all wait there for rank 0, which
-// removes what has the folder's name.
+// Writes this rank's part, tells the others, and returns the same on all ranks:
+// OK when rank 0 has committed all of it, or the error of the lowest rank that
+// has one. After an error nothing of it is left, unless the text says
+// otherwise. Calls `feed` once in any case.
+//
+// Ranks wait for each other in rounds: a slow one costs time. If a rank's disk
+// does not get on for `stall_timeout`, the save fails on all by
+// DeadlineExceeded, nobody waits for that rank, and `on_given_up` is called
+// while this rank's own calls are still under way.
+//
+// There are two exchanges; one more if ranks' buffers differ; one more, which
+// finds the difference, if their plans do; and one before anything is written
+// if checkpoints are committed by manifests, in which all wait until rank 0 has
+// removed what has the folder's name.
 absl::Status RunSave(
     const SaveContext& context, const SaveJob& job, const RangeFeed& feed,
     const std::function<void(const absl::Status&)>& on_given_up = nullptr);

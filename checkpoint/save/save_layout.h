@@ -1,4 +1,4 @@
-// Into which files a checkpoint goes.
+// Decides into which files a checkpoint goes.
 #ifndef CHECKPOINT_SAVE_SAVE_LAYOUT_H_
 #define CHECKPOINT_SAVE_SAVE_LAYOUT_H_
 
@@ -8,7 +8,7 @@ enum class SaveLayout {
   // All ranks write their ranges of the same files, which do not depend on the
   // number of ranks.
   kShared,
-  // Each rank writes files of its own, front to back: for storage without
+  // Each rank writes its own files, front to back. This suits storage without
   // random writes, such as a mounted object store.
   kPerRank,
 };

@@ -1,5 +1,5 @@
-// Which bytes of which files each rank writes. Follows from names, dtypes,
-// shapes and ranges: no messages.
+// Plans which bytes of which files each rank writes, without messages: the plan
+// follows from names, dtypes, shapes and ranges.
 #ifndef CHECKPOINT_SAVE_SAVE_PLAN_H_
 #define CHECKPOINT_SAVE_SAVE_PLAN_H_
 
@@ -26,12 +26,12 @@ struct SaveFile {
   int64_t bytes = 0;
 };
 
-// One of these bytes.
+// Returns a file that consists of these bytes.
 SaveFile WholeFile(std::string name, std::string bytes);
 
-// What this rank writes of one tensor: never empty.
+// A range of one tensor that this rank writes; never empty.
 struct SaveRange {
-  int64_t file = 0;  // in SavePlan::files, or, from their number on, in `own`
+  int64_t file = 0;  // in SavePlan::files, then, numbered on, in `own`
   int64_t offset = 0;
   int64_t bytes = 0;
   at::Tensor values;  // 1-D, on any device; may rest elsewhere
@@ -40,49 +40,46 @@ struct SaveRange {
 };
 
 struct SavePlan {
-  // On all ranks alike: ranks write them together, rank 0 the heads.
+  // The same on all ranks, which write them together; rank 0 writes the heads.
   std::vector<SaveFile> files;
-  std::vector<SaveFile> own;         // of this rank alone
+  std::vector<SaveFile> own;         // files of this rank alone
   std::vector<SaveRange> ranges;     // this rank's, in the order of `groups`
   std::vector<std::string> folders;  // of those files, relative; each once
-  std::string text;                  // what ranks have to agree on, by lines
+  std::string text;                  // all that ranks must agree on, by lines
 
   int64_t BytesOfRanges() const;
-  // What this rank writes, which is `rank`.
+  // The bytes that this rank, which is `rank`, writes.
   int64_t BytesToWrite(int rank) const;
 };
 
 // InvalidArgument unless `name` can be one of the texts beside a model's files,
-// such as "config.json". `option`: where the user gave it, for the error.
+// such as "config.json". `option` says in the error where the user gave it.
 absl::Status CheckTextName(absl::string_view option, absl::string_view name);
 
-// Each of `groups` is a Hugging Face model by its stem: the files, and an index
-// where there are several. `texts`: further files of rank 0, by name; other
-// ranks pass the same names, with any text.
+// Plans files that ranks write together: for each of `groups` a Hugging Face
+// model of its stem, with an index if it has several files. `texts` are further
+// files of rank 0, by name; other ranks pass the same names with any text.
 absl::StatusOr<SavePlan> PlanSave(
     absl::Span<const TensorGroup> groups,
     const std::map<std::string, std::string>& texts, int64_t max_file_bytes);
 
-// The same in own files of each rank (PlanShardFiles()), "model" as
-// "shard-00003-model-00001-of-00002.safetensors", whose ranges are in the order
-// of their files. `texts` are own ones of rank 0.
+// Plans files that each rank writes alone (PlanShardFiles()): instead of
+// "model" for example "shard-00003-model-00001-of-00002.safetensors". The
+// ranges are in the order of these files. `texts` are rank 0's own files.
 absl::StatusOr<SavePlan> PlanSavePerRank(
     absl::Span<const TensorGroup> groups,
     const std::map<std::string, std::string>& texts, int rank);
 
-// Files of a plan, straight from where their bytes are.
+// These write a plan. The files of `writer` are the plan's `files`, then `own`.
 
-// The first files of the writer are the plan's `files`, and `own` the next.
-
-// Makes all of `files` as large as they will be, and writes what they begin
-// with: what rank 0 does.
+// Gives all of `files` their size and writes their heads, as rank 0 has to.
 absl::Status WriteHeads(const SavePlan& plan, RangeWriter& writer);
 
-// Writes what this rank's own files begin with.
+// Writes the heads of this rank's own files.
 absl::Status WriteOwnHeads(const SavePlan& plan, RangeWriter& writer);
 
-// Writes all of `plan.ranges` while they are read; values that rest elsewhere
-// are in memory one unit at a time.
+// Writes all of `plan.ranges` from where the values are. Of values that rest
+// elsewhere, one unit at a time is in memory.
 absl::Status WriteLive(const SavePlan& plan, RangeWriter& writer);
 
 }  // namespace fsdp::checkpoint

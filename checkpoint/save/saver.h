@@ -1,5 +1,5 @@
-// Saves of one training: written where the values are, or by a thread from
-// copies of them.
+// The saves of one training: values are written from where they are, or copied
+// and written by a thread.
 #ifndef CHECKPOINT_SAVE_SAVER_H_
 #define CHECKPOINT_SAVE_SAVER_H_
 
@@ -14,10 +14,10 @@
 
 namespace fsdp::checkpoint {
 
-// One save is under way at a time: Wait() comes before the next. What goes
-// wrong in a save is what Wait() returns, on all ranks. A save that was given
-// up while this rank's disk does not answer is over for Wait(), and goes on by
-// itself; until the disk has answered, the next ones fail.
+// One save is under way at a time: Wait() comes before the next, and returns on
+// all ranks what went wrong in it. If a save was given up while this rank's
+// disk does not answer, Wait() takes it as ended, and it goes on by itself;
+// until the disk has answered, the next saves fail.
 class Saver {
  public:
   struct Ended {
@@ -28,30 +28,30 @@ class Saver {
   Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
-  // Waits for whatever is under way.
+  // Waits for all that is under way.
   ~Saver();
 
   // Returns when all is written.
   void Save(const SaveContext& context, SaveJob job);
-  // Returns when all of the plan's values are copied, to `staging_bytes` of
-  // memory at most, which are kept for the next time. Where they fit, writing
-  // begins when they are copied, so that it does not make copying slower;
-  // otherwise as soon as it can. Without that memory: Save().
+  // Returns when all of the plan's values are copied, to at most
+  // `staging_bytes` of memory, which is kept for the next time. If they fit,
+  // writing begins when they are copied, so that it does not slow copying;
+  // otherwise as soon as it can. Without that memory it does what Save() does.
   void SaveCopies(const SaveContext& context, SaveJob job,
                   int64_t staging_bytes);
-  // Until the save that was begun last has ended; nothing if none was begun
-  // since.
+  // Waits until the last save has ended; returns nothing if none was begun
+  // since the last Wait().
   std::optional<Ended> Wait();
 
  private:
-  // A save, and all that its threads use.
+  // A save and all that its threads use.
   class Writing;
 
   void Begin(const SaveContext& context, SaveJob job);
   void DiscardLeft(const SaveContext& context);
 
   std::unique_ptr<Writing> writing_;  // null: none since Wait()
-  std::unique_ptr<Writing> stuck_;    // given up, and not over yet
+  std::unique_ptr<Writing> stuck_;    // given up, and still running
   // Steps that have failed while stuck_ had the folder.
   std::vector<int64_t> left_;
   std::unique_ptr<StagingRing> ring_;

@@ -1,5 +1,5 @@
-// This rank's values on their way to files by way of memory that a thread
-// copies them to while another one writes.
+// One thread copies this rank's values into memory while another writes them
+// from there to files.
 #ifndef CHECKPOINT_SAVE_STAGED_FEED_H_
 #define CHECKPOINT_SAVE_STAGED_FEED_H_
 
@@ -18,15 +18,13 @@
 #include "checkpoint/save/save_plan.h"
 #include "offload/page_memory.h"
 
-// Memory between a thread that copies values and one that writes them to files.
-
 namespace fsdp::checkpoint {
 
-// Spans of one piece of memory, given back in the order in which they were
-// taken. One thread takes, one gives back.
+// A ring of memory whose spans are given back in the order in which they were
+// taken. One thread takes spans, one gives them back.
 class StagingRing {
  public:
-  // `bytes` > 0. ResourceExhausted.
+  // `bytes` > 0. ResourceExhausted: there is not so much memory.
   static absl::StatusOr<offload::PageMemory> Allocate(int64_t bytes);
   explicit StagingRing(offload::PageMemory memory);
   StagingRing(const StagingRing&) = delete;
@@ -34,19 +32,19 @@ class StagingRing {
 
   int64_t capacity() const { return memory_.bytes(); }
 
-  // `bytes` in [0, capacity()], side by side, as soon as they are free.
-  // DeadlineExceeded; the reason of Close().
+  // Returns `bytes`, in [0, capacity()], side by side, as soon as they are
+  // free. Errors: DeadlineExceeded, or the reason of Close().
   absl::StatusOr<absl::Span<char>> Take(int64_t bytes, absl::Time deadline);
-  // The span that was taken first of those that are.
+  // Gives back the oldest of the spans that are taken.
   void GiveBack();
-  // Take() fails with `reason`, which is an error, until Open().
+  // Makes Take() fail with `reason`, an error, until Open().
   void Close(const absl::Status& reason);
-  // Everything was given back.
+  // Everything must have been given back.
   void Open();
 
  private:
-  // Positions count all bytes that were ever taken, those that were skipped at
-  // the end of the memory included; modulo capacity() they are places.
+  // Positions count all bytes that were ever taken, including those skipped at
+  // the end of the memory; modulo capacity() they are places in it.
   struct Wanted {
     const StagingRing* ring;
     int64_t end;
@@ -61,24 +59,24 @@ class StagingRing {
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
 };
 
-// One thread stages, another one writes what it has staged.
+// One thread stages; another writes what is staged.
 class StagedFeed {
  public:
-  // `ring` outlives it, and is nobody else's meanwhile.
+  // `ring` outlives it, and nobody else uses it meanwhile.
   explicit StagedFeed(StagingRing& ring) : ring_(ring) {}
   StagedFeed(const StagedFeed&) = delete;
   StagedFeed& operator=(const StagedFeed&) = delete;
 
-  // Copies all of `plan.ranges`, cast for the files: when it returns, the
-  // values may change. Waits for the other thread where the ring has no more
-  // room, each time for `timeout` at most. Its errors end the other thread's
-  // WriteTo() as well, and the other way round.
+  // Copies all of `plan.ranges`, cast for the files; when it returns, the
+  // values may change. While the ring is full it waits for the other thread, at
+  // most `timeout` each time. Its errors end WriteTo() as well, and the other
+  // way round.
   absl::Status Stage(const SavePlan& plan, absl::Duration timeout);
-  // Instead of Stage().
+  // To be called instead of Stage() if there is nothing to stage.
   void Abandon(const absl::Status& reason);
 
-  // Until Stage() or Abandon() has ended. Leaves the ring empty. Without a
-  // writer, which is an error then, nothing is written.
+  // Writes until Stage() or Abandon() has ended, and leaves the ring empty. If
+  // `writer` is an error, nothing is written.
   absl::Status WriteTo(const absl::StatusOr<RangeWriter*>& writer);
 
  private:

@@ -1,5 +1,5 @@
-// Boxes of row-major tensors: what a range of elements looks like to formats
-// that know nothing but rectangles.
+// Boxes of row-major tensors: they describe a range of elements to formats that
+// know only rectangles.
 #ifndef CHECKPOINT_TENSOR_BOXES_H_
 #define CHECKPOINT_TENSOR_BOXES_H_
 
@@ -11,14 +11,14 @@
 
 namespace fsdp::checkpoint {
 
-// The elements whose index in dimension i lies in [offsets[i], offsets[i] +
-// sizes[i]). Both have an entry per dimension; a scalar's are empty.
+// The elements whose index in each dimension i lies in [offsets[i], offsets[i]
+// + sizes[i]). Both have an entry per dimension, and none for a scalar.
 struct Box {
   std::vector<int64_t> offsets;
   std::vector<int64_t> sizes;
 
-  // Its elements. Fits where the box is inside of a tensor that NumelOf()
-  // accepts.
+  // Returns the number of elements. It does not overflow if the box is inside a
+  // tensor that NumelOf() accepts.
   int64_t Numel() const;
 
   friend bool operator==(const Box& a, const Box& b) {
@@ -26,22 +26,22 @@ struct Box {
   }
 };
 
-// Boxes that hold the elements [begin, end) of a row-major tensor: at most
-// 2 d - 1 for d dimensions, 1 for a scalar, none for an empty range. In the
-// order of the elements, so that their contents lie back to back as the range's
-// do. `shape` is that of a TensorInfo that NumelOf() accepts, with 0 <= begin
-// <= end <= numel.
+// Returns the boxes that hold the elements [begin, end) of a row-major tensor:
+// at most 2 d - 1 for d dimensions, 1 for a scalar, none for an empty range.
+// They are in the order of the elements, so that their contents lie back to
+// back as the range's do. `shape` is that of a TensorInfo that NumelOf()
+// accepts, with 0 <= begin <= end <= numel.
 std::vector<Box> RangeToBoxes(absl::Span<const int64_t> shape, int64_t begin,
                               int64_t end);
 
-// InvalidArgument, saying how: a box that is not one of a tensor of this shape.
+// InvalidArgument, saying why: the box is not inside a tensor of this shape.
 absl::Status CheckInBounds(absl::Span<const int64_t> shape, const Box& box);
 
-// Whether every element of the tensor is in exactly one of `boxes`, each of
-// which CheckInBounds() accepts. InvalidArgument, naming the first element that
-// is in none or in several. Takes time and memory in proportion to the boxes
-// times 2 to the number of dimensions that are cut, times a logarithm;
-// more than 16 million corners are refused.
+// Checks that every element of the tensor is in exactly one of `boxes`, each of
+// which CheckInBounds() accepts. InvalidArgument names the first element that
+// is in none or in several. Time and memory grow with the number of boxes times
+// 2 to the number of dimensions that are cut, times a logarithm; more than 16
+// million corners are refused.
 absl::Status CheckTiles(absl::Span<const int64_t> shape,
                         absl::Span<const Box> boxes);
 

@@ -1,4 +1,4 @@
-// What a tensor in a file looks like.
+// Names, element types and shapes of tensors in files, without LibTorch.
 #ifndef CHECKPOINT_TENSOR_TENSOR_INFO_H_
 #define CHECKPOINT_TENSOR_TENSOR_INFO_H_
 
@@ -10,12 +10,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-// Element types of tensors in files, without LibTorch.
-
 namespace fsdp::checkpoint {
 
-// All that safetensors 0.8 has, in the order of its reference writer: by rising
-// alignment. Sub-byte types take less than a byte each and lie packed.
+// All types of safetensors 0.8, in the order of its reference writer: by rising
+// alignment. Elements of sub-byte types are packed.
 enum class Dtype : uint8_t {
   kBool,
   kF4,
@@ -42,17 +40,17 @@ enum class Dtype : uint8_t {
 };
 inline constexpr int kNumDtypes = static_cast<int>(Dtype::kU64) + 1;
 
-// "BF16", as safetensors spells it.
+// Returns safetensors' name of the type, such as "BF16".
 absl::string_view NameOf(Dtype dtype);
-// Nothing for a name that safetensors does not have.
+// Returns nothing for a name that safetensors does not have.
 std::optional<Dtype> DtypeNamed(absl::string_view name);
 
-// Of one element: 4 to 64.
+// Bits per element, 4 to 64.
 int BitsOf(Dtype dtype);
-// Of one element; 0 for those that do not fill bytes.
+// Bytes per element; 0 for sub-byte types.
 int64_t ItemBytes(Dtype dtype);
 
-// Its elements lie row-major, without gaps.
+// The elements lie row-major, without gaps.
 struct TensorInfo {
   std::string name;  // "model.layers.0.self_attn.q_proj.weight"
   Dtype dtype = Dtype::kF32;
@@ -63,12 +61,13 @@ struct TensorInfo {
   }
 };
 
-// InvalidArgument, naming the tensor: a negative size, more than int64_t has,
-// or sub-byte elements that do not come to whole bytes.
+// Elements and bytes of the whole tensor. InvalidArgument names the tensor: it
+// has a negative size, the result exceeds int64_t, or its sub-byte elements do
+// not fill whole bytes.
 absl::StatusOr<int64_t> NumelOf(const TensorInfo& tensor);
 absl::StatusOr<int64_t> BytesOf(const TensorInfo& tensor);
 
-// "BF16[4096, 1024]".
+// Returns "BF16[4096, 1024]".
 std::string ToString(const TensorInfo& tensor);
 
 }  // namespace fsdp::checkpoint

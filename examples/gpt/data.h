@@ -1,4 +1,4 @@
-// A text, and each rank's part of the rows that a step trains on.
+// Reads a text, and cuts each rank's rows of a training step from it.
 #ifndef EXAMPLES_GPT_DATA_H_
 #define EXAMPLES_GPT_DATA_H_
 
@@ -11,22 +11,22 @@
 
 namespace gpt {
 
-// The folder of LibTorch's C++ headers, which are among the runfiles of the
-// program `argv0`. NotFound where the program was copied away from them.
+// Returns the folder of LibTorch's C++ headers, which are among the runfiles of
+// the program `argv0`. NotFound: the program was copied away from them.
 absl::StatusOr<std::string> DefaultText(const std::string& argv0);
 
-// The bytes, as uint8 [bytes], of a file, or of all text files below a folder
-// in the order of their paths; those with a zero byte in them are none. More
-// than `seq` bytes; InvalidArgument names `path` where there are fewer.
+// Returns the bytes, as uint8 [bytes], of a file, or of all text files below a
+// folder in the order of their paths; files with a zero byte are no text.
+// InvalidArgument, naming `path`: there are not more than `seq` bytes.
 absl::StatusOr<torch::Tensor> ReadText(const std::string& path, int64_t seq);
 
-// Bytes as int64 [rows, seq], and for each the one that follows it.
+// Bytes as int64 [rows, seq], and the byte that follows each.
 struct Batch {
   torch::Tensor inputs;
   torch::Tensor targets;
 };
 
-// What one of so many ranks trains on in a step.
+// The rank for which rows are cut, of so many ranks.
 struct Share {
   int rank;
   int ranks;
@@ -34,8 +34,9 @@ struct Share {
   int64_t seq;
 };
 
-// Rows from random places of `text`. They depend on the step and on the number
-// of rows of all ranks alone: a run that goes on needs no more than its step.
+// Returns rows from random places of `text`. They depend only on the step and
+// the number of rows of all ranks, so that a run that goes on needs only its
+// step.
 Batch BatchOf(const torch::Tensor& text, int64_t step, const Share& share);
 
 }  // namespace gpt

@@ -1,4 +1,4 @@
-// What the program is asked to do.
+// The command line of the program.
 #ifndef EXAMPLES_GPT_FLAGS_H_
 #define EXAMPLES_GPT_FLAGS_H_
 
@@ -24,12 +24,12 @@ struct Flags {
   torch::DeviceType device = torch::kCPU;
   int ranks = 2;
   std::string save;        // a folder of checkpoints; empty: none
-  int64_t save_every = 0;  // steps; 0: at the end alone
+  int64_t save_every = 0;  // steps; 0: only at the end
   bool resume = false;
-  std::string export_folder;  // a new one; empty: none
+  std::string export_folder;  // a new folder; empty: none
 };
 
-// InvalidArgument names the flag that cannot be.
+// InvalidArgument names the flag that has an impossible value.
 absl::StatusOr<Flags> ReadFlags(int argc, char** argv);
 
 }  // namespace gpt

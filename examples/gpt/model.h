@@ -1,6 +1,6 @@
 // A byte-level GPT: pre-LayerNorm transformer blocks between embeddings of
-// bytes and positions, and a head. Nothing of it is sharded but for
-// fsdp::Forward(), by which it calls its blocks.
+// bytes and positions, and a head. It calls its blocks by fsdp::Forward();
+// otherwise nothing in it knows of sharding.
 #ifndef EXAMPLES_GPT_MODEL_H_
 #define EXAMPLES_GPT_MODEL_H_
 
@@ -49,7 +49,8 @@ class GptImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Gpt);
 
-// The mean cross entropy, in nats, of logits against targets [rows, seq].
+// Returns the mean cross entropy, in nats, of logits against targets [rows,
+// seq].
 torch::Tensor NextByteLoss(const torch::Tensor& logits,
                            const torch::Tensor& targets);
 

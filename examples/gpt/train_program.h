@@ -1,4 +1,4 @@
-// The training, and its main().
+// The training program's main().
 #ifndef EXAMPLES_GPT_TRAIN_PROGRAM_H_
 #define EXAMPLES_GPT_TRAIN_PROGRAM_H_
 
@@ -6,8 +6,8 @@
 
 namespace gpt {
 
-// Returns the program's exit code. `nccl_on`: for --device=cuda, where each
-// rank of a host has a GPU of its own; null in a program without NCCL.
+// Returns the program's exit code. `nccl_on` serves --device=cuda, with a GPU
+// for each rank of a host; null in a program without NCCL.
 int TrainProgram(int argc, char** argv, const fsdp::comm::NcclOn& nccl_on);
 
 }  // namespace gpt

@@ -1,4 +1,4 @@
-// What the program //examples/llama:generate does.
+// The work of the program //examples/llama:generate.
 #ifndef EXAMPLES_LLAMA_GENERATE_RUN_H_
 #define EXAMPLES_LLAMA_GENERATE_RUN_H_
 
@@ -10,10 +10,10 @@
 
 namespace llama {
 
-// Reads the model, continues what `flags` or `in` say, and writes that to `out`
-// as it comes, and to `log` what else there is to tell. InvalidArgument: the
-// model's tokens are no bytes. Errors of ReadConfig(), LoadWholeModel() and
-// Generate().
+// Reads the model, continues the prompt of `flags` or `in`, writes the tokens
+// to `out` as they come, and everything else to `log`. InvalidArgument: the
+// model's tokens are no bytes. Other errors are those of ReadConfig(),
+// LoadWholeModel() and Generate(), and DataLoss if `out` cannot be written.
 absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
                          std::ostream& out, std::ostream& log);
 

@@ -1,4 +1,4 @@
-// One rank of the program //examples/llama:train.
+// The work of the program //examples/llama:train.
 #ifndef EXAMPLES_LLAMA_TRAIN_RUN_H_
 #define EXAMPLES_LLAMA_TRAIN_RUN_H_
 
@@ -13,11 +13,12 @@
 
 namespace llama {
 
-// One rank's part of the run, on its device. Collective.
+// Runs one rank's part, on its device. Collective.
 absl::Status TrainRank(const TrainFlags& flags, c10::Device device,
                        const std::shared_ptr<fsdp::comm::Communicator>& ranks);
 
-// The program; `nccl_on` where it is linked with NCCL. Its exit code.
+// Runs the program and returns its exit code. `nccl_on` is null in a program
+// without NCCL.
 int TrainProgram(int argc, char** argv,
                  const fsdp::comm::NcclOn& nccl_on = nullptr);
 

@@ -1,5 +1,5 @@
-// What may be chosen, what each costs, and which is taken. Pure: no tensors,
-// no ranks.
+// Candidates to choose from, what each costs, and which is taken. Pure: no
+// tensors, no ranks.
 #ifndef PLANNER_CHOOSE_CANDIDATES_H_
 #define PLANNER_CHOOSE_CANDIDATES_H_
 
@@ -12,7 +12,7 @@
 
 namespace fsdp {
 
-// A combination of options, and what is predicted of it for one rank.
+// A combination of options, and what is predicted for one rank with it.
 struct Candidate {
   std::string units;     // "8 units"
   std::string strategy;  // "full shard"
@@ -21,9 +21,9 @@ struct Candidate {
   std::string rests;  // "memory", "ssd"
 
   MemoryPlan plan;
-  int64_t activations = 0;  // with the gradients that autograd holds
+  int64_t activations = 0;  // bytes, with the gradients that autograd holds
   double seconds = 0;       // of a step
-  std::string refused;      // why it cannot be at all; empty: it can
+  std::string refused;      // why it is impossible; empty: it is possible
 
   int64_t bytes() const { return plan.total() + activations; }
   bool Fits(int64_t memory_bytes) const {
@@ -31,20 +31,21 @@ struct Candidate {
   }
 };
 
-// As fast as the fastest are all whose predicted step is longer by less than
-// this part: it cannot be told apart.
+// Candidates whose predicted step is longer than the fastest by less than this
+// part count as equally fast: they cannot be told apart.
 inline constexpr double kSameSpeed = 0.02;
 
-// The index of the candidate that fits and takes the least memory among those
-// that are as fast as the fastest that fits; of equals the first.
-// ResourceExhausted: none fits, with what the smallest lacks.
+// Returns the index of a candidate that fits: of those that are as fast as the
+// fastest, the one with the least memory, of equals the first.
+// ResourceExhausted says that none fits, and what the smallest lacks.
 absl::StatusOr<int> ChooseCandidate(absl::Span<const Candidate> candidates,
                                     int64_t memory_bytes);
 
-// A line for each, at most `max_lines`: the chosen one, what else fits, the
-// fastest first, then what does not, the smallest first; with why it was not
-// taken. Those that differ in strategy and prefetching alone, to no effect,
-// share the line of the first. `chosen` below 0: none was.
+// Returns a table of at most `max_lines` lines, with why each was not taken:
+// the chosen one; others that fit, the fastest first; those that do not, the
+// smallest first; impossible ones. Those that differ in strategy and
+// prefetching alone, to no effect, share a line. `chosen` is negative if none
+// was.
 std::string TableOf(absl::Span<const Candidate> candidates, int chosen,
                     int64_t memory_bytes, int max_lines = 24);
 

@@ -31,77 +31,81 @@
 
 namespace fsdp {
 
-// The same on all ranks, but for what `loss` computes.
+// The same on all ranks, except for what `loss` computes.
 struct AutoOptions {
-  // Of the memory that the model lies in, what a rank may use for shards,
-  // gradients, optimizer states, gathered units, buffers and activations
-  // together. What the program needs besides comes on top. Positive.
+  // The bytes that a rank may use, of the memory in which the model lies, for
+  // shards, gradients, optimizer states, gathered units, buffers and
+  // activations together. What the program needs besides comes on top.
+  // Positive.
   int64_t memory_bytes = 0;
 
-  // A forward of the module, as it is, on `rows` rows of a batch: the loss.
-  // Called with 1, 2 and `AutoOptions::rows` in turn, three times each, to see
-  // what a step computes and keeps; the last only where that fits the memory.
-  // Nothing is trained, and all ranks do it at once, without each other.
-  // Parameters that are deferred, or computed in another dtype, are zeros then.
+  // Computes the loss of the module, as it is, on `rows` rows of a batch. It is
+  // called with 1, 2 and `AutoOptions::rows`, three times each, to measure what
+  // a step computes and keeps; the last only if that fits the memory. Nothing
+  // is trained, and all ranks call it at once, without each other. Parameters
+  // that are deferred, or computed in another dtype, are zeros meanwhile.
   std::function<at::Tensor(int64_t rows)> loss;
-  // Of a rank's batch. Positive.
+  // The rows of a rank's batch. Positive.
   int64_t rows = 1;
 
-  // What the optimizer keeps, and backwards of a step.
+  // The optimizer's state, and the number of backwards of a step.
   MemoryPlanOptions memory;
 
-  // What is not chosen stays: precision, ignore, init, gradients, ... Which
-  // modules may be units says base.wrap_policy, which may be recomputed
-  // base.recompute.units (unset: every unit). Not with quantize,
-  // configure_unit, unit.backward_group_size, or tiers.
+  // Options that are not chosen stay: precision, ignore, init, gradients, ...
+  // base.wrap_policy says which modules may be units, and base.recompute.units
+  // which units may be recomputed (unset: all). These must be unset: quantize,
+  // configure_unit, unit.backward_group_size, and offload's tiers,
+  // memory_budget and keep.
   //
-  // Where base.offload names a directory, or stores by make_store, files may be
-  // used, and with `host_bytes` the host's memory: so many bytes of a rank, of
-  // a model on a device. Both need this library's optimizers.
+  // Files may be used if base.offload names a directory, or stores by
+  // make_store; for a model on a device `host_bytes` of the host's memory may
+  // be used per rank. Both need this library's optimizers.
   Options base;
   int64_t host_bytes = 0;
-  // Whether units may be recomputed at all.
+  // If false, no units are recomputed.
   bool may_recompute = true;
 
-  // Unset: measured, which takes about a second.
+  // If unset, they are measured, which takes about a second.
   std::optional<StepCosts> costs;
 };
 
 struct AutoChoice {
   Options options;
-  // That of the model sharded with them, as its PlanMemory() has it.
+  // The memory plan of the model sharded with them, as its PlanMemory()
+  // returns.
   MemoryPlan plan;
-  // Bytes at most of activations, and of gradients until they are reduced.
+  // The most bytes of activations, and of gradients until they are reduced.
   int64_t activations = 0;
-  // All that was looked at, and the index of what was chosen.
+  // All candidates, and the index of the chosen one.
   std::vector<Candidate> considered;
   int chosen = 0;
   int64_t memory_bytes = 0;
 
   double step_seconds() const { return considered[chosen].seconds; }
-  // A line for each, with why it was not taken; see TableOf().
+  // Returns a line per candidate that says why it was not taken; see TableOf().
   std::string ToString() const {
     return TableOf(considered, chosen, memory_bytes);
   }
 };
 
 // Compares combinations of units, strategy, prefetching, recomputation and
-// tiers by the memory plan and a simulated step, and takes the fastest that
+// tiers by the memory plan and a simulated step, and returns the fastest that
 // fits; of those that are as fast (kSameSpeed), the one with the least memory.
-// Strategies are those that `mesh` allows: with two dimensions hybrid ones,
-// too. Collective; the same on all ranks, by rank 0's measurements. The module
-// is as it was, deferred tensors included.
+// The strategies are those that `mesh` allows, on two dimensions hybrid ones,
+// too. Collective; the result is the same on all ranks, from rank 0's
+// measurements. The module is left as it was, deferred tensors included.
 //
-// What one rank refuses all refuse with the same text:
-//   InvalidArgument    numbers that are not positive, no `loss`, options that
-//                      leave nothing to choose, options or models that differ
-//   ResourceExhausted  nothing fits, with what the smallest lacks
-// and what FullyShard() says of the module with `base`, and `loss` throws.
+// If one rank refuses something, all return the same error:
+//   InvalidArgument    numbers are not positive, `loss` is null, options leave
+//                      nothing to choose, or options or models differ
+//   ResourceExhausted  nothing fits; the text says what the smallest lacks
+// or an error of FullyShard() for the module with `base`, or what `loss`
+// throws.
 absl::StatusOr<AutoChoice> ChooseOptions(
     const std::shared_ptr<torch::nn::Module>& module, const comm::Mesh& mesh,
     const AutoOptions& options);
 
-// The same over the ranks of a group, a mesh of one dimension.
+// Does the same over the ranks of a group, a mesh of one dimension.
 absl::StatusOr<AutoChoice> ChooseOptions(
     const std::shared_ptr<torch::nn::Module>& module,
     std::shared_ptr<comm::Communicator> ranks, const AutoOptions& options);

@@ -1,4 +1,4 @@
-// The ways in which a model may be divided into units.
+// Finds the ways in which a model may be divided into units.
 #ifndef PLANNER_CHOOSE_DIVISIONS_H_
 #define PLANNER_CHOOSE_DIVISIONS_H_
 
@@ -20,18 +20,18 @@ namespace fsdp {
 struct Division {
   WrapPolicy wrap_policy;  // empty: the root alone
   ShardPlan plan;
-  // Of units right below the root, what backward may compute again; empty:
-  // nothing.
+  // The units directly below the root that backward may recompute; null: none.
   WrapPolicy recompute;
-  UnitMembership membership;            // nothing recomputed
+  UnitMembership membership;            // without recomputation
   std::vector<bool> may_be_recomputed;  // by unit
 
   std::string name() const;  // "root and 8"
 };
 
-// From all units that options.wrap_policy allows, by leaving out more and more
-// of the smaller ones, to the root alone. What options.recompute says is asked
-// of each unit, without one of all. Errors as PlanSharding()'s, of the first.
+// Returns divisions from all units that options.wrap_policy allows down to the
+// root alone, by leaving out more and more of the smaller ones.
+// options.recompute.units is asked for each unit; if it is unset, every unit
+// may be recomputed. Errors are those of PlanSharding() for the first division.
 absl::StatusOr<std::vector<Division>> DivisionsOf(
     const std::shared_ptr<torch::nn::Module>& module, const comm::Mesh& mesh,
     const Options& options);

@@ -1,4 +1,4 @@
-// Measures StepCosts: a second of copies and collectives.
+// Measures StepCosts by copies and collectives, in about a second.
 #ifndef PLANNER_CHOOSE_MEASURED_COSTS_H_
 #define PLANNER_CHOOSE_MEASURED_COSTS_H_
 
@@ -14,9 +14,10 @@
 
 namespace fsdp {
 
-// Collective; rank 0's numbers on all ranks. Collectives are of `bytes`, which
-// a unit has. `directory`: of an SSD, empty for none. Errors as Work::Wait(),
-// what LibTorch throws, and what the system says of the directory.
+// Returns rank 0's numbers on all ranks. Collective. Collectives are measured
+// with `bytes`, the size of a unit. `directory` is one of an SSD; empty: none.
+// Errors are those of Work::Wait(), what LibTorch throws, and what the system
+// says of the directory.
 absl::StatusOr<StepCosts> MeasureCosts(comm::Communicator& ranks,
                                        c10::Device device, int64_t bytes,
                                        const std::string& directory,

@@ -1,5 +1,5 @@
-// A model that is not sharded yet as the memory plan and the simulator see it:
-// what FullyShard() would make of it, to the byte, without doing it.
+// Describes a model that is not sharded yet to the memory plan and the
+// simulator: what FullyShard() would make of it, to the byte.
 #ifndef PLANNER_CHOOSE_PLANNED_MODEL_H_
 #define PLANNER_CHOOSE_PLANNED_MODEL_H_
 
@@ -23,15 +23,15 @@ struct PlannedModel {
   simulator::ShardedShape shape;
   ScheduleOptions schedule;
   std::optional<OffloadPlan> offload;
-  // Bytes of gradients that autograd makes, by the module that has the
-  // parameter, or the first of several; 0 where they become the shard's own.
+  // Bytes of gradients that autograd makes, by the (first) module that has the
+  // parameter; 0 if they become the shard's own.
   std::vector<int64_t> gradients;
 
   MemoryPlan PlanMemory(const MemoryPlanOptions& options) const;
 };
 
-// `plan` is that of `mesh` and `options`, which quantise nothing. Calls no
-// collective. Errors as PlanOffload()'s.
+// `plan` is that of `mesh` and `options`, which quantize nothing. Calls no
+// collective. Errors are those of PlanOffload().
 absl::StatusOr<PlannedModel> PlanModel(const ShardPlan& plan,
                                        const comm::Mesh& mesh,
                                        const Options& options);

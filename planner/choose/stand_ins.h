@@ -1,5 +1,5 @@
-// Lets a model that has no values, or values of another dtype than it computes
-// in, run all the same.
+// Lets a model run without its values, or in another dtype than it is stored
+// in.
 #ifndef PLANNER_CHOOSE_STAND_INS_H_
 #define PLANNER_CHOOSE_STAND_INS_H_
 
@@ -16,11 +16,11 @@
 
 namespace fsdp {
 
-// As long as one lives, parameters and buffers of the model that are deferred,
-// or are computed in another dtype than they are stored in, are zeros of the
-// dtype that they are computed in. On the CPU these are pages that nothing has
-// written, which take no memory. Afterwards all is as it was, buffers that the
-// model has written included. Throws what LibTorch throws.
+// While one lives, the model's parameters and buffers that are deferred, or
+// computed in another dtype than they are stored in, are zeros of the dtype in
+// which they are computed. On the CPU these zeros are pages that nothing has
+// written, which take no memory. Afterwards all is as it was, including buffers
+// that the model has written. Throws what LibTorch throws.
 class StandIns {
  public:
   explicit StandIns(const ShardPlan& plan);
@@ -31,7 +31,7 @@ class StandIns {
  private:
   struct Kept {
     at::Tensor tensor;
-    at::Tensor original;  // what it was, or, of a buffer, a copy of its values
+    at::Tensor original;  // the original, or a copy of a buffer's values
     bool is_copy;
   };
 
@@ -42,9 +42,8 @@ class StandIns {
   std::vector<Kept> kept_;
 };
 
-// As long as one lives, gradients of the model's parameters vanish as soon as
-// they are there and `on_gradient` has seen them. Afterwards parameters have
-// those that they had.
+// While one lives, each gradient of the model's parameters vanishes as soon as
+// `on_gradient` has seen it. Afterwards parameters have their former gradients.
 class VanishingGradients {
  public:
   using OnGradient = std::function<void(const at::Tensor& gradient)>;

@@ -1,5 +1,5 @@
-// What the parts of a step cost on the machine that it runs on, beside what the
-// model computes.
+// The costs of a step on the machine that it runs on, besides the model's
+// compute.
 #ifndef PLANNER_CHOOSE_STEP_COSTS_H_
 #define PLANNER_CHOOSE_STEP_COSTS_H_
 
@@ -11,26 +11,27 @@
 
 namespace fsdp {
 
-// Of one rank while all do the same. Rates are positive, in bytes per second,
-// and may be infinite; times are not negative, in seconds.
+// The costs on one rank while all do the same. Rates are positive, in bytes per
+// second, and may be infinite; times are not negative, in seconds.
 struct StepCosts {
   double memory_bandwidth = 0;  // read plus written: a copy of n bytes is 2n
-  // An all-gather, or reduce-scatter, of n bytes on w ranks takes
-  // latency + n (w - 1) / w / bandwidth. Where ranks share memory, gathers take
-  // the latency alone.
+  // An all-gather or reduce-scatter of n bytes on w ranks takes
+  // latency + n (w - 1) / w / bandwidth. If ranks share memory, an all-gather
+  // takes only the latency.
   double latency = 0;
   double gather_bandwidth = 0;
   double reduce_bandwidth = 0;
   bool overlaps = false;  // collectives run beside what a rank computes
-  // From and to Tier::kCpu, of a model on a device, and Tier::kSsd.
+  // To and from Tier::kCpu, for a model on a device, and Tier::kSsd.
   double host_bandwidth = 0;
   double ssd_bandwidth = 0;
 
-  // InvalidArgument: a rate that is not positive, or a negative time.
+  // InvalidArgument: a rate is not positive, or a time is negative.
   absl::Status Validate() const;
 };
 
-// Exact, for other ranks. InvalidArgument: another text.
+// The costs as text for other ranks, exactly, and back. InvalidArgument: it is
+// no such text.
 std::string ToText(const StepCosts& costs);
 absl::StatusOr<StepCosts> CostsFromText(absl::string_view text);
 

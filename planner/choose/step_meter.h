@@ -14,13 +14,13 @@
 
 namespace fsdp {
 
-// Runs `loss(rows)` and its backward, some times, for few rows first; for all
-// of `rows` only where what they take fits `memory_bytes`, and estimates that
-// otherwise. Parameters that are deferred, or computed in another dtype than
-// they are stored in, are zeros meanwhile, which take no memory on a CPU. The
-// model is as it was afterwards: values, buffers, gradients, random states.
-// InvalidArgument: no loss of one element that requires grad. What LibTorch
-// throws. Counts what LibTorch's allocators report for this thread.
+// Runs `loss(rows)` and its backward several times: for few rows first, and for
+// all of `rows` only if that fits `memory_bytes`; otherwise estimates that.
+// Parameters that are deferred, or computed in another dtype than they are
+// stored in, are zeros meanwhile, which take no memory on a CPU. Afterwards the
+// model is as it was: values, buffers, gradients, random states. Memory is what
+// LibTorch's allocators report for this thread. Errors: InvalidArgument if the
+// loss is not one element that requires grad; what LibTorch throws.
 absl::StatusOr<StepProfile> MeasureStep(
     const ShardPlan& plan, const std::function<at::Tensor(int64_t)>& loss,
     int64_t rows, int64_t memory_bytes);

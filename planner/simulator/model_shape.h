@@ -1,4 +1,4 @@
-// The units of a model to simulate: what they own and how much they compute.
+// The units of a model to simulate: their parameters and their compute.
 #ifndef PLANNER_SIMULATOR_MODEL_SHAPE_H_
 #define PLANNER_SIMULATOR_MODEL_SHAPE_H_
 
@@ -16,8 +16,9 @@ struct UnitShape {
   int parent = -1;  // index of the surrounding unit; -1 for the root, unit 0
   std::vector<flat_param::ParameterSpec> parameters;
   bool trainable = true;
-  // Of the unit itself, without the units inside. In forward it comes after
-  // them and in backward before, but for `share_before` of it.
+  // The compute of the unit itself, without the units inside. In forward it
+  // comes after them and in backward before, except for the part
+  // `share_before`.
   Work forward;
   Work backward;
   double share_before = 0;
@@ -29,7 +30,7 @@ struct ModelShape {
   int64_t num_elements() const;
 };
 
-// A contiguous parameter of these sizes.
+// Returns a contiguous parameter of these sizes.
 flat_param::ParameterSpec Parameter(std::string name,
                                     std::vector<int64_t> sizes);
 

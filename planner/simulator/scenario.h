@@ -1,4 +1,4 @@
-// Everything that a simulated step depends on, together.
+// Everything on which a simulated step depends.
 #ifndef PLANNER_SIMULATOR_SCENARIO_H_
 #define PLANNER_SIMULATOR_SCENARIO_H_
 
@@ -17,7 +17,7 @@ struct Scenario {
   StepOptions step;
 };
 
-// InvalidArgument where one of the parts says so.
+// InvalidArgument: one of the parts is refused.
 absl::StatusOr<StepResult> Simulate(const Scenario& scenario);
 
 }  // namespace fsdp::simulator

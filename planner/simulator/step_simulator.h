@@ -15,8 +15,8 @@
 #include "planner/simulator/model_shape.h"
 #include "planner/simulator/sharding.h"
 
-// What a rank does when: one timeline of compute, one of what the network does
-// for it meanwhile.
+// The times at which a rank does what: one timeline of its compute, one of the
+// network.
 
 namespace fsdp::simulator {
 
@@ -32,9 +32,9 @@ enum class SpanKind {
 };
 const char* Name(SpanKind kind);
 
-// In seconds since the step began; not empty. kGather, kReduce and kReplicate
-// are the network's, in the order of their start; all else is compute's, one
-// after the other without gaps.
+// Times are in seconds since the step began; no span is empty. kGather, kReduce
+// and kReplicate are on the network's timeline, in the order of their start;
+// all others are on compute's, one after the other without gaps.
 struct Span {
   SpanKind kind;
   int unit;
@@ -48,10 +48,10 @@ class Timeline {
   const std::vector<Span>& spans() const { return spans_; }
 
   void Compute(SpanKind kind, int unit, double seconds);
-  // Starts behind what was started before; nothing to do takes no time. Returns
-  // when it will be done.
+  // Starts communication behind what was started before, and returns when it
+  // will be done. If `seconds` is 0 it takes no time.
   double Communicate(SpanKind kind, int unit, double seconds);
-  // Compute waits until `time`. Returns for how long.
+  // Makes compute wait until `time`, and returns for how long it waits.
   double Wait(int unit, double time);
 
  private:
@@ -68,14 +68,14 @@ struct StepOptions {
   MemoryPlanOptions memory;
 };
 
-// Of a unit or a whole step, on one rank; seconds.
+// Seconds and bytes of a unit or a whole step on one rank.
 struct Spent {
   double compute = 0;
   double copies = 0;
   double optimizer = 0;
-  double gather = 0;  // of communication
-  double reduce = 0;  // the same, over replicas, too
-  // Waiting for these.
+  double gather = 0;  // communication
+  double reduce = 0;  // communication, that over copies included
+  // The time that compute waits for these.
   double exposed_gather = 0;
   double exposed_reduce = 0;
   // Bytes that the rank sends.
@@ -91,29 +91,27 @@ struct Spent {
 };
 
 struct StepResult {
-  double seconds = 0;  // compute, copies, optimizer and exposed, together
+  double seconds = 0;  // compute, copies, optimizer and exposed together
   Spent total;
   std::vector<Spent> units;
-  MemoryPlan peak;  // bytes alive at most, of each kind
+  MemoryPlan peak;  // the most bytes alive, of each kind
   std::vector<Span> timeline;
 };
 
-// The second step of a training: the first records the order that later ones
-// prefetch by. `sharded` is of `model`. InvalidArgument: numbers below 1 in
-// `options`, or a negative optimizer state.
+// Simulates the second step of a training: the first one records the order by
+// which later ones prefetch. `sharded` is that of `model`. InvalidArgument: a
+// number in `options` is too small, or the optimizer state is negative.
 absl::StatusOr<StepResult> SimulateStep(const ModelShape& model,
                                         const ShardedShape& sharded,
                                         const CostModel& costs,
                                         const StepOptions& options);
 
-// The time that one rank spends on what it computes and on what its schedule
-// asks for.
-
-// Carries out actions as the runtime does, in the order in which they come.
+// Carries out the actions of one rank's schedule as the runtime does, in their
+// order, and counts the time of these and of compute.
 class RankClock {
  public:
-  // Of optimizer states, `optimizer_state` bytes per byte of shard. What it
-  // takes by reference outlives this.
+  // `optimizer_state` is the bytes of states per byte of shard. References
+  // outlive this.
   RankClock(const ShardedShape& sharded, const CostModel& costs,
             double optimizer_state)
       : sharded_(sharded),
@@ -122,11 +120,11 @@ class RankClock {
         states_(sharded.units.size()),
         spent_(sharded.units.size()) {}
 
-  // From 0 on, with what is in flight and in memory as it is.
+  // Sets the clock to 0; what is in flight and in memory stays.
   void Restart();
 
   void Execute(const Action& action);
-  // `share` of `work`.
+  // Computes the part `share` of `work`.
   void Compute(SpanKind kind, int unit, const Work& work, double share);
   void StepOptimizer(int unit);
 
@@ -136,8 +134,8 @@ class RankClock {
 
  private:
   struct UnitState {
-    double gathered_at = 0;        // when the gather in flight is done
-    bool copy_is_current = false;  // of memory that ranks share
+    double gathered_at = 0;        // the end of the gather in flight
+    bool copy_is_current = false;  // the copy in memory that ranks share
     bool has_part = false;
     bool has_whole_gradients = false;
   };

@@ -16,20 +16,21 @@ namespace fsdp::simulator {
 
 struct Settings {
   GptShape gpt;
-  std::string units;  // a file to read instead
+  std::string units;  // a file of units to read instead of `gpt`
   std::vector<int> ranks;
-  Scenario scenario;  // without a model and a number of ranks
+  Scenario scenario;  // without the model and the number of ranks
   bool per_unit = false;
   std::string csv;  // the file to write; empty: none
 };
 
-// Relative paths become those the user meant, also under `bazel run`. Exits
+// Resolves relative paths as the user meant them, also under `bazel run`. Exits
 // with a message for --help and for flags that absl cannot parse.
-// InvalidArgument for all else that is no setting.
+// InvalidArgument: a flag has an impossible value.
 absl::StatusOr<Settings> ParseFlags(int argc, char** argv);
 
-// "8:3us:450,any:12us:400:300": a level each, the lowest first; its members,
-// latency, GB/s of one member and, where they differ, those of reductions.
+// Parses "8:3us:450,any:12us:400:300", one level each, the lowest first: the
+// members, the latency, the GB/s of a member and, if different, those of
+// reductions.
 absl::StatusOr<std::vector<NetworkLevel>> ParseNetwork(absl::string_view text);
 
 }  // namespace fsdp::simulator

@@ -1,4 +1,4 @@
-// Simulated steps as text: tables for people, CSV for programs.
+// Prints simulated steps: tables for people, CSV for programs.
 #ifndef PLANNER_TOOL_REPORT_H_
 #define PLANNER_TOOL_REPORT_H_
 
@@ -10,20 +10,21 @@
 
 namespace fsdp::simulator {
 
-// A step on a number of ranks.
+// A step on this number of ranks.
 struct ReportRow {
   int ranks = 1;
-  int copies = 1;  // of the model: ranks over those that share one
+  int copies = 1;  // of the model: all ranks over those that share a copy
   StepResult step;
 };
 
-// Times of a step, and bytes of a rank: a line for each row.
+// Returns the times of each step and the bytes of a rank, a line per row.
 std::string StepTable(const std::vector<ReportRow>& rows);
 
-// A line for each unit.
+// Returns a line per unit.
 std::string UnitTable(const ModelShape& model, const StepResult& step);
 
-// The numbers of StepTable in seconds and bytes, under a line of names.
+// Returns the numbers of StepTable() in seconds and bytes, under a line of
+// names.
 std::string StepCsv(const std::vector<ReportRow>& rows);
 
 }  // namespace fsdp::simulator

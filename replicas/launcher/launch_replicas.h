@@ -8,23 +8,22 @@
 
 namespace fsdp::comm {
 
-// Runs `replicas` > 0 times what LaunchRanks(options) runs, each with a
-// launcher of its own, and returns when all have ended. Replicas outlive each
-// other: what becomes of one is nothing to the others. Of each options.restarts
-// are its own, with as many ranks each time (on_restart is refused), and a line
-// that its launcher says begins with "replica 1: ".
+// Runs `replicas` > 0 launchers, each of which does what LaunchRanks(options)
+// does, and returns when all have ended. Replicas outlive each other. Each has
+// its own options.restarts, with as many ranks each time (on_restart is
+// refused), and its launcher's lines begin with "replica 1: ".
 //
-// The ranks get the variables of replicas that ReadEnvironment() reads, besides
-// those of LaunchRanks(). FSDP_REPLICA_STORE is a keeper on the loopback
+// The ranks get the variables of LaunchRanks(), and those of replicas that
+// ReadEnvironment() reads. FSDP_REPLICA_STORE is a keeper on the loopback
 // interface, a process that serves an empty store until all replicas have
-// ended; the secret, drawn unless FSDP_JOB_SECRET is set, is that of all
-// replicas. Cores are divided by all ranks. Where the keeper ends all is ended.
+// ended. All replicas have one secret, which is drawn unless FSDP_JOB_SECRET is
+// set. Cores are divided among all ranks. If the keeper ends, all is ended.
 //
-// Signals are those of LaunchRanks(), and reach the ranks of all replicas.
+// Signals are those of LaunchRanks() and reach the ranks of all replicas.
 // Standard output is no terminal for the ranks. Ranks, launchers and the keeper
-// never outlive the call, nor this process, however it ends.
+// never outlive the call or this process, however it ends.
 //
-// To be called as LaunchRanks(), which see.
+// LaunchRanks() says where and when it may be called.
 absl::StatusOr<ReplicasReport> LaunchReplicas(int replicas,
                                               const LaunchOptions& options);
 

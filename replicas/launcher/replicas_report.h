@@ -1,4 +1,4 @@
-// What became of the replicas of a job.
+// How the replicas of a job have ended.
 #ifndef REPLICAS_LAUNCHER_REPLICAS_REPORT_H_
 #define REPLICAS_LAUNCHER_REPLICAS_REPORT_H_
 
@@ -10,31 +10,30 @@
 namespace fsdp::comm {
 
 struct ReplicasReport {
-  // Of each replica's launcher, by replica. It exits with the
-  // LaunchReport::exit_code() of the last attempt; other than with 0: the
-  // replica was given up, or told to end.
+  // How each replica's launcher has ended, by replica. Its exit code is the
+  // LaunchReport::exit_code() of the last attempt; not 0 means that the replica
+  // was given up or told to end.
   std::vector<ProcessEnd> replicas;
 
-  // The replica that ended last otherwise than with 0; -1: none.
+  // The last replica that has not ended with 0; -1: none.
   int last_failed_replica = -1;
 
   // The signal that told the launcher to end; 0: none.
   int interrupt_signal = 0;
 
-  // Why what was printed could not be written; 0: it was, or nobody reads it
-  // any more.
+  // The error if output could not be written; 0: it was written, or nobody
+  // reads it any more.
   int output_errno = 0;
 
-  // The keeper ended first, and with it all replicas.
+  // True if the keeper ended first, and with it all replicas.
   bool keeper_was_lost = false;
 
-  // A job whose training has come to its end has done what it should, however
-  // many replicas were lost on the way: 0 where one replica at least has ended
-  // with 0; 1 where the keeper was lost, or where output could not be written,
-  // though nobody has told the launcher to end; else that of the replica that
-  // ended last: its exit code, which is 128 + interrupt_signal where that has
-  // stopped it, or 128 + the signal that killed its launcher, interrupt_signal
-  // where there is one.
+  // The job's exit code. Unless the launcher was told to end, it is 1 if the
+  // keeper was lost or output could not be written. Otherwise it is 0 if at
+  // least one replica has ended with 0, since the training has then come to its
+  // end. Otherwise it is that of the replica that ended last: its exit code,
+  // which is 128 + interrupt_signal if that stopped it, or 128 + the signal
+  // that killed its launcher, interrupt_signal if there is one.
   int exit_code() const;
 
   // "replica 1 exited with code 137; replicas 0, 2 exited with code 0".

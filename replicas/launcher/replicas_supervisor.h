@@ -12,14 +12,13 @@
 
 namespace fsdp::comm {
 
-// On one thread and one poll(). Each launcher ends the ranks of its replica by
-// itself; here signals are passed on to them, and their output, which has its
-// labels already.
+// Works on one thread with one poll(). Each launcher ends the ranks of its own
+// replica; this class passes signals on to launchers, and their output, which
+// has its labels already.
 class ReplicasSupervisor {
  public:
   struct Options {
-    // How long launchers may take to end that have been told to; then they get
-    // SIGKILL.
+    // How long launchers that were told to end may take until they get SIGKILL.
     absl::Duration stop_period;
     int stdout_fd = 1;
     int stderr_fd = 2;
@@ -29,9 +28,9 @@ class ReplicasSupervisor {
   ReplicasSupervisor(const Options& options, SignalQueue* signals,
                      ChildProcess keeper, std::vector<ChildProcess> launchers);
 
-  // Returns once all launchers have ended and what has been printed is written,
-  // or nobody is waited for that does not read it. To be called once. The
-  // keeper ends with this object.
+  // Returns when all launchers have ended and their output is written, or
+  // nobody who reads it is waited for any longer. Call it once. The keeper ends
+  // with this object.
   ReplicasReport Run();
 
  private:
@@ -41,7 +40,8 @@ class ReplicasSupervisor {
   void OnSignal(int signal);
   void End(int signal);
   void PassOn(int signal);
-  // After SIGTSTP, once all launchers have stopped their ranks and themselves.
+  // Called after SIGTSTP, when all launchers have stopped their ranks and
+  // themselves.
   void StopWithAll();
   void Reap();
   void LookAfterKeeper();
@@ -54,7 +54,7 @@ class ReplicasSupervisor {
   OutputPump output_;
   bool gives_output_up_ = false;
   bool stops_ = false;
-  std::vector<bool> has_stopped_;  // by replica, where `stops_`
+  std::vector<bool> has_stopped_;  // by replica, while `stops_`
   ReplicasReport report_;
   absl::Time deadline_ = absl::InfiniteFuture();
 };

@@ -1,4 +1,4 @@
-// Which replicas are silent, by registers that their ranks change.
+// Finds replicas that are silent, by registers that their ranks change.
 #ifndef REPLICAS_MEMBERSHIP_HEARTBEATS_H_
 #define REPLICAS_MEMBERSHIP_HEARTBEATS_H_
 
@@ -24,30 +24,30 @@ struct HeartbeatOptions {
   absl::Duration loss_timeout;
 };
 
-// A rank listens to the other ranks of its replica and to its own like in the
-// other replicas: each rank is heard by all who could notice its end first, and
-// asking costs the sum of the two, not their product. Used by one thread at a
-// time. Times are of one clock of this process; others' clocks do not matter.
-// Errors are those of Registers.
+// A rank listens to the other ranks of its replica and to the rank of its
+// number in the others: each is heard by all who could notice its end first, at
+// the cost of the sum of the two, not their product. One thread at a time uses
+// it. Times are of one clock of this process; others' do not matter. Errors are
+// those of Registers.
 class Heartbeats {
  public:
   // `registers` outlives it.
   Heartbeats(const HeartbeatOptions& options, Registers* registers)
       : options_(options), registers_(registers) {}
 
-  // Lets hear of this rank where the interval is over.
+  // Gives a sign of life of this rank if the interval is over.
   absl::Status Beat(absl::Time now);
-  // Listens where the interval is over: the members of which one rank has been
-  // listened to for loss_timeout without a change. Else nobody is silent.
+  // If the interval is over, listens and returns the members with a rank that
+  // has not changed its register for loss_timeout. Otherwise returns none.
   absl::StatusOr<std::vector<ReplicaId>> Silent(const Roster& roster,
                                                 absl::Time now);
-  // This process could not listen: nobody counts as silent until now.
+  // To be called if this process could not listen: silence counts anew.
   void Forget();
 
  private:
   struct Heard {
     std::optional<std::string> beat;
-    absl::Time changed;  // when that was heard first
+    absl::Time changed;  // when this beat was first heard
   };
 
   absl::StatusOr<Heard> Listen(const std::string& key, absl::Time now);
@@ -57,7 +57,7 @@ class Heartbeats {
   int64_t beats_ = 0;
   absl::Time next_beat_ = absl::InfinitePast();
   absl::Time next_listening_ = absl::InfinitePast();
-  // By key; only members of the last roster.
+  // By key, for members of the last roster.
   std::map<std::string, Heard> heard_;
 };
 

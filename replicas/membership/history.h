@@ -1,5 +1,5 @@
-// Who computed which steps, for a log file and for a replay that gives the same
-// bits.
+// Records which replicas computed which steps, for a log file and for a replay
+// that gives the same bits.
 #ifndef REPLICAS_MEMBERSHIP_HISTORY_H_
 #define REPLICAS_MEMBERSHIP_HISTORY_H_
 
@@ -18,38 +18,38 @@ namespace fsdp::replicas {
 
 inline constexpr size_t kMaxHistoryBytes = size_t{64} << 20;
 
-// An epoch, as a line:
+// An epoch, which a line of text describes:
 //   epoch 0 founded at step 0 by 0.0: replicas 0.0 1.0 2.0
 //   epoch 1 within step 7: replicas 0.0 2.0
 //   epoch 2 from step 8: replicas 0.0 1.1 2.0
-// Step 7 was begun by three replicas and is the mean over two of them.
+// Here three replicas began step 7, which became the mean over two of them.
 struct Span {
   int64_t epoch = 0;
   Cause cause = Cause::kFounded;
   int64_t from_step = 0;
-  ReplicaId founder;                // of kFounded: whose state all begin with
+  ReplicaId founder;                // with kFounded: all begin with its state
   std::vector<ReplicaId> replicas;  // by rising replica, not empty
 };
 
 bool operator==(const Span& a, const Span& b);
-// Without a newline.
+// Returns the line without a newline.
 std::string ToLine(const Span& span);
 
-// The epochs from a founding on, rising.
+// The epochs since a founding, rising.
 class History {
  public:
-  // One line after the other; empty ones and those that begin with '#' do not
-  // count. Of several foundings the last one counts. InvalidArgument: which
-  // line is none, or does not fit to those before, and why.
+  // Parses lines but empty ones and those that begin with '#'. Of several
+  // foundings the last one counts. InvalidArgument says which line is none, or
+  // does not fit those before, and why.
   static absl::StatusOr<History> Parse(absl::string_view text);
-  // Of one run, as several replicas have seen it, of which none need have been
-  // there from the beginning to the end. InvalidArgument: they contradict each
-  // other, or an epoch is missing.
+  // Joins what several replicas have seen of one run, none of which need have
+  // been there all the time. InvalidArgument: they contradict each other, or an
+  // epoch is missing.
   static absl::StatusOr<History> Merge(absl::Span<const History> parts);
 
-  // Takes a roster of the log, in its order, though perhaps not every one of an
-  // epoch. The line to append to a file of which Parse() is then this history;
-  // nothing where it says nothing new.
+  // Takes the next roster of the log; rosters within an epoch may be left out.
+  // Returns the line to append to a file, so that Parse() gives this history,
+  // or nothing if the roster says nothing new.
   std::optional<std::string> Add(const Roster& roster);
 
   const std::vector<Span>& spans() const { return spans_; }
@@ -59,8 +59,8 @@ class History {
   std::vector<Span> spans_;
 };
 
-// What the log of a run was whose history is `history`, which begins with a
-// founding: its first entry, and what comes after one of them.
+// Return the log that the run of `history`, which begins with a founding, had:
+// its first entry, and the entry after `roster`.
 Roster FirstEntry(const History& history);
 Roster EntryAfter(const History& history, const Roster& roster);
 

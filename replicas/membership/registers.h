@@ -1,5 +1,5 @@
-// The memory that all replicas share: few short values, kept by a process that
-// outlives them.
+// The memory that all replicas share: a few short values, kept by a process
+// that outlives them.
 #ifndef REPLICAS_MEMBERSHIP_REGISTERS_H_
 #define REPLICAS_MEMBERSHIP_REGISTERS_H_
 
@@ -15,13 +15,12 @@
 namespace fsdp::replicas {
 
 // Linearizable: each call takes effect at one moment between its start and its
-// end. Thread-safe; a call that waits holds no other up.
+// end. Thread-safe; a call that waits does not delay others.
 //
-// Every call may fail with Unavailable: who keeps the values could not be
-// reached within a time that the implementation bounds. It may have taken
-// effect all the same, even later than the error is returned. All other errors
-// last. One that kept values and has lost them (was started anew) is never
-// connected to again: FailedPrecondition.
+// Every call may return Unavailable: the keeper could not be reached within a
+// time that the implementation bounds. The call may still take effect, even
+// later. All other errors last: FailedPrecondition if the keeper was started
+// anew and has lost its values.
 class Registers {
  public:
   virtual ~Registers() = default;
@@ -30,23 +29,23 @@ class Registers {
       const std::string& key) = 0;
   virtual absl::Status Set(const std::string& key,
                            const std::string& value) = 0;
-  // Sets `value`, which is not empty, where the key has `expected`; an empty
-  // `expected` means that there is no such key. What the key has afterwards;
-  // `expected` or nothing where there is none.
+  // Sets `value`, which is not empty, if the key has `expected`, which is empty
+  // if the key must not exist. Returns what the key has afterwards, or
+  // `expected` or nothing if it does not exist.
   virtual absl::StatusOr<std::string> CompareAndSet(
       const std::string& key, const std::string& expected,
       const std::string& value) = 0;
-  // To a decimal number, 0 where there is none; the sum. InvalidArgument: the
-  // key has something else.
+  // Adds to a decimal number, which is 0 if the key does not exist, and returns
+  // the sum. InvalidArgument: the key has another value.
   virtual absl::StatusOr<int64_t> Add(const std::string& key,
                                       int64_t addend) = 0;
-  // OK also where there is none.
+  // OK also if the key does not exist.
   virtual absl::Status Remove(const std::string& key) = 0;
-  // Whether all of them are there; by one message, however many they are.
+  // Returns whether all keys exist; takes one message.
   virtual absl::StatusOr<bool> HasAll(const std::vector<std::string>& keys) = 0;
-  // Waits until the key is there. DeadlineExceeded, at `deadline` and not
-  // before: it is not. Unavailable only at `deadline`, too, so that who calls
-  // this in a loop need not sleep.
+  // Waits until the key exists. DeadlineExceeded: it does not, at `deadline`.
+  // Unavailable, too, is only returned at `deadline`, so that a caller in a
+  // loop need not sleep.
   virtual absl::Status Await(const std::string& key, absl::Time deadline) = 0;
 };
 

@@ -1,4 +1,4 @@
-// The log of rosters, in registers.
+// Keeps the log of rosters in registers.
 #ifndef REPLICAS_MEMBERSHIP_ROSTER_LOG_H_
 #define REPLICAS_MEMBERSHIP_ROSTER_LOG_H_
 
@@ -16,41 +16,40 @@
 
 namespace fsdp::replicas {
 
-// A ring of registers that has the newest `entries`: entry n lies where entry
-// n - entries lay, and is exchanged for exactly that. A text has its number in
-// it, so that nobody who was stopped meanwhile exchanges anything. Thread-safe;
-// all processes have the same `entries`. Errors are those of Registers, and
-// InvalidArgument for what is no roster.
+// A ring of registers with the newest `entries`: entry n replaces exactly entry
+// n - entries. A text has its number in it, so that a process that was stopped
+// meanwhile replaces nothing. Thread-safe; all processes have the same
+// `entries`. Errors are those of Registers, and InvalidArgument for a text that
+// is no roster.
 class RosterLog {
  public:
   // `registers` outlives it.
   RosterLog(Registers* registers, int64_t entries)
       : registers_(registers), entries_(entries) {}
 
-  // nullopt: not made yet. OutOfRange: it was, but a newer one lies
-  // there.
+  // Returns nullopt if the entry is not made yet. OutOfRange: a newer one has
+  // taken its place.
   absl::StatusOr<std::optional<Roster>> Entry(int64_t number);
-  // The newest one; `known` where there is no newer.
+  // Returns the newest entry, or `known` if there is no newer one.
   absl::StatusOr<Roster> Newest(Roster known);
-  // Makes entry next.number, which follows one that was made, unless it was
-  // made already, and tells whether it did so.
+  // Makes entry next.number, which follows an entry that is made, unless it is
+  // made already. Returns whether it has made it.
   absl::StatusOr<bool> Propose(const Roster& next);
-  // Waits for the entry. DeadlineExceeded, which may come for an entry that has
-  // been made: who made it may have ended before it could tell.
+  // Waits for the entry. DeadlineExceeded may come although the entry is made,
+  // since its maker may have ended before it could tell.
   absl::Status Await(int64_t number, absl::Time deadline);
 
  private:
   std::string SlotOf(int64_t number) const;
-  // What lies there; number -1 where nothing does.
+  // Returns the entry in the slot, with number -1 if there is none.
   absl::StatusOr<Roster> Read(const std::string& slot);
 
   Registers* const registers_;
   const int64_t entries_;
 };
 
-// What replicas let each other know, in registers.
-
-// Used by one thread at a time. Errors are those of Registers.
+// The notices of replicas in registers. One thread at a time uses it. Errors
+// are those of Registers.
 class NoticeBoard {
  public:
   struct Pending {
@@ -61,16 +60,16 @@ class NoticeBoard {
   // `registers` outlives it.
   explicit NoticeBoard(Registers* registers) : registers_(registers) {}
 
-  // The number of a notice that is to be written. It is lost where a roster has
-  // seen that number before.
+  // Returns the number for a notice to be written. The notice is lost if a
+  // roster has seen that number before it is written.
   absl::StatusOr<int64_t> Reserve();
-  // May be repeated, with the same notice.
+  // May be repeated with the same notice.
   absl::Status Write(int64_t number, const Notice& notice);
-  // Those after number `after`, up to `seen`. Asks for none twice, but for
-  // those that are not there, or are none. FailedPrecondition: there were more
-  // once.
+  // Returns the notices after number `after`, up to `seen`. Asks again only for
+  // those that are missing or invalid. FailedPrecondition: there were more
+  // before.
   absl::StatusOr<Pending> ReadAfter(int64_t after);
-  // Those after `after`, up to `seen`, are of no more use to anybody.
+  // Removes the notices after `after` up to `seen`, which nobody needs.
   void Forget(int64_t after, int64_t seen);
 
  private:

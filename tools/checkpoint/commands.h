@@ -1,4 +1,4 @@
-// What each command is called, takes and says about itself.
+// The names, arguments and help texts of the commands.
 #ifndef TOOLS_CHECKPOINT_COMMANDS_H_
 #define TOOLS_CHECKPOINT_COMMANDS_H_
 
@@ -8,7 +8,7 @@
 
 namespace fsdp::checkpoint::tool {
 
-// In the order of --help.
+// Returns them in the order of --help.
 const std::vector<CommandSpec>& Commands();
 
 }  // namespace fsdp::checkpoint::tool

@@ -13,15 +13,15 @@ namespace fsdp::checkpoint::tool {
 
 struct ConsolidateOptions {
   int64_t max_file_bytes = 5'000'000'000;  // of tensors in one file
-  bool unchecked = false;
-  OnBytes progress;  // counts what is read
+  bool unchecked = false;                  // ignore the manifest's checksums
+  OnBytes progress;                        // counts the bytes read
 };
 
 // Writes the pieces that ranks have saved as a Hugging Face model `out`, which
-// appears once it is whole, in O(buffer) memory; says what was written.
-// InvalidArgument for what has no such pieces; ResourceExhausted, before any is
-// written, if the disk has too little space; the errors of OpenSource(),
-// NewPath, RangeReader and RangeWriter.
+// appears when it is whole, in O(buffer) memory; returns what was written.
+// Errors: InvalidArgument if there are no such pieces; ResourceExhausted,
+// before anything is written, if the disk has too little space; those of
+// OpenSource(), NewPath, RangeReader and RangeWriter.
 absl::StatusOr<std::string> Consolidate(FileSystem& files,
                                         const std::string& in,
                                         const std::string& out,

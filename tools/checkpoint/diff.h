@@ -12,7 +12,7 @@
 namespace fsdp::checkpoint::tool {
 
 struct DiffOptions {
-  int64_t top = 10;  // tensors in each list of the largest differences
+  int64_t top = 10;  // length of each list of the largest differences
   OnBytes progress;  // counts the bytes of `a`
 };
 
@@ -21,8 +21,8 @@ struct DiffResult {
   std::string text;
 };
 
-// Compares by names, in O(buffer) memory. Tensors of equal shape and dtype by
-// their bits, those of equal shape and another dtype by their values.
+// Compares tensors by name, in O(buffer) memory: those of equal shape and dtype
+// by their bits, those of equal shape and different dtype by their values.
 absl::StatusOr<DiffResult> Diff(const Source& a, const Source& b,
                                 const DiffOptions& options);
 

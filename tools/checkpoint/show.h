@@ -14,23 +14,25 @@
 
 namespace fsdp::checkpoint::tool {
 
-// Files and totals; with `tensors`, every tensor. Reads headers alone.
+// Returns files and totals, and with `tensors` every tensor. Reads only
+// headers.
 absl::StatusOr<std::string> Show(const Source& source, bool tensors);
 
-// What a tensor's values are, in O(buffer) memory. NotFound, with names that
-// are like it.
+// Returns figures of a tensor's values, in O(buffer) memory. NotFound suggests
+// similar names.
 absl::StatusOr<std::string> ShowTensor(const Source& source,
                                        const std::string& name,
                                        const OnBytes& progress);
 
 // checkpoint ls FOLDER.
 
-// When a file or folder was changed; nothing where that is not known.
+// Returns when a file or folder was changed, or nothing if that is not known.
 using ModifiedAt =
     std::function<std::optional<absl::Time>(const std::string& path)>;
 
-// The checkpoints of a run as a table, with what is damaged or not finished; of
-// anything else, what it is. Reads no tensors. Errors as those of OpenSource().
+// Returns a table of a run's checkpoints, with damaged and unfinished ones; for
+// other paths, what they are. Reads no tensors. Errors are those of
+// OpenSource().
 absl::StatusOr<std::string> List(FileSystem& files, const std::string& path,
                                  const ModifiedAt& modified_at);
 

@@ -1,4 +1,4 @@
-// Opens whatever has tensors in safetensors files.
+// Opens anything that has tensors in safetensors files.
 #ifndef TOOLS_CHECKPOINT_SOURCE_H_
 #define TOOLS_CHECKPOINT_SOURCE_H_
 
@@ -21,62 +21,63 @@
 namespace fsdp::checkpoint::tool {
 
 enum class Format {
-  kCheckpoint,   // of a run, with a manifest
-  kHuggingFace,  // safetensors with whole tensors, an index or not
+  kCheckpoint,   // a checkpoint of a run, with a manifest
+  kHuggingFace,  // safetensors with whole tensors, with or without an index
   kRankFiles,    // safetensors with the pieces of each rank
 };
 
-// "a Hugging Face model".
+// Returns "a Hugging Face model", for example.
 absl::string_view NameOf(Format format);
 
 struct SourceOptions {
-  // The model's tensors, by their names in the model, without the optimizer's.
+  // If true, only the model's tensors, by their names in the model.
   bool model_only = false;
-  // Checksums of the manifest are ignored.
+  // If true, the checksums of the manifest are ignored.
   bool unchecked = false;
 };
 
-// Its tensors: those of a checkpoint's optimizer are named after their file,
-// "optimizer/exp_avg/layer.weight". What belongs to single ranks is left out.
+// The tensors of a path. Those of a checkpoint's optimizer are named after
+// their file, "optimizer/exp_avg/layer.weight". Values of single ranks are left
+// out.
 struct Source {
   FileSystem* files = nullptr;
   std::string path;    // of the folder or the file
-  std::string folder;  // to which names of files are relative
+  std::string folder;  // file names are relative to it
   Format format = Format::kHuggingFace;
-  std::optional<Manifest> manifest;  // of a checkpoint
+  std::optional<Manifest> manifest;  // only of a checkpoint
   bool unchecked = false;
   Catalog catalog;
 };
 
-// Of a run's folder, its latest checkpoint. NotFound, with what was looked for;
-// InvalidArgument and DataLoss, naming the file, for what its readers refuse.
+// Opens `path`, or the latest checkpoint of a run's folder. NotFound says what
+// was looked for; InvalidArgument and DataLoss name the file that its reader
+// refuses.
 absl::StatusOr<Source> OpenSource(FileSystem& files, const std::string& path,
                                   const SourceOptions& options = {});
 
-// Whether its safetensors files have the pieces of single ranks, as
-// kRankFiles says of those without a manifest.
+// Returns whether its safetensors files have the pieces of single ranks.
+// Without a manifest that is kRankFiles.
 bool HasRankFiles(const Source& source);
 
-// Over the files of its catalog; checks what a manifest has the checksums of.
-// The source has to outlive it.
+// Opens the files of its catalog, and verifies them if a manifest has their
+// checksums. The source outlives the reader.
 absl::StatusOr<std::unique_ptr<RangeReader>> ReaderOf(
     const Source& source, RangeReaderOptions options = {});
 
-// Are these the names in a folder of a run's checkpoints?
+// Returns whether a folder with these names is one of a run's checkpoints.
 bool IsRunFolder(const std::vector<std::string>& names);
 
-// Elements of tensors out of the files in which they lie, in their order and in
-// O(buffer) memory.
+// Reading the elements of tensors from files, in order and in O(buffer) memory.
 
 using TakeBytes = absl::FunctionRef<absl::Status(absl::Span<const char>)>;
 
 // Gives `take` the elements [begin, end) of a tensor, row-major, in pieces of
-// whole elements. Elements that do not fill bytes have to be all there are.
-// InvalidArgument for others, and the errors of RangeReader and of `take`.
+// whole elements. InvalidArgument: elements that do not fill bytes are asked
+// for in part. Other errors are those of RangeReader and of `take`.
 absl::Status StreamElements(RangeReader& reader, const StoredTensor& tensor,
                             int64_t begin, int64_t end, TakeBytes take);
 
-// All of it.
+// Gives `take` all elements.
 absl::Status StreamTensor(RangeReader& reader, const StoredTensor& tensor,
                           TakeBytes take);
 

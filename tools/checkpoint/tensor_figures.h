@@ -1,4 +1,4 @@
-// What the values of a tensor, or the differences of two, look like.
+// Figures of the values of a tensor, or of the differences of two.
 #ifndef TOOLS_CHECKPOINT_TENSOR_FIGURES_H_
 #define TOOLS_CHECKPOINT_TENSOR_FIGURES_H_
 
@@ -13,7 +13,7 @@
 
 namespace fsdp::checkpoint::tool {
 
-// All but counts are of finite values.
+// All but the counts are of finite values.
 struct TensorFigures {
   int64_t finite = 0;
   int64_t zeros = 0;
@@ -31,36 +31,36 @@ struct TensorFigures {
 
 struct Differences {
   int64_t elements = 0;  // that differ
-  // Of those, where one is NaN, or an infinity that the other is not.
+  // Of these, those in which one is NaN, or an infinity that the other is not.
   int64_t not_finite = 0;
   double absolute = 0;  // the largest |a - b|
   double relative = 0;  // the largest |a - b| / max(|a|, |b|)
   int64_t at = -1;      // the element with the largest |a - b|
 
-  // `first`: the number of a[0] in the tensor. Both are as long. NaN equals
-  // NaN.
+  // `first` is the number of a[0] in the tensor. `a` and `b` are equally long.
+  // NaN equals NaN.
   void Add(int64_t first, absl::Span<const double> a,
            absl::Span<const double> b);
 };
 
-// With six digits.
+// Returns the number with six digits.
 std::string NumberText(double value);
 
-// Numbers in the bytes of tensors.
-
-// F64, F32, BF16, F16, integers and BOOL: what there are figures of.
+// Returns whether there are figures of the type: F64, F32, BF16, F16, integers
+// and BOOL.
 bool IsNumber(Dtype dtype);
 
-// IEEE 754's binary16, and the upper half of binary32.
+// Convert IEEE 754's binary16, and the upper half of a binary32.
 double FromF16(uint16_t bits);
 double FromBF16(uint16_t bits);
 
-// Adds the elements that `bytes` are. Exact, but for integers of more than 53
-// bits. `dtype`: IsNumber(); `bytes`: of whole elements, at any address.
+// Appends the elements in `bytes`, exactly except for integers of more than 53
+// bits. `dtype` is one that IsNumber() accepts; `bytes` has whole elements, at
+// any address.
 void AppendNumbers(Dtype dtype, absl::Span<const char> bytes,
                    std::vector<double>& out);
 
-// Of one element, in full; as hexadecimal bytes where !IsNumber().
+// Returns one element in full; as hexadecimal bytes if it is no number.
 std::string ElementText(Dtype dtype, absl::string_view bytes);
 
 }  // namespace fsdp::checkpoint::tool

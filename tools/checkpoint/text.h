@@ -17,27 +17,27 @@
 
 namespace fsdp::checkpoint::tool {
 
-// "4.90 MB"; "123 B" below 1,000.
+// Returns "4.90 MB"; below 1,000 bytes "123 B".
 std::string SizeText(int64_t bytes);
-// "1,234,567".
+// Returns "1,234,567".
 std::string Thousands(int64_t number);
-// "1 file", "2 files".
+// Returns "1 file" or "2 files".
 std::string Count(int64_t number, absl::string_view noun);
-// Names come out of files: without what a terminal would obey.
+// Returns a name, which comes from a file, without what a terminal would obey.
 std::string Printable(absl::string_view name);
 
-// Lines of cells in columns, each line after `indent` spaces. `alignment` has
+// Returns cells in columns, each line after `indent` spaces. `alignment` has
 // 'l' or 'r' for each column; rows may have fewer cells.
 std::string Columns(const std::vector<std::vector<std::string>>& rows,
                     absl::string_view alignment, int indent = 2);
 
-// How far a long command is, for people who watch.
+// The progress of a long command, for people who watch.
 
-// Told now and then how many bytes of how many are done; may be null.
+// Called now and then with the bytes that are done, and all. May be null.
 using OnBytes = std::function<void(int64_t done, int64_t total)>;
 
-// One line that is written over: "verify: 1.20 GB of 4.80 GB, 1.83 GB/s, 2 s
-// left". Used by one thread.
+// Shows one line that is overwritten: "verify: 1.20 GB of 4.80 GB, 1.83 GB/s,
+// 2 s left". One thread uses it.
 class Progress {
  public:
   Progress(std::ostream& out, std::string what, std::function<absl::Time()> now)
@@ -58,7 +58,7 @@ class Progress {
   size_t width_ = 0;  // of the line
 };
 
-// Arguments of a program that has several commands.
+// The arguments of a program that has several commands.
 
 struct FlagSpec {
   std::string name;   // "keep_last"
@@ -70,25 +70,25 @@ struct CommandSpec {
   std::string name;                    // "show"
   std::vector<std::string> arguments;  // "PATH"; "[NAME]" may be left out
   std::string summary;                 // one line
-  std::string help;                    // what there is to say besides
+  std::string help;                    // more text
   std::vector<FlagSpec> flags;
 };
 
-// What was given to a command. Thread-compatible.
+// The arguments of a command. Thread-compatible.
 class Arguments {
  public:
-  // `words` follow the command's name: arguments, and flags as --name=value or,
-  // for switches, --name, in any order; behind "--" all are arguments.
-  // InvalidArgument, saying what the command takes.
+  // `words` follow the command's name: arguments and, in any order, flags as
+  // --name=value, for switches --name; after "--" all are arguments.
+  // InvalidArgument says what the command takes.
   static absl::StatusOr<Arguments> Parse(const CommandSpec& command,
                                          absl::Span<const std::string> words);
 
-  // "" for one that was left out.
+  // Returns "" for an argument that was left out.
   std::string operator[](size_t argument) const;
   bool Has(absl::string_view flag) const;
-  // "" without the flag.
+  // Returns "" if the flag is not given.
   std::string Text(absl::string_view flag) const;
-  // InvalidArgument for what is no number or less than `min`.
+  // InvalidArgument: the value is no number, or less than `min`.
   absl::StatusOr<int64_t> Number(absl::string_view flag, int64_t otherwise,
                                  int64_t min) const;
 
@@ -97,7 +97,8 @@ class Arguments {
   std::map<std::string, std::string, std::less<>> flags_;
 };
 
-// "checkpoint show [FLAGS] PATH [NAME]", what it does and all its flags.
+// Returns "checkpoint show [FLAGS] PATH [NAME]", what it does, and all its
+// flags.
 std::string HelpOf(absl::string_view program, const CommandSpec& command);
 
 }  // namespace fsdp::checkpoint::tool

@@ -1,4 +1,4 @@
-// The program: its commands by their names.
+// The program, which runs commands by name.
 #ifndef TOOLS_CHECKPOINT_TOOL_H_
 #define TOOLS_CHECKPOINT_TOOL_H_
 
@@ -13,16 +13,17 @@ namespace fsdp::checkpoint::tool {
 
 struct Console {
   std::ostream& out;
-  std::ostream& err;  // errors, and how far it is
+  std::ostream& err;  // errors and progress
   bool progress = false;
 };
 
-// How the program ends.
+// The exit codes of the program.
 inline constexpr int kFine = 0;
 inline constexpr int kFound = 1;  // verify: problems; diff: differences
 inline constexpr int kFailed = 2;
 
-// `words` are the arguments behind the program's name.
+// Runs the command of `words`, the arguments behind the program's name, and
+// returns the exit code.
 int RunTool(FileSystem& files, const std::vector<std::string>& words,
             Console console);
 

@@ -16,10 +16,10 @@ struct VerifyResult {
   std::string text;  // all of them, by checkpoint
 };
 
-// Reads every byte of a checkpoint, or of all of a run, and compares it with
-// the manifest; then, whether the files have what their headers and indices
-// say. Without a manifest, the latter alone, as nothing else is known. Not OK
-// for a path that has no checkpoint at all.
+// Reads every byte of a checkpoint, or of all checkpoints of a run, compares it
+// with the manifest, and checks whether files have what their headers and
+// indices say. Without a manifest only the latter is checked. It is an error if
+// the path has no checkpoint at all.
 absl::StatusOr<VerifyResult> Verify(FileSystem& files, const std::string& path,
                                     const OnBytes& progress);
 

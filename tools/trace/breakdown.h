@@ -1,4 +1,4 @@
-// Where the time of traced steps has gone.
+// Breaks down where the time of traced steps has gone.
 #ifndef TOOLS_TRACE_BREAKDOWN_H_
 #define TOOLS_TRACE_BREAKDOWN_H_
 
@@ -14,22 +14,23 @@
 
 namespace fsdp::trace_report {
 
-// What a moment was spent on: the name of its span's category, for the user's
-// spans their own name, or this, where no span is: the loss, for example.
+// A moment is spent on the category of its span, for the user's spans on their
+// own name. Where there is no span, for example in the loss, it is spent on
+// this.
 inline constexpr absl::string_view kOther = "other";
 
-// A piece of a rank's time; `what` is one of the names above.
+// A piece of a rank's time. `what` is one of the names above.
 struct Slice {
   double begin;
   double end;
   std::string what;
-  std::string unit;  // empty: of none
+  std::string unit;  // empty: belongs to none
   std::string name;  // of the span
 };
 
 // Divides [begin, end) of a rank's time: every moment belongs to the innermost
-// span over it, the user's spans and bookkeeping to what is inside them.
-// Without empty slices.
+// span over it; the user's spans and bookkeeping yield to the spans inside
+// them. No slice is empty.
 std::vector<Slice> SlicesOf(const RankTrace& trace, double begin, double end);
 
 // Seconds, by what they were spent on.
@@ -42,22 +43,22 @@ struct StepTimes {
   double begin;
   double end;
   Times times;                         // sums up to end - begin
-  std::map<std::string, Times> units;  // what of it belongs to a unit
+  std::map<std::string, Times> units;  // the part that belongs to units
   std::map<std::string, int64_t> bytes_gathered;  // by unit
 
   double seconds() const { return end - begin; }
   double Of(absl::string_view what) const;
   // Waits for other ranks.
   double exposed() const;
-  // Forward, backward and what is computed again.
+  // Forward, backward and recomputation.
   double compute() const;
 };
 
-// By rank, then by time. A step that a trace has twice is there twice.
+// Sorted by rank, then by time. A step that a trace has twice appears twice.
 std::vector<StepTimes> BreakDown(absl::Span<const RankTrace> traces);
 
-// All that some step has spent time on: what the library knows in its order,
-// then the user's names, then kOther.
+// Returns all that any step has spent time on: the library's categories in
+// their order, then the user's names, then kOther.
 std::vector<std::string> KindsOf(absl::Span<const StepTimes> steps);
 
 }  // namespace fsdp::trace_report

@@ -1,4 +1,4 @@
-// A breakdown for people and for spreadsheets.
+// Prints a breakdown for people and for spreadsheets.
 #ifndef TOOLS_TRACE_REPORT_H_
 #define TOOLS_TRACE_REPORT_H_
 
@@ -10,12 +10,12 @@
 
 namespace fsdp::trace_report {
 
-// Tables of steps, ranks and units, and how far ranks are apart. `steps`:
-// BreakDown(traces), not empty.
+// Returns tables of steps, ranks and units, and how far ranks are apart.
+// `steps` is BreakDown(traces), not empty.
 std::string ToText(absl::Span<const RankTrace> traces,
                    absl::Span<const StepTimes> steps);
 
-// A line for each step, rank, unit and kind of time, in milliseconds. Lines
+// Returns a line per step, rank, unit and kind of time, in milliseconds. Lines
 // without a unit are sums over all units; their kind "step" is the whole step.
 std::string ToCsv(absl::Span<const StepTimes> steps);
 

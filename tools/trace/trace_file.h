@@ -15,7 +15,7 @@ namespace fsdp::trace_report {
 struct Span {
   TraceCategory category;
   std::string name;
-  std::string unit;  // empty: of none
+  std::string unit;  // empty: belongs to none
   double begin;      // seconds, by one clock for all ranks of a file
   double end;
   int64_t bytes = 0;
@@ -24,7 +24,7 @@ struct Span {
 
 struct RankTrace {
   int rank = 0;
-  int64_t num_dropped = 0;  // spans that are not there, the oldest
+  int64_t num_dropped = 0;  // the oldest spans, which are missing
   std::vector<Span> spans;  // by begin, outer ones first
 };
 
@@ -33,13 +33,13 @@ struct TraceText {
   std::string text;
 };
 
-// The ranks of all files, in ascending order, with times since the first file's
-// base. InvalidArgument, naming the file and the event: not a trace of ours,
-// damaged, a rank twice, no steps.
+// Returns the ranks of all files, ascending, with times since the first file's
+// base. InvalidArgument names the file and the event: it is not a trace of
+// ours, it is damaged, a rank appears twice, or there are no steps.
 absl::StatusOr<std::vector<RankTrace>> ParseTraces(
     absl::Span<const TraceText> files);
 
-// The same for files. An error that reading has, with the path.
+// Reads the files and parses them. Errors of reading name the path.
 absl::StatusOr<std::vector<RankTrace>> ReadTraces(
     absl::Span<const std::string> paths);
 

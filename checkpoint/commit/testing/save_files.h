@@ -18,30 +18,30 @@ namespace fsdp::checkpoint::testing {
 // By name relative to a checkpoint's folder.
 using Contents = std::map<std::string, std::string>;
 
-// "model.safetensors", "optimizer/exp_avg.safetensors" and "trainer.json",
-// whose bytes `version` decides.
+// Returns "model.safetensors", "optimizer/exp_avg.safetensors" and
+// "trainer.json", whose bytes depend on `version`.
 Contents ContentsOf(uint32_t version);
 
-// Writes files into `folder`, which has to exist, by a RangeWriter, as a rank
-// does. `in_order`: as RangeWriterOptions has it.
+// Writes files into `folder`, which must exist, by a RangeWriter, as a rank
+// does. `in_order` is that of RangeWriterOptions.
 absl::StatusOr<Manifest> WriteFiles(FileSystem& files,
                                     const std::string& folder, int64_t step,
                                     const Contents& contents,
                                     bool in_order = false);
 
-// Begin(), the files, Commit().
+// Calls Begin(), writes the files and calls Commit().
 absl::Status Save(FileSystem& files, CheckpointFolder& folder, int64_t step,
                   const Contents& contents, bool overwrite = false);
 
-// What the files of a committed checkpoint hold, if that is what its manifest
-// says.
+// Returns the contents of a committed checkpoint, or an error if they are not
+// what its manifest says.
 absl::StatusOr<Contents> Load(FileSystem& files, const std::string& folder);
 
-// The steps of the checkpoints in `root`, in order; a failure of the test where
+// Returns the steps of the checkpoints in `root`, in order; the test fails if
 // they cannot be listed.
 std::vector<int64_t> StepsIn(FileSystem& files, const std::string& root);
 
-// The step of the latest one; -1: there is none.
+// Returns the step of the latest checkpoint, or -1 if there is none.
 int64_t LatestIn(FileSystem& files, const std::string& root);
 
 }  // namespace fsdp::checkpoint::testing

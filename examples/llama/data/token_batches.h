@@ -1,4 +1,4 @@
-// Batches to train on, without end.
+// Batches of rows for each rank, to train on and to measure with.
 #ifndef EXAMPLES_LLAMA_DATA_TOKEN_BATCHES_H_
 #define EXAMPLES_LLAMA_DATA_TOKEN_BATCHES_H_
 
@@ -13,19 +13,17 @@
 #include "absl/types/span.h"
 #include "examples/llama/data/window_rows.h"
 
-// Batches of a rank.
-
 namespace llama {
 
 struct Batch {
   at::Tensor tokens;   // int64 [rows, seq], on the CPU
-  at::Tensor targets;  // as large: the token that follows, or kNoTarget
-  // Of each row where documents begin, ascending from 0: positions begin anew
-  // there and nothing looks across. Empty: nobody says, the row is one text.
+  at::Tensor targets;  // likewise: the next token, or kNoTarget
+  // For each row, where documents begin, ascending from 0: positions begin anew
+  // there, and no token sees another document. Empty: the row is one text.
   std::vector<std::vector<int64_t>> documents;
 };
 
-// Which rows of a batch that all ranks have together are this one's.
+// Says which rows of a batch of all ranks are this rank's.
 struct BatchShare {
   int64_t rows = 1;  // of all ranks
   int rank = 0;
@@ -35,37 +33,38 @@ struct BatchShare {
   int64_t first_row() const { return rank * own_rows(); }
 };
 
-// InvalidArgument unless each rank gets as many rows, at least one.
+// InvalidArgument: ranks would not get equally many rows, at least one.
 absl::Status CheckShare(const BatchShare& share);
 
-// These rows; those past the end of the source are padding. Errors are those of
-// the source.
+// Reads these rows; those past the end of the source are padding. Errors are
+// those of the source.
 absl::StatusOr<Batch> ReadBatch(const RowSource& source,
                                 absl::Span<const int64_t> rows);
 
-// The rows of a source in an order that a seed has chosen, another one in each
-// epoch, and each once in it. An epoch follows the other within a batch: no row
-// is left out where they do not fit. Which rows a batch has does not depend on
-// how many ranks share it. Thread-compatible.
+// The rows of a source without end, each once per epoch, in an order that a
+// seed chooses, another one in each epoch. The next epoch begins within a
+// batch, so that no row is left out. The rows of a batch do not depend on how
+// many ranks share it. Thread-compatible.
 class TokenBatches {
  public:
-  // InvalidArgument: CheckShare(). Ranks give the same source and seed.
+  // InvalidArgument: CheckShare() refuses. Ranks pass the same source and seed.
   static absl::StatusOr<TokenBatches> Create(
       std::shared_ptr<const RowSource> source, const BatchShare& share,
       uint64_t seed);
 
-  // This rank's rows of the next batch: share.own_rows() of them, those from
-  // share.first_row() on. After an error, which is the source's and may be one
-  // rank's alone, the position is what it was.
+  // Returns this rank's rows of the next batch: share.own_rows() rows from
+  // share.first_row() on. An error, which is the source's, may be this rank's
+  // alone, and leaves the position as it was.
   absl::StatusOr<Batch> Next();
 
-  // Rows that batches of all ranks have had: what a checkpoint keeps. It says
-  // the same whatever the number of ranks and rows of a batch.
+  // The number of rows that batches of all ranks have had, for checkpoints. It
+  // does not depend on the number of ranks and the rows of a batch.
   int64_t position() const { return position_; }
-  // In no time. InvalidArgument: less than 0, or more than 2^62.
+  // Sets the position, in no time. InvalidArgument: it is negative or above
+  // 2^62.
   absl::Status Seek(int64_t position);
 
-  // Of the row at position(), from 0.
+  // The epoch of the row at position(), from 0.
   int64_t epoch() const { return position_ / source_->num_rows(); }
 
  private:
@@ -78,23 +77,21 @@ class TokenBatches {
   int64_t position_ = 0;
 };
 
-// Batches to measure with.
-
-// Every row of a source once, in order, in batches that ranks share. All ranks
-// have as many, so that collectives match; where rows run out, there is
-// padding, on some ranks nothing else: a mean is the sum over the targets of
-// all ranks, divided by how many there are. Which rows a batch has does not
-// depend on how many ranks share it. Thread-safe.
+// Batches to measure with: every row of a source once, in order, in batches
+// that ranks share. All ranks have equally many batches, so that collectives
+// match. Where rows run out there is padding, on some ranks nothing else; so a
+// mean is the sum over the targets of all ranks, divided by their number. The
+// rows of a batch do not depend on how many ranks share it. Thread-safe.
 class EvaluationBatches {
  public:
-  // InvalidArgument: CheckShare().
+  // InvalidArgument: CheckShare() refuses.
   static absl::StatusOr<EvaluationBatches> Create(
       std::shared_ptr<const RowSource> source, const BatchShare& share);
 
   int64_t num_batches() const;
 
-  // This rank's rows of a batch in [0, num_batches()): share.own_rows() of
-  // them, those from share.first_row() on. Errors are the source's.
+  // Returns this rank's rows of a batch in [0, num_batches()): share.own_rows()
+  // rows from share.first_row() on. Errors are the source's.
   absl::StatusOr<Batch> Read(int64_t batch) const;
 
  private:

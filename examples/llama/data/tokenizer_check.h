@@ -1,4 +1,4 @@
-// Whether tokens are those of a model.
+// Checks that tokens were made by a model's tokenizer.
 #ifndef EXAMPLES_LLAMA_DATA_TOKENIZER_CHECK_H_
 #define EXAMPLES_LLAMA_DATA_TOKENIZER_CHECK_H_
 
@@ -10,8 +10,7 @@
 namespace llama {
 
 // InvalidArgument, naming both: the tokens were not made with this
-// tokenizer.json, byte for byte. What the system says of one that cannot be
-// read.
+// tokenizer.json, byte for byte. If it cannot be read, what the system says.
 absl::Status CheckTokenizer(const TokenFile& tokens,
                             const std::string& tokenizer_json);
 

@@ -1,4 +1,4 @@
-// A file of tokens as one stream, cut into windows.
+// Cuts a file of tokens into rows: windows of a stream, or packed documents.
 #ifndef EXAMPLES_LLAMA_DATA_WINDOW_ROWS_H_
 #define EXAMPLES_LLAMA_DATA_WINDOW_ROWS_H_
 
@@ -12,20 +12,18 @@
 #include "absl/types/span.h"
 #include "examples/llama/data/token_file.h"
 
-// Rows of tokens to train on or to measure with.
-
 namespace llama {
 
-// The target where there is nothing to predict: what LibTorch's losses ignore.
+// The target where there is nothing to predict, which LibTorch's losses ignore.
 inline constexpr int64_t kNoTarget = -100;
 // The token where there is none; its target is kNoTarget.
 inline constexpr int64_t kPadding = 0;
 
-// One row, filled by its source.
+// One row, which a source fills.
 struct Row {
   absl::Span<int64_t> tokens;   // seq of them
-  absl::Span<int64_t> targets;  // as many: the token that follows, or kNoTarget
-  // Where documents begin in it, ascending from 0; empty: nobody says.
+  absl::Span<int64_t> targets;  // seq of them: the next token, or kNoTarget
+  // The beginnings of its documents, ascending from 0; empty: not known.
   std::vector<int64_t> documents;
 };
 
@@ -37,22 +35,22 @@ class RowSource {
 
   virtual int64_t seq() const = 0;
   virtual int64_t num_rows() const = 0;  // at least 1
-  // `index` in [0, num_rows()); `row.documents` is empty before. Errors are
-  // those of TokenFile.
+  // Reads row `index`, in [0, num_rows()); `row.documents` is empty before.
+  // Errors are those of TokenFile.
   virtual absl::Status Read(int64_t index, Row& row) const = 0;
 };
 
-// What is left over where no whole window fits any more.
+// The treatment of the tokens at the end that do not fill a window.
 enum class LastWindow {
-  kLeftOut,  // up to seq tokens are no target
+  kLeftOut,  // up to seq - 1 of them are no target
   kPadded,
 };
 
-// Row i has the tokens from i * seq on, and one more as the last target, so
-// that every token but the first is a target once.
+// A stream cut into windows: row i has the tokens from i * seq on, and one more
+// as the last target, so that every token but the first is a target once.
 class WindowRows final : public RowSource {
  public:
-  // InvalidArgument: seq < 1, or too few tokens for one row.
+  // InvalidArgument: seq < 1, or there are too few tokens for one row.
   static absl::StatusOr<std::shared_ptr<const WindowRows>> Create(
       TokenFile file, int64_t seq, LastWindow last);
 
@@ -70,20 +68,20 @@ class WindowRows final : public RowSource {
 
 // Random orders that take no memory.
 
-// A number that depends on both in no visible way.
+// Returns a number that depends on both without visible pattern.
 uint64_t MixSeeds(uint64_t seed, uint64_t number);
 
-// A permutation of [0, size) that a seed has chosen, and nothing else, on every
-// machine: a Feistel network over the next power of four, walked along until it
-// is back in the range (J. Black, P. Rogaway: Ciphers with Arbitrary Finite
-// Domains, CT-RSA 2002). A place takes less than four steps on average.
-// Checkpoints rely on it: another order is a change of format.
+// A permutation of [0, size) that depends only on a seed, on every machine: a
+// Feistel network over the next power of four, walked along until it is back in
+// the range (J. Black, P. Rogaway: Ciphers with Arbitrary Finite Domains,
+// CT-RSA 2002). A place takes less than four steps on average. Checkpoints rely
+// on it: another order changes their format.
 class Permutation {
  public:
   // 1 <= size <= 2^62.
   Permutation(int64_t size, uint64_t seed);
 
-  // What is in `place` of [0, size).
+  // Returns the element in `place`, which is in [0, size).
   int64_t operator()(int64_t place) const;
 
  private:
@@ -96,21 +94,19 @@ class Permutation {
   std::array<uint64_t, kRounds> keys_;
 };
 
-// Documents packed into rows.
-
-// Rows of whole documents, which a seed has shuffled: each goes into the open
-// row if it fits, else begins the next one, and what is left of a row is
-// padding. One that is longer than a row is cut into pieces of a row and the
-// rest, which are documents in their rows, except that a piece's last target is
-// the token that the next one begins with. The last token of a document has no
-// target; a piece of it alone, and so a document of one token, is left out.
+// Rows of whole documents in an order that a seed shuffles. A document goes
+// into the open row if it fits, otherwise it begins the next row; the rest of a
+// row is padding. A document that is longer than a row is cut into pieces of a
+// row and the rest. Pieces count as documents in their rows, except that the
+// last target of a piece is the first token of the next. The last token of a
+// document has no target, so a piece or document of one token is left out.
 //
-// To create it takes some 0.3 us for each document of the file, on every rank,
-// and 16 bytes for each row; to read a row, as much for each document in it.
+// Creating it takes about 0.3 us per document of the file, on every rank, and
+// 16 bytes per row. Reading a row takes 0.3 us per document in it.
 class PackedRows final : public RowSource {
  public:
-  // InvalidArgument: seq < 1, or no document of two tokens. DataLoss: where
-  // documents begin is damaged.
+  // InvalidArgument: seq < 1, or no document has two tokens. DataLoss: the
+  // index of documents is damaged.
   static absl::StatusOr<std::shared_ptr<const PackedRows>> Create(
       TokenFile file, int64_t seq, uint64_t seed);
 
@@ -124,7 +120,7 @@ class PackedRows final : public RowSource {
   // A piece of a document, or the end of all.
   struct Place {
     int64_t document = 0;  // in the order of packing
-    int64_t offset = 0;    // of its tokens
+    int64_t offset = 0;    // in its tokens
 
     friend bool operator==(const Place& a, const Place& b) {
       return a.document == b.document && a.offset == b.offset;
@@ -134,7 +130,7 @@ class PackedRows final : public RowSource {
   PackedRows(TokenFile file, int64_t seq, uint64_t seed);
 
   absl::Status Pack();
-  // How long the piece at `offset` is; 0: the document has no more.
+  // Returns the size of the piece at `offset`; 0: the document has no more.
   int64_t PieceSize(const TokenRange& document, int64_t offset) const;
   absl::Status ReadPiece(const TokenRange& document, int64_t offset,
                          absl::Span<int64_t> tokens,

@@ -1,4 +1,4 @@
-// What the command lines of all programs here have in common.
+// Flags that several programs here have.
 #ifndef EXAMPLES_LLAMA_FLAGS_COMMAND_LINE_H_
 #define EXAMPLES_LLAMA_FLAGS_COMMAND_LINE_H_
 
@@ -14,37 +14,38 @@
 
 namespace llama {
 
-// Reads the flags. --help, for which it exits, as it does for what cannot be
-// parsed, says `usage` and names the flags of the source files with `file` in
-// their names. InvalidArgument: an argument that is no flag.
+// Reads the flags. --help prints `usage` and the flags of source files whose
+// names contain `file`, and exits, as flags that cannot be parsed do.
+// InvalidArgument: an argument is no flag.
 absl::Status ParseFlags(int argc, char** argv, absl::string_view usage,
                         const std::string& file);
 
-// A path as the user meant it, also under `bazel run`; an empty one stays so.
+// Returns a path as the user meant it, also under `bazel run`; empty stays
+// empty.
 std::string ResolvePath(const std::string& path);
 
-// What the frozen weights under adapters rest in, as a flag: precision, that in
-// which the model computes, or int8.
+// A flag for the frozen weights under adapters, which are kept in the dtype
+// that the model computes in (kPrecision) or in int8.
 
 enum class Base { kPrecision, kInt8 };
 
 bool AbslParseFlag(absl::string_view text, Base* base, std::string* error);
 std::string AbslUnparseFlag(Base base);
 
-// What a model computes in, and on which device, as flags.
+// Flags for the dtype that a model computes in, and for its device.
 
 enum class Precision {
-  kOfDevice,  // kBFloat16 where the device multiplies it fast, else kFloat
+  kOfDevice,  // kBFloat16 if the device multiplies it fast, otherwise kFloat
   kFloat,
   kBFloat16,
 };
 
-// kFloat or kBFloat16. Where the latter is asked for and slow, that is said on
+// Returns kFloat or kBFloat16. If bfloat16 is asked for and slow, says so on
 // `log`, which may be null.
 c10::ScalarType DtypeOf(Precision precision, c10::DeviceType device,
                         std::ostream* log);
 
-// cpu or cuda. InvalidArgument: another.
+// Parses cpu or cuda. InvalidArgument: another name.
 absl::StatusOr<c10::DeviceType> ParseDevice(absl::string_view name);
 
 bool AbslParseFlag(absl::string_view text, Precision* precision,

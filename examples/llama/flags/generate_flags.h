@@ -17,24 +17,24 @@ namespace llama {
 struct GenerateFlags {
   std::string model;
   std::string adapter;  // empty: none
-  // One of the two.
+  // One of these two is set.
   std::string prompt;
-  std::string tokens;  // "-": of standard input
+  std::string tokens;  // "-": from standard input
 
   int64_t max_tokens = 256;
   SamplingOptions sampling;
   Precision precision = Precision::kFloat;
   c10::DeviceType device = c10::DeviceType::CPU;
   Base base = Base::kPrecision;
-  int threads = 0;  // 0: as many as LibTorch takes
+  int threads = 0;  // 0: as many as LibTorch chooses
 };
 
-// Reads the flags and exits for --help and what cannot be parsed. Relative
-// paths become those the user meant, also under `bazel run`. InvalidArgument
-// for what Check() refuses.
+// Reads the flags; exits for --help and flags that cannot be parsed. Resolves
+// relative paths as the user meant them, also under `bazel run`.
+// InvalidArgument: Check() refuses.
 absl::StatusOr<GenerateFlags> ReadGenerateFlags(int argc, char** argv);
 
-// InvalidArgument: numbers that cannot be, flags that need or exclude others.
+// InvalidArgument: a number is impossible, or flags need or exclude others.
 absl::Status Check(const GenerateFlags& flags);
 
 }  // namespace llama

@@ -44,11 +44,11 @@ struct TrainFlags {
   double clip = 1;
   Precision precision = Precision::kOfDevice;
   bool recompute = false;
-  bool automatic = false;      // what else makes a step is chosen
+  bool automatic = false;      // choose how the model is sharded
   double auto_memory_gib = 0;  // of a rank
 
   std::optional<fsdp::adapters::LoraConfig> lora;
-  std::string adapter;  // a folder to begin from; `lora` is then its own
+  std::string adapter;  // a folder to begin from, whose config `lora` then is
   Base base = Base::kPrecision;
   int64_t base_block = 64;
 
@@ -65,12 +65,12 @@ struct TrainFlags {
   std::string save_adapter;
 };
 
-// Reads the flags and exits for --help and what cannot be parsed. Relative
-// paths become those the user meant, also under `bazel run`. InvalidArgument
-// for what Check() refuses.
+// Reads the flags; exits for --help and flags that cannot be parsed. Resolves
+// relative paths as the user meant them, also under `bazel run`.
+// InvalidArgument: Check() refuses.
 absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv);
 
-// InvalidArgument: numbers that cannot be, flags that need each other.
+// InvalidArgument: a number is impossible, or a flag needs another.
 absl::Status Check(const TrainFlags& flags);
 
 }  // namespace llama

@@ -15,36 +15,37 @@
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 
-// Which token comes next.
+// How the next token is chosen.
 
 namespace llama {
 
 struct SamplingOptions {
-  // What logits are divided by: below 1, likely tokens become likelier. 0: the
-  // likeliest token always, whatever the rest says.
+  // Logits are divided by it: below 1, likely tokens become likelier. 0: the
+  // likeliest token is always taken, whatever the rest says.
   double temperature = 0.8;
-  int64_t top_k = 0;  // only so many likeliest tokens; 0: all
-  // Then only the fewest likeliest tokens that are as probable together.
+  int64_t top_k = 0;  // only so many of the likeliest tokens; 0: all
+  // Among these, only the fewest likeliest tokens are allowed that together
+  // reach this probability.
   double top_p = 1;
   uint64_t seed = 0;
 };
 
-// InvalidArgument, naming the flag: a number that cannot be.
+// InvalidArgument names the flag with an impossible number.
 absl::Status Check(const SamplingOptions& options);
 
-// Of logits [vocab], finite, on the CPU -> float64 [vocab], with 0 for tokens
-// that are not allowed and a sum of 1. The temperature is not 0. Of tokens that
-// are as likely as the last one allowed, any may be.
+// Returns float64 [vocab] for finite logits [vocab] on the CPU: 0 for tokens
+// that are not allowed, with a sum of 1. The temperature is not 0. Of tokens
+// that are as likely as the last allowed one, any may be allowed.
 at::Tensor Probabilities(const at::Tensor& logits,
                          const SamplingOptions& options);
 
-// Draws one token after the other, the same ones for the same logits and seed.
+// Draws one token after another, the same for the same logits and seed.
 class Sampler {
  public:
   explicit Sampler(const SamplingOptions& options);
 
-  // From logits [vocab]. FailedPrecondition: they are not finite, as those of a
-  // model are whose training has diverged.
+  // Draws a token from logits [vocab]. FailedPrecondition: they are not finite,
+  // as in a model whose training has diverged.
   absl::StatusOr<int64_t> Next(const at::Tensor& logits);
 
  private:
@@ -53,30 +54,30 @@ class Sampler {
 };
 
 enum class Ending {
-  kEos,           // one of the config's eos_token_ids, the last token
-  kMaxTokens,     // as many as were asked for
-  kMaxPositions,  // the model knows of no further ones
+  kEos,           // the last token is one of the config's eos_token_ids
+  kMaxTokens,     // there are as many as were asked for
+  kMaxPositions,  // the model has no further positions
 };
 
 struct Generated {
   int64_t tokens = 0;
   Ending ending = Ending::kMaxTokens;
   absl::Duration prompt_time;  // until the first token
-  absl::Duration time;         // of the others
+  absl::Duration time;         // of the other tokens
 };
 
-// An error ends the generation.
+// Gets each token. An error ends the generation.
 using OnToken = std::function<absl::Status(int64_t token)>;
 
-// InvalidArgument: an empty prompt, one that leaves no room in
-// max_position_embeddings, tokens outside of the vocabulary.
+// InvalidArgument: the prompt is empty, leaves no room in
+// max_position_embeddings, or has tokens outside of the vocabulary.
 absl::Status CheckPrompt(const std::vector<int64_t>& prompt,
                          const LlamaConfig& config);
 
-// At most `max_tokens` tokens behind `prompt`, each handed to `on_token` as
-// soon as it is drawn. `model`, of `config`, is not sharded.
-// InvalidArgument: what CheckPrompt() and Check(sampling) refuse.
-// ResourceExhausted: no memory. Errors of Sampler and of `on_token`.
+// Generates at most `max_tokens` tokens behind `prompt`, and hands each to
+// `on_token` as soon as it is drawn. `model`, of `config`, is not sharded.
+// InvalidArgument: CheckPrompt() or Check(sampling) refuses. ResourceExhausted:
+// there is no memory. Other errors are those of Sampler and of `on_token`.
 absl::StatusOr<Generated> Generate(CausalLmImpl& model,
                                    const LlamaConfig& config,
                                    const std::vector<int64_t>& prompt,

@@ -1,4 +1,4 @@
-// A model from its files, whole and in this process.
+// Loads a whole model from its files into this process.
 #ifndef EXAMPLES_LLAMA_GENERATION_LOADED_MODEL_H_
 #define EXAMPLES_LLAMA_GENERATION_LOADED_MODEL_H_
 
@@ -21,34 +21,35 @@ struct LoadedModelOptions {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   c10::ScalarType dtype = c10::kFloat;
   std::string adapter;  // a folder of PEFT's; empty: none
-  // The weights of linear layers but the head are int8, with the adapters
-  // beside them. Otherwise adapters are merged into the weights.
+  // If true, weights of linear layers except the head are int8, with the
+  // adapters beside them. Otherwise adapters are merged into the weights.
   bool int8_base = false;
 };
 
-// From what fsdp::checkpoint::LoadModel() reads: a folder of Hugging Face's, or
-// step-N of a training run, of `config`. Errors of LoadModel() and
-// LoadAdapter().
+// Loads a model of `config` from anything that fsdp::checkpoint::LoadModel()
+// reads: a folder of Hugging Face's, or step-N of a training run. Errors are
+// those of LoadModel() and LoadAdapter().
 absl::StatusOr<CausalLm> LoadWholeModel(
     const std::string& folder, const LlamaConfig& config,
     const LoadedModelOptions& options = LoadedModelOptions());
 
 // Tokens as people write and read them.
 
-// Of "1, 2 3": integers with commas or white space between. InvalidArgument:
-// something else.
+// Parses "1, 2 3": integers with commas or white space between them.
+// InvalidArgument: something else is there.
 absl::StatusOr<std::vector<int64_t>> ParseTokens(absl::string_view text);
 
-// Tokens that are bytes.
+// Returns each byte as a token.
 std::vector<int64_t> BytesOf(absl::string_view text);
 
-// The other way, byte by byte, for a terminal: characters of UTF-8 as soon as
-// they are whole, and '?' for what could be taken for a command or is no text.
+// Turns tokens that are bytes into text for a terminal: each character of UTF-8
+// when it is whole, and '?' for bytes that a terminal could take as a command
+// or that are no text.
 class PrintableText {
  public:
-  // What can be shown now.
+  // Returns what can be shown after this token.
   std::string Add(int64_t token);
-  // At the end.
+  // Returns what is left at the end.
   std::string Finish();
 
  private:

@@ -10,21 +10,21 @@
 
 namespace llama {
 
-// Where documents begin, ascending, as indices into all tokens of a batch, row
-// by row: {0, 3, 8, 10} are two documents in each of two rows of 8 tokens.
-// Padding at the end of a row is a document like any other. Empty: every row is
-// one document.
+// The beginnings of documents: ascending indices into all tokens of a batch,
+// row by row. {0, 3, 8, 10} are two documents in each of two rows of 8 tokens.
+// Padding at the end of a row counts as a document. Empty: every row is one
+// document.
 using DocumentStarts = std::vector<int64_t>;
 
-// InvalidArgument: not ascending, outside of the `rows` x `tokens`, or a row
-// does not begin with a document.
+// InvalidArgument: they do not ascend, are outside of the `rows` x `tokens`, or
+// a row does not begin with a document.
 absl::Status CheckDocumentStarts(absl::Span<const int64_t> starts, int64_t rows,
                                  int64_t tokens);
 
-// How many tokens each document has, of `all` tokens.
+// Returns the number of tokens of each document, of `all` tokens.
 std::vector<int64_t> DocumentLengths(absl::Span<const int64_t> starts,
                                      int64_t all);
-// Of each token of `all`, in its document.
+// Returns the position in its document of each of `all` tokens.
 std::vector<int64_t> DocumentPositions(absl::Span<const int64_t> starts,
                                        int64_t all);
 

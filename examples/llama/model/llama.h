@@ -1,12 +1,12 @@
-// The decoder-only transformer of Llama, Qwen2 and Qwen3 with the parameters
-// that Hugging Face's have: same names, shapes and values.
+// The decoder-only transformer of Llama, Qwen2 and Qwen3. Its parameters have
+// the names, shapes and values of Hugging Face's.
 //
 //   FSDP_ASSIGN_OR_RETURN(const LlamaConfig config, ParseLlamaConfig(text));
 //   CausalLm model(config);
 //   status = fsdp::checkpoint::LoadModel(folder, *model);
 //   at::Tensor logits = model->forward(tokens);
 //
-// To generate, tokens as they come:
+// To generate tokens one by one:
 //   KvCache cache = MakeKvCache(config, /*batch=*/1, /*max_tokens=*/512, {});
 //   at::Tensor logits = model->Continue(prompt, cache);  // [1, vocab_size]
 //   logits = model->Continue(logits.argmax(-1, /*keepdim=*/true), cache);
@@ -28,15 +28,16 @@
 
 namespace llama {
 
-// embed_tokens, layers and norm. Calls its layers by fsdp::Forward.
+// Has embed_tokens, layers and norm. Calls its layers by fsdp::Forward().
 class DecoderImpl : public torch::nn::Module {
  public:
   explicit DecoderImpl(const LlamaConfig& config);
 
-  // As CausalLmImpl::forward() without targets, but -> [batch, tokens,
-  // hidden_size].
+  // Does what CausalLmImpl::forward() does without targets, but returns [batch,
+  // tokens, hidden_size].
   at::Tensor forward(const at::Tensor& tokens, const DocumentStarts& starts);
-  // As CausalLmImpl::Continue(), but -> [batch, tokens, hidden_size].
+  // Does what CausalLmImpl::Continue() does, but returns [batch, tokens,
+  // hidden_size].
   at::Tensor Continue(const at::Tensor& tokens, KvCache& cache);
 
   const at::Tensor& embedding() const { return embed_tokens_->weight; }
@@ -50,47 +51,48 @@ class DecoderImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Decoder);
 
-// model and, unless the config ties it to the embedding, lm_head: a tied head
-// is no parameter of its own, as in the files of such models. For those that
-// have a lm_head.weight all the same there is TensorRecipe::copies.
+// Has model and, unless the config ties it to the embedding, lm_head: a tied
+// head is no parameter of its own, as in the files of such models. If files
+// have a lm_head.weight all the same, use TensorRecipe::copies.
 class CausalLmImpl : public torch::nn::Module {
  public:
   explicit CausalLmImpl(const LlamaConfig& config);
 
-  // tokens: int64 [batch, tokens] in [0, vocab_size). Without targets -> logits
-  // [batch, tokens, vocab_size]. With targets, of the shape of the tokens: what
-  // is behind each token, or kIgnoredTarget for padding and where a document
-  // ends -> their ChunkedCrossEntropy().
-  // Throws StatusError (InvalidArgument) for other shapes and dtypes, and what
-  // CheckDocumentStarts() refuses.
+  // `tokens` are int64 [batch, tokens] in [0, vocab_size). Without targets it
+  // returns logits [batch, tokens, vocab_size]. Targets have the shape of the
+  // tokens, and are the next tokens, or kIgnoredTarget for padding and at the
+  // end of a document; with them it returns their ChunkedCrossEntropy(). Throws
+  // StatusError (InvalidArgument) for other shapes and dtypes, and if
+  // CheckDocumentStarts() refuses `starts`.
   at::Tensor forward(const at::Tensor& tokens,
                      const DocumentStarts& starts = {},
                      const at::Tensor& targets = {});
 
-  // tokens: int64 [batch, tokens], at least one, that come behind those which
-  // `cache` has, and get into it -> the logits of the last one, [batch,
-  // vocab_size]: as forward() of all would give them, without gradients. Not
-  // for sharded models. Throws StatusError (InvalidArgument), with the cache
-  // as it was, for other shapes and dtypes, and if there is no room for them.
+  // `tokens` are int64 [batch, tokens], at least one, which come behind those
+  // in `cache` and are added to it. Returns the logits of the last one, [batch,
+  // vocab_size], as forward() of all tokens does, without gradients. Not for
+  // sharded models. Throws StatusError (InvalidArgument), with the cache as it
+  // was, for other shapes and dtypes, and if there is no room.
   at::Tensor Continue(const at::Tensor& tokens, KvCache& cache);
 
  private:
   const at::Tensor& HeadWeight() const;
 
   Decoder model_;
-  fsdp::adapters::Linear lm_head_{nullptr};  // null where it is tied
+  fsdp::adapters::Linear lm_head_{nullptr};  // null if it is tied
 };
 TORCH_MODULE(CausalLm);
 
-// For training from nothing: sets embeddings and weights of linear layers to
-// normal random numbers of mean 0 (`stddev`: LlamaConfig::initializer_range),
-// biases and the padding token's embedding to 0, weights of norms to 1. Depends
-// on `seed` and the model alone. Not for sharded models.
+// Initializes a model for training from scratch: embeddings and weights of
+// linear layers by normal random numbers of mean 0 (`stddev` is
+// LlamaConfig::initializer_range), biases and the padding token's embedding by
+// 0, weights of norms by 1. Depends only on `seed` and the model. Not for
+// sharded models.
 void InitializeParameters(CausalLmImpl& model, uint64_t seed, double stddev);
 
-// One layer of the model: what becomes a unit when it is sharded.
+// A layer of the model, which becomes a unit when the model is sharded.
 
-// SwiGLU: gate_proj, up_proj and down_proj.
+// SwiGLU, with gate_proj, up_proj and down_proj.
 class MlpImpl : public torch::nn::Module {
  public:
   explicit MlpImpl(const LlamaConfig& config);
@@ -103,7 +105,7 @@ class MlpImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-// self_attn, mlp, input_layernorm and post_attention_layernorm.
+// Has self_attn, mlp, input_layernorm and post_attention_layernorm.
 class DecoderLayerImpl : public torch::nn::Module {
  public:
   explicit DecoderLayerImpl(const LlamaConfig& config);

@@ -1,4 +1,4 @@
-// What a config.json of Hugging Face's says of a Llama, Qwen2 or Qwen3.
+// Reads Hugging Face's config.json of a Llama, Qwen2 or Qwen3.
 #ifndef EXAMPLES_LLAMA_MODEL_LLAMA_CONFIG_H_
 #define EXAMPLES_LLAMA_MODEL_LLAMA_CONFIG_H_
 
@@ -14,7 +14,7 @@
 
 namespace llama {
 
-// As ParseLlamaConfig() makes it: sizes from 1 to 2^31 - 1.
+// Made by ParseLlamaConfig(): sizes are from 1 to 2^31 - 1.
 struct LlamaConfig {
   int64_t vocab_size;
   int64_t hidden_size;
@@ -22,32 +22,32 @@ struct LlamaConfig {
   int64_t num_hidden_layers;
   int64_t num_attention_heads;  // a multiple of num_key_value_heads
   int64_t num_key_value_heads;
-  int64_t head_dim;  // even
-  int64_t
-      max_position_embeddings;  // longer sequences are computed all the same
+  int64_t head_dim;                 // even
+  int64_t max_position_embeddings;  // longer sequences are computed, too
   double rms_norm_eps;
   RopeConfig rope;
   bool tie_word_embeddings;  // the head's weight is that of the embedding
 
-  // Where the three architectures differ.
+  // These differ between the three architectures.
   bool qkv_bias;     // of q_proj, k_proj and v_proj
   bool output_bias;  // of o_proj
   bool mlp_bias;
   bool qk_norm;  // queries and keys are normalized, head by head
 
-  std::optional<c10::ScalarType> dtype;  // of the files' weights
+  std::optional<c10::ScalarType> dtype;  // of the weights in the files
   double initializer_range;  // standard deviation of initial weights
-  // Below vocab_size. The embedding of the padding token gets no gradient.
+  // Token ids are below vocab_size. The padding token's embedding gets no
+  // gradient.
   std::optional<int64_t> pad_token_id;
   std::optional<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_ids;
 };
 
-// `text` is that of a config.json. What transformers has defaults for may be
-// absent. Members that change nothing of what is computed are not looked at.
-// Unimplemented: what is asked for is computed otherwise than here, such as
-// other architectures, sliding windows, dropout, quantized weights.
-// InvalidArgument: no JSON object, something is missing, or cannot be.
+// `text` is that of a config.json. Members for which transformers has defaults
+// may be absent; members that do not affect what is computed are ignored.
+// Unimplemented: it asks for other computations than ours, such as other
+// architectures, sliding windows, dropout or quantized weights.
+// InvalidArgument: it is no JSON object, or a member is missing or impossible.
 absl::StatusOr<LlamaConfig> ParseLlamaConfig(absl::string_view text);
 
 }  // namespace llama

@@ -1,4 +1,4 @@
-// Which rotary position embedding a config.json asks for.
+// Reads the rotary position embedding that a config.json asks for.
 #ifndef EXAMPLES_LLAMA_MODEL_ROPE_CONFIG_H_
 #define EXAMPLES_LLAMA_MODEL_ROPE_CONFIG_H_
 
@@ -13,13 +13,14 @@
 
 namespace llama {
 
-// Wavelengths become `factor` times as long:
+// A scaling makes some wavelengths `factor` times as long.
 struct RopeScaling {
   enum class Type {
     kLinear,   // all
-    kDynamic,  // theta grows with a sequence that is longer than `tokens`
-    kYarn,     // those that turn less than `low` times in `tokens`, not those
-               // that turn more than `high` times (arXiv:2309.00071)
+    kDynamic,  // none: theta grows with a sequence longer than `tokens`
+    kYarn,     // those of pairs that turn less than `low` times in `tokens`,
+               // not of those that turn more than `high` times
+               // (arXiv:2309.00071)
     kLlama3,   // those above `tokens` / `low`, and not those below `tokens` /
                // `high`
   };
@@ -28,7 +29,7 @@ struct RopeScaling {
   double low = 0;
   double high = 0;  // above `low`
   int64_t tokens = 0;
-  double attention_factor = 1;  // of cosines and sines
+  double attention_factor = 1;  // multiplies cosines and sines
 };
 
 struct RopeConfig {
@@ -36,35 +37,35 @@ struct RopeConfig {
   std::optional<RopeScaling> scaling;  // unset: type "default"
 };
 
-// From a whole config.json, an object: "rope_theta" and "rope_scaling", or
-// "rope_parameters", as transformers 5 has it. `max_position_embeddings` stands
-// in for an original_max_position_embeddings that is absent.
-// Unimplemented: another type, or a parameter that we do not know of.
-// InvalidArgument: a value that cannot be, or two that contradict each other.
+// Reads it from a whole config.json, an object: "rope_theta" and
+// "rope_scaling", or "rope_parameters" as in transformers 5.
+// `max_position_embeddings` replaces an absent
+// original_max_position_embeddings. Unimplemented: another type, or an unknown
+// parameter. InvalidArgument: an impossible value, or two that contradict each
+// other.
 absl::StatusOr<RopeConfig> ParseRopeConfig(const fsdp::Json& config,
                                            int64_t max_position_embeddings);
 
-// Members of a JSON object, with what they may be.
-
-// A member that is null counts as absent. Where one is absent, `otherwise` is
-// returned, and without that it is an error. Errors are InvalidArgument, name
-// the member and have what it is and what it may be.
+// The members of a JSON object, with checks. A member that is null counts as
+// absent. For an absent member `otherwise` is returned; without `otherwise`
+// that is an error. Errors are InvalidArgument, and name the member, its value
+// and what it may be.
 class ConfigFields {
  public:
-  // `object`, which outlives this, is one. `prefix` stands in front of names in
-  // errors: "rope_scaling.".
+  // `object` is an object and outlives this. `prefix` precedes names in errors:
+  // "rope_scaling.".
   explicit ConfigFields(const fsdp::Json& object, std::string prefix = "");
 
-  // Null where there is none.
+  // Returns null if there is no such member.
   const fsdp::Json* Find(absl::string_view name) const;
-  // Whether there is one, be it null.
+  // Returns whether there is such a member, even if it is null.
   bool Has(absl::string_view name) const;
 
-  // From `least` to 2^31 - 1, so that products of two fit.
+  // A value from `least` to 2^31 - 1, so that products of two fit.
   absl::StatusOr<int64_t> Integer(
       absl::string_view name, std::optional<int64_t> otherwise = std::nullopt,
       int64_t least = 1) const;
-  // Above zero and finite.
+  // A value above zero and finite.
   absl::StatusOr<double> Positive(
       absl::string_view name,
       std::optional<double> otherwise = std::nullopt) const;
@@ -73,10 +74,10 @@ class ConfigFields {
       absl::string_view name,
       std::optional<absl::string_view> otherwise = std::nullopt) const;
 
-  // Unimplemented: "`name` is `what it is`: `supported`".
+  // Returns Unimplemented: "`name` is VALUE: `supported`".
   absl::Status Unsupported(absl::string_view name,
                            absl::string_view supported) const;
-  // InvalidArgument, in the same words.
+  // Returns InvalidArgument in the same words.
   absl::Status Invalid(absl::string_view name,
                        absl::string_view expected) const;
 

@@ -1,4 +1,4 @@
-// What a run tells of itself: lines for people, and lines of JSON.
+// Reports how a run goes: lines for people, and lines of JSON.
 #ifndef EXAMPLES_LLAMA_REPORT_PROGRESS_H_
 #define EXAMPLES_LLAMA_REPORT_PROGRESS_H_
 
@@ -20,27 +20,27 @@ struct ProgressOptions {
   int64_t steps = 1;  // of the run
   int64_t every = 1;  // steps between two lines
   double flops_per_token = 0;
-  // A file that lines of JSON are appended to; empty: none. A run that goes on
-  // says so in a line {"goes_on_after": step}: what stands above it of later
-  // steps was lost.
+  // A file to which lines of JSON are appended; empty: none. When a run goes
+  // on, it writes {"goes_on_after": step}: earlier lines of later steps are
+  // void.
   std::string metrics;
 };
 
-// Of rank 0. Thread-compatible.
+// Used by rank 0. Thread-compatible.
 class Progress {
  public:
-  // `out` outlives it. What the system says of a file that cannot be written.
+  // `out` outlives it. InvalidArgument: options.metrics cannot be opened.
   static absl::StatusOr<std::unique_ptr<Progress>> Open(
       const ProgressOptions& options, std::ostream* out);
 
-  // The run goes on from the checkpoint of `step`.
+  // Says that the run goes on from the checkpoint of `step`.
   void GoesOn(int64_t step);
-  // A step begins at `now`, the first of this process.
+  // Says that the first step of this process begins at `now`.
   void Begin(absl::Time now);
-  // `step`, from 1, has ended.
+  // Says that `step`, from 1, has ended.
   void Step(int64_t step, const StepResult& result, absl::Time now);
   void Evaluated(int64_t step, double loss);
-  // ResourceExhausted: not all could be written to options.metrics.
+  // ResourceExhausted: options.metrics could not be written completely.
   absl::Status Finish();
 
  private:
@@ -56,19 +56,18 @@ class Progress {
   absl::Time last_end_ = absl::InfinitePast();
 };
 
-// "3:09" or "2:00:09".
+// Returns "3:09" or "2:00:09".
 std::string Clock(absl::Duration duration);
 
-// How much a step computes.
-
-// Weights that each token is multiplied by: those of the layers and the head.
+// Returns the number of weights by which each token is multiplied: those of the
+// layers and the head.
 int64_t MatmulWeights(const LlamaConfig& config);
 
-// Floating-point operations of forward and backward for one token of a row of
-// `seq`, as Chowdhery et al. 2022 (PaLM, appendix B) count them: 6 per weight
-// and 12 per layer, head, channel and token that attention looks at, without
-// what recomputation repeats and what a causal mask spares. With a frozen base
-// 4 per weight, as its gradients are not computed.
+// Returns the floating-point operations of forward and backward for one token
+// of a row of `seq`, as Chowdhery et al. 2022 (PaLM, appendix B) count them: 6
+// per weight, and 12 per layer, head, channel and token that attention looks
+// at, without counting recomputation and what a causal mask spares. With a
+// frozen base it is 4 per weight, as its gradients are not computed.
 double FlopsPerToken(const LlamaConfig& config, int64_t seq, bool frozen_base);
 
 }  // namespace llama

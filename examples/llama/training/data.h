@@ -1,4 +1,4 @@
-// What a run trains on and is measured with.
+// The data that a run trains on and is measured with.
 #ifndef EXAMPLES_LLAMA_TRAINING_DATA_H_
 #define EXAMPLES_LLAMA_TRAINING_DATA_H_
 
@@ -14,23 +14,24 @@
 
 namespace llama {
 
-// NAME.bin as a file of tokens, anything else as bytes. InvalidArgument: tokens
-// that the model's vocabulary lacks, or that another tokenizer has made than
-// `model_folder`/tokenizer.json, where there is one; errors of TokenFile.
+// Opens NAME.bin as a file of tokens, anything else as bytes. InvalidArgument:
+// tokens are not in the model's vocabulary, or were made by another tokenizer
+// than `model_folder`/tokenizer.json, if that exists. Other errors are those of
+// TokenFile.
 absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
                                      const std::string& model_folder,
                                      const LlamaConfig& config);
 
-// The first line of the file is a JSON object: its braces and names would be
-// trained on as text.
+// Returns whether the first line of the file is a JSON object, whose braces and
+// names would be trained on as text.
 bool LooksLikeJsonLines(const std::string& path);
 
-// To train on: windows of the stream, or packed documents in an order that
-// `seed` has chosen. Errors of WindowRows and PackedRows.
+// Returns rows to train on: windows of the stream, or packed documents in an
+// order that `seed` chooses. Errors are those of WindowRows and PackedRows.
 absl::StatusOr<std::shared_ptr<const RowSource>> TrainingRows(
     const TokenFile& tokens, Rows rows, int64_t seq, uint64_t seed);
 
-// To measure with: every token that follows another one.
+// Returns rows to measure with, which have every target.
 absl::StatusOr<std::shared_ptr<const RowSource>> EvaluationRows(
     const TokenFile& tokens, Rows rows, int64_t seq);
 

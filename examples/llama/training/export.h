@@ -1,4 +1,4 @@
-// The trained model for others.
+// Exports the trained model.
 #ifndef EXAMPLES_LLAMA_TRAINING_EXPORT_H_
 #define EXAMPLES_LLAMA_TRAINING_EXPORT_H_
 
@@ -13,16 +13,16 @@
 
 namespace llama {
 
-// The files of a model's folder that are neither weights nor their index, by
-// name: config.json, the tokenizer's, processors', licence. Not those of its
-// folders, hidden ones, those larger than 64 MiB, and what says that the folder
-// is something else: an adapter, a checkpoint. Errors name the file.
+// Returns the files of a model's folder that are neither weights nor an index,
+// by name: config.json, the tokenizer's, processors', licence. It leaves out
+// folders, hidden files, files larger than 64 MiB, and files that would make
+// the folder an adapter or a checkpoint. Errors name the file.
 absl::StatusOr<std::map<std::string, std::string>> TextsBeside(
     const std::string& folder);
 
-// A new folder: the model in `dtype`, with `texts` of the model that it was
-// made from. Adapters are merged into the model, which has them merged from
-// then on. Collective.
+// Writes the model in `dtype` to a new folder, with the `texts` of the model it
+// was made from. Adapters are merged into the model, which stays so.
+// Collective.
 absl::Status ExportTrained(const std::string& folder,
                            std::map<std::string, std::string> texts,
                            c10::ScalarType dtype, Model& model,

@@ -1,4 +1,4 @@
-// The model that is trained: sharded, each decoder layer a unit.
+// Makes the model that is trained, with each decoder layer as a unit.
 #ifndef EXAMPLES_LLAMA_TRAINING_MODEL_H_
 #define EXAMPLES_LLAMA_TRAINING_MODEL_H_
 
@@ -26,53 +26,53 @@ namespace llama {
 
 using Model = fsdp::FullyShardedDataParallel<CausalLmImpl>;
 
-// What fsdp::ChooseOptions() may use, and what a rank trains on.
+// The memory that fsdp::ChooseOptions() may use, and what a rank trains on.
 struct AutoSharding {
   int64_t memory_bytes = 0;
-  int64_t rows = 1;  // of a backward
+  int64_t rows = 1;  // per backward
   int64_t seq = 1;
-  int64_t backwards = 1;  // whose gradients are whole before they are reduced
-  std::ostream* out = nullptr;  // for what was considered, on rank 0
+  int64_t backwards = 1;        // per step; gradients are whole until the last
+  std::ostream* out = nullptr;  // rank 0 writes what was considered
 };
 
 struct ModelOptions {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   fsdp::ShardingStrategy strategy = fsdp::ShardingStrategy::kFullShard;
-  // What it computes in; shards are float32, and reductions are.
+  // The dtype of compute. Shards and reductions are float32.
   c10::ScalarType compute = c10::kFloat;
-  // Backward runs each layer again instead of keeping what it has computed.
+  // If true, backward recomputes each layer instead of keeping its values.
   bool recompute = false;
-  uint64_t seed = 0;  // of its initial values
-  // Only adapters get any: LoadModel() brings the others.
+  uint64_t seed = 0;  // of the initial values
+  // If true, only adapters get initial values: LoadModel() brings the others.
   bool loaded_later = false;
-  // The base frozen, in `compute`, and adapters on it.
+  // If set, the base is frozen, in `compute`, and has adapters.
   std::optional<fsdp::adapters::LoraConfig> lora = std::nullopt;
-  // With `lora`: the weights of its linear layers in int8.
+  // With `lora`: the weights of the base's linear layers are int8.
   std::optional<fsdp::adapters::Int8Options> int8_base = std::nullopt;
-  // Strategy and recomputation are chosen.
+  // If set, strategy and recomputation are chosen.
   std::optional<AutoSharding> automatic = std::nullopt;
 };
 
-// Module::to() for any device, also one that is a plugin of LibTorch, to which
-// that function knows no way.
+// Does what Module::to() does, for any device: that function cannot move to one
+// that is a plugin of LibTorch.
 void MoveTo(c10::Device device, torch::nn::Module& module);
 
-// With the random values of InitializeParameters(), which no rank has as a
-// whole, or those that are loaded later. Collective; errors are those of
-// QuantizeBase(), AddLora(), FullyShard() and ChooseOptions().
+// Makes a model with the random values of InitializeParameters(), of which no
+// rank has all, or with values to be loaded later. Collective. Errors are those
+// of QuantizeBase(), AddLora(), FullyShard() and ChooseOptions().
 absl::StatusOr<Model> MakeModel(
     const LlamaConfig& config, const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks);
 
-// Of FOLDER/config.json. Errors of ParseLlamaConfig(), which name the file;
-// InvalidArgument for a model that the files beside it cannot fill, unless it
-// is to be trained from scratch.
+// Reads FOLDER/config.json. Errors are those of ParseLlamaConfig(), which name
+// the file, NotFound, and InvalidArgument if the files beside it are too small
+// for the model, unless it is trained from scratch.
 absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder,
                                        bool from_scratch = false);
 
-// fsdp::checkpoint::LoadModel() of a model of `config`, which may have adapters
-// or an int8 base, from `folder`, whose files have neither. A tied head may be
-// there once more.
+// Loads a model of `config`, which may have adapters or an int8 base, from
+// `folder`, whose files have neither, by fsdp::checkpoint::LoadModel(). The
+// files may repeat a tied head.
 absl::Status LoadBase(const std::string& folder, const LlamaConfig& config,
                       torch::nn::Module& model);
 

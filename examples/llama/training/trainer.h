@@ -1,4 +1,4 @@
-// Steps of the training, and how good the model is.
+// Makes the steps of the training, and measures the model.
 #ifndef EXAMPLES_LLAMA_TRAINING_TRAINER_H_
 #define EXAMPLES_LLAMA_TRAINING_TRAINER_H_
 
@@ -21,51 +21,52 @@
 namespace llama {
 
 struct TrainerOptions {
-  double learning_rate = 2e-5;  // at most
+  double learning_rate = 2e-5;  // the highest of the schedule
   fsdp::WarmUpCosineOptions schedule;
   double beta1 = 0.9;
   double beta2 = 0.95;
   double weight_decay = 0.1;
   double max_grad_norm = 1;  // 0: gradients are not clipped
   c10::Device device = c10::Device(c10::DeviceType::CPU);  // of the model
-  int64_t micro_batches = 1;  // whose gradients make one step
-  // Micro-batches but the last leave their gradients whole on each rank: less
-  // is sent, and the memory of all gradients taken.
+  int64_t micro_batches = 1;                               // per step
+  // If true, gradients of all micro-batches but the last stay whole on each
+  // rank: less is sent, but the memory of all gradients is needed.
   bool no_sync = false;
 };
 
-// One step, the same on all ranks.
+// The result of a step, the same on all ranks.
 struct StepResult {
   double loss = 0;       // mean over the targets of all micro-batches and ranks
-  double grad_norm = 0;  // before it was clipped
+  double grad_norm = 0;  // before clipping
   double learning_rate = 0;
-  int64_t targets = 0;    // that count
+  int64_t targets = 0;    // those that count
   int64_t tokens = 0;     // of all ranks, padding included
   bool left_out = false;  // the optimizer has not stepped: see RunGuard
 };
 
-// Trains by AdamW. The loss of a step is the mean over all its targets,
-// however they are spread over ranks and micro-batches, as if there was one
-// large batch. Thread-compatible; what it borrows outlives it.
+// Trains by AdamW. The loss of a step is the mean over all its targets, however
+// they are spread over ranks and micro-batches, as if in one large batch.
+// Thread-compatible. Whatever it borrows outlives it.
 class Trainer {
  public:
   Trainer(Model model, TokenBatches* data,
           std::shared_ptr<fsdp::comm::Communicator> ranks,
           const TrainerOptions& options);
 
-  // Step number `step`, from 0, which `guard`, where there is one, may refuse
-  // or leave out. Collective. Errors of one rank end the others' steps, too.
+  // Makes step number `step`, from 0. `guard` may refuse it or leave it out; it
+  // may be null. Collective. An error of one rank ends the others' steps, too.
   absl::StatusOr<StepResult> Step(int64_t step,
                                   fsdp::checkpoint::RunGuard* guard = nullptr);
 
-  // The mean loss in nats over all targets of `data`. Collective.
+  // Returns the mean loss in nats over all targets of `data`. Collective.
   absl::StatusOr<double> Evaluate(const EvaluationBatches& data);
 
   fsdp::FusedAdamW& optimizer() { return optimizer_; }
   fsdp::WarmUpCosine& scheduler() { return scheduler_; }
 
  private:
-  // The gradients of all micro-batches; their part of the loss on this rank.
+  // Sums the gradients of all micro-batches; returns this rank's part of the
+  // loss.
   absl::StatusOr<double> Backward(const std::vector<Batch>& batches,
                                   double all_targets);
   absl::Status ClipGradients(StepResult& result);
@@ -78,10 +79,11 @@ class Trainer {
   fsdp::WarmUpCosine scheduler_;
 };
 
-// For CausalLmImpl::forward(): where documents begin in all rows together.
+// Returns where documents begin in all rows together, as
+// CausalLmImpl::forward() takes it.
 DocumentStarts StartsOf(const Batch& batch);
 
-// How many targets count.
+// Returns how many targets count.
 int64_t CountTargets(const Batch& batch);
 
 }  // namespace llama
