@@ -12,9 +12,9 @@
 //   optimizer.step();
 //   optimizer.zero_grad();
 //
-// Every rank runs the same program on its own part of the batch; gradients are
-// the mean over ranks. A parent calls the children that are units by
-// fsdp::Forward(child, x); children of a torch::nn::Sequential need nothing.
+// Every rank runs the same program on its own part of the batch, and gradients
+// are the mean over ranks. A parent calls a child that is a unit by
+// fsdp::Forward(child, x); a torch::nn::Sequential needs no change.
 //
 // Threads: a model belongs to the thread that runs its forward. Errors: calls
 // return absl::Status; forward() and autograd nodes, which cannot, throw
@@ -58,7 +58,7 @@
 
 namespace fsdp {
 
-// See ShardedModuleBase::NoSync(). Scopes may be nested.
+// The scope that ShardedModuleBase::NoSync() returns. Scopes may be nested.
 class NoSyncScope {
  public:
   explicit NoSyncScope(std::shared_ptr<ShardedModel> model)
@@ -76,121 +76,130 @@ class NoSyncScope {
   const bool before_;
 };
 
-// What every sharded module offers, whatever its forward.
+// The part of a sharded module that does not depend on its forward.
 //
-// All ranks make the same calls of what is collective. What one refuses
-// (InvalidArgument, FailedPrecondition) all refuse, and nothing has changed.
-// After any other error of a collective, of a rank that is lost for example,
-// the communicator is of no more use, and what the call writes may be written
-// in part.
+// All ranks call collective methods in the same order. If one rank refuses a
+// call (InvalidArgument, FailedPrecondition), all ranks do, and nothing has
+// changed. After any other error of a collective method, such as a lost rank,
+// the communicator cannot be used again, and the call may have written a part
+// of its results.
 class ShardedModuleBase : public torch::nn::Module {
  public:
-  // Leaves for an element-wise torch::optim optimizer (not LBFGS, which needs
-  // all elements, as does clip_grad_norm_: see ClipGradNorm();
-  // optimizer_check.h makes optimizers and tells what is wrong with one): this
-  // rank's range of each parameter, 1-D, maybe empty, in the dtype and on the
-  // device that the parameter had, on every rank in the same order: that of
-  // NamedShards(), unit by unit, and not of module()->parameters().
-  // `.grad`, of the same size, is set by backward, undefined where no rank has
-  // produced a gradient. The memory of gradients is reused: copy what has to
-  // outlive the next backward.
+  // Returns this rank's range of each parameter: leaves for an element-wise
+  // torch::optim optimizer (optimizer_check.h makes and checks optimizers).
+  // Each is 1-D, possibly empty, and has the parameter's dtype and device. The
+  // order, unit by unit, is that of NamedShards() on every rank, not that of
+  // module()->parameters(). LBFGS and clip_grad_norm_ need all elements and do
+  // not work; see ClipGradNorm().
+  // Backward sets `.grad`, of the same size, and leaves it undefined where no
+  // rank has produced a gradient. The next backward reuses the gradients'
+  // memory: copy a gradient that has to outlive it.
   std::vector<at::Tensor> Parameters() const;
-  // The same with names and full shapes, for parameter groups.
+  // The tensors of Parameters() with names and full shapes, for parameter
+  // groups.
   const std::vector<NamedShard>& NamedShards() const {
     return model_->NamedShards();
   }
 
-  // loss.backward() of one element, with errors as a Status. Collective. After
-  // an error, which may be of this rank alone, the model is ready for the next
-  // iteration, shards of units that backward has been through have their
-  // gradients, and the communicator is aborted so that the peers end, too
-  // (Options::abort_on_failure). InvalidArgument: not one element that requires
-  // grad; nothing was done. A plain loss.backward() works as well, but tells
-  // the peers nothing when it throws.
+  // Runs loss.backward(), with errors as a Status. Collective. An error may
+  // concern this rank alone. After it the model is ready for the next
+  // iteration, units that backward has finished have their gradients, and the
+  // communicator is aborted so that the peers end, too
+  // (Options::abort_on_failure). InvalidArgument: the loss is not one element
+  // that requires grad; nothing was done. A plain loss.backward() works as
+  // well, but tells the peers nothing when it throws.
   absl::Status Backward(const at::Tensor& loss, bool retain_graph = false) {
     return model_->Backward(loss, retain_graph);
   }
 
-  // Between Backward() and the optimizer's step: scales all gradients so that
-  // their `norm_type`-norm over all ranks is at most `max_norm`, and returns
-  // what it was: no dimensions, on the shards' device, for which the host does
-  // not wait, float64 where a shard is and float32 otherwise, the same bits on
-  // all ranks. A norm that is infinite or NaN makes gradients zero or NaN, as
-  // torch's clip_grad_norm_ does. Collective. Gradients stay as they are where
-  // the all-reduce fails. InvalidArgument, on this rank: a number that is not
-  // positive. More choices: fsdp/optim/grad_clip.h.
+  // Scales all gradients so that their `norm_type`-norm over all ranks is at
+  // most `max_norm`, and returns the norm before scaling. Call it between
+  // Backward() and the optimizer's step. Collective. The norm has no
+  // dimensions and the same bits on all ranks; it is on the shards' device,
+  // float64 if a shard is and float32 otherwise, and the host does not wait
+  // for it. A norm that is infinite or NaN makes gradients zero or NaN, as
+  // torch's clip_grad_norm_ does. If the all-reduce fails, gradients do not
+  // change. InvalidArgument, on this rank alone: a number is not positive.
+  // fsdp/optim/grad_clip.h has more choices.
   absl::StatusOr<at::Tensor> ClipGradNorm(double max_norm,
                                           double norm_type = 2.0);
 
-  // Steps the optimizer inside backward, unit by unit, until it is called with
-  // null; see ShardedModel. With a torch::optim optimizer over Parameters(),
-  // which skips what has no gradient:
+  // Makes backwards step the optimizer, unit by unit, until it is called with
+  // null; see ShardedModel::StepInBackward(). A torch::optim optimizer over
+  // Parameters() skips shards without a gradient, so that this will do:
   //   [&](auto) { optimizer.step(); optimizer.zero_grad();
   //               return absl::OkStatus(); }
   absl::Status StepInBackward(ShardedModel::UnitStep step) {
     return model_->StepInBackward(std::move(step));
   }
-  // Reductions by other means, such as those of comm_hooks.h; unset: the
-  // communicator's. Once per model. FailedPrecondition: a second time, or
-  // inside a forward or backward.
+  // Replaces the communicator's reductions of gradients by these, for example
+  // those of gradient_sync.h; a null hook leaves that reduction as it is.
+  // FailedPrecondition: the model has hooks already, or it is inside a forward
+  // or backward.
   absl::Status SetReductionHooks(ReduceScatterHook reduce_scatter,
                                  AllReduceHook all_reduce = nullptr) {
     return model_->SetReductionHooks(std::move(reduce_scatter),
                                      std::move(all_reduce));
   }
-  // What gradients are divided by before and after reductions from now on, in
-  // place of Options::gradients. InvalidArgument: not positive.
-  // FailedPrecondition: inside a forward or backward.
+  // Sets the factors by which gradients are divided before and after
+  // reductions, in place of Options::gradients. InvalidArgument: a factor is
+  // not positive. FailedPrecondition: inside a forward or backward.
   absl::Status SetGradientDivideFactors(double before, double after) {
     return model_->SetGradientDivideFactors(before, after);
   }
 
-  // Freezes or unfreezes a parameter from the next forward on. All ranks alike.
-  // NotFound: no such name. InvalidArgument: bytes, which have no gradient.
-  // FailedPrecondition: not between steps.
+  // Freezes or unfreezes a parameter from the next forward on. All ranks make
+  // the same call. NotFound: no parameter has this name. InvalidArgument: the
+  // parameter holds bytes, which have no gradient. FailedPrecondition: inside
+  // a forward, a backward or a scope of full parameters.
   absl::Status SetTrainable(absl::string_view name, bool trainable) {
     return model_->SetTrainable(name, trainable);
   }
 
-  // Backwards inside the scope keep their gradients whole on this rank instead
-  // of reducing them; the first one after it reduces the sum. All ranks alike.
+  // Opens a scope in which backwards keep their gradients whole on this rank
+  // instead of reducing them. The first backward after it reduces the sum. All
+  // ranks open the same scopes.
   [[nodiscard]] NoSyncScope NoSync() { return NoSyncScope(model_); }
 
-  // Gradients start anew, as by an optimizer's zero_grad(), also those that a
-  // NoSync() scope has left whole, which no optimizer knows of.
+  // Drops or zeroes all gradients, as an optimizer's zero_grad() does, and
+  // also those that a NoSync() scope has left whole, which no optimizer sees.
   // NOLINTNEXTLINE(google-default-arguments): as LibTorch declares it.
   void zero_grad(bool set_to_none = true) override;
 
-  // Visits each full parameter, of its own shape, holding one unit at a time.
-  // Collective. An error of one rank's visitor is returned by all: what was
-  // visited before is written back, that unit and later ones are not.
+  // Calls `visit` with each full parameter in its own shape, and holds one unit
+  // in memory at a time. Collective. If the visitor of one rank fails, all
+  // ranks return its error: units visited before are written back, that unit
+  // and later ones are not.
   absl::Status ForEachFullParameter(
       const FullParameterVisitor& visit,
       const VisitOptions& options = VisitOptions()) {
     return fsdp::ForEachFullParameter(*model_, visit, options);
   }
-  // All full parameters at once, for as long as the scope lives. Collective.
-  // fsdp::SummonFullParams() (full_params.h) does it for a module inside.
+  // Makes all full parameters available at once, for as long as the scope
+  // lives. Collective. fsdp::SummonFullParams() (full_params.h) does it for a
+  // module inside.
   absl::StatusOr<FullParamsScope> SummonFullParams(
       const SummonOptions& options = SummonOptions()) {
     return fsdp::SummonFullParams(wrapped(), options);
   }
 
-  // State dicts in memory, between steps, as state_dict.h says. Collective;
-  // loading says on all ranks what does not fit, with nothing changed.
-  // Whole: values of the parameters' own shapes.
+  // These make and load state dicts in memory, between steps; state_dict.h
+  // describes them. Collective. When a dict does not fit, loading says so on
+  // all ranks and changes nothing.
+  //
+  // This form has values of the parameters' own shapes.
   absl::StatusOr<StateDict> GatherStateDict(
       const StateDictOptions& options = StateDictOptions()) const;
   absl::Status LoadStateDict(const StateDict& dict,
                              const LoadOptions& options = LoadOptions());
-  // This rank's flat shards, for as many ranks.
-  // This rank's range of each parameter, for any number of ranks.
+  // This form has this rank's range of each parameter, and can be loaded on
+  // any number of ranks.
   absl::StatusOr<ShardedStateDict> MakeShardedStateDict() const;
   absl::Status LoadShardedStateDict(absl::Span<const ParameterPiece> pieces,
                                     const StateDict& others);
 
-  // The same for the states of an optimizer over Parameters(); see
-  // optimizer_state.h.
+  // These do the same for the states of an optimizer over Parameters();
+  // optimizer_state.h describes them.
   absl::StatusOr<OptimizerStateDict> GatherOptimizerState(
       torch::optim::Optimizer& optimizer,
       const StateDictOptions& options = StateDictOptions()) const;
@@ -204,38 +213,39 @@ class ShardedModuleBase : public torch::nn::Module {
       const std::map<std::string, int64_t>& numbers,
       const std::vector<OptimizerGroup>& groups);
 
-  // Rank 0 writes a file that torch::load() reads into the unwrapped module,
-  // or into a sharded one on all ranks. It appears at `path` once it is whole;
-  // after an error of rank 0, which all ranks return, what was there is still
-  // there. Collective. torch::save(model, path) is this, and throws
-  // StatusError.
+  // Makes rank 0 write a file that torch::load() reads into the unwrapped
+  // module, or into a sharded one on all ranks. The file appears at `path` when
+  // it is complete. If rank 0 fails, all ranks return its error, and a file
+  // that was at `path` is still there. Collective. torch::save(model, path)
+  // calls this and throws StatusError.
   absl::Status Save(const std::string& path) const;
-  // For torch::save() to a stream, of which every rank has one, and
-  // torch::load(). Collective. Throw StatusError.
+  // torch::save() to a stream, which every rank has, and torch::load() call
+  // these. Collective. They throw StatusError.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
   // Gathers all units ahead of use; see full_params.h. Collective. An error may
-  // be of this rank alone.
+  // concern this rank alone.
   absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams() {
     return fsdp::RebuildFullParams(*model_);
   }
 
-  // Bytes of gathered parameters and of reduce buffers, now and at most.
+  // Bytes of gathered parameters and of reduce buffers, current and peak.
   MemoryStats memory_stats() const { return model_->memory_stats(); }
-  // The memory this rank will need, by kind.
+  // Predicts the memory that this rank will need, by kind.
   MemoryPlan PlanMemory(
       const MemoryPlanOptions& options = MemoryPlanOptions()) const {
     return fsdp::PlanMemory(*model_, options);
   }
-  // The tree of units with strategies, sizes and dtypes, and the memory plan.
+  // Describes the tree of units with strategies, sizes and dtypes, and the
+  // memory plan.
   std::string Describe() const { return fsdp::Describe(*model_); }
-  // What rests elsewhere, and what that costs (fsdp/resting/offload_space.h);
-  // null without Options::offload.
+  // Tells what rests off the device, and what that costs
+  // (fsdp/resting/offload_space.h); null without Options::offload.
   const OffloadSpace* offload() const { return model_->offload(); }
   comm::Communicator& communicator() const { return model_->communicator(); }
 
-  // Not for users: the model underneath, for other rooms of this library.
+  // The model underneath, for other parts of this library. Not for users.
   ShardedModel& sharded_model() { return *model_; }
   const ShardedModel& sharded_model() const { return *model_; }
 
@@ -262,8 +272,8 @@ struct CallSharded {
 
 }  // namespace internal
 
-// The sharded `M`, a module class such as torch::nn::LinearImpl. Made by
-// FullyShard().
+// A sharded `M`, which is a module class such as torch::nn::LinearImpl.
+// FullyShard() makes it.
 template <typename M>
 class FullyShardedDataParallelImpl
     : public ShardedModuleBase,
@@ -275,16 +285,17 @@ class FullyShardedDataParallelImpl
       : ShardedModuleBase("fsdp::FullyShardedDataParallel", std::move(model)),
         module_(register_module("module", std::move(module))) {}
 
-  // The wrapped module, whose own tensors hold values during forward and
-  // backward only.
+  // The wrapped module. Its own tensors hold values only during forward and
+  // backward.
   const std::shared_ptr<M>& module() const { return module_; }
 
  private:
   const std::shared_ptr<M> module_;
 };
 
-// Holder with the value semantics of torch::nn modules: copies refer to the
-// same model. `operator->` is the sharded module, so forward cannot bypass it.
+// A holder with the value semantics of torch::nn modules: copies refer to the
+// same model. `operator->` gives the sharded module, so that forward cannot
+// bypass it.
 template <typename M>
 class FullyShardedDataParallel
     : public torch::nn::ModuleHolder<FullyShardedDataParallelImpl<M>> {
@@ -295,13 +306,13 @@ class FullyShardedDataParallel
   const std::shared_ptr<M>& module() const { return this->get()->module(); }
 };
 
-// Shards `module` over the ranks of `mesh`. Collective. The module's parameters
-// afterwards hold values only while their unit computes.
+// Shards `module` over the ranks of `mesh`. Collective. Afterwards the module's
+// parameters hold values only while their unit computes.
 //
-// What one rank refuses all refuse with the same text, and the module is as it
-// was (ShardModule() in shard_module.h lists what that is). After any other
-// error the mesh is aborted and the module of no more use: some of its units
-// may be sharded already. Make it anew in a new group.
+// If one rank refuses, all ranks refuse with the same text, and the module is
+// unchanged; ShardModule() in shard_module.h lists the reasons. After any other
+// error the mesh is aborted, and the module cannot be used, because some of its
+// units may be sharded already. Make it anew in a new group.
 template <typename M>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
     std::shared_ptr<M> module, const comm::Mesh& mesh,
@@ -313,7 +324,7 @@ absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
                                                         std::move(model)));
 }
 
-// The same over the ranks of a group, a mesh of one dimension.
+// Shards `module` over the ranks of a group, as a mesh of one dimension.
 template <typename M>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
     std::shared_ptr<M> module, std::shared_ptr<comm::Communicator> communicator,
@@ -324,8 +335,8 @@ absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
   return FullyShard(std::move(module), mesh, options);
 }
 
-// The same for a module holder, such as torch::nn::Linear. `ranks`: a mesh or
-// a communicator.
+// Shards the module of a holder, such as torch::nn::Linear. `ranks` is a mesh
+// or a communicator.
 template <typename M, typename Ranks>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
     const torch::nn::ModuleHolder<M>& module, Ranks&& ranks,
@@ -337,7 +348,7 @@ absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
 
 namespace torch {
 
-// torch::save() of a sharded model to a file: model->Save(path).
+// Saves a sharded model to a file by model->Save(path).
 template <typename M, typename Path,
           typename =
               std::enable_if_t<std::is_convertible_v<const Path&, std::string>>>

@@ -1,5 +1,6 @@
-// Which units' gradients the next backwards reduce, and how far: PyTorch's
-// set_requires_gradient_sync() and set_requires_all_reduce().
+// Chooses the units whose gradients backwards reduce, and how far, as PyTorch's
+// set_requires_gradient_sync() and set_requires_all_reduce() do; and reductions
+// that send half the bytes.
 #ifndef FSDP_GRADIENT_SYNC_H_
 #define FSDP_GRADIENT_SYNC_H_
 
@@ -11,28 +12,30 @@
 
 namespace fsdp {
 
-// Of the unit that `module` is and, with `recurse`, of all units inside it; of
-// a sharded model, its module(). From now on, between steps, all ranks alike.
-// FailedPrecondition: there is no such unit; inside a forward or backward.
+// The first two functions apply to the unit that `module` is and, with
+// `recurse`, to all units inside it; for a sharded model pass its module().
+// They take effect from the next backward on. All ranks make the same calls,
+// between steps. FailedPrecondition: there is no such unit, or the model is
+// inside a forward or backward.
 
-// Whether backwards reduce the units' gradients. Those that are not stay whole
-// on each rank, and the next backward that does reduces the sum of all. Inside
-// NoSync() nothing is reduced whatever this says.
+// Sets whether backwards reduce the units' gradients. Gradients that are not
+// reduced stay whole on each rank, and the next backward that reduces sends
+// the sum of all. Inside NoSync() nothing is reduced in any case.
 absl::Status SetRequiresGradientSync(torch::nn::Module& module, bool required,
                                      bool recurse = true);
 
-// Of replicated units (hybrid sharding, kNoShard), whether backwards that
-// reduce gradients all-reduce them over replicas, too. What only has been
-// reduce-scattered is kept, one shard's gradient in the reduce dtype, and the
-// next backward that does all-reduces the sum of all. No effect on others.
+// Sets whether backwards that reduce gradients also all-reduce them over the
+// replicate group. Gradients that were only reduce-scattered are kept, one
+// shard in the reduce dtype, and the next backward that all-reduces sends the
+// sum of all. Only units with a replicate group are affected (hybrid sharding,
+// kNoShard).
 absl::Status SetRequiresAllReduce(torch::nn::Module& module, bool required,
                                   bool recurse = true);
 
-// Reductions by other means than the communicator's own.
-
-// Reduces in `dtype`, fp16 or bf16, what is kept in a wider one: half the bytes
-// for sums that are rounded. After fp16_compress_hook and bf16_compress_hook of
-// PyTorch.
+// These hooks, for SetReductionHooks(), reduce gradients in `dtype`, fp16 or
+// bf16, although they are kept in a wider one. They send half the bytes, and
+// the sums are rounded. They follow PyTorch's fp16_compress_hook and
+// bf16_compress_hook.
 ReduceScatterHook CompressedReduceScatter(c10::ScalarType dtype);
 AllReduceHook CompressedAllReduce(c10::ScalarType dtype);
 

@@ -1,4 +1,4 @@
-// Optimizers over the shards of a model, and what is wrong with one.
+// Makes optimizers over the shards of a model, and checks them.
 #ifndef FSDP_OPTIMIZER_CHECK_H_
 #define FSDP_OPTIMIZER_CHECK_H_
 
@@ -20,17 +20,19 @@ class LBFGS;
 
 namespace fsdp {
 
-// Throws StatusError, InvalidArgument, where steps of `optimizer` on pieces of
-// parameters are not those on the whole, as those of LAMB, Muon or Adafactor,
-// or depend on other parameters: found out by a few steps on other tensors, so
-// not of one that needs more to step. Groups, states and gradients are left as
-// they were; what else it remembers of its steps counts these.
+// Throws StatusError, InvalidArgument, if `optimizer` steps pieces of a
+// parameter otherwise than the whole, as LAMB, Muon and Adafactor do, or if its
+// step of one parameter depends on others. It finds out by a few steps on
+// tensors of its own, and so finds nothing in an optimizer that needs more to
+// step. Groups, states and gradients are unchanged afterwards; a counter of
+// steps that the optimizer keeps elsewhere counts these steps, too.
 void ProbeOptimizer(torch::optim::Optimizer& optimizer);
 
-// An optimizer over all shards of `model`:
+// Makes an optimizer over all shards of `model`:
 //   auto optimizer = fsdp::MakeOptimizer<torch::optim::AdamW>(
 //       *model, torch::optim::AdamWOptions(3e-4));
-// Throws what ProbeOptimizer() does of another one with the same arguments.
+// Probes a second one, made with the same arguments, and throws as
+// ProbeOptimizer() does.
 template <typename Optimizer, typename... Args>
 Optimizer MakeOptimizer(const ShardedModuleBase& model, Args&&... args) {
   static_assert(!std::is_base_of_v<torch::optim::LBFGS, Optimizer>,
@@ -44,9 +46,9 @@ Optimizer MakeOptimizer(const ShardedModuleBase& model, Args&&... args) {
   return Optimizer(model.Parameters(), std::forward<Args>(args)...);
 }
 
-// The trainable shards of `model` as an optimizer's groups, both with
-// `options`: parameters of two dimensions and more, and the others, biases and
-// norms, without its weight decay.
+// Returns the trainable shards of `model` as two groups of an optimizer, both
+// with `options`: parameters of two dimensions or more, and the others, such as
+// biases and norms, without weight decay.
 //   fsdp::FusedAdamW optimizer(fsdp::DecayGroups(*model, options), options);
 template <typename Options>
 std::vector<torch::optim::OptimizerParamGroup> DecayGroups(
@@ -70,21 +72,22 @@ struct OptimizerCheckOptions {
     kWarn,
     kAccept,
   };
-  // Trainable shards that are in no group. They would never change; that may be
-  // meant, or another optimizer has them.
+  // What to do about trainable shards that are in no group. They would never
+  // change, unless another optimizer has them.
   Missing missing = Missing::kRefuse;
-  // Leaves that are not of this model, such as those of a second one.
+  // Accepts leaves that do not belong to this model but, say, to a second one.
   bool allow_others = false;
 };
 
-// Whether steps of `optimizer` train `model`. Local, with the same answer on
-// all ranks that have made the same groups; nothing is sent.
-//   InvalidArgument     LBFGS, and what ProbeOptimizer() finds; a shard that is
-//   in the optimizer twice; shards
-//                       or others that `options` do not allow
-//   FailedPrecondition  the module's own parameters, as in an optimizer that
-//                       was made before sharding; one that cannot step what is
-//                       offloaded; a shard whose data was replaced
+// Checks that steps of `optimizer` train `model`. It sends nothing; all ranks
+// that have made the same groups get the same answer.
+//   InvalidArgument     it is LBFGS, or ProbeOptimizer() refuses it; a shard is
+//                       in it twice; `options` do not allow missing shards or
+//                       other leaves
+//   FailedPrecondition  it has the module's own parameters, as an optimizer
+//                       does that was made before sharding; it cannot step
+//                       shards that are offloaded; the data of a shard or of a
+//                       module's tensor was replaced
 absl::Status CheckOptimizer(
     const ShardedModuleBase& model, const torch::optim::Optimizer& optimizer,
     const OptimizerCheckOptions& options = OptimizerCheckOptions());

@@ -7,8 +7,8 @@
 //   auto model = fsdp::ValueOrThrow(fsdp::FullyShard(net, ranks, options));
 //   at::Tensor logits = model->forward({tokens}).toTensor();
 //
-// All that is said of other models holds for them. Nothing in a script can call
-// fsdp::Forward, so their units are transparent.
+// They behave as other models do, with one difference: a script cannot call
+// fsdp::Forward, so their units are transparent (Options::transparent).
 #ifndef FSDP_SCRIPT_MODULE_H_
 #define FSDP_SCRIPT_MODULE_H_
 
@@ -30,15 +30,16 @@
 
 namespace fsdp {
 
-// A script as a module: the same tensors as parameters and buffers under the
-// same names, and each submodule of the script as a submodule.
+// A script as a module. It has the script's own tensors as parameters and
+// buffers under the same names, and each submodule of the script as a
+// submodule.
 class ScriptModuleImpl : public torch::nn::Module {
  public:
   explicit ScriptModuleImpl(torch::jit::Module script);
 
-  // Runs the script as it is written. The optimiser of TorchScript, which is
-  // made for inference, is off: what it fuses would read parameters without an
-  // operator that could be seen.
+  // Runs the script as it is written. TorchScript's optimiser, which is made
+  // for inference, is off: fused code would read parameters without an operator
+  // that this library could observe.
   c10::IValue forward(std::vector<c10::IValue> inputs);
 
   const torch::jit::Module& script() const { return script_; }
@@ -49,7 +50,8 @@ class ScriptModuleImpl : public torch::nn::Module {
   void train(bool on = true) override;
 
  private:
-  // A submodule in two places is one object, in the script as here.
+  // Submodules by the script's object: one that is in two places in the script
+  // becomes one module here, too.
   using Known = std::map<const void*, std::shared_ptr<ScriptModuleImpl>>;
   ScriptModuleImpl(torch::jit::Module script,
                    const std::shared_ptr<Known>& known);
@@ -59,21 +61,22 @@ class ScriptModuleImpl : public torch::nn::Module {
 
 TORCH_MODULE(ScriptModule);
 
-// Script modules of types with these names.
+// A policy that chooses script modules whose type_name() is one of these.
 WrapPolicy WrapScriptModules(std::vector<std::string> type_names);
 
 namespace internal {
 
-// Stands for a recompute policy, which ranks refuse together: throws
-// StatusError (InvalidArgument).
+// Takes the place of a recompute policy, and throws StatusError
+// (InvalidArgument), so that all ranks refuse together.
 bool RefuseToRecompute(const WrapCandidate& candidate);
 
 }  // namespace internal
 
-// Shards a script's parameters, which remain the script's own: `script` and
-// copies of it run as the model does inside its forward only. `ranks`: a mesh
-// or a communicator. InvalidArgument for Options::recompute.units: nothing can
-// call a unit of a script again.
+// Shards a script's parameters, which remain the script's own: outside the
+// model's forward, `script` and copies of it have no values to run with.
+// `ranks` is a mesh or a communicator. InvalidArgument:
+// Options::recompute.units is set, but nothing can call a unit of a script
+// again.
 template <typename Ranks>
 absl::StatusOr<FullyShardedDataParallel<ScriptModuleImpl>> FullyShard(
     const torch::jit::Module& script, Ranks&& ranks,

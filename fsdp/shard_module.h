@@ -1,4 +1,4 @@
-// Turns a module's parameters into shards.
+// Turns a module's parameters into shards; FullyShard() without the type.
 #ifndef FSDP_SHARD_MODULE_H_
 #define FSDP_SHARD_MODULE_H_
 
@@ -13,21 +13,22 @@
 
 namespace fsdp {
 
-// Collective over the ranks of `mesh`. With two dimensions the first replicates
-// and the second shards, for units whose strategy is hybrid. Unit after unit,
-// so that a rank holds its shards and one unit twice at most beyond what is not
-// sharded yet. Modules stay as they are, but for what a Sequential calls of
-// its children that are units, which goes through fsdp::Forward.
+// Shards `root` over the ranks of `mesh`. Collective. In a mesh of two
+// dimensions the first replicates and the second shards, for units whose
+// strategy is hybrid. Units are sharded one after another: beyond the units
+// that are still to be sharded, a rank holds its shards and at most two copies
+// of one unit. Modules do not change, except that a Sequential calls its
+// children that are units through fsdp::Forward.
 //
-// Every rank checks before anything is changed, and what one refuses all refuse
+// All ranks check before anything is changed. If one rank refuses, all refuse
 // with the same text:
-//   InvalidArgument     no parameters; parameters that cannot be sharded (see
-//                       ReadModuleTree); two devices in one unit; options that
+//   InvalidArgument     there are no parameters, or some cannot be sharded (see
+//                       ReadModuleTree); one unit is on two devices; options
 //                       make no sense, alone or with this mesh; models or
-//                       options that differ between ranks
-//   FailedPrecondition  parameters that belong to a unit already, or that an
-//                       optimizer seems to hold; inference mode; inside a
-//                       DeferredInit scope
+//                       options differ between ranks
+//   FailedPrecondition  parameters belong to a unit already, or an optimizer
+//                       seems to hold them; inference mode is on; a
+//                       DeferredInit scope is open
 absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
     const std::shared_ptr<torch::nn::Module>& root, const comm::Mesh& mesh,
     const Options& options);

@@ -1,4 +1,4 @@
-// Two parameters with one value.
+// Ties two parameters, so that they have one value.
 #ifndef FSDP_TIE_H_
 #define FSDP_TIE_H_
 
@@ -10,12 +10,12 @@ namespace fsdp {
 
 // Makes the parameter `tied` share the memory of `parameter`, before sharding:
 //   FSDP_RETURN_IF_ERROR(fsdp::Tie(net->embed->weight, net->head->weight));
-// Both keep their names. Sharded they are one parameter of the innermost unit
-// around both, gathered once, with the sum of the gradients. `a->weight =
-// b->weight` does not tie: it replaces the member of `a` and leaves what `a`
-// has registered behind. Unsharded, each still collects a gradient of its own.
-// InvalidArgument: undefined, or other sizes, dtypes or devices.
-// FailedPrecondition: one of them is sharded, or has a gradient.
+// Both keep their names. After sharding they are one parameter of the innermost
+// unit around both, gathered once, with the sum of the gradients; before it,
+// each collects a gradient of its own. `a->weight = b->weight` does not tie: it
+// replaces the member of `a`, but not the parameter that `a` has registered.
+// InvalidArgument: one is undefined, or sizes, dtypes or devices differ.
+// FailedPrecondition: one is sharded or has a gradient.
 absl::Status Tie(const at::Tensor& parameter, const at::Tensor& tied);
 
 }  // namespace fsdp
