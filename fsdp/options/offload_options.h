@@ -1,4 +1,5 @@
-// Where what a rank keeps between uses rests, and how it gets there and back.
+// Options for where a rank keeps shards, gradients and optimizer states between
+// uses, and for how they get there and back.
 #ifndef FSDP_OPTIONS_OFFLOAD_OPTIONS_H_
 #define FSDP_OPTIONS_OFFLOAD_OPTIONS_H_
 
@@ -17,84 +18,89 @@ namespace fsdp {
 
 enum class Tier {
   kDevice,  // where the model is
-  kCpu,     // memory of the host; of a model on the CPU, kDevice
+  kCpu,     // memory of the host; the same as kDevice if the model is there
   kSsd,     // files
 };
 
 const char* ToString(Tier tier);
 
-// What rests. Each kind has a file of its own.
+// The kinds of memory that can rest on a tier. Each has a file of its own.
 enum class RestingKind { kParameters, kGradients, kOptimizer };
 inline constexpr int kNumRestingKinds = 3;
 
 const char* ToString(RestingKind kind);
 
-// As ZeRO-Infinity and as ZeRO-Offload do: by the device, which takes and gives
-// back parameters and states, or by the host, to which gradients come. The
-// results differ in the last bits. kFaster: what a measurement of a second,
-// when the model is sharded, says takes less time; the same on all ranks, and
-// perhaps another one in the next run (Describe() tells).
+// Who steps parameters that rest off the device. kDevice copies parameters and
+// states to the device and back, as ZeRO-Infinity does. kHost copies gradients
+// to the host, as ZeRO-Offload does. The results differ in the last bits.
+// kFaster measures for a second when the model is sharded, and takes what is
+// faster: the same on all ranks, perhaps another one in the next run
+// (Describe() tells).
 enum class StepOn { kDevice, kHost, kFaster };
 
 const char* ToString(StepOn step_on);
 
 // The same on all ranks.
 struct OffloadOptions {
-  // Of shards, of their gradients, and of the states of this library's fused
-  // optimizers (fused_optimizer.h); other optimizers need all three on kDevice.
+  // Where shards, their gradients, and the states of this library's fused
+  // optimizers (fused_optimizer.h) rest. Other optimizers need all three on
+  // kDevice.
   Tier parameters = Tier::kDevice;
   Tier gradients = Tier::kDevice;
   Tier optimizer = Tier::kDevice;
 
-  // Bytes of the device that a rank may use for these, transfers included: what
-  // fits stays there, parameters first and optimizer states last, and the rest
-  // goes to its tier. Positive. Unset: all of it goes to its tier.
+  // Bytes of device memory that a rank may use for the three kinds, transfers
+  // included. What fits stays on the device, parameters first and optimizer
+  // states last, and the rest goes to its tier. Positive; if unset, everything
+  // goes to its tier.
   std::optional<int64_t> memory_budget = std::nullopt;
 
-  // Bytes of the host's memory, for transfers from and to files; what is read
-  // ahead and written behind is in it. Positive. Unset: what the plan says.
+  // Bytes of host memory for transfers from and to files. They hold what is
+  // read ahead and what is still to be written. Positive; if unset, the plan
+  // decides.
   std::optional<int64_t> buffer_bytes = std::nullopt;
-  // How many of the units that come next are read, or gathered, meanwhile.
+  // How many of the next units are read, or gathered, while one computes.
   int prefetch_distance = 2;
-  // Of each wait for a store; positive. Unset: that of Options::timeout.
+  // Longest wait for a store. Positive; if unset, Options::timeout.
   std::optional<absl::Duration> timeout = std::nullopt;
 
-  // Where the optimizer of a model on a device steps parameters that rest
-  // elsewhere with their states.
+  // Who steps parameters that rest off the device together with their states.
+  // It matters for a model on a device alone.
   StepOn step_on = StepOn::kDevice;
 
-  // Of a model on a device: the memory on the host that it copies from and to
-  // is locked, so that nothing waits for the copies. Takes seconds for each ten
-  // GiB when the model is sharded. Where nothing linked can
-  // (//device_ops/cuda), it is not.
+  // Locks the host memory that a device copies from and to, so that the host
+  // does not wait for copies. Locking takes seconds for each ten GiB when the
+  // model is sharded. It has no effect unless //device_ops/cuda is linked.
   bool lock_pages = true;
 
   // Bytes of optimizer state per byte of trainable shard: 2 for Adam, 3 with
   // amsgrad, 1 for SGD with momentum.
   double optimizer_state = 2;
 
-  // A step of the optimizer that fails half-way on any rank is undone on all,
-  // where optimizer states rest in files whenever parameters or gradients do.
-  // Doubles the files of parameters and optimizer states.
+  // If a step of the optimizer fails half-way on any rank, it is undone on all.
+  // This works if optimizer states rest in files wherever parameters or
+  // gradients do. It doubles the files of parameters and optimizer states.
   bool rollback = true;
 
-  // Of files; see offload/file_store.h. An SSD's directory, which exists.
+  // These four describe the files; see offload/file_store.h. The directory has
+  // to exist, on an SSD.
   std::string directory;
   int64_t block_bytes = int64_t{1} << 20;
   int queue_depth = 8;
   bool checksums = true;
 
-  // Files of parameters and optimizer states that outlive the run: every step
-  // of the optimizer commits them, and a run of the same model and `name` on as
-  // many ranks goes on from the last step that all ranks have finished,
-  // whenever they were killed; see OffloadSpace::step(). For these two kinds on
-  // kSsd, without a budget, and one fused optimizer that is not stepped in
-  // backward.
+  // Keeps the files of parameters and optimizer states when the run ends. Every
+  // step of the optimizer commits them. A run of the same model and `name` on
+  // the same number of ranks goes on from the last step that all ranks have
+  // finished, at whatever moment they were killed; see OffloadSpace::step().
+  // This needs parameters and optimizer states on kSsd, no memory_budget, and
+  // one fused optimizer that does not step in backward.
   bool keep = false;
   std::string name = "offload";
 
-  // Stores other than files for kSsd, each for regions of `capacity` bytes. One
-  // that cannot roll back needs `rollback` false. Not with `keep`.
+  // Makes stores other than files for kSsd, each for regions of `capacity`
+  // bytes in all. A store that cannot roll back needs `rollback` false. Not
+  // with `keep`.
   std::function<absl::StatusOr<std::unique_ptr<offload::ParamStore>>(
       RestingKind kind, int64_t capacity)>
       make_store;
@@ -105,7 +111,7 @@ struct OffloadOptions {
   }
   Tier tier(RestingKind kind) const;
 
-  // InvalidArgument: a number that is not positive, or negative.
+  // InvalidArgument: a number is out of its range.
   absl::Status Validate() const;
 };
 

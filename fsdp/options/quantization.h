@@ -1,4 +1,4 @@
-// Whether training sends int8 instead of floating-point numbers.
+// Options to send int8 instead of floating-point numbers in training.
 #ifndef FSDP_OPTIONS_QUANTIZATION_H_
 #define FSDP_OPTIONS_QUANTIZATION_H_
 
@@ -12,39 +12,43 @@
 
 namespace fsdp {
 
-// As comm/quantized/quantized_communicator.h, for training only: all-gathers of
-// parameters for forward and backward, and reduce-scatters of gradients, of
-// units that are sharded over more than one rank. All ranks compute with the
-// same bits. Exact are the shards themselves and with them optimizers, state
-// dicts and full parameters; the smaller gathers of backward, so that it
-// computes with what forward had; all-reduces over replicas, of kNoShard and of
-// norms; which parameters were used.
+// Quantises all-gathers of parameters for forward and backward, and
+// reduce-scatters of gradients, as comm/quantized/quantized_communicator.h
+// does. It applies to units that are sharded over more than one rank. All ranks
+// compute with the same bits. These stay exact: shards, and so optimizers,
+// state dicts and full parameters; the smaller gathers of backward
+// (UnitOptions::backward_group_size), so that it computes with what forward
+// had; all-reduces over replicas, of kNoShard and of norms; the flags of used
+// parameters.
 //
-// The same on all ranks, but for the log.
+// All fields are the same on all ranks, except the log.
 struct Quantization {
-  // Parameters. Units are gathered then also where Options::share_memory would
-  // spare it, so that where ranks are does not change what they compute.
+  // Quantises parameters. Units are then gathered even if share_memory would
+  // make that unnecessary, so that results do not depend on which ranks share
+  // a host.
   bool gather = false;
-  // Gradients, where no hook of the user's own reduces them.
+  // Quantises gradients, unless a hook of the user reduces them.
   bool reduce = false;
   int64_t block = 256;    // numbers that share a scale
   int64_t min_bytes = 0;  // whole flat parameters and buffers below are exact
-  // What `gather` sends instead of int8 blocks
-  // (comm/quantized/quantization_log.h): a float8 or lower-rank form of the
-  // parameters, for example; null: int8. Of this rank; `block` and `min_bytes`
-  // are then of sums alone.
+  // Sends another form of parameters than int8 blocks, for example float8 or a
+  // lower rank (comm/quantized/quantization_log.h). It belongs to this rank. If
+  // set, `block` and `min_bytes` apply to sums alone; if null, `gather` sends
+  // int8.
   std::shared_ptr<comm::GatherExtension> gather_extension = nullptr;
-  // Is told what each collective of this rank loses, for which the host waits
-  // for the device; outlives the model.
+  // Records what each collective of this rank loses; the host then waits for
+  // the device. It has to outlive the model.
   comm::QuantizationLog* log = nullptr;
 
   bool any() const { return gather || reduce; }
-  // InvalidArgument: a number is out of range.
+  // InvalidArgument: a number is out of range, or there is an extension without
+  // `gather`.
   absl::Status Validate() const;
-  // The last `exact_tail` elements of each rank's part of a sum are exact.
+  // The options of a group's communicator. The last `exact_tail` elements of
+  // each rank's part of a sum are exact.
   comm::QuantizationOptions ForGroup(int64_t exact_tail) const;
-  // "gathers, sums in blocks of 256 from 0 bytes on", with what an extension
-  // says of itself; empty: none of it.
+  // Returns "gathers, sums in blocks of 256 from 0 bytes on", with the text of
+  // an extension, or an empty string if nothing is quantised.
   std::string ToString() const;
 };
 

@@ -1,4 +1,4 @@
-// Which modules of a model become units.
+// Policies that choose the modules of a model that become units.
 #ifndef FSDP_OPTIONS_WRAP_POLICY_H_
 #define FSDP_OPTIONS_WRAP_POLICY_H_
 
@@ -17,16 +17,17 @@ struct WrapCandidate {
   const torch::nn::Module& module;
   // Elements of the parameters below the module that no unit inside it owns.
   int64_t unowned_numel;
-  // Where Options::recompute.units is asked: the module is a unit.
+  // Whether the module is a unit; false when Options::wrap_policy is asked,
+  // which decides that.
   bool is_unit = false;
 };
 
-// Asked for every module but the root, children before their parents. Has to
-// answer alike on all ranks. Never asked for ModuleList and ModuleDict, which
-// have no forward.
+// Returns whether the module is chosen, with the same answer on all ranks. It
+// is called for every module but the root, children before their parents, and
+// never for ModuleList and ModuleDict, which have no forward.
 using WrapPolicy = std::function<bool(const WrapCandidate&)>;
 
-// Modules of these types, for example WrapModules<BlockImpl>().
+// Chooses modules of these types, for example WrapModules<BlockImpl>().
 template <typename... Modules>
 WrapPolicy WrapModules() {
   static_assert(
@@ -40,14 +41,14 @@ WrapPolicy WrapModules() {
   };
 }
 
-// Modules with at least `min_numel` elements that no unit inside them owns, as
-// fairscale's default_auto_wrap_policy.
+// Chooses modules with at least `min_numel` elements that no unit inside them
+// owns, as fairscale's default_auto_wrap_policy does.
 WrapPolicy WrapLargerThan(int64_t min_numel);
 
-// For Options::recompute.units: every unit but the root.
+// Chooses every unit but the root, for Options::recompute.units.
 WrapPolicy EveryUnit();
 
-// Modules that any of the two wants.
+// Chooses modules that either of the two chooses.
 WrapPolicy WrapAny(WrapPolicy first, WrapPolicy second);
 
 }  // namespace fsdp
