@@ -1,4 +1,5 @@
-// Which free buffer a BufferPool hands out: what memory_plan has to predict.
+// The rule by which a BufferPool chooses a free buffer; memory_plan predicts
+// memory by it.
 #ifndef FSDP_MEMORY_BUFFER_FIT_H_
 #define FSDP_MEMORY_BUFFER_FIT_H_
 
@@ -7,8 +8,9 @@
 namespace fsdp {
 
 // Whether a buffer of `size` bytes may be handed out for `bytes`; of several
-// the smallest is. Below half of its size, a unit that is much larger than the
-// others would lend its memory out and have to allocate again.
+// the smallest is. A request for less than half of a buffer does not get it:
+// otherwise a unit that is much larger than others would lend out its memory
+// and have to allocate again.
 inline bool Fits(int64_t size, int64_t bytes) {
   constexpr int64_t kLargestWaste = 2;
   return size >= bytes && size <= kLargestWaste * bytes;

@@ -1,5 +1,5 @@
-// Buffers that are no dense tensors with memory of their own: expanded, lazily
-// conjugated, sparse. Parameters never are.
+// Reads and writes buffers of any layout, also expanded, lazily conjugated and
+// sparse ones. Parameters are always dense.
 #ifndef FSDP_MEMORY_BUFFER_LAYOUT_H_
 #define FSDP_MEMORY_BUFFER_LAYOUT_H_
 
@@ -12,27 +12,28 @@
 
 namespace fsdp {
 
-// InvalidArgument, naming the buffer, where it cannot be sent from rank 0: on
-// the meta device, of another layout than strided and sparse ones, or a view
-// whose elements may share memory otherwise than by expand().
+// Checks that rank 0 can send `buffer` to others. InvalidArgument, with its
+// name: it is on the meta device, its layout is neither strided nor sparse, or
+// it is a view whose elements may share memory otherwise than by expand().
 absl::Status CheckCanBeSent(const std::string& name, const at::Tensor& buffer);
 
-// The strided tensors over whose memory `buffer` lies: itself, or the indices
+// Returns the strided tensors that `buffer` is made of: itself, or the indices
 // and the values of a sparse one. Writing them writes the buffer.
 std::vector<at::Tensor> PartsOf(const at::Tensor& buffer);
 
-// The elements of a strided `tensor` that are distinct: one along each
+// Returns a view of the distinct elements of a strided `tensor`: one along each
 // dimension in which it is expanded.
 at::Tensor DistinctOf(const at::Tensor& tensor);
 
-// Whether `target` can hold `value`, of its sizes: along dimensions in which it
-// is expanded, all of `value` is equal.
+// Whether `target` can hold `value`, which has its sizes: `value` has to be
+// constant along the dimensions in which `target` is expanded.
 bool CanHold(const at::Tensor& target, const at::Tensor& value);
-// Copies a value that it can hold; autograd is off.
+// Copies a `value` that `target` can hold. The caller has switched autograd
+// off.
 void CopyInto(const at::Tensor& target, const at::Tensor& value);
 
-// "strided", or the layout and the sizes of the parts: ranks whose texts are
-// equal can send each other the parts.
+// Returns "strided", or "sparse" with the sizes of the parts. Ranks whose texts
+// are equal can send each other the parts.
 std::string LayoutText(const at::Tensor& buffer);
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
-// Copies between the host and a device beside what the device computes, as
-// ZeRO-Offload does (Ren et al., 2021): one stream up, one stream down.
+// Copies between the host and a device while the device computes, as
+// ZeRO-Offload does (Ren et al., 2021): on one stream up and one stream down.
 #ifndef FSDP_MEMORY_DEVICE_COPIES_H_
 #define FSDP_MEMORY_DEVICE_COPIES_H_
 
@@ -17,32 +17,34 @@
 
 namespace fsdp {
 
-// Memory of the device is used again: there is as much as was in use at once,
-// or `room`, if that is more. Copies up wait for copies down where there is
-// less than twice as much. The host's memory has to be page-locked, or else the
-// host waits. Not thread-safe.
+// It reuses the device's memory, and has as much as was in use at once, or
+// `room` bytes if that is more. With less than twice as much as is in use,
+// copies up wait for copies down. If the host's memory is not page-locked, the
+// host waits for copies. Not thread-safe.
 class DeviceCopies {
  public:
-  // `timeout`: of the host's waits.
+  // `timeout` limits the host's waits.
   DeviceCopies(c10::Device device, int64_t room, absl::Duration timeout);
-  // Lets the host wait for the copies that are under way: its memory may go.
+  // Waits for the copies under way, so that the host's memory may go.
   ~DeviceCopies();
 
-  // Memory of the device, at least `bytes` of any content, for Upload().
+  // Returns at least `bytes` of the device's memory, of any content, for
+  // Upload().
   absl::StatusOr<at::Tensor> Acquire(int64_t bytes);
-  // Copies `host` into `memory` after `host_ready`, which may be null. Without
-  // `copies` only the event is of use: what the memory was used for before is
-  // over then. An error is the device's end.
+  // Copies `host` into `memory` after `host_ready`, which may be null. When the
+  // returned event is reached, the copy and earlier uses of the memory are
+  // over. Without `copies` nothing is copied, and only the latter holds. After
+  // an error the device is lost.
   absl::StatusOr<SharedEvent> Upload(const at::Tensor& memory,
                                      const at::Tensor& host, bool copies,
                                      const SharedEvent& host_ready);
-  // Takes back what Acquire() gave, after what the current stream has been
-  // given until now; with `copies`, its bytes go to `host`, which is free when
-  // the event is reached.
+  // Takes back memory from Acquire() when the current stream has done its
+  // present work. With `copies` its bytes are copied to `host` first. `host`
+  // is free when the returned event is reached.
   absl::StatusOr<SharedEvent> Release(const at::Tensor& memory,
                                       const at::Tensor& host, bool copies);
 
-  // Lets the host wait. DeadlineExceeded.
+  // Makes the host wait for `event`. DeadlineExceeded.
   absl::Status Await(const SharedEvent& event) const;
 
   BufferPool::Stats stats() const { return memory_.stats(); }

@@ -1,4 +1,4 @@
-// Memory of the host that a device copies from and to while both go on.
+// Host memory that a device copies from and to while the host goes on.
 #ifndef FSDP_MEMORY_LOCKED_PAGES_H_
 #define FSDP_MEMORY_LOCKED_PAGES_H_
 
@@ -14,20 +14,20 @@
 
 namespace fsdp {
 
-// For stores whose memory moves to and from `device`, such as
-// HostStore::Make(capacity, pages). Where nothing linked can lock pages for the
-// device (//device_ops/cuda can for CUDA), they are ordinary ones, of which
-// copies take longer and the host waits for them.
+// Allocates page-locked memory for stores whose data moves to and from
+// `device`, such as HostStore::Make(capacity, pages). If nothing linked can
+// lock pages for the device (//device_ops/cuda can for CUDA), the pages are
+// ordinary ones: copies take longer and the host waits for them.
 class LockedPages : public offload::PageAllocator {
  public:
   explicit LockedPages(c10::Device device) : device_(device) {}
 
-  // ResourceExhausted also for memory that the machine has and cannot lock.
+  // ResourceExhausted: there is no memory, or it cannot be locked.
   absl::StatusOr<char*> Allocate(int64_t bytes) override;
-  // No copy of a device is under way.
+  // No copy from or to `memory` may be under way.
   void Free(char* memory, int64_t bytes) override;
 
-  // Whether what is allocated, if anything, is locked.
+  // Whether everything that was allocated was locked.
   bool locked() const;
 
  private:

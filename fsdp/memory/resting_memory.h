@@ -1,5 +1,5 @@
-// Memory in which a shard, its gradient or an optimizer's state rests. What it
-// holds may lie in a store between uses.
+// Memory of a shard, its gradient or an optimizer's state, whose bytes may rest
+// in a store between uses.
 #ifndef FSDP_MEMORY_RESTING_MEMORY_H_
 #define FSDP_MEMORY_RESTING_MEMORY_H_
 
@@ -26,66 +26,69 @@ class OffloadSpace;
 enum class Use {
   kRead,
   kUpdate,     // reads and changes
-  kOverwrite,  // the bytes are of any value at first, and all are written
+  kOverwrite,  // finds bytes of any value, and writes all of them
 };
 
-// Where bytes are while nothing uses them. Not thread-safe.
+// Where bytes rest while nothing uses them. Not thread-safe.
 class RestingPlace {
  public:
   virtual ~RestingPlace() = default;
-  // A hint that they are used soon.
+  // Hints that the bytes will be used soon.
   virtual void Prefetch() = 0;
-  // Their memory on the host, until Release(); in use once at a time.
+  // Returns their memory on the host, valid until Release(). Only one use at a
+  // time.
   virtual absl::StatusOr<char*> Acquire(Use use) = 0;
-  // In use for kRead, they are changed after all.
+  // Says that a use for kRead changes the bytes after all.
   virtual void MarkChanged() = 0;
-  // A device may use them until it has reached `used`, which may be null;
-  // Acquire() does not wait for that.
+  // Ends the use. A device may use the bytes until it has reached `used`, which
+  // may be null; Acquire() does not wait for that.
   virtual void Release(const SharedEvent& used) = 0;
 };
 
-// Where values are wanted of memory that a device uses.
+// Where acquired memory has its values, if the model is on a device.
 enum class Where { kDevice, kHost };
 
-// Tensors over it keep their identity, but only while it is acquired they have
-// values: any other access raises `error`, a FailedPrecondition. On a device
-// the stream that is current at Acquire() waits for them, and what the one that
-// is current at the last Release() has been given may still use them; the host
-// waits for neither. Not thread-safe.
+// Tensors over this memory keep their identity, but have values only while it
+// is acquired; any other access raises `error`, a FailedPrecondition. On a
+// device, the stream that is current at Acquire() waits for the values, and
+// work that was given to the stream current at the last Release() may still
+// use them; the host waits for neither. Not thread-safe.
 class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
  public:
-  // `copies`: to and from the device; null on the CPU. `space`: whose memory
-  // this is, as space() says; may be null.
+  // `copies` copies to and from the device; null on the CPU. `space` owns the
+  // memory; may be null.
   RestingMemory(int64_t bytes, c10::Device device, const std::string& error,
                 std::unique_ptr<RestingPlace> place,
                 std::shared_ptr<DeviceCopies> copies,
                 std::shared_ptr<OffloadSpace> space);
-  // Over `memory`, which stays: acquiring costs nothing.
+  // Lies over `memory`, which stays where it is: acquiring costs nothing.
   RestingMemory(at::Tensor memory, std::shared_ptr<OffloadSpace> space);
-  // Tensors may outlive it: they raise the error from then on.
+  // Tensors that outlive it raise an error when they are used.
   ~RestingMemory();
 
-  // The one that `tensor` lies in; null for other tensors.
+  // Returns the memory that `tensor` lies in, or null.
   static RestingMemory* Of(const at::Tensor& tensor);
 
-  // All of it, 1-D.
+  // Returns all of it as a 1-D tensor.
   at::Tensor AsTensor(c10::ScalarType dtype) const;
-  // `tensor`, which lies in it, on the host: the same bytes, which have values
-  // while they are acquired there. On the CPU and in memory that stays on its
-  // device, `tensor` itself.
+  // Returns a tensor on the host for the bytes of `tensor`, which lies in this
+  // memory. It has values while they are acquired there. On the CPU, and for
+  // memory that stays on its device, it is `tensor` itself.
   at::Tensor OnHost(const at::Tensor& tensor);
   int64_t bytes() const { return storage_.bytes(); }
   // Whether it is always in memory.
   bool stays() const { return place_ == nullptr; }
-  // Whether it is acquired, where that is needed.
+  // Whether it is acquired; false if it stays.
   bool in_use() const { return (uses_ > 0 || host_uses_ > 0) && !stays(); }
   const std::shared_ptr<OffloadSpace>& space() const { return space_; }
 
   void Prefetch();
-  // Pairs may be nested, each for its own use. On the host it waits for what
-  // the device has been given; FailedPrecondition: in use on the other side.
+  // Gives the tensors values until Release(). Pairs may be nested, each with
+  // its own use. With kHost it waits for the device's copies.
+  // FailedPrecondition: the memory is in use on the other side.
   absl::Status Acquire(Use use, Where where = Where::kDevice);
-  // What a device could not give back is the error of the next Acquire().
+  // If a device cannot copy the bytes back, the next Acquire() returns the
+  // error.
   void Release(Where where = Where::kDevice);
 
  private:
@@ -98,13 +101,12 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
   flat_param::GuardedStorage storage_;
   const std::unique_ptr<RestingPlace> place_;
   const std::shared_ptr<DeviceCopies> copies_;
-  at::Tensor memory_;    // on the device, where the place's is not there
-  at::Tensor on_host_;   // the place's, while acquired
-  SharedEvent arrived_;  // on the device
-  SharedEvent used_;     // on the host, by the device
+  at::Tensor memory_;    // on the device, or what stays
+  at::Tensor on_host_;   // the place's memory, while it is on the device
+  SharedEvent arrived_;  // the copy to the device is done
+  SharedEvent used_;     // the device has done with the host's memory
   int uses_ = 0;
-  // Tensors on the host, where it is another memory; null until one is asked
-  // for.
+  // The storage of OnHost(); null until it is called.
   std::unique_ptr<flat_param::GuardedStorage> host_storage_;
   int host_uses_ = 0;
   const std::string error_;
@@ -113,7 +115,7 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
   const std::shared_ptr<OffloadSpace> space_;
 };
 
-// Acquires what some tensors lie in, for as long as it lives. Tensors that are
+// Acquires the memory of tensors for as long as it lives. Tensors that are
 // undefined, or lie in ordinary memory, need nothing.
 class Resident {
  public:
@@ -128,7 +130,7 @@ class Resident {
   Resident& operator=(Resident&& other) noexcept;
   ~Resident();
 
-  // One more.
+  // Acquires the memory of one more tensor.
   absl::Status Add(const at::Tensor& tensor, Use use,
                    Where where = Where::kDevice);
 
@@ -140,12 +142,13 @@ class Resident {
   std::vector<Held> held_;
 };
 
-// RestingMemory::OnHost(), or `tensor` itself where it lies in none.
+// Returns RestingMemory::OnHost(), or `tensor` itself if it lies in ordinary
+// memory.
 at::Tensor OnHost(const at::Tensor& tensor);
 
-// Whether `tensor` may lack its values because they are in a store.
+// Whether the values of `tensor` rest off its device between uses.
 bool RestsElsewhere(const at::Tensor& tensor);
-// A hint that `tensor` is used soon.
+// Hints that `tensor` will be used soon.
 void PrefetchTensor(const at::Tensor& tensor);
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
-// Entries of an offloader that a device still reads or writes when they are
-// released.
+// Releases entries of an offloader that a device still reads or writes, and
+// measures whether a device or the host steps faster.
 #ifndef FSDP_RESTING_DEFERRED_RELEASES_H_
 #define FSDP_RESTING_DEFERRED_RELEASES_H_
 
@@ -21,26 +21,28 @@
 
 namespace fsdp {
 
-// They stay in use until their device has come so far. Not thread-safe.
+// Keeps entries in use until their device has finished with them. Not
+// thread-safe.
 class DeferredReleases {
  public:
-  // `timeout`: of each wait for a device.
+  // `timeout` limits each wait for a device.
   DeferredReleases(offload::Offloader* offloader, absl::Duration timeout)
       : offloader_(offloader), timeout_(timeout) {}
 
-  // As Offloader::Acquire(), also for an entry whose release is still to come.
-  // Waits for devices where their entries leave no room.
+  // Does what Offloader::Acquire() does, also for an entry whose release is
+  // pending. If pending entries leave no room, it waits for their devices.
   absl::StatusOr<absl::Span<char>> Acquire(int entry,
                                            offload::Offloader::Use use);
-  // Releases `bytes` of `entry` when `used` is reached; at once where it is
+  // Releases `bytes` of `entry` when `used` is reached, or at once if it is
   // null.
   void Release(int entry, absl::Span<char> bytes, const SharedEvent& used);
+  // Whether a release of `entry` is pending.
   bool Has(int entry) { return Find(entry) != pending_.end(); }
-  // Makes those good whose devices have come so far.
+  // Carries out the pending releases whose events are reached, without a wait.
   void Poll();
-  // Makes all good. DeadlineExceeded.
+  // Waits for all pending releases and carries them out. DeadlineExceeded.
   absl::Status Settle();
-  // That of one entry, if there is one to come.
+  // Does the same for one entry, if its release is pending.
   absl::Status Settle(int entry);
 
  private:
@@ -58,34 +60,33 @@ class DeferredReleases {
   std::deque<Pending> pending_;  // the oldest first
 };
 
-// Whether a device or the host steps faster what rests on the host, found by
-// trying.
-
-// Of one rank, in bytes per second.
+// Rates of one rank, in bytes per second, measured to find out whether a device
+// or the host steps faster what rests on the host.
 struct StepRates {
   double up = 0;         // copies from the host to the device
   double down = 0;       // and back
   double host_step = 0;  // parameters in float32 that the host steps by AdamW
 
-  // "up 51.2 GB/s, down 49.8 GB/s, the host's AdamW 3.1 GB/s of parameters".
+  // Returns "up 51.2 GB/s, down 49.8 GB/s, the host's AdamW 3.1 GB/s of
+  // parameters".
   std::string ToString() const;
 };
 
-// Takes less than a second, and 64 MiB of `pages` and of the device.
-// DeadlineExceeded: the device does not answer.
+// Measures this rank's rates in less than a second, with 64 MiB of `pages` and
+// as much of the device. DeadlineExceeded: the device does not answer.
 absl::StatusOr<StepRates> MeasureStepRates(c10::Device device,
                                            offload::PageAllocator& pages,
                                            absl::Time deadline);
 
-// The least of each rate over all ranks. Collective.
+// Returns the least of each rate over all ranks. Collective.
 absl::StatusOr<StepRates> SlowestStepRates(const StepRates& mine,
                                            comm::Communicator& world,
                                            absl::string_view what,
                                            absl::Time deadline);
 
-// kHost or kDevice: where a step takes less time with all that rests elsewhere
-// on its way at the same time, copies up, copies down and computing beside each
-// other. What the device itself computes costs nothing; on a tie it steps.
+// Returns kHost or kDevice, whichever steps faster; kDevice on a tie. It
+// assumes that copies up, copies down and the host's computing overlap, and
+// that the device's computing costs nothing.
 StepOn FasterPlace(const StepRates& rates, const OffloadOptions& options);
 
 }  // namespace fsdp

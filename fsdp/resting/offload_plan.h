@@ -1,5 +1,5 @@
 // Decides before the first step what rests where, and how much memory that
-// takes. Pure: no tensors, no files.
+// takes, without tensors and files.
 #ifndef FSDP_RESTING_OFFLOAD_PLAN_H_
 #define FSDP_RESTING_OFFLOAD_PLAN_H_
 
@@ -13,8 +13,8 @@
 
 namespace fsdp {
 
-// One flat parameter on this rank: bytes of its shard, and whether that has
-// gradients and optimizer states.
+// The bytes of one flat parameter on this rank: of its shard, of its gradients
+// and of its optimizer states.
 struct RestingFlat {
   std::string name;
   int64_t parameters = 0;
@@ -33,8 +33,8 @@ struct OffloadPlan {
 
   std::vector<Tiers> flats;
   std::array<Bytes, kNumRestingKinds> bytes = {};
-  // For transfers: of the host's memory, from and to kSsd, and of the device's;
-  // where the CPU is the device, that is the same memory.
+  // Memory for transfers: on the host, from and to kSsd, and on the device. It
+  // is the same memory if the model is on the CPU.
   int64_t buffer_bytes = 0;
   int64_t transfer_bytes = 0;
   int64_t budget = 0;  // 0: none
@@ -47,21 +47,23 @@ struct OffloadPlan {
   }
   int64_t device_bytes() const;
   int64_t ssd_bytes() const;
-  // Whether anything rests elsewhere.
+  // Whether anything rests off the device.
   bool leaves_device() const;
-  // A line for each kind, and one for transfers.
+  // Returns a table with a line for each kind and one for transfers.
   std::string ToString() const;
 };
 
-// Whether a flat parameter that stays in memory is copied to the SSD before its
-// step, which reads states from there and may fail.
+// Whether a flat parameter that rests in memory is copied to the SSD before its
+// step: the step reads states from there and may fail.
 bool IsSavedBeforeStep(const OffloadPlan::Tiers& tiers,
                        const OffloadOptions& options);
 
-// Parameters, which move up to four times a step, stay on the device before
-// gradients and optimizer states, which move twice; each in the order of
-// `flats`. `on_cpu`: the model is. InvalidArgument: a budget that is smaller
-// than what transfers need, with what that is; options that cannot be.
+// Plans the tiers of `flats`. Within the budget parameters stay on the device
+// first, since they move up to four times a step, and then gradients and
+// optimizer states, which move twice; each kind in the order of `flats`.
+// `on_cpu` says that the model is on the CPU. InvalidArgument: the options
+// contradict each other, or the budget is too small; the text tells what
+// transfers need.
 absl::StatusOr<OffloadPlan> PlanOffload(const std::vector<RestingFlat>& flats,
                                         const OffloadOptions& options,
                                         bool on_cpu);

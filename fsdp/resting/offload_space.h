@@ -1,5 +1,5 @@
-// All that a rank keeps of one model outside its device: stores, memory for
-// transfers, and what makes a step of the optimizer all or nothing.
+// Everything that a rank keeps of one model off its device: stores and memory
+// for transfers. It also makes a step of the optimizer all or nothing.
 #ifndef FSDP_RESTING_OFFLOAD_SPACE_H_
 #define FSDP_RESTING_OFFLOAD_SPACE_H_
 
@@ -34,33 +34,34 @@
 
 namespace fsdp {
 
-// Not thread-safe. Lives as long as any memory of it.
+// Not thread-safe. It lives as long as any memory that it has placed.
 class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
  public:
-  // For a model on `device`. Collective. Errors of any rank on all, such as no
-  // space.
+  // Makes the space of a model on `device`. Collective: an error of any rank,
+  // such as a full disk, is returned by all.
   static absl::StatusOr<std::shared_ptr<OffloadSpace>> Make(
       std::vector<RestingFlat> flats, OffloadPlan plan,
       const OffloadOptions& options, c10::Device device,
       std::shared_ptr<comm::Communicator> world, absl::Duration timeout);
 
   const OffloadPlan& plan() const { return plan_; }
-  // With OffloadOptions::keep, how many steps of the optimizer the files are
-  // of: when the model is made, those of earlier runs, whose parameters it has.
+  // With OffloadOptions::keep, the number of optimizer steps that the files
+  // hold. A new model starts with the parameters and the number of earlier
+  // runs.
   int64_t step() const { return stage_.finished_step; }
   bool keeps() const { return options_.keep; }
   absl::Duration timeout() const { return timeout_; }
 
-  // Memory for the shard of flat parameter `flat`, in the plan's order. One
-  // that stays on the device lies in `resident`, where that is defined.
+  // Returns memory for the shard of flat parameter `flat`, in the plan's order.
+  // A shard that stays on the device lies in `resident`, if that is defined.
   absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceParameters(
       int flat, int64_t bytes, c10::Device device, at::Tensor resident);
-  // For its gradients; null where they stay on the device.
+  // Returns memory for its gradients, or null if they stay on the device.
   absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceGradients(
       int flat, int64_t bytes, c10::Device device);
-  // For optimizer states of parameters in `shard`, which is of this space:
-  // zeros, or what an earlier run has kept under the name `what`; for use on
-  // `device`. Null where they stay on the shard's.
+  // Returns memory for optimizer states of parameters in `shard`, which is of
+  // this space, to be used on `device`; null if they stay on the shard's
+  // device. It holds zeros, or what an earlier run kept under the name `what`.
   absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceOptimizerState(
       const RestingMemory& shard, const std::string& what, int64_t bytes,
       c10::Device device);
@@ -70,34 +71,35 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   bool StepsOnHost(const RestingMemory& shard) const;
 
   // --- A step of the optimizer ---------------------------------------------
-  // FailedPrecondition: with OffloadOptions::keep, when another stepper than
-  // `stepper` lives whose steps are committed.
+  // Makes `stepper` the one whose steps are committed. FailedPrecondition: with
+  // OffloadOptions::keep, while an earlier stepper still lives.
   absl::Status CheckStepper(const std::shared_ptr<const void>& stepper);
-  // What rests is then as a rollback would leave it. Where `mine` is an error,
-  // which is the result, this rank begins nothing. With OffloadOptions::keep
-  // collective, and then no rank does. FailedPrecondition after a step that
+  // Begins a step: a rollback will restore the present values. If `mine` is an
+  // error, it is returned and nothing begins; with OffloadOptions::keep this is
+  // collective, and then no rank begins. FailedPrecondition: an earlier step
   // could not be undone.
   absl::Status BeginStep(const absl::Status& mine = absl::OkStatus());
-  // Before `shard`, which stays in memory, is changed by a step that may fail.
+  // Copies `shard`, which stays in memory, if a rollback has to restore it.
+  // Call it before the step changes the shard.
   absl::Status SaveBeforeStep(RestingMemory& shard);
-  // Collective: OK when `mine` is OK on all ranks. Otherwise, with
+  // Ends a step. Collective; OK if `mine` is OK on all ranks. Otherwise, with
   // OffloadOptions::rollback, shards and states are as at BeginStep(); the
-  // status says so, or why not. What cannot be committed to kept files then is
-  // by the next BeginStep(), or that fails.
+  // status says so, or why not. If a commit to kept files fails, the next
+  // BeginStep() tries again and returns its error.
   absl::Status EndStep(const absl::Status& mine);
 
-  // Of the stores, by kind; without any, nothing.
+  // Statistics of the stores, by kind; zeros without stores.
   struct Stats {
     std::array<offload::StoreStats, kNumRestingKinds> stores;
     offload::OffloaderStats memory;
   };
   Stats stats() const;
-  // A line for each store.
+  // Describes the plan, with a line for each store, and for memory of copies.
   std::string Describe() const;
 
  private:
-  // What a step of the optimizer changes, and a rollback takes back. Gradients
-  // are only read by it.
+  // The kinds that a step of the optimizer changes and a rollback restores. It
+  // only reads gradients.
   static constexpr std::array<RestingKind, 2> kSteppedKinds = {
       RestingKind::kParameters, RestingKind::kOptimizer};
 
@@ -113,8 +115,8 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
 
   bool LocksPages() const { return options_.lock_pages && HasStreams(device_); }
   offload::PageAllocator& Pages();
-  // comm::Agree(). Ranks wait here for one whose disk is slower, as long as for
-  // any collective.
+  // Calls comm::Agree(). Ranks wait here for a rank whose disk is slower, as
+  // long as for any collective.
   absl::Status AgreeInTime(const absl::Status& mine, absl::string_view what);
   absl::Status MakeStores();
   absl::Status ChooseWhereToStep();
@@ -128,7 +130,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   int64_t CapacityOf(RestingKind kind, Tier tier) const;
   absl::StatusOr<std::unique_ptr<offload::ParamStore>> MakeStore(
       RestingKind kind, int64_t capacity) const;
-  // Whose waits are noted: those for flat parameter `flat`, or all.
+  // Names under which waits for one flat parameter, or for all, are noted.
   std::string NotedAs(RestingKind kind, int flat) const;
   std::string NotedAs(RestingKind kind) const;
   absl::StatusOr<std::shared_ptr<RestingMemory>> Place(RestingKind kind,
@@ -147,22 +149,22 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   const std::shared_ptr<comm::Communicator> world_;
   const std::shared_ptr<comm::RankActivity> activity_;  // may be null
   const absl::Duration timeout_;
-  StepOn step_on_;          // never kFaster
-  std::string step_rates_;  // why; empty where that was not asked
+  StepOn step_on_;          // not kFaster once it is chosen
+  std::string step_rates_;  // the reason for step_on_; empty: not measured
   LockedPages pages_;
   std::unique_ptr<offload::HostStore> host_;       // of kCpu
   std::unique_ptr<offload::Offloader> offloader_;  // of kSsd; null without
   std::unique_ptr<DeferredReleases> releases_;     // of offloader_
-  std::shared_ptr<DeviceCopies> copies_;      // of the device that asks first
-  std::array<int, kNumRestingKinds> stores_;  // of offloader_; -1: none
-  // Since the last Flush() that ended well.
+  std::shared_ptr<DeviceCopies> copies_;           // of the model's device
+  std::array<int, kNumRestingKinds> stores_;       // of offloader_; -1: none
+  // Whether each kind has changed since its last successful Flush().
   std::array<bool, kNumRestingKinds> changed_ = {};
   std::vector<int> stage_entries_;  // of kept files
   KeptStage stage_;                 // of the last commit that was tried
   uint64_t session_ = 0;            // of kept files
   std::vector<const RestingMemory*> shards_;  // of flats, known by address
   std::weak_ptr<const void> stepper_;         // of the last step, with keep
-  bool begun_ = false;                        // a step, and not ended
+  bool begun_ = false;                        // a step is under way
   absl::Status broken_;                       // a step was not undone
   std::vector<Saved> saved_;                  // in the step under way
   std::vector<int> undo_entries_;             // of flats; -1: none yet
