@@ -1,14 +1,15 @@
-// torch::optim's AdamW, Adam and SGD, stepped by torch's fused kernels, which
-// Python has as fused=True. Over the shards of a model, which lie next to each
-// other, a step is one call at the speed of memory.
+// Steps torch::optim's AdamW, Adam and SGD by torch's fused kernels, which are
+// fused=True in Python. A model's shards lie next to each other, so that a step
+// is one call at the speed of memory.
 //
 //   fsdp::FusedAdamW optimizer(model->Parameters(),
 //                              torch::optim::AdamWOptions(3e-4));
 //
-// They are torch::optim's optimizers to all that takes one: groups, schedulers,
-// zero_grad(), MakeOptimizer(), state dicts and files, which either kind reads
-// from the other. Results differ from torch::optim's in the last bits. They do
-// not depend on the number of ranks, nor on how parameters are grouped.
+// They can be used wherever torch::optim's optimizers can: with groups,
+// schedulers, zero_grad(), MakeOptimizer(), and with state dicts and files,
+// which both kinds read from each other. Results differ from torch::optim's in
+// the last bits. They depend neither on the number of ranks nor on how
+// parameters are grouped.
 #ifndef FSDP_OPTIM_FUSED_OPTIMIZER_H_
 #define FSDP_OPTIM_FUSED_OPTIMIZER_H_
 
@@ -33,20 +34,19 @@ namespace fsdp {
 
 class FusedStepper;
 
-// What torch::optim's options lack. No part of states.
+// Options that torch::optim lacks. State dicts do not have them.
 struct FusedOptions {
   bool maximize = false;  // goes up the gradient
-  // The communicator's: that step() has begun and ended. Null: nobody is told.
+  // The communicator's activity, which notes when step() runs; may be null.
   std::shared_ptr<comm::RankActivity> activity = nullptr;
 };
 
-// States of parameters that share memory, such as those of a unit, share
-// memory, too. It is allocated in the first step, for all parameters that
-// require grad. Not thread-safe.
-//
-// `Base`: the optimizer of torch::optim, `Options`: its options. Like it, a
-// parameter without gradient is left alone. Gradients of another floating-point
-// dtype than their parameter's are converted.
+// `Base` is an optimizer of torch::optim, and `Options` its options. As with
+// it, parameters without a gradient do not change. Gradients of another
+// floating-point dtype than their parameter's are converted. States of
+// parameters that share memory, such as those of a unit, share memory, too; the
+// first step allocates it for all parameters that require grad. Not
+// thread-safe.
 template <typename Base, typename Options>
 class FusedOptimizer final : public Base,
                              public RestingStates,
@@ -54,8 +54,8 @@ class FusedOptimizer final : public Base,
  public:
   using typename Base::LossClosure;
 
-  // Throws StatusError, InvalidArgument, for defaults that LibTorch refuses,
-  // such as a negative learning rate.
+  // Throws StatusError, InvalidArgument: LibTorch refuses the defaults, such as
+  // a negative learning rate.
   explicit FusedOptimizer(
       const std::vector<torch::optim::OptimizerParamGroup>& groups,
       const Options& defaults = Options(),
@@ -66,18 +66,17 @@ class FusedOptimizer final : public Base,
   FusedOptimizer(FusedOptimizer&&) noexcept;
   ~FusedOptimizer() override;
 
-  // Throws StatusError, InvalidArgument with nothing changed, on what the
-  // kernels cannot step: sparse tensors, parameters with gaps in memory or of
-  // other dtypes than float, double, half and bfloat16.
+  // Throws StatusError; InvalidArgument, with nothing changed, if the kernels
+  // cannot step a parameter: it or its gradient is sparse, it has gaps in
+  // memory, or its dtype is not float, double, half or bfloat16.
   // NOLINTNEXTLINE(google-default-arguments): as LibTorch declares it.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  // Steps what of one unit has a gradient, and drops its gradients. Costs
-  // nothing for other units: for StepInBackward(). Errors are as step() throws
-  // them.
+  // Steps the shards of one unit that have a gradient, and drops the gradients,
+  // for StepInBackward(). Other units cost nothing. Errors are those of step().
   absl::Status StepUnit(absl::Span<const NamedShard> unit);
 
-  // See resting_states.h; optimizer state dicts call it.
+  // See resting_places.h; optimizer state dicts call these.
   absl::Status TakeUpStates() override;
   absl::Status TakeUpStatesOf(absl::Span<const at::Tensor> parameters) override;
 

@@ -1,5 +1,5 @@
-// Parameters with their gradients and optimizer states as torch's fused kernels
-// like them best: neighbours in memory as one.
+// Merges parameters that are neighbours in memory, with their gradients and
+// optimizer states, into long arguments of torch's fused kernels.
 #ifndef FSDP_OPTIM_FUSED_RUNS_H_
 #define FSDP_OPTIM_FUSED_RUNS_H_
 
@@ -18,63 +18,63 @@
 
 namespace fsdp {
 
-// Tensors of the parameter's size that a kernel keeps between steps.
+// A slot is a tensor of the parameter's size that a kernel keeps between steps.
 inline constexpr int kMaxFusedSlots = 3;
 using FusedSlots = std::array<at::Tensor, kMaxFusedSlots>;
 
 // One parameter. All defined tensors are dense, with equal strides.
 struct FusedSlice {
   at::Tensor parameter;
-  at::Tensor gradient;  // undefined: to be left alone; may have another dtype
-  FusedSlots slots;     // the first of them; of the parameter's dtype
+  at::Tensor gradient;  // undefined: no step; may have another dtype
+  FusedSlots slots;     // as many as the kernel takes; the parameter's dtype
   int64_t step = 0;     // slices of different steps are never merged
 };
 
 // Whether `tensor` begins in memory where `before`, which is dense, ends.
 bool FollowsInMemory(const at::Tensor& before, const at::Tensor& tensor);
 
-// What a kernel updates as one: 1-D and contiguous.
+// A 1-D, contiguous piece of memory that a kernel updates as one.
 struct FusedRun {
   at::Tensor parameter;
   at::Tensor gradient;  // of its slices' dtype; defined from Begin() to End()
   FusedSlots slots;
-  size_t slice;  // one of its slices, for step
+  size_t slice;  // one of its slices; tells the step
 };
 
 // Merges slices that lie next to each other in memory, gradients and slots
-// included, and whose steps are equal. What merged slices look like is cached;
-// gradients, which come anew every step, are not kept.
+// included, and whose steps are equal. The runs are cached between steps,
+// without gradients, which are new in every step.
 //
 // On the CPU, torch's kernels compute whole vectors in another way than the
-// elements left over at the end of a tensor. So that results depend neither on
-// what is merged nor on how parameters are cut into shards, the ends of runs
-// are collected in memory of their own and updated as whole vectors, too.
+// elements left over at the end of a tensor. Results must depend neither on
+// merging nor on how parameters are cut into shards. So the ends of runs are
+// copied into staging memory and updated as whole vectors, too.
 class FusedRuns {
  public:
-  // Runs that have to be converted are at most this long, so that conversion
-  // needs little memory. They are those whose gradients have another dtype than
-  // their parameters, or all.
+  // The longest run that has to be converted, in elements, so that conversion
+  // needs little memory. Runs are converted if their gradients have another
+  // dtype than their parameters, or if `convert_all` is set.
   static constexpr int64_t kConvertedNumel = int64_t{1} << 20;
 
-  // `slices` are of one device and dtype, in the order of their addresses, the
-  // same ones in every call, and stay until End().
+  // Merges `slices`, which are of one device and dtype and in the order of
+  // their addresses. They are the same in every call and stay until End().
   void Begin(absl::Span<const FusedSlice> slices, int num_slots,
              bool convert_all);
   const std::vector<FusedRun>& runs() const { return runs_; }
-  // After the kernels.
+  // Copies the ends of runs back, after the kernels.
   void End();
 
  private:
-  // How a slice takes part. While these stay, so do runs.
+  // How a slice takes part. Runs are cached as long as these are the same.
   struct Part {
     const void* parameter = nullptr;
-    bool active = false;  // has elements and a gradient
-    bool joins = false;   // the run of the active slice before it
-    bool mixed = false;   // the gradient's dtype is another
+    bool active = false;  // it has elements and a gradient
+    bool joins = false;   // it continues the run of the active slice before it
+    bool mixed = false;   // the gradient has another dtype
     int step_class = 0;   // the same for equal steps
     bool operator==(const Part& other) const;
   };
-  // The end of a run, in elements of the slice it ends in.
+  // The end of a run, in elements counted from the slice where it begins.
   struct Tail {
     size_t slice;
     int64_t begin;
@@ -94,7 +94,7 @@ class FusedRuns {
   absl::Span<const FusedSlice> slices_;  // between Begin() and End()
   int num_slots_ = 0;
   bool convert_all_ = false;
-  bool built_ = false;  // what is below is of parts_
+  bool built_ = false;  // the members below belong to parts_
   std::vector<Part> parts_;
   std::vector<Part> new_parts_;
   std::vector<int64_t> classes_;  // steps
@@ -104,13 +104,11 @@ class FusedRuns {
   std::vector<int64_t> offsets_;  // of whole runs, from their slices
   size_t whole_ = 0;
   std::vector<Tail> tails_;
-  // A row for parameters, one for gradients, one for each slot.
+  // It has a row for parameters, one for gradients, and one for each slot.
   at::Tensor staging_;
 };
 
-// What an optimizer tells so that FusedStepper steps it.
-
-// Arguments of a kernel, an entry per run.
+// The arguments of a kernel, with an entry per run.
 struct FusedLists {
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> gradients;
@@ -118,33 +116,35 @@ struct FusedLists {
   std::vector<at::Tensor> steps;  // numbers in float, from 1 on
 };
 
-// States and options are of the optimizer's own classes.
+// Tells FusedStepper how one kind of optimizer steps. States and options are of
+// the optimizer's own classes.
 class FusedRule {
  public:
   using Slots = std::array<at::Tensor*, kMaxFusedSlots>;
 
   virtual ~FusedRule() = default;
 
-  // The dtype that the kernel has to be given for parameters of `dtype`: the
-  // same unless it cannot take that.
+  // Returns the dtype in which the kernel steps parameters of `dtype` on
+  // `device`: the same, unless it cannot take that.
   virtual at::ScalarType KernelDtype(at::ScalarType dtype,
                                      at::Device device) const = 0;
-  // How many tensors of a state the kernel takes. Without any, no states.
+  // Returns how many slots the kernel takes. If 0, there are no states.
   virtual int NumSlots(const torch::optim::OptimizerOptions& options) const = 0;
   virtual std::unique_ptr<torch::optim::OptimizerParamState> NewState()
       const = 0;
-  // The tensors of a state; null where it has no more.
+  // Returns the slots of a state; null for those that it does not have.
   virtual Slots SlotsOf(torch::optim::OptimizerParamState& state) const = 0;
-  // The number of the step that comes: 1 after NewState().
+  // Returns the number of the next step: 1 after NewState().
   virtual int64_t NextStep(torch::optim::OptimizerParamState& state) const = 0;
   virtual void SetStep(torch::optim::OptimizerParamState& state,
                        int64_t step) const = 0;
-  // `first`: the step of all runs is 1; otherwise that of none is. `rate`: one
-  // element in float, in place of the options' learning rate; undefined: that.
+  // Calls the kernel. If `first`, the step of all runs is 1, else of none.
+  // `rate`, one element in float, replaces the options' learning rate if it is
+  // defined.
   virtual void Call(const FusedLists& lists,
                     const torch::optim::OptimizerOptions& options, bool first,
                     const at::Tensor& rate) const = 0;
-  // Whether nothing but learning rates differs.
+  // Whether `a` and `b` differ in the learning rate at most.
   virtual bool SameButRates(const torch::optim::OptimizerOptions& a,
                             const torch::optim::OptimizerOptions& b) const = 0;
 };

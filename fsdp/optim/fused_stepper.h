@@ -1,5 +1,5 @@
 // Steps all parameters of an optimizer in as few calls of torch's fused kernels
-// as there can be: one for each parameter group, dtype and device.
+// as possible: one for each parameter group, dtype and device.
 #ifndef FSDP_OPTIM_FUSED_STEPPER_H_
 #define FSDP_OPTIM_FUSED_STEPPER_H_
 
@@ -27,13 +27,14 @@ namespace fsdp {
 class OffloadSpace;
 
 // Parameters are known by their tensor objects; groups may change between
-// steps. After the first step no tensors are allocated, but for gradients whose
+// steps. After the first step it allocates tensors only for gradients whose
 // elements are in another order in memory than their parameters'. Not
 // thread-safe.
 //
-// What rests elsewhere (fsdp/resting/offload_space.h) is brought in, stepped
-// and taken back one stretch at a time, the next ones being read and the last
-// ones written meanwhile, as ZeRO-Infinity does (Rajbhandari et al., 2021).
+// Parameters and states that rest off the device (fsdp/resting/offload_space.h)
+// are brought in, stepped and taken back one stretch at a time, while the next
+// are read and the last are written, as ZeRO-Infinity does (Rajbhandari et al.,
+// 2021).
 class FusedStepper {
  public:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
@@ -44,17 +45,17 @@ class FusedStepper {
   const FusedRule& rule() const { return *rule_; }
 
   // Steps every parameter of `groups` that has a gradient. InvalidArgument,
-  // with nothing changed, names one that the kernels cannot step. With
-  // parameters of an OffloadSpace it is collective, and its EndStep() tells of
-  // errors of stores.
+  // with nothing changed: the kernels cannot step a parameter, which the text
+  // names. With parameters of an OffloadSpace it is collective, and errors of
+  // stores are those of EndStep().
   absl::Status Step(const Groups& groups, OptimizerStates& states);
-  // The same for `shards`, those of whole units, at their cost alone, and never
-  // collective: what was stepped before an error stays so. Drops their
-  // gradients.
+  // Steps `shards`, those of whole units, and drops their gradients. It costs
+  // nothing for other shards and is never collective: what was stepped before
+  // an error is not undone.
   absl::Status StepShards(absl::Span<const NamedShard> shards,
                           const Groups& groups, OptimizerStates& states);
-  // See CapturableOptimizer. Between a capture and its replays groups have the
-  // same parameters.
+  // See CapturableOptimizer. The parameters of groups must not change between a
+  // capture and its replays.
   void KeepRatesOnDevice() { rates_on_device_ = true; }
   absl::StatusOr<int64_t> BeginCapture(const Groups& groups,
                                        OptimizerStates& states);
@@ -63,15 +64,14 @@ class FusedStepper {
                              OptimizerStates& states);
   void CountReplay(OptimizerStates& states);
 
-  // Moves states that lie in memory to where they rest, and adds those that an
-  // earlier run has kept (OffloadOptions::keep).
+  // These implement RestingStates (resting_places.h); the second one for the
+  // stretches that contain `parameters`.
   absl::Status TakeUpStates(const Groups& groups, OptimizerStates& states);
-  // Of the stretches that these are in.
   absl::Status TakeUpStatesOf(absl::Span<const at::Tensor> parameters,
                               const Groups& groups, OptimizerStates& states);
 
  private:
-  // What goes into one call.
+  // The stretches that go into one call.
   struct Batch {
     size_t group;
     at::Device device;
@@ -82,38 +82,38 @@ class FusedStepper {
     std::vector<std::pair<int64_t, at::Tensor>> steps;
     size_t steps_in_use = 0;
     at::Tensor converted;  // memory for a run in the kernel's dtype
-    at::Tensor rate;       // where rates are numbers of the device
+    at::Tensor rate;       // on the device; used after KeepRatesOnDevice()
     double rate_value = 0;
   };
-  // What a captured step counts in, by the parameter.
+  // One parameter's state in a captured step.
   struct CapturedState {
     void* parameter;
     FusedSlots slots;
     int64_t number;   // of the step that is captured, then replayed
-    at::Tensor step;  // where it reads the number
+    at::Tensor step;  // the replay reads the number here
   };
   struct CapturedStep {
-    int64_t number = 0;  // of all captures, from 1 on
+    int64_t number = 0;  // counts captures, from 1 on
     bool is_under_way = false;
-    // Of the groups.
+    // The options of each group.
     std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
-    std::vector<const void*> parameters;  // as arranged_
+    std::vector<const void*> parameters;  // arranged_ at the capture
     std::vector<CapturedState> states;
   };
-  // Where a parameter is.
+  // The indices of a parameter's stretch.
   struct Place {
     size_t batch;
     size_t stretch;
   };
 
-  // Makes the batches unless they are those of `groups`.
+  // Makes the batches, unless there are those of `groups` already.
   absl::Status Arrange(const Groups& groups, OptimizerStates& states);
   bool IsArranged(const Groups& groups) const;
   absl::Status ArrangeGroup(size_t index,
                             const torch::optim::OptimizerParamGroup& group);
   size_t BatchOf(size_t group, const at::Tensor& parameter);
 
-  // What is due and rests elsewhere.
+  // A stretch that is due and rests off the device.
   struct Streamed {
     Batch* batch;
     FusedStretch* stretch;
@@ -150,12 +150,13 @@ class FusedStepper {
   std::vector<const void*> arranged_;  // parameters, null after each group
   std::vector<Batch> batches_;
   std::unordered_map<const void*, Place> places_;
-  // Of the parameters, each once, in their order.
+  // The spaces of the parameters, each once, in their order.
   std::vector<std::shared_ptr<OffloadSpace>> spaces_;
-  // This one, as long as it lives.
+  // Tells OffloadSpace that this stepper lives.
   std::shared_ptr<const void> identity_ = std::make_shared<char>();
-  // Empty between steps, with memory: runs after their first step, those in it,
-  // and one that is stepped by itself.
+  // Lists of runs after their first step and of those in it. Like single_, for
+  // a run that is stepped by itself, they are empty between steps and keep
+  // their memory.
   std::array<FusedLists, 2> lists_;
   bool rates_on_device_ = false;
   CapturedStep captured_;

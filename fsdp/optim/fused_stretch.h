@@ -23,69 +23,71 @@
 
 namespace fsdp {
 
-// OK, or why torch's fused kernels cannot step it: InvalidArgument, to be read
-// after the parameter's name.
+// InvalidArgument: torch's fused kernels cannot step the parameter; the text
+// continues its name.
 absl::Status CheckFusedParameter(const at::Tensor& parameter);
 
-// Where it is stepped: on its device, or on the host (OffloadOptions::step_on).
+// Returns where the parameter is stepped: its own device, or the host
+// (OffloadOptions::step_on).
 c10::Device SteppingDevice(const at::Tensor& parameter);
 
-// States lie in memory of their own that is laid out as the parameters are, and
-// rests where the OffloadSpace of the parameters says.
+// States lie in memory that is laid out as the parameters are, and rests where
+// the OffloadSpace of the parameters says.
 class FusedStretch {
  public:
-  // Parameters that pass CheckFusedParameter(), with their places in `group`.
+  // `parameters` pass CheckFusedParameter() and come with their places in
+  // `group`.
   FusedStretch(size_t group,
                std::vector<std::pair<size_t, at::Tensor>> parameters);
 
   bool HasGradient() const;
-  // InvalidArgument names the parameter whose gradient or state has another
-  // shape, or cannot be used. FailedPrecondition: a Resident has it in memory.
+  // InvalidArgument, with the parameter's name: its gradient or state has
+  // another shape or cannot be used. FailedPrecondition: a Resident holds it.
   absl::Status Check(const FusedRule& rule, int num_slots,
                      const OptimizerStates& states) const;
 
-  // What the parameters lie in; null for ordinary memory.
+  // The memory of the parameters; null if it belongs to no OffloadSpace.
   RestingMemory* shard() const { return shard_.get(); }
   // Whether parameters, gradients or states may have to be brought in.
   bool RestsElsewhere() const;
-  // A hint that Begin() is to come.
+  // Hints that Begin() will come soon.
   void Prefetch() const;
 
-  // Takes up the gradients and gives the parameters that have one a state in
-  // this memory, copying what they have elsewhere. All of it is in memory until
-  // Finish() or LetGo(). Errors as the stores'.
+  // Brings the stretch into memory until Finish() or LetGo(). Parameters with a
+  // gradient get a state in the stretch's memory; one that they have in other
+  // memory is copied. Errors are those of stores.
   absl::Status Begin(const FusedRule& rule, int num_slots,
                      OptimizerStates& states);
-  // Of a stretch in memory, before Begin(): allocates what that would.
+  // Allocates what Begin() would. It is for stretches that rest in memory.
   absl::Status Reserve(int num_slots);
-  // From Begin() to Finish().
+  // The runs, valid from Begin() to Finish().
   const std::vector<FusedRun>& runs() const { return runs_.runs(); }
   int64_t StepOf(const FusedRun& run) const { return slices_[run.slice].step; }
-  // What is stepped and has a state, with its slots and the number of the step.
+  // Returns the slices that are stepped and have a state.
   std::vector<const FusedSlice*> counted() const;
-  // After the kernels.
+  // Ends the step after the kernels, and calls LetGo().
   void Finish();
-  // After Finish(), when the step counts: before, states are as they were.
+  // Writes the step's numbers and slots into the states, which are unchanged
+  // until then. Follows Finish().
   void Count(const FusedRule& rule);
-  // Instead of Finish(), after an error; its last act, too.
+  // Lets the memory go; in place of Finish() after an error.
   void LetGo();
-  // Instead of Count(): states that the step has made are gone.
+  // Erases the states that the step has made; in place of Count().
   void Undo(OptimizerStates& states);
-  // Moves states of `states` into memory that rests elsewhere, where that is
-  // their place, and adds those that an earlier run has kept. After an error
-  // some have been moved.
+  // Moves states that are in memory to where they rest, and adds those that an
+  // earlier run has kept. After an error some have been moved.
   absl::Status TakeUp(const FusedRule& rule, int num_slots,
                       OptimizerStates& states);
-  // Before the stretch goes and its states stay: they get memory of their own.
+  // Gives states memory of their own, before the stretch is destroyed.
   absl::Status Evacuate(const FusedRule& rule, OptimizerStates& states);
 
  private:
-  // What goes with a slice, whose parameter is this one, or its bytes on the
-  // host where it is stepped there.
+  // Belongs to a slice. The slice's parameter is this one, or its bytes on the
+  // host if it is stepped there.
   struct Member {
     size_t place;
     at::Tensor parameter;
-    // Whether a slot may hold something else than zeros.
+    // Whether each slot may hold other values than zeros.
     std::array<bool, kMaxFusedSlots> used = {};
     torch::optim::OptimizerParamState* state = nullptr;  // during a step
     bool state_is_new = false;                           // made by it
@@ -121,9 +123,9 @@ class FusedStretch {
   int num_slots_ = 0;  // of the last Begin()
   std::shared_ptr<RestingMemory> shard_;
   std::map<std::string, std::shared_ptr<RestingMemory>> memory_;  // by what
-  // Numbers of steps, where the space keeps states; undefined otherwise.
+  // The numbers of steps, if the space keeps states; else undefined.
   at::Tensor kept_steps_;
-  Resident resident_;  // from Begin() on
+  Resident resident_;  // from Begin() to LetGo()
   FusedRuns runs_;
 };
 

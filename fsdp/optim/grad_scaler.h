@@ -1,4 +1,4 @@
-// Loss scaling for training in float16, whose small gradients would be zero.
+// Scales losses for training in float16, where small gradients would be zero.
 //
 //   fsdp::ShardedGradScaler scaler = fsdp::ValueOrThrow(
 //       fsdp::ShardedGradScaler::Create(model->communicator()));
@@ -29,65 +29,63 @@ class Optimizer;
 
 namespace fsdp {
 
-// The same on all ranks.
+// They are the same on all ranks.
 struct GradScalerOptions {
   bool enabled = true;  // false: losses and gradients are left alone
   float init_scale = 65536;
   float growth_factor = 2;    // > 1
   float backoff_factor = .5;  // between 0 and 1
-  // Steps in a row without infinity or NaN after which the scale grows.
+  // The scale grows after this many steps in a row without infinity or NaN.
   int growth_interval = 2000;
 
-  // Longest wait of the host; positive. Unset: the communicator's default.
+  // Longest wait of the host. Positive; if unset, the communicator's.
   std::optional<absl::Duration> timeout = std::nullopt;
 };
 
-// For a checkpoint.
+// What a checkpoint saves.
 struct GradScalerState {
   float scale;
   int growth_tracker;  // steps since the scale has changed
 };
 
-// torch.amp.GradScaler over ranks: the scale is the same on all of them, and a
-// step is skipped by all when a gradient of one is infinite or NaN. All ranks
-// make the same calls.
+// torch.amp.GradScaler over ranks. All ranks make the same calls and have the
+// same scale. If a gradient of one rank is infinite or NaN, all skip the step.
 class ShardedGradScaler {
  public:
-  // `world`, all ranks that hold a part of the model, outlives the scaler.
-  // InvalidArgument: numbers outside the ranges above.
+  // `world` is all ranks that hold a part of the model, and outlives the
+  // scaler. InvalidArgument: an option is outside its range.
   static absl::StatusOr<ShardedGradScaler> Create(
       comm::Communicator& world,
       const GradScalerOptions& options = GradScalerOptions());
 
-  // loss * scale().
+  // Returns loss * scale().
   at::Tensor Scale(const at::Tensor& loss) const;
 
-  // Divides the gradients by scale() and returns whether one of any rank was
-  // infinite or NaN. One all-reduce. FailedPrecondition: already called since
-  // the last Update().
+  // Divides the gradients by scale(), and returns whether a gradient of any
+  // rank was infinite or NaN, by one all-reduce. FailedPrecondition: it was
+  // called already since the last Update().
   absl::StatusOr<bool> Unscale(absl::Span<const NamedShard> shards);
 
-  // Calls `step` unless a gradient was infinite or NaN; returns whether it did,
-  // or the error that `step` has returned.
-  // Unscales `shards` first unless that is done. Several optimizers: Unscale()
-  // all shards, then Step() each; FailedPrecondition where a Step() that had
-  // to unscale is followed by another.
+  // Unscales `shards`, unless that is done, and calls `step`, unless a gradient
+  // was infinite or NaN. Returns whether it called `step`, or the error of
+  // `step`. With several optimizers call Unscale() for all shards and then
+  // Step() for each. FailedPrecondition: a Step() since the last Update() had
+  // to unscale.
   absl::StatusOr<bool> Step(FallibleRef step,
                             absl::Span<const NamedShard> shards);
   absl::StatusOr<bool> Step(torch::optim::Optimizer& optimizer,
                             absl::Span<const NamedShard> shards);
 
-  // Ends the step: lowers the scale if it was skipped, raises it after
-  // growth_interval others. FailedPrecondition: nothing was unscaled.
+  // Ends the step: lowers the scale if the step was skipped, and raises it
+  // after growth_interval others. FailedPrecondition: nothing was unscaled.
   absl::Status Update();
 
   bool enabled() const { return options_.enabled; }
-  // 1 where the scaler is not enabled.
   float scale() const { return enabled() ? state_.scale : 1; }
 
   const GradScalerState& state() const { return state_; }
-  // InvalidArgument: a scale that is not positive and finite, or a negative
-  // number of steps.
+  // InvalidArgument: the scale is not positive and finite, or the number of
+  // steps is negative.
   absl::Status SetState(const GradScalerState& state);
 
  private:
@@ -104,7 +102,7 @@ class ShardedGradScaler {
   GradScalerOptions options_;
   GradScalerState state_;
   Stage stage_ = Stage::kScaled;
-  bool found_inf_ = false;  // of the gradients that are unscaled
+  bool found_inf_ = false;  // among the gradients that are unscaled
 };
 
 }  // namespace fsdp

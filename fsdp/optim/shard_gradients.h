@@ -1,5 +1,5 @@
-// What clipping and scaling share: the gradients of a rank's shards, and
-// numbers about those of all ranks.
+// Groups the gradients of a rank's shards and reduces numbers about those of
+// all ranks, for clipping and scaling.
 #ifndef FSDP_OPTIM_SHARD_GRADIENTS_H_
 #define FSDP_OPTIM_SHARD_GRADIENTS_H_
 
@@ -28,53 +28,53 @@ namespace fsdp {
 struct GradientGroup {
   at::Device device;
   at::ScalarType dtype;
-  int replicas;  // of NamedShard
+  int replicas;  // NamedShard::replicas
   std::vector<at::Tensor> each;
-  // The same, but neighbours in memory, as most of a unit's are, as one.
+  // The same gradients, with neighbours in memory merged into one tensor.
   std::vector<at::Tensor> gradients = {};
 
-  // In which to compute: float32 for halves.
+  // The dtype to compute in: float32 for halves.
   at::ScalarType math_dtype() const { return at::toOpMathType(dtype); }
 };
 
-// Without undefined and empty ones.
+// Groups the gradients of `shards`, without undefined and empty ones.
 std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards);
 
-// Calls `visit` with all of `group` in one go, or, where gradients rest
-// elsewhere, with those of one shard after the other, in their order and in
-// memory meanwhile. Errors as RestingMemory's.
+// Calls `visit` once with all of `group`. If gradients rest off the device, it
+// calls `visit` for each shard in order, with its gradients in memory. Errors
+// are those of RestingMemory.
 absl::Status ForEachInMemory(
     const GradientGroup& group, Use use,
     absl::FunctionRef<void(const std::vector<at::Tensor>&)> visit);
 
-// What operators have written to the gradients of `group` counts as a write to
-// each of them.
+// Raises the version of each gradient of `group`, after operators have written
+// to its merged tensors.
 void CountWrites(const GradientGroup& group);
 
-// Runs `fn`, whose failures the other ranks do not know of: they are told.
+// Runs `fn`. If it fails, aborts `world`, since other ranks do not know of it.
 absl::Status OrAbort(comm::Communicator& world, const std::string& what,
                      FallibleRef fn);
 
-// Where numbers about all gradients are computed. A matter of the shards, which
-// all ranks have, not of the gradients, which some may lack.
+// Returns the device on which numbers about all gradients are computed: that of
+// the shards, which all ranks have, while some may lack gradients.
 at::Device DeviceOf(absl::Span<const NamedShard> shards);
 
-// All-reduces `number` of one element. The host waits at most `timeout`, by
-// default the communicator's, and only where the number is on
-// the CPU; another device's stream waits otherwise.
+// All-reduces `number`, which has one element. If it is on the CPU, the host
+// waits for at most `timeout`, by default the communicator's; otherwise the
+// device's stream waits.
 absl::Status ReduceNumber(comm::Communicator& world, const at::Tensor& number,
                           comm::ReduceOp op, const std::string& label,
                           std::optional<absl::Duration> timeout);
 
-// Which of a model's parameters is the first, in the order of the shards, with
-// an element that is not finite on any rank. Empty: there is none.
+// The names of the first parameters, in the order of the shards, that are not
+// finite on some rank; empty if all are finite.
 struct NotFinite {
-  std::string value;     // the name of the first with such a value
-  std::string gradient;  // of the first with such a gradient
+  std::string value;     // the first whose value is not finite
+  std::string gradient;  // the first whose gradient is not finite
 };
 
-// The same on all ranks; `world` is null where a rank has the whole model.
-// Collective. Values are read where they rest.
+// Finds them, with the same result on all ranks. Collective, unless `world` is
+// null because this rank has the whole model. It brings resting values in.
 absl::StatusOr<NotFinite> FindNotFinite(comm::Communicator* world,
                                         absl::Span<const NamedShard> shards,
                                         const std::string& label);

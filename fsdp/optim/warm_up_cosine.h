@@ -1,4 +1,4 @@
-// How learning rates go from step to step: a warm-up, then half a cosine.
+// A schedule of learning rates: a warm-up, then half a cosine.
 #ifndef FSDP_OPTIM_WARM_UP_COSINE_H_
 #define FSDP_OPTIM_WARM_UP_COSINE_H_
 
@@ -14,24 +14,25 @@ namespace fsdp {
 struct WarmUpCosineOptions {
   int64_t warm_up = 0;  // steps
   int64_t steps = 1;    // of the whole run, warm-up included
-  double floor = 0.1;   // what it ends with, as a part of the peak
+  double floor = 0.1;   // the last rate, as a part of the peak
 };
 
-// As torch::optim's schedulers: step() comes after each step of the optimizer,
-// and TrainingRun::schedulers saves where it is.
+// Works as torch::optim's schedulers do: call step() after each step of the
+// optimizer. TrainingRun::schedulers saves its state.
 class WarmUpCosine final : public torch::optim::LRScheduler {
  public:
-  // What groups have now is the peak of each; they get what the first step has.
+  // Takes the present rate of each group as its peak, and sets the rates of the
+  // first step.
   WarmUpCosine(torch::optim::Optimizer& optimizer,
                const WarmUpCosineOptions& options);
 
-  // Gives the groups what the next step has. Loading a checkpoint calls it, as
-  // the optimizer's rates are then those of the run that was saved.
+  // Sets the rates of the next step. Loading a checkpoint calls it, since the
+  // optimizer has the saved run's rates then.
   void SetRates();
 
-  // What step `step`, from 0, has of the peak: linear from 1 / warm_up to 1,
-  // which the first step after the warm-up has, too, then half a cosine to
-  // `floor` behind the last one.
+  // Returns the rate of step `step`, counted from 0, as a part of the peak. It
+  // rises linearly from 1 / warm_up to 1, stays there for the first step after
+  // the warm-up, and falls by half a cosine to `floor` after the last step.
   static double At(int64_t step, const WarmUpCosineOptions& options);
 
   std::string ToString() const;

@@ -1,5 +1,5 @@
 // An exponential moving average of a model's weights (EMA), for evaluation and
-// export. Each rank averages its own shards: no messages.
+// export. Each rank averages its own shards and sends nothing.
 //
 //   fsdp::WeightAverage average(model->Parameters());
 //   run.average = &average;             // a checkpoint::TrainingRun saves it
@@ -21,32 +21,33 @@
 
 namespace fsdp {
 
-// Thread-compatible. Not between a forward and its backward. The average takes
-// as much memory as the shards, in float32 where they are of a lower precision,
-// on their device also where they rest on an SSD.
+// Thread-compatible. Do not call it between a forward and its backward. The
+// average takes as much memory as the shards, in float32 if their precision is
+// lower, and is on their device even if they rest on an SSD.
 class WeightAverage {
  public:
-  // `parameters`: the leaves that an optimizer steps. Those that do not require
-  // gradients now are left out.
+  // `parameters` are the leaves that an optimizer steps. Those that do not
+  // require gradients at this time are left out.
   explicit WeightAverage(const std::vector<at::Tensor>& parameters);
 
-  // To be called after the optimizer's step: the average becomes
-  // decay * average + (1 - decay) * weights. The first call copies the weights.
-  // InvalidArgument: `decay` is not between 0 and 1.
+  // Makes the average decay * average + (1 - decay) * weights. Call it after
+  // the optimizer's step. The first call copies the weights. InvalidArgument:
+  // `decay` is not between 0 and 1.
   absl::Status Update(double decay);
 
-  // Runs `fn` while the weights of the model are the average, and then puts the
-  // trained ones back, whatever it returns or throws. Before the first Update()
-  // they are the same. Nested calls, Update() and saving meanwhile:
-  // FailedPrecondition. After an error of the SSD on which weights rest, the
-  // model may have some of either: load a checkpoint.
+  // Runs `fn` while the model has the averaged weights, and then puts the
+  // trained ones back, whatever `fn` returns or throws. Before the first
+  // Update() both are the same. FailedPrecondition: InModel(), Update() or
+  // saving inside `fn`. If the SSD on which weights rest fails, the model may
+  // have some of both: load a checkpoint.
   absl::Status InModel(FallibleRef fn);
   bool is_in_model() const { return is_in_model_; }
 
-  // For checkpoints: the average of `parameter`, itself before the first
-  // Update(); undefined where it is left out.
+  // Returns the average of `parameter`, for checkpoints. Before the first
+  // Update() it is the parameter; if that is left out, it is undefined.
   at::Tensor Of(const at::Tensor& parameter) const;
-  // The same, to be overwritten: from here on there is an average.
+  // Returns the average of `parameter`, to be overwritten, and makes averages
+  // if there are none.
   absl::StatusOr<at::Tensor> ToFill(const at::Tensor& parameter);
 
  private:
@@ -55,7 +56,7 @@ class WeightAverage {
   std::vector<at::Tensor> parameters_;
   std::map<const void*, size_t> indices_;  // in parameters_
   std::vector<at::Tensor> averages_;       // empty before the first Update()
-  // Of parameters of another dtype than their average, while that is in them.
+  // Weights of a dtype other than their average's, while that is in the model.
   std::vector<at::Tensor> weights_;
   bool is_in_model_ = false;
 };
