@@ -1,4 +1,5 @@
-// A sharded model as text for people: members of a sharded module.
+// Describes a sharded model and its memory for people. Users call the members
+// of a sharded module with these names.
 #ifndef FSDP_DESCRIBE_DESCRIBE_H_
 #define FSDP_DESCRIBE_DESCRIBE_H_
 
@@ -10,12 +11,13 @@ namespace fsdp {
 
 class ShardedModel;
 
-// The memory that this rank will need.
+// Predicts the memory that this rank will need.
 MemoryPlan PlanMemory(const ShardedModel& model,
                       const MemoryPlanOptions& options = MemoryPlanOptions());
 
-// The units as an indented tree: strategy, parameters, dtypes they are stored,
-// computed and reduced in, whole and sharded sizes; then the memory plan.
+// Returns an indented tree of units with strategy, number of parameters, whole
+// and sharded sizes, and the dtypes of storage, computing and reductions; then
+// the memory plan, and what is offloaded.
 std::string Describe(const ShardedModel& model);
 
 }  // namespace fsdp

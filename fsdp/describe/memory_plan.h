@@ -1,5 +1,5 @@
 // Predicts the memory of a rank before the first step, by running the schedule
-// without a model. Pure: no tensors.
+// without a model and without tensors.
 #ifndef FSDP_DESCRIBE_MEMORY_PLAN_H_
 #define FSDP_DESCRIBE_MEMORY_PLAN_H_
 
@@ -12,40 +12,41 @@ namespace fsdp {
 struct ScheduledUnit;
 struct ScheduleOptions;
 
-// Of one unit on this rank, in bytes.
+// The bytes of one unit on this rank.
 struct UnitBytes {
-  int64_t shard = 0;  // parameters, resting in memory
-  int64_t away = 0;   // parameters, resting elsewhere
-  // Of both together, parameters without optimizer states in memory: frozen
-  // ones, and those whose states rest elsewhere.
+  int64_t shard = 0;  // parameters that rest on the device
+  int64_t away = 0;   // parameters that rest off the device
+  // Parameters, of shard and away together, without optimizer states on the
+  // device: frozen ones, and those whose states rest off it.
   int64_t stateless = 0;
   int64_t gradient = 0;       // of the shard
-  int64_t unsharded = 0;      // gathered; 0 where nothing is copied for that
+  int64_t unsharded = 0;      // gathered; 0 if that copies nothing
   int64_t copy = 0;           // its part of a copy that all ranks compute with
   int64_t part = 0;           // kept between forward and backward
   int64_t reduce_buffer = 0;  // all gradients of the unit, to be reduced
-  int64_t segment = 0;        // of that, this rank's
-  // What `unsharded` and `reduce_buffer` consist of where they are several
-  // buffers: one for each flat parameter.
+  int64_t segment = 0;        // this rank's part of reduce_buffer
+  // The sizes of several buffers, one for each flat parameter, if `unsharded`
+  // and `reduce_buffer` consist of them.
   std::vector<int64_t> unsharded_parts = {};
   std::vector<int64_t> reduce_parts = {};
-  // Of a gather and of a reduction that are quantised.
+  // Messages of a gather and of a reduction that are quantised.
   int64_t gather_messages = 0;
   int64_t reduce_messages = 0;
   bool trainable = true;
-  // Gradients are the shard's without a reduce buffer, unless they are kept
+  // The shard takes its gradients without a reduce buffer, unless they are kept
   // whole first.
   bool takes_gradients = false;
-  // In backwards but the last of a step: reduced, not kept whole; and over
-  // replicas, too. Where all units have both, these backwards keep all whole.
+  // Whether backwards before the last of a step reduce this unit, and whether
+  // they all-reduce it over replicas. If both hold for all units, these
+  // backwards keep all gradients whole.
   bool synchronizes = true;
   bool all_reduces = true;
 };
 
-// Bytes of one rank, at most, by kind: of gathered units and reduce buffers
-// those of the buffers that hold them, which may be larger (buffer_fit.h).
-// Activations, and the gradients autograd holds of the one or two units whose
-// backward is under way, are the model's.
+// The most bytes of one rank, by kind. Gathered units and reduce buffers count
+// with the buffers that hold them, which may be larger (buffer_fit.h).
+// Activations are not included, nor the gradients that autograd holds of the
+// one or two units whose backward is under way.
 struct MemoryPlan {
   int64_t shards = 0;
   int64_t gradients = 0;
@@ -55,28 +56,28 @@ struct MemoryPlan {
   int64_t parts = 0;
   int64_t in_flight = 0;  // reduce buffers
   int64_t messages = 0;   // of quantised collectives
-  int64_t transfers = 0;  // of offload, buffers
+  int64_t transfers = 0;  // buffers for offload
 
   int64_t total() const {
     return shards + gradients + optimizer + copies + gathered + parts +
            in_flight + messages + transfers;
   }
-  // A line for each kind.
+  // Returns a table with a line for each kind.
   std::string ToString() const;
 };
 
 struct MemoryPlanOptions {
   // Bytes of optimizer state per byte of trainable shard: 2 for Adam.
   double optimizer_state = 2;
-  // Backwards of which only the last reduces, or only the last all of it, as
-  // the units say.
+  // Backwards per optimizer step; only the last reduces everything, and the
+  // others what UnitBytes says.
   int backwards_per_step = 1;  // at least 1
 };
 
-// `units` as for Schedule, `bytes` of each. Assumes that every unit runs once,
-// in the order of the list, inside its parent, and that gradients keep their
-// memory from the first backward on, or with step_in_backward one unit at a
-// time.
+// Predicts the memory of `units`, which are those of Schedule, with `bytes` of
+// each. It assumes that every unit runs once, in the order of the list, inside
+// its parent. Gradients keep their memory from the first backward on, or with
+// step_in_backward one unit at a time.
 MemoryPlan PlanMemory(const std::vector<ScheduledUnit>& units,
                       const std::vector<UnitBytes>& bytes,
                       const ScheduleOptions& schedule_options,

@@ -1,4 +1,4 @@
-// The buffers of a model in the dtype that mixed precision wants.
+// Casts the buffers of a model to the dtypes of mixed precision, and back.
 #ifndef FSDP_PRECISION_BUFFER_PRECISION_H_
 #define FSDP_PRECISION_BUFFER_PRECISION_H_
 
@@ -10,8 +10,8 @@
 
 namespace fsdp {
 
-// Floating-point buffers, each with a dtype of its own choice. Tensors keep
-// their identity, values are rounded when cast and stay so. Not thread-safe.
+// Each buffer has a dtype of its own. Tensors keep their identity. Values are
+// rounded when they are cast, and stay rounded. Not thread-safe.
 class BufferPrecision {
  public:
   struct Buffer {

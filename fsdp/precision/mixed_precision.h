@@ -1,4 +1,4 @@
-// Which dtype each step of training works in.
+// The dtypes in which a unit computes, reduces and stores.
 #ifndef FSDP_PRECISION_MIXED_PRECISION_H_
 #define FSDP_PRECISION_MIXED_PRECISION_H_
 
@@ -19,38 +19,39 @@ enum class CastInputs {
   kEveryUnit,  // what each unit is called with
 };
 
-// The dtypes of one unit. Shards, and with them optimizer states, keep the
-// dtype that the parameters had; the default changes nothing.
+// The dtypes of one unit. Shards, and so optimizer states, keep the dtype that
+// the parameters had. The default changes nothing.
 struct MixedPrecision {
-  // Full parameters, and so what the unit computes in. Unset: as stored.
+  // Full parameters, and so the unit's computing. If unset, as stored.
   std::optional<c10::ScalarType> param_dtype;
-  // Reductions, and gradients kept whole under NoSync. Unset: param_dtype.
+  // Reductions, and gradients kept whole under NoSync. If unset, param_dtype.
   std::optional<c10::ScalarType> reduce_dtype;
-  // Floating-point buffers of the unit's modules. Unset: as they are.
+  // Floating-point buffers of the unit's modules. If unset, as they are.
   std::optional<c10::ScalarType> buffer_dtype;
-  // Floating-point outputs of the root's forward. Unset: as computed.
+  // Floating-point outputs of the root's forward. If unset, as computed.
   std::optional<c10::ScalarType> output_dtype;
 
-  // Floating-point inputs are cast to param_dtype, visibly to autograd: an
-  // input that requires grad gets its gradient in its own dtype.
+  // Where floating-point inputs are cast to param_dtype. Autograd sees the
+  // cast: an input that requires grad gets its gradient in its own dtype.
   CastInputs cast_inputs = CastInputs::kRoot;
-  // Inputs in fp16 and bf16 are cast to fp32 instead, for a unit in full
-  // precision behind one in low precision. Not with a param_dtype.
+  // Casts inputs in fp16 and bf16 to fp32 instead, for a unit in full precision
+  // that follows one in low precision. Not with a param_dtype other than fp32.
   bool force_input_to_fp32 = false;
-  // Leave shards' gradients in the reduce dtype.
+  // Leaves shards' gradients in the reduce dtype.
   bool keep_low_precision_grads = false;
-  // While the model is in eval mode nothing is cast.
+  // Casts nothing while the model is in eval mode.
   bool full_precision_in_eval = false;
-  // Modules whose own parameters and buffers keep their dtype inside a unit
-  // that computes in another. LibTorch's normalisation layers take inputs in a
-  // lower one. Unset: batch normalisation.
+  // Chooses modules whose own parameters and buffers keep their dtype inside a
+  // unit that computes in another; LibTorch's normalisation layers take inputs
+  // in a lower one. If unset, batch normalisation.
   std::function<bool(const torch::nn::Module&)> keep_full_precision;
 
-  // InvalidArgument: a dtype that is not a real floating-point one of at most
-  // 64 bits, or options that contradict each other.
+  // InvalidArgument: a dtype is not float, double, half or bfloat16, or options
+  // contradict each other.
   absl::Status Validate() const;
 
-  // Of what is stored in that dtype. Bytes stay bytes.
+  // These return the dtypes for parameters stored in `stored`. Bytes stay
+  // bytes.
   c10::ScalarType ParamDtype(c10::ScalarType stored) const {
     return c10::isFloatingType(stored) ? param_dtype.value_or(stored) : stored;
   }
@@ -64,15 +65,16 @@ struct MixedPrecision {
   }
   bool Keeps(const torch::nn::Module& module) const;
 
-  // "param bfloat16, reduce float32, inputs cast at the root".
+  // Returns "param BFloat16, reduce Float, inputs cast at the root".
   std::string ToString() const;
 };
 
-// Compute in `dtype` and reduce in fp32.
+// Returns the options to compute in `dtype` and reduce in fp32.
 MixedPrecision ComputeIn(c10::ScalarType dtype);
 
-// For MixedPrecision::keep_full_precision: batch normalisation of any
-// dimension; that, layer, group and instance normalisation.
+// These are for MixedPrecision::keep_full_precision. The first chooses batch
+// normalisation of any dimension, the second also layer, group and instance
+// normalisation.
 bool IsBatchNorm(const torch::nn::Module& module);
 bool IsNormalization(const torch::nn::Module& module);
 

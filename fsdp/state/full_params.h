@@ -1,5 +1,6 @@
-// Full parameters between steps: as a scope, one after the other, or gathered
-// ahead of use. After summon_full_params of fairscale and PyTorch FSDP.
+// Gives access to full parameters between steps: in a scope, one after the
+// other, or gathered ahead of use. It follows summon_full_params of fairscale
+// and PyTorch FSDP.
 #ifndef FSDP_STATE_FULL_PARAMS_H_
 #define FSDP_STATE_FULL_PARAMS_H_
 
@@ -20,11 +21,12 @@ namespace fsdp {
 class ShardedModel;
 
 struct SummonOptions {
-  // Units inside the module, too; otherwise what it owns as a unit itself.
+  // Includes the units inside the module; otherwise only the parameters that
+  // the module owns as a unit.
   bool recurse = true;
-  // Keep what is written inside the scope: of each rank its own range, or with
-  // rank0_only all that rank 0 has written. Otherwise it is lost, but for units
-  // that are not sharded.
+  // Keeps what is written inside the scope: each rank's own range, or with
+  // rank0_only everything that rank 0 has written. If false, writes are lost,
+  // except to units that are not sharded.
   bool writeback = true;
   // Only rank 0 gets values; on the others the parameters stay empty.
   bool rank0_only = false;
@@ -33,19 +35,21 @@ struct SummonOptions {
   bool with_grads = false;
 };
 
-// While it lives, the parameters of the module are ordinary leaves with their
-// values in full precision, in memory of their own, under their own names;
-// forward, backward and another such scope are refused. Tensors handed out lose
-// their values at its end: clone what has to outlive it. All ranks open and
-// close it together. Must not outlive the module. Moved-from: closed.
+// While the scope lives, the module's parameters are ordinary leaves under
+// their own names, with values in full precision in memory of their own.
+// Forward, backward and another such scope are refused. When the scope ends,
+// its tensors lose their values: clone what has to outlive it. All ranks open
+// and close it together. It must not outlive the module; a moved-from scope is
+// closed.
 class FullParamsScope {
  public:
   FullParamsScope(FullParamsScope&&) noexcept;
   FullParamsScope& operator=(FullParamsScope&&) noexcept;
-  // Close(); what that returns is a warning then.
+  // Calls Close(), and warns of its error.
   ~FullParamsScope();
 
-  // Writes back and shards again, also after an exception in the scope. Once.
+  // Writes back and shards again, also after an exception in the scope. A
+  // second call does nothing.
   absl::Status Close();
 
  private:
@@ -57,34 +61,35 @@ class FullParamsScope {
   std::unique_ptr<Impl> impl_;
 };
 
-// `module`: a sharded module, one inside it, or one with several sharded ones
-// inside. With nothing sharded in it, this does nothing. Collective.
-// On all ranks alike: FailedPrecondition inside a forward, a backward or
-// another such scope; InvalidArgument for options that differ between ranks.
+// Opens a scope for `module`: a sharded module, one inside it, or one with
+// sharded ones inside. If nothing in it is sharded, this does nothing.
+// Collective. Errors are the same on all ranks. FailedPrecondition: inside a
+// forward, a backward or another such scope. InvalidArgument: options differ
+// between ranks.
 absl::StatusOr<FullParamsScope> SummonFullParams(
     torch::nn::Module& module, const SummonOptions& options = SummonOptions());
 
-// Called for each parameter in turn, with its full value in full precision,
-// valid during the call.
+// Gets the full value of a parameter in full precision, valid during the call.
 using FullParameterVisitor =
     std::function<absl::Status(const std::string& name, const at::Tensor&)>;
 
 struct VisitOptions {
-  // As in SummonOptions. Without writeback what the visitor writes is lost.
+  // These are as in SummonOptions. Without writeback the visitor's writes are
+  // lost.
   bool writeback = false;
   bool rank0_only = false;
 };
 
-// The member of a sharded module. Holds one unit at a time, so that a model
-// larger than memory can be read and edited. Collective; all ranks return an
-// error when the visitor of one does, and nothing of that unit and later ones
-// is written back.
+// Implements the member of a sharded module. It holds one unit at a time, so
+// that a model larger than memory can be read and edited. Collective. If the
+// visitor of one rank fails, all ranks return an error, and neither that unit
+// nor later ones are written back.
 absl::Status ForEachFullParameter(ShardedModel& model,
                                   const FullParameterVisitor& visit,
                                   const VisitOptions& options = VisitOptions());
 
-// A unit that is gathered ahead of its forward, PyTorch's UnshardHandle. Wait()
-// after the unit was used or freed gathers it again, until the next forward.
+// A unit that is gathered ahead of its forward, as PyTorch's UnshardHandle. If
+// the unit was used or freed, Wait() gathers it again until the next forward.
 class UnshardHandle {
  public:
   UnshardHandle(std::shared_ptr<ShardedModel> model, int unit)
@@ -98,33 +103,35 @@ class UnshardHandle {
   int unit_;
 };
 
-// Starts to gather the unit that `module` is, not those inside it; its next
-// forward finds it gathered. Between steps it gets the values of now, in memory
-// of its own, and keeps them until it is used or freed, whatever is written to
-// shards from now on, also before Wait(), and if it is called once more. A
-// forward with grad refuses a unit whose shards were written meanwhile, since
-// backward would gather others: Reshard() it after the optimizer's step. Inside
-// a forward or backward, where shards stay as they are, this is a prefetch that
-// ends with it. A unit that is not sharded and computes in the dtype it is
-// stored in is its shard, whose writes it shows. FailedPrecondition: it is no
-// unit. All ranks alike.
+// Starts to gather the unit that `module` is, without the units inside it. Its
+// next forward finds it gathered. All ranks make the same call.
+// FailedPrecondition: `module` is no unit.
+//
+// Between steps the unit gets the present values, in memory of its own, and
+// keeps them until it is used or freed. Writes to shards after this call do not
+// reach it, not even before Wait() or with a second call. A forward with grad
+// refuses a unit whose shards were written meanwhile, since backward would
+// gather other values: call Reshard() after the optimizer's step. Inside a
+// forward or backward, where shards do not change, this is a prefetch that ends
+// with it. A unit that is not sharded and computes in the dtype of its storage
+// is its own shard, and shows writes to it.
 absl::StatusOr<UnshardHandle> Unshard(torch::nn::Module& module);
-// Frees it. FailedPrecondition: it is no unit, or computes.
+// Frees the unit. FailedPrecondition: `module` is no unit, or it computes.
 absl::Status Reshard(torch::nn::Module& module);
 
 // One flat parameter of a unit, whole.
 struct RebuiltParameter {
   std::string unit;
   at::Tensor flat;  // 1-D, with padding
-  // Whether resharding gives its memory back: not that of a unit that is not
-  // sharded and computes in the dtype it is stored in.
+  // Whether resharding gives its memory back. False for a unit that is not
+  // sharded, rests on its device and computes in the dtype of its storage.
   bool safe_to_free;
 };
 
-// The member of a sharded module: Unshard() of all units, in the dtypes they
-// compute in: returns what they have. Valid until the units are freed: by
-// Reshard(), or by the next forward. Collective. fairscale's
-// _rebuild_full_params.
+// Implements the member of a sharded module, fairscale's _rebuild_full_params.
+// It gathers all units in the dtypes they compute in and returns their flat
+// parameters, valid until Reshard() or the next forward frees the units.
+// Collective.
 absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams(
     ShardedModel& model);
 

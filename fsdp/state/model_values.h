@@ -1,5 +1,5 @@
-// This rank's values of a sharded model by name, where they are: what files are
-// written from and read into. Nothing is copied.
+// Lists this rank's values of a sharded model by name, without copies; files
+// are written from them and read into them.
 #ifndef FSDP_STATE_MODEL_VALUES_H_
 #define FSDP_STATE_MODEL_VALUES_H_
 
@@ -30,16 +30,16 @@ class FlatParameter;
 struct ValueRange {
   std::string name;
   std::vector<int64_t> sizes;    // of the whole parameter
-  std::vector<int64_t> strides;  // which give its storage order
+  std::vector<int64_t> strides;  // of the whole; they give its storage order
   int64_t begin;                 // in elements
-  // 1-D, of the parameter's dtype, maybe empty; may rest elsewhere
-  // (fsdp/memory/resting_memory.h). Writing it changes the parameter.
+  // 1-D, of the parameter's dtype, possibly empty; they may rest off the device
+  // (fsdp/memory/resting_memory.h). Writing them changes the parameter.
   at::Tensor values;
-  // Where the parameter lies; null where its model is not sharded.
+  // The flat parameter that contains it; null if its model is not sharded.
   const flat_param::FlatParameter* flat = nullptr;
   int index = 0;  // in flat
   int unit = 0;
-  // Which of the ranks that hold the same range this is.
+  // This rank's index among the ranks that hold the same range.
   int replica = 0;
   int replicas = 1;
 
@@ -47,58 +47,57 @@ struct ValueRange {
   bool IsRowMajor() const;
 };
 
-// Whole on every rank: a buffer, or a parameter that is not sharded.
+// A value that is whole on every rank: a buffer, or a parameter that is not
+// sharded.
 struct WholeValue {
   std::string name;
   at::Tensor tensor;           // of the module
-  c10::ScalarType file_dtype;  // that it has without mixed precision
+  c10::ScalarType file_dtype;  // its dtype without mixed precision
   bool is_buffer;
 };
 
 struct ModelValues {
   // Each once, by its first name, in the order of named_parameters().
   std::vector<ValueRange> parameters;
-  // Further names of tied parameters, and their first.
+  // Maps further names of tied parameters to the first.
   std::map<std::string, std::string> aliases;
   std::vector<WholeValue> others;
 };
 
-// Whether `parameter` is that of a wrapped module itself, which has values only
-// while its unit computes.
+// Whether `parameter` is a wrapped module's own, which has values only while
+// its unit computes.
 bool IsOfShardedModel(const at::Tensor& parameter);
 
-// Of `count` things that `parts` share out evenly: the range [first, second) of
-// part `index`.
+// Cuts `count` things evenly into `parts`, and returns the range [first,
+// second) of part `index`.
 std::pair<int64_t, int64_t> EvenPart(int64_t count, int index, int parts);
 
-// `module` is the wrapped one of `model`.
+// Reads the values of `model`, whose wrapped module is `module`.
 ModelValues ReadModelValues(ShardedModel& model,
                             const torch::nn::Module& module);
 
-// Puts an even part of the whole, row-major, in place of each of `ranges` that
-// is not row-major: a copy. `values` may be of anything laid out like the
-// parameter. Collective where there is one, and gathers one flat parameter at a
-// time.
+// Replaces each range that is not row-major by an even part of the whole,
+// row-major, as a copy. `values` may also be those of something else that is
+// laid out like the parameter. Collective if there is such a range; it gathers
+// one flat parameter at a time.
 absl::Status MakeRowMajor(ShardedModel& model, std::vector<ValueRange>& ranges);
 
-// `whole`, of the parameter's sizes, becomes the values of `range`, whatever
-// its storage order.
+// Copies this rank's part of `whole`, which has the parameter's sizes, into
+// `range`, whatever its storage order.
 absl::Status TakeOwnPart(const at::Tensor& whole, const ValueRange& range);
 
-// Puts ranges of parameters together, whoever has cut them.
-
-// A range of one parameter.
+// A range of one parameter, as some rank has cut it.
 struct ParameterPiece {
   std::string name;
   std::vector<int64_t> sizes;    // of the whole parameter
-  std::vector<int64_t> strides;  // which give its storage order
+  std::vector<int64_t> strides;  // of the whole; they give its storage order
   int64_t begin;                 // in storage order
-  at::Tensor values;             // 1-D, maybe empty
+  at::Tensor values;             // 1-D, possibly empty
 };
 
-// Copies what `pieces`, all of one parameter, have of the elements from `begin`
-// on into `target`, 1-D. NotFound, naming the first element that no piece has;
-// nothing is copied then.
+// Fills `target`, which is 1-D, with the elements from `begin` on, taken from
+// `pieces` of one parameter. NotFound, with nothing copied: no piece has an
+// element; the text names the first.
 absl::Status CopyFromPieces(absl::Span<const ParameterPiece* const> pieces,
                             int64_t begin, const at::Tensor& target);
 

@@ -1,4 +1,4 @@
-// State dicts as the archives that torch::save() and torch::load() use.
+// Writes and reads state dicts as archives of torch::save() and torch::load().
 #ifndef FSDP_STATE_MODULE_ARCHIVE_H_
 #define FSDP_STATE_MODULE_ARCHIVE_H_
 
@@ -13,16 +13,17 @@
 
 namespace fsdp {
 
-// Writes `dict` as `module`, whose names it has, would be written unsharded.
+// Writes `dict`, which has the names of `module`, as torch::save() writes the
+// unsharded module.
 void WriteArchive(const torch::nn::Module& module, const StateDict& dict,
                   const std::string& prefix,
                   torch::serialize::OutputArchive& archive);
 
-// The same into a file, which appears at `path` once it is whole.
+// Writes it into a file, which appears at `path` when it is complete.
 absl::Status WriteArchiveFile(const torch::nn::Module& module,
                               const StateDict& dict, const std::string& path);
 
-// Adds what `archive` has of the parameters and buffers of `module` to `dict`.
+// Adds the parameters and buffers of `module` that are in `archive` to `dict`.
 void ReadArchive(const torch::nn::Module& module, const std::string& prefix,
                  torch::serialize::InputArchive& archive, StateDict& dict);
 

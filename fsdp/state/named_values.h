@@ -1,4 +1,4 @@
-// The parameters and buffers of a sharded module by every name it has for them.
+// Lists the parameters and buffers of a sharded module by all of their names.
 #ifndef FSDP_STATE_NAMED_VALUES_H_
 #define FSDP_STATE_NAMED_VALUES_H_
 
@@ -15,7 +15,7 @@
 
 namespace fsdp {
 
-// Where a sharded parameter lies.
+// The place of a sharded parameter.
 struct ShardedValue {
   int unit;
   const flat_param::FlatParameter* flat;
@@ -37,7 +37,7 @@ struct NamedValues {
   std::vector<Other> others;          // ignored parameters, buffers
 };
 
-// `module` is the wrapped one of `model`.
+// Reads the values of `model`, whose wrapped module is `module`.
 NamedValues ReadNamedValues(const ShardedModel& model,
                             const torch::nn::Module& module);
 

@@ -1,5 +1,5 @@
-// The state of a LibTorch optimizer over a sharded model's Parameters(), by
-// parameter name, in memory: whole or in pieces.
+// Gathers and loads the state of a LibTorch optimizer over a sharded model's
+// Parameters(), by parameter name, in memory: whole or in pieces.
 #ifndef FSDP_STATE_OPTIMIZER_STATE_H_
 #define FSDP_STATE_OPTIMIZER_STATE_H_
 
@@ -22,46 +22,47 @@ namespace fsdp {
 
 class ShardedModel;
 
-// Knows SGD, Adam, AdamW, Adagrad and RMSprop of torch::optim. Users call the
-// members of a sharded module with the names of these functions.
+// These functions know SGD, Adam, AdamW, Adagrad and RMSprop of torch::optim.
+// Users call the members of a sharded module with the same names.
 
-// Tensors are named "weight.exp_avg", numbers "weight.step". A parameter that
-// has never been stepped has neither.
+// Tensors are named "weight.exp_avg", and numbers "weight.step". A parameter
+// that has never been stepped has neither.
 struct OptimizerStateDict {
   StateDict tensors;  // whole, of their parameters' shapes
   std::map<std::string, int64_t> numbers;
   std::vector<OptimizerGroup> groups;
 };
 
-// Collective; gathers one flat parameter at a time. With rank0_only the other
-// ranks get an empty one. InvalidArgument on all ranks: another optimizer, or
-// one that is not over exactly shards of `model`; states that differ between
-// ranks. FailedPrecondition as GatherStateDict().
+// Gathers the state, one flat parameter at a time. Collective. With rank0_only
+// the other ranks get an empty dict. InvalidArgument on all ranks: the
+// optimizer is of another kind or has a parameter that is no shard of `model`,
+// or states differ between ranks. FailedPrecondition: as GatherStateDict().
 absl::StatusOr<OptimizerStateDict> GatherOptimizerState(
     ShardedModel& model, torch::optim::Optimizer& optimizer,
     const StateDictOptions& options = StateDictOptions());
 
-// Replaces state and options of `optimizer`; what `dict` has no state of has
-// none afterwards. All ranks pass the whole dict, of any number of ranks.
-// Collective. InvalidArgument on all ranks, with nothing changed, lists what
-// does not fit.
+// Replaces state and options of `optimizer`. Parameters without a state in
+// `dict` have none afterwards. All ranks pass the whole dict, gathered from any
+// number of ranks. Collective. InvalidArgument on all ranks, with nothing
+// changed: something does not fit, which the text tells.
 absl::Status LoadOptimizerState(ShardedModel& model,
                                 torch::optim::Optimizer& optimizer,
                                 const OptimizerStateDict& dict);
 
-// This rank's part: `tensors` in pieces instead, each named as above.
+// This rank's part of the state. Pieces are named as tensors of the dict are.
 struct ShardedOptimizerState {
   std::vector<ParameterPiece> tensors;
   std::map<std::string, int64_t> numbers;
   std::vector<OptimizerGroup> groups;
 };
 
-// Copies; no tensor travels. Errors as above.
+// Copies this rank's part. Collective, but no tensors are sent. Errors are
+// those of GatherOptimizerState().
 absl::StatusOr<ShardedOptimizerState> MakeShardedOptimizerState(
     ShardedModel& model, torch::optim::Optimizer& optimizer);
 
-// From the pieces of any number of ranks; `numbers` and `groups` as any of them
-// has them. As LoadOptimizerState().
+// Does what LoadOptimizerState() does, from the pieces of any number of ranks,
+// with the `numbers` and `groups` of any of them.
 absl::Status LoadShardedOptimizerState(
     ShardedModel& model, torch::optim::Optimizer& optimizer,
     absl::Span<const ParameterPiece> tensors,

@@ -1,5 +1,5 @@
-// What a LibTorch optimizer holds, by the names of its parameters, where it is:
-// nothing is copied and nothing travels.
+// Reads and replaces the states of LibTorch's optimizers, whatever their class,
+// as tensors and numbers by the names of parameters. Nothing is copied or sent.
 #ifndef FSDP_STATE_OPTIMIZER_VALUES_H_
 #define FSDP_STATE_OPTIMIZER_VALUES_H_
 
@@ -18,23 +18,20 @@
 #include "absl/types/span.h"
 #include "fsdp/model/named_shard.h"
 
-// LibTorch's optimizer states, whatever their class, as named tensors and
-// numbers.
-
 namespace fsdp {
 
-// Of one parameter: {"exp_avg", "exp_avg_sq"} and {"step"} for Adam.
+// The state of one parameter: {"exp_avg", "exp_avg_sq"} and {"step"} for Adam.
 struct OptimizerSlots {
   std::map<std::string, at::Tensor> tensors;  // defined ones only
   std::map<std::string, int64_t> numbers;
 };
 
-// InvalidArgument: a class that is not known; see optimizer_state.h.
+// InvalidArgument: the class of `state` is not known; see optimizer_state.h.
 absl::StatusOr<OptimizerSlots> ReadSlots(
     const torch::optim::OptimizerParamState& state);
 
-// A state of the class that `optimizer` uses. InvalidArgument: an optimizer
-// that is not known, or slots that its states do not have.
+// Makes a state of the class that `optimizer` uses. InvalidArgument: the
+// optimizer is not known, or its states do not have these slots.
 absl::StatusOr<std::unique_ptr<torch::optim::OptimizerParamState>> MakeState(
     const torch::optim::Optimizer& optimizer, const OptimizerSlots& slots);
 
@@ -48,10 +45,10 @@ struct OptimizerValues {
   std::vector<OptimizerGroup> groups;
 };
 
-// `leaves`: what the optimizer may step, with their names: the shards of a
-// sharded model. Slots' tensors are of their leaf's size, and may rest
-// elsewhere. InvalidArgument: an optimizer that is not known, or one with a
-// parameter that is not among `leaves`.
+// Reads what `optimizer` holds. `leaves` are the shards of a sharded model with
+// their names, which it may step. Tensors of slots are of their leaf's size,
+// and may rest off the device. InvalidArgument: the optimizer is not known, or
+// has a parameter that is not among `leaves`.
 absl::StatusOr<OptimizerValues> ReadOptimizerValues(
     absl::Span<const NamedShard> leaves, torch::optim::Optimizer& optimizer);
 
@@ -63,32 +60,33 @@ struct OptimizerReplacement {
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
 };
 
-// Of `slots`, by parameter, and `groups`; `present`: what `optimizer` holds.
-// InvalidArgument: other groups, or another class of optimizer or of states.
-// Not `strict`: groups may be others; each of the optimizer gets the options of
-// that with which it has most names in common, then of that in its place if
-// there are as many, or keeps its own; and states of what is in none are left
-// out.
+// Plans to replace `present`, which `optimizer` holds, by `slots`, by
+// parameter, and the options of `groups`. InvalidArgument: the groups, or the
+// class of the optimizer or of states, are others; or Adagrad steps a parameter
+// without a state. If not `strict`, groups may differ: each group of the
+// optimizer gets the options of the group with which it has most names in
+// common, else of the group in its place if there are as many, else it keeps
+// its own; states of parameters in no group are left out.
 absl::StatusOr<OptimizerReplacement> PlanReplacement(
     absl::Span<const NamedShard> leaves,
     const torch::optim::Optimizer& optimizer, const OptimizerValues& present,
     const std::map<std::string, OptimizerSlots>& slots,
     const std::vector<OptimizerGroup>& groups, bool strict = true);
-// TakeUpStates() has to follow.
+// Carries out a plan. The caller then calls TakeUpStates().
 void Apply(OptimizerReplacement replacement,
            torch::optim::Optimizer& optimizer);
 
-// Apply() in parts, for states that are not all in memory at a time: the
-// options, and the end of states that none takes the place of. ApplyState() of
-// each parameter that has one, and TakeUpStates(), have to follow.
+// Does a part of Apply(), for states that are not all in memory at a time: sets
+// the options, and erases states without a replacement. The caller then calls
+// ApplyState() for each parameter with a state, and TakeUpStates().
 void ApplyOptions(const OptimizerReplacement& replacement,
                   torch::optim::Optimizer& optimizer);
 absl::Status ApplyState(const at::Tensor& leaf, const OptimizerSlots& slots,
                         torch::optim::Optimizer& optimizer);
 
-// Moves states to where they rest, for an optimizer whose states do.
+// Moves states to where they rest, if the optimizer is a RestingStates.
 absl::Status TakeUpStates(torch::optim::Optimizer& optimizer);
-// The same of those of `leaves` alone.
+// Does the same for the states of `leaves` alone.
 absl::Status TakeUpStates(torch::optim::Optimizer& optimizer,
                           absl::Span<const at::Tensor> leaves);
 

@@ -1,4 +1,5 @@
-// A sharded model's values by name, in memory: whole, or as this rank's pieces.
+// Gathers and loads a sharded model's values by name, in memory: whole, or as
+// this rank's pieces.
 #ifndef FSDP_STATE_STATE_DICT_H_
 #define FSDP_STATE_STATE_DICT_H_
 
@@ -18,37 +19,38 @@ namespace fsdp {
 
 class ShardedModel;
 
-// Parameters, then buffers, under every name the unwrapped module has for them;
-// tied parameters share a tensor.
+// Has parameters and then buffers, under every name that the unwrapped module
+// has for them. Tied parameters share a tensor.
 using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 
 struct StateDictOptions {
-  // The other ranks take part and get an empty dict.
+  // The other ranks take part, but get an empty dict.
   bool rank0_only = false;
   bool offload_to_cpu = false;
 };
 
 struct LoadOptions {
-  // Refuse names that are missing or unexpected. Shapes have to fit anyway.
+  // Refuses names that are missing or unexpected. Shapes have to fit anyway.
   bool strict = true;
-  // Only rank 0 passes a dict.
+  // Only rank 0 passes a dict. Unimplemented: a buffer is sparse.
   bool rank0_only = false;
 };
 
-// Users call the members of a sharded module with these names; `module` is the
-// wrapped one of `model`, here and below.
+// Users call the members of a sharded module with the names of these functions.
+// `module` is the wrapped module of `model`.
 
 // --- Whole -------------------------------------------------------------------
-// Copies in the dtypes that parameters and buffers were made with, gathered one
-// unit at a time. Collective. FailedPrecondition on all ranks inside a forward,
-// a backward or a scope of full parameters.
+// Returns copies in the dtypes that parameters and buffers were made with. It
+// gathers one unit at a time. Collective. FailedPrecondition on all ranks:
+// inside a forward, a backward or a scope of full parameters, or a parameter
+// has no values yet (InitOptions::loaded_later).
 absl::StatusOr<StateDict> GatherStateDict(
     ShardedModel& model, const torch::nn::Module& module,
     const StateDictOptions& options = StateDictOptions());
 
-// Each rank takes its ranges. Collective. InvalidArgument on all ranks, with
-// nothing changed, lists everything that is missing, unexpected, of another
-// shape, or not of floating point where it has to be.
+// Copies each rank's ranges into its shards. Collective. InvalidArgument on all
+// ranks, with nothing changed, lists the names that are missing or unexpected,
+// and values whose shape differs or whose dtype cannot be converted.
 absl::Status LoadStateDict(ShardedModel& model, const torch::nn::Module& module,
                            const StateDict& dict,
                            const LoadOptions& options = LoadOptions());
@@ -59,14 +61,14 @@ struct ShardedStateDict {
   StateDict others;                        // buffers and what is not sharded
 };
 
-// Copies. Collective, but no values travel.
+// Returns copies of this rank's values. Collective, but no values are sent.
 absl::StatusOr<ShardedStateDict> MakeShardedStateDict(
     ShardedModel& model, const torch::nn::Module& module);
 
-// From the pieces of any number of ranks: every rank passes those that cover
-// its own ranges, or all. Pieces may overlap where they are equal copies, of
-// replicas. Collective. InvalidArgument on all ranks, with nothing changed,
-// lists gaps and shapes that differ.
+// Loads from the pieces of any number of ranks: each rank passes those that
+// cover its own ranges, or all. Pieces may overlap if they are equal, as copies
+// of replicated units are. Collective. InvalidArgument on all ranks, with
+// nothing changed, lists gaps and shapes that differ.
 absl::Status LoadShardedStateDict(ShardedModel& model,
                                   const torch::nn::Module& module,
                                   absl::Span<const ParameterPiece> pieces,

@@ -1,4 +1,4 @@
-// Shared by the kinds of state dicts: what is compared, copied and refused.
+// Compares, copies and refuses values, for both kinds of state dicts.
 #ifndef FSDP_STATE_STATE_DICT_LOAD_H_
 #define FSDP_STATE_STATE_DICT_LOAD_H_
 
@@ -23,17 +23,18 @@ namespace fsdp {
 // A parameter by its flat parameter and index there.
 using Place = std::pair<const flat_param::FlatParameter*, int>;
 
-// What of a dict is to be loaded.
+// The values of a dict that are to be loaded.
 struct LoadPlan {
   std::map<Place, at::Tensor> parameters;
   std::vector<std::pair<at::Tensor, at::Tensor>> others;  // from, to
 };
 
-// InvalidArgument lists every difference; any name of a tied parameter will do.
+// Plans to load `dict`; any name of a tied parameter will do. InvalidArgument
+// lists every difference.
 absl::StatusOr<LoadPlan> PlanLoad(const NamedValues& values,
                                   const StateDict& dict, bool strict);
 void Apply(const LoadPlan& plan);
-// Copies this rank's part of the whole `value` of parameter i into the shard.
+// Copies this rank's part of the whole `value` of parameter `i` into the shard.
 void TakeOwnRange(const flat_param::FlatParameter& flat, int i,
                   const at::Tensor& value);
 
@@ -43,13 +44,13 @@ void OverwriteShards(ShardedModel& model, absl::Span<const at::Tensor> shards);
 at::Tensor CopyOf(const at::Tensor& tensor, c10::ScalarType dtype, bool to_cpu);
 void AddOthers(const NamedValues& values, bool to_cpu, StateDict& dict);
 
-// OK where there are no `differences`, else InvalidArgument with a line each.
+// OK if there are no `differences`, else InvalidArgument with a line for each.
 absl::Status Differ(const char* what,
                     const std::vector<std::string>& differences);
-// What is wrong with values of dtype `from` for what has `to`; nothing: they
-// are cast. Only bytes become bytes.
+// Returns why values of dtype `from` cannot be cast to `to`, or an empty string
+// if they can. Only bytes become bytes.
 std::string DtypeDifference(c10::ScalarType from, c10::ScalarType to);
-// "[2, 3]".
+// Returns "[2, 3]".
 std::string SizesText(at::IntArrayRef sizes);
 
 }  // namespace fsdp

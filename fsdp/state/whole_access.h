@@ -1,5 +1,5 @@
-// The time in which a model's parameters belong to something other than its
-// forward and backward.
+// Reserves a model's parameters for something other than its forward and
+// backward, and gathers them between steps.
 #ifndef FSDP_STATE_WHOLE_ACCESS_H_
 #define FSDP_STATE_WHOLE_ACCESS_H_
 
@@ -20,15 +20,16 @@
 
 namespace fsdp {
 
-// Ends with the object.
+// Holds the access that ShardedModel::BeginWholeAccess() gives, as long as it
+// lives.
 class WholeAccess {
  public:
-  // Collective; what ShardedModel::BeginWholeAccess() refuses on one rank is
-  // refused on all. `what` names the caller: "GatherStateDict()".
+  // Begins access. Collective: if one rank refuses, all do. `what` names the
+  // caller: "GatherStateDict()".
   static absl::StatusOr<WholeAccess> Begin(ShardedModel& model,
                                            absl::string_view what,
                                            bool reads_values = false);
-  // The same, but a refusal is of this rank alone: nothing is sent.
+  // Begins access on this rank alone, and sends nothing.
   static absl::StatusOr<WholeAccess> BeginAlone(ShardedModel& model,
                                                 absl::string_view what);
   WholeAccess(WholeAccess&& other) noexcept;
@@ -41,9 +42,9 @@ class WholeAccess {
   ShardedModel* model_;
 };
 
-// Runs `body`, which returns a Status or a StatusOr, in such a time. What it
-// throws becomes the result, and the ranks that may be waiting are ended: they
-// do not know of it. In NormalMode: what it makes is kept.
+// Runs `body`, which returns a Status or a StatusOr, with access and in
+// NormalMode, since its tensors are kept. What it throws becomes the result,
+// and the model's groups are aborted, since other ranks may be waiting.
 template <typename Body>
 auto InWholeAccess(ShardedModel& model, absl::string_view what,
                    const Body& body, bool reads_values = false)
@@ -58,34 +59,32 @@ auto InWholeAccess(ShardedModel& model, absl::string_view what,
   return thrown;
 }
 
-// For a wait that begins now.
+// Returns the deadline of a wait that begins at this time.
 absl::Time DeadlineOf(const ShardedModel& model);
 
-// Whole tensors out of the ranks' shards, for what happens between steps.
-
-// All ranks' shards of one flat parameter of a unit, or of anything laid out
-// like it, in memory of its own: 1-D, layout.padded_numel(), of the shard's
-// dtype. Collective over the ranks that the unit is sharded on. When it fails
-// the model's groups are aborted: other ranks wait in groups of theirs.
+// Gathers all ranks' shards of a unit's flat parameter, or of something that is
+// laid out like it, into memory of its own: 1-D, layout.padded_numel()
+// elements, in the shard's dtype. Collective over the ranks that the unit is
+// sharded on. If it fails, the model's groups are aborted, since other ranks
+// wait in other groups.
 absl::StatusOr<at::Tensor> GatherShards(const ShardedModel& model, int unit,
                                         const at::Tensor& shard,
                                         absl::string_view label);
 
-// This rank's shard of the gradients of `flat`, zero where there is none.
+// Returns this rank's shard of the gradients of `flat`, with zeros where there
+// are none.
 at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat);
 
-// Whole values that a caller gets to see for a time.
-
-// A tensor over memory that is somebody else's, until End(): from then on it,
-// and all views of it, raise an error that says what has ended, and hold no
-// memory. Not thread-safe.
+// Lends whole values to a caller until End(). After that the tensor and its
+// views hold no memory, and raise an error that says what has ended. Not
+// thread-safe.
 class LentValues {
  public:
-  // `values`: 1-D and contiguous; outlives End(). `until`: "the scope of
-  // SummonFullParams()".
+  // `values` is 1-D and contiguous and outlives End(). `until` names what ends:
+  // "the scope of SummonFullParams()".
   LentValues(const at::Tensor& values, const std::string& until);
 
-  // Of the same elements as `values`.
+  // Has the same elements as `values`.
   const at::Tensor& tensor() const { return tensor_; }
   void End() { storage_.Empty(); }
 

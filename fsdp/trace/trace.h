@@ -1,6 +1,6 @@
-// Where the time of training steps goes: a trace of what a rank gathers, waits
-// for, copies and computes, unit by unit. Perfetto (ui.perfetto.dev) and
-// chrome://tracing show it, //tools:trace_report sums it up.
+// Shows where the time of training steps goes: traces what a rank gathers,
+// waits for, copies and computes, unit by unit. Perfetto (ui.perfetto.dev) and
+// chrome://tracing show a trace, and //tools:trace_report sums it up.
 //
 //   FSDP_ASSIGN_OR_RETURN(auto trace, fsdp::Trace::Start({rank}));
 //   for (...) {
@@ -28,36 +28,39 @@ class TraceBuffer;
 
 struct TraceOptions {
   int rank = 0;
-  // Spans kept, at 56 bytes each; beyond it the oldest go. A step has about 25
-  // for every unit.
+  // The number of spans that are kept, of 56 bytes each; after that the oldest
+  // are dropped. A step has about 25 for every unit.
   int64_t capacity = 1 << 17;
 };
 
-// Records what the models of this thread do, TraceStep, TraceSpan and
-// RECORD_USER_SCOPE, from Start() to Stop(); backward, too, which on CPU runs
-// in the thread that calls it. Times are those of the host's clock: of ranks on
-// several hosts they compare as well as these clocks agree.
+// Records the models of this thread, TraceStep, TraceSpan and RECORD_USER_SCOPE
+// from Start() to Stop(). That includes backward, which on the CPU runs in the
+// thread that calls it. Times are from the host's clock, so ranks on several
+// hosts compare only as well as these clocks agree.
 class Trace {
  public:
-  // InvalidArgument: a negative rank, no capacity. FailedPrecondition: this
-  // thread records already, or LibTorch's recording is off in it.
+  // InvalidArgument: the rank is negative, or the capacity is not positive.
+  // FailedPrecondition: this thread records already, or LibTorch's recording is
+  // off in it.
   static absl::StatusOr<std::unique_ptr<Trace>> Start(
       const TraceOptions& options);
-  // As Stop().
+  // Calls Stop().
   ~Trace();
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // In the thread that started it, between steps. What has been recorded stays.
+  // Ends recording and keeps what was recorded. Call it in the thread that
+  // started the trace, between steps.
   void Stop();
 
-  int64_t num_dropped() const;  // of the oldest spans
+  // Returns how many spans, the oldest ones, were dropped.
+  int64_t num_dropped() const;
 
-  // One file of this rank alone, whole or not at all, with the last
-  // `last_steps` steps; 0: with all.
+  // Writes a file of this rank alone, complete or not at all, with the last
+  // `last_steps` steps; 0 means all.
   absl::Status Write(const std::string& path, int64_t last_steps = 0) const;
-  // What such a file consists of, with times since `base_ns`, in nanoseconds
-  // since 1970: see trace_json.h.
+  // Returns the events of such a file (trace_json.h). Times count from
+  // `base_ns`, in nanoseconds since 1970.
   std::string Events(int64_t base_ns, int64_t last_steps) const;
   int64_t start_ns() const { return start_ns_; }
 
@@ -69,9 +72,10 @@ class Trace {
   const std::shared_ptr<TraceBuffer> buffer_;
 };
 
-// Collective: rank 0 writes one file with what all ranks have recorded, whole
-// or not at all. OK, or an error, on all ranks alike. What can be written is
-// known before a long run by OutputFile::Open() (base/output_file.h).
+// Makes rank 0 write one file with the traces of all ranks, complete or not at
+// all. Collective, with the same status on all ranks. To find out before a long
+// run whether the file can be written, see OutputFile::Open()
+// (base/output_file.h).
 absl::Status WriteTrace(const Trace& trace, comm::Communicator& communicator,
                         const std::string& path, int64_t last_steps = 0);
 
@@ -88,7 +92,7 @@ class TraceSpan {
   const TraceBuffer* const buffer_;  // null: nobody records
 };
 
-// The same for a training step.
+// Marks a training step in this thread's trace, if there is one.
 class TraceStep {
  public:
   explicit TraceStep(int64_t number);

@@ -1,5 +1,5 @@
-// The scopes that one rank has been in: bounded, and without allocations once
-// every unit has been seen. Knows no torch.
+// Records the scopes that one rank has been in, in bounded memory. It allocates
+// nothing after every unit has been seen, and needs no torch.
 #ifndef FSDP_TRACE_TRACE_BUFFER_H_
 #define FSDP_TRACE_TRACE_BUFFER_H_
 
@@ -28,41 +28,42 @@ struct TraceScope {
   int64_t step = 0;                          // for kStep: its number
 };
 
-// The scope that a range of that name is, and the unit it is about:
-// "fsdp::Gather(blocks.0)". Any other name is kUser's own.
+// A scope and the name of its unit, or the user's name for kUser.
 struct NamedScope {
   TraceScope scope;
   absl::string_view name;
 };
+// Parses the name of a range, "fsdp::Gather(blocks.0)". Any other name is a
+// kUser scope.
 NamedScope ParseScope(absl::string_view range);
 
 // Not thread-safe.
 class TraceBuffer {
  public:
-  // A scope that has ended. Times are those that were given.
+  // A scope that has ended. Times are in the clock of the caller.
   struct Record {
     TraceScope scope;
     int name;          // see name()
-    int64_t sequence;  // scopes in the order of their begin
+    int64_t sequence;  // counts scopes in the order of their begin
     int64_t begin_ns;
     int64_t end_ns;  // at least begin_ns
   };
-  // Of a unit; 0 as long as nobody has said.
+  // The sizes of a unit; 0 until SetUnitBytes().
   struct UnitBytes {
     int64_t unsharded = 0;
     int64_t reduce_buffer = 0;
   };
 
-  // Room for `capacity` records, at least 1; beyond it the oldest go.
+  // Keeps the last `capacity` records, at least 1.
   explicit TraceBuffer(int64_t capacity);
 
-  // Scopes nest. `name`: of the unit, or the user's.
+  // Begins a scope; scopes nest. `name` is that of the unit, or the user's.
   void Begin(TraceScope scope, absl::string_view name, int64_t now_ns);
-  // Of the innermost; without one, nothing.
+  // Ends the innermost scope, if there is one.
   void End(int64_t now_ns);
   void SetUnitBytes(absl::string_view unit, UnitBytes bytes);
 
-  // In the order of their end: a scope comes behind those inside it.
+  // Returns records in the order of their end: a scope follows those inside it.
   std::vector<Record> Records() const;
   int64_t num_dropped() const { return num_dropped_; }
   const std::string& name(int index) const { return names_[index]; }
@@ -75,38 +76,39 @@ class TraceBuffer {
   size_t next_ = 0;  // where the next record goes
   size_t size_ = 0;
   int64_t num_dropped_ = 0;
-  std::vector<Record> open_;  // up to its capacity
-  int64_t num_too_deep_ = 0;  // open ones beyond it
+  std::vector<Record> open_;  // never grows beyond its first capacity
+  int64_t num_too_deep_ = 0;  // open scopes that found no room in it
   int64_t next_sequence_ = 0;
   absl::flat_hash_map<std::string, int> indices_;
   std::vector<std::string> names_;
   std::vector<UnitBytes> bytes_;  // by name
 };
 
-// What the spans of a trace are: the "cat" of its JSON events, which
-// //tools:trace_report reads again.
-
+// The kinds of spans in a trace. Their names are the "cat" of its JSON events,
+// which //tools:trace_report reads.
 enum class TraceCategory {
-  // Of a rank's own thread, no two at the same time: a unit computes ...
+  // The first three groups are of a rank's own thread and never overlap. In
+  // these spans a unit computes.
   kForward,
   kRecompute,  // a forward inside backward
   kBackward,
-  // ... it waits ...
+  // In these it waits.
   kGatherWait,
   kReduceWait,  // and adds to the shard's gradient
   kFence,       // for the other ranks of the host
-  kAgreement,   // for all ranks: have they done the same
-  // ... or does something else.
-  kCopy,       // gradients to where the reduction reads, a part of parameters
+  kAgreement,   // for all ranks, to compare what they have done
+  // In these it does something else.
+  kCopy,       // copies gradients to the reduce buffer, or a part of parameters
   kStart,      // starts a collective, casts what it gathers from
   kFree,       // gives memory back
   kOptimizer,  // steps a unit in backward
-  // Around those.
+  // These are around the ones above.
   kBookkeeping,  // all that the library does at an event of a unit
   kUser,         // fsdp::TraceSpan
   kPhase,        // a forward or backward of the root
   kStep,         // fsdp::TraceStep
-  // Beside them: from the start of a collective to the end of its wait.
+  // These are beside them, from the start of a collective to the end of its
+  // wait.
   kGathering,
   kReducing,
 };
@@ -114,7 +116,7 @@ inline constexpr int kNumTraceCategories =
     static_cast<int>(TraceCategory::kReducing) + 1;
 
 const char* Name(TraceCategory category);
-// The category of that name.
+// Returns the category of that name, if there is one.
 std::optional<TraceCategory> TraceCategoryOf(absl::string_view name);
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// Timelines as a file for Perfetto and chrome://tracing ("Trace Event Format").
+// Writes timelines for Perfetto and chrome://tracing ("Trace Event Format").
 #ifndef FSDP_TRACE_TRACE_JSON_H_
 #define FSDP_TRACE_TRACE_JSON_H_
 
@@ -13,15 +13,16 @@ namespace fsdp {
 
 struct TraceOfRank {
   int rank = 0;
-  // What the file's times count from, in nanoseconds since 1970.
+  // The zero of the file's times, in nanoseconds since 1970.
   int64_t base_ns = 0;
-  int64_t num_dropped = 0;  // of the oldest scopes
+  int64_t num_dropped = 0;  // scopes, the oldest ones
 };
 
-// The events of one rank, separated by commas. The rank is their process.
+// Returns the events of one rank, separated by commas. The rank is their
+// process.
 std::string TraceEvents(const TraceTimeline& timeline, const TraceOfRank& of);
 
-// A whole file. `events`: what TraceEvents() gave for each rank.
+// Returns a whole file from the TraceEvents() of each rank.
 std::string TraceFile(absl::Span<const std::string> events);
 
 }  // namespace fsdp

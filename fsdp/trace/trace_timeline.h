@@ -1,4 +1,5 @@
-// What a rank has done when, made of the scopes it has been in. Knows no torch.
+// Makes a timeline of what a rank has done, from the scopes it has been in. It
+// needs no torch.
 #ifndef FSDP_TRACE_TRACE_TIMELINE_H_
 #define FSDP_TRACE_TRACE_TIMELINE_H_
 
@@ -19,15 +20,15 @@ struct TraceTimeline {
   struct Span {
     TraceCategory category;
     std::string name;  // "WaitGather blocks.0"
-    std::string unit;  // "blocks.0"; empty: of none
+    std::string unit;  // "blocks.0"; empty: no unit
     int64_t begin_ns;
     int64_t end_ns;
     int64_t bytes = 0;  // gathered, reduced or copied
     int64_t step = 0;   // its number, for kStep
-    // For kGathering and kReducing: spans of one lane do not overlap.
+    // Spans of kGathering in one lane do not overlap; likewise kReducing.
     int lane = 0;
   };
-  // From `time_ns` on.
+  // The memory in use from `time_ns` on.
   struct Memory {
     int64_t time_ns;
     int64_t unsharded;       // bytes of units gathered or being gathered
@@ -37,19 +38,19 @@ struct TraceTimeline {
   std::vector<Memory> memory;
 };
 
-// Of the last `last_steps` TraceSteps and what came after them; 0, or fewer
-// steps than that: of everything.
+// Makes the timeline of the last `last_steps` TraceSteps and of what came after
+// them; of everything, if that is 0 or there are fewer steps.
 TraceTimeline MakeTimeline(const TraceBuffer& buffer, int64_t last_steps);
 
-// Spans of units, by the names that a buffer knows them by.
-
-// Appends to `*spans`; both arguments outlive this.
+// Appends spans of units, known by their names in a buffer, to `*spans`. Both
+// arguments outlive this.
 class UnitSpans {
  public:
   UnitSpans(const TraceBuffer& buffer, std::vector<TraceTimeline::Span>* spans)
       : buffer_(buffer), spans_(spans) {}
 
-  // "`what` <name of the unit>". `unit`: TraceBuffer::Record::name.
+  // Adds a span named "`what` <name of the unit>". `unit` is a
+  // TraceBuffer::Record::name.
   void Add(TraceCategory category, absl::string_view what, int unit,
            int64_t begin_ns, int64_t end_ns, int64_t bytes = 0) {
     const std::string& name = buffer_.name(unit);
@@ -62,31 +63,29 @@ class UnitSpans {
   std::vector<TraceTimeline::Span>* const spans_;
 };
 
-// What the actions of the schedule took, from when to when collectives were in
-// flight, and the memory that they fill.
-
-// Adds a span for each action (TraceScope::Kind::kAction), kGathering and
-// kReducing, and a sample of the memory whenever it changes. Is told of each
-// action at its begin and at its end, in the order of time.
+// Adds a span for each action of the schedule (TraceScope::Kind::kAction),
+// kGathering and kReducing for collectives in flight, and a sample of the
+// memory whenever it changes. The caller tells it the begin and the end of each
+// action, in the order of time.
 class CollectiveSpans {
  public:
-  // All outlive this.
+  // All arguments outlive this.
   CollectiveSpans(const TraceBuffer& buffer, UnitSpans* spans,
                   std::vector<TraceTimeline::Memory>* memory)
       : buffer_(buffer), spans_(spans), samples_(memory) {}
 
   void OnActionBegin(const TraceBuffer::Record& action);
   void OnActionEnd(const TraceBuffer::Record& action);
-  // The iteration is given up: nothing is in flight any more, or in memory.
+  // Notes that the iteration was given up: nothing is in flight or in memory.
   void OnReset(int64_t now_ns);
 
  private:
   struct Reduction {
     int unit;
-    int64_t begin_ns;  // of the collective; 0: only filled
+    int64_t begin_ns;  // of the collective; 0: it has not started
   };
   struct UnitState {
-    bool is_gathered = false;  // or being gathered
+    bool is_gathered = false;  // gathered, or being gathered
     std::optional<int64_t> gather_began;
     bool has_whole_gradients = false;
   };
@@ -105,11 +104,10 @@ class CollectiveSpans {
   TraceTimeline::Memory memory_ = {0, 0, 0};
 };
 
-// Which unit computes when: what lies between the events of the schedule.
-
-// Adds kForward, kRecompute and kBackward of units, and kPhase of whole
-// forwards and backwards. Is told of each event (TraceScope::Kind::kEvent) at
-// its begin and at its end, in the order of time; events nest.
+// Adds kForward, kRecompute and kBackward of units, which lie between the
+// events of the schedule, and kPhase of whole forwards and backwards. The
+// caller tells it the begin and the end of each event
+// (TraceScope::Kind::kEvent), in the order of time; events nest.
 class ComputeSpans {
  public:
   // `*spans` outlives this.
@@ -135,7 +133,7 @@ class ComputeSpans {
   UnitSpans* const spans_;
   std::vector<Running> running_;  // the innermost last
   int events_open_ = 0;
-  bool given_up_ = false;  // in the event that is open
+  bool given_up_ = false;  // by the event that is open
   int64_t computing_since_ = 0;
   std::optional<int64_t> forward_began_;
   std::optional<int64_t> backward_began_;
