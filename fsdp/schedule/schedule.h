@@ -1,12 +1,12 @@
 // The control plane of FSDP: decides when each unit is gathered, freed and
-// reduced. Pure: no tensors, no threads, no clock, so that a step can be
-// tested, drawn and simulated without running a model.
+// reduced. It uses no tensors, threads or clock, so that a step can be tested,
+// drawn and simulated without a model.
 //
 // The runtime reports what happens in the model as events and carries out the
 // actions it gets back, in order. The policy is that of ZeRO stage 3
 // (Rajbhandari et al., 2020) with the prefetching of PyTorch FSDP (Zhao et al.,
 // 2023): gather a unit before it computes, free it afterwards, start the gather
-// of the unit that comes next, reduce gradients as soon as they are complete.
+// of the next unit, reduce gradients as soon as they are complete.
 #ifndef FSDP_SCHEDULE_SCHEDULE_H_
 #define FSDP_SCHEDULE_SCHEDULE_H_
 
@@ -26,39 +26,38 @@ struct ScheduledUnit {
   std::string name;  // for messages
   int parent = -1;   // index of the surrounding unit; -1 for the root, unit 0
   bool reshard_after_forward = true;
-  // With reshard_after_forward: between forward and backward the rank keeps a
-  // larger part than its shard, from which a smaller group gathers for backward
-  // (hpZ in ZeRO++, Wang et al., 2023).
+  // With reshard_after_forward, the rank keeps a larger part than its shard
+  // between forward and backward, and a smaller group gathers from it for
+  // backward (hpZ in ZeRO++, Wang et al., 2023).
   bool keeps_part = false;
-  // Stay unsharded over backwards that do not synchronise.
+  // The unit stays gathered over backwards that do not synchronise.
   bool keep_until_sync = false;
-  // What is reduced within the group of shards is reduced over replicas, too
+  // Gradients are reduced in the group of shards, and then over replicas, too
   // (hybrid sharding).
   bool replicated = false;
-  // Where it is replicated: the group of shards has several ranks, so that an
+  // The group of shards of a replicated unit has several ranks, so that an
   // all-reduce has a reduce-scatter to wait for.
   bool sharded = true;
-  // Ranks compute with parameters that lie in each other's memory: shards may
-  // be written only while no rank reads them, see Schedule.
+  // Ranks compute with parameters in each other's memory. Shards may then be
+  // written only while no rank reads them; see Schedule.
   bool shares_memory = false;
   // Its shards have to be read before they can be gathered (offload).
   bool rests_elsewhere = false;
 };
 
 struct ScheduleOptions {
-  // Start the gather of the unit that ran next in the previous forward while
-  // this one computes.
+  // While a unit computes, starts the gather of the unit that followed it in
+  // the previous forward.
   bool forward_prefetch = true;
-  // The same in backward, by the reverse of this iteration's forward order.
+  // Does so in backward, in the reverse of this iteration's forward order.
   bool backward_prefetch = true;
-  // Limits for prefetching and for reductions in flight: with the default, the
-  // root, two units and two reduce buffers are alive at most.
+  // The limits of prefetching and of reductions in flight. With the defaults
+  // the root, two units and two reduce buffers are alive at most.
   int max_gathered_units = 2;
   int max_reduce_buffers = 2;  // at least 1
-  // How many of the units that come next are read ahead, where they rest
-  // elsewhere.
+  // How many of the next units are read ahead, if they rest off the device.
   int load_distance = 2;
-  // Ask for kStep as soon as a unit's gradients are complete.
+  // Asks for kStep as soon as a unit's gradients are complete.
   bool step_in_backward = false;
 };
 
@@ -66,13 +65,13 @@ enum class EventKind {
   kPreForward,     // the unit is about to compute
   kPostForward,    // it has computed; expects_backward: its output needs grad
   kPreBackward,    // the gradient has reached its output
-  kPostBackward,   // all its gradients are there; reduces: some are trainable
+  kPostBackward,   // it has all its gradients; reduces: some are trainable
   kEndOfBackward,  // the outermost backward is over; no unit
   kReset,          // the iteration is given up after an error; no unit
   kUnshard,        // the user wants the unit gathered ahead of its use
-  kWaitUnshard,    // ... and now to be there
+  kWaitUnshard,    // the user waits until it is gathered
   kReshard,        // the user wants the unit freed
-  kSetReduction,   // which reductions the unit's backwards have from now on
+  kSetReduction,   // the user chooses the reductions of the unit's backwards
   kRelease,        // shards are about to be read or written whole; no unit
 };
 
@@ -83,36 +82,36 @@ struct Event {
   bool recomputes = false;        // kPreForward, kPostForward: inside backward
   bool expects_backward = false;  // kPostForward
   bool reduces = false;           // kPostBackward
-  // kPostBackward, kEndOfBackward: gradients are reduced in this backward, not
-  // kept whole for a later one. kSetReduction: those of the unit are, where the
-  // backward says so.
+  // kPostBackward, kEndOfBackward: this backward reduces gradients, and does
+  // not keep them whole for a later one. kSetReduction: such backwards reduce
+  // the unit's gradients.
   bool synchronizes = true;
-  // kSetReduction: of a replicated unit, what is reduced within the group of
-  // shards is reduced over replicas, too, not kept for a later backward.
+  // kSetReduction: sums of a replicated unit are all-reduced over replicas, and
+  // not kept for a later backward.
   bool all_reduces = true;
 };
 
 enum class ActionKind {
-  kLoad,        // a hint: start to read the shard, to gather it soon
+  kLoad,        // start to read the shard (a hint), to gather it soon
   kGather,      // start the all-gather into unsharded memory
-  kGatherCopy,  // the same of the shards as they are now, into memory that
-                // no other rank writes: they may be written at once
+  kGatherCopy,  // gather the present values into memory that no other rank
+                // writes, so that shards may be written at once
   kWaitGather,  // finish it; the module's tensors look into that memory
   kFree,        // give the unsharded memory back
-  kShrink,      // the same, keeping the part for the smaller group
-  kDropPart,    // give that part back; gathers are from shards again
+  kShrink,      // give it back, but keep the part for the smaller group
+  kDropPart,    // give that part back; later gathers read shards
   kAccumulate,  // add the gradients to those kept whole
-  kFillReduceBuffer,  // copy the gradients to where the reduction reads, or add
-                      // them to those kept whole, which are there already
+  kFillReduceBuffer,  // copy the gradients to the reduce buffer, or add them to
+                      // those kept whole, which are there already
   kReduce,            // start the reduce-scatter
-  kReplicate,         // finish it and start the all-reduce over replicas, of
-                      // that and of the sums that are kept
+  kReplicate,         // finish it, add kept sums, and start the all-reduce over
+                      // replicas
   kKeepSums,          // finish it and add to the sums kept for an all-reduce
   kReplicateSums,     // start the all-reduce of the sums that are kept
   kWaitReduce,        // finish the reduction; add into the shard's gradient
-  kStep,              // the shard's gradient is complete: step the optimizer
-  kOpenShards,        // no rank writes shards any more: all may read them
-  kCloseShards,       // no rank reads shards any more: all may write theirs
+  kStep,              // step the optimizer: the shard's gradient is complete
+  kOpenShards,        // wait until no rank writes shards, so that all may read
+  kCloseShards,       // wait until no rank reads shards, so that all may write
 };
 
 struct Action {
@@ -130,57 +129,58 @@ const char* Name(ActionKind kind);
 std::string ToString(const Event& event);
 std::string ToString(const Action& action);
 
-// State machine of one sharded model on one rank. Ranks that report the same
-// events get the same actions. Not thread-safe.
+// The state machine of one sharded model on one rank. Ranks that report the
+// same events get the same actions. Not thread-safe.
 //
-// Where ranks share memory:
+// These rules hold if ranks share memory:
 //   - Shards are written outside forward and backward, and in backward by
-//     kStep. Other ranks' are read between kGather and what frees the unit,
-//     which is inside a forward or a backward, or between the two.
+//     kStep. Shards of other ranks are read from kGather until the unit is
+//     freed, which is inside a forward or a backward, or between the two.
 //   - Every outermost forward begins with kOpenShards, whatever is gathered
-//     already, and ends with kCloseShards. A backward reads what its forward
-//     has, which nobody has written since, so it opens nothing.
-//   - A reduction that is finished tells that every rank has started it. Units
-//     that were freed before theirs are read by nobody then: kStep may write
-//     them, and a backward that has read others ends with kCloseShards.
-//   - What the user asks for outside forward and backward outlives both fences,
-//     so it is a copy (kGatherCopy), of the same values for every backend. A
-//     forward with grad finds it as it was only where nobody has written the
-//     shards since: backward gathers them anew.
+//     already, and ends with kCloseShards. A backward reads the same values as
+//     its forward, which nobody has written since, so it opens nothing.
+//   - When a reduction is finished, every rank has started it. Nobody reads a
+//     unit that was freed before its reduction, so kStep may write it. A
+//     backward that has read other units ends with kCloseShards.
+//   - A unit that the user gathers outside forward and backward outlives both
+//     fences. So it is a copy (kGatherCopy), with the same values for every
+//     backend. A forward with grad can use it only if nobody has written the
+//     shards since, because backward gathers them anew.
 class Schedule {
  public:
-  // `units` in pre-order: parents before children, the root first.
+  // `units` are in pre-order: parents before children, the root first.
   Schedule(std::vector<ScheduledUnit> units, ScheduleOptions options);
 
-  // The actions `event` asks for. FailedPrecondition, with nothing changed:
-  // a unit inside the model runs forward with grad outside a forward of the
-  // root; a forward ends that is not the innermost one under way; a backward
-  // enters a unit that has stepped since its forward, or has gradients of it,
-  // or recomputes it; one inside a forward has gradients to step; kReshard of a
-  // unit that computes; kRelease or kSetReduction inside a forward or backward.
+  // Returns the actions that `event` asks for. FailedPrecondition, with nothing
+  // changed: a unit inside the model runs forward with grad outside a forward
+  // of the root; a forward ends that is not the innermost one under way; a
+  // backward enters or recomputes a unit, or has its gradients, that was
+  // stepped since its forward; a backward inside a forward has gradients to
+  // step; kReshard of a unit that computes; kRelease or kSetReduction inside a
+  // forward or backward.
   absl::StatusOr<Actions> Next(const Event& event);
 
   const std::vector<ScheduledUnit>& units() const { return units_; }
   const ScheduleOptions& options() const { return options_; }
-  // Whether there are gradients of `unit` that kAccumulate has kept, or sums of
-  // kKeepSums, that a backward is still to reduce: kReset leaves that as it is.
+  // Sets whether a backward still has to reduce gradients of `unit` that
+  // kAccumulate has kept, or sums of kKeepSums. kReset does not change this.
   void SetKept(int unit, bool whole_gradients, bool sums) {
     states_[unit].has_whole_gradients = whole_gradients;
     states_[unit].has_sums = sums;
   }
-  // As kSetReduction has said last.
+  // What the last kSetReduction has set.
   bool synchronizes(int unit) const { return states_[unit].synchronizes; }
   bool all_reduces(int unit) const { return states_[unit].all_reduces; }
-  // Between iterations.
+  // Call it between iterations.
   void set_step_in_backward(bool step) { options_.step_in_backward = step; }
 
   bool in_forward() const { return !forward_stack_.empty(); }
   bool in_backward() const { return in_backward_; }
-  // Gathered or being gathered.
+  // Whether the unit is gathered or being gathered.
   bool IsUnsharded(int unit) const {
     return states_[unit].gather != Gather::kSharded;
   }
-  // Gathered for the user, whose next forward is to find it: a copy.
+  // Whether a copy of the unit is held for the user until its next forward.
   bool IsHeldForUser(int unit) const {
     return states_[unit].requested && states_[unit].is_copy;
   }
@@ -192,28 +192,28 @@ class Schedule {
   enum class Gather { kSharded, kInFlight, kGathered };
   struct State {
     Gather gather = Gather::kSharded;
-    bool is_copy = false;       // by kGatherCopy
-    bool requested = false;     // by kUnshard, and not used yet
-    bool is_read = false;       // in common memory, since the last fence
-    bool loading = false;       // kLoad is done, kGather still to come
-    bool kept = false;          // from a backward that did not synchronise
-    bool has_part = false;      // after kShrink
+    bool is_copy = false;       // gathered by kGatherCopy
+    bool requested = false;     // kUnshard has come, and no use since
+    bool is_read = false;       // read in common memory since the last fence
+    bool loading = false;       // kLoad has come, kGather has not
+    bool kept = false;          // gathered over an unsynchronised backward
+    bool has_part = false;      // kShrink has kept a part
     int forwards = 0;           // under way
     int backwards = 0;          // under way
     int backwards_to_come = 0;  // at most, of this iteration's forwards
     bool has_whole_gradients = false;  // kept by kAccumulate
     bool has_sums = false;             // kept by kKeepSums
-    bool synchronizes = true;          // as the user wants it
+    bool synchronizes = true;          // set by kSetReduction
     bool all_reduces = true;           // likewise
-    bool step_due = false;             // reduced, kStep still to come
+    bool step_due = false;             // reduced, but kStep has not come
     bool stepped = false;              // since its last forward
 
     bool running() const { return forwards + backwards > 0; }
   };
   struct Reduction {
     int unit;
-    bool replicating;  // kReplicate is done, or not needed
-    bool keeps_sums;   // ends by kKeepSums
+    bool replicating;  // kReplicate has come or is not needed
+    bool keeps_sums;   // it ends by kKeepSums
   };
 
   absl::Status Check(const Event& event) const;
@@ -259,8 +259,8 @@ class Schedule {
   bool in_backward_ = false;
   std::deque<Reduction> reductions_;  // in flight, oldest first
   std::vector<int> unsharded_;        // gathered or in flight, ascending
-  int guess_ = -1;     // the unit gathered on a guess nobody has used yet
-  int num_parts_ = 0;  // units with has_part
+  int guess_ = -1;              // the unit that was prefetched and not used yet
+  int num_parts_ = 0;           // units with has_part
   const bool shares_memory_;    // some unit does
   const bool rests_elsewhere_;  // some unit does
 };
