@@ -72,8 +72,8 @@ struct OptimizerCheckOptions {
     kWarn,
     kAccept,
   };
-  // What to do about trainable shards that are in no group. They would never
-  // change, unless another optimizer has them.
+  // Selects what happens to trainable shards in no group, which would never
+  // change unless another optimizer has them.
   Missing missing = Missing::kRefuse;
   // Accepts leaves that do not belong to this model but, say, to a second one.
   bool allow_others = false;

@@ -36,9 +36,9 @@ struct UnitBytes {
   // The shard takes its gradients without a reduce buffer, unless they are kept
   // whole first.
   bool takes_gradients = false;
-  // Whether backwards before the last of a step reduce this unit, and whether
-  // they all-reduce it over replicas. If both hold for all units, these
-  // backwards keep all gradients whole.
+  // Backwards before the last of a step reduce this unit, and all-reduce it
+  // over replicas. If both hold for all units, those backwards keep all
+  // gradients whole instead.
   bool synchronizes = true;
   bool all_reduces = true;
 };

@@ -7,10 +7,10 @@
 
 namespace fsdp {
 
-// Whether a buffer of `size` bytes may be handed out for `bytes`; of several
-// the smallest is. A request for less than half of a buffer does not get it:
-// otherwise a unit that is much larger than others would lend out its memory
-// and have to allocate again.
+// Returns whether a buffer of `size` bytes may be handed out for `bytes`; of
+// several the smallest is. A request for less than half of a buffer does not
+// get it: otherwise a unit that is much larger than others would lend out its
+// memory and have to allocate again.
 inline bool Fits(int64_t size, int64_t bytes) {
   constexpr int64_t kLargestWaste = 2;
   return size >= bytes && size <= kLargestWaste * bytes;

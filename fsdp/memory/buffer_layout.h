@@ -25,8 +25,8 @@ std::vector<at::Tensor> PartsOf(const at::Tensor& buffer);
 // dimension in which it is expanded.
 at::Tensor DistinctOf(const at::Tensor& tensor);
 
-// Whether `target` can hold `value`, which has its sizes: `value` has to be
-// constant along the dimensions in which `target` is expanded.
+// Returns whether `target` can hold `value`, which has its sizes: `value` has
+// to be constant along the dimensions in which `target` is expanded.
 bool CanHold(const at::Tensor& target, const at::Tensor& value);
 // Copies a `value` that `target` can hold. The caller has switched autograd
 // off.

@@ -27,7 +27,7 @@ class LockedPages : public offload::PageAllocator {
   // No copy from or to `memory` may be under way.
   void Free(char* memory, int64_t bytes) override;
 
-  // Whether everything that was allocated was locked.
+  // Returns whether everything that was allocated was locked.
   bool locked() const;
 
  private:

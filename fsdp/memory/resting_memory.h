@@ -29,7 +29,7 @@ enum class Use {
   kOverwrite,  // finds bytes of any value, and writes all of them
 };
 
-// Where bytes rest while nothing uses them. Not thread-safe.
+// A place where bytes rest while nothing uses them. Not thread-safe.
 class RestingPlace {
  public:
   virtual ~RestingPlace() = default;
@@ -45,7 +45,7 @@ class RestingPlace {
   virtual void Release(const SharedEvent& used) = 0;
 };
 
-// Where acquired memory has its values, if the model is on a device.
+// Selects where acquired memory has its values, if the model is on a device.
 enum class Where { kDevice, kHost };
 
 // Tensors over this memory keep their identity, but have values only while it
@@ -76,9 +76,9 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
   // memory that stays on its device, it is `tensor` itself.
   at::Tensor OnHost(const at::Tensor& tensor);
   int64_t bytes() const { return storage_.bytes(); }
-  // Whether it is always in memory.
+  // Returns whether it is always in memory.
   bool stays() const { return place_ == nullptr; }
-  // Whether it is acquired; false if it stays.
+  // Returns whether it is acquired; false if it stays.
   bool in_use() const { return (uses_ > 0 || host_uses_ > 0) && !stays(); }
   const std::shared_ptr<OffloadSpace>& space() const { return space_; }
 
@@ -146,7 +146,7 @@ class Resident {
 // memory.
 at::Tensor OnHost(const at::Tensor& tensor);
 
-// Whether the values of `tensor` rest off its device between uses.
+// Returns whether the values of `tensor` rest off its device between uses.
 bool RestsElsewhere(const at::Tensor& tensor);
 // Hints that `tensor` will be used soon.
 void PrefetchTensor(const at::Tensor& tensor);

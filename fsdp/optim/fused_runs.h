@@ -30,7 +30,8 @@ struct FusedSlice {
   int64_t step = 0;     // slices of different steps are never merged
 };
 
-// Whether `tensor` begins in memory where `before`, which is dense, ends.
+// Returns whether `tensor` begins in memory where `before`, which is dense,
+// ends.
 bool FollowsInMemory(const at::Tensor& before, const at::Tensor& tensor);
 
 // A 1-D, contiguous piece of memory that a kernel updates as one.
@@ -144,7 +145,7 @@ class FusedRule {
   virtual void Call(const FusedLists& lists,
                     const torch::optim::OptimizerOptions& options, bool first,
                     const at::Tensor& rate) const = 0;
-  // Whether `a` and `b` differ in the learning rate at most.
+  // Returns whether `a` and `b` differ at most in the learning rate.
   virtual bool SameButRates(const torch::optim::OptimizerOptions& a,
                             const torch::optim::OptimizerOptions& b) const = 0;
 };

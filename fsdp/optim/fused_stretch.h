@@ -48,7 +48,7 @@ class FusedStretch {
 
   // The memory of the parameters; null if it belongs to no OffloadSpace.
   RestingMemory* shard() const { return shard_.get(); }
-  // Whether parameters, gradients or states may have to be brought in.
+  // Returns whether parameters, gradients or states may have to be brought in.
   bool RestsElsewhere() const;
   // Hints that Begin() will come soon.
   void Prefetch() const;
@@ -87,7 +87,7 @@ class FusedStretch {
   struct Member {
     size_t place;
     at::Tensor parameter;
-    // Whether each slot may hold other values than zeros.
+    // The slots that may hold other values than zeros.
     std::array<bool, kMaxFusedSlots> used = {};
     torch::optim::OptimizerParamState* state = nullptr;  // during a step
     bool state_is_new = false;                           // made by it

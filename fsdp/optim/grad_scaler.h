@@ -42,7 +42,7 @@ struct GradScalerOptions {
   std::optional<absl::Duration> timeout = std::nullopt;
 };
 
-// What a checkpoint saves.
+// The state that a checkpoint saves.
 struct GradScalerState {
   float scale;
   int growth_tracker;  // steps since the scale has changed

@@ -30,11 +30,11 @@ inline constexpr int kNumRestingKinds = 3;
 
 const char* ToString(RestingKind kind);
 
-// Who steps parameters that rest off the device. kDevice copies parameters and
-// states to the device and back, as ZeRO-Infinity does. kHost copies gradients
-// to the host, as ZeRO-Offload does. The results differ in the last bits.
-// kFaster measures for a second when the model is sharded, and takes what is
-// faster: the same on all ranks, perhaps another one in the next run
+// Selects who steps parameters that rest off the device. kDevice copies
+// parameters and states to the device and back, as ZeRO-Infinity does. kHost
+// copies gradients to the host, as ZeRO-Offload does. The results differ in the
+// last bits. kFaster measures for a second when the model is sharded, and takes
+// what is faster: the same on all ranks, perhaps another one in the next run
 // (Describe() tells).
 enum class StepOn { kDevice, kHost, kFaster };
 
@@ -42,9 +42,9 @@ const char* ToString(StepOn step_on);
 
 // The same on all ranks.
 struct OffloadOptions {
-  // Where shards, their gradients, and the states of this library's fused
-  // optimizers (fused_optimizer.h) rest. Other optimizers need all three on
-  // kDevice.
+  // These tell where shards, their gradients, and the states of this library's
+  // fused optimizers (fused_optimizer.h) rest. Other optimizers need all three
+  // on kDevice.
   Tier parameters = Tier::kDevice;
   Tier gradients = Tier::kDevice;
   Tier optimizer = Tier::kDevice;
@@ -64,8 +64,8 @@ struct OffloadOptions {
   // Longest wait for a store. Positive; if unset, Options::timeout.
   std::optional<absl::Duration> timeout = std::nullopt;
 
-  // Who steps parameters that rest off the device together with their states.
-  // It matters for a model on a device alone.
+  // Selects who steps parameters that rest off the device together with their
+  // states. It has no effect for a model on the CPU.
   StepOn step_on = StepOn::kDevice;
 
   // Locks the host memory that a device copies from and to, so that the host

@@ -48,9 +48,9 @@ struct CheckpointOptions {
   std::shared_ptr<ActivationOffload> offload;
 };
 
-// What is sharded, and for how long parameters are whole. The number of gathers
-// is for n units and one optimizer step of k backwards, all but the last under
-// NoSync.
+// Selects what is sharded, and for how long parameters are whole. The number of
+// gathers is for n units and one optimizer step of k backwards, all but the
+// last under NoSync.
 enum class ShardingStrategy {
   kFullShard,       // ZeRO-3: whole while the unit computes; k(2n-1) gathers
   kShardGradOp,     // ZeRO-2: whole from forward to backward; kn gathers
@@ -97,7 +97,7 @@ struct IgnoreOptions {
       parameter;
 };
 
-// Whether the next unit's all-gather starts while a unit computes.
+// Starts the next unit's all-gather while a unit computes.
 struct PrefetchOptions {
   bool forward = true;
   bool backward = true;
@@ -138,7 +138,7 @@ struct GradientOptions {
   std::optional<double> predivide_factor = std::nullopt;
 };
 
-// Which mistakes of the program are looked for.
+// Selects checks that find mistakes of the program.
 struct ModelChecks {
   // Compares the order of collectives between ranks at the end of every
   // backward that reduces, by an all-reduce of 16 bytes.
@@ -198,7 +198,7 @@ struct Options {
   // Makes gathers of parameters and sums of gradients send int8.
   Quantization quantize;
 
-  // Where shards, gradients and optimizer states rest between uses.
+  // Selects where shards, gradients and optimizer states rest between uses.
   OffloadOptions offload;
 
   // Longest wait for a collective. Positive; if unset, the communicator's.

@@ -17,8 +17,8 @@ struct WrapCandidate {
   const torch::nn::Module& module;
   // Elements of the parameters below the module that no unit inside it owns.
   int64_t unowned_numel;
-  // Whether the module is a unit; false when Options::wrap_policy is asked,
-  // which decides that.
+  // The module is a unit. It is false for Options::wrap_policy, which decides
+  // that.
   bool is_unit = false;
 };
 

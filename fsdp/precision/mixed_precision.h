@@ -31,8 +31,8 @@ struct MixedPrecision {
   // Floating-point outputs of the root's forward. If unset, as computed.
   std::optional<c10::ScalarType> output_dtype;
 
-  // Where floating-point inputs are cast to param_dtype. Autograd sees the
-  // cast: an input that requires grad gets its gradient in its own dtype.
+  // Selects where floating-point inputs are cast to param_dtype. Autograd sees
+  // the cast: an input that requires grad gets its gradient in its own dtype.
   CastInputs cast_inputs = CastInputs::kRoot;
   // Casts inputs in fp16 and bf16 to fp32 instead, for a unit in full precision
   // that follows one in low precision. Not with a param_dtype other than fp32.

@@ -36,7 +36,7 @@ class DeferredReleases {
   // Releases `bytes` of `entry` when `used` is reached, or at once if it is
   // null.
   void Release(int entry, absl::Span<char> bytes, const SharedEvent& used);
-  // Whether a release of `entry` is pending.
+  // Returns whether a release of `entry` is pending.
   bool Has(int entry) { return Find(entry) != pending_.end(); }
   // Carries out the pending releases whose events are reached, without a wait.
   void Poll();

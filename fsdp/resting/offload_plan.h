@@ -47,14 +47,14 @@ struct OffloadPlan {
   }
   int64_t device_bytes() const;
   int64_t ssd_bytes() const;
-  // Whether anything rests off the device.
+  // Returns whether anything rests off the device.
   bool leaves_device() const;
   // Returns a table with a line for each kind and one for transfers.
   std::string ToString() const;
 };
 
-// Whether a flat parameter that rests in memory is copied to the SSD before its
-// step: the step reads states from there and may fail.
+// Returns whether a flat parameter that rests in memory is copied to the SSD
+// before its step: the step reads states from there and may fail.
 bool IsSavedBeforeStep(const OffloadPlan::Tiers& tiers,
                        const OffloadOptions& options);
 

@@ -45,9 +45,9 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
       std::shared_ptr<comm::Communicator> world, absl::Duration timeout);
 
   const OffloadPlan& plan() const { return plan_; }
-  // With OffloadOptions::keep, the number of optimizer steps that the files
-  // hold. A new model starts with the parameters and the number of earlier
-  // runs.
+  // Returns the number of optimizer steps that the files hold, with
+  // OffloadOptions::keep. A new model starts with the parameters and the number
+  // of earlier runs.
   int64_t step() const { return stage_.finished_step; }
   bool keeps() const { return options_.keep; }
   absl::Duration timeout() const { return timeout_; }
@@ -67,7 +67,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
       c10::Device device);
 
   bool OptimizerRestsElsewhere(const RestingMemory& shard) const;
-  // Whether the host steps `shard`; see OffloadOptions::step_on.
+  // Returns whether the host steps `shard`; see OffloadOptions::step_on.
   bool StepsOnHost(const RestingMemory& shard) const;
 
   // --- A step of the optimizer ---------------------------------------------
@@ -157,7 +157,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   std::unique_ptr<DeferredReleases> releases_;     // of offloader_
   std::shared_ptr<DeviceCopies> copies_;           // of the model's device
   std::array<int, kNumRestingKinds> stores_;       // of offloader_; -1: none
-  // Whether each kind has changed since its last successful Flush().
+  // The kinds that have changed since their last successful Flush().
   std::array<bool, kNumRestingKinds> changed_ = {};
   std::vector<int> stage_entries_;  // of kept files
   KeptStage stage_;                 // of the last commit that was tried

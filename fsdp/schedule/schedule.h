@@ -168,7 +168,7 @@ class Schedule {
     states_[unit].has_whole_gradients = whole_gradients;
     states_[unit].has_sums = sums;
   }
-  // What the last kSetReduction has set.
+  // Return what the last kSetReduction has set.
   bool synchronizes(int unit) const { return states_[unit].synchronizes; }
   bool all_reduces(int unit) const { return states_[unit].all_reduces; }
   // Call it between iterations.
@@ -176,11 +176,12 @@ class Schedule {
 
   bool in_forward() const { return !forward_stack_.empty(); }
   bool in_backward() const { return in_backward_; }
-  // Whether the unit is gathered or being gathered.
+  // Returns whether the unit is gathered or being gathered.
   bool IsUnsharded(int unit) const {
     return states_[unit].gather != Gather::kSharded;
   }
-  // Whether a copy of the unit is held for the user until its next forward.
+  // Returns whether a copy of the unit is held for the user until its next
+  // forward.
   bool IsHeldForUser(int unit) const {
     return states_[unit].requested && states_[unit].is_copy;
   }

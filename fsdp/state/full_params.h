@@ -123,7 +123,7 @@ absl::Status Reshard(torch::nn::Module& module);
 struct RebuiltParameter {
   std::string unit;
   at::Tensor flat;  // 1-D, with padding
-  // Whether resharding gives its memory back. False for a unit that is not
+  // Resharding gives its memory back. This is false for a unit that is not
   // sharded, rests on its device and computes in the dtype of its storage.
   bool safe_to_free;
 };

@@ -43,7 +43,7 @@ struct ValueRange {
   int replica = 0;
   int replicas = 1;
 
-  // Whether storage order is the order of elements in files.
+  // Returns whether storage order is the order of elements in files.
   bool IsRowMajor() const;
 };
 
@@ -64,8 +64,8 @@ struct ModelValues {
   std::vector<WholeValue> others;
 };
 
-// Whether `parameter` is a wrapped module's own, which has values only while
-// its unit computes.
+// Returns whether `parameter` is a wrapped module's own, which has values only
+// while its unit computes.
 bool IsOfShardedModel(const at::Tensor& parameter);
 
 // Cuts `count` things evenly into `parts`, and returns the range [first,
