@@ -79,10 +79,9 @@ class NoSyncScope {
 // The part of a sharded module that does not depend on its forward.
 //
 // All ranks call collective methods in the same order. If one rank refuses a
-// call (InvalidArgument, FailedPrecondition), all ranks do, and nothing has
-// changed. After any other error of a collective method, such as a lost rank,
-// the communicator cannot be used again, and the call may have written a part
-// of its results.
+// call (InvalidArgument, FailedPrecondition), all do, and nothing has changed.
+// After any other error, such as a lost rank, the communicator is of no more
+// use, and the call may have written a part of its results.
 class ShardedModuleBase : public torch::nn::Module {
  public:
   // Returns this rank's range of each parameter: leaves for an element-wise
@@ -125,25 +124,24 @@ class ShardedModuleBase : public torch::nn::Module {
                                           double norm_type = 2.0);
 
   // Makes backwards step the optimizer, unit by unit, until it is called with
-  // null; see ShardedModel::StepInBackward(). A torch::optim optimizer over
-  // Parameters() skips shards without a gradient, so that this will do:
+  // null; see ShardedModel::StepInBackward(). With a torch::optim optimizer
+  // over Parameters(), which skips shards without a gradient:
   //   [&](auto) { optimizer.step(); optimizer.zero_grad();
   //               return absl::OkStatus(); }
   absl::Status StepInBackward(ShardedModel::UnitStep step) {
     return model_->StepInBackward(std::move(step));
   }
-  // Replaces the communicator's reductions of gradients by these, for example
-  // those of gradient_sync.h; a null hook leaves that reduction as it is.
-  // FailedPrecondition: the model has hooks already, or it is inside a forward
-  // or backward.
+  // Replaces the communicator's reductions, for example by those of
+  // gradient_sync.h; null keeps the communicator's. FailedPrecondition: the
+  // model has hooks already, or is inside a forward or backward.
   absl::Status SetReductionHooks(ReduceScatterHook reduce_scatter,
                                  AllReduceHook all_reduce = nullptr) {
     return model_->SetReductionHooks(std::move(reduce_scatter),
                                      std::move(all_reduce));
   }
-  // Sets the factors by which gradients are divided before and after
-  // reductions, in place of Options::gradients. InvalidArgument: a factor is
-  // not positive. FailedPrecondition: inside a forward or backward.
+  // Sets what gradients are divided by before and after reductions, in place of
+  // Options::gradients. InvalidArgument: a factor is not positive.
+  // FailedPrecondition: inside a forward or backward.
   absl::Status SetGradientDivideFactors(double before, double after) {
     return model_->SetGradientDivideFactors(before, after);
   }
@@ -156,9 +154,9 @@ class ShardedModuleBase : public torch::nn::Module {
     return model_->SetTrainable(name, trainable);
   }
 
-  // Opens a scope in which backwards keep their gradients whole on this rank
-  // instead of reducing them. The first backward after it reduces the sum. All
-  // ranks open the same scopes.
+  // In its scope backwards keep gradients whole on this rank instead of
+  // reducing them. The first backward after it reduces the sum. All ranks open
+  // the same scopes.
   [[nodiscard]] NoSyncScope NoSync() { return NoSyncScope(model_); }
 
   // Drops or zeroes all gradients, as an optimizer's zero_grad() does, and
@@ -175,31 +173,27 @@ class ShardedModuleBase : public torch::nn::Module {
       const VisitOptions& options = VisitOptions()) {
     return fsdp::ForEachFullParameter(*model_, visit, options);
   }
-  // Makes all full parameters available at once, for as long as the scope
-  // lives. Collective. fsdp::SummonFullParams() (full_params.h) does it for a
-  // module inside.
+  // Provides all full parameters at once, while the scope lives. Collective.
+  // fsdp::SummonFullParams() (full_params.h) does so for a module inside.
   absl::StatusOr<FullParamsScope> SummonFullParams(
       const SummonOptions& options = SummonOptions()) {
     return fsdp::SummonFullParams(wrapped(), options);
   }
 
-  // These make and load state dicts in memory, between steps; state_dict.h
-  // describes them. Collective. When a dict does not fit, loading says so on
-  // all ranks and changes nothing.
-  //
-  // This form has values of the parameters' own shapes.
+  // These make and load state dicts in memory, between steps (state_dict.h).
+  // Collective. A dict that does not fit is refused on all ranks, with nothing
+  // changed. This form has values of the parameters' own shapes.
   absl::StatusOr<StateDict> GatherStateDict(
       const StateDictOptions& options = StateDictOptions()) const;
   absl::Status LoadStateDict(const StateDict& dict,
                              const LoadOptions& options = LoadOptions());
-  // This form has this rank's range of each parameter, and can be loaded on
-  // any number of ranks.
+  // This form has this rank's range of each parameter, for any number of ranks.
   absl::StatusOr<ShardedStateDict> MakeShardedStateDict() const;
   absl::Status LoadShardedStateDict(absl::Span<const ParameterPiece> pieces,
                                     const StateDict& others);
 
-  // These do the same for the states of an optimizer over Parameters();
-  // optimizer_state.h describes them.
+  // These do the same for states of an optimizer over Parameters()
+  // (optimizer_state.h).
   absl::StatusOr<OptimizerStateDict> GatherOptimizerState(
       torch::optim::Optimizer& optimizer,
       const StateDictOptions& options = StateDictOptions()) const;
@@ -215,9 +209,9 @@ class ShardedModuleBase : public torch::nn::Module {
 
   // Makes rank 0 write a file that torch::load() reads into the unwrapped
   // module, or into a sharded one on all ranks. The file appears at `path` when
-  // it is complete. If rank 0 fails, all ranks return its error, and a file
-  // that was at `path` is still there. Collective. torch::save(model, path)
-  // calls this and throws StatusError.
+  // it is complete; if rank 0 fails, all ranks return its error and `path` is
+  // as before. Collective. torch::save(model, path) calls this and throws
+  // StatusError.
   absl::Status Save(const std::string& path) const;
   // torch::save() to a stream, which every rank has, and torch::load() call
   // these. Collective. They throw StatusError.
@@ -237,10 +231,9 @@ class ShardedModuleBase : public torch::nn::Module {
       const MemoryPlanOptions& options = MemoryPlanOptions()) const {
     return fsdp::PlanMemory(*model_, options);
   }
-  // Describes the tree of units with strategies, sizes and dtypes, and the
-  // memory plan.
+  // Describes the units with strategies, sizes and dtypes, and the memory plan.
   std::string Describe() const { return fsdp::Describe(*model_); }
-  // Tells what rests off the device, and what that costs
+  // Tells what rests off the device and what that costs
   // (fsdp/resting/offload_space.h); null without Options::offload.
   const OffloadSpace* offload() const { return model_->offload(); }
   comm::Communicator& communicator() const { return model_->communicator(); }
@@ -302,7 +295,6 @@ class FullyShardedDataParallel
  public:
   using torch::nn::ModuleHolder<FullyShardedDataParallelImpl<M>>::ModuleHolder;
 
-  // The wrapped module.
   const std::shared_ptr<M>& module() const { return this->get()->module(); }
 };
 
@@ -311,8 +303,8 @@ class FullyShardedDataParallel
 //
 // If one rank refuses, all ranks refuse with the same text, and the module is
 // unchanged; ShardModule() in shard_module.h lists the reasons. After any other
-// error the mesh is aborted, and the module cannot be used, because some of its
-// units may be sharded already. Make it anew in a new group.
+// error the mesh is aborted and the module of no more use, since some of its
+// units may be sharded: make it anew in a new group.
 template <typename M>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
     std::shared_ptr<M> module, const comm::Mesh& mesh,
@@ -324,7 +316,7 @@ absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
                                                         std::move(model)));
 }
 
-// Shards `module` over the ranks of a group, as a mesh of one dimension.
+// Shards over the ranks of a group, a mesh of one dimension.
 template <typename M>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
     std::shared_ptr<M> module, std::shared_ptr<comm::Communicator> communicator,

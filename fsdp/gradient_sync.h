@@ -13,22 +13,21 @@
 namespace fsdp {
 
 // The first two functions apply to the unit that `module` is and, with
-// `recurse`, to all units inside it; for a sharded model pass its module().
-// They take effect from the next backward on. All ranks make the same calls,
-// between steps. FailedPrecondition: there is no such unit, or the model is
-// inside a forward or backward.
+// `recurse`, to all units inside it, from the next backward on. For a sharded
+// model pass its module(). All ranks make the same calls, between steps.
+// FailedPrecondition: there is no such unit, or it is inside a forward or
+// backward.
 
-// Sets whether backwards reduce the units' gradients. Gradients that are not
-// reduced stay whole on each rank, and the next backward that reduces sends
-// the sum of all. Inside NoSync() nothing is reduced in any case.
+// Sets whether backwards reduce the units' gradients. If not, gradients stay
+// whole on each rank until a backward reduces the sum. Inside NoSync() nothing
+// is reduced in any case.
 absl::Status SetRequiresGradientSync(torch::nn::Module& module, bool required,
                                      bool recurse = true);
 
 // Sets whether backwards that reduce gradients also all-reduce them over the
-// replicate group. Gradients that were only reduce-scattered are kept, one
-// shard in the reduce dtype, and the next backward that all-reduces sends the
-// sum of all. Only units with a replicate group are affected (hybrid sharding,
-// kNoShard).
+// replicate group, for units that have one (hybrid sharding, kNoShard). If not,
+// the reduce-scattered gradients are kept, one shard in the reduce dtype, until
+// a backward all-reduces the sum.
 absl::Status SetRequiresAllReduce(torch::nn::Module& module, bool required,
                                   bool recurse = true);
 

@@ -21,11 +21,11 @@ class LBFGS;
 namespace fsdp {
 
 // Throws StatusError, InvalidArgument, if `optimizer` steps pieces of a
-// parameter otherwise than the whole, as LAMB, Muon and Adafactor do, or if its
-// step of one parameter depends on others. It finds out by a few steps on
-// tensors of its own, and so finds nothing in an optimizer that needs more to
-// step. Groups, states and gradients are unchanged afterwards; a counter of
-// steps that the optimizer keeps elsewhere counts these steps, too.
+// parameter differently from the whole, as LAMB, Muon and Adafactor do, or if
+// its step of one parameter depends on others. It tries a few steps on tensors
+// of its own, and accepts an optimizer that needs more than that to step.
+// Groups, states and gradients are as before; other counters of steps in the
+// optimizer count these, too.
 void ProbeOptimizer(torch::optim::Optimizer& optimizer);
 
 // Makes an optimizer over all shards of `model`:

@@ -1,5 +1,5 @@
-// Describes a sharded model and its memory for people. Users call the members
-// of a sharded module with these names.
+// Describes a sharded model for people. Users call the members of a sharded
+// module with these names.
 #ifndef FSDP_DESCRIBE_DESCRIBE_H_
 #define FSDP_DESCRIBE_DESCRIBE_H_
 
@@ -15,9 +15,9 @@ class ShardedModel;
 MemoryPlan PlanMemory(const ShardedModel& model,
                       const MemoryPlanOptions& options = MemoryPlanOptions());
 
-// Returns an indented tree of units with strategy, number of parameters, whole
-// and sharded sizes, and the dtypes of storage, computing and reductions; then
-// the memory plan, and what is offloaded.
+// Returns an indented tree of units with strategy, parameters, whole and
+// sharded sizes, and dtypes of storage, computing and reductions; then the
+// memory plan, and what is offloaded.
 std::string Describe(const ShardedModel& model);
 
 }  // namespace fsdp

@@ -37,8 +37,8 @@ struct UnitBytes {
   // whole first.
   bool takes_gradients = false;
   // Backwards before the last of a step reduce this unit, and all-reduce it
-  // over replicas. If both hold for all units, those backwards keep all
-  // gradients whole instead.
+  // over the replicate group. If both hold for all units, those backwards keep
+  // all gradients whole instead.
   bool synchronizes = true;
   bool all_reduces = true;
 };

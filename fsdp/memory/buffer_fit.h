@@ -1,5 +1,5 @@
-// The rule by which a BufferPool chooses a free buffer; memory_plan predicts
-// memory by it.
+// The rule by which a BufferPool chooses a free buffer and memory_plan predicts
+// it.
 #ifndef FSDP_MEMORY_BUFFER_FIT_H_
 #define FSDP_MEMORY_BUFFER_FIT_H_
 
@@ -8,9 +8,8 @@
 namespace fsdp {
 
 // Returns whether a buffer of `size` bytes may be handed out for `bytes`; of
-// several the smallest is. A request for less than half of a buffer does not
-// get it: otherwise a unit that is much larger than others would lend out its
-// memory and have to allocate again.
+// several the smallest is. If less than half of a buffer would do, a unit much
+// larger than others would lend out its memory and have to allocate again.
 inline bool Fits(int64_t size, int64_t bytes) {
   constexpr int64_t kLargestWaste = 2;
   return size >= bytes && size <= kLargestWaste * bytes;

@@ -14,7 +14,7 @@ namespace fsdp {
 
 // Checks that rank 0 can send `buffer` to others. InvalidArgument, with its
 // name: it is on the meta device, its layout is neither strided nor sparse, or
-// it is a view whose elements may share memory otherwise than by expand().
+// it is a view whose elements may share memory in other ways than by expand().
 absl::Status CheckCanBeSent(const std::string& name, const at::Tensor& buffer);
 
 // Returns the strided tensors that `buffer` is made of: itself, or the indices
@@ -28,8 +28,7 @@ at::Tensor DistinctOf(const at::Tensor& tensor);
 // Returns whether `target` can hold `value`, which has its sizes: `value` has
 // to be constant along the dimensions in which `target` is expanded.
 bool CanHold(const at::Tensor& target, const at::Tensor& value);
-// Copies a `value` that `target` can hold. The caller has switched autograd
-// off.
+// Copies a `value` that `target` can hold; the caller has autograd off.
 void CopyInto(const at::Tensor& target, const at::Tensor& value);
 
 // Returns "strided", or "sparse" with the sizes of the parts. Ranks whose texts

@@ -50,9 +50,9 @@ enum class Where { kDevice, kHost };
 
 // Tensors over this memory keep their identity, but have values only while it
 // is acquired; any other access raises `error`, a FailedPrecondition. On a
-// device, the stream that is current at Acquire() waits for the values, and
-// work that was given to the stream current at the last Release() may still
-// use them; the host waits for neither. Not thread-safe.
+// device the stream current at Acquire() waits for the values, and work given
+// to the stream current at the last Release() may still use them; the host
+// waits for neither. Not thread-safe.
 class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
  public:
   // `copies` copies to and from the device; null on the CPU. `space` owns the
@@ -72,8 +72,8 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
   // Returns all of it as a 1-D tensor.
   at::Tensor AsTensor(c10::ScalarType dtype) const;
   // Returns a tensor on the host for the bytes of `tensor`, which lies in this
-  // memory. It has values while they are acquired there. On the CPU, and for
-  // memory that stays on its device, it is `tensor` itself.
+  // memory; it has values while they are acquired there. On the CPU, and if the
+  // memory stays on its device, it is `tensor` itself.
   at::Tensor OnHost(const at::Tensor& tensor);
   int64_t bytes() const { return storage_.bytes(); }
   // Returns whether it is always in memory.
@@ -87,8 +87,7 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
   // its own use. With kHost it waits for the device's copies.
   // FailedPrecondition: the memory is in use on the other side.
   absl::Status Acquire(Use use, Where where = Where::kDevice);
-  // If a device cannot copy the bytes back, the next Acquire() returns the
-  // error.
+  // If the device cannot copy back, the next Acquire() returns the error.
   void Release(Where where = Where::kDevice);
 
  private:

@@ -47,8 +47,8 @@ struct FusedRun {
 // without gradients, which are new in every step.
 //
 // On the CPU, torch's kernels compute whole vectors in another way than the
-// elements left over at the end of a tensor. Results must depend neither on
-// merging nor on how parameters are cut into shards. So the ends of runs are
+// elements left over at the end of a tensor. So that results depend neither on
+// merging nor on how parameters are cut into shards, the ends of runs are
 // copied into staging memory and updated as whole vectors, too.
 class FusedRuns {
  public:
@@ -57,8 +57,8 @@ class FusedRuns {
   // dtype than their parameters, or if `convert_all` is set.
   static constexpr int64_t kConvertedNumel = int64_t{1} << 20;
 
-  // Merges `slices`, which are of one device and dtype and in the order of
-  // their addresses. They are the same in every call and stay until End().
+  // Merges `slices`, which are of one device and dtype, in the order of their
+  // addresses, the same in every call, and valid until End().
   void Begin(absl::Span<const FusedSlice> slices, int num_slots,
              bool convert_all);
   const std::vector<FusedRun>& runs() const { return runs_; }

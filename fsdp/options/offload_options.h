@@ -1,5 +1,5 @@
-// Options for where a rank keeps shards, gradients and optimizer states between
-// uses, and for how they get there and back.
+// Options for where shards, gradients and optimizer states rest between uses,
+// and how they get there and back.
 #ifndef FSDP_OPTIONS_OFFLOAD_OPTIONS_H_
 #define FSDP_OPTIONS_OFFLOAD_OPTIONS_H_
 
@@ -42,9 +42,8 @@ const char* ToString(StepOn step_on);
 
 // The same on all ranks.
 struct OffloadOptions {
-  // These tell where shards, their gradients, and the states of this library's
-  // fused optimizers (fused_optimizer.h) rest. Other optimizers need all three
-  // on kDevice.
+  // Shards, their gradients, and the states of this library's fused optimizers
+  // (fused_optimizer.h) rest here. Other optimizers need all three on kDevice.
   Tier parameters = Tier::kDevice;
   Tier gradients = Tier::kDevice;
   Tier optimizer = Tier::kDevice;
@@ -55,46 +54,45 @@ struct OffloadOptions {
   // goes to its tier.
   std::optional<int64_t> memory_budget = std::nullopt;
 
-  // Bytes of host memory for transfers from and to files. They hold what is
-  // read ahead and what is still to be written. Positive; if unset, the plan
-  // decides.
+  // Bytes of host memory for transfers from and to files, reading ahead and
+  // writing behind included. Positive; if unset, the plan decides.
   std::optional<int64_t> buffer_bytes = std::nullopt;
   // How many of the next units are read, or gathered, while one computes.
   int prefetch_distance = 2;
   // Longest wait for a store. Positive; if unset, Options::timeout.
   std::optional<absl::Duration> timeout = std::nullopt;
 
-  // Selects who steps parameters that rest off the device together with their
-  // states. It has no effect for a model on the CPU.
+  // Selects who steps parameters that rest off the device with their states. No
+  // effect for a model on the CPU.
   StepOn step_on = StepOn::kDevice;
 
-  // Locks the host memory that a device copies from and to, so that the host
-  // does not wait for copies. Locking takes seconds for each ten GiB when the
-  // model is sharded. It has no effect unless //device_ops/cuda is linked.
+  // Locks the host memory that a device copies from and to, so that nothing
+  // waits for copies. It takes seconds for each ten GiB when the model is
+  // sharded, and has no effect unless //device_ops/cuda is linked.
   bool lock_pages = true;
 
   // Bytes of optimizer state per byte of trainable shard: 2 for Adam, 3 with
   // amsgrad, 1 for SGD with momentum.
   double optimizer_state = 2;
 
-  // If a step of the optimizer fails half-way on any rank, it is undone on all.
-  // This works if optimizer states rest in files wherever parameters or
-  // gradients do. It doubles the files of parameters and optimizer states.
+  // Undoes a step of the optimizer on all ranks if it fails half-way on one.
+  // Needs optimizer states in files wherever parameters or gradients are. It
+  // doubles the files of parameters and optimizer states.
   bool rollback = true;
 
-  // These four describe the files; see offload/file_store.h. The directory has
-  // to exist, on an SSD.
+  // These describe the files (offload/file_store.h). The directory is on an SSD
+  // and has to exist.
   std::string directory;
   int64_t block_bytes = int64_t{1} << 20;
   int queue_depth = 8;
   bool checksums = true;
 
-  // Keeps the files of parameters and optimizer states when the run ends. Every
-  // step of the optimizer commits them. A run of the same model and `name` on
-  // the same number of ranks goes on from the last step that all ranks have
-  // finished, at whatever moment they were killed; see OffloadSpace::step().
-  // This needs parameters and optimizer states on kSsd, no memory_budget, and
-  // one fused optimizer that does not step in backward.
+  // Keeps the files of parameters and optimizer states, which every step of the
+  // optimizer commits, after the run. A run of the same model and `name` on as
+  // many ranks goes on from the last step that all ranks have finished,
+  // whenever they were killed; see OffloadSpace::step(). Needs these two kinds
+  // on kSsd, no memory_budget, and one fused optimizer that does not step in
+  // backward.
   bool keep = false;
   std::string name = "offload";
 

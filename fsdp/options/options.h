@@ -68,10 +68,10 @@ const char* ToString(ShardingStrategy strategy);
 // Options that may differ between units.
 struct UnitOptions {
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
-  // With a strategy that frees parameters after forward: a rank keeps so much
+  // With a strategy that frees parameters after forward, a rank keeps so much
   // of them until backward that this many consecutive ranks of the row can
-  // gather among themselves. It has to divide the size of the row. If unset, a
-  // rank keeps only its shard.
+  // gather among themselves. It divides the row. If unset, a rank keeps its
+  // shard only.
   std::optional<int> backward_group_size = std::nullopt;
   MixedPrecision precision;
 };
@@ -152,9 +152,9 @@ struct ModelChecks {
 
 // The same on all ranks. The defaults are ZeRO stage 3.
 struct Options {
-  // Chooses the units besides the root, which owns the parameters that no other
-  // unit owns. Without a policy the whole model is one unit, and no memory is
-  // saved while it computes.
+  // Chooses the units besides the root, which owns what no other unit does.
+  // Without a policy the whole model is one unit, and no memory is saved while
+  // it computes.
   WrapPolicy wrap_policy;
 
   // The options of all units. `configure_unit` may change them for the root and
@@ -201,7 +201,8 @@ struct Options {
   // Selects where shards, gradients and optimizer states rest between uses.
   OffloadOptions offload;
 
-  // Longest wait for a collective. Positive; if unset, the communicator's.
+  // Longest wait for a collective. Positive; if unset, the communicator's
+  // default.
   std::optional<absl::Duration> timeout = std::nullopt;
 };
 

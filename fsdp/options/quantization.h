@@ -18,26 +18,24 @@ namespace fsdp {
 // compute with the same bits. These stay exact: shards, and so optimizers,
 // state dicts and full parameters; the smaller gathers of backward
 // (UnitOptions::backward_group_size), so that it computes with what forward
-// had; all-reduces over replicas, of kNoShard and of norms; the flags of used
-// parameters.
+// had; all-reduces over replicate groups, of kNoShard and of norms; and which
+// parameters were used.
 //
-// All fields are the same on all ranks, except the log.
+// All fields but the log are the same on all ranks.
 struct Quantization {
-  // Quantises parameters. Units are then gathered even if share_memory would
-  // make that unnecessary, so that results do not depend on which ranks share
-  // a host.
+  // Quantises parameters. Units are gathered even if Options::share_memory
+  // would spare it, so that results do not depend on where ranks are.
   bool gather = false;
   // Quantises gradients, unless a hook of the user reduces them.
   bool reduce = false;
   int64_t block = 256;    // numbers that share a scale
   int64_t min_bytes = 0;  // whole flat parameters and buffers below are exact
-  // Sends another form of parameters than int8 blocks, for example float8 or a
-  // lower rank (comm/quantized/quantization_log.h). It belongs to this rank. If
-  // set, `block` and `min_bytes` apply to sums alone; if null, `gather` sends
-  // int8.
+  // If not null, `gather` sends its form of the parameters instead of int8
+  // blocks, for example float8 (comm/quantized/quantization_log.h), and `block`
+  // and `min_bytes` apply to sums alone. Each rank has its own object.
   std::shared_ptr<comm::GatherExtension> gather_extension = nullptr;
-  // Records what each collective of this rank loses; the host then waits for
-  // the device. It has to outlive the model.
+  // Records what each collective of this rank loses, for which the host waits
+  // for the device. It outlives the model.
   comm::QuantizationLog* log = nullptr;
 
   bool any() const { return gather || reduce; }

@@ -58,12 +58,11 @@ struct OffloadPlan {
 bool IsSavedBeforeStep(const OffloadPlan::Tiers& tiers,
                        const OffloadOptions& options);
 
-// Plans the tiers of `flats`. Within the budget parameters stay on the device
-// first, since they move up to four times a step, and then gradients and
-// optimizer states, which move twice; each kind in the order of `flats`.
-// `on_cpu` says that the model is on the CPU. InvalidArgument: the options
-// contradict each other, or the budget is too small; the text tells what
-// transfers need.
+// Plans the tiers of `flats`. Within the budget the device keeps parameters
+// first, which move up to four times a step, and then gradients and optimizer
+// states, which move twice; each kind in the order of `flats`. `on_cpu`: the
+// model is on the CPU. InvalidArgument: options contradict each other, or the
+// budget is too small; the text tells what is needed.
 absl::StatusOr<OffloadPlan> PlanOffload(const std::vector<RestingFlat>& flats,
                                         const OffloadOptions& options,
                                         bool on_cpu);

@@ -45,9 +45,8 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
       std::shared_ptr<comm::Communicator> world, absl::Duration timeout);
 
   const OffloadPlan& plan() const { return plan_; }
-  // Returns the number of optimizer steps that the files hold, with
-  // OffloadOptions::keep. A new model starts with the parameters and the number
-  // of earlier runs.
+  // Returns the number of optimizer steps in kept files (OffloadOptions::keep).
+  // A new model starts with the number and the parameters of earlier runs.
   int64_t step() const { return stage_.finished_step; }
   bool keeps() const { return options_.keep; }
   absl::Duration timeout() const { return timeout_; }
@@ -74,12 +73,12 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   // Makes `stepper` the one whose steps are committed. FailedPrecondition: with
   // OffloadOptions::keep, while an earlier stepper still lives.
   absl::Status CheckStepper(const std::shared_ptr<const void>& stepper);
-  // Begins a step: a rollback will restore the present values. If `mine` is an
-  // error, it is returned and nothing begins; with OffloadOptions::keep this is
-  // collective, and then no rank begins. FailedPrecondition: an earlier step
-  // could not be undone.
+  // Begins a step: a rollback restores the present values. If `mine` is an
+  // error, it is returned and nothing begins; with OffloadOptions::keep, where
+  // this is collective, on no rank. FailedPrecondition: an earlier step could
+  // not be undone.
   absl::Status BeginStep(const absl::Status& mine = absl::OkStatus());
-  // Copies `shard`, which stays in memory, if a rollback has to restore it.
+  // Saves `shard`, which stays in memory, for a rollback, if it needs that.
   // Call it before the step changes the shard.
   absl::Status SaveBeforeStep(RestingMemory& shard);
   // Ends a step. Collective; OK if `mine` is OK on all ranks. Otherwise, with
@@ -94,7 +93,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
     offload::OffloaderStats memory;
   };
   Stats stats() const;
-  // Describes the plan, with a line for each store, and for memory of copies.
+  // Describes the plan and the stores, in a line each.
   std::string Describe() const;
 
  private:
@@ -130,7 +129,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   int64_t CapacityOf(RestingKind kind, Tier tier) const;
   absl::StatusOr<std::unique_ptr<offload::ParamStore>> MakeStore(
       RestingKind kind, int64_t capacity) const;
-  // Names under which waits for one flat parameter, or for all, are noted.
+  // Return the text of waits for one flat parameter, or for all.
   std::string NotedAs(RestingKind kind, int flat) const;
   std::string NotedAs(RestingKind kind) const;
   absl::StatusOr<std::shared_ptr<RestingMemory>> Place(RestingKind kind,

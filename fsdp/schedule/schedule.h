@@ -32,10 +32,10 @@ struct ScheduledUnit {
   bool keeps_part = false;
   // The unit stays gathered over backwards that do not synchronise.
   bool keep_until_sync = false;
-  // Gradients are reduced in the group of shards, and then over replicas, too
-  // (hybrid sharding).
+  // Gradients are reduced in the shard group, and then over the replicate
+  // group (hybrid sharding).
   bool replicated = false;
-  // The group of shards of a replicated unit has several ranks, so that an
+  // The shard group of a replicated unit has several ranks, so that an
   // all-reduce has a reduce-scatter to wait for.
   bool sharded = true;
   // Ranks compute with parameters in each other's memory. Shards may then be
@@ -86,8 +86,8 @@ struct Event {
   // not keep them whole for a later one. kSetReduction: such backwards reduce
   // the unit's gradients.
   bool synchronizes = true;
-  // kSetReduction: sums of a replicated unit are all-reduced over replicas, and
-  // not kept for a later backward.
+  // kSetReduction: sums of a replicated unit are all-reduced over the replicate
+  // group, and not kept for a later backward.
   bool all_reduces = true;
 };
 
@@ -105,7 +105,7 @@ enum class ActionKind {
                       // those kept whole, which are there already
   kReduce,            // start the reduce-scatter
   kReplicate,         // finish it, add kept sums, and start the all-reduce over
-                      // replicas
+                      // the replicate group
   kKeepSums,          // finish it and add to the sums kept for an all-reduce
   kReplicateSums,     // start the all-reduce of the sums that are kept
   kWaitReduce,        // finish the reduction; add into the shard's gradient

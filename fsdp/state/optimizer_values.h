@@ -1,5 +1,5 @@
-// Reads and replaces the states of LibTorch's optimizers, whatever their class,
-// as tensors and numbers by the names of parameters. Nothing is copied or sent.
+// Reads and replaces states of LibTorch's optimizers, of any class, as tensors
+// and numbers by the names of parameters. Nothing is copied or sent.
 #ifndef FSDP_STATE_OPTIMIZER_VALUES_H_
 #define FSDP_STATE_OPTIMIZER_VALUES_H_
 

@@ -40,10 +40,10 @@ struct LoadOptions {
 // `module` is the wrapped module of `model`.
 
 // --- Whole -------------------------------------------------------------------
-// Returns copies in the dtypes that parameters and buffers were made with. It
-// gathers one unit at a time. Collective. FailedPrecondition on all ranks:
+// Returns copies in the dtypes that parameters and buffers were made with,
+// gathered one unit at a time. Collective. FailedPrecondition on all ranks:
 // inside a forward, a backward or a scope of full parameters, or a parameter
-// has no values yet (InitOptions::loaded_later).
+// has no values (InitOptions::loaded_later).
 absl::StatusOr<StateDict> GatherStateDict(
     ShardedModel& model, const torch::nn::Module& module,
     const StateDictOptions& options = StateDictOptions());

@@ -73,9 +73,8 @@ class Trace {
 };
 
 // Makes rank 0 write one file with the traces of all ranks, complete or not at
-// all. Collective, with the same status on all ranks. To find out before a long
-// run whether the file can be written, see OutputFile::Open()
-// (base/output_file.h).
+// all. Collective, with the same status on all ranks. OutputFile::Open()
+// (base/output_file.h) tells before a long run whether the file can be written.
 absl::Status WriteTrace(const Trace& trace, comm::Communicator& communicator,
                         const std::string& path, int64_t last_steps = 0);
 

@@ -1,5 +1,5 @@
-// Records the scopes that one rank has been in, in bounded memory. It allocates
-// nothing after every unit has been seen, and needs no torch.
+// Records the scopes that a rank has been in, in bounded memory. It allocates
+// nothing once it has seen every unit, and needs no torch.
 #ifndef FSDP_TRACE_TRACE_BUFFER_H_
 #define FSDP_TRACE_TRACE_BUFFER_H_
 
@@ -87,28 +87,27 @@ class TraceBuffer {
 // The kinds of spans in a trace. Their names are the "cat" of its JSON events,
 // which //tools:trace_report reads.
 enum class TraceCategory {
-  // The first three groups are of a rank's own thread and never overlap. In
-  // these spans a unit computes.
+  // The first three groups are of a rank's own thread and never overlap. A unit
+  // computes:
   kForward,
   kRecompute,  // a forward inside backward
   kBackward,
-  // In these it waits.
+  // It waits:
   kGatherWait,
   kReduceWait,  // and adds to the shard's gradient
   kFence,       // for the other ranks of the host
   kAgreement,   // for all ranks, to compare what they have done
-  // In these it does something else.
+  // It does something else:
   kCopy,       // copies gradients to the reduce buffer, or a part of parameters
   kStart,      // starts a collective, casts what it gathers from
   kFree,       // gives memory back
   kOptimizer,  // steps a unit in backward
-  // These are around the ones above.
+  // These enclose the ones above:
   kBookkeeping,  // all that the library does at an event of a unit
   kUser,         // fsdp::TraceSpan
   kPhase,        // a forward or backward of the root
   kStep,         // fsdp::TraceStep
-  // These are beside them, from the start of a collective to the end of its
-  // wait.
+  // These last from the start of a collective to the end of its wait:
   kGathering,
   kReducing,
 };
