@@ -35,8 +35,8 @@ class RestingPlace {
   virtual ~RestingPlace() = default;
   // Hints that the bytes will be used soon.
   virtual void Prefetch() = 0;
-  // Returns their memory on the host, valid until Release(). Only one use at a
-  // time.
+  // Returns their memory on the host, valid until Release(). There is one use
+  // at a time.
   virtual absl::StatusOr<char*> Acquire(Use use) = 0;
   // Says that a use for kRead changes the bytes after all.
   virtual void MarkChanged() = 0;

@@ -24,7 +24,7 @@ class CapturableOptimizer {
   // Between these calls step() is captured, and does not count until it is
   // replayed. An earlier step has to have allocated all that it needs, or else
   // step() returns FailedPrecondition. The result is the capture's number, for
-  // PrepareReplay().
+  // PrepareReplay(). Unimplemented: parameters or states are offloaded.
   virtual absl::StatusOr<int64_t> BeginCapture() = 0;
   virtual void EndCapture() = 0;
 

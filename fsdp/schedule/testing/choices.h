@@ -1,4 +1,4 @@
-// Where random tests take their decisions from: a seed, or a fuzzer's bytes.
+// Makes the decisions of random tests from a seed or from a fuzzer's bytes.
 #ifndef FSDP_SCHEDULE_TESTING_CHOICES_H_
 #define FSDP_SCHEDULE_TESTING_CHOICES_H_
 
@@ -12,7 +12,7 @@ class Choices {
  public:
   virtual ~Choices() = default;
 
-  // Of low ... high, both included.
+  // Returns a number from low to high, both included.
   virtual int Between(int low, int high) = 0;
   bool Chance(int percent) { return Between(1, 100) > 100 - percent; }
 };
@@ -29,8 +29,8 @@ class SeededChoices final : public Choices {
   std::mt19937 random_;
 };
 
-// One byte for each choice; once there are no more, every choice is the lowest,
-// and no chance comes true.
+// Takes one byte for each choice. When there are no more, every choice is the
+// lowest, and no chance comes true.
 class ByteChoices final : public Choices {
  public:
   // `data` outlives this object.

@@ -1,13 +1,14 @@
-// A second, naive model of memory: which bytes ranks read and write when they
-// carry out the actions of a Schedule, and what a user does between steps. It
-// knows what an action means (schedule.h, docs/architecture.md), not why it is
-// asked for, and breaks off at the first of these:
+// A second, naive model of memory. It follows the bytes that ranks read and
+// write when they carry out the actions of a Schedule, and what a user does
+// between steps. It knows what an action means (schedule.h,
+// docs/architecture.md), not why it is asked for, and stops at the first of
+// these violations:
 //
 // - A unit computes, on any rank, without being gathered there.
-// - It computes with other bytes than the last finished write before its
-//   iteration left (before kUnshard, where the user has asked for it), on any
-//   rank and in any order of ranks that fences and collectives allow; so do
-//   backward and recomputation.
+// - A unit computes with other bytes than those of the last write that was
+//   finished before its iteration (before kUnshard, if the user has gathered
+//   it), on any rank and in any order of ranks that fences and collectives
+//   allow. This holds for backward and recomputation, too.
 // - A rank writes its shard while a gather reads it, or its part of a common
 //   copy while another rank may be reading it.
 // - Memory is given back or gathered into while a gather writes it.
@@ -28,10 +29,10 @@
 
 namespace fsdp::testing {
 
-// How units that share memory are gathered.
+// Selects how units that share memory are gathered.
 enum class Sharing {
-  kInPlace,     // shards rest side by side: ranks compute with each other's
-  kCommonCopy,  // of another dtype, one for all ranks: each writes its part
+  kInPlace,     // shards lie side by side: ranks compute with each other's
+  kCommonCopy,  // all ranks have one copy in another dtype; each writes a part
 };
 
 class MemoryModel {
@@ -43,23 +44,27 @@ class MemoryModel {
   void Happens(const Event& event, const Actions& actions);
 
   // --- What users do between events ---------------------------------------
-  // Outside steps. A forward and its backward are one step, and so are the
-  // backwards that accumulate and the one that synchronizes.
+  // Returns whether no step is under way. A forward and its backward are one
+  // step, and so are the backwards that accumulate and the one that
+  // synchronizes.
   bool MayWrite() const;
-  // Every rank writes all of its shards: optimizers, edits, checkpoints.
+  // Makes every rank write all of its shards, as optimizers, edits and loading
+  // do.
   void Write();
-  // Every rank reads the whole unit, which has to be asked for and waited for.
+  // Makes every rank read the whole unit; it may, after kUnshard and
+  // kWaitUnshard.
   bool MayLook(int unit) const;
   void Look(int unit);
-  // A forward that has a backward to come is refused then.
+  // Returns whether shards were written after kUnshard. A forward that expects
+  // a backward is refused then.
   bool IsOlderThanShards(int unit) const;
-  // zero_grad().
+  // Does what zero_grad() does.
   void DropGradients();
-  // As SetKept() to false.
+  // Do what SetKept() to false does.
   void DropWholeGradients(int unit);
   void DropSums(int unit);
 
-  // The first that was seen; "" if none was. Nothing is looked at after it.
+  // Returns the first violation, or "". Nothing is checked after it.
   const std::string& violation() const { return violation_; }
 
  private:
@@ -72,31 +77,31 @@ class MemoryModel {
     std::vector<int> parts;   // of the common copy, per rank
 
     enum class Memory { kFree, kInFlight, kGathered } memory = Memory::kFree;
-    bool is_copy = false;          // of the shards as they were then
-    bool reads_shards = false;     // the gather in flight does
-    int gathered_version = 0;      // where memory is private
-    int part_version = -1;         // of what kShrink has kept; -1: nothing
-    bool part_is_current = false;  // of the common copy, since shards opened
-    int copied_version = 0;        // what that copy holds
-    std::vector<RaceDetector::Clock> gather_starts;  // per rank; maybe none
+    bool is_copy = false;          // gathered by kGatherCopy
+    bool reads_shards = false;     // the gather in flight reads them
+    int gathered_version = 0;      // in private memory
+    int part_version = -1;         // kept by kShrink; -1: nothing
+    bool part_is_current = false;  // written since shards opened
+    int copied_version = 0;        // in the common copy
+    std::vector<RaceDetector::Clock> gather_starts;  // per rank, or none
 
-    int version = 0;      // of the shards: how often they have been written
-    int user_writes = 0;  // of those, between steps
+    int version = 0;             // counts writes of the shards
+    int user_writes = 0;         // those between steps
     int version_at_start = 0;    // of this iteration
     int version_asked_for = -1;  // by kUnshard, to be used; -1: none
 
     int backwards = 0;                // under way
     int iteration = -1;               // of the last forward; -1: none yet
     int due = 0;                      // version that this iteration reads
-    int user_writes_at_forward = -1;  // then
+    int user_writes_at_forward = -1;  // user_writes at its first forward
 
     Gradients given;           // by the event under way
-    Gradients whole;           // kept
-    Gradients sums;            // kept, of the group of shards
+    Gradients whole;           // kept whole
+    Gradients sums;            // kept sums of the shard group
     Gradients of_shard;        // reduced
     Gradients expected;        // in `whole`, `sums` or `of_shard`
     std::set<int> doomed;      // of steps given up: may be there or not
-    bool synchronizes = true;  // as kSetReduction says
+    bool synchronizes = true;  // set by kSetReduction
     bool all_reduces = true;
   };
   struct Reduction {
@@ -104,7 +109,7 @@ class MemoryModel {
     Gradients gradients;
     bool started = false;
     bool replicating = false;
-    std::vector<RaceDetector::Clock> starts;  // per rank; maybe none
+    std::vector<RaceDetector::Clock> starts;  // per rank, or none
   };
 
   void BeforeActions(const Event& event);
@@ -153,7 +158,7 @@ class MemoryModel {
   int iteration_ = 0;
   std::deque<Reduction> reductions_;  // oldest first
   int num_gradients_ = 0;
-  int num_finished_ = 0;  // of these, of backwards that have ended
+  int num_finished_ = 0;  // those of backwards that have ended
   std::string event_;     // under way, for messages
   std::string violation_;
 };

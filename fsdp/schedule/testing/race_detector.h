@@ -1,5 +1,5 @@
-// Whether accesses of several ranks to the same memory come in one order
-// however the ranks are interleaved: happens-before, by vector clocks.
+// Finds out by vector clocks (happens-before) whether accesses of several ranks
+// to the same memory come in one order, however ranks are interleaved.
 #ifndef FSDP_SCHEDULE_TESTING_RACE_DETECTOR_H_
 #define FSDP_SCHEDULE_TESTING_RACE_DETECTOR_H_
 
@@ -13,26 +13,27 @@ class RaceDetector {
 
   explicit RaceDetector(int num_ranks);
 
-  // Memory that is written and read as a whole; at first it holds 0, which
+  // Adds memory that is written and read as a whole. At first it holds 0, which
   // every rank has seen.
   int AddCell();
 
   struct Access {
-    int value = 0;        // for a read: what the cell holds
-    int other_rank = -1;  // whose access is in no order with it; -1: none
+    int value = 0;        // the cell's value
+    int other_rank = -1;  // a rank whose access is not ordered; -1: none
     bool ordered() const { return other_rank < 0; }
   };
-  // In the order of one of the ranks' interleavings.
+  // Call these in the order of one of the ranks' interleavings.
   Access Read(int rank, int cell);
   Access Write(int rank, int cell, int value);
 
-  // All that `rank` has done so far: what Acquire() lets another one follow.
+  // Returns what `rank` has done so far; Acquire() orders another rank after
+  // it.
   Clock Release(int rank);
   void Acquire(int rank, const Clock& clock);
-  // Every rank follows what every rank has done.
+  // Orders every rank after what every rank has done.
   void Barrier();
 
-  // What has been read up to now does not matter to anybody.
+  // Forgets all reads, so that no write has to follow them.
   void ForgetReads();
 
  private:

@@ -1,6 +1,6 @@
-// Random models and what may happen to them: forwards and backwards in any
-// nesting, units that are left out or used twice, recomputation, errors, and
-// what a user asks for in between.
+// Makes random models and what may happen to them: forwards and backwards in
+// any nesting, units that are left out or used twice, recomputation, errors,
+// and requests of a user.
 #ifndef FSDP_SCHEDULE_TESTING_RANDOM_STEPS_H_
 #define FSDP_SCHEDULE_TESTING_RANDOM_STEPS_H_
 
@@ -20,11 +20,11 @@ class RandomModel {
   const std::vector<ScheduledUnit>& units() const { return units_; }
   const ScheduleOptions& options() const { return options_; }
 
-  // The next step, or another piece of a training. A schedule may refuse
-  // events of it; a Reset and the next step have to follow then.
+  // Makes the next step, or another piece of a training. If a schedule refuses
+  // one of its events, a Reset and the next step have to follow.
   Events Step();
 
-  // A step as if nobody had thought of what makes sense.
+  // Makes a step of any events, whether they make sense or not.
   Events Nonsense();
 
  private:
@@ -33,8 +33,8 @@ class RandomModel {
   // One use of a unit in a forward, and what becomes of it in backward.
   struct Call {
     int unit;
-    bool needs_grad;  // its output
-    bool reached;     // by the gradient
+    bool needs_grad;  // its output needs grad
+    bool reached;     // the gradient reaches it
     bool completed;   // its parameters get their gradients
     bool recomputed;
     bool backward_at_once;  // inside the forward

@@ -1,5 +1,5 @@
-// What a runtime and a model that carry a schedule's actions out would hold,
-// and the rules that this keeps.
+// Follows what a runtime and a model would hold that carry out a schedule's
+// actions, and checks the rules that it has to keep.
 #ifndef FSDP_SCHEDULE_TESTING_SCHEDULE_CHECKER_H_
 #define FSDP_SCHEDULE_TESTING_SCHEDULE_CHECKER_H_
 
@@ -17,33 +17,33 @@ class ScheduleChecker {
  public:
   ScheduleChecker(std::vector<ScheduledUnit> units, ScheduleOptions options);
 
-  // What is wrong with `actions` as the answer to `event`; "" for nothing. A
-  // refusal is right where the contract of Schedule::Next() says so.
+  // Returns what is wrong with `actions` as the answer to `event`, or "". A
+  // refusal has to be one that Schedule::Next() promises.
   std::string Check(const Event& event, const absl::StatusOr<Actions>& actions);
 
  private:
   enum class Memory { kSharded, kInFlight, kGathered };
   struct Unit {
     Memory memory = Memory::kSharded;
-    bool is_copy = false;    // gathered apart from common memory
-    bool is_read = false;    // maybe by another rank, since the last fence
-    int64_t gathers = 0;     // of it, so far
-    bool guessed = false;    // gathered for no event so far
+    bool is_copy = false;    // gathered into memory of its own
+    bool is_read = false;    // another rank may read it since the last fence
+    int64_t gathers = 0;     // counts its gathers
+    bool guessed = false;    // gathered, and needed by no event so far
     bool requested = false;  // by the user, and not used so far
-    bool kept = false;       // over a backward that does not synchronise
-    bool may_stay = false;   // for a backward that is to come
+    bool kept = false;       // gathered over an unsynchronised backward
+    bool may_stay = false;   // gathered until a backward
     int forwards = 0;        // under way
     int backwards = 0;       // under way
-    int uses_to_come = 0;    // backwards of the forwards of this iteration
+    int uses_to_come = 0;    // backwards of this iteration's forwards
     bool has_part = false;
     bool has_whole_gradients = false;
     bool has_sums = false;
-    bool synchronizes = true;  // as kSetReduction says
+    bool synchronizes = true;  // set by kSetReduction
     bool all_reduces = true;
     bool step_due = false;
     bool stepped = false;  // since its last forward
-    // Versions of the values: the shards change whenever an optimizer may have
-    // stepped.
+    // Versions of the values. Shards get a new one whenever an optimizer may
+    // have stepped.
     int64_t shard = 0;
     int64_t part = 0;
     int64_t gathered = 0;
@@ -54,7 +54,7 @@ class ScheduleChecker {
     int unit;
     bool replicated;
     bool keeps_sums;
-    int64_t gathers;  // of the unit, which was freed then; -1: it was not
+    int64_t gathers;  // of the unit, if it was freed before; else -1
   };
 
   bool MustBeRefused(const Event& event) const;

@@ -1,4 +1,4 @@
-// Random steps of a random model, checked.
+// Runs random steps of a random model and checks them.
 #ifndef FSDP_SCHEDULE_TESTING_SCHEDULE_RUN_H_
 #define FSDP_SCHEDULE_TESTING_SCHEDULE_RUN_H_
 
@@ -10,11 +10,11 @@
 namespace fsdp::testing {
 
 struct ScheduleRun {
-  std::string error;  // and what led to it; "" when every rule was kept
+  std::string error;  // with the events before it; "": every rule was kept
   int64_t num_events = 0;
 };
 
-// `steps` of a model that `choices` make, on two ranks that have to agree.
+// Runs `steps` of a model that `choices` make, on two ranks that have to agree.
 ScheduleRun RunSchedule(Choices* choices, int steps);
 
 }  // namespace fsdp::testing

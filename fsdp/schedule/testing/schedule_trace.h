@@ -1,4 +1,4 @@
-// Golden traces of a Schedule: events by short names, answers as text.
+// Makes golden traces of a Schedule: events by short names, answers as text.
 #ifndef FSDP_SCHEDULE_TESTING_SCHEDULE_TRACE_H_
 #define FSDP_SCHEDULE_TESTING_SCHEDULE_TRACE_H_
 
@@ -12,12 +12,13 @@ namespace fsdp::testing {
 
 using Events = std::vector<Event>;
 
-// Forward with grad, of an output that needs it, unless the name says no.
+// These are events of a forward with grad whose output needs it, unless the
+// name says otherwise.
 Event PreForward(int unit);
 Event PreForwardNoGrad(int unit);
 Event PostForward(int unit);
 Event PostForwardNoGrad(int unit);
-// `event` of a forward, inside backward.
+// Returns `event` of a forward as part of a recomputation.
 Event Recomputes(Event event);
 Event PreBackward(int unit);
 Event PostBackward(int unit);
@@ -28,26 +29,26 @@ Event Unshard(int unit);
 Event WaitUnshard(int unit);
 Event Reshard(int unit);
 Event Release();
-// `event` of a backward that keeps gradients whole.
+// Returns `event` of a backward that keeps gradients whole.
 Event Unsynchronized(Event event);
 
-// A root that is kept after forward, as by default, and units inside it.
+// Makes a root, which is kept after forward as by default, and units inside it.
 // parents[i] is the parent of unit i + 1.
 std::vector<ScheduledUnit> UnitsWithParents(const std::vector<int>& parents);
-// A root and `layers` units in it.
+// Makes a root and `layers` units in it.
 std::vector<ScheduledUnit> Layers(int layers);
-// Their forward and backward, one after the other.
+// These return the events of their forward and backward.
 Events Forward(int layers);
 Events Backward(int layers);
 Events UnsynchronizedBackward(int layers);
 
 ScheduleOptions NoPrefetch();
 
-// What `schedule` answers to `events`, before each of which the user writes
-// shards where that is allowed: "\n", then one line for each event,
-// "PreForward(1): Gather(1) WaitGather(1)\n". Ends at the first refusal.
+// Returns the answers of `schedule` to `events`: "\n", then a line for each
+// event, "PreForward(1): Gather(1) WaitGather(1)\n". Before each event the user
+// writes shards, if that is allowed. It ends at the first refusal.
 std::string Trace(WatchedSchedule& schedule, const Events& events);
-// The actions alone, in one line.
+// Returns the actions alone, in one line.
 std::string ActionsOf(WatchedSchedule& schedule, const Events& events);
 
 bool AllSharded(const WatchedSchedule& schedule, int num_units);

@@ -1,4 +1,4 @@
-// A Schedule whose answers are held to a MemoryModel.
+// A Schedule whose answers are checked by MemoryModels.
 #ifndef FSDP_SCHEDULE_TESTING_WATCHED_SCHEDULE_H_
 #define FSDP_SCHEDULE_TESTING_WATCHED_SCHEDULE_H_
 
@@ -15,7 +15,8 @@ class WatchedSchedule {
  public:
   WatchedSchedule(std::vector<ScheduledUnit> units, ScheduleOptions options);
 
-  // As of Schedule. Internal: the actions are wrong, or those before were.
+  // These do what Schedule does. Internal: the actions are wrong, or earlier
+  // ones were.
   absl::StatusOr<Actions> Next(const Event& event);
   void SetKept(int unit, bool whole_gradients, bool sums);
   bool synchronizes(int unit) const { return schedule_.synchronizes(unit); }
@@ -28,7 +29,7 @@ class WatchedSchedule {
     return schedule_.num_reductions_in_flight();
   }
 
-  // As of MemoryModel.
+  // These do what MemoryModel does.
   bool MayWrite() const { return models_.front().MayWrite(); }
   void Write();
   bool MayLook(int unit) const { return models_.front().MayLook(unit); }
@@ -36,7 +37,7 @@ class WatchedSchedule {
   bool IsOlderThanShards(int unit) const {
     return models_.front().IsOlderThanShards(unit);
   }
-  // Some unit is held for the user.
+  // Returns whether some unit is held for the user.
   bool HoldsUnits() const;
 
  private:

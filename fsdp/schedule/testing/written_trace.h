@@ -1,4 +1,4 @@
-// Traces as people write them, in the form of golden ones, for a MemoryModel.
+// Runs a MemoryModel on traces that people write in the form of golden ones.
 #ifndef FSDP_SCHEDULE_TESTING_WRITTEN_TRACE_H_
 #define FSDP_SCHEDULE_TESTING_WRITTEN_TRACE_H_
 
@@ -17,20 +17,22 @@ struct Setting {
   Sharing sharing = Sharing::kInPlace;
 };
 
-// A root and `layers` units in it, in memory of their own or in common memory.
+// These make a root and `layers` units in it, in private or in common memory.
 Setting Private(int layers);
 Setting Shared(int layers, Sharing sharing = Sharing::kInPlace);
 
-// What a model sees in `trace`. Between events, "Write", "Look(1)" and "Drop"
-// are what the user does; "Unsync", "Recompute" and "Frozen" before an event
-// say what it is, else it synchronizes, is no recomputation and reduces.
+// Returns the violation that a model finds in `trace`. Between events, "Write",
+// "Look(1)" and "Drop" are acts of the user. "Unsync", "Recompute" and "Frozen"
+// before an event describe it; without them it synchronizes, is no
+// recomputation, and reduces.
 std::string Violation(const Setting& setting, absl::string_view trace);
 
-// `trace`, with `from` replaced by `to` where it comes first after `after`.
+// Replaces the first `from` after `after` in `trace` by `to`.
 std::string With(std::string trace, absl::string_view from,
                  absl::string_view to, absl::string_view after = "");
 
-// A forward and a backward of two private units, and what a user does then.
+// A trace of a forward and a backward of two private units and of acts of the
+// user.
 extern const char kStep[];
 
 }  // namespace fsdp::testing
