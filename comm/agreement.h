@@ -15,25 +15,25 @@
 
 namespace fsdp::comm {
 
-// All of these are collective: every rank calls them in the same order, with
-// the same `what`, the label of their collectives. Where the communicator fails
-// they return its error.
+// Except IsAgreed() and AsAgreed() all of these are collective: every rank
+// calls them in the same order, with the same `what`, which is the label of
+// their collectives. They return the communicator's error where it fails.
 
-// OK on all ranks when `mine` is OK on all. Otherwise every rank returns the
-// code and message of the lowest rank that failed, "rank 2: " in front. Long
-// messages are cut. A rank that failed and cannot tell the others returns
-// `mine`. IsAgreed() knows such an error.
+// Returns OK on all ranks if `mine` is OK on all. Otherwise every rank returns
+// the code and the message of the lowest rank that failed, after "rank 2: ", as
+// an error that IsAgreed(). Messages are cut after 4096 bytes. A rank that
+// failed but cannot tell the others returns `mine`.
 absl::Status Agree(Communicator& communicator, const absl::Status& mine,
                    absl::string_view what, absl::Time deadline);
 
-// All ranks of a group have returned this error alike. Not collective.
+// True if all ranks of a group have returned this same error.
 bool IsAgreed(const absl::Status& status);
-// `error`, which all ranks return alike, as one that IsAgreed().
+// Marks `error`, which all ranks return alike, so that it IsAgreed().
 absl::Status AsAgreed(absl::Status error);
 
-// OK when all ranks pass the same `text`. Otherwise InvalidArgument on every
-// rank: "`what` differ", the ranks that differ from rank 0, and the first line
-// in which the lowest of them does.
+// Returns OK if all ranks pass the same `text`. Otherwise every rank returns
+// InvalidArgument: "`what` differ", the ranks that differ from rank 0, and the
+// first line in which the lowest of them does. It IsAgreed().
 absl::Status CheckSame(Communicator& communicator, const std::string& text,
                        absl::string_view what, absl::Time deadline);
 
@@ -46,23 +46,22 @@ absl::Status BroadcastTensor(Communicator& communicator,
                              const at::Tensor& tensor, int root,
                              absl::string_view what, absl::Time deadline);
 
-// Rank `root`'s text on all ranks.
+// Returns rank `root`'s text, of 1 GiB at most, on all ranks.
 absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
                                             const std::string& text, int root,
                                             absl::string_view what,
                                             absl::Time deadline);
 
-// Every rank's text on all ranks, by rank. Each takes as much memory as the
-// longest.
+// Returns the texts of all ranks, by rank, on all ranks. Each takes as much
+// memory as the longest, which has 1 GiB at most.
 absl::StatusOr<std::vector<std::string>> GatherStrings(
     Communicator& communicator, absl::string_view mine, absl::string_view what,
     absl::Time deadline);
 
-// Numbers of all ranks as one: a loss to print, a time, a count.
-
-// Collective; the same on all ranks, computed in the order of the ranks. A
-// value that is not a number makes the result one. Blocks up to the
-// communicator's default_timeout(); errors as Work::Wait().
+// These make one number of all ranks' numbers, such as a loss to print, a time
+// or a count. All ranks return the same bits, computed in the order of the
+// ranks; a NaN gives a NaN. They block up to the communicator's
+// default_timeout() and return the errors of Work::Wait().
 absl::StatusOr<double> Mean(Communicator& communicator, double value);
 absl::StatusOr<double> Sum(Communicator& communicator, double value);
 absl::StatusOr<double> Max(Communicator& communicator, double value);

@@ -1,4 +1,4 @@
-// The vocabulary of collectives: which there are, and what one rank asks for.
+// Names of collectives, calls and ranks, as errors and traces give them.
 #ifndef COMM_CALL_H_
 #define COMM_CALL_H_
 
@@ -22,16 +22,15 @@ enum class Collective {
   kSplit,
 };
 
-// "all-gather".
+// Returns a name such as "all-gather".
 absl::string_view CollectiveName(Collective collective);
 
 enum class ReduceOp { kSum, kMin, kMax };
 
-// "sum".
+// Returns a name such as "sum".
 absl::string_view ReduceOpName(ReduceOp op);
 
-// One rank's call, in the form in which ranks compare theirs and errors name
-// it.
+// One rank's call of a collective, as ranks compare it and errors name it.
 struct Call {
   Collective collective = Collective::kAllGather;
   std::string label;   // "blocks.2"
@@ -43,56 +42,56 @@ struct Call {
 bool operator==(const Call& a, const Call& b);
 inline bool operator!=(const Call& a, const Call& b) { return !(a == b); }
 
-// "all-gather of blocks.2 (float32 x 1024)".
+// For people: "all-gather of blocks.2 (float32 x 1024)".
 std::string ToString(const Call& call);
 
-// "all-gather #17 of blocks.2": `sequence` counts a group's calls from 0.
+// Returns "all-gather #17 of blocks.2"; `sequence` counts a group's calls from
+// 0.
 std::string Name(const Call& call, int64_t sequence);
 
-// What texts call the ranks of a group.
-
-// Whoever reads an error has to find the process: of a group that is a part of
-// another one, names say the rank in the world, too. Cheap to copy.
+// The names that texts give to the ranks of a group. Whoever reads an error has
+// to find the process: where the group is a part of the world, a name has the
+// rank in the world, too. Cheap to copy.
 class RankNames {
  public:
-  // Of the only rank there is.
+  // Names the only rank of a world of one.
   RankNames() : RankNames(1) {}
 
-  // Of the world: `size` > 0 ranks.
+  // Names the ranks of a world of `size` > 0 ranks.
   explicit RankNames(int size);
 
-  // Of a group of `size` ranks which are `world_ranks` of the world, by rank,
-  // kNobodyKnows where that is so; of the world where it is empty.
-  // InvalidArgument: it is not of that size.
+  // Names the ranks of a group of `size` ranks. `world_ranks` has, for each of
+  // them, its rank in the world or kNobodyKnows; empty, it says that the group
+  // is the world. Another size of it is InvalidArgument.
   static absl::StatusOr<RankNames> Of(int size, std::vector<int> world_ranks);
   static constexpr int kNobodyKnows = -1;
 
-  // Of those of this group's ranks, in their order; of all in the order of this
-  // group they are this group's.
+  // Names a group of these `members` of this group, in their order. If they are
+  // all its ranks in its own order, the names stay the same.
   RankNames Part(absl::Span<const int> members) const;
 
   int size() const { return size_; }
   int world_rank(int rank) const;
 
-  // "rank 1", or "rank 1 (world rank 5)".
+  // Returns "rank 1", or "rank 1 (world rank 5)".
   std::string Name(int rank) const;
-  // "rank 1 of 4", or "rank 1 of 4 (world rank 5)".
+  // Returns "rank 1 of 4", or "rank 1 of 4 (world rank 5)".
   std::string Place(int rank) const;
-  // "rank 1", "ranks 1, 3", or "ranks 1, 3 (world ranks 5, 7)".
+  // Returns "rank 1", "ranks 1, 3", or "ranks 1, 3 (world ranks 5, 7)".
   std::string List(absl::Span<const int> ranks) const;
-  // Of a rank that need not be in the group: "rank 5", or "world rank 5".
+  // Returns "rank 5", or "world rank 5" where the group is a part of the world.
+  // The rank need not be in the group.
   std::string NameInWorld(int world_rank) const;
 
-  // `text` of a group of some of these ranks: what it calls them by name and
-  // place is what this group does.
+  // Returns `text`, which comes from a group of some of these ranks, with each
+  // Name() and Place() that has a world rank replaced by that of this group.
   std::string Adopt(absl::string_view text) const;
 
  private:
   RankNames(int size, std::shared_ptr<const std::vector<int>> world_ranks);
 
-  // " (world rank 5)".
-  std::string Suffix(int rank) const;
-  int RankOf(int world_rank) const;  // -1: nobody's
+  std::string Suffix(int rank) const;  // " (world rank 5)", or empty
+  int RankOf(int world_rank) const;    // -1: it is not in the group
 
   int size_;
   std::shared_ptr<const std::vector<int>> world_ranks_;  // null: the world

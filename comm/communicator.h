@@ -20,38 +20,39 @@
 
 namespace fsdp::comm {
 
-// "float32"; "unsupported" for a dtype that no collective takes.
+// Returns a name such as "float32", or "unsupported" for a dtype that no
+// collective takes.
 absl::string_view DtypeName(at::ScalarType dtype);
 
-// Memory that is the same on all ranks of a group, not one's own on each. What
-// a rank writes, others see once both have passed `fence` or a collective that
-// came after the write. A rank that overwrites what others may be reading has
-// to see to it, by `fence`, that they have finished.
+// Memory that all ranks of a group share. What a rank writes is visible to
+// another one once both have passed `fence`, or a collective that came after
+// the write. Before a rank overwrites what others may be reading, it has to
+// wait at `fence` until they have finished.
 struct CommonMemory {
   at::Tensor memory;  // uint8, aligned to a page, zero at first
   std::unique_ptr<Fence> fence;
 };
 
-// What a sum becomes on its way to the output.
+// How a sum is written to the output.
 struct ScaledSum {
-  double scale = 1;
-  bool accumulate = false;  // added to what the output holds
+  double scale = 1;         // factor of the sum
+  bool accumulate = false;  // add to what the output holds
 };
 
-// One rank's end of a group. All ranks make the same calls in the same order;
-// a backend that can see a mismatch fails it on every rank, others run into
-// the deadline. Every rank uses its own object from one thread at a time;
-// only Abort() may be called from any thread.
+// One rank's end of a group. All ranks make the same calls in the same order.
+// A backend that can see a mismatch fails the call on every rank; with other
+// backends the call runs into its deadline. An object is used by one thread at
+// a time; only Abort() and activity() may be called from any thread.
 //
 // Tensors are dense, contiguous and 1-D, on one device, of a dtype in
-// {float32, float64, float16, bfloat16, int32, int64, uint8}; all ranks pass
-// equal counts. Uneven shards are the business of flat_param::FlatLayout.
-// Buffers belong to the collective until its Work is done. `label` names what
-// is being moved ("blocks.3") in errors, traces and counts.
+// {float32, float64, float16, bfloat16, int32, int64, uint8}. All ranks pass
+// equal counts; flat_param::FlatLayout pads uneven shards. Buffers belong to
+// the collective until its Work is done. `label` names what is moved
+// ("blocks.3") in errors, traces and counts.
 //
-// The public methods check the arguments that can be checked locally and
-// return InvalidArgument, or Unimplemented for a dtype or layout outside the
-// list, before anything is sent; backends implement Do*().
+// Before anything is sent, the public methods check what a rank can check
+// alone, and return InvalidArgument, or Unimplemented for a dtype or layout
+// that is not listed here. Backends implement Do*().
 class Communicator {
  public:
   Communicator() = default;
@@ -62,87 +63,88 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  // What errors call the ranks.
+  // The names that errors give to the ranks.
   virtual const RankNames& names() const = 0;
 
-  // "rank 1 of 4", or "rank 1 of 4 (world rank 5)" of a part.
+  // Returns "rank 1 of 4", or "rank 1 of 4 (world rank 5)" in a part of the
+  // world.
   std::string Place() const { return names().Place(rank()); }
 
   // How long a wait may take where the caller has no deadline of its own.
   virtual absl::Duration default_timeout() const = 0;
 
-  // "gloo, rank 1 of 4".
+  // For people: "gloo, rank 1 of 4".
   virtual std::string ToString() const = 0;
 
-  // Whether a sum takes less when the caller has scaled the inputs than when
-  // ReduceScatterScaled() scales it, which costs a pass over the result here.
-  // The same on all ranks.
+  // True where a sum is faster if the caller scales the inputs: there
+  // ReduceScatterScaled() would need another pass over the result. All ranks
+  // return the same.
   virtual bool PrefersScaledInputs() const { return false; }
 
-  // Whether operations on the group's device may be started while the current
-  // stream is being captured into a CUDA graph. They become part of the graph
-  // and run with each launch of it. Nobody watches them: whoever waits for the
-  // graph needs a deadline, and calls Abort() when it has passed. Their Works
-  // end with BlockCurrentStream() in the same capture. AllocateSymmetric() and
-  // Split() come before.
+  // True where operations on the group's device may be started while the
+  // current stream is captured into a CUDA graph. They become part of the graph
+  // and run with each launch of it. Each Work needs a BlockCurrentStream() in
+  // the same capture; AllocateSymmetric() and Split() have to come before it.
+  // Nothing watches these operations: whoever waits for the graph needs a
+  // deadline, and calls Abort() once it has passed.
   virtual bool CanBeCaptured() const { return false; }
 
-  // Whether there is an AllToAll(). The same on all ranks.
+  // True where AllToAll() is implemented. All ranks return the same.
   virtual bool HasAllToAll() const { return true; }
 
-  // Whether ranks have memory in common, so that there is an AllocateCommon().
-  // The same on all ranks; a part that Split() makes may have some where the
-  // whole has none.
+  // True where AllocateCommon() is implemented. All ranks return the same. A
+  // group that Split() makes may have common memory where this one has none.
   virtual bool HasCommonMemory() const { return false; }
 
-  // Where this rank notes what it does, for whoever looks at a job that hangs;
-  // null: nobody does. May be called from any thread.
+  // This rank notes here what it does, for whoever looks at a job that hangs.
+  // Null where nobody reads it. May be called from any thread.
   virtual std::shared_ptr<RankActivity> activity() const { return nullptr; }
 
-  // `bytes` >= 0 of uninitialised memory (uint8, 64-byte aligned) that the
-  // group's backend can reach best; plain memory where a backend has nothing
-  // better. A collective call: same order and size on all ranks. It may make
-  // the host wait for all of them, so it has no place in a step.
+  // Returns `bytes` >= 0 of uninitialised memory (uint8, 64-byte aligned) that
+  // the backend moves fastest, or plain memory where it has nothing better.
+  // Collective: all ranks call it in the same order, with the same size. It may
+  // make the host wait for all ranks, so do not call it in a step.
   virtual absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) = 0;
 
-  // `bytes` >= 0 that all ranks have in common. Unimplemented, on all ranks
-  // alike and at once, unless HasCommonMemory(). A collective call that blocks
-  // up to default_timeout().
+  // Returns `bytes` >= 0 that all ranks share. Collective; blocks up to
+  // default_timeout(). Without HasCommonMemory() all ranks return Unimplemented
+  // at once.
   virtual absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes);
 
-  // out[r * n + i] = in_r[i], n = in.numel(); out.numel() == n * world_size.
-  // `in` may be this rank's own slice of `out` and may not overlap it
-  // otherwise. `out` may be common memory, at the same place on all ranks, and
-  // `in` this rank's slice of it: then nothing needs to move.
+  // Sets out[r * n + i] = in_r[i] for each rank r, where n = in.numel() and
+  // out.numel() == n * world_size. `in` may be this rank's slice of `out`; any
+  // other overlap is an error. If `out` is common memory, at the same place on
+  // all ranks, and `in` is this rank's slice of it, nothing has to move.
   absl::StatusOr<std::unique_ptr<Work>> AllGather(const at::Tensor& out,
                                                   const at::Tensor& in,
                                                   absl::string_view label);
 
-  // out[i] = op over ranks q of in_q[rank * n + i], n = out.numel();
-  // in.numel() == n * world_size. `out` may be this rank's own slice of `in`.
-  // `in` may be overwritten. The same inputs give the same bits every time.
+  // Sets out[i] to the `op` over all ranks q of in_q[rank * n + i], where
+  // n = out.numel() and in.numel() == n * world_size. `out` may be this rank's
+  // slice of `in`. `in` may be overwritten. The same inputs give the same bits
+  // every time.
   absl::StatusOr<std::unique_ptr<Work>> ReduceScatter(const at::Tensor& out,
                                                       const at::Tensor& in,
                                                       ReduceOp op,
                                                       absl::string_view label);
 
-  // out[i] = scale * (sum over ranks q of in_q[rank * n + i]), or added to
-  // out[i]. `out` is of any floating-point dtype and does not overlap `in`; the
-  // sum is rounded to the dtype of `in` first. Sums that are added to one `out`
-  // may be started before those in front of them are done, and are made in this
-  // order if they are waited for in it.
+  // Sets out[i] to scale * (the sum over all ranks q of in_q[rank * n + i]), or
+  // adds that to out[i]. The sum is rounded to the dtype of `in` first. `out`
+  // may have another floating-point dtype, and does not overlap `in`. Several
+  // sums that are added to one `out` may run at the same time; they are added
+  // in the order in which they are waited for.
   absl::StatusOr<std::unique_ptr<Work>> ReduceScatterScaled(
       const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
       absl::string_view label);
 
-  // out[r * n + i] = in_r[rank * n + i], n = in.numel() / world_size, which has
-  // no remainder; both are of one size and do not overlap. Unimplemented, on
-  // all ranks alike and at once, unless HasAllToAll().
+  // Sets out[r * n + i] = in_r[rank * n + i], where n = in.numel() / world_size
+  // without a remainder. Both have the same size and do not overlap. Without
+  // HasAllToAll() all ranks return Unimplemented at once.
   absl::StatusOr<std::unique_ptr<Work>> AllToAll(const at::Tensor& out,
                                                  const at::Tensor& in,
                                                  absl::string_view label);
 
-  // In place; every rank ends with the same bits.
+  // Reduces `tensor` over all ranks, in place. All ranks get the same bits.
   absl::StatusOr<std::unique_ptr<Work>> AllReduce(const at::Tensor& tensor,
                                                   ReduceOp op,
                                                   absl::string_view label);
@@ -152,28 +154,28 @@ class Communicator {
                                                   int root,
                                                   absl::string_view label);
 
-  // A group of the ranks that pass the same `color` >= 0, ordered by `key`,
-  // then by rank. Collective over this group; this object stays usable.
+  // Returns the group of the ranks that pass the same `color` >= 0, ordered by
+  // `key`, then by rank. Collective over this group, which stays usable.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                               int key) = 0;
 
   // Makes pending and later operations of this rank fail with Aborted and
-  // `reason`, and tells the peers as far as the backend can, so that nobody
-  // waits for this rank. Never blocks long, never fails; idempotent: the first
-  // reason stays.
+  // `reason`. Tells the peers as far as the backend can, so that nobody waits
+  // for this rank. Never blocks long and never fails. Only the first call has
+  // an effect.
   virtual void Abort(const absl::Status& reason) = 0;
 
  protected:
-  // AllocateSymmetric for backends that reach plain memory best.
+  // AllocateSymmetric() for backends to which all memory is the same.
   static absl::StatusOr<at::Tensor> AllocatePlain(int64_t bytes);
 
-  // As the public methods; arguments are checked.
+  // These do what the public methods say. Their arguments have been checked.
   virtual absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
       const at::Tensor& out, const at::Tensor& in, absl::string_view label) = 0;
   virtual absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
       const at::Tensor& out, const at::Tensor& in, ReduceOp op,
       absl::string_view label) = 0;
-  // Sums in place by DoReduceScatter() and scales in Wait(), unless overridden.
+  // By default sums in place with DoReduceScatter() and scales in Wait().
   virtual absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
       const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
       absl::string_view label);
@@ -188,23 +190,22 @@ class Communicator {
 
 }  // namespace fsdp::comm
 
-// How a group comes by its backend for a device's tensors.
-
 namespace c10d {
 class Store;
 }
 
 namespace fsdp::comm {
 
-// Where the ranks of a device's backend meet.
+// What one rank gets in order to connect the backend for a device's tensors.
 struct DeviceMeeting {
-  c10::intrusive_ptr<c10d::Store> store;  // of this backend alone
+  c10::intrusive_ptr<c10d::Store> store;  // no other backend uses its keys
   int local_rank = 0;                     // among the ranks of this host
   absl::Duration timeout;  // Communicator::default_timeout() of the backend
-  Communicator& host;      // of the same ranks, to be split
+  Communicator& host;      // connects the same ranks on the CPU; may be split
 };
 
-// Connects one rank, in the thread of the caller. Blocks until all have come.
+// Connects one rank, in the thread of the caller. Blocks until all ranks have
+// connected.
 using ConnectDevice =
     std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
         const DeviceMeeting& meeting)>;

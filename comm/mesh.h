@@ -14,11 +14,11 @@ namespace fsdp::comm {
 
 struct MeshDimension {
   std::string name;
-  int size;  // -1, for at most one dimension: what the other one leaves
+  int size;  // ranks; -1, in one dimension at most: all that the other leaves
 };
 
-// Row-major: the last dimension varies fastest, so that its groups are
-// consecutive ranks. {{"replicate", 2}, {"shard", 3}} of 6 ranks:
+// The mesh is row-major: the last dimension varies fastest, so that its groups
+// are consecutive ranks. {{"replicate", 2}, {"shard", 3}} of 6 ranks makes
 //
 //   group along "shard":      0 1 2   and   3 4 5
 //   group along "replicate":  0 3,    1 4   and   2 5
@@ -26,29 +26,30 @@ struct MeshDimension {
 // Copies refer to the same groups.
 class Mesh {
  public:
-  // Collective over `world`. InvalidArgument on all ranks alike: not one or two
-  // dimensions, empty or equal names, sizes that do not multiply to the world
-  // size, or ranks that pass different dimensions.
+  // Makes the groups. Collective over `world`. All ranks return InvalidArgument
+  // if there are not one or two dimensions, if names are empty or equal, if the
+  // sizes do not multiply to the world size, or if the ranks pass different
+  // dimensions.
   static absl::StatusOr<Mesh> Create(std::shared_ptr<Communicator> world,
                                      std::vector<MeshDimension> dimensions);
 
   const std::shared_ptr<Communicator>& world() const { return world_; }
   int num_dimensions() const { return static_cast<int>(axes_.size()); }
 
-  // With its size filled in.
+  // A size that was -1 is filled in.
   const MeshDimension& dimension(int i) const { return axes_[i].dimension; }
-  // The ranks that differ from this one in dimension `i` only, ordered by their
-  // coordinate: group(i)->rank() == coordinate(i). The world itself where that
-  // is all ranks.
+  // The group of the ranks that differ from this one in dimension `i` only,
+  // ordered by their coordinate: group(i)->rank() == coordinate(i). Where these
+  // are all ranks it is the world itself.
   const std::shared_ptr<Communicator>& group(int i) const {
     return axes_[i].group;
   }
   int coordinate(int i) const { return axes_[i].group->rank(); }
 
-  // Aborts the world and this rank's groups: none of them knows of the others.
+  // Aborts the world and this rank's groups, which know nothing of each other.
   void Abort(const absl::Status& reason) const;
 
-  // For people: dimensions and which ranks share a group.
+  // For people: the dimensions, and which ranks share a group.
   std::string ToString() const;
 
  private:
@@ -67,9 +68,10 @@ class Mesh {
   std::vector<Axis> axes_;
 };
 
-// This rank's group of `size` consecutive ranks of `group`; `group` itself
-// where that is all of them. Collective. InvalidArgument on all ranks alike:
-// `size` does not divide the number of ranks, or differs between them.
+// Returns this rank's group of `size` consecutive ranks of `group`, or `group`
+// itself where these are all its ranks. Collective. All ranks return
+// InvalidArgument if `size` does not divide their number or differs between
+// them.
 absl::StatusOr<std::shared_ptr<Communicator>> SplitConsecutive(
     const std::shared_ptr<Communicator>& group, int size);
 

@@ -1,4 +1,5 @@
-// What a rank does between collectives, for whoever asks why a job hangs.
+// Records what a rank does between collectives, for whoever asks why a job
+// hangs.
 #ifndef COMM_RANK_ACTIVITY_H_
 #define COMM_RANK_ACTIVITY_H_
 
@@ -14,17 +15,17 @@ enum class Phase : uint8_t {
   kUnknown,
   kForward,
   kBackward,
-  kOutside,  // of all others: the loss, data, what nobody has noted
-  kCheckpoint,
-  kStep,  // of the optimizer
+  kOutside,     // none of the others: the loss, data, what nobody has noted
+  kCheckpoint,  // saving or loading a saved run
+  kStep,        // of the optimizer
 };
 inline constexpr int kNumPhases = static_cast<int>(Phase::kStep) + 1;
 
-// "forward".
+// Returns a name such as "forward".
 absl::string_view PhaseName(Phase phase);
 
-// What a rank may wait for in a phase, besides other ranks: a store in which
-// something rests.
+// How a rank may wait for a store in which something rests. A phase goes on
+// meanwhile.
 enum class StoreWait : uint8_t {
   kNothing,
   kRead,   // until something has been read
@@ -33,10 +34,10 @@ enum class StoreWait : uint8_t {
 };
 inline constexpr int kNumStoreWaits = static_cast<int>(StoreWait::kWrite) + 1;
 
-// "waits for `what` to be read from its store".
+// Returns a text such as "waits for `what` to be read from its store".
 std::string StoreWaitText(StoreWait wait, absl::string_view what);
 
-// One rank's. Thread-safe.
+// Takes the notes of one rank. Thread-safe.
 class RankActivity {
  public:
   RankActivity() = default;
@@ -44,25 +45,25 @@ class RankActivity {
   RankActivity& operator=(const RankActivity&) = delete;
   virtual ~RankActivity() = default;
 
-  // The rank is in `phase` of `unit` from now on ("" where there is none) and
-  // holds `pool_bytes` in pools of memory; -1: as before. Neither waits nor
-  // allocates.
+  // Notes that the rank enters `phase` of `unit`, "" where there is none, and
+  // that its memory pools hold `pool_bytes`; -1 leaves that number as it was.
+  // Neither waits nor allocates.
   virtual void Note(Phase phase, absl::string_view unit,
                     int64_t pool_bytes) = 0;
 
-  // The rank waits for `wait` of `what` ("parameters of unit blocks.3") until
-  // EndWait(), for what this has returned; the phase stays. Of several waits
-  // at a time one is known, the last but for races. Neither waits nor
-  // allocates.
+  // Notes that the rank waits for the store of `what` ("parameters of unit
+  // blocks.3") until EndWait() gets the number that this returns. The phase
+  // stays. Of waits at the same time only the last is known, or another one
+  // when they race. Neither waits nor allocates.
   virtual uint64_t BeginWait(StoreWait wait, absl::string_view what) = 0;
   virtual void EndWait(uint64_t wait) = 0;
 
-  // For people: the phase, the last operations, the memory of the process.
+  // For people: the phase, the last operations and the memory of the process.
   virtual std::string Describe() const = 0;
 };
 
-// Notes `phase` of `what`, and that the rank is outside when it ends.
-// `activity` may be null.
+// Notes that the rank is in `phase` of `what` while this object lives, and in
+// kOutside afterwards. `activity` may be null.
 class PhaseScope {
  public:
   PhaseScope(std::shared_ptr<RankActivity> activity, Phase phase,
@@ -75,7 +76,7 @@ class PhaseScope {
   const std::shared_ptr<RankActivity> activity_;
 };
 
-// A wait for as long as it lives. `activity` may be null.
+// Notes a wait for as long as this object lives. `activity` may be null.
 class StoreWaitScope {
  public:
   StoreWaitScope(RankActivity* activity, StoreWait wait,

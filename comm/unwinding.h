@@ -1,4 +1,4 @@
-// Communicators that an exception destroys.
+// Tells a communicator that an exception destroys it.
 #ifndef COMM_UNWINDING_H_
 #define COMM_UNWINDING_H_
 
@@ -8,12 +8,12 @@
 
 namespace fsdp::comm {
 
-// A member of a communicator, whose destructor asks it: a rank that an
-// exception ends has not left its group, it has failed, and is the cause of
-// what its peers meet with.
+// A communicator has one as a member and asks it in its destructor. A rank that
+// an exception ends has not left its group: it has failed, and causes the
+// errors of its peers.
 class Unwinding {
  public:
-  // Whether an exception that is younger than this object is on its way.
+  // True while an exception unwinds that is younger than this object.
   explicit operator bool() const {
     return std::uncaught_exceptions() > exceptions_before_;
   }
@@ -22,7 +22,7 @@ class Unwinding {
   const int exceptions_before_ = std::uncaught_exceptions();
 };
 
-// What such a communicator is aborted with.
+// The reason with which such a communicator is aborted.
 inline absl::Status EndedByException() {
   return absl::UnknownError(
       "an exception, which its own output tells of, has ended it");

@@ -9,9 +9,9 @@
 
 namespace fsdp::comm {
 
-// Owned by the rank that started it; used by one thread at a time. The work
-// keeps its tensors alive until it is done. Dropping it without Wait() is
-// allowed: the operation still takes its place in the order of collectives.
+// One collective that a rank has started. It is used by one thread at a time
+// and keeps its tensors alive until it is done. It may be destroyed without
+// Wait(): the operation still takes its place in the order of collectives.
 class Work {
  public:
   Work() = default;
@@ -19,37 +19,38 @@ class Work {
   Work& operator=(const Work&) = delete;
   virtual ~Work() = default;
 
-  // Blocks the host until the operation is done; its buffers may then be read
-  // and written. Errors, after which the communicator is aborted and the
-  // outputs hold nothing of use:
-  //   DeadlineExceeded  not done at `deadline`; the message names operation,
-  //                     label, rank and, where known, the ranks missing
+  // Blocks the host until the operation is done. Its buffers may then be read
+  // and written. After an error the communicator is aborted and the outputs are
+  // undefined:
+  //   DeadlineExceeded  it was not done at `deadline`; the message names the
+  //                     operation, its label, this rank and, where they are
+  //                     known, the missing ranks
   //   Unavailable       a peer is gone
   //   InvalidArgument   the ranks' calls did not match
-  //   Aborted           this rank or a peer called Abort(); carries its reason
-  // A second call returns what the first returned.
+  //   Aborted           this rank or a peer called Abort(); has its reason
+  // A second call returns what the first one returned.
   virtual absl::Status Wait(absl::Time deadline) = 0;
 
-  // As Wait(), but the inputs may not be written yet, since peers may still
-  // read them: not before Wait() has returned, too. Earlier than Wait() where
-  // ranks read each other's memory.
+  // Waits for the outputs alone. Returns earlier than Wait() where ranks read
+  // each other's memory: peers may still read the inputs, which may not be
+  // written before Wait() has returned, too.
   virtual absl::Status WaitForResult(absl::Time deadline) {
     return Wait(deadline);
   }
 
-  // Makes the current stream of the tensors' device wait, without blocking the
-  // host where the device allows it. On CPU: Wait(now + default_timeout()).
+  // Makes the current stream of the tensors' device wait for the operation,
+  // without blocking the host where the device allows it. For tensors on the
+  // CPU it is Wait(now + default_timeout()).
   virtual absl::Status BlockCurrentStream() = 0;
 
-  // The one by which errors name it: 17 in "all-gather #17 of blocks.2". -1:
-  // they do not, or it is the number of calls of the group before it.
+  // The number by which errors name the operation: 17 in "all-gather #17 of
+  // blocks.2". It is -1 where errors give none, or where it is the count of the
+  // group's calls before this one.
   virtual int64_t number() const { return -1; }
 };
 
-// A point that all ranks of a group have to reach, outside the order of
-// collectives.
-
-// One rank's end. Used by one thread at a time.
+// One rank's end of a point that all ranks of a group have to reach, outside
+// the order of collectives. Used by one thread at a time.
 class Fence {
  public:
   Fence() = default;
@@ -57,13 +58,13 @@ class Fence {
   Fence& operator=(const Fence&) = delete;
   virtual ~Fence() = default;
 
-  // This rank has reached the point once more: what it has read and written so
-  // far is done. Never blocks.
+  // Says that this rank has reached the point once more, and that all that it
+  // has read and written so far is done. Never blocks.
   virtual void Arrive() = 0;
 
-  // Blocks until every rank has arrived as many times as this one; what they
-  // wrote before is then visible. Errors as Work::Wait(), after which the group
-  // is aborted; a deadline names the ranks that are missing.
+  // Blocks until every rank has arrived as many times as this one. What they
+  // wrote before is then visible. Returns the errors of Work::Wait(), after
+  // which the group is aborted; DeadlineExceeded names the missing ranks.
   virtual absl::Status Wait(absl::Time deadline) = 0;
 };
 

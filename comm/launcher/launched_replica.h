@@ -1,4 +1,4 @@
-// Which replica the ranks of a launcher are, where a job has several.
+// The replica that the ranks of a launcher are, in a job that has several.
 #ifndef COMM_LAUNCHER_LAUNCHED_REPLICA_H_
 #define COMM_LAUNCHER_LAUNCHED_REPLICA_H_
 
@@ -13,27 +13,27 @@
 
 namespace fsdp::comm {
 
-// The key by which launchers tell the keeper that an incarnation of a replica
-// has ended; its value is "1".
+// Returns the key that a launcher sets to "1" to tell the keeper that an
+// incarnation of a replica has ended.
 std::string GoneKey(int replica, int incarnation);
 
-// Each attempt of its ranks is another incarnation.
+// One replica. Each attempt of its ranks is another incarnation.
 class LaunchedReplica {
  public:
-  // What the variables say that the ranks get, FSDP_JOB_SECRET included;
-  // nullopt: they are no replica. InvalidArgument as of ReadEnvironment().
+  // Reads the variables that the ranks get (FSDP_*). Returns nullopt if the
+  // ranks are no replica, or InvalidArgument as ReadEnvironment() does.
   static absl::StatusOr<std::optional<LaunchedReplica>> Read(
       GetEnvironmentVariable get);
 
   std::string name() const;         // "replica 1"
   std::string rank_prefix() const;  // "1.", in front of a rank's number
 
-  // After so many restarts.
+  // Returns the incarnation after so many restarts.
   int incarnation(int restarts) const {
     return environment_.replica_incarnation + restarts;
   }
 
-  // Tells the keeper that this incarnation has ended. Errors as of
+  // Tells the keeper that this incarnation has ended. Returns the errors of
   // StoreConnection.
   absl::Status TellEnd(int incarnation, absl::Time deadline) const;
 

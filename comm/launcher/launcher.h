@@ -11,44 +11,46 @@
 namespace fsdp::comm {
 
 // Runs options.ranks > 0 copies of the program and returns when all have ended.
-// They get torchrun's variables, a free port on the loopback interface
-// (ReadEnvironment knows where to take it from), a secret of the job unless
-// FSDP_JOB_SECRET is set, OMP_NUM_THREADS = this host's
-// cores divided by the ranks unless it is set, and, where stdout_fd is a
-// terminal, what TerminalColumns() reads.
+// Call it from the main thread, while there is no other and before LibTorch is
+// used.
 //
-// Where options.restarts says so, a job of which a rank has failed is started
-// again, once all its ranks have ended: with a port of its own, and with the
-// number of the restart in TORCHELASTIC_RESTART_COUNT. Each attempt has the
-// same argv: a program goes on from what it has saved. A signal to the launcher
-// ends the job, also between two attempts.
+// The ranks get torchrun's variables with a free port on the loopback interface
+// (ReadEnvironment() reads them), FSDP_JOB_SECRET and OMP_NUM_THREADS =
+// UsableCores() / ranks unless these are set, and, where stdout_fd is a
+// terminal, what TerminalColumns() reads. Their output is written in whole
+// lines after "[rank] ", or "[1.rank] " for replica 1.
+//
+// When a rank fails, the others are ended as LaunchOptions says, even those
+// that are stopped. If options.restarts says so, the job is started again once
+// all have ended: with a new port, the number of the restart in
+// TORCHELASTIC_RESTART_COUNT and the same argv. The program goes on from what
+// it has saved.
 //
 // Where the ranks' variables say that they are a replica (ReadEnvironment()),
-// each attempt is another incarnation, FSDP_REPLICA_INCARNATION the first one,
-// and as soon as a rank has failed the keeper is told that its incarnation has
-// ended: by the key "replicas/gone/1/2" for incarnation 2 of replica 1. The
-// secret is the keeper's; none is drawn.
+// each attempt is another incarnation, from FSDP_REPLICA_INCARNATION on. As
+// soon as a rank fails, the keeper is told that its incarnation has ended: by
+// the key "replicas/gone/1/2" for incarnation 2 of replica 1. The secret is the
+// keeper's.
 //
-// The ranks' output comes out in whole lines after "[rank] ", or "[1.rank] " of
-// replica 1. When one fails
-// the others are ended as LaunchOptions says; stopped ones too. SIGINT, SIGTERM
-// and SIGHUP to this process are passed on, a second one kills all ranks at
-// once, and once they have ended one is enough to give up a reader that does
-// not read; SIGTSTP stops and continues them with this process; SIGQUIT and
-// SIGUSR1 are passed on for the ranks to show what they are doing, or to stop
-// by the latter where they have a StopRequest; ranks that do not handle them
-// ignore them, and begin with SIGUSR1 blocked: see ChildProcess::Start().
-// Another signal that the process ignores, such as SIGHUP under nohup, stays
-// ignored. Ranks, and what they leave in their process groups, never outlive
-// the call; ranks do not outlive this process either, however it ends.
+// Signals to this process:
+//   SIGINT, SIGTERM, SIGHUP  are passed on and end the job, between two
+//                            attempts, too; a second one kills all ranks. Once
+//                            these have ended, one is enough to give up a
+//                            reader that does not read their output.
+//   SIGTSTP                  stops the ranks and this process
+//   SIGQUIT, SIGUSR1         are passed on: the ranks show what they are doing,
+//                            or stop by SIGUSR1 if they have a StopRequest.
+//                            Ranks without a handler ignore them, and begin
+//                            with SIGUSR1 blocked (ChildProcess::Start()).
+// These and SIGCHLD are handled until the call returns. The first four stay
+// ignored where the process ignores them, as SIGHUP under nohup.
 //
-// To be called from the main thread while there is no other, before LibTorch is
-// used. Handles the signals named above and SIGCHLD until it returns; other
-// children of this process are left alone.
+// Ranks, and what they leave in their process groups, never outlive the call,
+// nor do ranks outlive this process. Other children of it are left alone.
 absl::StatusOr<LaunchReport> LaunchRanks(const LaunchOptions& options);
 
-// The columns that a progress line on standard output may take; nullopt where
-// that is no terminal. Ranks ask for their launcher's terminal.
+// Returns how many columns a progress line on standard output may take, in
+// ranks on their launcher's terminal; nullopt where that is no terminal.
 std::optional<int> TerminalColumns();
 
 }  // namespace fsdp::comm

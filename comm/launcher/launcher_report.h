@@ -1,4 +1,4 @@
-// What became of the ranks of a job, and what their exit codes say.
+// How the ranks of a job have ended, and the meaning of their exit codes.
 #ifndef COMM_LAUNCHER_LAUNCHER_REPORT_H_
 #define COMM_LAUNCHER_LAUNCHER_REPORT_H_
 
@@ -12,27 +12,28 @@
 
 namespace fsdp::comm {
 
-// The exit code by which a rank says that it ends because another one has
-// failed, which is then the one to blame.
+// The exit code of a rank that ends because another one has failed, which is
+// then the one to blame.
 inline constexpr int kPeerFailedExitCode = 113;
 
-// The exit code by which a rank says that it was asked for something that
-// cannot be: it would fail again, and its job is not restarted.
+// The exit code of a rank that was asked for something impossible. It would
+// fail again, so its job is not restarted.
 inline constexpr int kUsageErrorExitCode = 2;
 
-// Cancelled, for a run that ends because `signal` has told it to.
+// Returns Cancelled, for a run that ends because `signal` has told it to.
 absl::Status StoppedError(int signal, absl::string_view text);
 
-// 128 + the signal of a StoppedError(); kPeerFailedExitCode for Aborted, with
-// which communicators pass on what another rank has failed with;
-// kUsageErrorExitCode for InvalidArgument; EXIT_SUCCESS for OK, EXIT_FAILURE
-// for all else. It is what a rank's main() should return.
+// Returns what a rank's main() should return for `status`: EXIT_SUCCESS for OK,
+// 128 + the signal for a StoppedError(), kPeerFailedExitCode for Aborted, with
+// which communicators pass on the failure of another rank, kUsageErrorExitCode
+// for InvalidArgument, else EXIT_FAILURE.
 int ExitCodeOf(const absl::Status& status);
 
-// A rank that was told to stop by this signal has ended so; 0: by no signal.
+// Returns the signal that had told a rank to stop which has ended like this; 0
+// if none had.
 int StopSignalOf(const ProcessEnd& end);
 
-// "signal 9 (SIGKILL)".
+// Returns a text such as "signal 9 (SIGKILL)".
 std::string SignalText(int signal);
 
 struct RankEnd {
@@ -45,28 +46,29 @@ struct RankEnd {
 struct LaunchAttempt {
   std::vector<RankEnd> ranks;  // by rank
 
-  // The rank that, before the launcher ended any, was the first to end other
-  // than by exiting with 0; of several at about the same time, one that was
-  // killed. One that only says that another one has failed,
-  // kPeerFailedExitCode, gives way to that one. -1: none.
+  // The first rank that did not exit with 0, before the launcher ended any. Of
+  // several at about the same time it is one that was killed. A rank that only
+  // says that another one has failed, by kPeerFailedExitCode, gives way to that
+  // one. -1: none.
   int first_failed_rank = -1;
 
   absl::Duration lasted;
 
-  // "rank 2 was killed by signal 9 (SIGKILL); then rank 0 exited with code 1".
+  // For people: "rank 2 was killed by signal 9 (SIGKILL); then rank 0 exited
+  // with code 1".
   std::string ToString() const;
 };
 
 struct LaunchReport {
-  // The last attempt, which decides; see LaunchAttempt.
+  // These are of the last attempt, which decides; see LaunchAttempt.
   std::vector<RankEnd> ranks;
   int first_failed_rank = -1;
 
   // The signal that told the launcher to end; 0: none.
   int interrupt_signal = 0;
 
-  // Why what ranks have printed could not be written; 0: it was, or nobody
-  // reads it any more.
+  // The error with which output of the ranks could not be written; 0: it was
+  // written, or its reader has gone.
   int output_errno = 0;
 
   absl::Duration lasted;  // the last attempt
@@ -74,21 +76,21 @@ struct LaunchReport {
   // The attempts before, which failed; oldest first.
   std::vector<LaunchAttempt> failed_attempts;
 
-  // Why a job that may be restarted was not, or not once more; empty where that
-  // was no question.
+  // Says why a job that may be restarted was not restarted, or not again. Else
+  // empty.
   std::string gave_up;
 
   LaunchAttempt last_attempt() const;
 
-  // 0 where all is well, also where the signal came too late to change that.
-  // After a signal: that of a rank which failed to stop, or 128 +
-  // interrupt_signal where none did. Else that of the rank that failed first:
-  // its exit code, or 128 + the signal that killed it; else 1 where output
-  // could not be written.
+  // Returns the exit code for the job. If the launcher was told to end, it is
+  // the code of a rank that failed instead of stopping, else 0 if all ranks
+  // exited with 0, else 128 + interrupt_signal. Otherwise it is the code of the
+  // rank that failed first. The code of a killed rank is 128 + its signal. A
+  // job that succeeded has 1 where output could not be written, else 0.
   int exit_code() const;
 
-  // What became of the ranks; a line for each attempt, "attempt 1 (3 ranks,
-  // 12s): ...", where there is more than one.
+  // For people: how the ranks have ended. Of several attempts each has a line,
+  // "attempt 1 (3 ranks, 12s): ...".
   std::string ToString() const;
 };
 

@@ -1,4 +1,4 @@
-// A signal as a wish that a training loop reads between two steps.
+// Turns signals into a request that a training loop reads between two steps.
 #ifndef COMM_LAUNCHER_LAUNCHER_STOP_REQUEST_H_
 #define COMM_LAUNCHER_LAUNCHER_STOP_REQUEST_H_
 
@@ -13,28 +13,28 @@ namespace fsdp::comm {
 // While it exists, SIGINT, SIGTERM and SIGUSR1, by which schedulers announce
 // the end of a job's time, are noted instead of ending the process. A second
 // SIGINT or SIGTERM ends it, unless it comes within `apart` of the first one:
-// launchers pass on what the terminal or the scheduler has sent to the ranks as
-// well. A SIGINT or SIGTERM that the process ignores stays ignored. At most one
-// StopRequest exists at a time in a process.
+// the terminal or the scheduler may send a signal to the ranks that their
+// launcher passes on, too. A SIGINT or SIGTERM that the process ignores stays
+// ignored. A process has at most one StopRequest at a time.
 //
-// Make it at the beginning of main(), before RunRanks(), which then heeds it
-// while ranks connect, gives them `period` to stop in when the launcher is told
-// to end, and returns 128 + the signal where the program's function returns
-// StoppedError() (comm/launcher/launcher_report.h). Ranks learn of a signal one
-// by one and have to agree on the step after which they stop:
-// checkpoint::RunGuard does that.
+// Make it at the beginning of main(), before RunRanks(). That heeds it while
+// ranks connect, gives them `period` to stop when the launcher is told to end,
+// and returns 128 + the signal if the program's function returns StoppedError()
+// (comm/launcher/launcher_report.h). Ranks learn of a signal at different times
+// and have to agree on the step after which they stop: checkpoint::RunGuard
+// does that.
 class StopRequest {
  public:
   explicit StopRequest(absl::Duration period = absl::Minutes(2),
                        absl::Duration apart = absl::Seconds(1));
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;
-  ~StopRequest();  // restores what was, but for what was changed since
+  ~StopRequest();  // restores the handlers that nobody has changed since
 
-  // The one that exists; null: there is none.
+  // Returns the StopRequest of this process, or null.
   static const StopRequest* Current();
 
-  // The first signal that has come; 0: none. Thread-safe.
+  // Returns the first signal that has come, or 0. Thread-safe.
   int signal() const;
   bool requested() const { return signal() != 0; }
 
@@ -46,11 +46,9 @@ class StopRequest {
   std::array<struct sigaction, 3> previous_ = {};
 };
 
-// Questions to a process that starts ranks, while it has none.
-
-// From now on SIGQUIT and SIGUSR1, by which LaunchRanks() asks the ranks what
-// they are doing, do not end this process, unless it has handlers for them:
-// whoever asks may do so before the ranks are there, and after they have ended.
+// Makes a process that starts ranks ignore SIGQUIT and SIGUSR1, unless it has
+// handlers for them. LaunchRanks() passes them on to ask ranks what they are
+// doing, but somebody may ask before ranks exist or after they have ended.
 void IgnoreQuestions();
 
 }  // namespace fsdp::comm

@@ -18,11 +18,11 @@
 
 namespace fsdp::comm {
 
-// On one thread and one poll(). Ends the ranks when one fails or the launcher
-// is told to end.
+// Waits for the ranks and writes their output, with one thread and one poll().
+// Ends the ranks when one fails or the launcher is told to end.
 class Supervisor {
  public:
-  // Of the same names as in LaunchOptions.
+  // The fields that LaunchOptions has, too, mean the same.
   struct Options {
     absl::Duration grace_period;
     absl::Duration stop_period;
@@ -32,9 +32,8 @@ class Supervisor {
     int stdout_fd = 1;
     int stderr_fd = 2;
     std::string rank_prefix;  // see RankLabel()
-    // Called once where a rank has ended otherwise than by exiting with 0
-    // though nobody has told the launcher to end, before the others are ended;
-    // may be null.
+    // Called once, when the first rank does not exit with 0 although nobody has
+    // told the launcher to end, and before the others are ended. May be null.
     std::function<void()> on_failure;
   };
 
@@ -42,11 +41,11 @@ class Supervisor {
   Supervisor(const Options& options, SignalQueue* signals,
              std::vector<ChildProcess> children);
 
-  // Returns once all ranks have ended and what they have printed is written, or
-  // nobody is waited for that does not read it. To be called once.
+  // Returns once all ranks have ended and their output is written, or its
+  // reader is given up. Call it once.
   void Run();
 
-  // Has a line written behind the ranks' output, after Run().
+  // Writes a line behind the ranks' output, after Run().
   void Say(absl::string_view text);
 
   LaunchAttempt attempt() const;
@@ -57,9 +56,9 @@ class Supervisor {
   // How far the launcher has gone to end the ranks.
   enum class Phase { kRunning, kGrace, kTerminating, kKilled };
 
-  // Why a rank may have failed; of two the greater one explains the other.
+  // Why a rank may have failed. Of two reasons the greater explains the other.
   enum class Reason {
-    kEcho,      // it has been told of another rank's failure, and says so
+    kEcho,      // it says that another rank has failed
     kDecision,  // it ended by itself
     kVictim,    // it was killed
   };
@@ -95,12 +94,10 @@ class Supervisor {
   absl::Time end_ = absl::InfinitePast();
 };
 
-// Decides whether a job is started again.
-
-// Knows the attempts of one job, of which it is told one by one.
+// Decides whether a job is started again, from its attempts one by one.
 class RestartPolicy {
  public:
-  // To be made before the first attempt; `options` outlives it.
+  // Make it before the first attempt. `options` outlives it.
   explicit RestartPolicy(const RestartOptions& options);
 
   struct Decision {
@@ -109,7 +106,7 @@ class RestartPolicy {
     std::string why_none;
   };
 
-  // `attempt` has failed.
+  // Decides what comes after `attempt`, which has failed.
   Decision Decide(const LaunchAttempt& attempt);
 
   int restarts() const { return restarts_; }  // so far

@@ -23,71 +23,76 @@
 
 namespace fsdp::comm {
 
-// What one rank does.
+// The function that each rank runs.
 using RankMain =
     std::function<absl::Status(std::shared_ptr<Communicator> ranks)>;
 
-// Where somebody has started this process as a rank (torchrun, srun, mpirun:
-// see ReadEnvironment()), connects it with the others and runs `fn`. Otherwise
-// starts `ranks` processes of this program on this host, with the same
-// arguments, each of which does that; or runs `fn` here where `ranks` is 1 and
-// there are no restarts.
+// Runs the ranks of this program and returns its exit code. If a launcher has
+// started this process as a rank (torchrun, srun, mpirun: see
+// ReadEnvironment()), it connects it with the other ranks and runs `fn`.
+// Otherwise it starts `ranks` processes of this program on this host, with the
+// same arguments, as ranks. A single rank without restarts runs `fn` here.
 //
-// `restarts`: whether ranks that this process has started are started again
-// when one fails; whoever starts them elsewhere decides there, as `torchrun
-// --max-restarts`. `fn` has to go on from what it has saved: see
-// comm/launcher/launch_options.h.
+// `restarts` says whether ranks that this process has started are started again
+// when one fails (comm/launcher/launch_options.h); `fn` then has to go on from
+// what it has saved. Another launcher decides that by itself, as `torchrun
+// --max-restarts` does.
 //
-// What `fn` returns or throws is printed on standard error by TellEnd(), and
-// ends the other ranks with its text, but for Cancelled: ranks that stop do so
-// together. Returns the program's exit code: that of TellEnd(), or for the
-// process that has started the ranks of LaunchReport::exit_code(). A program
-// that makes a StopRequest (comm/launcher/launcher_stop_request.h) before is
-// told to stop by signals and has its period() to do so: `fn` then returns
-// StoppedError() (comm/launcher/launcher_report.h), or anything Cancelled, and
-// the exit code is 128 + the signal, with one rank and with several, whoever
-// gets the signal. Where `fn` returns OK its work was whole, and the code is 0.
-// Writes past `ulimit -f` are errors meanwhile, and SIGQUIT and SIGUSR1 show
-// what a rank, or each that this process has started, is doing
-// (comm/inspection/inspection_signals.h), unless the program has handlers for
-// them, as a StopRequest has for SIGUSR1. The process that has started ranks
-// ignores both from then on.
+// An error that `fn` returns or throws is printed by TellEnd() and ends the
+// other ranks with its text. Cancelled ends no other rank: ranks that stop do
+// so together. The exit code of a rank is that of TellEnd(), that of a process
+// that has started ranks is LaunchReport::exit_code().
 //
-// To be called first in main(): see LaunchRanks() (comm/launcher/launcher.h).
+// A program that has made a StopRequest (comm/launcher/launcher_stop_request.h)
+// is told to stop by signals and has the StopRequest's period() to do so. `fn`
+// then returns StoppedError() (comm/launcher/launcher_report.h) or another
+// Cancelled, and the exit code is 128 + the signal, with one rank or several,
+// whichever process gets the signal. If `fn` returns OK all its work was done,
+// and the code is 0.
+//
+// During the call, writes past `ulimit -f` are errors, and SIGQUIT and SIGUSR1
+// make a rank, or all ranks that this process has started, show what they do
+// (comm/inspection/inspection_signals.h). A handler that the program has for
+// one of them stays, such as that of a StopRequest for SIGUSR1. A process that
+// has started ranks ignores both signals afterwards.
+//
+// Call it first in main(): see LaunchRanks() (comm/launcher/launcher.h).
 int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
              const ConnectOptions& options = {},
              const RestartOptions& restarts = {});
 
-// Connect() (comm/bootstrap/bootstrap.h) for a program that may have a
-// StopRequest: where a rank is told to stop meanwhile, all return the same
-// StoppedError(). It stays for a few seconds so that all can learn of it.
+// Connects as Connect() does (comm/bootstrap/bootstrap.h), for a program that
+// may have a StopRequest. If a rank is told to stop meanwhile, it goes on for a
+// few seconds, so that all ranks return the same StoppedError().
 absl::StatusOr<std::unique_ptr<Communicator>> ConnectOrStop(
     const Environment& environment, ConnectOptions options);
 
-// Prints how a rank has ended on standard error and returns its exit code,
-// ExitCodeOf(), or, where it is Cancelled, 128 + the signal of the StopRequest
-// that has one; kUsageErrorExitCode where all ranks agree (comm::IsAgreed()) on
-// NotFound, AlreadyExists, PermissionDenied or FailedPrecondition, which they
-// would meet again. An error that another rank tells, since that one has failed
-// first or all agree on it, is printed by one rank of each host. Instead of OK
-// it is ResourceExhausted where not all that std::cout got could be written.
+// Prints on standard error how a rank has ended, and returns its exit code:
+//   kUsageErrorExitCode  where all ranks agree (comm::IsAgreed()) on NotFound,
+//                        AlreadyExists, PermissionDenied or FailedPrecondition,
+//                        which they would meet again
+//   128 + the signal     for Cancelled, where a StopRequest has got a signal
+//   ExitCodeOf(status)   otherwise
+// An error that the ranks agree on, or that another rank has caused (Aborted),
+// is printed by one rank of each host only. OK becomes ResourceExhausted where
+// a part of what was printed to std::cout could not be written.
 int TellEnd(absl::Status status, int local_rank);
 
-// What starts ranks of this program: its arguments, and the period of its
-// StopRequest where it has one, whose signals the launcher takes from here on;
-// SIGQUIT and SIGUSR1 are ignored. Cancelled: it has been told to stop already.
+// Returns the options to start ranks of this program, with its arguments and,
+// if it has a StopRequest, that one's period; the launcher takes the signals of
+// the StopRequest from here on. SIGQUIT and SIGUSR1 are ignored. Cancelled says
+// that the program has been told to stop already.
 absl::StatusOr<LaunchOptions> OptionsToLaunch(int argc, char** argv, int ranks,
                                               const RestartOptions& restarts);
 
-// The device that a rank computes on, and how its tensors reach other ranks.
-
+// How tensors on a device reach other ranks.
 enum class DeviceBackend {
   kAuto,    // kStaged where ranks of this host share a device, else kNccl
   kNccl,    // from device to device
   kStaged,  // by way of the host's memory
 };
 
-// As a flag: auto, nccl or staged.
+// The values of a flag are auto, nccl and staged.
 std::string AbslUnparseFlag(DeviceBackend backend);
 bool AbslParseFlag(absl::string_view text, DeviceBackend* backend,
                    std::string* error);
@@ -97,21 +102,22 @@ struct DeviceChoice {
   ConnectDevice connect;  // for ConnectOptions::device; empty on the CPU
 };
 
-// NCCL between ranks of which this one has the GPU, as NcclBackend() of
-// comm/nccl/nccl_communicator.h makes it; empty in a program that is linked
-// without.
+// Makes the NCCL backend of a rank that has this GPU, as NcclBackend() of
+// comm/nccl/nccl_communicator.h does. Empty in a program that is linked without
+// NCCL.
 using NcclOn = std::function<ConnectDevice(c10::Device gpu)>;
 
-// To be called by a rank, not by a process that starts ranks: it asks the
-// device's runtime. FailedPrecondition: there is no such device, or this
-// program lacks what it takes.
+// Chooses the device of a rank, and its backend. It starts the device's
+// runtime, so call it in a rank, not in a process that starts ranks.
+// FailedPrecondition says that there is no such device, or that this program is
+// linked without support for it.
 absl::StatusOr<DeviceChoice> ChooseDevice(c10::DeviceType type,
                                           DeviceBackend backend,
                                           const Environment& environment,
                                           const NcclOn& nccl_on);
 
-// The same for a program that calls RunRanks() with `ranks`: the device of this
-// process where it is a rank, and the CPU where it only starts ranks.
+// Does the same in a program that calls RunRanks() with `ranks`. A process that
+// only starts ranks gets the CPU.
 absl::StatusOr<DeviceChoice> ChooseDeviceOfProcess(c10::DeviceType type,
                                                    DeviceBackend backend,
                                                    int ranks,

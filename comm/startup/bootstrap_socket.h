@@ -1,5 +1,4 @@
-// The sockets of process start-up: the one that rank 0 listens on, and how
-// other ranks find out that it does.
+// The sockets of start-up: rank 0 listens on one, and the others connect to it.
 #ifndef COMM_STARTUP_BOOTSTRAP_SOCKET_H_
 #define COMM_STARTUP_BOOTSTRAP_SOCKET_H_
 
@@ -12,10 +11,9 @@
 #include "absl/time/time.h"
 #include "comm/group/operation_watchdog.h"
 
-// A file descriptor that closes itself.
-
 namespace fsdp::comm {
 
+// Owns a file descriptor and closes it.
 class UniqueFd {
  public:
   UniqueFd() = default;
@@ -47,16 +45,16 @@ struct Listener {
   int port = 0;
 };
 
-// Listens for peers that will connect to `address`: on the loopback interface
-// where that is a loopback address, on all interfaces where it is not. Port 0
-// takes a free one. FailedPrecondition where the port is in use.
+// Listens for peers that connect to `address`: on the loopback interface if
+// that is a loopback address, else on all interfaces. Port 0 takes a free one.
+// FailedPrecondition: the port is in use or not permitted.
 absl::StatusOr<Listener> Listen(const std::string& address, int port);
 
-// Takes over `fd`, inherited from the launcher. FailedPrecondition where it is
-// no socket that listens on `port` (any more).
+// Takes over `fd`, which the launcher has passed on. FailedPrecondition: it is
+// not a socket that listens on `port`.
 absl::StatusOr<Listener> AdoptListener(int fd, int port);
 
-// The ends of a connection as numeric addresses.
+// The numeric addresses of both ends of a connection.
 struct Route {
   std::string local;
   std::string remote;
@@ -67,20 +65,22 @@ struct Connection {
   Route route;
 };
 
-// Connects as soon as somebody listens on `address`:`port`. Errors: as
-// WaitUntilReachable().
+// Connects as soon as somebody listens on `address`:`port`. DeadlineExceeded
+// has the error of the last attempt; Cancelled says that
+// `limits.stop_requested` has asked to stop.
 absl::StatusOr<Connection> ConnectTo(const std::string& address, int port,
                                      const WaitLimits& limits);
 
-// Waits until somebody listens on `address`:`port`. DeadlineExceeded says what
-// the last attempt met with; Cancelled: asked to stop.
+// Waits until somebody listens on `address`:`port`. Errors are those of
+// ConnectTo().
 absl::StatusOr<Route> WaitUntilReachable(const std::string& address, int port,
                                          const WaitLimits& limits);
 
-// What poll() takes as its timeout to return by `deadline`.
+// Returns the timeout, in ms, with which poll() returns by `deadline`; -1 for
+// InfiniteFuture().
 int PollMilliseconds(absl::Time deadline);
 
-// Whether `address` is a name or a number of this host's loopback interface.
+// True for names and numbers of this host's loopback interface.
 bool IsLoopback(const std::string& address);
 
 }  // namespace fsdp::comm

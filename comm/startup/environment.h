@@ -1,5 +1,5 @@
-// What the environment says about this process: which rank it is and where the
-// ranks meet.
+// Reads from the environment which rank this process is, and where the ranks
+// meet.
 #ifndef COMM_STARTUP_ENVIRONMENT_H_
 #define COMM_STARTUP_ENVIRONMENT_H_
 
@@ -19,7 +19,7 @@ enum class StartedBy {
   kSlurm,
 };
 
-// For messages: "a single process", "torchrun", "--ranks", "Open MPI", "Slurm".
+// Returns "a single process", "torchrun", "--ranks", "Open MPI" or "Slurm".
 absl::string_view Name(StartedBy started_by);
 
 struct Environment {
@@ -28,66 +28,67 @@ struct Environment {
   int local_rank = 0;        // 0 <= local_rank < local_world_size
   int local_world_size = 1;  // ranks on this host
 
-  // Where rank 0 can be reached; empty and 0 where a job of one rank names no
-  // place.
+  // The address and port at which the ranks meet, usually those of rank 0. A
+  // job of one rank may have none: empty and 0.
   std::string master_addr;
   int master_port = 0;
 
-  // Who set the variables.
+  // The launcher that has set the variables.
   StartedBy started_by = StartedBy::kNobody;
 
-  // The place is served by the launcher's own store (torchrun's agent), so
-  // that rank 0 is a client as well; keys begin with this prefix, which is
-  // another one after each restart and with another number of ranks.
+  // True where torchrun's agent serves the store in which the ranks meet, so
+  // that rank 0 is a client, too. Keys begin with this prefix, which changes
+  // with each restart and with the number of ranks.
   bool agent_store = false;
   std::string agent_store_prefix;
 
-  // The place is served by a keeper, a StoreServer (comm/meeting) of a process
-  // that outlives the ranks: rank 0 is a client as well, nobody listens, and
-  // nobody waits for goodbyes. Keys begin with this prefix, which is not empty
-  // and which no other group has had before: what a group leaves stays there
-  // until somebody deletes it (JobStore::DeleteAll()). Comes before
-  // agent_store. No variable sets it.
+  // True where a keeper serves the store: a StoreServer (comm/meeting) of a
+  // process that outlives the ranks. Rank 0 is a client, too, nobody listens,
+  // and nobody waits for goodbyes. Keys begin with this prefix, which is not
+  // empty and which no other group has used: what a group leaves stays there
+  // until somebody deletes it (JobStore::DeleteAll()). No variable sets this.
+  // It takes precedence over agent_store.
   bool kept_store = false;
   std::string kept_store_prefix;
 
-  // What only the ranks of this job know, by which they know each other; empty:
-  // whoever can reach the place is taken for a rank.
+  // Only the ranks of this job know the secret, and recognise each other by it.
+  // If it is empty, whoever reaches the place is taken for a rank.
   std::string secret;
 
-  // A socket that already listens at the place and that rank 0 takes over; -1
-  // where it has to open one.
+  // A socket that listens there already and that rank 0 takes over. -1: rank 0
+  // opens one.
   int listen_fd = -1;
 
-  // How often the job has been restarted, and may be: of torchrun and --ranks;
-  // of others 0.
+  // How often torchrun or --ranks has restarted the job, and may do so. 0 with
+  // other launchers.
   int restart_count = 0;
   int max_restarts = 0;
 
-  // Which replica these ranks are, where a job has several that outlive each
-  // other. Each is a job of its own in all that stands above; 0 replicas: there
-  // are none.
+  // The replica that these ranks are, in a job with replicas that outlive each
+  // other. All fields above are those of one replica. 0 replicas: the job has
+  // none.
   int replica = 0;  // 0 <= replica < replicas
   int replicas = 0;
-  // How often it has been started, this time included: from 1.
+  // How often this replica has been started, this time included: from 1.
   int replica_incarnation = 0;
-  // Where the keeper of all replicas can be reached.
+  // The place of the keeper of all replicas.
   std::string keeper_addr;
   int keeper_port = 0;
 
-  // The network interface to use between hosts ("eth0"); empty: the one that
-  // leads to master_addr.
+  // The network interface between hosts ("eth0"). Empty: the one that leads to
+  // master_addr.
   std::string interface;
 
-  // Where ranks write what they were doing when a job hangs or fails; empty: on
+  // The folder for what ranks were doing when a job hangs or fails. Empty:
   // standard error.
   std::string inspection_folder;
 };
 
-// The value of an environment variable, or null; std::getenv fits.
+// Returns the value of an environment variable, or null. std::getenv fits.
 using GetEnvironmentVariable = absl::FunctionRef<const char*(const char* name)>;
 
-// Reads the variables of the first of these that has started this process:
+// Reads the variables of the launcher that has started this process, the first
+// of these whose rank is set:
 //   torchrun  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; LOCAL_RANK and
 //             LOCAL_WORLD_SIZE, which default to one rank per host;
 //             TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RESTART_COUNT,
@@ -98,17 +99,19 @@ using GetEnvironmentVariable = absl::FunctionRef<const char*(const char* name)>;
 //             SLURM_NTASKS; SLURM_[STEP_]TASKS_PER_NODE and SLURM_NODEID or
 //             SLURM_NTASKS_PER_NODE. Rank 0 is on the first host of
 //             SLURM_STEP_NODELIST or SLURM_JOB_NODELIST and its port follows
-//             from SLURM_JOB_ID and SLURM_STEP_ID; MASTER_ADDR and MASTER_PORT
-//             come before both.
-// and FSDP_JOB_SECRET, GLOO_SOCKET_IFNAME, FSDP_INSPECT_DIR; of replicas all of
-// FSDP_REPLICA, FSDP_REPLICAS, FSDP_REPLICA_INCARNATION, to which torchrun's
-// TORCHELASTIC_RESTART_COUNT is added since each of its attempts has the same
-// variables, and FSDP_REPLICA_STORE ("host:port", "[::1]:port"). An empty
-// variable is one that is not set. Nothing set: one rank. InvalidArgument names
-// the variable, its value and what is expected.
+//             from SLURM_JOB_ID and SLURM_STEP_ID, unless MASTER_ADDR or
+//             MASTER_PORT is set.
+// It also reads FSDP_JOB_SECRET, GLOO_SOCKET_IFNAME and FSDP_INSPECT_DIR. A
+// replica has all of FSDP_REPLICA, FSDP_REPLICAS, FSDP_REPLICA_STORE
+// ("host:port", "[::1]:port") and FSDP_REPLICA_INCARNATION, to which torchrun's
+// TORCHELASTIC_RESTART_COUNT is added, since all its attempts have the same
+// variables. An empty variable counts as one that is not set. With none set,
+// this process is the only rank. InvalidArgument names the variable, its value
+// and what is expected.
 absl::StatusOr<Environment> ReadEnvironment(GetEnvironmentVariable get);
 
-// The first host of a Slurm node list: "node003" for "node[003-010,12]".
+// Returns the first host of a Slurm node list: "node003" for
+// "node[003-010,12]".
 absl::StatusOr<std::string> FirstSlurmHost(const std::string& node_list);
 
 }  // namespace fsdp::comm

@@ -11,23 +11,23 @@
 
 namespace fsdp::comm {
 
-// How many devices of that type this process sees, one at least; the CPU is
-// one. FailedPrecondition: none, or LibTorch's part for them is not linked.
+// Returns how many devices of that type this process sees, at least one; the
+// CPU counts as one. FailedPrecondition says that there is none, or that
+// LibTorch's part for them is not linked.
 absl::StatusOr<int> CountDevices(c10::DeviceType type);
 
-// Rank r of a host takes device r modulo their number.
+// Returns the device of a host's rank r: device r modulo their number.
 absl::StatusOr<c10::Device> DeviceOfRank(c10::DeviceType type, int local_rank);
 
-// How many cores of this host a process may compute on, and how its ranks share
-// them.
-
-// The cores that the process may run on (its affinity, as taskset and Slurm set
-// it), or fewer where its control groups have a quota of time, as a container's
-// --cpus: rounded up, 1 at least. `root`: where /proc and /sys are.
+// Returns how many cores this process may use, at least 1: those that it may
+// run on (its affinity, as taskset and Slurm set it), or fewer where its
+// control groups have a quota of time, as by a container's --cpus; a fraction
+// is rounded up. /proc and /sys are looked for under `root`.
 int UsableCores(const std::string& root = "");
 
-// Compute threads of each of so many ranks of this host: OMP_NUM_THREADS where
-// it is set to a number, else UsableCores() divided among them, 1 at least.
+// Returns the number of compute threads of each of `ranks_on_host` ranks:
+// OMP_NUM_THREADS if that is a positive number, else UsableCores() divided by
+// the ranks, at least 1.
 int ThreadsPerRank(int ranks_on_host);
 
 }  // namespace fsdp::comm

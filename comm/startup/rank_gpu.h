@@ -10,14 +10,15 @@
 
 namespace fsdp::comm {
 
-// GPU `index`, by default the calling thread's current one. FailedPrecondition:
-// there is no GPU or driver; InvalidArgument: there is no such GPU.
+// Returns GPU `index`, by default the calling thread's current one.
+// FailedPrecondition: there is no GPU or driver. InvalidArgument: there is no
+// GPU of this index.
 absl::StatusOr<c10::Device> FindGpu(std::optional<int> index);
 
-// The index of the GPU of a host's rank `local_rank`: `index`, by default
-// that of the rank, modulo their number. It becomes the calling thread's
-// current one, for LibTorch goes back to the current one and would set up
-// another. FailedPrecondition: there is none.
+// Chooses the GPU of a host's rank `local_rank` and returns its index: `index`,
+// by default `local_rank` modulo the number of GPUs. Makes it the calling
+// thread's current one, because LibTorch returns to the current GPU and would
+// initialise that one too. FailedPrecondition: there is no GPU.
 absl::StatusOr<int> TakeGpu(std::optional<int> index, int local_rank);
 
 }  // namespace fsdp::comm

@@ -18,8 +18,8 @@
 
 namespace fsdp::comm {
 
-// Opens standard streams that this process does not have: it would get them as
-// the first pipes.
+// Opens those standard streams that this process lacks. Otherwise its first
+// pipes would take their descriptors.
 absl::Status OpenStandardStreams();
 
 // A running process that leads a process group of its own and dies with the
@@ -33,16 +33,16 @@ class ChildProcess {
     int inherited_fd = -1;                 // stays open in the child; -1: none
   };
 
-  // Its standard input is empty. It ignores SIGQUIT and SIGUSR1 until it has
-  // decided what they are for, and has the latter blocked, so that none is
-  // lost: a StopRequest and InspectionSignals unblock it. Only for processes of
-  // one thread: the child is made by fork.
+  // Starts a program by fork and exec; this process has one thread only. The
+  // child's standard input is empty. It begins with SIGQUIT and SIGUSR1
+  // ignored, and SIGUSR1 also blocked, so that none is lost: a StopRequest and
+  // InspectionSignals unblock it. FailedPrecondition: the program cannot be
+  // run. ResourceExhausted: no pipe or process is left.
   static absl::StatusOr<ChildProcess> Start(const Options& options);
 
-  // A copy of this process that does nothing but `run`, and exits with what
-  // that returns. It has this process's signal mask and handlers, and what it
-  // has open; its standard streams are those of Start(). Only for processes of
-  // one thread.
+  // Forks this process, which has one thread only. The child calls `run` and
+  // exits with what that returns. It has this process's signal mask, handlers
+  // and open files; its standard streams are those of Start().
   static absl::StatusOr<ChildProcess> Fork(const std::function<int()>& run);
 
   ChildProcess(ChildProcess&& other) noexcept = default;
@@ -51,25 +51,25 @@ class ChildProcess {
 
   pid_t pid() const { return pid_.get(); }  // 0: reaped
 
-  // The reading ends of its standard output and error; non-blocking.
+  // The reading ends of its standard output and error. They do not block.
   int stdout_fd() const { return stdout_.get(); }
   int stderr_fd() const { return stderr_.get(); }
 
-  // Sends `signal` to the process and what it has started. No effect once it
-  // has been reaped.
+  // Sends `signal` to the process and what it has started, unless it has been
+  // reaped.
   void Signal(int signal) const;
-  // To the process alone.
+  // Sends `signal` to the process alone.
   void SignalAlone(int signal) const;
 
-  // How the process ended, once it has; kills what is left of its group. Never
-  // blocks.
+  // Returns how the process ended, once it has, and kills what is left of its
+  // group. Never blocks.
   std::optional<ProcessEnd> TryReap();
 
-  // Whether it has been stopped since the last call. Never blocks.
+  // True if a signal has stopped it since the last call. Never blocks.
   bool HasStopped() const;
 
  private:
-  // A process id that a move leaves behind.
+  // A process id that becomes 0 when it is moved from.
   class Pid {
    public:
     explicit Pid(pid_t pid) : pid_(pid) {}
@@ -88,15 +88,16 @@ class ChildProcess {
   UniqueFd stderr_;
 };
 
-// Signals to a launcher as something that poll() can wait for.
-
-// Puts SIGINT, SIGTERM, SIGHUP, SIGTSTP and SIGCHLD in the way of a descriptor
-// instead of a handler; the destructor restores what was, and what has come and
-// was not taken comes then, but for SIGQUIT and SIGUSR1. What the process
-// ignores, as under nohup, it goes on ignoring: a blocked signal would come in
-// spite of that. SIGQUIT and SIGUSR1, too, but those also when they are
-// ignored, as shells have it for what runs in the background, and not when the
-// process has a handler. To be made while the process has one thread.
+// Receives the signals to a launcher by a descriptor that poll() can wait for:
+//   SIGINT, SIGTERM, SIGHUP, SIGTSTP  unless the process ignores them, as under
+//                                     nohup
+//   SIGQUIT, SIGUSR1                  unless the process has a handler; also
+//                                     when they are ignored, as in shells'
+//                                     background jobs
+//   SIGCHLD                           always
+// The destructor restores what was before. Signals that have come and were not
+// taken are delivered then, except SIGQUIT and SIGUSR1. Make it while the
+// process has one thread.
 class SignalQueue {
  public:
   // ResourceExhausted: no descriptor is left.
@@ -106,10 +107,10 @@ class SignalQueue {
   SignalQueue& operator=(SignalQueue&&) = delete;
   ~SignalQueue();
 
-  // Readable when a signal has come.
+  // Becomes readable when a signal has come.
   int fd() const { return fd_.get(); }
 
-  // The next signal that has come; 0: none.
+  // Returns the next signal that has come, or 0.
   int Next();
 
  private:

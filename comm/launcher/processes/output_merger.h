@@ -17,16 +17,16 @@ namespace fsdp::comm {
 
 enum class OutputStream { kStdout = 0, kStderr = 1 };
 
-// "[3] ", or "[1.3] " with the prefix "1.".
+// Returns "[3] ", or "[1.3] " with the prefix "1.".
 std::string RankLabel(absl::string_view prefix, int rank);
 
-// Turns the bytes of each source's streams, such as a rank's, into whole lines
-// after its label, "[0] text", in the order in which they were completed. A
-// line without an end is ended where its stream ends, and after kMaxLine bytes.
+// Makes whole lines of the bytes of several sources, such as ranks: "[0] text",
+// with the label of the source, in the order in which they were completed. The
+// end of a stream also ends its line, and so do kMaxLine bytes.
 //
-// Where a stream goes to a terminal, text after a '\r' is a progress line: it
-// is shown at once, stays below the other lines, and is replaced by the next
-// one. Elsewhere '\r' is a byte like any other.
+// On a terminal, text after a '\r' is a progress line: it is shown at once,
+// stays below the other lines, and is replaced by the next one. Elsewhere '\r'
+// is a byte like any other.
 //
 // Not thread-safe.
 class OutputMerger {
@@ -38,29 +38,29 @@ class OutputMerger {
     absl::string_view bytes;
   };
 
-  // `labels`: of the sources, "[0] ".
+  // `labels` has the label of each source, such as "[0] ".
   OutputMerger(bool stdout_is_terminal, bool stderr_is_terminal,
                std::vector<std::string> labels)
       : labels_(std::move(labels)),
         is_terminal_{stdout_is_terminal, stderr_is_terminal} {}
 
-  // `bytes` have come from a stream of a source, by the index of its label.
+  // Takes bytes of a stream of source `from`, an index into the labels.
   void Append(int from, OutputStream stream, absl::string_view bytes);
 
-  // A stream of that source has ended.
+  // Ends a stream of that source.
   void Close(int from, OutputStream stream);
 
-  // A line of the launcher's own, to standard error, behind all that has come.
-  // Ends progress lines.
+  // Adds a line of the launcher's own, for standard error, behind all that has
+  // come. Ends progress lines.
   void Say(absl::string_view text);
 
-  // What has to be written next, valid until the next change; the queue must
-  // not be empty.
   bool empty() const { return queue_.empty(); }
+  // Returns what has to be written next, valid until the next change. The queue
+  // must not be empty.
   Chunk front() const;
   size_t queued_bytes() const { return queued_bytes_; }
 
-  // `count` bytes of front() have been written.
+  // Takes off `count` bytes of front(), which have been written.
   void Consume(size_t count);
 
  private:
@@ -86,10 +86,9 @@ class OutputMerger {
   std::string progress_;  // as shown; empty: none
 };
 
-// Moves what ranks print from their pipes to where the launcher prints.
-
-// Never blocks but in Poll(), whoever does not read. A stream that cannot be
-// written any more is lost: the ranks go on without.
+// Moves what ranks print from their pipes to the launcher's output. Only Poll()
+// blocks, even if nobody reads that output. If one of its streams can no longer
+// be written, the rest of it is dropped and the ranks go on.
 class OutputPump {
  public:
   // A pipe that does not block; not owned.
@@ -99,23 +98,24 @@ class OutputPump {
     OutputStream stream;
   };
 
-  // `labels`: as of OutputMerger.
+  // `labels` are those of OutputMerger.
   OutputPump(std::vector<Source> sources, std::vector<std::string> labels,
              int stdout_fd, int stderr_fd);
 
-  // Waits until there is something to read or to write, `wake_fd` is readable,
-  // or it is `deadline`; and moves what there is.
+  // Waits until `wake_fd` is readable, something can be read or written, or
+  // `deadline` has passed. Moves what there is.
   void Poll(int wake_fd, absl::Time deadline);
 
-  // Reads what is in the pipes by now; nothing more comes from them.
+  // Reads what is in the pipes and ends all streams.
   void CloseSources();
 
-  // Has a line of the launcher's own written behind what was read.
+  // Writes a line of the launcher's own behind what was read.
   void Say(absl::string_view text);
 
-  // Whether all that was read is written, or lost.
+  // True if all that was read is written or dropped.
   bool is_empty() const { return merger_.empty(); }
-  // Why some was lost; 0: nothing was, or nobody reads any more.
+  // Returns the error with which output was dropped; 0: none was, or its reader
+  // has gone.
   int error() const { return error_; }
 
  private:
