@@ -1,4 +1,4 @@
-// What c10d backends throw, as absl::Status.
+// Turns the exceptions of c10d backends into absl::Status.
 #ifndef COMM_GROUP_C10D_STATUS_H_
 #define COMM_GROUP_C10D_STATUS_H_
 
@@ -8,14 +8,14 @@
 
 namespace fsdp::comm {
 
-// Unavailable, with the text of `status` without what only c10d's authors can
-// use: the place in their sources and the stack.
+// Returns Unavailable with the text of `status`, without the place in c10d's
+// sources and the stack.
 absl::Status ConnectionError(const absl::Status& status);
 
-// As TorchToStatus(), for calls of a c10d backend, which takes arguments that
-// have been checked:
-//   an operation that the backend lacks, by c10d's text  -> Unimplemented
-//   what is no c10::Error, as of Gloo's connections      -> Unavailable
+// Does what TorchToStatus() does, for a call of a c10d backend whose arguments
+// have been checked. It also maps
+//   a text of c10d that the backend lacks an operation  to Unimplemented
+//   what is no c10::Error, as of Gloo's connections     to Unavailable
 absl::Status C10dToStatus(absl::string_view what, FallibleRef fn);
 
 }  // namespace fsdp::comm

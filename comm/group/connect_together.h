@@ -1,4 +1,5 @@
-// Connecting is done by all ranks, or by none.
+// Connects all ranks or none, and lets them exchange texts before they have a
+// group.
 #ifndef COMM_GROUP_CONNECT_TOGETHER_H_
 #define COMM_GROUP_CONNECT_TOGETHER_H_
 
@@ -21,13 +22,13 @@ class Store;
 
 namespace fsdp::comm {
 
-// Runs `connect` of every rank, each on a thread of its own, and returns OK
-// once all have succeeded. The first that fails ends it on all ranks at once:
-// there with its status, on the others with the same code and "rank 2: " in
-// front of its text. What still runs then is left behind, with what it holds.
-// All ranks pass a store that is for this alone. Also:
-//   Cancelled          a rank is to stop, which all are told
-//   DeadlineExceeded   names the ranks that are not through at the deadline
+// Every rank runs its `connect` on a new thread. Returns OK once all have
+// succeeded. The first failure ends the call on all ranks at once: the rank
+// that failed returns its status, the others the same code with "rank 2: " in
+// front of its text. A `connect` that still runs is left behind, with what it
+// holds. All ranks pass a store that nobody else uses. Other errors:
+//   Cancelled          a rank is to stop; all ranks return this
+//   DeadlineExceeded   names the ranks that were not ready at the deadline
 //   Unavailable        the store broke off
 //   ResourceExhausted  no thread can be started
 absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
@@ -35,16 +36,13 @@ absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
                              const WaitLimits& limits,
                              std::function<absl::Status()> connect);
 
-// Calls of other libraries that may never return.
-
-// Runs `call` on a thread of its own; false when it is not over at `deadline`.
-// It is left behind then, with what it holds. False also where no thread can be
-// started: it has not run then.
+// Runs a call of another library, which may never return, on a new thread.
+// Returns false if it is not over at `deadline`; it is left behind then, with
+// what it holds. Also returns false if no thread can be started; `call` has not
+// run then.
 bool CallInTime(std::function<void()> call, absl::Time deadline);
 
 }  // namespace fsdp::comm
-
-// All ranks tell each other something before they have a group.
 
 namespace c10d {
 class Store;
@@ -52,15 +50,15 @@ class Store;
 
 namespace fsdp::comm {
 
-// Looks for `keys` until all are there, ever more rarely: a wait in the store
-// would print warnings when its time is over. Whether they came within the
-// limits. Throws what the store throws.
+// Returns true once all `keys` are in the store, or false at the end of the
+// limits. It asks again and again, less often with time, because a wait in the
+// store would print warnings at its end. Throws what the store throws.
 bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
                const WaitLimits& limits);
 
-// What each rank has passed, by rank. `topic` is used once per store.
-// DeadlineExceeded names a rank that has not come; Unavailable: the store broke
-// off.
+// Collective: returns the `value` of each rank, by rank. `topic` is used once
+// per store. DeadlineExceeded names a rank that has not come; Unavailable says
+// that the store broke off.
 absl::StatusOr<std::vector<std::string>> ExchangeByStore(
     const c10::intrusive_ptr<c10d::Store>& store, absl::string_view topic,
     int rank, const RankNames& names, absl::string_view value,

@@ -1,5 +1,4 @@
-// What the ranks of a failed group tell each other, and what one of them then
-// tells its caller.
+// The reports by which the ranks of a failed group find out why it failed.
 #ifndef COMM_GROUP_FAILURE_REPORT_H_
 #define COMM_GROUP_FAILURE_REPORT_H_
 
@@ -20,8 +19,8 @@
 
 namespace fsdp::comm {
 
-// Why a rank's group ended. One failure makes others: of several causes the
-// one that comes first here explains the rest.
+// Why a rank's group ended. One failure causes others: of several causes the
+// first in this list explains the rest.
 enum class Cause {
   kAbort,     // the rank called Abort()
   kMismatch,  // the rank saw that the calls differ
@@ -37,24 +36,23 @@ struct RankReport {
   std::string position;  // "is in all-gather #17 of blocks.2"
 };
 
-// One string for a report, and back; nullopt for what is not a report.
+// Makes a string of a report; its text is cut after 2048 bytes.
 std::string Encode(const RankReport& report);
+// Does the reverse. Returns nullopt for a string that is no report.
 std::optional<RankReport> Decode(absl::string_view text);
 
-// Whether `reports` explain the failure: to ask further ranks is not needed.
+// True if `reports`, by rank, explain the failure, so that no further ranks
+// have to be asked.
 bool Explains(absl::Span<const std::optional<RankReport>> reports);
 
-// The status of rank `rank`'s operations, with the codes of Work::Wait. By
-// rank, nullopt for a rank that did not answer; rank's own is there.
-// `store_answers` is false when no rank could have been heard.
+// Returns the error of rank `rank`'s operations, with the codes of Work::Wait.
+// `reports` are by rank; they have this rank's own, and nullopt for ranks that
+// did not answer. `store_answers` is false where no rank could be heard.
 absl::Status Verdict(int rank, const RankNames& names,
                      absl::Span<const std::optional<RankReport>> reports,
                      bool store_answers);
 
 }  // namespace fsdp::comm
-
-// Tells the ranks of a group about each other's failures, by way of a store
-// that lives outside the group's own connections.
 
 namespace c10d {
 class Store;
@@ -62,11 +60,13 @@ class Store;
 
 namespace fsdp::comm {
 
-// Publishes one rank's report and collects the others'. A thread waits in the
-// store for a peer's alarm, so that failures reach idle ranks too; another one,
-// started by the first report, publishes it and collects the others'. The store
-// may stop answering at any time: no call of this class waits for it, and a
-// thread that is stuck in it is left behind. Thread-safe.
+// Publishes one rank's report and collects the others', in a store that does
+// not need the group's own connections. A thread waits in the store for a
+// peer's alarm, so that failures reach idle ranks, too. The first report starts
+// another thread, which publishes it and collects the others'. The store may
+// stop answering at any time: calls wait for it no longer than they say, and a
+// thread that is stuck in it is left behind. Only where no thread can be
+// started do Report() and Leave() call the store themselves. Thread-safe.
 class ReportExchange {
  public:
   struct Findings {
@@ -74,34 +74,34 @@ class ReportExchange {
     bool store_answers = true;
   };
 
-  // `store` is cloned, twice.
+  // Clones `store` twice.
   static absl::StatusOr<std::unique_ptr<ReportExchange>> Create(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size);
 
   // Calls Stop().
   ~ReportExchange();
 
-  // Starts to watch. `on_alarm` runs in the watching thread, once, when a peer
-  // has reported a failure, before or after this rank has. Once.
+  // Starts to watch; call it once. `on_alarm` runs once, in the watching
+  // thread, when a peer has reported a failure, before or after this rank has.
   // ResourceExhausted: no thread can be started.
   absl::Status Start(std::function<void()> on_alarm);
 
-  // Ends the threads within seconds, also of a store that does not answer: no
-  // on_alarm runs afterwards.
+  // Ends the threads within seconds, even if the store does not answer. No
+  // `on_alarm` runs afterwards.
   void Stop();
 
-  // Says that this rank makes no more calls, unless it has reported a failure.
-  // Takes no longer than Stop().
+  // Tells the peers that this rank makes no more calls, unless it has reported
+  // a failure. Takes no longer than Stop().
   void Leave(const RankReport& report);
 
   // Starts to publish this rank's failure and to collect the others' reports
-  // for up to `collect_for`. Alarms the peers unless it is itself an echo. Only
+  // for up to `collect_for`. Alarms the peers unless the cause is kEcho. Only
   // the first call counts.
   void Report(const RankReport& report, absl::Duration collect_for);
 
-  // What is known once it explains the failure, all ranks have answered, the
-  // time for collecting is over, or `deadline` has passed. Waits for Report(),
-  // too.
+  // Waits for Report(), and then until the reports explain the failure, all
+  // ranks have answered or the time for collecting is over, but not beyond
+  // `deadline`. Returns what is known.
   Findings Await(absl::Time deadline);
 
  private:
@@ -109,19 +109,17 @@ class ReportExchange {
 
   explicit ReportExchange(std::shared_ptr<State> state);
 
-  // Makes a call of the store in a thread, for which whoever leaves waits for
-  // some seconds. With the state's mutex held, which is free in between.
+  // Makes a call of the store in a thread and waits some seconds for it. The
+  // state's mutex is held, but released meanwhile.
   void CallBriefly(const std::function<absl::Status()>& call);
 
   const std::shared_ptr<State> state_;
 };
 
-// A Status as text that travels between ranks.
-
-// "9 the message".
+// Makes a text of a status for other ranks: "9 the message".
 std::string EncodeStatus(const absl::Status& status);
 
-// nullopt for what EncodeStatus() does not write: no code, or one that is none.
+// Does the reverse. Returns nullopt for a text without a valid code.
 std::optional<absl::Status> DecodeStatus(absl::string_view text);
 
 }  // namespace fsdp::comm

@@ -1,4 +1,4 @@
-// Operations of one rank that run one after the other, on a thread of their
+// Runs the operations of one rank one after the other, on a thread of their
 // own.
 #ifndef COMM_GROUP_OPERATION_QUEUE_H_
 #define COMM_GROUP_OPERATION_QUEUE_H_
@@ -22,13 +22,12 @@
 
 namespace fsdp::comm {
 
-// Knows whether an operation has succeeded, not why it has failed: that is its
-// owner's to remember, who cancels the queue then. Thread-safe. May be called
-// with a lock held that operations take: it holds none of its own while they
-// run.
+// Knows that an operation has failed, but not why: its owner remembers that,
+// and cancels the queue. Thread-safe. Callers may hold a lock that operations
+// take, since the queue holds no lock while they run.
 class OperationQueue {
  public:
-  // What an operation does once it is its turn. Dropped, with what it holds,
+  // Runs an operation when it is its turn. It is destroyed, with what it holds,
   // before anyone is told that the operation is done.
   using Run = std::function<absl::Status()>;
   class Operation;
@@ -39,45 +38,46 @@ class OperationQueue {
   OperationQueue(const OperationQueue&) = delete;
   OperationQueue& operator=(const OperationQueue&) = delete;
 
-  // Starts the thread, `purpose` as of StartThread(). Once. ResourceExhausted:
-  // no thread can be started.
+  // Starts the thread; call it once. `purpose` is that of StartThread().
+  // ResourceExhausted: no thread can be started.
   absl::Status Start(absl::string_view purpose);
 
-  // Queues an operation, whose name is for NameOf() and Position(); nullptr
+  // Queues an operation; NameOf() and Position() give its name. Returns nullptr
   // once the queue has been cancelled.
   std::shared_ptr<Operation> Post(std::string name, Run run);
 
   static const std::string& NameOf(const Operation& operation);
 
-  // Whether `operation` is done, with or without an error, or cancelled.
+  // True once `operation` has succeeded, failed or been cancelled.
   bool IsDone(const Operation& operation);
 
-  // Waits until it is and returns whether it has succeeded. Where it is not at
-  // `deadline`, calls `give_up`, which is to end it, and stays for up to
-  // `let_go` for the thread to let go of its buffers.
+  // Waits until it is done and returns true if it has succeeded. If it is not
+  // done at `deadline`, calls `give_up`, which has to end it, and waits up to
+  // `let_go` more until the thread has released its buffers.
   bool Wait(const Operation& operation, absl::Time deadline,
             absl::FunctionRef<void()> give_up, absl::Duration let_go);
 
-  // Nothing begins any more: what waits for its turn is done without success.
+  // Lets no further operation begin; those that wait for their turn fail.
   // Returns Position() at that moment.
   std::string Cancel();
 
-  // "is in all-gather #17 of blocks.2", "has finished all-gather #17 of
-  // blocks.2 and called nothing since", "has called nothing yet".
+  // Returns "is in all-gather #17 of blocks.2", "has finished all-gather #17 of
+  // blocks.2 and called nothing since" or "has called nothing yet".
   std::string Position();
 
-  // The operation that runs, or else the next one; "nothing".
+  // Returns the name of the operation that runs, else of the next one, else
+  // "nothing".
   std::string NameOfNext();
 
-  // What the queue was at when its owner began to end it.
+  // The state of the queue when its owner begins to end it.
   struct Farewell {
     bool unfinished = false;
     std::string position;
   };
-  // Nothing is posted any more: the thread ends when it has nothing to do.
-  // Nullopt but for the first call.
+  // Lets the thread end when it has nothing to do. Nothing may be posted any
+  // more. Only the first call returns a Farewell.
   std::optional<Farewell> Finish();
-  // Waits for that.
+  // Waits for the end of the thread.
   void Join();
 
  private:
@@ -93,10 +93,9 @@ class OperationQueue {
   std::thread thread_;
 };
 
-// A started operation of a backend that keeps its own groups.
-
-// `Group` has a type Operation and Wait(Operation&, absl::Time), with the
-// errors of Work::Wait(), for which this keeps it alive.
+// A started operation of a backend whose `Group` has a type Operation and
+// Wait(Operation&, absl::Time), with the errors of Work::Wait(). Keeps the
+// group alive.
 template <typename Group>
 class GroupWork final : public Work {
  public:

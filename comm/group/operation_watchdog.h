@@ -1,5 +1,5 @@
-// The operations that a group has given to its device, and how the group fails.
-// Knows nothing of CUDA, NCCL or tensors.
+// Watches the operations that a group has given to its device, and fails the
+// group. Knows nothing of CUDA, NCCL or tensors.
 #ifndef COMM_GROUP_OPERATION_WATCHDOG_H_
 #define COMM_GROUP_OPERATION_WATCHDOG_H_
 
@@ -28,27 +28,28 @@ namespace fsdp::comm {
 
 // Watches operations until the device has finished them, in the order in which
 // they begin. The first failure (a missed deadline, an error of the group or of
-// a query, Fail()) ends them all:
-// what the device had done by then is done, the rest has failed. Thread-safe.
+// a query, Fail()) ends them all: operations that the device had finished by
+// then are done, the others have failed. Thread-safe.
 class OperationWatchdog {
  public:
-  // Whether the device has finished an operation; an error where asking fails.
+  // Returns true once the device has finished an operation, or an error if that
+  // cannot be found out.
   using Query = std::function<absl::StatusOr<bool>()>;
 
-  // Why the group ended. Peers are told the report; this rank's operations fail
-  // with `status` or, without one, with what all ranks' reports amount to.
+  // Why the group ended. The peers get `report`. This rank's operations fail
+  // with `status`, or without one with the Verdict() on all ranks' reports.
   struct Failure {
     RankReport report;
     std::optional<absl::Status> status;
   };
 
   struct Hooks {
-    // An error that the group has run into by itself. Called under a lock.
+    // Returns an error that the group has met by itself. Called under a lock.
     std::function<absl::Status()> health;
-    // Tells the peers and ends what the device still does. Runs once, in the
+    // Tells the peers and ends what the device still does. Called once, in the
     // thread that finds the failure, without a lock.
     std::function<void(const Failure& failure)> stop;
-    // What Start()'s thread does first; may be empty.
+    // Called first in Start()'s thread; may be empty.
     std::function<void()> enter = {};
   };
 
@@ -60,14 +61,14 @@ class OperationWatchdog {
   // Calls Stop().
   ~OperationWatchdog();
 
-  // Has a thread Poll() every `interval`. Once.
+  // Starts a thread that calls Poll() every `interval`. Call it once.
   absl::Status Start(absl::Duration interval);
 
   // Ends that thread.
   void Stop();
 
-  // The next operation; it has failed if the group has. Runs until the query
-  // that Launched() gives says that it is done.
+  // Begins the next operation, which runs until the query that Launched() gives
+  // returns true. In a group that has failed it has failed, too.
   std::shared_ptr<Operation> Begin(Call call, int64_t bytes,
                                    absl::Time deadline);
   void Launched(Operation& operation, Query is_done);
@@ -75,35 +76,36 @@ class OperationWatchdog {
   // Keeps `what` alive until `operation` is done or has failed.
   void Keep(Operation& operation, std::shared_ptr<void> what);
 
-  // What has become of `operation`; asks the device.
+  // Asks the device and returns the state of `operation`.
   State StateOf(const Operation& operation);
 
-  // Takes off what is done; fails the group on an error, and where the oldest
-  // operation's deadline is before `now`.
+  // Takes off operations that are done. Fails the group on an error, or if the
+  // oldest operation's deadline is before `now`.
   void Poll(absl::Time now);
 
   // Fails the group unless it has failed.
   void Fail(Failure failure);
-  // On behalf of this rank alone: an Unavailable `status` means that a peer is
-  // lost, every other one is told to the peers as an abort.
+  // Fails the group on behalf of this rank. An Unavailable `status` means that
+  // a peer is lost; with another one the peers hear that this rank has aborted.
   void Fail(const absl::Status& status);
 
-  // Why the group, which has failed, did; returns when the `stop` hook is over.
+  // Waits until the `stop` hook of a group that has failed is over. Returns why
+  // the group has failed.
   Failure AwaitStopped() const;
 
   std::optional<Failure> failure() const;
 
-  // Whether nothing runs.
+  // True if no operation runs.
   bool idle() const;
 
-  // "is in all-gather #17 of blocks.2".
+  // Returns a text such as "is in all-gather #17 of blocks.2".
   std::string Position() const;
 
  private:
-  // What is let go of when no lock is held and the device has stopped.
+  // Objects to release once no lock is held and the device has stopped.
   using Released = std::vector<std::shared_ptr<void>>;
 
-  // Whether this has failed the group.
+  // Returns true if this call has failed the group.
   bool CheckLocked(absl::Time now, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeOffDoneLocked(Released& released)
@@ -120,12 +122,13 @@ class OperationWatchdog {
   std::deque<std::shared_ptr<Operation>> running_ ABSL_GUARDED_BY(mutex_);
   std::string last_done_ ABSL_GUARDED_BY(mutex_);
   std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);
-  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;  // the hook is over
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;  // `stop` has returned
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;   // the thread is to end
   std::thread thread_;
 };
 
-// What it is may be read by any thread, the rest belongs to the watchdog.
+// Any thread may read the name of an operation; only the watchdog uses the
+// rest.
 class OperationWatchdog::Operation {
  public:
   Operation(Call call, int64_t sequence, int64_t bytes, absl::Time deadline)
@@ -134,11 +137,11 @@ class OperationWatchdog::Operation {
         bytes_(bytes),
         deadline_(deadline) {}
 
-  // "all-gather #17 of blocks.2".
+  // Returns "all-gather #17 of blocks.2".
   std::string name() const { return Name(call_, sequence_); }
 
-  // "all-gather #17 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 bytes)",
-  // where `place` is "rank 1 of 4".
+  // Returns "all-gather #17 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048
+  // bytes)", where `place` is "rank 1 of 4".
   std::string Describe(absl::string_view place) const;
 
  private:
@@ -153,38 +156,37 @@ class OperationWatchdog::Operation {
   State state_ = State::kRunning;
 };
 
-// Until when a rank waits for others.
-
+// How long a rank waits for others.
 struct WaitLimits {
   absl::Time deadline;
-  // Asked again and again: whether the program is to end. Empty: it is not.
+  // Called again and again. It returns true if the program is to end; empty:
+  // never.
   std::function<bool()> stop_requested = nullptr;
-  // The time that `deadline` is of; tests have their own.
+  // The clock of `deadline`, which tests replace.
   std::function<absl::Time()> now = absl::Now;
 
   bool stopped() const { return stop_requested && stop_requested(); }
   bool passed() const { return now() >= deadline; }
 };
 
-// Tells a rank that another one has aborted their group.
-
-// Hears of an abort whatever this rank does, by a broadcast that rank 0
-// withholds: nothing moves, and it ends when a rank aborts the group. Rank 0
-// itself hears nothing. Between Begin() and End() the
-// group is used for nothing else but Abort(). Used by one thread at a time.
+// Tells a rank that another one has aborted their group, whatever this rank is
+// doing. The ranks wait for a broadcast that rank 0 does not send until End();
+// it fails when a rank aborts the group. Rank 0 itself is not told. Between
+// Begin() and End() the group may be used for Abort() alone. Used by one thread
+// at a time.
 class AbortListener {
  public:
   // `on_failure` gets the broadcast's error, in a thread of the listener.
   AbortListener(Communicator* group,
                 std::function<void(const absl::Status&)> on_failure);
 
-  // The group has been aborted, or End() called.
+  // Destroy it after End(), or once the group has been aborted.
   ~AbortListener();
 
-  // ResourceExhausted: no thread can be started.
+  // Starts to listen. ResourceExhausted: no thread can be started.
   absl::Status Begin();
 
-  // Collective: rank 0 no longer withholds it. The broadcast's error.
+  // Collective: rank 0 sends the broadcast. Returns the broadcast's error.
   absl::Status End();
 
  private:

@@ -18,17 +18,16 @@ namespace fsdp::comm {
 // `Group` has a type Operation and
 //   absl::Status Wait(const Operation&, absl::Time deadline)
 //   absl::Status BlockCurrentStream(const Operation&)
-// with the errors of Work's, and
+// with the errors of Work's methods, and
 //   void Keep(const Operation&, std::vector<at::Tensor>)
-// for tensors that the device may still use when nobody waits any more. This
-// keeps the group alive.
+// for tensors that the device may still use when nobody waits any more. The
+// work keeps the group alive.
 //
-// After Wait() the tensors are free, after BlockCurrentStream() they are the
-// caller's, in the order of that stream; a work that is dropped after neither
-// hands them to the group. What has been waited for is no business of streams:
-// BlockCurrentStream() asks nothing of the device then, which matters while the
-// current stream is being captured into a graph, as that may not wait for what
-// was begun before.
+// After Wait() the tensors are free. After BlockCurrentStream() they are the
+// caller's, in the order of that stream. A work that is destroyed after neither
+// hands them to the group. BlockCurrentStream() after Wait() asks nothing of
+// the device: while the current stream is captured into a graph, it may not
+// wait for operations that began before.
 template <typename Group>
 class StreamWork final : public Work {
  public:
@@ -62,7 +61,7 @@ class StreamWork final : public Work {
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<typename Group::Operation> operation_;
   std::vector<at::Tensor> tensors_;
-  bool is_ordered_ = false;  // what frees the tensors does so in time
+  bool is_ordered_ = false;  // nobody frees the tensors too early
   std::optional<absl::Status> result_;
 };
 

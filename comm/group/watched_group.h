@@ -20,10 +20,10 @@
 
 namespace fsdp::comm {
 
-// Sees when operations are done, ends the group on the first failure, its own
-// or a peer's, and tells every operation that fails by it what it was, as far
-// as the ranks can find out together. Knows no device. Thread-safe, but for
-// Begin() and Launched(), whose order is the caller's.
+// Watches operations, and ends the group on the first failure, its own or a
+// peer's. The operations then fail with the cause, as far as the ranks can find
+// it out together. Knows no device. Thread-safe, except that the caller orders
+// the calls of Begin() and Launched().
 class WatchedGroup {
  public:
   using Operation = OperationWatchdog::Operation;
@@ -32,28 +32,27 @@ class WatchedGroup {
     int rank = 0;
     RankNames names;
     absl::Duration timeout = absl::Minutes(5);
-    // How long a failed operation waits for what the peers have to say.
+    // How long a failed operation waits for the reports of the peers.
     absl::Duration diagnosis_timeout = absl::Seconds(2);
   };
 
   struct Hooks {
-    // An error that the library has run into by itself. Called under a lock.
+    // Returns an error that the library has met by itself. Called under a lock.
     std::function<absl::Status()> health;
-    // Ends what runs, after which nothing does. Runs once at most, in any
-    // thread.
+    // Ends all operations that run. Called once at most, in any thread.
     std::function<void()> stop;
-    // What the thread that watches does first; may be empty.
+    // Called first in the thread that watches; may be empty.
     std::function<void()> enter = {};
   };
 
   // `reports` has not been started.
   WatchedGroup(std::unique_ptr<ReportExchange> reports, const Options& options,
                Hooks hooks);
-  // Calls no hook any more.
+  // No hook is called after it.
   ~WatchedGroup();
 
-  // From now on hooks are called. Once. ResourceExhausted: no thread can be
-  // started.
+  // Starts to watch and to call hooks; call it once. ResourceExhausted: no
+  // thread can be started.
   absl::Status Start();
 
   int rank() const { return options_.rank; }
@@ -61,39 +60,45 @@ class WatchedGroup {
   const RankNames& names() const { return options_.names; }
   absl::Duration timeout() const { return options_.timeout; }
 
-  // "all-gather #17 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 bytes)".
+  // Returns "all-gather #17 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048
+  // bytes)".
   std::string Describe(const Operation& operation) const;
 
-  // The next operation, due in timeout(); the error of a group that has failed.
+  // Begins the next operation, which is due in timeout(). Returns the error of
+  // a group that has failed.
   absl::StatusOr<std::shared_ptr<Operation>> Begin(Call call, int64_t bytes);
-  // It runs until `is_done` says otherwise.
+  // The operation runs until `is_done` returns true.
   void Launched(Operation& operation, OperationWatchdog::Query is_done);
-  // It does not, which fails the group: the operation's error.
+  // The operation could not be started, which fails the group. Returns the
+  // operation's error.
   absl::Status NotLaunched(const Operation& operation, const absl::Status& why);
 
   // Keeps `what` alive until `operation` is done or has failed.
   void Keep(Operation& operation, std::shared_ptr<void> what);
 
-  // As Work::Wait().
+  // Does what Work::Wait() does.
   absl::Status Wait(const Operation& operation, absl::Time deadline);
 
-  // The error of an operation that has failed; waits for nothing else.
+  // Returns the error of an operation that has failed, else OK. Waits only for
+  // the diagnosis.
   absl::Status Check(const Operation& operation);
 
-  // Fails the group on this rank's behalf; Fail() returns when nothing runs.
+  // Both fail the group on behalf of this rank; Fail() returns when nothing
+  // runs.
   void Abort(const absl::Status& reason);
   void Fail(const absl::Status& status);
 
   bool failed() const { return watchdog_.failure().has_value(); }
 
-  // Makes no more calls: what does not come to an end within `patience` is
-  // ended, and the peers' operations that need this rank fail. `close` is for
-  // when nothing runs any more. Only the first call counts.
+  // Leaves the group: ends operations that are not done within `patience`,
+  // which fails the peers' operations that need this rank, and calls `close`
+  // once nothing runs. Only the first call counts.
   void Leave(absl::Duration patience, absl::FunctionRef<void()> close);
 
  private:
   void StopAll(const OperationWatchdog::Failure& failure);
-  // Until nothing runs, the group having failed perhaps.
+  // Waits until nothing runs or `deadline` has passed. The group may fail
+  // meanwhile.
   void AwaitIdle(absl::Time deadline);
   absl::Status ErrorOf(const Operation& operation);
   absl::Status FindVerdict();

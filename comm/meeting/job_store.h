@@ -1,4 +1,4 @@
-// The store of a job, as c10d's groups want one.
+// A client of a job's store, with the interface that c10d's groups need.
 #ifndef COMM_MEETING_JOB_STORE_H_
 #define COMM_MEETING_JOB_STORE_H_
 
@@ -27,16 +27,15 @@ struct JobStorePlace {
   std::string secret;  // all ranks have the same; empty: anybody gets in
 };
 
-// A client of a StoreServer. Thread-safe: calls at the same time have
-// connections of their own, so that one that waits is in nobody's way. Every
-// call ends within its timeout, plus seconds where it waits in the store, even
-// if the process that serves is stopped: getTimeout() is that of all that have
-// none of their own. Errors
-// are exceptions, as of every c10d::Store.
+// A client of a StoreServer. Thread-safe: calls at the same time use different
+// connections, so that one that waits does not delay the others. A call ends
+// within its timeout, by default getTimeout(), even if the process that serves
+// is stopped; a call that waits for keys may take a few seconds longer. Errors
+// are exceptions, as in every c10d::Store.
 class JobStore final : public c10d::Store {
  public:
-  // Connected once, so that the place and the secret are known to be right.
-  // Errors as of StoreConnection::Open().
+  // Connects once, which shows that the place and the secret are right. Returns
+  // the errors of StoreConnection::Open().
   static absl::StatusOr<c10::intrusive_ptr<JobStore>> Connect(
       const JobStorePlace& place, absl::Duration timeout,
       const WaitLimits& limits);
@@ -51,13 +50,15 @@ class JobStore final : public c10d::Store {
                                   const std::vector<uint8_t>& desired) override;
   // Waits for the key.
   std::vector<uint8_t> get(const std::string& key) override;
-  // As get() and wait(), for who can go on without the key.
+  // Returns the value of a key, or nullopt at once where it is not there.
   std::optional<std::string> Find(const std::string& key);
+  // Waits for a key. Returns false where it has not come within `timeout`.
   bool Await(const std::string& key, std::chrono::milliseconds timeout);
   int64_t add(const std::string& key, int64_t value) override;
   bool deleteKey(const std::string& key) override;
-  // All keys that begin with `prefix`, which is not empty: what a group has
-  // left in a store that outlives it. How many there were.
+  // Deletes all keys that begin with `prefix`, which is not empty, such as
+  // those that a group has left in a store that outlives it. Returns how many
+  // there were.
   int64_t DeleteAll(const std::string& prefix);
   bool check(const std::vector<std::string>& keys) override;
   int64_t getNumKeys() override;
@@ -66,12 +67,13 @@ class JobStore final : public c10d::Store {
             const std::chrono::milliseconds& timeout) override;
 
  private:
-  // Connections that no call has at the moment; clones have the same.
+  // Holds the connections that no call uses. Clones share it.
   class Pool;
 
   JobStore(std::shared_ptr<Pool> pool, std::chrono::milliseconds timeout);
 
-  // What the store does, or throws; kNotThere after `wait`.
+  // Returns the store's reply, which is kNotThere if keys have not come within
+  // `wait`. Throws errors.
   StoreMessage Ask(
       StoreAsk ask, std::vector<std::string> texts, int64_t number = 0,
       std::chrono::milliseconds wait = std::chrono::milliseconds(0)) const;
@@ -79,22 +81,22 @@ class JobStore final : public c10d::Store {
   const std::shared_ptr<Pool> pool_;
 };
 
-// A rank's connection to its job's store.
-
-// Used by one thread at a time.
+// One connection to a job's store. Used by one thread at a time.
 class StoreConnection {
  public:
-  // Both ends have shown that they know `secret`. Tries again and again while
-  // nobody listens. PermissionDenied: one of them does not, see the text.
-  // DeadlineExceeded: nobody listens, or who listens does not answer.
-  // Unavailable: what listens is no store of a job. Cancelled: asked to stop.
+  // Connects, while nobody listens again and again, and lets both ends show
+  // that they know `secret`. Errors:
+  //   PermissionDenied  one end does not know it; the text says which
+  //   DeadlineExceeded  nobody listens, or whoever listens does not answer
+  //   Unavailable       what listens is not the store of a job
+  //   Cancelled         limits.stop_requested has asked to stop
   static absl::StatusOr<std::unique_ptr<StoreConnection>> Open(
       const std::string& address, int port, absl::string_view secret,
       const WaitLimits& limits);
 
-  // The reply to `ask`, kDone or kNotThere. After an error but
-  // FailedPrecondition (refused, see the text) the connection is of no more
-  // use. DeadlineExceeded: no answer. Unavailable: it broke off.
+  // Returns the reply to `ask`, kDone or kNotThere. FailedPrecondition says why
+  // the store has refused it. After another error, such as DeadlineExceeded (no
+  // answer) or Unavailable (it broke off), the connection is of no more use.
   absl::StatusOr<StoreMessage> Call(const StoreMessage& ask,
                                     absl::Time deadline);
 
@@ -104,11 +106,11 @@ class StoreConnection {
 
   absl::Status ShakeHands(absl::string_view secret, const WaitLimits& limits);
   absl::Status Send(absl::string_view bytes, const WaitLimits& limits);
-  // Exactly `count` bytes; Unavailable, with none of it, at the end.
+  // Returns exactly `count` bytes, or Unavailable if fewer came before the end.
   absl::StatusOr<std::string> Receive(size_t count, const WaitLimits& limits);
   absl::StatusOr<size_t> ReceiveSome(char* bytes, size_t count,
                                      const WaitLimits& limits);
-  // Until the socket has one of `events`.
+  // Waits until the socket has one of `events`.
   // NOLINTNEXTLINE(google-runtime-int): as pollfd has it
   absl::Status Await(short events, const WaitLimits& limits) const;
 

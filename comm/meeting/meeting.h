@@ -1,5 +1,5 @@
-// Where the ranks of a job find each other: a key-value store that rank 0
-// serves, or a process that outlives them.
+// Lets the ranks of a job find each other, in a key-value store that rank 0 or
+// a process that outlives the ranks serves.
 #ifndef COMM_MEETING_MEETING_H_
 #define COMM_MEETING_MEETING_H_
 
@@ -15,8 +15,8 @@
 
 namespace fsdp::comm {
 
-// Whom to blame where a rank does not get on, for those who give up waiting for
-// it. Thread-safe.
+// Says what a rank is most likely waiting for, to whoever gives up waiting for
+// that rank. Thread-safe.
 class Suspect {
  public:
   explicit Suspect(std::string text) : text_(std::move(text)) {}
@@ -36,24 +36,24 @@ class Suspect {
 };
 
 struct MeetingPlace {
-  // All ranks can reach it as long as rank 0 holds it, or whoever else serves
-  // it does. Where rank 0 does, whoever drops the last reference says goodbye;
-  // rank 0 then waits a few seconds for the goodbyes of the others, so that
-  // nobody's store goes away under it. Clones say nothing.
+  // All ranks can reach the store as long as rank 0 holds it, or the other
+  // process that serves it runs. Where rank 0 serves it, a rank says goodbye
+  // when it drops its last reference; rank 0 then waits a few seconds for the
+  // goodbyes of the others, so that none loses the store too early. Clones say
+  // nothing.
   c10::intrusive_ptr<c10d::Store> store;
 
-  // An address of this host by which the other ranks can reach it: the one on
-  // the way to rank 0.
+  // The address of this host on the way to rank 0. Other ranks can reach it.
   std::string local_address;
 };
 
-// Returns once all ranks of environment.world_size have called it with the same
-// size. environment has a master address. Errors, the same on all ranks that
-// have come:
+// Returns once all environment.world_size ranks have called it with the same
+// size. `environment` has a master address. Errors that are the same on all
+// ranks that have come:
 //   DeadlineExceeded    names the ranks that had not come at `deadline`
 //   InvalidArgument     the ranks were started with different world sizes
 //   AlreadyExists       two processes claim one rank
-// and on one rank:
+// Errors of one rank:
 //   FailedPrecondition  rank 0's port is in use
 //   DeadlineExceeded    nobody answers at the master address
 //   PermissionDenied    this rank or what listens there does not know the
@@ -61,10 +61,10 @@ struct MeetingPlace {
 //                       how many callers were refused
 //   Unavailable         the store broke off
 //   Cancelled           this rank is to stop; the others hear of it as Aborted
-// An error may leave the store in `place`, so that the error can be told before
-// its end waits for goodbyes. May hang past the deadline where torchrun's
-// agent, which serves the store, has been stopped, since c10d's store has no
-// deadline for an answer; `suspect` says so by then.
+// After an error `place` may hold the store, so that the caller can report the
+// error before it drops the store, which waits for goodbyes. The call may hang
+// past the deadline if torchrun's agent serves the store and has been stopped,
+// since c10d's store has no deadline for an answer; `suspect` says so then.
 absl::Status Meet(const Environment& environment, const WaitLimits& limits,
                   Suspect* suspect, MeetingPlace* place);
 

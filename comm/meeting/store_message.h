@@ -1,4 +1,4 @@
-// What goes over a connection to a job's store once both ends trust each other.
+// The messages on a connection to a job's store.
 #ifndef COMM_MEETING_STORE_MESSAGE_H_
 #define COMM_MEETING_STORE_MESSAGE_H_
 
@@ -14,27 +14,27 @@
 
 namespace fsdp::comm {
 
-// What a rank asks for; `number` and `texts` of the message, and of the reply
-// where it is kDone.
+// A rank's request. The comments give its texts and its number, then the text
+// or number of the reply kDone.
 enum class StoreAsk : uint8_t {
   kSet = 1,        // key, value
-  kCompareAndSet,  // key, expected, new value; the value then
-  kGet,            // key; waits `number` ms for it; its value
-  kAdd,            // key; `number` to add; the sum
-  kCheck,          // keys; 1 if all are there, or 0
-  kWait,           // keys; waits `number` ms for all of them
-  kDelete,         // key; 1 if it was there, or 0
-  kCount,          // how many keys there are
-  kDeleteAll,      // what keys begin with, not empty; how many there were
+  kCompareAndSet,  // key, expected value, new value -> the value afterwards
+  kGet,            // key, ms to wait for it -> its value
+  kAdd,            // key, number to add -> the sum
+  kCheck,          // keys -> 1 if all are there, else 0
+  kWait,           // keys, ms to wait for all of them
+  kDelete,         // key -> 1 if it was there, else 0
+  kCount,          // -> the number of keys
+  kDeleteAll,      // prefix of keys, not empty -> the number of deleted keys
 };
 
 enum class StoreReply : uint8_t {
   kDone = 100,
-  kNotThere,  // in time
+  kNotThere,  // a key has not come in time
   kRefused,   // a text says why
 };
 
-// The longest frame, and so what one side makes the other keep.
+// The longest frame. One side cannot make the other keep more.
 inline constexpr size_t kMaxFrameBytes = size_t{16} << 20;
 
 struct StoreMessage {
@@ -43,18 +43,19 @@ struct StoreMessage {
   std::vector<std::string> texts;
 };
 
-// As a frame: its length in four bytes, code, number, and the texts, each after
-// its length; little-endian. InvalidArgument: longer than kMaxFrameBytes.
+// Returns a frame: its length in four bytes, the code (1 byte), the number (8),
+// how many texts there are (4), and each text after its length (4), all
+// little-endian. InvalidArgument: it is longer than kMaxFrameBytes.
 absl::StatusOr<std::string> EncodeFrame(const StoreMessage& message);
 
-// Bytes as they come, cut into messages.
+// Cuts the bytes that have come into messages.
 class FrameReader {
  public:
   void Append(absl::string_view bytes);
 
-  // The next message; none while it is not complete. InvalidArgument: these are
-  // no frames; of no more use then. Keeps at most one frame and what was
-  // appended after it.
+  // Returns the next message, or nullopt while it is not complete.
+  // InvalidArgument: the bytes are no frames, and the reader cannot be used any
+  // more. It keeps at most one frame and what was appended after it.
   absl::StatusOr<std::optional<StoreMessage>> Next();
 
   size_t buffered_bytes() const { return buffer_.size() - begin_; }
@@ -64,24 +65,24 @@ class FrameReader {
   size_t begin_ = 0;
 };
 
-// How the two ends of a connection to a job's store show each other that they
-// belong to the job: who listens greets with a nonce, who calls answers with
-// one of its own and a proof, and gets a proof back. The secret itself is never
-// sent, and nothing of an earlier connection helps.
+// Before any message, both ends of a connection show each other that they
+// belong to the job. The secret itself is never sent, and nothing of an earlier
+// connection helps an attacker.
 
-// What both ends send first; the last byte is the version of the protocol.
+// Both ends send this first. The last byte is the version of the protocol.
 inline constexpr absl::string_view kStoreMagic = "FSDPjob1";
 inline constexpr size_t kNonceBytes = 32;
 
-// Of who listens: the magic, a nonce.
+// The listener greets with the magic and a nonce.
 inline constexpr size_t kGreetingBytes = kStoreMagic.size() + kNonceBytes;
-// Of who calls: the magic, a nonce, a proof.
+// The caller claims to belong to the job with the magic, a nonce and a proof.
 inline constexpr size_t kClaimBytes =
     kStoreMagic.size() + kNonceBytes + kHmacBytes;
-// Of who listens, where the claim is right: a proof. Otherwise it hangs up.
+// The listener answers with a proof, or hangs up if the claim is wrong.
 inline constexpr size_t kWelcomeBytes = kHmacBytes;
 
-// The proofs differ, so that nobody gets in by sending back what was received.
+// The proofs of the two ends differ, so that it does not help to send back what
+// was received.
 std::string CallerProof(absl::string_view secret,
                         absl::string_view listener_nonce,
                         absl::string_view caller_nonce);

@@ -18,22 +18,24 @@
 
 namespace fsdp::comm {
 
-// Where a store counts the callers that do not know the secret.
+// The key under which a store counts the callers that do not know the secret.
 inline constexpr char kRefusalsKey[] = "/fsdp/refusals";
 
 struct StoreServerOptions {
-  // Whoever has not shown by then that it knows the secret is hung up on.
+  // How long a caller may take to show that it knows the secret, before the
+  // server hangs up.
   absl::Duration claim_timeout = absl::Seconds(10);
-  // Callers that have not shown it yet; of more, the one that came first is
-  // hung up on.
+  // How many callers there may be that have not shown it yet (strangers). With
+  // more, the server hangs up on the one that came first.
   size_t max_strangers = 128;
 };
 
-// Answers on a thread of its own until it is destroyed. Strangers cost a
-// connection each, for a short time, and reach nothing.
+// Answers on a thread of its own until it is destroyed. A stranger costs one
+// connection for a short time and reaches nothing.
 class StoreServer {
  public:
-  // `listener` listens already. ResourceExhausted: no thread, no descriptors.
+  // `listener` listens already. ResourceExhausted: there is no thread or no
+  // descriptor left.
   static absl::StatusOr<std::unique_ptr<StoreServer>> Start(
       UniqueFd listener, std::string secret,
       const StoreServerOptions& options = {});
@@ -52,41 +54,40 @@ class StoreServer {
               const StoreServerOptions& options);
 
   void Serve();
-  // The descriptors to wait for: wake_, listener_, then all callers.
+  // Returns the descriptors to wait for: wake_, listener_, then all callers.
   std::vector<pollfd> Watched() const;
   int PollTimeout() const;
   void Accept();
-  // Who has not shown yet that it knows the secret.
+  // True while a caller has not shown that it knows the secret.
   static bool IsStranger(const Caller& caller) {
     return !caller.session.accepted();
   }
-  // Hangs up on the stranger that came first; false: there is none.
+  // Hangs up on the stranger that came first. Returns false if there is none.
   bool DropStranger();
-  // Whether to go on with a caller.
+  // Serves a caller. Returns false if the server is to hang up.
   // NOLINTNEXTLINE(google-runtime-int): as pollfd has it
   bool Handle(Caller& caller, short events);
   bool Read(Caller& caller);
   static bool Write(Caller& caller);
-  // Callers whose wait is over.
+  // Goes on with the callers whose wait is over.
   void ResumeWaits();
   bool IsLate(const Caller& caller, absl::Time now) const;
 
   const std::string secret_;
   const StoreServerOptions options_;
   UniqueFd listener_;
-  const UniqueFd wake_;  // readable: the end
+  const UniqueFd wake_;  // becomes readable when the server is to end
   StoreTable table_;
   std::list<Caller> callers_;  // as they came
   bool accepts_ = true;        // false: until somebody leaves
   std::thread thread_;
 };
 
-// A job's store that outlives the job's ranks.
-
-// Serves the store as long as the object lives. For a process that does nothing
-// else: it may have as many descriptors from now on as the system allows, for
-// every rank has several connections. `listener` listens already. Errors: as
-// of StoreServer::Start().
+// Serves a store that outlives the ranks of its job, as long as the object
+// lives, in a process that does nothing else. Raises the process's limit of
+// descriptors as far as the system allows, since every rank has several
+// connections. `listener` listens already. Returns the errors of
+// StoreServer::Start().
 absl::StatusOr<std::unique_ptr<StoreServer>> StartKeeper(UniqueFd listener,
                                                          std::string secret);
 

@@ -1,4 +1,4 @@
-// What a job's store has to do with one caller.
+// The keys and values of a job's store, and its dialogue with one caller.
 #ifndef COMM_MEETING_STORE_SESSION_H_
 #define COMM_MEETING_STORE_SESSION_H_
 
@@ -16,38 +16,38 @@
 #include "absl/time/time.h"
 #include "comm/meeting/store_message.h"
 
-// The keys and values of a job's store.
-
 namespace fsdp::comm {
 
-// What c10d's stores do with their keys. Not thread-safe.
+// Keys and values, with the operations of c10d's stores. Not thread-safe.
 class StoreTable {
  public:
-  // ResourceExhausted instead of more than `max_bytes` of keys and values.
+  // It holds at most `max_bytes` of keys and values. A call that would need
+  // more returns ResourceExhausted.
   explicit StoreTable(size_t max_bytes = size_t{256} << 20)
       : max_bytes_(max_bytes) {}
 
   absl::Status Set(const std::string& key, std::string value);
-  // Sets `value` where the key has `expected`, or where there is no such key
-  // and `expected` is empty. What the key has then; `expected` where there is
-  // none.
+  // Sets `value` if the key has `expected`, or if there is no such key and
+  // `expected` is empty. Returns the value that the key has then, or `expected`
+  // if there is no key.
   absl::StatusOr<std::string> CompareAndSet(const std::string& key,
                                             const std::string& expected,
                                             std::string value);
-  // To a decimal number, 0 where there is none. InvalidArgument: the key has
-  // something else, or the sum does not fit into 64 bits.
+  // Adds to the decimal number of a key, 0 if there is none, and returns the
+  // sum. InvalidArgument: the key holds no number, or the sum does not fit into
+  // 64 bits.
   absl::StatusOr<int64_t> Add(const std::string& key, int64_t addend);
   bool Delete(const std::string& key);
-  // All keys that begin with `prefix`; how many there were.
+  // Deletes all keys that begin with `prefix` and returns how many there were.
   int64_t DeleteAll(absl::string_view prefix);
 
-  // Null: there is none. Valid until the table changes.
+  // Returns the value of a key, or null. Valid until the table changes.
   const std::string* Find(const std::string& key) const;
-  // The first of `keys` that is not there; null: all are.
+  // Returns the first of `keys` that is not there; null if all are.
   const std::string* FirstMissing(const std::vector<std::string>& keys) const;
   size_t size() const { return values_.size(); }
 
-  // The keys that have come since the last call.
+  // Returns the keys that have come since the last call.
   std::vector<std::string> TakeNewKeys() {
     return std::exchange(new_keys_, {});
   }
@@ -59,36 +59,37 @@ class StoreTable {
   std::vector<std::string> new_keys_;
 };
 
-// Bytes come in and go out; knows nothing of sockets and clocks. A caller that
-// has not shown that it knows the secret makes it keep kClaimBytes; another one
-// a message of each direction.
+// Turns the bytes of one caller into replies, without sockets and clocks. It
+// keeps kClaimBytes of a caller that has not shown that it knows the secret,
+// and one message in each direction of another caller.
 class StoreSession {
  public:
-  // `nonce`: kNonceBytes that nobody could foresee. `table` outlives it.
+  // `nonce` has kNonceBytes that nobody could foresee. `table` outlives it.
   StoreSession(std::string secret, std::string nonce, StoreTable* table);
 
-  // An error means to hang up. PermissionDenied: the caller does not know the
-  // secret. InvalidArgument: it does not keep to the protocol.
+  // Takes bytes that have come. After an error, hang up. PermissionDenied: the
+  // caller does not know the secret. InvalidArgument: it breaks the protocol.
   absl::Status Receive(absl::string_view bytes, absl::Time now);
 
-  // Goes on with what has come already: when all output is sent, when
-  // missing_key() has come, and at wait_deadline(). Errors: as Receive().
+  // Goes on with bytes that have come already. Call it when all output is sent,
+  // when missing_key() has come, and at wait_deadline(). Returns the errors of
+  // Receive().
   absl::Status Advance(absl::Time now);
 
-  // Whether the caller has shown that it knows the secret.
+  // True once the caller has shown that it knows the secret.
   bool accepted() const { return accepted_; }
-  // Whether there is something to Receive() for before anything else.
+  // True if it needs bytes before it can go on.
   bool wants_input() const {
     return !accepted_ || (output_.empty() && !is_waiting());
   }
 
-  // What is to be sent; whoever sends takes it off.
+  // The bytes to send. Whoever sends them takes them off.
   std::string& output() { return output_; }
   bool has_output() const { return !output_.empty(); }
 
-  // Whether the caller waits for keys.
+  // True while the caller waits for keys.
   bool is_waiting() const { return wait_.has_value(); }
-  // Of a wait: a key that is not there.
+  // A key that a wait still needs, and the end of that wait.
   const std::string& missing_key() const { return wait_->missing; }
   absl::Time wait_deadline() const { return wait_->deadline; }
 
@@ -104,9 +105,9 @@ class StoreSession {
   absl::Status ReceiveClaim(absl::string_view* bytes);
   absl::Status CheckClaim() const;
   absl::Status Answer(StoreMessage message, absl::Time now);
-  // What `message` comes to; none: its wait goes on, in wait_.
+  // Returns the reply to `message`, or nullopt if it begins a wait, in wait_.
   std::optional<StoreMessage> Act(StoreMessage message, absl::Time now);
-  // Of wait_; none: it goes on.
+  // Returns the reply that ends wait_, or nullopt while that goes on.
   std::optional<StoreMessage> EndOfWait(absl::Time now);
   absl::Status Reply(const StoreMessage& reply);
 
