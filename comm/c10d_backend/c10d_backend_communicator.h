@@ -1,5 +1,6 @@
-// Ranks that have a c10d backend (ProcessGroupNCCL, XCCL, UCC, MPI, Gloo), by
-// its own collectives. c10d_transport.h takes only messages from one.
+// A communicator of ranks that have a c10d backend (ProcessGroupNCCL, XCCL,
+// UCC, MPI, Gloo), by the backend's own collectives. C10dTransport()
+// (comm/gloo/message_transport.h) takes only messages from one.
 #ifndef COMM_C10D_BACKEND_C10D_BACKEND_COMMUNICATOR_H_
 #define COMM_C10D_BACKEND_C10D_BACKEND_COMMUNICATOR_H_
 
@@ -19,20 +20,21 @@
 
 namespace fsdp::comm {
 
-// A backend, and how it ends.
+// A backend, and how to end it.
 struct C10dConnection {
   c10::intrusive_ptr<c10d::Backend> backend;
-  // Ends what runs, for good, from any thread; empty: backend->abort(), or what
-  // does the same to Gloo.
+  // Ends all operations for good, from any thread. Empty: backend->abort(), or
+  // what does the same to Gloo.
   std::function<void()> close;
-  // Leaves the peers in peace, with nothing running, when the communicator is
-  // destroyed. Empty: nothing happens to the backend, which stays the caller's.
+  // Called when the communicator is destroyed and nothing runs, to leave
+  // without harm to the peers. Empty: nothing happens to the backend, which
+  // stays the caller's.
   std::function<void()> leave;
 };
 
-// The ranks of a group that is to be made.
+// A group that is to be made, as one of its ranks sees it.
 struct C10dMeeting {
-  c10::intrusive_ptr<c10d::Store> store;  // of this group alone
+  c10::intrusive_ptr<c10d::Store> store;  // no other group uses its keys
   int rank = 0;
   std::vector<int> ranks;  // in the group that is split, by new rank
   RankNames names;
@@ -41,45 +43,46 @@ using C10dConnect =
     std::function<absl::StatusOr<C10dConnection>(const C10dMeeting& meeting)>;
 
 struct C10dBackendOptions {
-  // Where tensors are.
+  // The device of the tensors, with its index unless it is the CPU.
   c10::Device device = c10::Device(c10::DeviceType::CPU);
-  // Communicator::default_timeout. That of the backend has to be longer: NCCL's
-  // ends the process.
+  // Communicator::default_timeout(). That of the backend has to be longer:
+  // NCCL's ends the process.
   absl::Duration timeout = absl::Minutes(5);
-  // Of each rank, where the group is a part of another one.
+  // The rank in the world of each rank, where the group is a part of it.
   std::vector<int> world_ranks = {};
   // How long a failed rank asks the others what they know.
   absl::Duration diagnosis_timeout = absl::Seconds(2);
   // Makes the backends of sub-groups; empty: Split() is Unimplemented.
   C10dConnect connect;
-  // Communicator::HasAllToAll: c10d tells only when it is called.
+  // Communicator::HasAllToAll(). c10d says so only when it is called.
   bool has_all_to_all = true;
-  // Whether the current stream of `device` is being captured into a graph, for
-  // backends whose operations can be; empty: operations cannot be captured.
+  // Returns true while the current stream of `device` is captured into a graph.
+  // Empty: the backend's operations cannot be captured.
   std::function<bool()> is_capturing;
 };
 
-// One rank's end of the group that `connection.backend` makes up. Through
-// `store`, which no other group uses and which needs not be the backend's,
-// ranks tell each other of failures.
+// Returns one rank's end of the group of `connection.backend`. Ranks tell each
+// other of failures in `store`, which no other group uses and which need not be
+// the backend's. InvalidArgument: there is no backend or store, or the options
+// are wrong.
 //
-// Ranks that are threads of a process need TORCH_FR_BUFFER_SIZE=0 in its
-// environment: LibTorch 2.11's flight recorder cannot stand the first
-// operations of two groups at once.
+// Ranks that are threads of one process need TORCH_FR_BUFFER_SIZE=0 in its
+// environment: LibTorch 2.11's flight recorder fails when two groups make their
+// first operations at the same time.
 //
 // Others may use the backend, too, as long as all ranks make all calls in the
 // same order; a failure closes it for them as well.
 //
-// On a device a work of c10d makes a stream wait, not the host: so do
-// BlockCurrentStream(), while Wait() polls, and what comes behind a sum runs on
-// a stream of this group. On the CPU, and with Gloo and MPI on every device, it
-// makes the host wait: a thread of this group does. Sums are plain; what scales
-// them comes behind. They are in the backend's order: the same bits
-// every time on the same ranks, not those of other communicators.
+// On a device c10d makes a stream wait, not the host. BlockCurrentStream() does
+// so, too, Wait() polls, and sums are scaled on a stream of this group. On the
+// CPU, and with Gloo and MPI on every device, c10d makes the host wait, in a
+// thread of this group. The backend sums without scaling, in its own order: the
+// same ranks get the same bits every time, but other ones than with other
+// communicators.
 //
 // A collective that the backend lacks is Unimplemented, on all ranks alike and
-// without harm. Ranks' calls that differ are seen by nobody: they run into the
-// deadline, or the backend returns nonsense.
+// without harm. Nobody sees that ranks make different calls: they run into the
+// deadline, or the result is wrong.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dBackendCommunicator(
     C10dConnection connection, const c10::intrusive_ptr<c10d::Store>& store,
     C10dBackendOptions options = {});

@@ -29,34 +29,34 @@
 #include "comm/group/failure_report.h"
 #include "comm/group/watched_group.h"
 
-// When the works of a c10d backend are done, for backends whose works make the
-// host wait and for those whose works make a stream wait.
-
 namespace c10d {
 class Work;
 }
 
 namespace fsdp::comm {
 
-// What becomes of one work. Thread-safe once Run() has returned.
+// Knows when one work of a c10d backend is done, be it one that makes the host
+// wait or one that makes a stream wait. Thread-safe once Run() has returned.
 class C10dCompletion {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // `finish` comes behind `work` and may be empty; without `work`, too.
+  // `finish` runs after `work`. Each of them may be empty.
   C10dCompletion(WorkPtr work, std::function<void()> finish);
   ~C10dCompletion();
 
-  // Waits for the work as it makes one wait, has `side` do the rest. Once.
+  // Lets the host or the stream of `side` wait for the work, as the backend has
+  // it, and calls `finish` on that stream. Call it once.
   void Run(SideStream& side);
 
-  // Whether all has been done; the work's error, also before Run() is over.
+  // Returns true once all is done, or the work's error, even before Run() is
+  // over.
   absl::StatusOr<bool> IsDone() const;
 
-  // Whether nothing uses the tensors any more, be it for an error.
+  // True once nothing uses the tensors any more, even after an error.
   bool HasLetGo() const;
 
-  // Makes the current stream wait. After Run().
+  // Makes the current stream wait. Call it after Run().
   absl::Status BlockCurrentStream() const;
 
   bool has_run() const { return has_run_.load(std::memory_order_acquire); }
@@ -68,22 +68,22 @@ class C10dCompletion {
   std::function<void()> finish_;
   DeviceEvent done_;
   absl::Status status_;
-  std::atomic<bool> has_run_{false};  // the two above are there
+  std::atomic<bool> has_run_{false};  // the two above are set
 };
 
-// Runs completions in order: at once where works make a stream wait, on a
-// thread where they make the host wait.
+// Runs completions in order: at once if works make a stream wait, on a thread
+// if they make the host wait.
 class C10dCompletionQueue {
  public:
-  // Throws a StatusError where no thread can be started.
+  // Throws a StatusError if no thread can be started.
   C10dCompletionQueue(c10::Device device, bool host_waits);
   // Calls Stop(absl::ZeroDuration()).
   ~C10dCompletionQueue();
 
   void Add(std::shared_ptr<C10dCompletion> completion);
 
-  // Ends the thread; one that is stuck in the backend after `patience` is left
-  // behind.
+  // Ends the thread, or leaves it behind if it is stuck in the backend for
+  // longer than `patience`.
   void Stop(absl::Duration patience);
 
  private:
@@ -112,9 +112,8 @@ class Store;
 
 namespace fsdp::comm {
 
-// A failure ends the group: the backend is closed, and peers hear of it through
-// the store. Thread-safe, but for Launch(), whose calls are ordered by the
-// caller.
+// A failure ends the group: the backend is closed, and the peers hear of it by
+// the store. Thread-safe, except that the caller orders the calls of Launch().
 class C10dBackendGroup {
  public:
   struct Options {
@@ -124,8 +123,8 @@ class C10dBackendGroup {
     absl::Duration timeout = absl::Minutes(5);
     absl::Duration diagnosis_timeout = absl::Seconds(2);
     std::function<bool()> is_capturing;  // may be empty: never
-    std::function<void()> close;         // ends what runs
-    std::function<void()> leave;         // when nothing runs; may be empty
+    std::function<void()> close;         // ends all operations
+    std::function<void()> leave;         // called when idle; may be empty
   };
 
   class Operation {
@@ -145,9 +144,9 @@ class C10dBackendGroup {
   };
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  // Calls the backend; nullptr where there is nothing to do.
+  // Calls the backend. Returns nullptr if there is nothing to do.
   using Start = absl::FunctionRef<WorkPtr(c10d::Backend&)>;
-  // What LibTorch does behind it, by this rank's thread or another.
+  // Runs after the work, in any thread. May be empty.
   using Finish = std::function<void()>;
 
   // No other group uses `store`.
@@ -158,8 +157,8 @@ class C10dBackendGroup {
   // Calls Leave().
   ~C10dBackendGroup();
 
-  // Makes no more calls: what runs is ended, and the peers' operations that
-  // need this rank fail.
+  // Leaves the group: ends all operations, which fails the peers' operations
+  // that need this rank.
   void Leave();
 
   int rank() const { return watched_.rank(); }
@@ -168,13 +167,15 @@ class C10dBackendGroup {
   c10::Device device() const { return options_.device; }
   absl::Duration timeout() const { return watched_.timeout(); }
 
-  // The next operation. Unimplemented, which leaves the group as it is: the
-  // backend has no such operation. What is captured into a graph is done to the
-  // watchdog, and BlockCurrentStream() is what can be done with it.
+  // Starts the next operation. Unimplemented: the backend has no such
+  // operation; the group stays as it was. The watchdog takes an operation that
+  // is captured into a graph for done; only BlockCurrentStream() may wait for
+  // it.
   absl::StatusOr<std::shared_ptr<Operation>> Launch(Call call, int64_t bytes,
                                                     Start start, Finish finish);
 
-  // As the methods of Work. FailedPrecondition: to wait for a captured one.
+  // These do what Work's methods do. Wait() returns FailedPrecondition for an
+  // operation that is captured.
   absl::Status Wait(const Operation& operation, absl::Time deadline);
   absl::Status BlockCurrentStream(const Operation& operation);
 
@@ -190,7 +191,7 @@ class C10dBackendGroup {
 
   struct Kept;
 
-  // How much longer the backend may take to let go.
+  // Returns how much longer the backend may take to release buffers.
   absl::Duration Patience();
   void AwaitLetGo(const C10dCompletion& completion);
   void CloseBackend();

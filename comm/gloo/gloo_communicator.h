@@ -1,4 +1,4 @@
-// Ranks that are processes, on any number of hosts, over Gloo.
+// A communicator of processes, on any number of hosts, over Gloo.
 #ifndef COMM_GLOO_GLOO_COMMUNICATOR_H_
 #define COMM_GLOO_GLOO_COMMUNICATOR_H_
 
@@ -18,15 +18,15 @@ class Store;
 namespace fsdp::comm {
 
 struct GlooOptions : MessageOptions {
-  // The address that peers connect to: by name or number, or by network
-  // interface ("eth0"). At most one of the two; neither: what this host's name
-  // resolves to, or else the loopback address.
+  // The address that peers connect to, by name or number, or the network
+  // interface that has it ("eth0"); both is InvalidArgument. By default it is
+  // the address of this host's name, or else the loopback address.
   std::string hostname;
   std::string interface;
 };
 
-// One rank of a group as of CreateMessageCommunicator(), over Gloo's TCP
-// connections.
+// Returns one rank's end of a group of CreateMessageCommunicator(), over Gloo's
+// TCP connections.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     const GlooOptions& options = {});

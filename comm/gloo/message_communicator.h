@@ -1,4 +1,5 @@
-// Ranks that send each other messages: processes, on any number of hosts.
+// A communicator of ranks that send each other messages: processes, on any
+// number of hosts.
 #ifndef COMM_GLOO_MESSAGE_COMMUNICATOR_H_
 #define COMM_GLOO_MESSAGE_COMMUNICATOR_H_
 
@@ -23,45 +24,47 @@ class Store;
 namespace fsdp::comm {
 
 struct MessageOptions {
-  // Communicator::default_timeout.
+  // Communicator::default_timeout().
   absl::Duration timeout = absl::Minutes(5);
-  // For all ranks to come and to connect, where that is less.
+  // How long all ranks may take to connect, if that is less than `timeout`.
   absl::Duration connect_timeout = absl::InfiniteDuration();
-  // By which the others connect to this rank, for errors: "at 10.0.0.1".
+  // The place at which the others connect to this rank, for errors: "at
+  // 10.0.0.1".
   std::string place;
-  // Of each rank, where the group is a part of another one.
+  // The rank in the world of each rank, where the group is a part of it.
   std::vector<int> world_ranks = {};
   // How long a failed rank asks the others what they know. A Wait() that fails
   // returns no later than this after the failure or its deadline.
   absl::Duration diagnosis_timeout = absl::Seconds(2);
 };
 
-// Connects the ranks, which meet in `store`, which no other group uses.
-// Blocks as long as that takes, `timeout` at most if it can; runs on a thread
-// that is left behind where it does not. c10d_transport.h has one for any c10d
-// backend.
+// Connects the ranks, which meet in `store`, which no other group uses. It
+// blocks, for `timeout` at most if it can; if it takes longer, its thread is
+// left behind. C10dTransport() (comm/gloo/message_transport.h) makes a
+// transport of any c10d backend.
 using TransportFactory =
     std::function<absl::StatusOr<std::unique_ptr<MessageTransport>>(
         const c10::intrusive_ptr<c10d::Store>& store, int rank,
         const RankNames& names, absl::Duration timeout)>;
 
-// Of the ranks of a group named `name`. InvalidArgument where
-// CreateMessageCommunicator() refuses such arguments.
+// Returns the names of the ranks of a group named `name`, or InvalidArgument if
+// CreateMessageCommunicator() would refuse these arguments.
 absl::StatusOr<RankNames> NamesOfMessageGroup(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     absl::string_view name, const MessageOptions& options);
 
-// One rank of a group named `name` ("gloo"). All ranks create their groups on a
-// store in the same order. Blocks until all ranks have connected;
-// DeadlineExceeded names who has not. A rank that fails tells the others.
+// Returns one rank's end of a group named `name` ("gloo"). All ranks create
+// their groups on a store in the same order. Blocks until all ranks have
+// connected; DeadlineExceeded names those that have not. A rank that fails
+// tells the others.
 //
-// Collectives run in order on a thread of this group. Every dtype and
-// reduction of the contract works, with the bits of a local group. Calls that
-// differ between ranks fail on all of them. A failure of one rank reaches the
-// others through the store at once, and their errors say where every rank was,
-// and which do not answer; when the process that serves the store is gone, only
-// what the transport noticed. What has not been waited for fails, also on the
-// peers, when the communicator is destroyed.
+// Collectives run in order on a thread of this group. Every dtype and reduction
+// of Communicator works, with the bits of a local group. Calls that differ
+// between ranks fail on all of them. A failure of one rank reaches the others
+// at once by the store, and their errors say where every rank was and which do
+// not answer. If the process that serves the store is gone, they say only what
+// the transport has noticed. When the communicator is destroyed, operations
+// that have not been waited for fail, also on the peers.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMessageCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     std::string name, TransportFactory factory,

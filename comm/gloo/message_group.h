@@ -1,5 +1,5 @@
-// The operations of one rank of a group of messages: their order, failures and
-// diagnosis.
+// Orders the operations of one rank of a group of messages, and diagnoses their
+// failures.
 #ifndef COMM_GLOO_MESSAGE_GROUP_H_
 #define COMM_GLOO_MESSAGE_GROUP_H_
 
@@ -24,14 +24,13 @@
 #include "comm/group/failure_report.h"
 #include "comm/group/operation_queue.h"
 
-// Makes sure that all ranks are in the same call before data flows.
-
 namespace fsdp::comm {
 
-// Before each operation the ranks send each other what they are about to do.
-// This adds no latency: the receives were posted one operation earlier, and a
-// sender has to wait for its peers anyway. Without it, calls that differ would
-// hang or, with some backends, write past a buffer. One thread at a time.
+// Makes sure that all ranks are in the same call before data flows: before each
+// operation the ranks send each other their calls. This adds no latency: the
+// receives were posted one operation earlier, and a sender has to wait for its
+// peers anyway. Without it, calls that differ would hang or, with some
+// backends, write past a buffer. Used by one thread at a time.
 class CallExchange {
  public:
   CallExchange(int rank, RankNames names, PeerMessages* messages);
@@ -39,14 +38,14 @@ class CallExchange {
   CallExchange(const CallExchange&) = delete;
   CallExchange& operator=(const CallExchange&) = delete;
 
-  // Posts the first receives. Once.
+  // Posts the first receives. Call it once.
   absl::Status Start();
 
   // Tells the peers of this rank's call number `sequence`.
   absl::Status Announce(int64_t sequence, const Call& call);
 
-  // Blocks until all peers have announced their call. InvalidArgument, with all
-  // calls, when they differ; else errors of PeerMessages::Await.
+  // Blocks until all peers have announced their call. Returns InvalidArgument,
+  // with all calls, if they differ, or the errors of PeerMessages::Await().
   absl::Status Agree();
 
  private:
@@ -71,11 +70,11 @@ class Store;
 
 namespace fsdp::comm {
 
-// Runs operations one after the other on a thread of its own, so that those
-// that take several steps overlap with the caller's work as well. Thread-safe.
+// Runs operations one after the other on a thread of its own, so that all their
+// steps overlap with the caller's work. Thread-safe.
 class MessageGroup {
  public:
-  // What an operation does once it is its turn. Keeps its tensors alive.
+  // Runs an operation when it is its turn. Keeps its tensors alive.
   using Run =
       std::function<absl::Status(PeerCollectives&, PeerCollectives::Agree)>;
   using Operation = OperationQueue::Operation;
@@ -86,7 +85,7 @@ class MessageGroup {
       std::unique_ptr<MessageTransport> transport,
       absl::Duration diagnosis_timeout);
 
-  // Stops; see Stop().
+  // Calls Stop().
   ~MessageGroup();
 
   int rank() const { return rank_; }
@@ -96,14 +95,14 @@ class MessageGroup {
   // Queues an operation. Fails at once when the group has failed.
   absl::StatusOr<std::shared_ptr<Operation>> Post(Call call, Run run);
 
-  // As Work::Wait, for an operation of this group.
+  // Does what Work::Wait() does.
   absl::Status Wait(const Operation& operation, absl::Time deadline);
 
   // Fails the group, here and on the peers.
   void Abort(const absl::Status& reason);
 
-  // Fails what is not done, tells the peers that this rank has left and ends
-  // the threads. Once.
+  // Fails operations that are not done, tells the peers that this rank has left
+  // and ends the threads. Only the first call counts.
   void Stop();
 
  private:
@@ -113,14 +112,14 @@ class MessageGroup {
 
   absl::Status Execute(const Call& call, int64_t sequence, const Run& run);
   void Fail(Cause cause, std::string text);
-  // That of the operation `name`.
+  // Returns the error of the operation `name`.
   absl::Status ErrorOf(absl::string_view name);
   absl::Status FindVerdict();
 
   const int rank_;
   const RankNames names_;
   const absl::Duration diagnosis_timeout_;
-  // What is below uses what is above. Stop() ends calls_ and messages_.
+  // Each of these uses those above it. Stop() ends calls_ and messages_.
   std::unique_ptr<ReportExchange> reports_;
   std::unique_ptr<PeerMessages> messages_;
   std::unique_ptr<CallExchange> calls_;  // used by operations only

@@ -1,5 +1,5 @@
-// How messages get from one rank to another: what collectives between
-// processes ask of a backend.
+// The interface by which collectives between processes send messages from one
+// rank to another, and its implementation for c10d backends.
 #ifndef COMM_GLOO_MESSAGE_TRANSPORT_H_
 #define COMM_GLOO_MESSAGE_TRANSPORT_H_
 
@@ -14,29 +14,29 @@
 
 namespace fsdp::comm {
 
-// A message on its way. Dropping it gives it up: its memory is not touched
-// afterwards.
+// A message on its way. Once this object is destroyed, the message's memory is
+// not touched any more.
 class Message {
  public:
   virtual ~Message() = default;
 
-  // Blocks without limit until the message is received, or, for one that is
-  // sent, handed to the system. Unavailable when the connection breaks.
+  // Blocks without limit until a message is received, or until one that is sent
+  // is handed to the system. Unavailable: the connection has broken.
   virtual absl::Status Wait() = 0;
 
-  // Makes Wait() return soon. Any thread.
+  // Makes Wait() return soon. May be called from any thread.
   virtual void Abort() = 0;
 };
 
 // One rank's connections to its peers. Messages with the same peer and tag
-// arrive in the order of posting; a receive is as long as the send that it
-// meets. Thread-safe; must outlive its messages.
+// arrive in the order in which they are posted; a receive is as long as the
+// send that it meets. Thread-safe. Outlives its messages.
 class MessageTransport {
  public:
   virtual ~MessageTransport() = default;
 
-  // Start to transfer `bytes` > 0 bytes. The memory belongs to the transport
-  // until the message is done or dropped.
+  // These start to transfer `bytes` > 0 bytes. The memory belongs to the
+  // transport until the message is done or destroyed.
   virtual absl::StatusOr<std::shared_ptr<Message>> Send(int peer, int tag,
                                                         const void* data,
                                                         int64_t bytes) = 0;
@@ -48,22 +48,19 @@ class MessageTransport {
   virtual void Close() = 0;
 };
 
-// Messages over any c10d backend.
-
-// Over `backend`, which must have send() and recv() for CPU tensors and no
-// other user; `names` are those of its ranks. `close` breaks its connections;
-// empty where backend->abort() does.
+// Sends messages over `backend`, which has send() and recv() for CPU tensors
+// and no other user. `names` are those of its ranks. `close` breaks its
+// connections; empty: backend->abort() does.
 std::unique_ptr<MessageTransport> C10dTransport(
     c10::intrusive_ptr<c10d::Backend> backend, RankNames names,
     std::function<void()> close = nullptr);
 
-// Keeps a broken connection from ending the process.
-
-// Gloo writes to sockets whose other end may be closed, and the default answer
-// of the system is SIGPIPE, which ends the program. (Python ignores that
-// signal.) While this lives, the signal is blocked in the calling thread and in
-// those that it starts, for good; the write then fails with EPIPE, which Gloo
-// reports. Nothing changes for the rest of the process. Thread-compatible.
+// Keeps a broken connection from ending the process. Gloo writes to sockets
+// whose other end may be closed, which by default ends the program by SIGPIPE.
+// (Python ignores that signal.) While this object lives, the signal is blocked
+// in the calling thread, and for ever in threads that this one starts
+// meanwhile. A write then fails with EPIPE, which Gloo reports. Nothing changes
+// for the rest of the process. Thread-compatible.
 class SigpipeBlock {
  public:
   SigpipeBlock();

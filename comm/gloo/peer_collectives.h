@@ -16,20 +16,19 @@
 #include "comm/call.h"
 #include "comm/gloo/message_transport.h"
 
-// Groups of messages that fail together.
-
 namespace fsdp::comm {
 
-// Any failure breaks the group: Abort() is called, everything posted and posted
-// later fails. One thread at a time, except for Abort().
+// Messages that fail together: a failure of one calls Abort(), and all that are
+// posted before and after it fail. Used by one thread at a time, except
+// Abort().
 class PeerMessages {
  public:
   explicit PeerMessages(std::unique_ptr<MessageTransport> transport);
   PeerMessages(const PeerMessages&) = delete;
   PeerMessages& operator=(const PeerMessages&) = delete;
 
-  // Messages that were posted and are waited for together. What is left of it
-  // is given up by the destructor. Must not outlive the PeerMessages.
+  // Messages that are waited for together. The destructor gives up those that
+  // are left. The PeerMessages outlives it.
   class Batch {
    public:
     explicit Batch(PeerMessages* messages) : messages_(messages) {}
@@ -43,19 +42,20 @@ class PeerMessages {
     std::vector<std::shared_ptr<Message>> posted_;
   };
 
-  // As MessageTransport; nothing happens for 0 bytes. A receive fails when it
-  // is waited for, never before: a peer that is gone may have sent all that was
-  // posted earlier.
+  // These do what MessageTransport's methods do; for 0 bytes they do nothing. A
+  // receive that cannot be posted fails only when it is waited for, since a
+  // peer that is gone may have sent all messages before it.
   absl::Status Send(int peer, int tag, const void* data, int64_t bytes,
                     Batch* batch);
   absl::Status Receive(int peer, int tag, void* data, int64_t bytes,
                        Batch* batch);
 
-  // Blocks until all of `batch` is done or one message fails, and empties it.
-  // Unavailable, or Cancelled after Abort(), which ends this.
+  // Blocks until all messages of `batch` are done or one fails, and empties it.
+  // Returns Unavailable, or Cancelled after Abort(), which also ends the wait.
   absl::Status Await(Batch* batch);
 
-  // Fails everything, on the peers' side too. Idempotent, any thread.
+  // Fails all messages, on the peers, too. Only the first call counts. May be
+  // called from any thread.
   void Abort();
 
  private:
@@ -71,34 +71,35 @@ class PeerMessages {
   std::vector<std::shared_ptr<Message>> in_flight_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The backend moves bytes, the arithmetic is ours: hence every dtype and
-// reduction with every backend, one rounding, in the order of the ranks, with
-// the bits that a local group gives. Every rank sends straight to every other,
-// from the caller's buffers into the caller's buffers; each element crosses a
-// link once, twice for an all-reduce.
-//
-// An all-reduce hands on what it has summed while the rest arrives, so that a
-// link that is slow is never idle.
+// Collectives in which the backend only moves bytes. Reductions are computed
+// here: every dtype and reduction works with every backend, in the order of the
+// ranks and with one rounding, so that the bits are those of a local group.
+// Every rank sends straight to every other one, from the caller's buffer into
+// the caller's buffer; each element crosses a link once, in an all-reduce
+// twice. An all-reduce sends on what it has summed while the rest arrives, so
+// that a slow link is never idle.
 //
 // Nothing is sent before `agree` has returned OK. Calls block until this rank
-// is done. Errors of PeerMessages and of `agree`. One thread at a time.
+// is done, and return the errors of PeerMessages and `agree`. Used by one
+// thread at a time.
 class PeerCollectives {
  public:
-  // Returns OK when all ranks are in the same call.
+  // Returns OK once all ranks are in the same call.
   using Agree = std::function<absl::Status()>;
 
   PeerCollectives(int rank, int world_size, PeerMessages* messages);
 
   int world_size() const { return world_size_; }
 
-  // Buffers as in Communicator; `bytes` and `count` are of one rank's shard...
+  // Buffers are those of Communicator. Here `bytes` and `count` are the size of
+  // one rank's part...
   absl::Status AllGather(char* out, const char* in, int64_t bytes,
                          const Agree& agree);
   absl::Status AllToAll(char* out, const char* in, int64_t bytes,
                         const Agree& agree);
   absl::Status ReduceScatter(char* out, const char* in, at::ScalarType dtype,
                              int64_t count, ReduceOp op, const Agree& agree);
-  // ... and here of the whole buffer.
+  // ... and here that of the whole buffer.
   absl::Status AllReduce(char* data, at::ScalarType dtype, int64_t count,
                          ReduceOp op, const Agree& agree);
   absl::Status Broadcast(char* data, int64_t bytes, int root,
@@ -114,16 +115,16 @@ class PeerCollectives {
     int64_t end() const { return begin + size; }
   };
 
-  // The equal parts of a buffer; the last ones are smaller or empty.
+  // Divides a buffer into equal parts; the last ones may be smaller or empty.
   std::vector<Part> Divide(int64_t size) const;
 
-  // The other ranks, each rank starting with another one.
+  // Returns the other ranks. Each rank begins with another one.
   std::vector<int> Peers() const;
 
-  // Told of each range of this rank's part, in elements, that is reduced.
+  // Called with each range of this rank's part, in elements, that is reduced.
   using Reduced = absl::FunctionRef<absl::Status(int64_t begin, int64_t numel)>;
 
-  // Leaves in `out` this rank's part of the reduction of all `in`.
+  // Writes this rank's part of the reduction of all `in` to `out`.
   absl::Status ReduceParts(const std::vector<Part>& parts, char* out,
                            const char* in, at::ScalarType dtype, ReduceOp op,
                            const Agree& agree, Reduced reduced);
@@ -131,7 +132,8 @@ class PeerCollectives {
   const int rank_;
   const int world_size_;
   PeerMessages* const messages_;
-  // Where contributions to a reduction arrive. Kept: fresh pages are slow.
+  // Contributions to a reduction arrive here. It is kept since new pages are
+  // slow.
   std::vector<char> scratch_;
 };
 

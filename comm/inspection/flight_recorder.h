@@ -1,5 +1,5 @@
-// The last operations of one rank, in memory that others may look at while it
-// writes.
+// Records the last operations of one rank, in memory that others may read while
+// it writes.
 #ifndef COMM_INSPECTION_FLIGHT_RECORDER_H_
 #define COMM_INSPECTION_FLIGHT_RECORDER_H_
 
@@ -13,7 +13,7 @@
 
 namespace fsdp::comm {
 
-// Whatever makes ranks wait for one another.
+// The operations in which ranks wait for one another.
 enum class OperationKind : uint8_t {
   kAllGather,
   kReduceScatter,
@@ -29,25 +29,25 @@ inline constexpr int kNumOperationKinds =
 
 enum class OperationState : uint8_t {
   kStarting,  // the call has not returned
-  kStarted,   // nobody waits for it
+  kStarted,   // nobody waits for it yet
   kWaiting,   // the host waits for it
-  kOnDevice,  // left to a device, which does not say when it is done
+  kOnDevice,  // a device runs it, and does not say when it is done
   kDone,
   kFailed,
-  kDropped,  // nobody has waited for it, or will
+  kDropped,  // nobody has waited for it or will
 };
 inline constexpr int kNumOperationStates =
     static_cast<int>(OperationState::kDropped) + 1;
 
-// Times are nanoseconds since 1970; 0: not yet.
+// One operation. Times are nanoseconds since 1970; 0: not yet.
 struct OperationRecord {
   uint64_t ticket = 0;  // counts this rank's operations
   OperationKind kind = OperationKind::kAllGather;
   OperationState state = OperationState::kStarting;
   int8_t dtype = -1;       // at::ScalarType; -1: none
-  int group = -1;          // in RankRecord::groups; -1: unknown
+  int group = -1;          // index into RankRecord::groups; -1: unknown
   uint64_t call = 0;       // counts the group's calls from 0
-  int64_t number = -1;     // by which errors name it; -1: by `call`
+  int64_t number = -1;     // Work::number(); -1: `call` names it
   int64_t bytes = 0;       // of the whole tensor
   int64_t started_ns = 0;  // when it was called
   int64_t waited_ns = 0;   // when the host began to wait
@@ -55,7 +55,7 @@ struct OperationRecord {
   std::string label;  // "blocks.2"
 };
 
-// A group that a rank belongs to: ranks give the same group the same id.
+// A group of a rank. All its ranks give it the same id.
 struct GroupRecord {
   uint64_t id = 0;
   uint64_t calls = 0;  // made so far
@@ -65,24 +65,24 @@ struct RankRecord {
   int64_t pid = 0;
   int64_t taken_ns = 0;  // when this was read
   Phase phase = Phase::kUnknown;
-  std::string unit;        // "" where the phase is of none
-  int64_t phase_ns = 0;    // since when
-  int64_t pool_bytes = 0;  // what the phase's owner holds in pools
+  std::string unit;        // "" where the phase has none
+  int64_t phase_ns = 0;    // its beginning
+  int64_t pool_bytes = 0;  // in the rank's memory pools
   StoreWait wait = StoreWait::kNothing;
   std::string wait_what;        // "" where it waits for no store
-  int64_t wait_ns = 0;          // since when
+  int64_t wait_ns = 0;          // beginning of the wait
   uint64_t num_operations = 0;  // begun so far
   std::vector<GroupRecord> groups;
   std::vector<OperationRecord> operations;  // the last ones, oldest first
 };
 
-// One rank's end, which writes. Thread-safe; no call waits or allocates, but
-// for Read(). Two writes that meet at one place drop one of them.
+// Writes the record of one rank. Thread-safe; only Read() waits or allocates.
+// If two threads write to one place at the same time, one write is lost.
 class FlightRecorder {
  public:
-  static constexpr int kOperations = 100;  // kept
-  static constexpr int kGroups = 32;       // told apart
-  static constexpr int kLabelBytes = 64;   // what is longer loses its middle
+  static constexpr int kOperations = 100;  // how many are kept
+  static constexpr int kGroups = 32;       // how many are told apart
+  static constexpr int kLabelBytes = 64;   // longer ones lose their middle
 
   // Names an operation as long as it is kept.
   struct Ticket {
@@ -97,37 +97,40 @@ class FlightRecorder {
     absl::string_view label = {};
   };
 
-  // Bytes() that are zero and aligned to 64, for which `memory` is kept.
+  // Records in `memory`, of which it keeps a reference: Bytes() that are zero
+  // and aligned to 64.
   explicit FlightRecorder(std::shared_ptr<char> memory);
-  // In memory of its own.
+  // Records in memory of its own.
   FlightRecorder();
   static int64_t Bytes();
 
-  // Where a group's calls are counted; -1: there are too many groups.
+  // Adds a group whose calls are counted and returns its index; -1 if there are
+  // too many groups.
   int AddGroup(uint64_t id);
 
   Ticket Begin(const Begun& operation, int64_t now_ns);
-  // The call has returned; `number` as OperationRecord's.
+  // The call has returned; `number` is that of OperationRecord.
   void Started(Ticket ticket, int64_t number);
   void Waits(Ticket ticket, int64_t now_ns);
   // `state` is one of those after kWaiting.
   void Ends(Ticket ticket, OperationState state, int64_t now_ns);
 
-  // As RankActivity::Note().
+  // Does what RankActivity::Note() says.
   void Note(Phase phase, absl::string_view unit, int64_t pool_bytes,
             int64_t now_ns);
 
-  // As RankActivity::BeginWait() and EndWait(); 0: not recorded.
+  // These do what RankActivity says. BeginWait() returns 0 if the wait is not
+  // recorded.
   uint64_t BeginWait(StoreWait wait, absl::string_view what, int64_t now_ns);
   void EndWait(uint64_t wait);
 
   RankRecord Read(int64_t now_ns) const;
 
-  // What another rank, which need not be well, has in `memory`: Bytes() that
-  // may change at any time.
+  // Reads the record of another rank from `memory`: Bytes() that may change at
+  // any time and that a faulty process may have written.
   static RankRecord Read(const char* memory, int64_t now_ns);
 
-  // Whether this is the first call for that memory, by whatever process.
+  // Returns true for the first call for that memory, in any process.
   static bool Claim(char* memory);
   char* memory() const { return memory_.get(); }
 

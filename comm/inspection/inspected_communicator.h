@@ -1,4 +1,4 @@
-// A communicator whose operations are recorded, whatever its backend.
+// Records the operations of a communicator, whatever its backend.
 #ifndef COMM_INSPECTION_INSPECTED_COMMUNICATOR_H_
 #define COMM_INSPECTION_INSPECTED_COMMUNICATOR_H_
 
@@ -13,20 +13,19 @@
 
 namespace fsdp::comm {
 
-// Records what is called on the result and on its sub-groups, fences and
-// allocations included, and tells `inspector` what fails; allocates nothing for
-// it per operation. Stops `inspector` at the end of the result, which
-// sub-groups may outlive.
+// Returns a communicator that records what is called on it and on its
+// sub-groups, fences and allocations included, and tells `inspector` what
+// fails. Recording an operation allocates nothing. The destructor of the result
+// stops `inspector`; sub-groups may live longer.
 //
-// Of collectives on a device only the start is known: nobody asks the device.
+// For collectives on a device only the start is recorded: nobody asks the
+// device when they end.
 std::unique_ptr<Communicator> Inspect(std::unique_ptr<Communicator> base,
                                       std::shared_ptr<Inspector> inspector);
 
-// Memory of small objects that come and go with every operation.
-
-// Gives pieces of up to kBytes from memory of its own, and from the heap where
-// more than kPieces are out. Lives until the last piece is back. Thread-safe;
-// takes no lock.
+// Memory for small objects that come and go with every operation. Gives pieces
+// of up to kBytes from memory of its own, or from the heap if more than kPieces
+// are in use. Lives until the last piece is back. Thread-safe without locks.
 class WorkPool {
  public:
   static constexpr size_t kBytes = 96;
@@ -34,18 +33,18 @@ class WorkPool {
 
   static std::shared_ptr<WorkPool> Create();
 
-  // Of `pool`.
+  // Returns a piece of `pool`, or of the heap.
   static void* Take(const std::shared_ptr<WorkPool>& pool);
   static void Return(void* memory);
 
-  // Pieces that are out and not of the heap.
+  // Returns how many pieces are in use, without those of the heap.
   int num_taken() const;
 
  private:
   struct Piece {
-    // The first, so that its address is that of the piece.
+    // The first member, so that its address is that of the piece.
     alignas(std::max_align_t) std::array<char, kBytes> memory;
-    std::shared_ptr<WorkPool> owner;  // while it is out; null: of the heap
+    std::shared_ptr<WorkPool> owner;  // while in use; null: of the heap
     int index = 0;
   };
 

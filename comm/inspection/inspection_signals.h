@@ -1,4 +1,4 @@
-// SIGQUIT and SIGUSR1 as the question what this rank is doing.
+// Lets SIGQUIT and SIGUSR1 ask what this rank is doing.
 #ifndef COMM_INSPECTION_INSPECTION_SIGNALS_H_
 #define COMM_INSPECTION_INSPECTION_SIGNALS_H_
 
@@ -11,25 +11,26 @@
 namespace fsdp::comm {
 
 // While it exists, SIGQUIT and SIGUSR1 do not end the process but make it write
-// what it is doing, on a thread that is there for that: the phase, the last
-// operations and the memory of the rank (RankActivity::Describe()).
+// the phase, the last operations and the memory of the rank
+// (RankActivity::Describe()), on a thread of its own.
 class InspectionSignals {
  public:
-  // To `folder` as files "rank-N.txt", which are appended to; empty: on
-  // standard error. RunRanks() calls it; other programs call it once. A handler
-  // of the program for SIGUSR1 stays. FailedPrecondition: so does one for
-  // SIGQUIT, and nothing is installed; or there is another InspectionSignals.
-  // ResourceExhausted: no thread or descriptor is left.
+  // Appends to files "rank-N.txt" in `folder`, or writes to standard error if
+  // `folder` is empty. RunRanks() calls it; other programs call it once. A
+  // handler that the program has for SIGUSR1 stays. FailedPrecondition: the
+  // program has a handler for SIGQUIT or there is another InspectionSignals;
+  // nothing is installed. ResourceExhausted: no thread or descriptor is left.
   static absl::StatusOr<std::unique_ptr<InspectionSignals>> Install(
       const std::string& folder = "");
 
-  // What was is restored, unless the program has set something since.
+  // Restores the previous handlers, except those that the program has set
+  // since.
   ~InspectionSignals();
   InspectionSignals(const InspectionSignals&) = delete;
   InspectionSignals& operator=(const InspectionSignals&) = delete;
 
-  // What Connect() has returned is asked from now on, as long as it lives and a
-  // little longer. Thread-safe.
+  // From now on answers are those of `ranks`, which Connect() has returned,
+  // even after its end. Thread-safe.
   void Show(const Communicator& ranks);
 
  private:

@@ -1,5 +1,5 @@
-// Watches what one rank records: says what it waits for, and what all ranks
-// were doing when its group fails.
+// Watches what one rank records. Says what the rank waits for, and what all
+// ranks were doing when their group failed.
 #ifndef COMM_INSPECTION_INSPECTOR_H_
 #define COMM_INSPECTION_INSPECTOR_H_
 
@@ -26,25 +26,26 @@
 namespace fsdp::comm {
 
 struct InspectorOptions {
-  // How long the host may wait for an operation before it is told; then after
-  // twice that time, and so on. Not positive: never.
+  // How long the host may wait for an operation before the inspector says so.
+  // It does again after twice that time, and so on. Not positive: never.
   absl::Duration warn_after = absl::Seconds(30);
-  // How often to look, and to publish for other hosts. Unset: a quarter of
-  // warn_after, 5 s at most.
+  // How often to look, and to publish for other hosts. By default a quarter of
+  // warn_after, but at most 5 s.
   std::optional<absl::Duration> interval;
-  // What all ranks were doing when the group failed is appended to a file for
-  // each rank in this folder, "rank-N.txt"; empty: to none.
+  // When the group fails, this rank appends what all ranks were doing to
+  // "rank-N.txt" in this folder. Empty: it writes no file.
   std::string folder;
-  // Whether a failure is told on standard error, too.
+  // Whether a failure is also written to standard error.
   bool shows_failures = true;
-  // Takes whole lines, from a thread of the inspector; null: standard error.
+  // Called with whole lines, in a thread of the inspector. Null: they go to
+  // standard error.
   std::function<void(absl::string_view lines)> write;
 };
 
 class Inspector final : public RankActivity {
  public:
-  // `peers` null: this rank is alone, and there is nothing to wait for. Starts
-  // a thread otherwise; ResourceExhausted: none can be started.
+  // Starts a thread, unless `peers` is null: then this rank is alone and waits
+  // for nobody. ResourceExhausted: no thread can be started.
   static absl::StatusOr<std::shared_ptr<Inspector>> Start(
       InspectorOptions options, std::unique_ptr<PeerRecords> peers);
   ~Inspector() override;
@@ -56,23 +57,24 @@ class Inspector final : public RankActivity {
   void EndWait(uint64_t wait) override;
   std::string Describe() const override;
 
-  // The operation has failed, and with it the group. The first time, what the
-  // ranks of this host do at this moment, and those of others did, is written
-  // to the folder, and on standard error where the cause is a deadline or a
-  // rank that is gone and no other rank of the host has begun to: in the
-  // inspector's thread, for which Stop() waits.
+  // Call it when an operation has failed, and with it the group. The first time
+  // the inspector's thread writes what the ranks of this host are doing now,
+  // and what the others did last, to the folder. It also writes to standard
+  // error if the cause is a deadline or a lost rank and no other rank of the
+  // host has done so. Stop() waits for that.
   void OnFailure(FlightRecorder::Ticket ticket, const absl::Status& status);
 
-  // Of a communicator, until it ends: the group of its calls by that id, and
-  // how it is aborted, from the inspector's thread, once its ranks are seen to
-  // wait for each other.
+  // Adds a communicator, until RemoveGroup(): the calls of group `id` are its.
+  // `abort` aborts it, from the inspector's thread, once its ranks are seen to
+  // wait for each other in different calls.
   void AddGroup(uint64_t id, std::function<void(const absl::Status&)> abort);
   void RemoveGroup(uint64_t id);
-  // The communicator `of` has a fence, whose arrivals are calls of group `id`:
-  // it waits for the same thread of each rank.
+  // Adds a fence of the communicator `of`, whose arrivals are calls of group
+  // `id`. The same thread of a rank waits for both.
   void AddFence(uint64_t id, uint64_t of);
 
-  // Ends the thread within a few seconds. Once; nothing is watched any more.
+  // Ends the thread, and with it all watching, within a few seconds. Call it
+  // once.
   void Stop();
 
  private:

@@ -1,5 +1,5 @@
-// How a rank sees what the others record: in their memory where they are on one
-// host, by way of a store where they are not.
+// Shows a rank what the others record: from their memory on the same host, by a
+// store from other hosts.
 #ifndef COMM_INSPECTION_PEER_RECORDS_H_
 #define COMM_INSPECTION_PEER_RECORDS_H_
 
@@ -27,11 +27,11 @@ class Store;
 
 namespace fsdp::comm {
 
-// Used by one thread at a time, but for what is const.
+// Used by one thread at a time, except the const methods.
 class PeerRecords {
  public:
-  // Collective, of all ranks that meet in `store`, which nobody else uses.
-  // Ranks of the same `host` look into each other's memory where they can.
+  // Collective over all ranks that meet in `store`, which nobody else uses.
+  // Ranks of the same `host` read each other's memory where they can.
   static absl::StatusOr<std::unique_ptr<PeerRecords>> Connect(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
       const std::string& host, absl::Time deadline);
@@ -39,28 +39,31 @@ class PeerRecords {
   int rank() const { return rank_; }
   const std::shared_ptr<FlightRecorder>& recorder() const { return recorder_; }
 
-  // Once all ranks have connected: nobody else can look any more.
+  // Lets no further process read the memory. Call it once all ranks have
+  // connected.
   void Seal();
 
-  // Shows this rank's record to ranks of other hosts, if there are any. A store
-  // that does not answer by `deadline`, or half a second later than now, is
-  // asked nothing more.
+  // Shows this rank's record to ranks of other hosts, if there are any. If the
+  // store does not answer by `deadline`, but within half a second at least, it
+  // is never asked again.
   void Publish(absl::Time deadline);
 
-  // Of all ranks, this one included. Of ranks of other hosts what they have
-  // published last: looks until that is no older than `fresh` by their clocks,
-  // or `deadline` has passed; of the store as Publish().
+  // Returns the records of all ranks, this one included, by rank. A rank of
+  // another host has the record that it has published last; this waits until
+  // that is no older than `fresh` by the clock of that host, or `deadline` has
+  // passed. The store has the same time as in Publish().
   std::vector<SeenRank> Read(absl::Time fresh, absl::Time deadline);
 
-  // Of the ranks of this host, this one included, at once. By rank of all.
+  // Returns the records of this host's ranks, this one included, without
+  // waiting. The vector has all ranks.
   std::vector<SeenRank> ReadHost() const;
 
-  // Whether this rank is the first of its host to call it.
+  // Returns true for the first rank of this host that calls it.
   bool ClaimForHost() const;
 
  private:
   struct Peer {
-    std::unique_ptr<SharedSegment> segment;  // null: of another host
+    std::unique_ptr<SharedSegment> segment;  // null: on another host
     std::unique_ptr<PeerProcess> process;
     std::optional<RankRecord> published;
   };
@@ -77,17 +80,15 @@ class PeerRecords {
   std::shared_ptr<Mail> mail_;  // null: no store, or one that does not answer
 };
 
-// A rank's record as a message to ranks of other hosts.
-
 inline constexpr int kSentOperations = 16;  // the last ones
 inline constexpr size_t kMaxEncodedBytes = 4096;
 
-// Of kMaxEncodedBytes at most.
+// Makes a message to ranks of other hosts, of kMaxEncodedBytes at most.
 std::string EncodeRecord(const RankRecord& record);
 
-// Nothing for what is no record: of more bytes, or others than EncodeRecord()
-// makes. What it gives is as bounded as what EncodeRecord() has been given, and
-// its text can be printed.
+// Does the reverse. Returns nullopt for bytes that EncodeRecord() does not
+// make. The result is within the bounds of a RankRecord, and its texts can be
+// printed.
 std::optional<RankRecord> DecodeRecord(absl::string_view bytes);
 
 }  // namespace fsdp::comm

@@ -15,13 +15,13 @@ struct ProcessMemory {
   int64_t peak_bytes = 0;  // most that was resident
 };
 
-// Of this process; nothing where the system does not tell.
+// Returns the memory of this process, or nullopt if the system does not say.
 std::optional<ProcessMemory> ReadProcessMemory();
 
-// From what /proc/self/status has.
+// Reads it from the text of /proc/self/status.
 std::optional<ProcessMemory> ParseProcessMemory(absl::string_view status);
 
-// "1.5 GiB".
+// Returns a text such as "1.5 GiB".
 std::string BytesText(int64_t bytes);
 
 }  // namespace fsdp::comm
