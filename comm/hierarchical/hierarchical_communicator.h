@@ -1,5 +1,5 @@
-// Ranks of several hosts with several ranks each: what can be done inside a
-// host is done there.
+// A communicator for several hosts with several ranks each, which moves between
+// hosts only what has to cross them.
 #ifndef COMM_HIERARCHICAL_HIERARCHICAL_COMMUNICATOR_H_
 #define COMM_HIERARCHICAL_HIERARCHICAL_COMMUNICATOR_H_
 
@@ -19,51 +19,52 @@
 
 namespace fsdp::comm {
 
-// One rank of a group of H hosts with L ranks each, whose ranks follow each
-// other: rank = host * L + place. It is made of three groups, which belong to
-// it from then on:
+// Returns one rank's end of a group of H hosts with L ranks each, whose ranks
+// follow each other: rank = host * L + place. It is made of three groups, which
+// it owns from then on:
 //
 //   host     the ranks of this host, by place
 //   rail     the ranks that have this rank's place on all hosts, by host
-//   network  all ranks; moves no tensors, but tells all of a failure, and is
-//            what Split() falls back on
+//   network  all ranks; it moves no tensors, but tells all of a failure, and
+//            Split() may use it
 //
-// Every rank calls this with such parts; it does not communicate.
-// InvalidArgument where they do not fit together, the ranks of the world that
-// they say to be included.
+// Every rank calls this with such parts; it waits for no other rank.
+// InvalidArgument: the parts do not fit together, or name other ranks of the
+// world. ResourceExhausted: no thread can be started.
 //
-// Between hosts each rank sends and receives 1/L of what it would in a flat
-// group. All operations run in order on a thread of this group, so that they
-// overlap with the caller's work, and their number is that of the calls to the
-// rail until a Split() makes some more. Sums go through the places of a host,
-// then through the hosts, always alike: not the bits of a local group, and
-// halves are rounded once inside hosts and once between them. For what is
-// between two steps each rank keeps as much as the largest all-gather or
-// reduce-scatter so far has moved in all, divided by L.
+// It takes CPU tensors. Between hosts each rank sends and receives 1/L of what
+// it would in a flat group. All operations run in order on a thread of this
+// group, so that they overlap with the caller's work. Their numbers are those
+// of the rail's calls until a Split(), which makes some more. Sums go through
+// the places of a host, then through the hosts, always alike: the bits differ
+// from those of a local group, and 16-bit numbers are rounded once inside hosts
+// and once between them. Between its steps each rank keeps as much memory as
+// its largest all-gather or reduce-scatter has moved in all, divided by L, or
+// as its largest all-to-all has sent.
 //
-// Calls that differ, a missed deadline, Abort() or a rank that is gone in one
-// part end all parts on all ranks. A message that numbers ranks inside a part
-// says how.
+// Calls that differ, a missed deadline, Abort() or a lost rank in one part end
+// all parts on all ranks. A message with rank numbers of a part says so.
 //
-// AllocateSymmetric() gives memory of the host group. Split() gives a part's
-// sub-group where no group leaves its host or every group has one place only, a
-// hierarchical group where the ranks of each host follow each other on the same
-// places, and otherwise, or where one of several groups is like that, a
-// sub-group of the network.
+// AllocateSymmetric() gives memory of the host group. Split() makes
+//   a sub-group of host   if no new group leaves its host
+//   a sub-group of rail   if every new group has one place only
+//   a hierarchical group  if in every new group the ranks of each host follow
+//                         each other, on the same places
+//   a sub-group of        otherwise, for all new groups
+//   network
 //
-// The parts' Work must allow a second thread to Wait() while another does, as
-// local, shared-memory and Gloo groups do. CPU tensors.
+// While a thread is in Wait() of a part's Work, another one has to be able to
+// call it, too, as with local, shared-memory and Gloo groups.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
     HierarchicalParts parts);
 
-// Collectives of a hierarchical group, made of those of its parts.
-
-// Blocks; for operations that run. Each makes exactly one call to the rail, and
-// its errors are those of HierarchicalGroup::Finish(). Memory for what is
-// between two steps comes from the host group, grows and stays.
+// Collectives of a hierarchical group, made of those of its parts. Operations
+// of the group call them. They block, make exactly one call to the rail each,
+// and return the errors of HierarchicalGroup::Finish(). Memory between steps
+// comes from the host group and is kept; it grows as needed.
 class HierarchicalCollectives {
  public:
-  // Arguments as of the Communicator's methods.
+  // Arguments are those of the Communicator's methods.
   absl::Status AllGather(HierarchicalGroup& group, const at::Tensor& out,
                          const at::Tensor& in, const std::string& label);
   absl::Status ReduceScatter(HierarchicalGroup& group, const at::Tensor& out,

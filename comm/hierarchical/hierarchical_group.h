@@ -1,4 +1,5 @@
-// The operations of one rank of a hierarchical group: their order and failures.
+// Orders the operations of one rank of a hierarchical group, and ends the group
+// after a failure.
 #ifndef COMM_HIERARCHICAL_HIERARCHICAL_GROUP_H_
 #define COMM_HIERARCHICAL_HIERARCHICAL_GROUP_H_
 
@@ -24,8 +25,7 @@
 
 namespace fsdp::comm {
 
-// The groups that a hierarchical one is made of; see
-// hierarchical_communicator.h.
+// The groups that make a hierarchical one; see hierarchical_communicator.h.
 struct HierarchicalParts {
   std::unique_ptr<Communicator> host;
   std::unique_ptr<Communicator> rail;
@@ -33,19 +33,19 @@ struct HierarchicalParts {
 };
 
 // Runs operations one after the other on a thread of its own, so that all ranks
-// make their calls to the parts in one order and nobody blocks on start. The
-// first failure, of whichever part, ends all of them, here and on the peers,
-// who are told by the network. Thread-safe.
+// make their calls to the parts in one order, and a call never blocks. The
+// first failure of a part ends all parts, here and on the peers, which the
+// network tells. Thread-safe.
 class HierarchicalGroup {
  public:
   using Run = std::function<absl::Status(HierarchicalGroup&)>;
   using Operation = OperationQueue::Operation;
 
-  // ResourceExhausted: no thread can be started, which the peers are told.
+  // ResourceExhausted: no thread can be started. The peers are told.
   static absl::StatusOr<std::shared_ptr<HierarchicalGroup>> Create(
       HierarchicalParts parts);
 
-  // Stops; see Stop().
+  // Calls Stop().
   ~HierarchicalGroup();
 
   int rank() const { return rank_; }
@@ -56,20 +56,21 @@ class HierarchicalGroup {
   // Queues an operation. Fails at once when the group has failed.
   absl::StatusOr<std::shared_ptr<Operation>> Post(const Call& call, Run run);
 
-  // The same for what is not counted as a call.
+  // Does the same for an operation that is not counted as a call.
   absl::StatusOr<std::shared_ptr<Operation>> PostUncounted(
       const std::string& name, Run run);
 
-  // As Work::Wait, for an operation of this group.
+  // Does what Work::Wait() does.
   absl::Status Wait(const Operation& operation, absl::Time deadline);
 
   // Fails the group, here and on the peers.
   void Abort(const absl::Status& reason);
 
-  // Fails what is not done, ends the thread and leaves the parts. Once.
+  // Fails operations that are not done, ends the thread and destroys the parts.
+  // Only the first call counts.
   void Stop();
 
-  // For operations that run.
+  // The rest of the public methods is for operations while they run.
   Communicator& host() { return *parts_.host; }
   Communicator& rail() { return *parts_.rail; }
   absl::StatusOr<std::unique_ptr<Communicator>> SplitNetwork(int color,
@@ -80,15 +81,15 @@ class HierarchicalGroup {
     const Communicator* part;
     absl::StatusOr<std::unique_ptr<Work>> work;
   };
-  // Waits for all, in order, and returns the first error. Fails the group
-  // first, so that none of them goes on.
+  // Waits for all calls, in order, and returns the first error. An error fails
+  // the group at once, so that none of the calls goes on.
   absl::Status Finish(std::vector<Started> works);
 
  private:
   explicit HierarchicalGroup(HierarchicalParts parts);
   absl::Status StartThreads();
 
-  // What this rank's operations end with, and what the others are told.
+  // The error of this rank's operations, and the one for the other ranks.
   struct Failure {
     absl::Status status;
     absl::Status status_of_others;
@@ -105,7 +106,7 @@ class HierarchicalGroup {
   void Fail(Failure failure);
   void FailAsNetwork(const absl::Status& status);
   void FailWith(const Communicator& part, const absl::Status& status);
-  // That of the operation `name`, of a group that has failed.
+  // Returns the error of the operation `name` of a group that has failed.
   absl::Status ErrorOf(absl::string_view name) ABSL_LOCKS_EXCLUDED(mutex_);
 
   HierarchicalParts parts_;  // not changed before Stop() ends

@@ -1,4 +1,4 @@
-// How the ranks of a job are spread over hosts.
+// The order of a job's ranks on its hosts.
 #ifndef COMM_HIERARCHICAL_HOST_LAYOUT_H_
 #define COMM_HIERARCHICAL_HOST_LAYOUT_H_
 
@@ -11,8 +11,8 @@
 
 namespace fsdp::comm {
 
-// Every host has as many ranks as the others, and they follow each other: rank
-// = host * ranks_per_host + place.
+// All hosts have the same number of ranks, which follow each other: rank = host
+// * ranks_per_host + place.
 struct HostLayout {
   int num_hosts = 1;
   int ranks_per_host = 1;
@@ -20,18 +20,17 @@ struct HostLayout {
   int host(int rank) const { return rank / ranks_per_host; }
   int place(int rank) const { return rank % ranks_per_host; }
 
-  // The ranks of the host of `rank`, and those in its place on every host.
+  // Returns the ranks of the host of `rank`.
   std::vector<int> HostRanks(int rank) const;
+  // Returns the ranks that have the place of `rank` on each host.
   std::vector<int> RailRanks(int rank) const;
 };
 
-// `hosts`, by rank: equal for ranks of one host. FailedPrecondition says why it
-// is no such layout.
+// Returns the layout of ranks on `hosts`, by rank; the names are equal for
+// ranks of one host. FailedPrecondition says why there is no such layout.
 absl::StatusOr<HostLayout> ArrangeHosts(absl::Span<const std::string> hosts);
 
-// Which groups a split of a hierarchical group is made of.
-
-// What a rank passes to Communicator::Split().
+// The arguments of one rank's Communicator::Split().
 struct SplitRequest {
   int64_t color = 0;
   int64_t key = 0;
@@ -41,18 +40,19 @@ struct SplitPlan {
   enum class Kind {
     kInsideHosts,   // no group leaves its host
     kBetweenHosts,  // every group has one place on all its hosts
-    // Every group has hosts of equally many ranks that follow each other, on
-    // the same places.
+    // In every group all hosts have the same number of ranks, which follow each
+    // other, on the same places.
     kHierarchical,
     kNetwork,  // anything else
   };
   Kind kind = Kind::kNetwork;
-  // Of this rank where the new group is hierarchical.
+  // This rank's host and place in a new group that is hierarchical.
   int host = 0;
   int place = 0;
 };
 
-// `requests`, by rank. All ranks come to the same kind.
+// Decides from `requests`, by rank, which groups a split is made of. All ranks
+// get the same kind.
 SplitPlan PlanSplit(absl::Span<const SplitRequest> requests,
                     const HostLayout& layout, int rank);
 

@@ -1,4 +1,4 @@
-// How much memory this process could get.
+// Estimates how much memory this process could get.
 #ifndef COMM_HOST_AVAILABLE_MEMORY_H_
 #define COMM_HOST_AVAILABLE_MEMORY_H_
 
@@ -7,13 +7,13 @@
 
 namespace fsdp::comm {
 
-// In bytes, about: of the machine, or of the tightest of the control groups
-// around the process, of version 1 or 2, where that is less. Files that a group
-// has cached count as free. As much as there can be where the system does not
-// say.
+// Returns about how many bytes are free on the machine, or in the tightest of
+// the process's control groups (version 1 or 2) if that is less. Files that a
+// group has cached count as free. Returns the largest int64_t if the system
+// does not say.
 int64_t AvailableMemory();
 
-// The same, of a system whose files lie below `root`.
+// Does the same for a system whose files are below `root`.
 int64_t AvailableMemoryBelow(const std::string& root);
 
 }  // namespace fsdp::comm

@@ -1,4 +1,4 @@
-// How ranks wake each other up, by a word in shared memory.
+// Lets ranks wake each other up, by a word in shared memory.
 #ifndef COMM_HOST_DOORBELL_H_
 #define COMM_HOST_DOORBELL_H_
 
@@ -9,18 +9,18 @@
 
 namespace fsdp::comm {
 
-// Lives in zeroed shared memory. One rank waits for it, any rings it. A waiter
-// reads Count(), then looks whether what it waits for has come, and sleeps if
-// not: a ring in between is not missed (futex(2)).
+// Lives in zeroed shared memory. One rank waits for it, any rank rings it. A
+// waiter reads Count(), checks its own condition, and then sleeps in Await(); a
+// ring in between is not missed (futex(2)).
 class alignas(64) Doorbell {
  public:
   uint32_t Count() const { return count_.load(std::memory_order_acquire); }
 
-  // A system call only where somebody sleeps.
+  // Makes a system call only if somebody sleeps.
   void Ring();
 
-  // Returns at `until` or once Count() is not `seen`, whichever comes first;
-  // also for no reason. Spins for `spin` before it sleeps.
+  // Returns once Count() is not `seen` or it is `until`; sometimes earlier.
+  // Spins for `spin` before it sleeps.
   void Await(uint32_t seen, absl::Duration spin, absl::Time until);
 
  private:

@@ -1,5 +1,5 @@
-// One rank among the ranks of a host: its memory, its doorbell and those of
-// its peers. Shared by all groups that the rank is a member of.
+// One rank among the ranks of its host: its memory and doorbell, and those of
+// its peers. All groups of the rank share them.
 #ifndef COMM_HOST_SHARED_HOST_H_
 #define COMM_HOST_SHARED_HOST_H_
 
@@ -28,20 +28,17 @@
 #include "comm/host/peer_process.h"
 #include "comm/host/shared_segment.h"
 
-// What one rank of a shared-memory group shows to the others. Plain memory that
-// is zero at first; only its owner writes it, every member reads it.
-
 namespace fsdp::comm {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free,
               "processes can share no locks");
 
-// Text of bounded length; what is too long loses its middle.
+// A text of bounded length; a longer one loses its middle.
 template <int kSize>
 class BoundedText {
  public:
   void Set(absl::string_view text);
-  // Of whatever bytes a peer has written here.
+  // Safe for any bytes that a peer has written here.
   std::string ToString() const {
     return std::string(text_, std::clamp<int32_t>(size_, 0, kSize));
   }
@@ -66,7 +63,7 @@ bool operator==(const CallImage& a, const CallImage& b);
 
 // Bytes in memory that others can map.
 struct SharedPlace {
-  SegmentAddress segment;  // of 0 bytes: nowhere, the bytes are staged
+  SegmentAddress segment;  // without a descriptor: the bytes are staged
   int64_t offset = 0;
 
   bool exists() const { return segment.descriptor >= 0; }
@@ -120,36 +117,35 @@ void BoundedText<kSize>::Set(absl::string_view text) {
   size_ = static_cast<int32_t>(size);
 }
 
-// One rank's view of memory that the ranks of a host can map: its own, and what
-// it has mapped of others.
-
-// Thread-safe. Held by shared_ptr: its tensors may outlive every communicator.
+// One rank's view of memory that the ranks of a host can map: its own, and
+// mappings of others' memory. Thread-safe. It is held by shared_ptr, since its
+// tensors may outlive every communicator.
 class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
  public:
-  // `on_free` runs whenever a tensor's memory is given back, which peers should
-  // then forget, too; in the thread that drops the tensor.
+  // `on_free` is called whenever a tensor's memory is given back, in the thread
+  // that drops the tensor. Peers should then unmap it, too.
   explicit SharedHeap(std::function<void()> on_free);
 
-  // A uint8 tensor over `bytes` of `segment` from `offset` on. Find() knows it
-  // as long as it lives.
+  // Returns a uint8 tensor over `bytes` of `segment` from `offset` on. Find()
+  // finds it as long as it lives.
   at::Tensor MakeTensor(std::shared_ptr<SharedSegment> segment, int64_t offset,
                         int64_t bytes);
 
-  // Where others find these bytes; nowhere when they are not all within one
-  // tensor of this heap.
+  // Returns the place where others find these bytes. It does not exist if they
+  // are not all within one tensor of this heap.
   SharedPlace Find(const void* data, int64_t bytes) const;
 
-  // A place in this process; `data` is valid as long as `segment` is held.
+  // A place in this process. `data` is valid as long as `segment` is held.
   struct Mapping {
     std::shared_ptr<SharedSegment> segment;
     char* data = nullptr;
   };
-  // Maps `bytes` from `place` on, which rank `owner` has told of, unless that
-  // is mapped already. Unavailable where there is no such memory.
+  // Maps `bytes` from `place` on, unless they are mapped already. `owner` is
+  // the rank that has sent the place. Unavailable: there is no such memory.
   absl::StatusOr<Mapping> Resolve(int owner, const SharedPlace& place,
                                   int64_t bytes);
 
-  // Rank `owner` has freed some of its memory: unmaps all that is its.
+  // Unmaps all memory of rank `owner`, which has freed some of it.
   void Forget(int owner);
 
  private:
@@ -191,7 +187,8 @@ class SharedHost {
   static absl::StatusOr<std::shared_ptr<SharedHost>> Create(int world_rank);
 
   const SegmentAddress& mailbox_address() const { return mailbox_->address(); }
-  // `mailboxes` of all ranks, by rank; once, before anything else.
+  // Opens the mailboxes of all ranks, by rank. Call it once, first of all.
+  // Unavailable: one cannot be opened or is of another build.
   absl::Status Connect(absl::Span<const SegmentAddress> mailboxes);
 
   int world_rank() const { return world_rank_; }
@@ -206,12 +203,12 @@ class SharedHost {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ProgressAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Something has changed that `world_rank` may wait for.
+  // Tells `world_rank` that something has changed for which it may wait.
   void Ring(int world_rank) { mailboxes_[world_rank]->doorbell.Ring(); }
 
-  // Rings of this rank's doorbell so far; and sleeps until there is one more,
-  // or `until`.
+  // Returns how often this rank's doorbell has been rung.
   uint32_t NumRings() const { return own().doorbell.Count(); }
+  // Sleeps until NumRings() is not `seen`, or until `until`.
   void AwaitRing(uint32_t seen, absl::Time until);
 
  private:

@@ -11,8 +11,8 @@
 
 namespace fsdp::comm {
 
-// Where other processes find a segment as long as process `pid` keeps it open.
-// Plain bytes, to be sent to processes of the host as they are.
+// Other processes find a segment at this address as long as process `pid` keeps
+// it open. Its bytes may be sent to processes of the host as they are.
 struct SegmentAddress {
   int32_t pid = 0;
   int32_t descriptor = -1;
@@ -20,24 +20,25 @@ struct SegmentAddress {
   uint64_t inode = 0;
   int64_t bytes = 0;
 
-  // The same memory, whoever keeps it open.
+  // True for the same memory, whichever process keeps it open.
   friend bool operator==(const SegmentAddress& a, const SegmentAddress& b) {
     return a.device == b.device && a.inode == b.inode;
   }
 };
 
 // A mapped segment. It has no name in any file system and lives as long as a
-// process maps it, so that nothing is left behind whatever way processes end
-// (memfd_create(2)). Unmapped by the destructor.
+// process maps it, so that nothing is left behind however processes end
+// (memfd_create(2)). The destructor unmaps it.
 class SharedSegment {
  public:
-  // `bytes` >= 0, zero. Pages take memory once they are touched.
-  // ResourceExhausted where there is not as much.
+  // Makes `bytes` >= 0 of zeros. Pages take memory once they are touched.
+  // ResourceExhausted: there is not enough memory, no descriptor is left, or
+  // `ulimit -f` is too small.
   static absl::StatusOr<std::unique_ptr<SharedSegment>> Create(int64_t bytes);
 
-  // Maps what another process, or this one, has made. Unavailable when it is
-  // gone, smaller than it says, or out of this process' reach: another user's,
-  // another container's.
+  // Maps the segment of another process, or of this one. Unavailable: it is
+  // gone, is smaller than the address says, or belongs to another user or
+  // container.
   static absl::StatusOr<std::unique_ptr<SharedSegment>> Open(
       const SegmentAddress& address);
 
@@ -50,7 +51,7 @@ class SharedSegment {
   int64_t bytes() const { return address_.bytes; }
   const SegmentAddress& address() const { return address_; }
 
-  // Nobody can Open() it by address() from now on; who has it keeps it.
+  // Lets nobody Open() it by address() any more. Existing mappings stay.
   void Seal();
 
  private:
@@ -62,8 +63,8 @@ class SharedSegment {
   char* const data_;
 };
 
-// What two processes of one host that can reach each other's segments have in
-// common, and others do not.
+// Returns a text that is equal exactly in processes of one host that can reach
+// each other's segments.
 std::string HostIdentity();
 
 }  // namespace fsdp::comm

@@ -1,4 +1,4 @@
-// Where the ranks of one process meet for their collectives. Knows nothing of
+// Lets the ranks of one process meet for their collectives. Knows nothing of
 // tensors.
 #ifndef COMM_LOCAL_RENDEZVOUS_H_
 #define COMM_LOCAL_RENDEZVOUS_H_
@@ -22,46 +22,46 @@
 
 namespace fsdp::comm {
 
-// The k-th call of every rank is one operation. Entering never blocks: the last
-// rank to enter an operation runs its action for all. The first failure (calls
-// that differ, a missed deadline, Abort, a rank that left) ends the whole
-// group: every unfinished and later operation fails with it. Thread-safe; one
-// rank's calls must be ordered by the caller.
+// The k-th calls of all ranks are one operation. Entering never blocks: the
+// last rank to enter an operation runs its action for all. The first failure
+// (calls that differ, a missed deadline, Abort(), a rank that has left) ends
+// the whole group: every unfinished and later operation fails with it.
+// Thread-safe; the caller orders the calls of one rank.
 class Rendezvous {
  public:
-  // Does the work of one operation; payloads[r] is what rank r passed.
+  // Does the work of one operation. payloads[r] comes from rank r.
   using Action = std::function<void(absl::Span<const std::any> payloads)>;
 
-  // One operation; shared by the ranks that entered it.
+  // One operation, which the ranks that have entered it share.
   class Operation;
 
-  // Of these ranks, whose names errors say.
+  // Errors give the ranks these names.
   explicit Rendezvous(RankNames names);
 
   int world_size() const { return names_.size(); }
   const RankNames& names() const { return names_; }
 
-  // Enters the next operation of `rank`. All ranks must pass an equal `call`,
-  // payloads of one type and equivalent actions; the action of the last to
-  // enter runs, in its thread, before Enter returns. `payload` is dropped as
-  // soon as the operation is done or has failed. Fails at once when the group
-  // has failed, with the errors of Wait.
+  // Enters the next operation of `rank`. All ranks have to pass an equal
+  // `call`, payloads of one type and equivalent actions. The action of the last
+  // rank to enter runs in its thread, before Enter() returns. `payload` is
+  // destroyed as soon as the operation is done or has failed. If the group has
+  // failed, the call fails at once, with the errors of Wait().
   absl::StatusOr<std::shared_ptr<Operation>> Enter(int rank, const Call& call,
                                                    std::any payload,
                                                    const Action& action);
 
-  // Blocks until `operation`, which `rank` has entered, is done. Errors as in
-  // Work::Wait; a missed deadline is a failure of the group. An action that
-  // already runs is waited for even past the deadline: it writes into the
-  // caller's buffers.
+  // Blocks until `operation`, which `rank` has entered, is done. Returns the
+  // errors of Work::Wait(); a missed deadline fails the group. An action that
+  // already runs is waited for even past the deadline, because it writes into
+  // the caller's buffers.
   absl::Status Wait(int rank, const std::shared_ptr<Operation>& operation,
                     absl::Time deadline);
 
   // Fails the group on behalf of `rank`; later calls do nothing.
   void Abort(int rank, const absl::Status& reason);
 
-  // `rank` makes no more calls. Operations that it has entered stay valid, all
-  // others fail.
+  // Says that `rank` makes no more calls. Operations that it has entered stay
+  // valid, all others fail.
   void Leave(int rank);
 
  private:
@@ -70,9 +70,9 @@ class Rendezvous {
     int64_t sequence;
   };
   struct Failure {
-    int rank;             // who failed the group
-    absl::Status status;  // what that rank's own operations return
-    std::string text;     // what the others are told
+    int rank;             // the one that failed the group
+    absl::Status status;  // of that rank's own operations
+    std::string text;     // for the others
     absl::StatusCode code_of_others;
   };
 
@@ -90,7 +90,7 @@ class Rendezvous {
 
   const RankNames names_;
   absl::Mutex mutex_;
-  // By rank.
+  // These three are by rank.
   std::vector<int64_t> next_sequence_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::optional<LastCall>> last_call_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> left_ ABSL_GUARDED_BY(mutex_);

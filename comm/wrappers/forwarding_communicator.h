@@ -1,4 +1,4 @@
-// Base of communicators that add something to another one.
+// A base class for communicators that add something to another one.
 #ifndef COMM_WRAPPERS_FORWARDING_COMMUNICATOR_H_
 #define COMM_WRAPPERS_FORWARDING_COMMUNICATOR_H_
 
@@ -20,10 +20,10 @@
 
 namespace fsdp::comm {
 
-// Passes every call on to another communicator, ReduceScatterScaled()
-// by way of DoReduceScatter(), which a subclass sees, and whose scaling makes
-// the host wait: CanBeCaptured() is a subclass's to say. Split() gives a plain
-// sub-group of that one.
+// Passes every call on to another communicator. ReduceScatterScaled() calls
+// DoReduceScatter(), so that a subclass sees it, and makes the host wait for
+// the scaling; so CanBeCaptured() is false unless a subclass overrides it.
+// Split() gives a plain sub-group of the other communicator.
 class ForwardingCommunicator : public Communicator {
  public:
   explicit ForwardingCommunicator(std::shared_ptr<Communicator> base)

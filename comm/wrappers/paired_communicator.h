@@ -1,4 +1,4 @@
-// One group over two backends: one for tensors of the CPU, one for a device's.
+// One group over two backends: one for CPU tensors, one for a device's tensors.
 #ifndef COMM_WRAPPERS_PAIRED_COMMUNICATOR_H_
 #define COMM_WRAPPERS_PAIRED_COMMUNICATOR_H_
 
@@ -12,15 +12,17 @@
 
 namespace fsdp::comm {
 
-// Whether a collective on `tensor` is the host's. The same on all ranks.
+// Returns true if the host's backend does a collective on `tensor`. All ranks
+// return the same.
 using TakesHost = std::function<bool(const at::Tensor& tensor)>;
 
-// Collectives on CPU tensors go to `host`, all others to `device`; both are of
-// the same ranks. `takes_host` decides otherwise where it is given, from the
-// tensor whose count all ranks share: an all-gather's `in`, a reduce-scatter's
-// `out`. Calls are ordered within each backend only. Memory comes from
-// `device`; a split splits both, and a failure of one aborts the other.
-// InvalidArgument: there are not two backends of the same ranks.
+// Returns a communicator that passes collectives on CPU tensors to `host` and
+// all others to `device`; both have the same ranks. If `takes_host` is given,
+// it decides instead, from the tensor whose count all ranks share: an
+// all-gather's `in`, a reduce-scatter's `out`. Calls are ordered within each
+// backend only. Memory comes from `device`. Split() splits both, and a failure
+// of one aborts the other. InvalidArgument: a backend is missing, or they have
+// different ranks.
 absl::StatusOr<std::unique_ptr<Communicator>> CreatePairedCommunicator(
     std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> device,
     TakesHost takes_host = nullptr);
