@@ -74,26 +74,28 @@ struct SharedPlace {
 
 struct PostedCall {
   CallImage call;
-  SharedPlace in;   // of the bytes that peers read
-  SharedPlace out;  // where `out` is common memory
+  SharedPlace in;   // the bytes that peers read
+  SharedPlace out;  // exists if `out` is common memory
 };
 
-// Every transfer is cut into chunks, by the same rule on all ranks; chunks are
-// numbered through all calls of the group.
+// What one rank of a shared-memory group shows to the others, in memory that is
+// zero at first. Only its owner writes it; every member reads it. Transfers are
+// cut into chunks, by the same rule on all ranks. Chunks are numbered through
+// all calls of the group.
 struct SharedRankBlock {
-  static constexpr int kCalls = 64;  // posted and not finished by all, at most
+  static constexpr int kCalls = 64;  // most calls that not all have finished
   static constexpr int kSlots = 2;   // chunks staged ahead
   static constexpr int64_t kSlotBytes = 1 << 20;
 
-  // Calls posted.
+  // The number of calls posted.
   alignas(64) std::atomic<uint64_t> arrived;
-  // Chunks that peers may read: staged in a slot, or in place.
+  // The number of chunks that peers may read, in a slot or in place.
   std::atomic<uint64_t> staged;
-  // Chunks of all-reduces of which this rank's part of the result is there.
+  // The number of chunks of all-reduces of which this rank's part is reduced.
   alignas(64) std::atomic<uint64_t> reduced;
-  // Chunks of which this rank has read all that it needs from others.
+  // The number of chunks of which this rank has read all that it needs.
   std::atomic<uint64_t> read;
-  // Calls of which nothing that is posted is needed any more.
+  // The number of calls of which no posted data is needed any more.
   std::atomic<uint64_t> finished;
 
   enum Status : uint32_t { kAlive, kLeft, kFailed };
@@ -164,26 +166,27 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
       ABSL_GUARDED_BY(mutex_);
 };
 
-// What a rank shows to all others of the host.
+// What a rank shows to all other ranks of the host.
 struct SharedMailbox {
   Doorbell doorbell;
-  alignas(64) std::atomic<uint64_t> frees;  // of its heap
+  alignas(64) std::atomic<uint64_t> frees;  // how often its heap has freed
 };
 
-// A group's part in the progress of its rank.
+// A group whose data a waiting thread of its rank moves.
 class ProgressSource {
  public:
   virtual ~ProgressSource() = default;
-  // Does what can be done without waiting. Called with the host's mutex held.
+  // Moves all data that can be moved without waiting. Called with the host's
+  // mutex held.
   virtual void Progress() = 0;
 };
 
-// Ranks have no threads of their own for communication: whoever waits, in
-// whichever group, moves the data of all groups of its rank, so that no two
-// ranks wait for each other in different groups. Thread-safe.
+// There is no thread for communication: a thread that waits, in any group,
+// moves the data of all groups of its rank, so that no two ranks wait for each
+// other in different groups. Thread-safe.
 class SharedHost {
  public:
-  // `world_rank` of the ranks that call Connect() together.
+  // `world_rank` is the rank among those that call Connect() together.
   static absl::StatusOr<std::shared_ptr<SharedHost>> Create(int world_rank);
 
   const SegmentAddress& mailbox_address() const { return mailbox_->address(); }

@@ -1,4 +1,4 @@
-// The ranks of an NCCL group find each other.
+// Connects the ranks of an NCCL group.
 #ifndef COMM_NCCL_NCCL_CONNECT_H_
 #define COMM_NCCL_NCCL_CONNECT_H_
 

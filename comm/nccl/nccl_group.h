@@ -24,13 +24,11 @@
 #include "comm/group/watched_group.h"
 #include "comm/nccl/nccl_handle.h"
 
-// A point in a CUDA stream.
-
 namespace fsdp::comm {
 
-// Belongs to the CUDA device that is current where it is made. IsDone() and the
-// destructor may be called with any device as the current one: CUDA sets up
-// none but its own.
+// A point in a CUDA stream of the device that is current in Create(). IsDone()
+// and the destructor may be called with any current device, and initialise no
+// other one.
 class NcclEvent {
  public:
   static absl::StatusOr<std::unique_ptr<NcclEvent>> Create();
@@ -38,15 +36,15 @@ class NcclEvent {
   NcclEvent(const NcclEvent&) = delete;
   NcclEvent& operator=(const NcclEvent&) = delete;
 
-  // Stands for what `stream` has been given so far.
+  // Moves the point behind all work that `stream` has been given so far.
   absl::Status Record(cudaStream_t stream);
 
-  // Whether that is done; does not block. Of a point that has not been captured
-  // into a graph, but also while streams are being captured, by this thread or
-  // another.
+  // Returns true once the device has passed the point; does not block. The
+  // point may not have been captured into a graph, but any thread may be
+  // capturing streams meanwhile.
   absl::StatusOr<bool> IsDone() const;
 
-  // What `stream` is given from now on waits for it; does not block the host.
+  // Makes later work of `stream` wait for the point. Does not block the host.
   absl::Status Block(cudaStream_t stream) const;
 
  private:
@@ -57,12 +55,12 @@ class NcclEvent {
   const c10::Device device_;
 };
 
-// Events of one device that are used again: to make one costs as much as all
-// else that an operation needs of CUDA. Thread-safe.
+// Reuses events of one device, since making one costs as much as all other CUDA
+// calls of an operation together. Thread-safe.
 class NcclEventPool : public std::enable_shared_from_this<NcclEventPool> {
  public:
-  // Not in use; comes back with the last reference. The device has to be the
-  // current one.
+  // Returns an event that is not in use. It comes back with its last reference.
+  // The device has to be the current one.
   absl::StatusOr<std::shared_ptr<NcclEvent>> Take();
 
  private:
@@ -72,8 +70,8 @@ class NcclEventPool : public std::enable_shared_from_this<NcclEventPool> {
   std::vector<std::unique_ptr<NcclEvent>> free_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Whether what `stream`, of the current device, is given is captured into a
-// CUDA graph.
+// Returns true while `stream`, of the current device, is captured into a CUDA
+// graph.
 absl::StatusOr<bool> IsBeingCaptured(cudaStream_t stream);
 
 }  // namespace fsdp::comm
@@ -84,12 +82,12 @@ class Store;
 
 namespace fsdp::comm {
 
-// A failure ends the group: what runs on the device is aborted, and peers hear
-// of it through the store. Thread-safe, but for Launch(), whose calls are
-// ordered by the caller.
+// A failure ends the group: operations on the device are aborted, and the peers
+// hear of it by the store. Thread-safe, except that the caller orders the calls
+// of Launch().
 class NcclGroup {
  public:
-  // What has been given to the stream; with it, its errors can be told.
+  // An operation that has been given to the stream.
   class Operation {
    public:
     Operation(std::shared_ptr<WatchedGroup::Operation> entry,
@@ -120,8 +118,8 @@ class NcclGroup {
   // Calls Leave().
   ~NcclGroup();
 
-  // Makes no more calls: what does not come to an end in a few seconds is
-  // aborted, and the peers' operations that need this rank fail.
+  // Leaves the group: aborts operations that are not done within a few seconds,
+  // which fails the peers' operations that need this rank.
   void Leave();
 
   int rank() const { return watched_.rank(); }
@@ -132,27 +130,29 @@ class NcclGroup {
   bool failed() const { return watched_.failed(); }
   NcclHandle& handle() { return *handle_; }
 
-  // Runs behind what the current stream of the device has been given so far.
-  // While that is being captured, so is the operation: to the watchdog it is
-  // done, and BlockCurrentStream() is what can be done with it. Of CUDA, this
-  // asks for the capture's state, records two events and makes a stream wait;
-  // it makes an event where more operations are in flight than ever before.
+  // Starts an operation, which runs after all work that the current stream of
+  // the device has been given so far. If that stream is being captured, so is
+  // the operation: the watchdog takes it for done, and only
+  // BlockCurrentStream() may wait for it. Of CUDA's functions, this asks for
+  // the state of the capture, records two events and makes a stream wait. It
+  // makes an event only when more operations are in flight than ever before.
   absl::StatusOr<std::shared_ptr<Operation>> Launch(Call call, int64_t bytes,
                                                     Enqueue enqueue,
                                                     Finish finish);
 
-  // Whether the current stream of the device is being captured.
+  // True while the current stream of the device is being captured.
   absl::StatusOr<bool> IsBeingCaptured() const;
 
-  // As the methods of Work. FailedPrecondition: to wait for a captured one.
+  // These do what Work's methods do. Wait() returns FailedPrecondition for an
+  // operation that is captured.
   absl::Status Wait(const Operation& operation, absl::Time deadline);
   absl::Status BlockCurrentStream(const Operation& operation);
 
   // Keeps `tensors` until the device is done with `operation`.
   void Keep(const Operation& operation, std::vector<at::Tensor> tensors);
 
-  // Fails the group on this rank's behalf. When Fail() returns, nothing runs on
-  // the device any more.
+  // Both fail the group on behalf of this rank. When Fail() returns, nothing of
+  // the group runs on the device any more.
   void Abort(const absl::Status& reason);
   void Fail(const absl::Status& status);
 
@@ -169,7 +169,7 @@ class NcclGroup {
   const std::unique_ptr<NcclHandle> handle_;
   const c10::Device device_;
   cudaStream_t stream_ = nullptr;
-  std::unique_ptr<NcclEvent> ready_;  // the current stream's, for stream_
+  std::unique_ptr<NcclEvent> ready_;  // of the caller's stream; stream_ waits
   const std::shared_ptr<NcclEventPool> events_ =
       std::make_shared<NcclEventPool>();
   // The last, so that its threads end first.

@@ -18,14 +18,14 @@
 
 namespace fsdp::comm {
 
-// A blocking one: a non-blocking one starts a thread for each operation, whose
-// end the caller has to poll for, and is of no more use when NCCL has refused a
-// call. Its calls can wait for peers: all of them while ranks connect, which
-// the first operation of a kind does, and operations where the device's queue
-// is full. An abort ends these waits, too. Inside ncclGroupStart(),
-// ncclCommAbort() sets the flags that NCCL looks at on the host and on the
-// device, and leaves the freeing to ncclGroupEnd(); Abort() calls that once the
-// call in progress, if there is one, has returned.
+// The communicator is a blocking one. (A non-blocking one starts a thread for
+// each operation, whose end the caller has to poll for, and cannot be used any
+// more once NCCL has refused a call.) Calls may wait for peers: all of them
+// while ranks connect, which the first operation of a kind does, and operations
+// when the device's queue is full. Abort() ends these waits, too. Inside
+// ncclGroupStart(), ncclCommAbort() sets the flags that NCCL looks at on the
+// host and on the device, and leaves the freeing to ncclGroupEnd(). Abort()
+// calls that once the call in progress has returned.
 //
 // Thread-safe. The group's CUDA device has to be the current one in Connect()
 // and Enqueue().
@@ -35,37 +35,38 @@ class NcclHandle {
   static absl::StatusOr<std::unique_ptr<NcclHandle>> Connect(
       const ncclUniqueId& id, int rank, int world_size, absl::Time deadline);
 
-  // Aborts what Close() has not ended.
+  // Calls Abort().
   ~NcclHandle();
 
-  // The group of the ranks that pass the same `color` >= 0. After an error this
-  // one has been aborted, too.
+  // Returns the group of the ranks that pass the same `color` >= 0, ordered by
+  // `key`. After an error this group has been aborted, too.
   absl::StatusOr<std::unique_ptr<NcclHandle>> Split(int color, int key,
                                                     absl::Time deadline);
 
-  // Gives the device an operation by `call`, in this thread. Has no deadline of
-  // its own: whoever has one calls Abort(). One call at a time, here and below.
-  // Aborted: Abort() was called.
+  // Makes `call`, which gives the device an operation, in this thread. It has
+  // no deadline: whoever has one calls Abort(). Enqueue() and Call() wait until
+  // earlier calls have returned. Aborted: Abort() was called.
   absl::Status Enqueue(absl::string_view what,
                        absl::FunctionRef<ncclResult_t(ncclComm_t)> call);
 
-  // Runs `call` in a thread of its own. Where it is not over at `deadline` this
-  // has been aborted, and `call`, with what it holds, is left behind if it has
-  // not returned even then. Another error than Aborted and DeadlineExceeded
-  // does no harm to what is called later.
+  // Makes `call` in a thread of its own. If it is not over at `deadline`, the
+  // group is aborted; a call that does not return even then is left behind,
+  // with what it holds. After other errors than Aborted and DeadlineExceeded
+  // the group can still be used.
   absl::Status Call(absl::string_view what, absl::Time deadline,
                     std::function<ncclResult_t(ncclComm_t)> call);
 
-  // What NCCL has run into since.
+  // Returns the error that NCCL has met in an operation on the device.
   absl::Status Health();
 
-  // Ends what runs on the device; every later call fails. Idempotent. Waits a
-  // few seconds for peers on this host, which have to do the same, and for CUDA
-  // graphs with operations of this group, which go before.
+  // Ends all operations on the device; every later call fails. Only the first
+  // call has an effect. Waits a few seconds for peers on this host, which have
+  // to do the same, and for CUDA graphs with operations of this group, which
+  // have to be destroyed.
   void Abort();
 
-  // Leaves the group in peace: what this rank has called is done, and its peers
-  // may still be reading from here. Aborts where that takes too long.
+  // Leaves the group when all calls of this rank are done, without harm to
+  // peers that still read its memory. Aborts if that takes too long.
   void Close(absl::Time deadline);
 
  private:
@@ -74,20 +75,18 @@ class NcclHandle {
 
   explicit NcclHandle(int device);
 
-  // Runs `call`, which may be what makes the communicator.
+  // Makes `call`, which may make the communicator itself.
   absl::Status Run(absl::string_view what, absl::Time deadline,
                    std::function<ncclResult_t(State&)> call);
   void End(Ending ending, absl::Time deadline);
 
   const int device_;
-  const std::shared_ptr<State> state_;  // also of calls that are left behind
-  absl::Mutex ending_;  // held by who ends it, so that others wait
+  const std::shared_ptr<State> state_;  // shared with calls left behind
+  absl::Mutex ending_;                  // held while a thread ends the group
 };
 
-// NCCL's error codes as absl::Status, and its names for dtypes and reductions.
-
-// OK for ncclSuccess; otherwise "`what`: NCCL's text; `detail`: what to do".
-// `detail` is what ncclGetLastError() says and may be empty. Codes:
+// Returns OK for ncclSuccess, else "`what`: NCCL's text; `detail`: what to do".
+// `detail` is the text of ncclGetLastError() and may be empty. Codes:
 //   a peer or the network failed           -> Unavailable
 //   a CUDA call failed, NCCL is broken     -> Internal
 //   the call or its arguments are wrong    -> InvalidArgument
@@ -96,7 +95,7 @@ class NcclHandle {
 absl::Status NcclToStatus(ncclResult_t result, absl::string_view what,
                           absl::string_view detail = "");
 
-// Of a dtype and a reduction that communicators take.
+// These return NCCL's names of a dtype and a reduction that communicators take.
 ncclDataType_t NcclDtype(at::ScalarType dtype);
 ncclRedOp_t NcclReduction(ReduceOp op);
 

@@ -1,4 +1,4 @@
-// Device memory that NCCL reaches without copies.
+// Device memory that NCCL can use without copies.
 #ifndef COMM_NCCL_NCCL_MEMORY_H_
 #define COMM_NCCL_NCCL_MEMORY_H_
 
@@ -13,31 +13,32 @@
 
 namespace fsdp::comm {
 
-// Whether the NCCL that this process runs with has windows (2.27), and whether
-// ncclCommAbort() ends the kernels of symmetric ones (2.29.7): its source's
-// barriers look at the flag of an abort since then.
+// True if the NCCL that this process runs with has windows (2.27).
 bool HasNcclWindows();
+// True if ncclCommAbort() also ends kernels of symmetric windows (2.29.7, from
+// which on their barriers in NCCL's source look at the flag of an abort).
 bool HasAbortableNcclWindows();
 
-// Memory of ncclMemAlloc(), freed with the last reference to it: that waits for
-// the device, up to the group's timeout, and a few seconds where the group has
-// failed. Memory that is in use for longer is never freed.
+// Memory of ncclMemAlloc(). The destructor frees it: it waits for the device,
+// up to the group's timeout, or a few seconds if the group has failed. Memory
+// that is in use for longer is never freed.
 class NcclMemory {
  public:
-  // `bytes` > 0, on the group's device.
+  // Allocates `bytes` > 0 on the group's device. ResourceExhausted: NCCL cannot
+  // allocate them.
   static absl::StatusOr<std::shared_ptr<NcclMemory>> Allocate(
       std::shared_ptr<NcclGroup> group, int64_t bytes);
   ~NcclMemory();
   NcclMemory(const NcclMemory&) = delete;
   NcclMemory& operator=(const NcclMemory&) = delete;
 
-  // Makes it a window of the group, symmetric or not, the same on all ranks. A
-  // collective call: all ranks have HasNcclWindows(). Where the machine has
-  // nothing to gain from windows, this does nothing. What NCCL refuses does no
-  // harm to the group; Aborted and DeadlineExceeded as NcclHandle::Call().
+  // Makes it a window of the group. Collective: all ranks have HasNcclWindows()
+  // and pass the same `is_symmetric`. It does nothing on a machine that does
+  // not gain from windows. Errors are those of NcclHandle::Call(): if NCCL
+  // refuses the window, the group can still be used.
   absl::Status Register(bool is_symmetric);
 
-  // All of it as uint8; keeps `memory` alive.
+  // Returns all of it as uint8. The tensor keeps `memory` alive.
   static at::Tensor AsTensor(const std::shared_ptr<NcclMemory>& memory);
 
  private:

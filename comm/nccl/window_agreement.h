@@ -1,4 +1,4 @@
-// How all ranks of a group come to have a window, or all do without.
+// Gives all ranks of a group a window, or none.
 #ifndef COMM_NCCL_WINDOW_AGREEMENT_H_
 #define COMM_NCCL_WINDOW_AGREEMENT_H_
 
@@ -8,23 +8,23 @@
 
 namespace fsdp::comm {
 
-// What a rank does by itself, and how it learns of the others.
+// The steps of one rank.
 struct WindowSteps {
   absl::FunctionRef<absl::Status()> allocate;
-  // Collective among ranks that have allocated. What it refuses does no harm;
-  // Aborted and DeadlineExceeded are the end of the group.
+  // Collective among ranks that have allocated. Aborted and DeadlineExceeded
+  // end the group; other errors do it no harm.
   absl::FunctionRef<absl::Status()> register_window;
-  // Whether `mine` is true on every rank.
+  // Collective. Returns true if `mine` is true on every rank.
   absl::FunctionRef<absl::StatusOr<bool>(bool mine)> true_on_all;
 };
 
 enum class WindowOutcome {
   kWindow,
-  kNoMemory,  // of a rank, for this window
-  kRefused,   // to a rank: others will be, too
+  kNoMemory,  // a rank could not allocate this window
+  kRefused,   // NCCL refused a rank, and would refuse other windows, too
 };
 
-// The same on all ranks, but for errors, which are the end of the group.
+// Collective. All ranks return the same, except errors, which end the group.
 absl::StatusOr<WindowOutcome> AgreeOnWindow(const WindowSteps& steps);
 
 }  // namespace fsdp::comm

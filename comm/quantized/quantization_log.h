@@ -1,4 +1,5 @@
-// What quantised collectives have lost.
+// Measures what quantised collectives lose, and lets users replace what
+// all-gathers send.
 #ifndef COMM_QUANTIZED_QUANTIZATION_LOG_H_
 #define COMM_QUANTIZED_QUANTIZATION_LOG_H_
 
@@ -18,7 +19,8 @@
 
 namespace fsdp::comm {
 
-// By collective and label. Thread-safe, so that ranks may share one.
+// Adds up errors, by collective and label. Thread-safe, so that ranks may share
+// one.
 class QuantizationLog {
  public:
   struct Totals {
@@ -39,33 +41,33 @@ class QuantizationLog {
       ABSL_GUARDED_BY(mutex_);
 };
 
-// What all-gathers of parameters send in place of numbers: FSDP2's
-// fsdp_pre_all_gather() and fsdp_post_all_gather().
-
-// Of one rank; used by one thread at a time. What it throws is the error of the
-// collective on this rank and ends the group. int8 blocks are one
-// (quantized_communicator.h).
+// Chooses the messages that all-gathers of parameters send instead of numbers,
+// as FSDP2's fsdp_pre_all_gather() and fsdp_post_all_gather() do. int8 blocks
+// (quantized_communicator.h) are one choice. Belongs to one rank and is used by
+// one thread at a time. An exception that it throws becomes the error of the
+// collective on this rank and ends the group.
 //
-// All ranks end up with the same bits: this rank's own numbers also become what
+// All ranks get the same bits: this rank also replaces its own numbers by what
 // Read() makes of its message.
 class GatherExtension {
  public:
   virtual ~GatherExtension() = default;
 
-  // With all that has to be the same on all ranks: "bf16 above 1 MiB".
+  // Returns a text that contains all that has to be the same on all ranks:
+  // "bf16 above 1 MiB".
   virtual std::string ToString() const = 0;
-  // Of what stands for one rank's `numel` numbers, which are floating-point
-  // (others are never asked about); 0: all ranks' travel as they are. A
-  // function of these arguments alone. Messages follow each other, so multiples
-  // of 16 keep them aligned.
+  // Returns the bytes of the message for one rank's `numel` floating-point
+  // numbers, or 0 if the numbers of all ranks are sent as they are. It depends
+  // on these arguments alone. Messages follow each other, so that multiples of
+  // 16 keep them aligned.
   virtual int64_t MessageBytes(int64_t numel, at::ScalarType dtype,
                                int world_size) const = 0;
 
-  // On the current stream, without grad; `label` names the unit.
+  // Both run on the current stream, without grad. `label` names the unit.
   // Writes `message`, 1-D and uint8, for `numbers`, which are 1-D.
   virtual void Write(absl::string_view label, const at::Tensor& numbers,
                      const at::Tensor& message) = 0;
-  // Writes `numbers` from `messages`, a row of each for every rank.
+  // Writes `numbers` from `messages`. Both have a row for every rank.
   virtual void Read(absl::string_view label, const at::Tensor& messages,
                     const at::Tensor& numbers) = 0;
 };

@@ -1,5 +1,5 @@
-// Numbers on their way between ranks: int8 blocks, their scales, and what has
-// to stay exact.
+// Messages between ranks: int8 blocks, their scales, and numbers that have to
+// stay exact.
 #ifndef COMM_QUANTIZED_QUANTIZED_MESSAGE_H_
 #define COMM_QUANTIZED_QUANTIZED_MESSAGE_H_
 
@@ -11,9 +11,9 @@
 
 namespace fsdp::comm {
 
-// How `numel` elements are sent: | scales | exact ones | values |, each part
-// aligned. The last `exact` elements travel as they are, with the few before
-// them that do not fill a group of eight.
+// The layout of a message of `numel` elements: | scales | exact ones | values
+// |, each part aligned. The last `exact` elements are sent as they are, with
+// the few before them that do not fill a group of eight.
 class MessageLayout {
  public:
   MessageLayout(int64_t numel, int64_t exact, int64_t block,
@@ -25,7 +25,8 @@ class MessageLayout {
   int64_t block() const { return block_; }
   int64_t bytes() const { return bytes_; }  // > 0
 
-  // One row for each message of `messages`: uint8, a multiple of bytes().
+  // These return a part of `messages`, which are uint8 and a multiple of
+  // bytes(), with a row for each message.
   at::Tensor Scales(const at::Tensor& messages) const;
   at::Tensor Exact(const at::Tensor& messages) const;
   at::Tensor Values(const at::Tensor& messages) const;
@@ -47,15 +48,16 @@ class MessageLayout {
 void WriteMessages(const MessageLayout& layout, const at::Tensor& numbers,
                    const at::Tensor& messages);
 
-// The numbers of all messages.
+// Writes the numbers of all messages to `numbers`.
 void ReadMessages(const MessageLayout& layout, const at::Tensor& messages,
                   const at::Tensor& numbers);
 
-// The sum of the messages, numel() numbers.
+// Writes the sum of the messages, numel() numbers, to `out`.
 void SumMessages(const MessageLayout& layout, const at::Tensor& messages,
                  device_ops::SumUse use, const at::Tensor& out);
 
-// What the messages of `numbers` have lost. The host waits for the device.
+// Returns the error of the messages of `numbers`. The host waits for the
+// device.
 device_ops::QuantizationError MeasureMessages(const MessageLayout& layout,
                                               const at::Tensor& numbers,
                                               const at::Tensor& messages);

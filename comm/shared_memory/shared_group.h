@@ -1,5 +1,5 @@
-// One rank's end of a group of ranks that share memory: the order of calls,
-// waiting, and failures.
+// One rank's end of a group of ranks that share memory. Orders calls, waits for
+// them, and ends the group after a failure.
 #ifndef COMM_SHARED_MEMORY_SHARED_GROUP_H_
 #define COMM_SHARED_MEMORY_SHARED_GROUP_H_
 
@@ -32,19 +32,19 @@ struct SharedMember {
   SegmentAddress block;
 };
 
-// The first failure (calls that differ, a missed deadline, Abort, a rank that
-// left or died) ends the group: what is not done by then and all later calls
-// fail with it, on every rank. Thread-safe.
+// The first failure (calls that differ, a missed deadline, Abort(), a rank that
+// has left or died) ends the group: operations that are not done by then and
+// all later calls fail with it, on every rank. Thread-safe.
 class SharedGroup final : public ProgressSource,
                           public std::enable_shared_from_this<SharedGroup> {
  public:
   class Operation;
 
-  // The block that this rank will have in a group.
+  // Makes the block (SharedRankBlock) that this rank will have in a group.
   static absl::StatusOr<std::unique_ptr<SharedSegment>> CreateBlock();
 
-  // `block` is this rank's, `members` and `names` those of all, by rank in the
-  // group.
+  // `block` is this rank's; `members` and `names` are those of all ranks, by
+  // rank in the group.
   static absl::StatusOr<std::shared_ptr<SharedGroup>> Create(
       std::shared_ptr<SharedHost> host, std::unique_ptr<SharedSegment> block,
       const std::vector<SharedMember>& members, RankNames names, int rank);
@@ -54,31 +54,32 @@ class SharedGroup final : public ProgressSource,
   const RankNames& names() const { return names_; }
   SharedHost& host() { return *host_; }
 
-  // Posts a call and returns. Blocks only when many calls are posted that peers
-  // have not made yet, until `deadline` then.
+  // Posts a call and returns. Blocks, until `deadline` at most, only if many
+  // calls are posted that peers have not made yet.
   absl::StatusOr<std::shared_ptr<Operation>> Start(Call call,
                                                    SharedBuffers buffers,
                                                    absl::Time deadline);
 
-  // Counts this group's calls from 0.
+  // Returns the number of the operation among this group's calls, from 0.
   static int64_t NumberOf(const Operation& operation);
 
-  // Blocks until the result is there, and with `inputs_free` until no peer
-  // reads this rank's input any more. Errors as Work::Wait().
+  // Blocks until the result is there, and with `inputs_free` also until no peer
+  // reads this rank's input any more. Returns the errors of Work::Wait().
   absl::Status Wait(Operation& operation, bool inputs_free,
                     absl::Time deadline);
 
-  // A fence of this group whose counters, zero at first, are in `segment`:
-  // FenceBytes() from its begin on.
+  // Makes a fence of this group. Its counters, zero at first, are in the first
+  // FenceBytes() of `segment`.
   static int64_t FenceBytes(int world_size);
   std::unique_ptr<Fence> MakeFence(std::shared_ptr<SharedSegment> segment);
 
   void Abort(const absl::Status& reason);
 
-  // This rank makes no more calls. Those that it has posted stay valid.
+  // Says that this rank makes no more calls. Those that it has posted stay
+  // valid.
   void Leave();
 
-  // Other processes can no longer join.
+  // Lets no other process join.
   void Seal();
 
   void Progress() override;
@@ -92,7 +93,7 @@ class SharedGroup final : public ProgressSource,
   };
   struct Failure {
     absl::Status status;  // of this rank's calls
-    std::string text;     // what the others are told
+    std::string text;     // for the others
     absl::StatusCode code_of_others;
   };
   // What this rank waits for.
@@ -153,10 +154,10 @@ class SharedGroup final : public ProgressSource,
 
   uint64_t num_calls_ ABSL_GUARDED_BY(host_->mutex()) = 0;
   uint64_t num_chunks_ ABSL_GUARDED_BY(host_->mutex()) = 0;
-  // Not finished here, in order.
+  // Operations that this rank has not finished, in order.
   std::deque<std::shared_ptr<Operation>> queue_ ABSL_GUARDED_BY(host_->mutex());
-  // Inputs that peers may still read where they are, with the number of chunks
-  // that they will have read then.
+  // Inputs that peers may still read in place, each with the number of chunks
+  // after whose reading it is free.
   std::deque<std::pair<uint64_t, at::Tensor>> lent_
       ABSL_GUARDED_BY(host_->mutex());
   std::optional<Failure> failure_ ABSL_GUARDED_BY(host_->mutex());

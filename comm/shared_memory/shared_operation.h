@@ -1,6 +1,5 @@
-// What one rank does with bytes in a collective over shared memory: which it
-// stages for the others, chunk by chunk, and what it makes of theirs. Knows
-// nothing of waiting.
+// Moves the bytes of one rank in a collective over shared memory: stages them
+// for the others, chunk by chunk, and takes theirs. Knows nothing of waiting.
 #ifndef COMM_SHARED_MEMORY_SHARED_OPERATION_H_
 #define COMM_SHARED_MEMORY_SHARED_OPERATION_H_
 
@@ -16,15 +15,15 @@
 namespace fsdp::comm {
 
 struct SharedBuffers {
-  Collective collective;  // kSplit: as kAllGather
+  Collective collective;  // kSplit gathers as kAllGather does
   at::Tensor out;
-  at::Tensor in;  // undefined where `out` is both
+  at::Tensor in;  // undefined if `out` is both
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
   std::optional<ScaledSum> scaled = {};  // of a reduce-scatter
 };
 
-// Where the input of a rank is: all of it, or what is staged of one chunk.
+// The input of a rank: all of it, or the staged part of one chunk.
 struct SharedSource {
   const char* data = nullptr;
   bool staged = false;
@@ -32,13 +31,13 @@ struct SharedSource {
 
 class SharedOperation {
  public:
-  // A slot holds `slot_bytes`, a multiple of 128 for each rank.
+  // A slot has `slot_bytes`, a multiple of 128 for each rank.
   SharedOperation(SharedBuffers buffers, int rank, int world_size,
                   int64_t slot_bytes);
 
   const SharedBuffers& buffers() const { return buffers_; }
-  // What other ranks read: `in`, or `out` where it is both. Only some
-  // collectives can read it where it is.
+  // Returns what other ranks read: `in`, or `out` if that is both. Only some
+  // collectives can read it in place.
   const at::Tensor& input() const {
     return buffers_.in.defined() ? buffers_.in : buffers_.out;
   }
@@ -46,43 +45,44 @@ class SharedOperation {
   bool only_root_has_input() const {
     return buffers_.collective == Collective::kBroadcast;
   }
-  // An all-reduce of much goes by parts: every rank reduces its own for all.
+  // True for a large all-reduce, in which every rank reduces a part for all.
   bool reduces_by_parts() const;
 
-  // At least one, so that every collective is a point all ranks pass.
+  // At least one, so that all ranks pass a point in every collective.
   int64_t num_chunks() const { return num_chunks_; }
 
-  // Copies what the others need of `chunk` into a slot.
+  // Copies the bytes that the others need of `chunk` into a slot.
   void Stage(int64_t chunk, char* slot) const;
 
-  // Takes what this rank needs of the chunks [begin, end) from `sources`, by
-  // rank, its own included: more than one chunk only where nothing is staged.
+  // Takes the bytes that this rank needs of the chunks [begin, end) from
+  // `sources`, by rank, its own included. It takes more than one chunk only if
+  // nothing is staged.
   void Take(int64_t begin, int64_t end,
             absl::Span<const SharedSource> sources) const;
 
-  // With reduces_by_parts(): this rank's part of the result, into its slot,
-  // and the whole result from the slots of all.
+  // If reduces_by_parts(), the first writes this rank's part of the result into
+  // its slot, and the second takes the result from the slots of all.
   void ReducePart(int64_t chunk, absl::Span<const SharedSource> sources,
                   char* own_slot) const;
   void TakeParts(int64_t chunk, absl::Span<const SharedSource> slots) const;
 
  private:
-  // Bytes of `chunk` in a rank's part of the data, or in all of it where it is
+  // A range of bytes in a rank's part of the data, or in all of it if that is
   // not divided.
   struct Range {
     int64_t begin;
     int64_t bytes;
   };
-  // The input has a part for each rank.
+  // True if the input has a part for each rank.
   bool is_divided() const {
     return buffers_.collective == Collective::kReduceScatter ||
            buffers_.collective == Collective::kAllToAll;
   }
-  // Where `source` has what this rank needs of a range.
+  // Returns the bytes of `source` that this rank needs of a range.
   const char* ForThisRank(const SharedSource& source, const Range& range) const;
 
   Range RangeOf(int64_t begin_chunk, int64_t end_chunk) const;
-  // The part of a chunk of an all-reduce that `rank` reduces.
+  // Returns the part of a chunk of an all-reduce that `rank` reduces.
   Range PartOf(const Range& chunk, int rank) const;
 
   void TakeGathered(const Range& range,

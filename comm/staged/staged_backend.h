@@ -1,4 +1,4 @@
-// Collectives by way of host memory as the device's backend of Connect():
+// Makes collectives through host memory the device's backend of Connect():
 //
 //   fsdp::comm::ConnectOptions options;
 //   options.device = fsdp::comm::StagedBackend(c10::Device(c10::kCUDA));
@@ -11,9 +11,9 @@
 
 namespace fsdp::comm {
 
-// A staged group (comm/staged/staged_communicator.h) over one of its own split
-// from the host's. Where `device` has no index, rank r of a host takes device r
-// modulo their number: several ranks may share one.
+// Makes a staged group (comm/staged/staged_communicator.h) over a new group
+// that it splits from the host's. If `device` has no index, rank r of a host
+// takes device r modulo their number, so that several ranks may share one.
 ConnectDevice StagedBackend(c10::Device device);
 
 }  // namespace fsdp::comm

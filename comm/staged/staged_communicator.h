@@ -1,4 +1,4 @@
-// Collectives on a device's tensors by way of host memory.
+// Collectives on a device's tensors through host memory.
 #ifndef COMM_STAGED_STAGED_COMMUNICATOR_H_
 #define COMM_STAGED_STAGED_COMMUNICATOR_H_
 
@@ -11,25 +11,25 @@
 
 namespace fsdp::comm {
 
-// A group for tensors on `device` over one for tensors on the CPU: inputs are
-// copied to page-locked host memory, `host` does the collective there, results
-// are copied back. For several ranks on one GPU, which NCCL refuses, and for
-// machines without NCCL; much slower than that.
+// Returns a group for tensors on `device` over `host`, a group for CPU tensors:
+// inputs are copied to page-locked host memory, `host` does the collective, and
+// results are copied back. It is for several ranks on one GPU, which NCCL
+// refuses, and for machines without NCCL; it is much slower than NCCL.
 //
-// A thread does all of it, call after call, behind what the stream that was
-// current at a call had been given: a call never waits. Work::Wait() makes the
-// host wait until the result is on the device; BlockCurrentStream() until its
-// copy has been enqueued, for which the peers must have called, too, and then
-// the current stream. So ranks that are threads of one process must not share
-// what computes for all of them, such as the thread of autograd's engine.
+// A thread runs the calls one after the other, each after the work of the
+// stream that was current at the call; a call never waits. Work::Wait() makes
+// the host wait until the result is on the device. BlockCurrentStream() makes
+// the host wait until the copy of the result is enqueued, for which the peers
+// must have called, too, and then the current stream wait for that. So ranks
+// that are threads of one process may not share a thread that computes for all
+// of them, such as that of autograd's engine.
 //
-// Sums have the bits of `host`; its errors come with their text. It is `host`
-// that names missing ranks, after its default_timeout(): a deadline of
-// Work::Wait() before that only tells which call is late. Destroying a
-// communicator aborts what it has not done.
+// Sums have the bits of `host`. Errors have its text: it names missing ranks,
+// after its default_timeout(). An earlier deadline of Work::Wait() only says
+// which call is late. The destructor aborts calls that are not done.
 //
-// InvalidArgument: there is no `host`, or `device` is neither the CPU (for
-// tests) nor has an index.
+// InvalidArgument: there is no `host`, or `device` has no index and is not the
+// CPU (for tests).
 absl::StatusOr<std::unique_ptr<Communicator>> CreateStagedCommunicator(
     std::unique_ptr<Communicator> host, c10::Device device);
 

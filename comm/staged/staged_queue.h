@@ -1,4 +1,4 @@
-// Collectives on a device's tensors, run one after the other by a thread as
+// Runs collectives on a device's tensors one after the other, by a thread, as
 // collectives on host memory.
 #ifndef COMM_STAGED_STAGED_QUEUE_H_
 #define COMM_STAGED_STAGED_QUEUE_H_
@@ -27,9 +27,9 @@
 
 namespace fsdp::comm {
 
-// A collective on a buffer in host memory, and what is copied there and back.
+// A collective on a buffer in host memory, with the copies to it and back.
 struct StagedCall {
-  // A tensor of the device and its place in the buffer; undefined: no copy.
+  // A tensor of the device and its place in the buffer. Undefined: no copy.
   struct Part {
     at::Tensor tensor;
     int64_t begin = 0;  // in elements
@@ -43,15 +43,16 @@ struct StagedCall {
   std::function<absl::StatusOr<std::unique_ptr<Work>>(Communicator& host,
                                                       const at::Tensor& buffer)>
       run;
-  // Enqueued behind the copy to `target`, where there is something to do.
+  // Enqueues more work after the copy to `target`; may be empty.
   std::function<void()> finish;
 };
 
-// One rank's. Calls are made by one thread at a time, Abort() by any. The first
-// failure ends the group; later calls fail with what `host` says of it.
+// The queue of one rank. Used by one thread at a time, except Abort(), which
+// any thread may call. The first failure ends the group; later calls fail with
+// the error that `host` gives.
 class StagedQueue {
  public:
-  // A call that was added; with it, its end can be awaited.
+  // A call that was added.
   class Operation {
    public:
     explicit Operation(StagedCall call)
@@ -60,7 +61,7 @@ class StagedQueue {
    private:
     friend class StagedQueue;
 
-    // The call, whose tensors are the caller's again.
+    // Takes the call out, whose tensors are then the caller's again.
     StagedCall Release() { return std::exchange(call_, StagedCall()); }
 
     const std::string name_;
@@ -71,24 +72,24 @@ class StagedQueue {
     std::optional<absl::Status> result_;  // once it is done
   };
 
-  // Takes tensors of `dtype`s that `host` takes, on `device`.
+  // Takes tensors on `device`, of the dtypes that `host` takes.
   StagedQueue(std::shared_ptr<Communicator> host, c10::Device device);
   ~StagedQueue();
   StagedQueue(const StagedQueue&) = delete;
   StagedQueue& operator=(const StagedQueue&) = delete;
 
-  // Makes no more calls: aborts those that the host has not done and destroys
-  // its communicator.
+  // Leaves the group: aborts calls that `host` has not done and destroys it.
   void Leave();
 
-  // Runs behind what the current stream of the device has been given so far.
+  // Adds a call, which runs after all work that the current stream of the
+  // device has been given so far.
   absl::StatusOr<std::shared_ptr<Operation>> Add(StagedCall call);
 
-  // As the methods of Work.
+  // These do what Work's methods do.
   absl::Status Wait(Operation& operation, absl::Time deadline);
   absl::Status BlockCurrentStream(Operation& operation);
 
-  // The host's, behind the calls so far.
+  // Splits `host` after the calls so far.
   absl::StatusOr<std::unique_ptr<Communicator>> SplitHost(int color, int key);
 
   void Abort(const absl::Status& reason);
@@ -109,19 +110,19 @@ class StagedQueue {
   absl::Status EnqueueResult(Operation& operation, DeviceEvent& end);
   void Finish(Operation& operation, absl::Status status);
 
-  // Whether `event` came before the deadline and before a failure.
+  // Waits for `event`. Returns false if the timeout or a failure came first.
   absl::StatusOr<bool> Poll(const DeviceEvent& event, absl::string_view what);
   at::Tensor Buffer(const StagedCall& call);
   bool HasFailed();
   absl::Status Aborted(absl::string_view what);
-  // Ends the group, without a word to the peers where they know.
+  // Ends the group on this rank, without telling the peers.
   void NoteFailure(const absl::Status& status);
 
   const c10::Device device_;
   const std::string own_name_;  // "rank 1"
   const absl::Duration timeout_;
 
-  // Of the thread alone.
+  // Only the thread uses these.
   SideStream stream_;
   DeviceEvent copied_;
   at::Tensor memory_;
