@@ -33,7 +33,7 @@ struct CommonMemory {
   std::unique_ptr<Fence> fence;
 };
 
-// How a sum is written to the output.
+// The way in which a sum is written to the output.
 struct ScaledSum {
   double scale = 1;         // factor of the sum
   bool accumulate = false;  // add to what the output holds
@@ -70,7 +70,7 @@ class Communicator {
   // world.
   std::string Place() const { return names().Place(rank()); }
 
-  // How long a wait may take where the caller has no deadline of its own.
+  // The limit of a wait whose caller has no deadline of its own.
   virtual absl::Duration default_timeout() const = 0;
 
   // For people: "gloo, rank 1 of 4".
@@ -196,7 +196,8 @@ class Store;
 
 namespace fsdp::comm {
 
-// What one rank gets in order to connect the backend for a device's tensors.
+// The arguments with which one rank connects the backend for a device's
+// tensors.
 struct DeviceMeeting {
   c10::intrusive_ptr<c10d::Store> store;  // no other backend uses its keys
   int local_rank = 0;                     // among the ranks of this host

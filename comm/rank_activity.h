@@ -24,8 +24,8 @@ inline constexpr int kNumPhases = static_cast<int>(Phase::kStep) + 1;
 // Returns a name such as "forward".
 absl::string_view PhaseName(Phase phase);
 
-// How a rank may wait for a store in which something rests. A phase goes on
-// meanwhile.
+// The ways in which a rank waits for a store in which something rests. A phase
+// goes on meanwhile.
 enum class StoreWait : uint8_t {
   kNothing,
   kRead,   // until something has been read

@@ -38,13 +38,13 @@ struct ConnectOptions {
   // (comm/wrappers/paired_communicator.h). Empty: CPU only.
   ConnectDevice device;
 
-  // How long it may take until all ranks have connected.
+  // All ranks have to connect within this time.
   absl::Duration connect_timeout = absl::Minutes(5);
 
   // Communicator::default_timeout() of the group.
   absl::Duration timeout = absl::Minutes(5);
 
-  // How long a rank may wait for the others before it says on standard error
+  // If a rank has waited this long for the others, it says on standard error
   // what it waits for and where they are. It does so again after twice that
   // time, and so on. Zero: never. Waits of a device are not reported.
   absl::Duration warn_after = absl::Seconds(30);
@@ -54,9 +54,9 @@ struct ConnectOptions {
   // is empty, too, no file is written.
   std::string inspection_folder;
 
-  // Whether one rank of each host also says so, shorter, on standard error,
-  // where the cause is a deadline or a lost rank. Set it to false where a loss
-  // is expected and somebody goes on without the lost ranks.
+  // If true, one rank of each host also says so, shorter, on standard error, if
+  // the cause is a deadline or a lost rank. Set it to false where a loss is
+  // expected and somebody goes on without the lost ranks.
   bool shows_failures = true;
 
   // The network interface that peers connect to ("eth0"). Empty:

@@ -50,7 +50,7 @@ struct C10dBackendOptions {
   absl::Duration timeout = absl::Minutes(5);
   // The rank in the world of each rank, where the group is a part of it.
   std::vector<int> world_ranks = {};
-  // How long a failed rank asks the others what they know.
+  // A failed rank asks the others for this long what they know.
   absl::Duration diagnosis_timeout = absl::Seconds(2);
   // Makes the backends of sub-groups; empty: Split() is Unimplemented.
   C10dConnect connect;

@@ -26,15 +26,16 @@ namespace fsdp::comm {
 struct MessageOptions {
   // Communicator::default_timeout().
   absl::Duration timeout = absl::Minutes(5);
-  // How long all ranks may take to connect, if that is less than `timeout`.
+  // All ranks have to connect within this time, or within `timeout` if that is
+  // less.
   absl::Duration connect_timeout = absl::InfiniteDuration();
   // The place at which the others connect to this rank, for errors: "at
   // 10.0.0.1".
   std::string place;
   // The rank in the world of each rank, where the group is a part of it.
   std::vector<int> world_ranks = {};
-  // How long a failed rank asks the others what they know. A Wait() that fails
-  // returns no later than this after the failure or its deadline.
+  // A failed rank asks the others for this long what they know. A Wait() that
+  // fails returns no later than this after the failure or its deadline.
   absl::Duration diagnosis_timeout = absl::Seconds(2);
 };
 

@@ -156,7 +156,7 @@ class OperationWatchdog::Operation {
   State state_ = State::kRunning;
 };
 
-// How long a rank waits for others.
+// The limits of a wait for other ranks.
 struct WaitLimits {
   absl::Time deadline;
   // Called again and again. It returns true if the program is to end; empty:

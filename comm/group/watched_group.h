@@ -32,7 +32,7 @@ class WatchedGroup {
     int rank = 0;
     RankNames names;
     absl::Duration timeout = absl::Minutes(5);
-    // How long a failed operation waits for the reports of the peers.
+    // A failed operation waits this long for the reports of the peers.
     absl::Duration diagnosis_timeout = absl::Seconds(2);
   };
 

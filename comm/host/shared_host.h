@@ -78,8 +78,8 @@ struct PostedCall {
   SharedPlace out;  // exists if `out` is common memory
 };
 
-// What one rank of a shared-memory group shows to the others, in memory that is
-// zero at first. Only its owner writes it; every member reads it. Transfers are
+// The memory that one rank of a shared-memory group shows to the others. It is
+// zero at first; only its owner writes it, every member reads it. Transfers are
 // cut into chunks, by the same rule on all ranks. Chunks are numbered through
 // all calls of the group.
 struct SharedRankBlock {
@@ -166,7 +166,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
       ABSL_GUARDED_BY(mutex_);
 };
 
-// What a rank shows to all other ranks of the host.
+// The memory that a rank shows to all other ranks of the host.
 struct SharedMailbox {
   Doorbell doorbell;
   alignas(64) std::atomic<uint64_t> frees;  // how often its heap has freed
@@ -225,7 +225,7 @@ class SharedHost {
   const int world_rank_;
   const std::shared_ptr<SharedSegment> mailbox_;
   const std::shared_ptr<SharedHeap> heap_;
-  // By world rank; not changed after Connect().
+  // These three are by world rank and do not change after Connect().
   std::vector<std::unique_ptr<SharedSegment>> segments_;
   std::vector<SharedMailbox*> mailboxes_;
   std::vector<std::unique_ptr<PeerProcess>> processes_;

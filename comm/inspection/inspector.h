@@ -26,16 +26,16 @@
 namespace fsdp::comm {
 
 struct InspectorOptions {
-  // How long the host may wait for an operation before the inspector says so.
+  // If the host has waited this long for an operation, the inspector says so.
   // It does again after twice that time, and so on. Not positive: never.
   absl::Duration warn_after = absl::Seconds(30);
-  // How often to look, and to publish for other hosts. By default a quarter of
-  // warn_after, but at most 5 s.
+  // The time from one look, and one record for other hosts, to the next. By
+  // default a quarter of warn_after, but at most 5 s.
   std::optional<absl::Duration> interval;
   // When the group fails, this rank appends what all ranks were doing to
   // "rank-N.txt" in this folder. Empty: it writes no file.
   std::string folder;
-  // Whether a failure is also written to standard error.
+  // If true, a failure is also written to standard error.
   bool shows_failures = true;
   // Called with whole lines, in a thread of the inspector. Null: they go to
   // standard error.

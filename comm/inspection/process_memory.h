@@ -1,4 +1,4 @@
-// How much memory this process has.
+// Reads how much memory this process uses.
 #ifndef COMM_INSPECTION_PROCESS_MEMORY_H_
 #define COMM_INSPECTION_PROCESS_MEMORY_H_
 

@@ -57,12 +57,12 @@ struct LaunchOptions {
   // process.
   std::vector<std::pair<std::string, std::string>> environment;
 
-  // How long the other ranks may go on when one has failed, since they may be
-  // about to say why. Then they get SIGTERM.
+  // When one rank has failed, the others may go on for this long, since they
+  // may be about to say why. Then they get SIGTERM.
   absl::Duration grace_period = absl::Seconds(10);
 
-  // How long ranks may take to end once the launcher has been told to end and
-  // has told them. Then they get SIGKILL.
+  // Once the launcher has been told to end and has told the ranks, they may
+  // take this long. Then they get SIGKILL.
   absl::Duration stop_period = absl::Seconds(10);
 
   // A second signal kills the ranks, but not if it comes within this time after
@@ -70,7 +70,7 @@ struct LaunchOptions {
   // launcher and to its group at nearly the same time.
   absl::Duration signals_apart = absl::Seconds(1);
 
-  // Whether SIGUSR1, by which schedulers announce the end of a job's time,
+  // If true, SIGUSR1, by which schedulers announce the end of a job's time,
   // tells the job to end. The ranks get it, may ignore it while they start, and
   // are not killed after it. If false, SIGUSR1 asks ranks what they are doing.
   bool ends_by_usr1 = false;

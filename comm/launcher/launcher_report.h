@@ -1,4 +1,4 @@
-// How the ranks of a job have ended, and the meaning of their exit codes.
+// Says how the ranks of a job have ended, and what their exit codes mean.
 #ifndef COMM_LAUNCHER_LAUNCHER_REPORT_H_
 #define COMM_LAUNCHER_LAUNCHER_REPORT_H_
 

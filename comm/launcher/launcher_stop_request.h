@@ -38,7 +38,7 @@ class StopRequest {
   int signal() const;
   bool requested() const { return signal() != 0; }
 
-  // How long the ranks of this program may take from the signal to their end.
+  // The ranks of this program may take this long from the signal to their end.
   absl::Duration period() const { return period_; }
 
  private:

@@ -53,10 +53,10 @@ class Supervisor {
   int output_errno() const { return output_.error(); }
 
  private:
-  // How far the launcher has gone to end the ranks.
+  // The step that the launcher has reached in ending the ranks.
   enum class Phase { kRunning, kGrace, kTerminating, kKilled };
 
-  // Why a rank may have failed. Of two reasons the greater explains the other.
+  // The reason of a rank's failure. The greater of two explains the other.
   enum class Reason {
     kEcho,      // it says that another rank has failed
     kDecision,  // it ended by itself

@@ -22,11 +22,11 @@ namespace fsdp::comm {
 inline constexpr char kRefusalsKey[] = "/fsdp/refusals";
 
 struct StoreServerOptions {
-  // How long a caller may take to show that it knows the secret, before the
+  // If a caller has not shown within this time that it knows the secret, the
   // server hangs up.
   absl::Duration claim_timeout = absl::Seconds(10);
-  // How many callers there may be that have not shown it yet (strangers). With
-  // more, the server hangs up on the one that came first.
+  // If more callers have not shown it yet (strangers), the server hangs up on
+  // the one that came first.
   size_t max_strangers = 128;
 };
 

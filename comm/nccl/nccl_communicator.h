@@ -17,7 +17,7 @@ class Store;
 
 namespace fsdp::comm {
 
-// How AllocateSymmetric() allocates memory in groups of several ranks. (A
+// The kind of memory of AllocateSymmetric() in groups of several ranks. (A
 // single rank gets plain memory.) Memory becomes a window of the group, or
 // sub-group, whose method is called, and of no other. If NCCL refuses one rank
 // a window, all go on without.
@@ -43,7 +43,7 @@ enum class NcclWindows {
 struct NcclOptions {
   // Communicator::default_timeout(), and how long all ranks may take to come.
   absl::Duration timeout = absl::Minutes(5);
-  // How long a failed rank asks the others what they know.
+  // A failed rank asks the others for this long what they know.
   absl::Duration diagnosis_timeout = absl::Seconds(2);
   // The index of this rank's GPU; by default the calling thread's current one.
   std::optional<int> device;

@@ -19,7 +19,7 @@ struct QuantizationOptions {
   bool reduce = true;     // quantise reduce-scatters that sum
   int64_t block = 256;    // numbers that share a scale
   int64_t min_bytes = 0;  // smaller tensors (of all ranks) are sent as they are
-  // How many elements at the end of each rank's part of a reduce-scatter are
+  // So many elements at the end of each rank's part of a reduce-scatter are
   // summed exactly, such as flags and counts.
   int64_t exact_tail = 0;
   // Chooses what all-gathers send, whatever `block` and `min_bytes` are. Null:

@@ -11,9 +11,9 @@
 
 namespace fsdp::comm {
 
-// The layout of a message of `numel` elements: | scales | exact ones | values
-// |, each part aligned. The last `exact` elements are sent as they are, with
-// the few before them that do not fill a group of eight.
+// A message of `numel` elements has their scales, the exact elements and the
+// int8 values, in this order, each part aligned. The last `exact` elements are
+// sent as they are, with the few before them that do not fill a group of eight.
 class MessageLayout {
  public:
   MessageLayout(int64_t numel, int64_t exact, int64_t block,

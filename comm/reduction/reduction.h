@@ -11,7 +11,7 @@
 
 namespace fsdp::comm {
 
-// How results are written to memory.
+// The way in which results are written to memory.
 enum class Stores {
   kCached,
   // Writes past the caches where the machine can. This is faster for results

@@ -85,7 +85,7 @@ int TellEnd(absl::Status status, int local_rank);
 absl::StatusOr<LaunchOptions> OptionsToLaunch(int argc, char** argv, int ranks,
                                               const RestartOptions& restarts);
 
-// How tensors on a device reach other ranks.
+// The way in which tensors on a device reach other ranks.
 enum class DeviceBackend {
   kAuto,    // kStaged where ranks of this host share a device, else kNccl
   kNccl,    // from device to device

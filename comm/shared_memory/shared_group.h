@@ -96,7 +96,7 @@ class SharedGroup final : public ProgressSource,
     std::string text;     // for the others
     absl::StatusCode code_of_others;
   };
-  // What this rank waits for.
+  // The condition that this rank waits for.
   struct Awaited {
     absl::FunctionRef<std::string()> name;
     absl::FunctionRef<bool()> is_done;

@@ -59,8 +59,8 @@ struct Environment {
   // opens one.
   int listen_fd = -1;
 
-  // How often torchrun or --ranks has restarted the job, and may do so. 0 with
-  // other launchers.
+  // The numbers of restarts that torchrun or --ranks has made, and may make. 0
+  // with other launchers.
   int restart_count = 0;
   int max_restarts = 0;
 
@@ -69,7 +69,7 @@ struct Environment {
   // none.
   int replica = 0;  // 0 <= replica < replicas
   int replicas = 0;
-  // How often this replica has been started, this time included: from 1.
+  // The number of this start of the replica, from 1.
   int replica_incarnation = 0;
   // The place of the keeper of all replicas.
   std::string keeper_addr;

@@ -1,4 +1,4 @@
-// Which device of a host a rank computes on.
+// Chooses the device of a host on which a rank computes, and its CPU threads.
 #ifndef COMM_STARTUP_RANK_DEVICE_H_
 #define COMM_STARTUP_RANK_DEVICE_H_
 

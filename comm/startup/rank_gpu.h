@@ -1,4 +1,4 @@
-// Which GPU of a host a rank of a backend over CUDA computes on.
+// Chooses the GPU of a host on which a rank of a CUDA backend computes.
 #ifndef COMM_STARTUP_RANK_GPU_H_
 #define COMM_STARTUP_RANK_GPU_H_
 

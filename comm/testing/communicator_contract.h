@@ -30,24 +30,25 @@ using Group = std::vector<std::unique_ptr<Communicator>>;  // by rank
 // and links :communicator_contract.
 struct ContractBackend {
   std::string name;
-  // A new group of `world_size` ranks of this process whose default timeout is
-  // `timeout`.
+  // Makes a group of `world_size` ranks of this process whose default timeout
+  // is `timeout`.
   std::function<absl::StatusOr<Group>(int world_size, absl::Duration timeout)>
       create;
-  // Sums have the bits of adding rank after rank, in float32 for halves.
+  // Sums have the bits of adding rank after rank, in float32 for 16-bit
+  // numbers.
   bool sums_in_rank_order = true;
-  // A deadline's error names the ranks that are missing.
+  // The error of a missed deadline names the missing ranks.
   bool names_missing_ranks = true;
-  // Calls that differ fail on every rank; otherwise nobody looks.
+  // Calls that differ fail on every rank. If false, nobody compares them.
   bool compares_calls = true;
   // Groups of more ranks cannot be made, and their tests are skipped.
   int most_ranks = 8;
-  // No call waits for the peers', so that one thread can be all ranks; other
-  // backends are tested with a thread for each rank alone.
+  // No call waits for those of the peers, so that one thread can play all
+  // ranks. If false, tests run only with a thread for each rank.
   bool calls_are_alone = true;
   // Called in the thread of each rank.
   std::function<void(int rank)> enter = [](int) {};
-  // Where the tensors are.
+  // The device of the tensors.
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   // Called before and after each test.
   std::function<void()> begin = [] {};
@@ -62,10 +63,10 @@ class CommunicatorContract : public ::testing::TestWithParam<ContractBackend> {
   void SetUp() override { GetParam().begin(); }
   void TearDown() override { GetParam().end(); }
 
-  // The group of a test; stops the test program when it cannot be made.
+  // Makes the group of a test. Stops the test program if that fails.
   static Group Create(int world_size,
                       absl::Duration timeout = absl::Seconds(30));
-  // Those of `sizes` that the backend can have.
+  // Returns the `sizes` that the backend can have.
   static std::vector<int> WorldSizes(const std::vector<int>& sizes);
   static bool CanHave(int ranks) { return ranks <= GetParam().most_ranks; }
   static bool OneThreadCanBe(int ranks) {
@@ -73,10 +74,10 @@ class CommunicatorContract : public ::testing::TestWithParam<ContractBackend> {
   }
 };
 
-// RunRanks(), each rank in its place on the backend's devices.
+// Calls RunRanks(), with each rank in its place on the backend's devices.
 std::vector<absl::Status> RunAll(const Group& group, const RankFunction& fn);
 
-// Of the tensors of the running test.
+// Returns the options of the tensors of the running test.
 at::TensorOptions ContractTensor(at::ScalarType dtype);
 
 }  // namespace fsdp::comm::testing

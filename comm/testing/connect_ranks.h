@@ -1,4 +1,4 @@
-// Communicators whose ranks have to connect at the same time.
+// Connects communicators whose ranks have to connect at the same time.
 #ifndef COMM_TESTING_CONNECT_RANKS_H_
 #define COMM_TESTING_CONNECT_RANKS_H_
 
@@ -11,8 +11,8 @@
 
 namespace fsdp::comm::testing {
 
-// Calls `connect` for each rank, on a thread of its own. By rank; the error of
-// the lowest one that has failed.
+// Calls `connect` for each rank, on a thread of its own. Returns the results by
+// rank, or the error of the lowest rank that has failed.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> ConnectRanks(
     int world_size,
     const std::function<

@@ -1,4 +1,4 @@
-// What ranks put into the collectives of a test, and what must come out.
+// Inputs of the collectives of a test, and their expected outputs.
 #ifndef COMM_TESTING_CONTRACT_VALUES_H_
 #define COMM_TESTING_CONTRACT_VALUES_H_
 
@@ -12,20 +12,20 @@
 
 namespace fsdp::comm::testing {
 
-// What rank `rank` has at index `i`: exact in every dtype, as are sums of
-// eight.
+// Returns the value of rank `rank` at index `i`. It and sums of eight are exact
+// in every dtype.
 double Value(int rank, int64_t i);
 
-// That of all ranks, reduced.
+// Returns the values of all ranks, reduced.
 double Reduced(ReduceOp op, int world_size, int64_t i);
 
 using ValueAt = absl::FunctionRef<double(int64_t i)>;
 
-// A tensor with value(i) at index i.
+// Makes a tensor with value(i) at index i.
 at::Tensor MakeTensor(const at::TensorOptions& options, int64_t size,
                       ValueAt value);
 
-// Internal, with the first element that is not expected(i).
+// Returns Internal, with the first element that is not expected(i), or OK.
 absl::Status CheckTensor(const at::Tensor& tensor, ValueAt expected);
 
 }  // namespace fsdp::comm::testing

@@ -15,13 +15,13 @@
 
 namespace fsdp::comm::testing {
 
-// Which labels are held. Thread-safe.
+// Knows which labels are held. Thread-safe.
 class Gate {
  public:
   // Holds the operations of `label` that are started from now on.
   void Hold(absl::string_view label);
 
-  // Lets go of `label`, or of everything.
+  // Releases `label`, or all labels.
   void Release(absl::string_view label);
   void ReleaseAll();
 
@@ -31,7 +31,7 @@ class Gate {
  private:
   friend class DelayingCommunicator;
 
-  // Notes that an operation of `label` starts; whether it is held.
+  // Notes that an operation of `label` starts. Returns true if it is held.
   bool Enter(absl::string_view label);
   bool IsOpen(absl::string_view label);
   absl::Status AwaitOpen(absl::string_view label, absl::Time deadline);
@@ -41,11 +41,11 @@ class Gate {
   std::set<std::string, std::less<>> seen_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Starts operations in `base` only when `gate`, which outlives the result, lets
-// them: until then nothing is moved and the peers see a rank that is late. The
-// order stays: a held operation holds those after it. What is free is started
-// by the next call or Wait() of this rank, so there is no extra thread; a
-// deadline that passes at the gate aborts `base`.
+// Returns a communicator that starts operations in `base` only when `gate`,
+// which outlives it, releases them. Until then nothing is moved, and the peers
+// see a rank that is late. A held operation also holds those after it. Released
+// operations are started by the next call or Wait() of this rank, so there is
+// no other thread. A deadline that passes at the gate aborts `base`.
 std::unique_ptr<Communicator> Delay(std::unique_ptr<Communicator> base,
                                     Gate* gate);
 

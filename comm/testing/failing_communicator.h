@@ -12,10 +12,10 @@
 
 namespace fsdp::comm::testing {
 
-// Which of a rank's collectives fails, and how. The communicator is aborted
-// then, as after any failure, so that the peers fail as well.
+// Says which of a rank's collectives fails, and how. The communicator is then
+// aborted, as after any failure, so that the peers fail, too.
 struct FailurePlan {
-  // At least one of the two; both: the `nth` call of `label`. From 0.
+  // One of these is set, or both: the `nth` call of `label`, from 0, fails.
   std::optional<int64_t> nth;
   std::optional<std::string> label;
 
@@ -28,7 +28,8 @@ struct FailurePlan {
   Moment moment = Moment::kStart;
 };
 
-// Passes everything on to `base` until a call fits `plan`.
+// Returns a communicator that passes all calls on to `base` until one fits
+// `plan`.
 std::unique_ptr<Communicator> FailOnPlan(std::unique_ptr<Communicator> base,
                                          FailurePlan plan);
 

@@ -1,5 +1,5 @@
-// CUDA's runtime without a GPU: functions of a program come before those of
-// libraries.
+// CUDA's runtime without a GPU. The linker prefers a program's functions to
+// those of libraries.
 #ifndef COMM_TESTING_FAKE_CUDA_H_
 #define COMM_TESTING_FAKE_CUDA_H_
 
@@ -9,28 +9,29 @@
 
 namespace fsdp::comm::testing {
 
-// One device, on which everything is done at once: devices, streams, events and
-// captures of streams, as far as groups of ranks need them. Counts calls, and
-// knows what CUDA forbids about captures. Of the whole process; thread-safe.
+// One device, on which all work is done at once, with the functions for
+// devices, streams, events and captures of streams that groups of ranks need.
+// Counts calls, and knows what CUDA forbids about captures. The process has
+// one. Thread-safe.
 class FakeCuda {
  public:
-  // Begins anew.
+  // Forgets all calls, captures and faults.
   static void Reset();
 
-  // How often each function has been called, since the last time.
+  // Returns how often each function has been called since the last time.
   static std::map<std::string, int> TakeCalls();
 
-  // The legacy default stream is being captured from now on, and with it
-  // whatever waits for it; or the capture ends.
+  // Begins or ends a capture of the legacy default stream and of all streams
+  // that wait for it.
   static void BeginCapture();
   static void EndCapture();
 
-  // What has been forbidden: to ask for an event of a capture; to ask for any
-  // while there is one, but in the relaxed mode; to wait outside a capture for
-  // an event of it.
+  // Returns the calls that CUDA forbids: to query an event of a capture; to
+  // query any event during a capture, except in relaxed mode; to wait outside a
+  // capture for an event of it.
   static std::vector<std::string> Faults();
 
-  // Threads that the process has started.
+  // Returns how many threads the process has started.
   static int num_threads();
 };
 

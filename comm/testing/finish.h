@@ -1,4 +1,4 @@
-// A collective from its start to its end.
+// Waits for a collective that a test has started.
 #ifndef COMM_TESTING_FINISH_H_
 #define COMM_TESTING_FINISH_H_
 
@@ -13,8 +13,8 @@
 
 namespace fsdp::comm::testing {
 
-// The result of starting and waiting, within a time that no working group
-// needs.
+// Returns the error of the start, or that of Work::Wait() after 30 s at most,
+// which no working group needs.
 inline absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
   FSDP_RETURN_IF_ERROR(work.status());
   return (*work)->Wait(absl::Now() + absl::Seconds(30));

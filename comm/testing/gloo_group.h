@@ -12,7 +12,7 @@
 
 namespace fsdp::comm::testing {
 
-// By rank; `world_ranks` as MessageOptions has them.
+// Returns the communicators by rank. `world_ranks` are those of MessageOptions.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGlooGroup(
     int world_size, absl::Duration timeout = absl::Seconds(30),
     std::vector<int> world_ranks = {});

@@ -14,12 +14,14 @@
 
 namespace fsdp::comm::testing {
 
-// Makes a group of so many ranks, by rank, which are these of the world.
+// Makes a group of `size` ranks and returns them by rank. `world_ranks` are
+// their ranks in the world.
 using GroupFactory =
     std::function<absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>(
         int size, absl::Duration timeout, std::vector<int> world_ranks)>;
 
-// By rank; `inside` makes the groups of the hosts, `between` the others.
+// Returns the communicators by rank. `inside` makes the groups of the hosts,
+// `between` the others.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>
 CreateHierarchicalGroup(const HostLayout& layout, const GroupFactory& inside,
                         const GroupFactory& between,

@@ -15,15 +15,14 @@
 
 namespace fsdp::comm::testing {
 
-// How many collectives each rank of a group has started. Thread-safe.
+// Counts the collectives that each rank of a group has started. Thread-safe.
 class Progress {
  public:
   explicit Progress(int ranks) : started_(ranks) {}
 
   void Start(int rank);
 
-  // Blocks until all other ranks have started more than `rank` has: it comes to
-  // where it is after they have come to their next collective.
+  // Blocks until all other ranks have started more collectives than `rank`.
   absl::Status AwaitPeers(int rank, absl::Time deadline);
 
  private:
@@ -31,9 +30,9 @@ class Progress {
   std::vector<int64_t> started_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Counts what is started in `progress`, which outlives the result. Collectives
-// of `late` are started only after all peers, which count in the same
-// `progress`, have started theirs.
+// Returns a communicator that counts its collectives in `progress`, which
+// outlives it. Collectives in `late` are started only after all peers, which
+// count in the same `progress`, have started theirs.
 std::unique_ptr<Communicator> StartLast(std::unique_ptr<Communicator> base,
                                         Progress* progress,
                                         std::set<Collective> late);

@@ -1,4 +1,5 @@
-// What tests of the launcher use: a FIFO, a launcher in a process of its own.
+// Helpers for tests of the launcher: a FIFO, and a launcher in a process of its
+// own.
 #ifndef COMM_TESTING_LAUNCHER_PROCESSES_H_
 #define COMM_TESTING_LAUNCHER_PROCESSES_H_
 
@@ -25,7 +26,7 @@
 
 namespace fsdp::comm {
 
-// No test waits longer than this for something that is due at once.
+// Tests wait no longer than this for something that is due at once.
 inline constexpr absl::Duration kLimit = absl::Seconds(20);
 
 // A FIFO by which processes notice each other's end.
@@ -44,7 +45,8 @@ class Fifo {
     fd_.Reset(open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   }
 
-  // Whether all who opened it for writing since Watch() are gone, soon.
+  // Returns true once all that have opened it for writing since Watch() are
+  // gone, or false if that takes longer than kLimit.
   bool WriterIsGone() const {
     pollfd state = {fd_.get(), 0, 0};
     return poll(&state, 1,
@@ -67,11 +69,11 @@ inline std::string ReadAll(int fd) {
   return text;
 }
 
-// This program as a launcher, such as one of two ranks, in a process of its
-// own.
+// Runs this program as a launcher, for example of two ranks, in a process of
+// its own.
 class LauncherProcess {
  public:
-  // `environment`: "NAME=value", by which the program knows that it is one.
+  // `environment` has "NAME=value" and tells the program that it is a launcher.
   explicit LauncherProcess(std::vector<std::string> environment) {
     Start(std::move(environment));
   }
@@ -91,7 +93,8 @@ class LauncherProcess {
 
   ChildProcess& process() { return *process_; }
 
-  // Reads output until `count` lines contain `text`; false where none come.
+  // Reads output until `count` lines contain `text`. Returns false if they do
+  // not come.
   bool WaitForLines(absl::string_view text, int count) {
     const absl::Time deadline = absl::Now() + kLimit;
     while (absl::Now() < deadline) {
@@ -102,7 +105,7 @@ class LauncherProcess {
     return false;
   }
 
-  // How the launcher ends; reads its output up to then.
+  // Reads the launcher's output to its end and returns how it has ended.
   std::optional<ProcessEnd> WaitForEnd() {
     while (ReadMore(absl::Now() + kLimit)) {
     }
@@ -110,7 +113,7 @@ class LauncherProcess {
     return WaitForEndUnread();
   }
 
-  // The same, without reading any output.
+  // Does the same without reading any output.
   std::optional<ProcessEnd> WaitForEndUnread() {
     const absl::Time deadline = absl::Now() + kLimit;
     while (absl::Now() < deadline) {

@@ -1,4 +1,4 @@
-// What the processes that launcher_test starts do.
+// The roles of processes that launcher_test starts.
 #ifndef COMM_TESTING_LAUNCHER_ROLES_H_
 #define COMM_TESTING_LAUNCHER_ROLES_H_
 
@@ -6,11 +6,11 @@
 
 namespace fsdp::comm {
 
-// Environment variables: the role of a process, the role of the ranks of a
-// process that is a launcher itself, the path of a FIFO, a signal that a
-// launcher ignores from its start, 0 for none, how often it restarts its
-// ranks, by default never: after a pause of an hour then; and, where they are
-// set, that SIGUSR1 ends the job, and that "train" fails to stop.
+// Environment variables, in this order: the role of a process; the role of the
+// ranks of a process that is a launcher itself; the path of a FIFO; a signal
+// that a launcher ignores from its start, or 0; if set, SIGUSR1 ends the job;
+// if set, "train" fails to stop; how often a launcher restarts its ranks, after
+// a pause of an hour each, by default never.
 inline constexpr char kRole[] = "LAUNCHER_TEST_ROLE";
 inline constexpr char kNestedRole[] = "LAUNCHER_TEST_NESTED_ROLE";
 inline constexpr char kFifo[] = "LAUNCHER_TEST_FIFO";
@@ -19,12 +19,12 @@ inline constexpr char kEndsByUsr1[] = "LAUNCHER_TEST_ENDS_BY_USR1";
 inline constexpr char kFailsToStop[] = "LAUNCHER_TEST_FAILS_TO_STOP";
 inline constexpr char kMaxRestarts[] = "LAUNCHER_TEST_MAX_RESTARTS";
 
-// "print_much" prints as many lines of so many bytes.
+// "print_much" prints this many lines of this many bytes.
 inline constexpr int kLines = 1000;
 inline constexpr int kLineBytes = 1000;
 
-// Plays this process's role and returns the exit code; nullopt where it has
-// none, since it is the test itself.
+// Plays this process's role and returns its exit code. Returns nullopt in the
+// test itself, which has no role.
 std::optional<int> PlayRole();
 
 }  // namespace fsdp::comm

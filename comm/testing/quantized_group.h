@@ -1,4 +1,4 @@
-// Groups that quantise, and numbers for them.
+// Makes groups that quantise, and numbers for them.
 #ifndef COMM_TESTING_QUANTIZED_GROUP_H_
 #define COMM_TESTING_QUANTIZED_GROUP_H_
 
@@ -17,7 +17,8 @@
 
 namespace fsdp::comm::testing {
 
-// `log`: of what its base is called with.
+// Returns the communicators by rank. `log` records the collectives of their
+// bases.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> QuantizedGroup(
     int world_size, const QuantizationOptions& options,
     CollectiveLog* log = nullptr);

@@ -1,5 +1,5 @@
-// Ranks that are threads and connect; those of bootstrap_launcher_test.cc are
-// processes.
+// Ranks that are threads and connect by Connect(). (Those of
+// bootstrap_launcher_test.cc are processes.)
 #ifndef COMM_TESTING_RANKS_IN_THREADS_H_
 #define COMM_TESTING_RANKS_IN_THREADS_H_
 
@@ -17,12 +17,12 @@ inline constexpr absl::Duration kLimit = absl::Seconds(30);
 
 ConnectOptions Options(absl::Duration connect_timeout = kLimit);
 
-// fn(i) for each thread i, into `results`; the first error.
+// Runs fn(i) on each thread i, writes `results` and returns the first error.
 absl::Status RunInThreads(int num_threads,
                           const std::function<absl::Status(int)>& fn,
                           std::vector<absl::Status>* results);
 
-// Connects all and adds their ranks up.
+// Connects all ranks, adds their numbers up and returns their results.
 std::vector<absl::Status> ConnectAll(const std::vector<Environment>& ranks,
                                      const ConnectOptions& options);
 

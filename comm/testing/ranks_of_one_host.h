@@ -1,4 +1,4 @@
-// Ranks that have to meet, and whether they have.
+// Environments of ranks that have to meet, and a test that they have met.
 #ifndef COMM_TESTING_RANKS_OF_ONE_HOST_H_
 #define COMM_TESTING_RANKS_OF_ONE_HOST_H_
 
@@ -12,10 +12,12 @@
 
 namespace fsdp::comm::testing {
 
-// The environments of `world_size` ranks on this host, with a free port.
+// Returns the environments of `world_size` ranks on this host, with a free
+// port.
 std::vector<Environment> RanksOfOneHost(int world_size);
 
-// An error unless the ranks of tensors on `device` add up within 30 seconds.
+// Sums the ranks' numbers in a tensor on `device`. Returns an error if the sum
+// is wrong or takes longer than 30 seconds.
 absl::Status SumRanks(Communicator& communicator,
                       c10::Device device = c10::Device(c10::kCPU));
 

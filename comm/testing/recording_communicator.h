@@ -24,11 +24,11 @@ struct CollectiveRecord {
   int64_t bytes = 0;  // of the whole tensor, not of one rank's shard
 };
 
-// "all-gather of blocks.2, 4096 bytes".
+// Returns "all-gather of blocks.2, 4096 bytes".
 std::string ToString(const CollectiveRecord& record);
 
-// What was started, in order. Thread-safe, so that ranks may share one and
-// progress can be shown while they run.
+// Keeps the collectives that were started, in order. Thread-safe, so that ranks
+// may share one and others can read it while they run.
 class CollectiveLog {
  public:
   struct Totals {
@@ -54,8 +54,8 @@ class CollectiveLog {
   std::vector<CollectiveRecord> trace_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Adds every collective that `base` has accepted to `log`, which must outlive
-// the result and all its sub-groups; these record into the same log.
+// Returns a communicator that adds every collective that `base` accepts to
+// `log`. Its sub-groups record into the same log, which outlives all of them.
 std::unique_ptr<Communicator> Record(std::unique_ptr<Communicator> base,
                                      CollectiveLog* log);
 

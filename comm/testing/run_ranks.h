@@ -13,8 +13,8 @@
 
 namespace fsdp::comm::testing {
 
-// What one rank does. Returns what went wrong instead of asserting: only the
-// main thread may assert. A StatusError that it throws counts as returned.
+// Runs one rank. It returns errors instead of asserting, since only the main
+// thread may assert. A StatusError that it throws counts as returned.
 using RankFunction = std::function<absl::Status(Communicator&)>;
 
 // Runs `fn` for every rank of `communicators`, each in its own thread, and
@@ -25,17 +25,17 @@ std::vector<absl::Status> RunRanks(
     absl::Span<const std::unique_ptr<Communicator>> communicators,
     const RankFunction& fn, absl::Duration limit = absl::Seconds(60));
 
-// The same with a new local group, or one that shares memory where the
-// environment has RUN_RANKS_SHARING_MEMORY: for a test's second run.
+// Does the same with a new local group, or with one that shares memory if the
+// environment has RUN_RANKS_SHARING_MEMORY, for a second run of a test.
 std::vector<absl::Status> RunRanks(int world_size, const RankFunction& fn,
                                    absl::Duration limit = absl::Seconds(60));
 
-// OK, or the first error of `statuses` with its rank in front. An Aborted or
-// Unavailable is named only where nothing else went wrong: it is the echo of
-// another failure, or of a rank that has left because of one.
+// Returns OK, or the first error of `statuses` with its rank in front. Aborted
+// and Unavailable count only if there is no other error, since they are echoes
+// of another failure, or of a rank that has left because of one.
 absl::Status AllOk(absl::Span<const absl::Status> statuses);
 
-// AllOk of RunRanks: what most tests assert.
+// Returns AllOk() of RunRanks(), which most tests assert.
 absl::Status RunAllRanks(int world_size, const RankFunction& fn);
 
 }  // namespace fsdp::comm::testing

@@ -1,4 +1,4 @@
-// Runs ranks that are refused something.
+// Runs ranks that all return the same refusal.
 #ifndef COMM_TESTING_RUN_REFUSED_RANKS_H_
 #define COMM_TESTING_RUN_REFUSED_RANKS_H_
 
@@ -9,9 +9,8 @@
 
 namespace fsdp::comm::testing {
 
-// RunRanks() of ranks that all return the same refusal, some of them while
-// others are not out of the last collective yet: what they return aborts
-// nobody.
+// Runs ranks that all return the same refusal, some of them while others are
+// still in the last collective, with RunRanks(). The refusal aborts nobody.
 std::vector<absl::Status> RunRefusedRanks(int world_size,
                                           const RankFunction& fn);
 

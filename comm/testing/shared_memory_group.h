@@ -12,7 +12,8 @@
 
 namespace fsdp::comm::testing {
 
-// By rank; `world_ranks` as SharedMemoryOptions has them.
+// Returns the communicators by rank. `world_ranks` are those of
+// SharedMemoryOptions.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>
 CreateSharedMemoryGroup(int world_size,
                         absl::Duration timeout = absl::Seconds(30),

@@ -1,4 +1,4 @@
-// How a process ended.
+// The end of a process.
 #ifndef COMM_LAUNCHER_PROCESSES_PROCESS_END_H_
 #define COMM_LAUNCHER_PROCESSES_PROCESS_END_H_
 
