@@ -1,4 +1,4 @@
-// Ways for the ranks of a group to come to the same decision.
+// Lets the ranks of a group come to the same decision.
 #ifndef COMM_AGREEMENT_H_
 #define COMM_AGREEMENT_H_
 
@@ -15,14 +15,14 @@
 
 namespace fsdp::comm {
 
-// Except IsAgreed() and AsAgreed() all of these are collective: every rank
-// calls them in the same order, with the same `what`, which is the label of
-// their collectives. They return the communicator's error where it fails.
+// All of these except IsAgreed() and AsAgreed() are collective: every rank
+// calls them in the same order, with the same `what`, the label of their
+// collectives. If the communicator fails they return its error.
 
-// Returns OK on all ranks if `mine` is OK on all. Otherwise every rank returns
-// the code and the message of the lowest rank that failed, after "rank 2: ", as
-// an error that IsAgreed(). Messages are cut after 4096 bytes. A rank that
-// failed but cannot tell the others returns `mine`.
+// Returns OK if `mine` is OK on all ranks. Otherwise every rank returns the
+// code and the message of the lowest rank that failed, after "rank 2: ", as an
+// error that IsAgreed(). Messages are cut after 4096 bytes. A rank that failed
+// but cannot tell the others returns `mine`.
 absl::Status Agree(Communicator& communicator, const absl::Status& mine,
                    absl::string_view what, absl::Time deadline);
 

@@ -27,7 +27,6 @@ absl::string_view CollectiveName(Collective collective);
 
 enum class ReduceOp { kSum, kMin, kMax };
 
-// Returns a name such as "sum".
 absl::string_view ReduceOpName(ReduceOp op);
 
 // One rank's call of a collective, as ranks compare it and errors name it.
@@ -54,37 +53,35 @@ std::string Name(const Call& call, int64_t sequence);
 // rank in the world, too. Cheap to copy.
 class RankNames {
  public:
-  // Names the only rank of a world of one.
   RankNames() : RankNames(1) {}
 
   // Names the ranks of a world of `size` > 0 ranks.
   explicit RankNames(int size);
 
-  // Names the ranks of a group of `size` ranks. `world_ranks` has, for each of
-  // them, its rank in the world or kNobodyKnows; empty, it says that the group
-  // is the world. Another size of it is InvalidArgument.
+  // Names the ranks of a group. `world_ranks` has the rank in the world of each
+  // of them, or kNobodyKnows; empty, it says that the group is the world.
+  // InvalidArgument: it has another size than `size`.
   static absl::StatusOr<RankNames> Of(int size, std::vector<int> world_ranks);
   static constexpr int kNobodyKnows = -1;
 
-  // Names a group of these `members` of this group, in their order. If they are
-  // all its ranks in its own order, the names stay the same.
+  // Names a group of `members` of this group, in their order. The names stay
+  // the same if these are all its ranks in its own order.
   RankNames Part(absl::Span<const int> members) const;
 
   int size() const { return size_; }
   int world_rank(int rank) const;
 
-  // Returns "rank 1", or "rank 1 (world rank 5)".
+  // These return "rank 1", "rank 1 of 4" and "ranks 1, 3", in a part of the
+  // world followed by " (world rank 5)" or " (world ranks 5, 7)".
   std::string Name(int rank) const;
-  // Returns "rank 1 of 4", or "rank 1 of 4 (world rank 5)".
   std::string Place(int rank) const;
-  // Returns "rank 1", "ranks 1, 3", or "ranks 1, 3 (world ranks 5, 7)".
   std::string List(absl::Span<const int> ranks) const;
-  // Returns "rank 5", or "world rank 5" where the group is a part of the world.
-  // The rank need not be in the group.
+  // Returns "rank 5", or in a part of the world "world rank 5". The rank need
+  // not be in the group.
   std::string NameInWorld(int world_rank) const;
 
-  // Returns `text`, which comes from a group of some of these ranks, with each
-  // Name() and Place() that has a world rank replaced by that of this group.
+  // Returns `text`, which comes from a group of some of these ranks, with the
+  // Name() and Place() of this group for each one that has a world rank.
   std::string Adopt(absl::string_view text) const;
 
  private:

@@ -39,10 +39,10 @@ struct ScaledSum {
   bool accumulate = false;  // add to what the output holds
 };
 
-// One rank's end of a group. All ranks make the same calls in the same order.
-// A backend that can see a mismatch fails the call on every rank; with other
-// backends the call runs into its deadline. An object is used by one thread at
-// a time; only Abort() and activity() may be called from any thread.
+// One rank's end of a group. All ranks make the same calls in the same order. A
+// backend that can see a mismatch fails it on every rank; with others it runs
+// into the deadline. An object is used by one thread at a time; only Abort()
+// and activity() may be called from any thread.
 //
 // Tensors are dense, contiguous and 1-D, on one device, of a dtype in
 // {float32, float64, float16, bfloat16, int32, int64, uint8}. All ranks pass
@@ -76,9 +76,9 @@ class Communicator {
   // For people: "gloo, rank 1 of 4".
   virtual std::string ToString() const = 0;
 
-  // True where a sum is faster if the caller scales the inputs: there
-  // ReduceScatterScaled() would need another pass over the result. All ranks
-  // return the same.
+  // True where a sum is faster if the caller scales the inputs, because
+  // ReduceScatterScaled() needs another pass over the result. All ranks return
+  // the same.
   virtual bool PrefersScaledInputs() const { return false; }
 
   // True where operations on the group's device may be started while the

@@ -26,10 +26,9 @@ struct MeshDimension {
 // Copies refer to the same groups.
 class Mesh {
  public:
-  // Makes the groups. Collective over `world`. All ranks return InvalidArgument
-  // if there are not one or two dimensions, if names are empty or equal, if the
-  // sizes do not multiply to the world size, or if the ranks pass different
-  // dimensions.
+  // Makes the groups. Collective over `world`. InvalidArgument on all ranks:
+  // there are not one or two dimensions, names are empty or equal, the sizes do
+  // not multiply to the world size, or the ranks pass different dimensions.
   static absl::StatusOr<Mesh> Create(std::shared_ptr<Communicator> world,
                                      std::vector<MeshDimension> dimensions);
 
@@ -69,9 +68,8 @@ class Mesh {
 };
 
 // Returns this rank's group of `size` consecutive ranks of `group`, or `group`
-// itself where these are all its ranks. Collective. All ranks return
-// InvalidArgument if `size` does not divide their number or differs between
-// them.
+// itself where these are all its ranks. Collective. InvalidArgument on all
+// ranks: `size` does not divide their number or differs between them.
 absl::StatusOr<std::shared_ptr<Communicator>> SplitConsecutive(
     const std::shared_ptr<Communicator>& group, int size);
 

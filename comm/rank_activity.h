@@ -1,4 +1,4 @@
-// Records what a rank does between collectives, for whoever asks why a job
+// Notes what a rank does between collectives, for those who ask why a job
 // hangs.
 #ifndef COMM_RANK_ACTIVITY_H_
 #define COMM_RANK_ACTIVITY_H_
@@ -21,7 +21,6 @@ enum class Phase : uint8_t {
 };
 inline constexpr int kNumPhases = static_cast<int>(Phase::kStep) + 1;
 
-// Returns a name such as "forward".
 absl::string_view PhaseName(Phase phase);
 
 // The ways in which a rank waits for a store in which something rests. A phase
@@ -53,8 +52,8 @@ class RankActivity {
 
   // Notes that the rank waits for the store of `what` ("parameters of unit
   // blocks.3") until EndWait() gets the number that this returns. The phase
-  // stays. Of waits at the same time only the last is known, or another one
-  // when they race. Neither waits nor allocates.
+  // stays. Of several waits only the last is known, or another one if they
+  // race. Neither waits nor allocates.
   virtual uint64_t BeginWait(StoreWait wait, absl::string_view what) = 0;
   virtual void EndWait(uint64_t wait) = 0;
 

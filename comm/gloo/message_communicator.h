@@ -1,5 +1,4 @@
-// A communicator of ranks that send each other messages: processes, on any
-// number of hosts.
+// A communicator of processes, on any number of hosts, which send messages.
 #ifndef COMM_GLOO_MESSAGE_COMMUNICATOR_H_
 #define COMM_GLOO_MESSAGE_COMMUNICATOR_H_
 

@@ -18,9 +18,8 @@
 
 namespace fsdp::comm {
 
-// Messages that fail together: a failure of one calls Abort(), and all that are
-// posted before and after it fail. Used by one thread at a time, except
-// Abort().
+// Messages that fail together: if one fails, so do all others, earlier and
+// later ones. Used by one thread at a time, except Abort().
 class PeerMessages {
  public:
   explicit PeerMessages(std::unique_ptr<MessageTransport> transport);
@@ -132,8 +131,7 @@ class PeerCollectives {
   const int rank_;
   const int world_size_;
   PeerMessages* const messages_;
-  // Contributions to a reduction arrive here. It is kept since new pages are
-  // slow.
+  // Contributions to a reduction arrive here. Kept, since new pages are slow.
   std::vector<char> scratch_;
 };
 

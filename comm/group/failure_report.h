@@ -64,9 +64,8 @@ namespace fsdp::comm {
 // not need the group's own connections. A thread waits in the store for a
 // peer's alarm, so that failures reach idle ranks, too. The first report starts
 // another thread, which publishes it and collects the others'. The store may
-// stop answering at any time: calls wait for it no longer than they say, and a
-// thread that is stuck in it is left behind. Only where no thread can be
-// started do Report() and Leave() call the store themselves. Thread-safe.
+// stop answering at any time: no call waits for it longer than it says, unless
+// no thread can be started, and a stuck thread is left behind. Thread-safe.
 class ReportExchange {
  public:
   struct Findings {

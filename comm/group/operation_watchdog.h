@@ -89,8 +89,7 @@ class OperationWatchdog {
   // a peer is lost; with another one the peers hear that this rank has aborted.
   void Fail(const absl::Status& status);
 
-  // Waits until the `stop` hook of a group that has failed is over. Returns why
-  // the group has failed.
+  // Waits until the `stop` hook of a failed group is over. Returns the failure.
   Failure AwaitStopped() const;
 
   std::optional<Failure> failure() const;
@@ -98,7 +97,7 @@ class OperationWatchdog {
   // True if no operation runs.
   bool idle() const;
 
-  // Returns a text such as "is in all-gather #17 of blocks.2".
+  // Returns "is in all-gather #17 of blocks.2".
   std::string Position() const;
 
  private:
@@ -159,8 +158,7 @@ class OperationWatchdog::Operation {
 // The limits of a wait for other ranks.
 struct WaitLimits {
   absl::Time deadline;
-  // Called again and again. It returns true if the program is to end; empty:
-  // never.
+  // Called again and again; true says that the program is to end. May be empty.
   std::function<bool()> stop_requested = nullptr;
   // The clock of `deadline`, which tests replace.
   std::function<absl::Time()> now = absl::Now;
@@ -170,10 +168,9 @@ struct WaitLimits {
 };
 
 // Tells a rank that another one has aborted their group, whatever this rank is
-// doing. The ranks wait for a broadcast that rank 0 does not send until End();
-// it fails when a rank aborts the group. Rank 0 itself is not told. Between
-// Begin() and End() the group may be used for Abort() alone. Used by one thread
-// at a time.
+// doing: it waits for a broadcast that rank 0 does not send before End(), and
+// that fails when a rank aborts the group. Rank 0 is not told. Between Begin()
+// and End() the group may only be aborted. Used by one thread at a time.
 class AbortListener {
  public:
   // `on_failure` gets the broadcast's error, in a thread of the listener.

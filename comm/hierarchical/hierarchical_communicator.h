@@ -46,15 +46,14 @@ namespace fsdp::comm {
 // all parts on all ranks. A message with rank numbers of a part says so.
 //
 // AllocateSymmetric() gives memory of the host group. Split() makes
-//   a sub-group of host   if no new group leaves its host
-//   a sub-group of rail   if every new group has one place only
-//   a hierarchical group  if in every new group the ranks of each host follow
-//                         each other, on the same places
-//   a sub-group of        otherwise, for all new groups
-//   network
+//   a sub-group of host     if no new group leaves its host
+//   a sub-group of rail     if every new group has one place only
+//   a hierarchical group    if in every new group the ranks of each host follow
+//                           each other, on the same places
+//   a sub-group of network  otherwise
 //
-// While a thread is in Wait() of a part's Work, another one has to be able to
-// call it, too, as with local, shared-memory and Gloo groups.
+// A second thread has to be able to Wait() for a part's Work while another one
+// does, as in local, shared-memory and Gloo groups.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
     HierarchicalParts parts);
 

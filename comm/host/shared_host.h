@@ -78,29 +78,28 @@ struct PostedCall {
   SharedPlace out;  // exists if `out` is common memory
 };
 
-// The memory that one rank of a shared-memory group shows to the others. It is
-// zero at first; only its owner writes it, every member reads it. Transfers are
-// cut into chunks, by the same rule on all ranks. Chunks are numbered through
-// all calls of the group.
+// The memory that one rank of a group shows to the others. It is zero at first;
+// only its owner writes it. Transfers are cut into chunks, by the same rule on
+// all ranks, which are numbered through all calls of the group.
 struct SharedRankBlock {
   static constexpr int kCalls = 64;  // most calls that not all have finished
   static constexpr int kSlots = 2;   // chunks staged ahead
   static constexpr int64_t kSlotBytes = 1 << 20;
 
-  // The number of calls posted.
+  // Counts the calls posted.
   alignas(64) std::atomic<uint64_t> arrived;
-  // The number of chunks that peers may read, in a slot or in place.
+  // Counts the chunks that peers may read, in a slot or in place.
   std::atomic<uint64_t> staged;
-  // The number of chunks of all-reduces of which this rank's part is reduced.
+  // Counts the chunks of all-reduces of which this rank's part is reduced.
   alignas(64) std::atomic<uint64_t> reduced;
-  // The number of chunks of which this rank has read all that it needs.
+  // Counts the chunks of which this rank has read all that it needs.
   std::atomic<uint64_t> read;
-  // The number of calls of which no posted data is needed any more.
+  // Counts the calls of which no posted data is needed any more.
   std::atomic<uint64_t> finished;
 
   enum Status : uint32_t { kAlive, kLeft, kFailed };
   alignas(64) std::atomic<uint32_t> status;
-  // Once failed: what the others return, and why.
+  // After a failure, the code and text that the others return.
   int32_t failure_code;
   BoundedText<2000> failure;
 
@@ -119,9 +118,9 @@ void BoundedText<kSize>::Set(absl::string_view text) {
   size_ = static_cast<int32_t>(size);
 }
 
-// One rank's view of memory that the ranks of a host can map: its own, and
-// mappings of others' memory. Thread-safe. It is held by shared_ptr, since its
-// tensors may outlive every communicator.
+// One rank's view of the shared memory of its host: its own, and mappings of
+// others'. Thread-safe. Held by shared_ptr, since its tensors may outlive every
+// communicator.
 class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
  public:
   // `on_free` is called whenever a tensor's memory is given back, in the thread
@@ -206,10 +205,10 @@ class SharedHost {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ProgressAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Tells `world_rank` that something has changed for which it may wait.
+  // Wakes `world_rank`, for which something may have changed.
   void Ring(int world_rank) { mailboxes_[world_rank]->doorbell.Ring(); }
 
-  // Returns how often this rank's doorbell has been rung.
+  // Counts the rings of this rank's doorbell.
   uint32_t NumRings() const { return own().doorbell.Count(); }
   // Sleeps until NumRings() is not `seen`, or until `until`.
   void AwaitRing(uint32_t seen, absl::Time until);

@@ -115,12 +115,10 @@ class FlightRecorder {
   // `state` is one of those after kWaiting.
   void Ends(Ticket ticket, OperationState state, int64_t now_ns);
 
-  // Does what RankActivity::Note() says.
-  void Note(Phase phase, absl::string_view unit, int64_t pool_bytes,
-            int64_t now_ns);
-
   // These do what RankActivity says. BeginWait() returns 0 if the wait is not
   // recorded.
+  void Note(Phase phase, absl::string_view unit, int64_t pool_bytes,
+            int64_t now_ns);
   uint64_t BeginWait(StoreWait wait, absl::string_view what, int64_t now_ns);
   void EndWait(uint64_t wait);
 

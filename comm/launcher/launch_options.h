@@ -15,11 +15,10 @@
 
 namespace fsdp::comm {
 
-// When and how a job is started again. It is when a rank was killed, crashed or
-// exited with a code other than 0, unless that code is kUsageErrorExitCode or
-// says that the rank was told to stop (StopSignalOf()), or the launcher has
-// been told to end. LaunchRanks() calls the functions in its thread, while no
-// rank runs.
+// A job is started again if a rank was killed, crashed or exited with a code
+// other than 0, unless that code is kUsageErrorExitCode or says that the rank
+// was told to stop (StopSignalOf()), or the launcher has been told to end.
+// LaunchRanks() calls the functions in its thread, while no rank runs.
 struct RestartOptions {
   int max_restarts = 0;  // 0: none
 
@@ -43,9 +42,9 @@ struct RestartOptions {
   absl::Duration longest_pause = absl::Seconds(30);
 };
 
-// Returns how many ranks of an attempt are left. Those are lost that were the
-// first to fail, or that a signal has killed which the launcher has not sent.
-// SIGABRT does not count as such, since a rank ends itself by it.
+// Returns how many ranks of an attempt are left: all except the first that
+// failed and those killed by a signal that the launcher has not sent. SIGABRT
+// does not count, since a rank ends itself by it.
 int RanksLeft(const LaunchAttempt& failed);
 
 struct LaunchOptions {

@@ -15,8 +15,8 @@ namespace fsdp::comm {
 // used.
 //
 // The ranks get torchrun's variables with a free port on the loopback interface
-// (ReadEnvironment() reads them), FSDP_JOB_SECRET and OMP_NUM_THREADS =
-// UsableCores() / ranks unless these are set, and, where stdout_fd is a
+// (ReadEnvironment() reads them), a random FSDP_JOB_SECRET and OMP_NUM_THREADS
+// = UsableCores() / ranks unless these are set, and, where stdout_fd is a
 // terminal, what TerminalColumns() reads. Their output is written in whole
 // lines after "[rank] ", or "[1.rank] " for replica 1.
 //
@@ -37,7 +37,8 @@ namespace fsdp::comm {
 //                            attempts, too; a second one kills all ranks. Once
 //                            these have ended, one is enough to give up a
 //                            reader that does not read their output.
-//   SIGTSTP                  stops the ranks and this process
+//   SIGTSTP                  stops the ranks with this process; they continue
+//                            with it
 //   SIGQUIT, SIGUSR1         are passed on: the ranks show what they are doing,
 //                            or stop by SIGUSR1 if they have a StopRequest.
 //                            Ranks without a handler ignore them, and begin
@@ -46,7 +47,8 @@ namespace fsdp::comm {
 // ignored where the process ignores them, as SIGHUP under nohup.
 //
 // Ranks, and what they leave in their process groups, never outlive the call,
-// nor do ranks outlive this process. Other children of it are left alone.
+// nor do ranks outlive this process, however it ends. Its other children are
+// left alone.
 absl::StatusOr<LaunchReport> LaunchRanks(const LaunchOptions& options);
 
 // Returns how many columns a progress line on standard output may take, in

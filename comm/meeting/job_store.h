@@ -56,9 +56,8 @@ class JobStore final : public c10d::Store {
   bool Await(const std::string& key, std::chrono::milliseconds timeout);
   int64_t add(const std::string& key, int64_t value) override;
   bool deleteKey(const std::string& key) override;
-  // Deletes all keys that begin with `prefix`, which is not empty, such as
-  // those that a group has left in a store that outlives it. Returns how many
-  // there were.
+  // Deletes all keys that begin with `prefix`, which is not empty, and returns
+  // how many there were. It cleans up after a group that a store outlives.
   int64_t DeleteAll(const std::string& prefix);
   bool check(const std::vector<std::string>& keys) override;
   int64_t getNumKeys() override;
@@ -72,8 +71,8 @@ class JobStore final : public c10d::Store {
 
   JobStore(std::shared_ptr<Pool> pool, std::chrono::milliseconds timeout);
 
-  // Returns the store's reply, which is kNotThere if keys have not come within
-  // `wait`. Throws errors.
+  // Returns the store's reply, kNotThere if keys have not come within `wait`.
+  // Throws errors.
   StoreMessage Ask(
       StoreAsk ask, std::vector<std::string> texts, int64_t number = 0,
       std::chrono::milliseconds wait = std::chrono::milliseconds(0)) const;
@@ -84,8 +83,8 @@ class JobStore final : public c10d::Store {
 // One connection to a job's store. Used by one thread at a time.
 class StoreConnection {
  public:
-  // Connects, while nobody listens again and again, and lets both ends show
-  // that they know `secret`. Errors:
+  // Connects as soon as somebody listens, and lets both ends show that they
+  // know `secret`. Errors:
   //   PermissionDenied  one end does not know it; the text says which
   //   DeadlineExceeded  nobody listens, or whoever listens does not answer
   //   Unavailable       what listens is not the store of a job

@@ -25,8 +25,8 @@ struct StoreServerOptions {
   // If a caller has not shown within this time that it knows the secret, the
   // server hangs up.
   absl::Duration claim_timeout = absl::Seconds(10);
-  // If more callers have not shown it yet (strangers), the server hangs up on
-  // the one that came first.
+  // If more callers than this have not shown it yet (strangers), the server
+  // hangs up on the one that came first.
   size_t max_strangers = 128;
 };
 
@@ -34,8 +34,8 @@ struct StoreServerOptions {
 // connection for a short time and reaches nothing.
 class StoreServer {
  public:
-  // `listener` listens already. ResourceExhausted: there is no thread or no
-  // descriptor left.
+  // `listener` listens already. ResourceExhausted: no thread or descriptor is
+  // left.
   static absl::StatusOr<std::unique_ptr<StoreServer>> Start(
       UniqueFd listener, std::string secret,
       const StoreServerOptions& options = {});

@@ -21,8 +21,8 @@ namespace fsdp::comm {
 // Keys and values, with the operations of c10d's stores. Not thread-safe.
 class StoreTable {
  public:
-  // It holds at most `max_bytes` of keys and values. A call that would need
-  // more returns ResourceExhausted.
+  // A call that would need more than `max_bytes` of keys and values returns
+  // ResourceExhausted.
   explicit StoreTable(size_t max_bytes = size_t{256} << 20)
       : max_bytes_(max_bytes) {}
 
@@ -71,9 +71,8 @@ class StoreSession {
   // caller does not know the secret. InvalidArgument: it breaks the protocol.
   absl::Status Receive(absl::string_view bytes, absl::Time now);
 
-  // Goes on with bytes that have come already. Call it when all output is sent,
-  // when missing_key() has come, and at wait_deadline(). Returns the errors of
-  // Receive().
+  // Goes on with earlier bytes, with the errors of Receive(). Call it when all
+  // output is sent, when missing_key() has come, and at wait_deadline().
   absl::Status Advance(absl::Time now);
 
   // True once the caller has shown that it knows the secret.
@@ -83,11 +82,10 @@ class StoreSession {
     return !accepted_ || (output_.empty() && !is_waiting());
   }
 
-  // The bytes to send. Whoever sends them takes them off.
+  // The bytes to send. The sender takes them off.
   std::string& output() { return output_; }
   bool has_output() const { return !output_.empty(); }
 
-  // True while the caller waits for keys.
   bool is_waiting() const { return wait_.has_value(); }
   // A key that a wait still needs, and the end of that wait.
   const std::string& missing_key() const { return wait_->missing; }

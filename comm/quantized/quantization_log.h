@@ -41,11 +41,11 @@ class QuantizationLog {
       ABSL_GUARDED_BY(mutex_);
 };
 
-// Chooses the messages that all-gathers of parameters send instead of numbers,
-// as FSDP2's fsdp_pre_all_gather() and fsdp_post_all_gather() do. int8 blocks
-// (quantized_communicator.h) are one choice. Belongs to one rank and is used by
-// one thread at a time. An exception that it throws becomes the error of the
-// collective on this rank and ends the group.
+// Makes the messages that all-gathers of parameters send instead of numbers,
+// such as int8 blocks (quantized_communicator.h), as FSDP2's
+// fsdp_pre_all_gather() and fsdp_post_all_gather() do. One rank has it and uses
+// it in one thread at a time. An exception becomes the error of the collective
+// on this rank and ends the group.
 //
 // All ranks get the same bits: this rank also replaces its own numbers by what
 // Read() makes of its message.

@@ -27,11 +27,11 @@ namespace fsdp::comm {
 using RankMain =
     std::function<absl::Status(std::shared_ptr<Communicator> ranks)>;
 
-// Runs the ranks of this program and returns its exit code. If a launcher has
-// started this process as a rank (torchrun, srun, mpirun: see
-// ReadEnvironment()), it connects it with the other ranks and runs `fn`.
-// Otherwise it starts `ranks` processes of this program on this host, with the
-// same arguments, as ranks. A single rank without restarts runs `fn` here.
+// Runs the ranks of this program and returns its exit code. A process that a
+// launcher has started as a rank (torchrun, srun, mpirun: see
+// ReadEnvironment()) connects with the others and runs `fn`. Another one starts
+// `ranks` processes of this program on this host, with the same arguments, as
+// ranks. A single rank without restarts runs `fn` here.
 //
 // `restarts` says whether ranks that this process has started are started again
 // when one fails (comm/launcher/launch_options.h); `fn` then has to go on from
@@ -78,10 +78,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> ConnectOrStop(
 // a part of what was printed to std::cout could not be written.
 int TellEnd(absl::Status status, int local_rank);
 
-// Returns the options to start ranks of this program, with its arguments and,
-// if it has a StopRequest, that one's period; the launcher takes the signals of
-// the StopRequest from here on. SIGQUIT and SIGUSR1 are ignored. Cancelled says
-// that the program has been told to stop already.
+// Returns the options to start ranks of this program: its arguments, and the
+// period of its StopRequest, if it has one, whose signals the launcher takes
+// from here on. SIGQUIT and SIGUSR1 are ignored. Cancelled says that the
+// program has been told to stop already.
 absl::StatusOr<LaunchOptions> OptionsToLaunch(int argc, char** argv, int ranks,
                                               const RestartOptions& restarts);
 
@@ -107,10 +107,9 @@ struct DeviceChoice {
 // NCCL.
 using NcclOn = std::function<ConnectDevice(c10::Device gpu)>;
 
-// Chooses the device of a rank, and its backend. It starts the device's
-// runtime, so call it in a rank, not in a process that starts ranks.
-// FailedPrecondition says that there is no such device, or that this program is
-// linked without support for it.
+// Chooses the device and the backend of a rank. It asks the device's runtime,
+// so call it in a rank, not in a process that starts ranks. FailedPrecondition:
+// there is no such device, or this program is linked without support for it.
 absl::StatusOr<DeviceChoice> ChooseDevice(c10::DeviceType type,
                                           DeviceBackend backend,
                                           const Environment& environment,

@@ -99,8 +99,8 @@ using GetEnvironmentVariable = absl::FunctionRef<const char*(const char* name)>;
 //             SLURM_NTASKS; SLURM_[STEP_]TASKS_PER_NODE and SLURM_NODEID or
 //             SLURM_NTASKS_PER_NODE. Rank 0 is on the first host of
 //             SLURM_STEP_NODELIST or SLURM_JOB_NODELIST and its port follows
-//             from SLURM_JOB_ID and SLURM_STEP_ID, unless MASTER_ADDR or
-//             MASTER_PORT is set.
+//             from SLURM_JOB_ID and SLURM_STEP_ID; MASTER_ADDR and MASTER_PORT
+//             override these.
 // It also reads FSDP_JOB_SECRET, GLOO_SOCKET_IFNAME and FSDP_INSPECT_DIR. A
 // replica has all of FSDP_REPLICA, FSDP_REPLICAS, FSDP_REPLICA_STORE
 // ("host:port", "[::1]:port") and FSDP_REPLICA_INCARNATION, to which torchrun's
