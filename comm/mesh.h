@@ -59,7 +59,6 @@ class Mesh {
   };
 
   Mesh() = default;
-  // Makes the groups of `axes_`.
   absl::Status Split();
   std::string DescribeGroups(const Axis& axis) const;
 

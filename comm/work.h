@@ -31,9 +31,8 @@ class Work {
   // A second call returns what the first one returned.
   virtual absl::Status Wait(absl::Time deadline) = 0;
 
-  // Waits for the outputs alone. Returns earlier than Wait() where ranks read
-  // each other's memory: peers may still read the inputs, which may not be
-  // written before Wait() has returned, too.
+  // Waits for the outputs alone. Where ranks read each other's memory, peers
+  // may still read the inputs then: write those only after Wait().
   virtual absl::Status WaitForResult(absl::Time deadline) {
     return Wait(deadline);
   }
@@ -58,8 +57,8 @@ class Fence {
   Fence& operator=(const Fence&) = delete;
   virtual ~Fence() = default;
 
-  // Says that this rank has reached the point once more, and that all that it
-  // has read and written so far is done. Never blocks.
+  // This rank has reached the point once more; its reads and writes before it
+  // are done. Never blocks.
   virtual void Arrive() = 0;
 
   // Blocks until every rank has arrived as many times as this one. What they

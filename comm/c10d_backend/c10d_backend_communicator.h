@@ -1,6 +1,6 @@
-// A communicator of ranks that have a c10d backend (ProcessGroupNCCL, XCCL,
-// UCC, MPI, Gloo), by the backend's own collectives. C10dTransport()
-// (comm/gloo/message_transport.h) takes only messages from one.
+// A communicator over the collectives of a c10d backend (ProcessGroupNCCL,
+// XCCL, UCC, MPI, Gloo). C10dTransport() (comm/gloo/message_transport.h) uses
+// only its messages.
 #ifndef COMM_C10D_BACKEND_C10D_BACKEND_COMMUNICATOR_H_
 #define COMM_C10D_BACKEND_C10D_BACKEND_COMMUNICATOR_H_
 
@@ -73,12 +73,11 @@ struct C10dBackendOptions {
 // Others may use the backend, too, as long as all ranks make all calls in the
 // same order; a failure closes it for them as well.
 //
-// On a device c10d makes a stream wait, not the host. BlockCurrentStream() does
-// so, too, Wait() polls, and sums are scaled on a stream of this group. On the
-// CPU, and with Gloo and MPI on every device, c10d makes the host wait, in a
-// thread of this group. The backend sums without scaling, in its own order: the
-// same ranks get the same bits every time, but other ones than with other
-// communicators.
+// On a device c10d makes a stream wait, not the host. So does
+// BlockCurrentStream(); Wait() polls, and sums are scaled on a stream of this
+// group. On the CPU, and with Gloo and MPI on every device, c10d makes the host
+// wait, in a thread of this group. Sums are in the backend's order: the same
+// ranks get the same bits every time, but not those of other communicators.
 //
 // A collective that the backend lacks is Unimplemented, on all ranks alike and
 // without harm. Nobody sees that ranks make different calls: they run into the

@@ -71,12 +71,12 @@ class PeerMessages {
 };
 
 // Collectives in which the backend only moves bytes. Reductions are computed
-// here: every dtype and reduction works with every backend, in the order of the
-// ranks and with one rounding, so that the bits are those of a local group.
-// Every rank sends straight to every other one, from the caller's buffer into
-// the caller's buffer; each element crosses a link once, in an all-reduce
-// twice. An all-reduce sends on what it has summed while the rest arrives, so
-// that a slow link is never idle.
+// here: every dtype works with every backend, in the order of the ranks and
+// with one rounding, so that the bits are those of a local group. Every rank
+// sends straight to every other one, from caller's buffer to caller's buffer;
+// each element crosses a link once, in an all-reduce twice. An all-reduce sends
+// on what it has reduced while the rest arrives, so that a slow link is never
+// idle.
 //
 // Nothing is sent before `agree` has returned OK. Calls block until this rank
 // is done, and return the errors of PeerMessages and `agree`. Used by one

@@ -64,7 +64,6 @@ class OperationWatchdog {
   // Starts a thread that calls Poll() every `interval`. Call it once.
   absl::Status Start(absl::Duration interval);
 
-  // Ends that thread.
   void Stop();
 
   // Begins the next operation, which runs until the query that Launched() gives
@@ -94,7 +93,6 @@ class OperationWatchdog {
 
   std::optional<Failure> failure() const;
 
-  // True if no operation runs.
   bool idle() const;
 
   // Returns "is in all-gather #17 of blocks.2".

@@ -1,5 +1,5 @@
-// One rank among the ranks of its host: its memory and doorbell, and those of
-// its peers. All groups of the rank share them.
+// The memory and doorbells of the ranks of a host. All groups of a rank share
+// them.
 #ifndef COMM_HOST_SHARED_HOST_H_
 #define COMM_HOST_SHARED_HOST_H_
 
@@ -132,8 +132,8 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   at::Tensor MakeTensor(std::shared_ptr<SharedSegment> segment, int64_t offset,
                         int64_t bytes);
 
-  // Returns the place where others find these bytes. It does not exist if they
-  // are not all within one tensor of this heap.
+  // Returns the place of these bytes for others. It does not exist if they are
+  // not all within one tensor of this heap.
   SharedPlace Find(const void* data, int64_t bytes) const;
 
   // A place in this process. `data` is valid as long as `segment` is held.

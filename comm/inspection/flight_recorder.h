@@ -29,7 +29,7 @@ inline constexpr int kNumOperationKinds =
 
 enum class OperationState : uint8_t {
   kStarting,  // the call has not returned
-  kStarted,   // nobody waits for it yet
+  kStarted,   // nobody waits yet
   kWaiting,   // the host waits for it
   kOnDevice,  // a device runs it, and does not say when it is done
   kDone,
@@ -80,8 +80,8 @@ struct RankRecord {
 // If two threads write to one place at the same time, one write is lost.
 class FlightRecorder {
  public:
-  static constexpr int kOperations = 100;  // how many are kept
-  static constexpr int kGroups = 32;       // how many are told apart
+  static constexpr int kOperations = 100;  // kept
+  static constexpr int kGroups = 32;       // told apart
   static constexpr int kLabelBytes = 64;   // longer ones lose their middle
 
   // Names an operation as long as it is kept.
@@ -104,8 +104,7 @@ class FlightRecorder {
   FlightRecorder();
   static int64_t Bytes();
 
-  // Adds a group whose calls are counted and returns its index; -1 if there are
-  // too many groups.
+  // Counts a group's calls. Returns its index, or -1 if there are too many.
   int AddGroup(uint64_t id);
 
   Ticket Begin(const Begun& operation, int64_t now_ns);

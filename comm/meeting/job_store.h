@@ -1,4 +1,4 @@
-// A client of a job's store, with the interface that c10d's groups need.
+// A client of a job's store, as a c10d::Store.
 #ifndef COMM_MEETING_JOB_STORE_H_
 #define COMM_MEETING_JOB_STORE_H_
 
@@ -50,9 +50,9 @@ class JobStore final : public c10d::Store {
                                   const std::vector<uint8_t>& desired) override;
   // Waits for the key.
   std::vector<uint8_t> get(const std::string& key) override;
-  // Returns the value of a key, or nullopt at once where it is not there.
+  // Returns the value of a key, or nullopt at once.
   std::optional<std::string> Find(const std::string& key);
-  // Waits for a key. Returns false where it has not come within `timeout`.
+  // Waits for a key. Returns false if it has not come within `timeout`.
   bool Await(const std::string& key, std::chrono::milliseconds timeout);
   int64_t add(const std::string& key, int64_t value) override;
   bool deleteKey(const std::string& key) override;
@@ -109,7 +109,6 @@ class StoreConnection {
   absl::StatusOr<std::string> Receive(size_t count, const WaitLimits& limits);
   absl::StatusOr<size_t> ReceiveSome(char* bytes, size_t count,
                                      const WaitLimits& limits);
-  // Waits until the socket has one of `events`.
   // NOLINTNEXTLINE(google-runtime-int): as pollfd has it
   absl::Status Await(short events, const WaitLimits& limits) const;
 

@@ -58,7 +58,6 @@ class StoreServer {
   std::vector<pollfd> Watched() const;
   int PollTimeout() const;
   void Accept();
-  // True while a caller has not shown that it knows the secret.
   static bool IsStranger(const Caller& caller) {
     return !caller.session.accepted();
   }
@@ -69,7 +68,6 @@ class StoreServer {
   bool Handle(Caller& caller, short events);
   bool Read(Caller& caller);
   static bool Write(Caller& caller);
-  // Goes on with the callers whose wait is over.
   void ResumeWaits();
   bool IsLate(const Caller& caller, absl::Time now) const;
 

@@ -44,11 +44,10 @@ using RankMain =
 // that has started ranks is LaunchReport::exit_code().
 //
 // A program that has made a StopRequest (comm/launcher/launcher_stop_request.h)
-// is told to stop by signals and has the StopRequest's period() to do so. `fn`
-// then returns StoppedError() (comm/launcher/launcher_report.h) or another
-// Cancelled, and the exit code is 128 + the signal, with one rank or several,
-// whichever process gets the signal. If `fn` returns OK all its work was done,
-// and the code is 0.
+// is told to stop by signals and has its period() to do so. `fn` then returns
+// StoppedError() (comm/launcher/launcher_report.h) or another Cancelled, and
+// the exit code is 128 + the signal, whichever process gets that. If `fn`
+// returns OK all its work was done, and the code is 0.
 //
 // During the call, writes past `ulimit -f` are errors, and SIGQUIT and SIGUSR1
 // make a rank, or all ranks that this process has started, show what they do

@@ -75,8 +75,7 @@ class SharedGroup final : public ProgressSource,
 
   void Abort(const absl::Status& reason);
 
-  // Says that this rank makes no more calls. Those that it has posted stay
-  // valid.
+  // Ends this rank's calls. Those that it has posted stay valid.
   void Leave();
 
   // Lets no other process join.
@@ -96,7 +95,6 @@ class SharedGroup final : public ProgressSource,
     std::string text;     // for the others
     absl::StatusCode code_of_others;
   };
-  // The condition that this rank waits for.
   struct Awaited {
     absl::FunctionRef<std::string()> name;
     absl::FunctionRef<bool()> is_done;
