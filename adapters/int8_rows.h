@@ -1,5 +1,5 @@
-// Rows of numbers as bytes: int8 with one scale for each block of a row. What
-// an int8 base keeps of a weight.
+// Rows of numbers as bytes, int8 with one scale for each block of a row. An
+// int8 base keeps its weights so.
 #ifndef ADAPTERS_INT8_ROWS_H_
 #define ADAPTERS_INT8_ROWS_H_
 
@@ -10,13 +10,13 @@
 
 namespace fsdp::adapters {
 
-// One row of `numel` numbers, in bytes:
+// One row of `numel` numbers has these bytes:
 //   | an int8 for each number | zeros up to a multiple of 4 | float32 scales |
-// with a scale for each `block` numbers, of which the last may be fewer. Rows
-// are whole by themselves: a file's rows become these without the others.
+// with a scale for each `block` numbers, the last of which may be fewer. A row
+// depends on no other row, so each row of a file can be converted alone.
 struct Int8Rows {
-  // With blocks of `most` numbers at most, as even as can be: how long a row is
-  // tells how many there are, and with that where they begin, so that bytes of
+  // Returns a layout with even blocks of at most `most` numbers. The length of
+  // a row tells how many blocks it has, and so where they begin; rows with
   // other blocks have another shape.
   static Int8Rows Of(int64_t numel, int64_t most);
 
@@ -26,17 +26,17 @@ struct Int8Rows {
   int64_t row_bytes() const;
 };
 
-// rows [n, numel], floating-point -> uint8 [n, row_bytes()]: as
-// device_ops::Quantize() rounds, so that no number is off by more than half of
-// its block's scale, 1/254 of the block's largest. A block with a number that
-// is not finite has the scale NaN.
+// Converts rows [n, numel], floating-point, to uint8 [n, row_bytes()], rounding
+// as device_ops::Quantize() does: no number is off by more than half of its
+// block's scale, 1/254 of the block's largest. A block with a number that is
+// not finite has the scale NaN.
 at::Tensor Pack(const Int8Rows& layout, const at::Tensor& rows);
 
-// Back, [n, numel] of `dtype`, to which it rounds once.
+// Converts back to [n, numel], rounding once to `dtype`.
 at::Tensor Unpack(const Int8Rows& layout, const at::Tensor& packed,
                   c10::ScalarType dtype);
 
-// The scales, a view: float32 [n, blocks of a row].
+// Returns a view of the scales, float32 [n, blocks of a row].
 at::Tensor ScalesOf(const Int8Rows& layout, const at::Tensor& packed);
 
 }  // namespace fsdp::adapters

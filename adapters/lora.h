@@ -1,6 +1,6 @@
-// Low-rank adapters (LoRA) on a model whose linear layers can have some
-// (linear.h): what is trained is a thousandth of the parameters, and only that
-// has gradients, optimizer states and reductions.
+// Adds low-rank adapters (LoRA) to a model whose linear layers are
+// adapters::Linear (linear.h). About a thousandth of the parameters is trained,
+// and only that has gradients, optimizer states and reductions.
 //
 //   fsdp::adapters::LoraConfig config;
 //   config.targets = {"q_proj", "v_proj"};
@@ -19,27 +19,28 @@
 
 namespace fsdp::adapters {
 
-// Before FullyShard(): adds an adapter to each adapters::Linear that
-// config.targets name, whose first factor is drawn from the default generator,
-// and freezes all parameters but those and config.trained_whole's. Within a
-// DeferredInit as outside. InvalidArgument, with nothing changed: what Check()
-// refuses; a name that no module has, or one that is no adapters::Linear; to
-// train whole what QuantizeBase() has made int8. FailedPrecondition: the model
-// is sharded, or has adapters.
+// Adds an adapter to each adapters::Linear that config.targets name, and
+// freezes all parameters except the factors and those of config.trained_whole.
+// The first factors are drawn from the default generator. Call it before
+// FullyShard(), within a DeferredInit or outside. It changes nothing when it
+// fails. InvalidArgument: Check() refuses `config`; no module has a name that
+// it lists; a target is no adapters::Linear; a module to train whole has a
+// weight that QuantizeBase() has made int8. FailedPrecondition: the model is
+// sharded or has adapters.
 absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config);
 
-// Whether the parameter of that name is a factor of an adapter.
+// Returns whether the parameter of that name is a factor of an adapter.
 bool IsFactor(absl::string_view parameter);
 
 // Adds what the adapters have learned to the weights, in the weights' dtype,
-// and makes their second factors zero: the model computes the same, up to
-// rounding, and its weights are those of a model without adapters. Not while an
-// optimizer goes on. `module`: what FullyShard() has returned, whose units are
-// merged one after the other with all factors in memory, or any that is not
-// sharded. Collective where it is. Where the base is int8, adapted weights
-// become numbers of the dtype that they had. FailedPrecondition: it has no
-// adapters, is inside a sharded one, or is sharded with an int8 base, whose
-// shards have no room for numbers.
+// and makes their second factors zero. The model computes the same, up to
+// rounding, and its weights are those of a model without adapters. Do not go on
+// with the optimizer afterwards. `module` is what FullyShard() has returned, or
+// any module that is not sharded. Sharded units are merged one after the other,
+// with all factors in memory; the call is then collective. Adapted weights of
+// an int8 base get the dtype that they had as numbers. FailedPrecondition: the
+// module has no adapters, is part of a sharded one, or is sharded with an int8
+// base, whose shards have no room for numbers.
 absl::Status MergeLora(torch::nn::Module& module);
 
 }  // namespace fsdp::adapters

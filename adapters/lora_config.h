@@ -1,5 +1,5 @@
-// What low-rank adapters a model gets, as Python's PEFT writes it down in
-// adapter_config.json.
+// Which low-rank adapters a model gets, in the form that Python's PEFT writes
+// to adapter_config.json.
 #ifndef ADAPTERS_LORA_CONFIG_H_
 #define ADAPTERS_LORA_CONFIG_H_
 
@@ -18,47 +18,49 @@ struct LoraConfig {
   int64_t rank = 8;
   double alpha = 8;
   double dropout = 0;
-  // Scale by alpha / sqrt(rank) instead of alpha / rank (Kalajdzievski 2023,
+  // Scales by alpha / sqrt(rank) instead of alpha / rank (Kalajdzievski 2023,
   // arXiv:2312.03732).
   bool rank_stabilized = false;
-  // Layers by their names or the ends of these, "q_proj" for
-  // "model.layers.0.self_attn.q_proj"; kAllLinear alone: all but "lm_head".
+  // Names of layers, or the ends of names: "q_proj" is
+  // "model.layers.0.self_attn.q_proj". kAllLinear alone means all but
+  // "lm_head".
   std::vector<std::string> targets = {};
-  // Instead: a regular expression of their whole names.
+  // A regular expression of layers' complete names, instead of `targets`.
   std::string target_pattern = {};
-  // Of the targets only those in layers of these numbers; empty: all.
+  // Restricts `targets` to layers of these numbers, except complete names;
+  // empty: no restriction.
   std::vector<int64_t> layers = {};
-  // Other ranks and alphas: of layers whose names, or the ends of these, an
-  // expression matches, the first one that does.
+  // Other ranks and alphas for some layers. The first expression that matches a
+  // layer's name, or the end of it, decides.
   std::vector<std::pair<std::string, double>> ranks = {};
   std::vector<std::pair<std::string, double>> alphas = {};
-  // Modules that are trained whole, by the rule of `targets`.
+  // Modules that are trained whole; names as in `targets`.
   std::vector<std::string> trained_whole = {};
-  // For those who read the file: where the base model comes from, and what
-  // PEFT is to take it for, "CAUSAL_LM" where transformers generates by it.
+  // For readers of the file: where the base model comes from, and what PEFT
+  // takes it for, such as "CAUSAL_LM" for a model with which transformers
+  // generates.
   std::string base_model = {};
   std::string task_type = {};
 
   double Scale() const;
-  // Whether the module of that name is one of the targets, unless they are
-  // kAllLinear.
+  // Returns whether the module of that name is a target; not for kAllLinear.
   bool IsTarget(absl::string_view name) const;
-  // With the rank and alpha of that layer.
+  // Returns this configuration with the rank and alpha of that layer.
   LoraConfig Of(absl::string_view layer) const;
 };
 
 inline constexpr char kAllLinear[] = "all-linear";
 
-// Whether a module of that name is one of `names`.
+// Returns whether one of `names` is the module's name or the end of it.
 bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names);
 
-// InvalidArgument: a rank below 1, dropout outside [0, 1), a scale that is not
-// finite, no targets, an expression that is none.
+// InvalidArgument: the rank is below 1, dropout is not in [0, 1), the scale is
+// not finite, there are no targets, or an expression is invalid.
 absl::Status Check(const LoraConfig& config);
 
-// InvalidArgument: no such JSON; numbers that cannot be; what would compute
-// something else and is not there (DoRA, biases that are trained and so on), by
-// its name.
+// Parses PEFT's JSON. InvalidArgument: it is not such JSON; a number is
+// impossible; it names a feature that is missing here and would change the
+// result (DoRA, trained biases and so on).
 absl::StatusOr<LoraConfig> ParseLoraConfig(absl::string_view json);
 std::string ToJson(const LoraConfig& config);
 

@@ -1,6 +1,6 @@
 // A frozen base in int8, as in QLoRA (Dettmers et al. 2023, arXiv:2305.14314,
-// which takes 4 bits): the weights of linear layers rest, and are gathered, as
-// int8 with a scale for each block, and are numbers one at a time, while a
+// which takes 4 bits). Weights of linear layers rest, and are gathered, as int8
+// with a scale for each block. One weight at a time becomes numbers, while its
 // layer computes.
 //
 //   status = fsdp::adapters::QuantizeBase(*net);
@@ -21,22 +21,23 @@
 namespace fsdp::adapters {
 
 struct Int8Options {
-  // Numbers of a row that share a scale, of 4 bytes, at most. No number is off
-  // by more than 1/254 of its block's largest.
+  // The most numbers of a row that share a scale of 4 bytes. No number is off
+  // by more than 1/254 of the largest in its block.
   int64_t block = 64;
-  // Layers that stay as they are, by the rule of LoraConfig::targets. A model
-  // that reads a layer's weight itself names that layer.
+  // Layers that are not quantized; names as in LoraConfig::targets. Name a
+  // layer here if the model reads its weight directly.
   std::vector<std::string> kept = {"lm_head"};
 };
 
-// Before AddLora() and FullyShard(): the weight of every adapters::Linear but
-// those that are kept becomes int8, one after the other, and frozen. Within a
-// DeferredInit as outside; weights that have no values yet get them as int8.
+// Makes the weight of every adapters::Linear int8 and frozen, one after the
+// other, except those that are kept. Call it before AddLora() and FullyShard(),
+// within a DeferredInit or outside; weights that have no values yet get them as
+// int8.
 //
-// InvalidArgument, with nothing changed: a block that is not positive; a name
-// that no module has; no layer is left; a weight that a module elsewhere has,
-// too; one with a NaN or an infinity. FailedPrecondition: the model is sharded,
-// has adapters or is int8 already.
+// It changes nothing when it fails. InvalidArgument: `block` is out of range;
+// no module has a name in `kept`; no layer is left; another module has the same
+// weight; a weight has a NaN or an infinity. FailedPrecondition: the model is
+// sharded, has adapters or is int8 already.
 absl::Status QuantizeBase(torch::nn::Module& module,
                           const Int8Options& options = Int8Options());
 

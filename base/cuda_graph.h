@@ -1,4 +1,4 @@
-// Captures by CUDA (base/device_streams.h).
+// Captures of device work with CUDA (base/device_streams.h).
 #ifndef BASE_CUDA_GRAPH_H_
 #define BASE_CUDA_GRAPH_H_
 
@@ -11,10 +11,11 @@
 
 namespace fsdp {
 
-// An at::cuda::CUDAGraph. Only the thread that captures is held to what CUDA
-// allows in a capture: those of autograd and NCCL go on beside it. Random
-// numbers of the default generator go on from replay to replay.
-// InvalidArgument: not a GPU.
+// Returns a graph that is an at::cuda::CUDAGraph. A capture restricts only the
+// thread that makes it to what CUDA allows meanwhile; the threads of autograd
+// and NCCL go on beside it. Random numbers of the default generator differ from
+// replay to replay, as from step to step. InvalidArgument: `device` is not a
+// GPU.
 absl::StatusOr<std::unique_ptr<DeviceGraph>> MakeCudaGraph(c10::Device device);
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
-// Shards in a file: on an SSD, past the page cache, with many requests in
-// flight.
+// A store in a file, usually on an SSD: it bypasses the page cache and has many
+// requests in flight.
 #ifndef OFFLOAD_FILE_STORE_H_
 #define OFFLOAD_FILE_STORE_H_
 
@@ -35,39 +35,39 @@ struct StoredRegion;
 
 struct FileStoreOptions {
   std::string directory;
-  // For regions of so many bytes in all, each counted by StoredBytes(). The
-  // file is as large, and all of it is reserved when the store is made; one
-  // that can be rolled back is twice as large, and one that is kept is a little
-  // larger still.
+  // The bytes of all regions together, each counted by StoredBytes(). The file
+  // is as large, and all of it is reserved when the store is made. A store that
+  // can be rolled back takes twice as much, and one that is kept a little more.
   int64_t capacity = 0;
 
-  // What is read, written and checked as one; a multiple of kPageBytes. Less
-  // than a block is written by reading the rest of it first.
+  // The unit in which the file is read, written and checked; a multiple of
+  // kPageBytes. To write less than a block, the store first reads the rest of
+  // it.
   int64_t block_bytes = int64_t{1} << 20;
-  // Blocks in flight. The store has as many blocks of memory.
+  // The most blocks in flight. The store has as many blocks of memory.
   int queue_depth = 8;
-  // CRC32C of each block, held against what is read. Without, a read tells
-  // nothing but errors of the device.
+  // Keeps a CRC32C of each block and compares it with what is read. Without it,
+  // a read reports errors of the device only.
   bool checksums = true;
-  // kAutomatic: io_uring, or threads where the kernel refuses.
+  // kAutomatic takes io_uring, or threads if the kernel refuses it.
   enum class Queue { kAutomatic, kIoUring, kThreads };
   Queue queue = Queue::kAutomatic;
-  bool direct = true;  // O_DIRECT where the file system has it
+  bool direct = true;  // use O_DIRECT if the file system has it
 
-  // Scratch, the default, is gone with the process. A file that is kept has
-  // the name `name` and can be reopened at its last commit: each Flush() that
-  // has ended well is one.
+  // A store is scratch unless this is set; scratch ends with the process. A
+  // file that is kept has the name `name` and can be reopened at its last
+  // commit, which is the last Flush() that ended well.
   bool keep = false;
   std::string name = "offload";
-  // Whose it is ("run 7, rank 3 of 8, exp_avg"): Reopen() refuses a file of
-  // another owner. At most 1024 bytes.
+  // Names the owner ("run 7, rank 3 of 8, exp_avg") in at most 1024 bytes.
+  // Reopen() refuses a file of another owner.
   std::string owner;
-  // A number that all files of one run share, written into one that is made:
-  // see FileStore::run(). Reopen() does not look at it.
+  // A number that all files of one run share. Make() writes it into the file,
+  // and FileStore::run() returns it; Reopen() does not look at it.
   uint64_t run = 0;
-  // Rollback() of scratch. A kept file can always be rolled back.
+  // Allows Rollback() of scratch. A kept file can always be rolled back.
   bool rollback = false;
-  // How many regions a kept file can have at a time.
+  // The most regions that a kept file can have at a time.
   int64_t max_regions = 4096;
   // How long to wait for a process that still holds a kept file.
   absl::Duration patience = absl::Seconds(10);
@@ -77,33 +77,34 @@ struct FileStoreOptions {
   SystemCalls* system = &SystemCalls::Real();
 };
 
-// What can be rolled back is never written where its last commit lies: blocks
-// have two places, and the first write after a commit goes to the other one.
-// Each Flush() that has ended well is a commit; scratch only remembers it, a
-// kept file writes it down.
+// A store in a file. If it can be rolled back, it never writes over its last
+// commit: blocks have two places, and the first write after a commit goes to
+// the other place. Each Flush() that ends well is a commit; scratch only
+// remembers it, and a kept file records it on the disk.
 //
-// A process that is killed at any instant leaves a kept file that holds the
-// last commit, or the one that was being made, whole. The commit before the
-// last one lasts until the first write after the last, so that several ranks
-// can agree on one that all of them have finished. Space of regions that are in
-// a commit is free once a Flush() that was started after Erase() has ended
-// well.
+// A process may be killed at any instant: a kept file then holds all of the
+// last commit, or of the one that was being made. The commit before the last
+// one stays until the first write after the last, so that several ranks can
+// agree on a commit that all of them have finished. If a kept file's commit has
+// a region that is erased, its space is free once a Flush() started after
+// Erase() has ended well.
 class FileStore : public ParamStore {
  public:
-  // What a store will take of the disk, and of `allocator`, for valid options.
+  // The bytes of disk, and of `allocator`, that a store with valid options
+  // takes.
   static int64_t DiskBytes(const FileStoreOptions& options);
   static int64_t MemoryBytes(const FileStoreOptions& options);
 
-  // A new file. InvalidArgument for options that cannot be; ResourceExhausted
-  // with the bytes that are needed and those there are; AlreadyExists for one
-  // to keep; NotFound, PermissionDenied, Unavailable.
+  // Makes a file. InvalidArgument: impossible options; ResourceExhausted: too
+  // little space, with the bytes needed and available; AlreadyExists: there is
+  // a file of that name to keep; NotFound, PermissionDenied and Unavailable.
   static absl::StatusOr<std::unique_ptr<FileStore>> Make(
       const FileStoreOptions& options);
 
-  // A kept file, at its last commit or at `commit`; later ones are dropped.
-  // Capacity, block size, checksums and max_regions are the file's. NotFound;
-  // FailedPrecondition for a file of another owner or without such a commit;
-  // DataLoss for one that was cut off or changed; Unavailable.
+  // Opens a kept file at its last commit, or at `commit`, which drops later
+  // ones. The file decides capacity, block size, checksums and max_regions.
+  // NotFound; FailedPrecondition: the file has another owner or lacks the
+  // commit; DataLoss: it was cut off or changed; Unavailable.
   static absl::StatusOr<std::unique_ptr<FileStore>> Reopen(
       const FileStoreOptions& options,
       std::optional<int64_t> commit = std::nullopt);
@@ -124,11 +125,11 @@ class FileStore : public ParamStore {
   StoreStats Stats() const override;
   std::string Describe() const override;
 
-  // How many Flush() have ended well over the life of a kept file.
+  // Counts the Flush() that have ended well over the life of a kept file.
   int64_t commit() const;
-  // FileStoreOptions::run when the file was made.
+  // Returns FileStoreOptions::run of the time when the file was made.
   uint64_t run() const;
-  // All regions, sorted.
+  // Returns the names of all regions, sorted.
   std::vector<std::string> Regions() const;
 
  private:
@@ -161,7 +162,7 @@ class FileStore : public ParamStore {
   mutable absl::Mutex mutex_;
   Extents extents_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  // Of regions that the last commit has and the next one will not.
+  // Space of regions that the last commit has and the next one will not have.
   std::vector<Space> erased_ ABSL_GUARDED_BY(mutex_);
   TransferMeter reads_ ABSL_GUARDED_BY(mutex_);
   TransferMeter writes_ ABSL_GUARDED_BY(mutex_);

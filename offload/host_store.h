@@ -1,4 +1,4 @@
-// Shards in this machine's memory.
+// A store in this machine's memory.
 #ifndef OFFLOAD_HOST_STORE_H_
 #define OFFLOAD_HOST_STORE_H_
 
@@ -21,14 +21,15 @@
 
 namespace fsdp::offload {
 
-// All regions lie in one piece of memory that is allocated when the store is
-// made and used again for new regions when old ones are erased. Transfers are
-// copies by the calling thread: over when Read() or Write() returns.
+// All regions lie in one piece of memory, which is allocated when the store is
+// made; new regions take the place of erased ones. The calling thread copies,
+// so a transfer is over when Read() or Write() returns.
 class HostStore : public ParamStore {
  public:
-  // For regions of `capacity` bytes in all, each counted by StoredBytes().
-  // `allocator` has to outlive the store. One that can be rolled back takes
-  // twice the memory: the first write of a region after a Flush() copies it.
+  // Makes a store for `capacity` bytes of regions, each counted by
+  // StoredBytes(). `allocator` must outlive the store. With `rollback` it takes
+  // twice the memory, and the first write of a region after a Flush() copies
+  // the region.
   static absl::StatusOr<std::unique_ptr<HostStore>> Make(
       int64_t capacity, PageAllocator& allocator = PageAllocator::System(),
       bool rollback = false);
@@ -47,12 +48,12 @@ class HostStore : public ParamStore {
   StoreStats Stats() const override;
   std::string Describe() const override;
 
-  // The region itself, for those who copy on their own (a device's stream):
-  // starts at a page, valid until Erase(). What they write is not undone by
-  // Rollback(). NotFound.
+  // Returns the region's own memory, for callers that copy by themselves (a
+  // device's stream). It starts at a page and is valid until Erase().
+  // Rollback() does not undo what they write. NotFound.
   absl::StatusOr<absl::Span<char>> Memory(absl::string_view region);
-  // The same for those who write all of it before anybody reads: of any content
-  // when the region is new.
+  // The same for callers that write all of it before anybody reads; the memory
+  // of a new region has any content.
   absl::StatusOr<absl::Span<char>> MemoryToFill(absl::string_view region);
 
  private:

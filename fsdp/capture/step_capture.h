@@ -1,5 +1,5 @@
-// Training steps that are captured once and replayed as a whole: forward,
-// backward, collectives and the optimizer's step cost the host one launch.
+// Captures a training step once and replays it as a whole: forward, backward,
+// collectives and the optimizer's step cost the host one launch.
 //
 //   fsdp::CaptureOptions options;
 //   options.make_graph = fsdp::MakeCudaGraph;  // base/cuda_graph.h
@@ -37,66 +37,68 @@ class CapturableOptimizer;
 class ModelCapture;
 struct StepRecord;
 
-// The same on all ranks.
+// These are the same on all ranks.
 struct CaptureOptions {
   DeviceGraphMaker make_graph;
-  // Steps that run as they are before one is captured. The first allocates,
-  // the second prefetches; the last two are compared. At least 3.
+  // How many steps run uncaptured before one is captured; at least 3. The first
+  // step allocates, the second prefetches, and the last two are compared.
   int warm_up_steps = 3;
 };
 
-// Of one rank; all ranks make the same calls. A replay does on the device what
-// the captured step has done, to the same memory, with the bits that the step
-// would have. What the host does in the step it does no more: everything that
-// depends on the host, but for inputs, learning rates and numbers of steps,
-// stays as it was when the step was captured, control flow above all. Between
-// calls the model is as between steps: state dicts, evaluation and steps that
-// are not captured see what replays have done, given to the stream of Run().
+// Captures and replays steps on one rank; all ranks make the same calls. A
+// replay does on the device what the captured step did, in the same memory, and
+// its results have the bits that the step's would have. It does nothing of what
+// the step does on the host: whatever depends on the host, control flow above
+// all, stays as it was at the capture, except inputs, learning rates and
+// numbers of steps. Between calls the model is as between steps: state dicts,
+// evaluation and uncaptured steps see what replays have given to the stream of
+// Run().
 //
-// Gradients of before are overwritten by the next replay, whoever has kept
-// them. A replay's collectives have no deadline of their own: whoever waits for
-// its loss needs one, also where one rank alone was refused a replay. Used by
-// the model's thread.
+// A replay overwrites gradients of earlier steps, even if somebody has kept
+// them. Its collectives have no deadline, so whoever waits for its loss needs
+// one, also in case one rank alone is refused a replay. Only the model's thread
+// may use it.
 class CapturedStep {
  public:
   using Inputs = std::vector<at::Tensor>;
-  // One whole step: forward, backward, optimizer's step, gradients dropped as
-  // they were before. Any number of micro-batches, always the same. Gives back
-  // the loss, or whatever tensor. It is called in the warm-up and once for each
-  // capture.
+  // One complete step: forward, backward, the optimizer's step, and gradients
+  // dropped as they were before. It may have any number of micro-batches, but
+  // always the same. It returns the loss or any other tensor. It is called in
+  // the warm-up and once for each capture.
   using Step = std::function<absl::StatusOr<at::Tensor>(const Inputs&)>;
 
-  // `model` and `optimizer` outlive the result. FailedPrecondition,
-  // Unimplemented and InvalidArgument name what of the model, its groups, the
-  // optimizer or the options cannot be captured. Learning rates are floats from
-  // then on (CapturableOptimizer::KeepRatesOnDevice).
+  // `model` and `optimizer` must outlive the result. FailedPrecondition,
+  // Unimplemented and InvalidArgument name what cannot be captured: a part of
+  // the model, its groups, the optimizer or an option. Learning rates become
+  // floats (CapturableOptimizer::KeepRatesOnDevice).
   static absl::StatusOr<std::unique_ptr<CapturedStep>> Make(
       ShardedModuleBase& model, torch::optim::Optimizer& optimizer, Step step,
       const CaptureOptions& options);
   ~CapturedStep();
 
-  // One step with copies of `inputs`, which have the sizes and dtypes of the
-  // first call's; the device reads page-locked ones of the host later, as
+  // Makes one step with copies of `inputs`, which have the sizes and dtypes of
+  // the first call's. The device reads page-locked inputs later, as
   // copy_(input, true) does. Returns a tensor of this object's own, which the
-  // next call overwrites. The first warm_up_steps run as they are, the next one
-  // is captured, on all ranks or on none, and replayed at once, and so are all
-  // that follow. Collective.
+  // next call overwrites. The first warm_up_steps calls run the step; the next
+  // call captures it, on all ranks or on none, and replays it; later calls
+  // replay it. Collective.
   //
-  // Errors of a step that runs are the step's. FailedPrecondition:
-  //   in place of the first replay: the last two steps were not alike, or what
-  //   was captured could not be. No step was made, and every later call returns
-  //   this; the model trains on without captures.
-  //   later: something has changed since. Nothing was done; Recapture() or undo
-  //   it.
+  // A step that runs returns its own errors. FailedPrecondition has two
+  // meanings:
+  //   In place of the first replay: the last two steps differ, or the step
+  //   cannot be captured. No step was made, and every later call returns the
+  //   same; the model goes on to train without captures. Later: something has
+  //   changed since the capture. Nothing was done; undo the change or call
+  //   Recapture().
   absl::StatusOr<at::Tensor> Run(const Inputs& inputs);
 
-  // The next calls warm up and capture again.
+  // Makes the next calls warm up and capture again.
   void Recapture();
 
   int64_t replays() const { return replays_; }
 
  private:
-  // A tensor that has to stay where it is.
+  // A tensor that must stay at its address.
   struct Pinned {
     at::Tensor tensor;
     const void* address;
@@ -129,8 +131,8 @@ class CapturedStep {
   const Step step_;
   const CaptureOptions options_;
   std::unique_ptr<DeviceGraph> graph_;
-  SideStream stream_;  // of warm-up and capture
-  int steps_ = 0;      // of the warm-up
+  SideStream stream_;  // for warm-up and capture
+  int steps_ = 0;      // so far in the warm-up
   bool is_captured_ = false;
   int64_t replays_ = 0;
   absl::Status failure_;
@@ -138,10 +140,10 @@ class CapturedStep {
   at::Tensor result_;
   std::vector<StepRecord> last_;
   std::vector<StepRecord> before_last_;
-  std::vector<at::Tensor> memory_;  // that replays use
+  std::vector<at::Tensor> memory_;  // what replays use
   int64_t optimizer_capture_ = 0;
   std::vector<Pinned> shards_;
-  std::vector<const void*> gradients_;  // before and after a step
+  std::vector<const void*> gradients_;  // addresses, before and after a step
 };
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
-// Models larger than memory: modules that are constructed without memory and
-// get their values unit by unit when they are sharded.
+// Models larger than memory: a module is constructed without memory, and
+// FullyShard() gives it its values unit by unit.
 //
 //   std::shared_ptr<Net> net;
 //   {
@@ -20,24 +20,25 @@
 namespace fsdp {
 
 struct DeferredInitOptions {
-  // Smaller tensors are made at once: constructors read and write them.
+  // Smaller tensors get memory at once, because constructors read and write
+  // them.
   int64_t min_bytes = 64 << 10;
 };
 
-// As long as one lives, tensors that this thread makes are deferred: they have
-// sizes, dtype, device and views, but no memory, and what operators do to them
-// is recorded. A module made so has the values that its constructor gives it,
-// at the latest when FullyShard() reads them, unit by unit; with
-// Options::init.broadcast on rank 0 only.
+// While a DeferredInit lives, the tensors that this thread makes are deferred:
+// they have sizes, dtype, device and views, but no memory, and what operators
+// do to them is recorded. FullyShard() runs the records unit by unit, so that
+// each unit has the values that its constructor gives it; with
+// Options::init.broadcast only rank 0 runs them.
 //
-// Random values are not those of an ordinary construction, but as random: each
-// random operator draws a seed of its own from the default generator, so that
-// they depend on torch::manual_seed() alone, and neither on the number of ranks
-// nor on the order in which units are sharded.
+// Random values differ from those of an ordinary construction, but are as
+// random. Each random operator draws a seed from the default generator, so the
+// values depend on torch::manual_seed() alone, and neither on the number of
+// ranks nor on the order in which units are sharded.
 //
-// An operator that needs values, such as item(), gets them. Reading or writing
-// a deferred tensor by pointer or outside a scope throws (FailedPrecondition
-// for TorchToStatus()).
+// An operator that needs values, such as item(), gets them. It is an error to
+// read or write a deferred tensor by pointer or outside a scope: LibTorch
+// throws, and TorchToStatus() returns FailedPrecondition.
 class DeferredInit {
  public:
   explicit DeferredInit(
@@ -46,7 +47,7 @@ class DeferredInit {
   DeferredInit& operator=(const DeferredInit&) = delete;
   ~DeferredInit();
 
-  // Whether this thread is in a scope.
+  // Returns whether this thread is in a scope.
   static bool IsActive();
 
  private:
@@ -54,21 +55,21 @@ class DeferredInit {
   const c10::impl::IncludeDispatchKeyGuard records_;
 };
 
-// Within a DeferredInit: makes ordinary tensors.
+// Makes ordinary tensors within a DeferredInit.
 class EagerInit {
  public:
   EagerInit() : unrecorded_(c10::DispatchKey::DeferredInit) {}
   EagerInit(const EagerInit&) = delete;
   EagerInit& operator=(const EagerInit&) = delete;
-  // Not trivial, so that a scope is not an unused variable.
+  // It is not trivial, so that a scope is not an unused variable.
   ~EagerInit() {}  // NOLINT(modernize-use-equals-default)
 
  private:
   const c10::impl::ExcludeDispatchKeyGuard unrecorded_;
 };
 
-// Gives all deferred parameters and buffers of `module` their values; tensors
-// keep their identity and ties. For use without sharding.
+// Gives all deferred parameters and buffers of `module` their values. Tensors
+// keep their identity and ties. It is for use without sharding.
 absl::Status Materialize(torch::nn::Module& module);
 
 }  // namespace fsdp

@@ -1,6 +1,6 @@
 // Moves the arguments of checkpointed regions out of memory between forward and
-// backward: to host memory or to an SSD, whatever the store is. Devices copy
-// beside what they compute.
+// backward, to the store that it is given: host memory or an SSD. Devices copy
+// while they compute.
 //
 //   auto store = fsdp::offload::FileStore::Make(file_options);
 //   auto offload = fsdp::ActivationOffload::Make(*std::move(store), {});
@@ -42,75 +42,78 @@ class TensorTransfers;
 struct ActivationOffloadOptions {
   // Smaller tensors stay in memory.
   int64_t min_bytes = int64_t{64} << 10;
-  // Of tensors that are being written, which keep their memory for so long, and
-  // as much again for those that are read ahead; of tensors of a device, as
-  // much memory of the host again. A tensor that is larger is written when no
-  // other is, and never read ahead.
+  // The most bytes that are being written at a time. Tensors keep their memory
+  // while they are written. As many bytes again may be read ahead, and tensors
+  // of a device take as much memory of the host again. A larger tensor is
+  // written when no other is, and never read ahead.
   int64_t window_bytes = int64_t{64} << 20;
-  // While backward recomputes a region, the arguments of so many before it are
-  // read.
+  // How many regions' arguments are read while backward recomputes the region
+  // that comes after them.
   int regions_ahead = 1;
-  // Of each wait for the store, and for the device.
+  // Limits each wait for the store and each wait for the device.
   absl::Duration timeout = absl::Minutes(5);
-  // The communicator's: for what the rank waits. Null: nobody is told.
+  // The communicator's activity, which is told what the rank waits for; may be
+  // null.
   std::shared_ptr<comm::RankActivity> activity = nullptr;
 };
 
 struct ActivationOffloadStats : TensorTransferStats {
-  // Tensors when backward needed them: still in memory; read ahead, or about to
-  // be; neither.
+  // Each counts tensors that backward needed. `found` were still in memory,
+  // `prefetched` were read ahead or being read ahead, and `missed` were
+  // neither.
   int64_t found = 0;
   int64_t prefetched = 0;
   int64_t missed = 0;
-  // What the store has in use.
+  // Bytes of the store that are in use.
   int64_t stored_bytes = 0;
   int64_t peak_stored_bytes = 0;
 };
 
 class MovedArguments;
 
-// Writes behind forward and reads ahead of backward, which goes through the
-// tensors in the reverse order of forward's. Best one per rank. Thread-safe;
-// calls wait for each other.
+// Writes behind forward and reads ahead of backward, which needs the tensors in
+// the reverse order. Make one for each rank. Thread-safe; calls wait for each
+// other.
 //
 // A tensor that the store has no room for, or that cannot be written, stays in
-// memory: nothing is lost, and the first failure to write is reported by a
-// warning. Otherwise its memory is free once it is written, if nobody else
-// holds the tensor; a call of any kind finds what is written.
+// memory. Nothing is lost, and one warning reports the first write that failed.
+// The memory of other tensors is free once they are written, if nobody else
+// holds them; the next call of any kind finds out that they are.
 //
-// For tensors of a device with streams, calls belong to the stream that is
-// current, and the copies to others beside it. The host waits for the store
-// only, and for the device where the window is full of bytes that the store is
-// to get, or that have come from there; never where the store is memory that
-// the device copies. There the device's computing waits instead: for copies
-// that are the window behind.
+// For tensors of a device with streams, calls are ordered by the current
+// stream, and copies run beside it. The host waits for the store, and for the
+// device only while the window is full of bytes that go to the store or have
+// come from it. If the store is memory that the device copies itself, the host
+// never waits: the device's computing then waits for copies that are a window
+// behind.
 class ActivationOffload
     : public std::enable_shared_from_this<ActivationOffload> {
  public:
-  // InvalidArgument for options that are negative, or without a timeout.
+  // InvalidArgument: an option is negative, or the timeout is not positive.
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> Make(
       std::unique_ptr<offload::ParamStore> store,
       const ActivationOffloadOptions& options);
-  // A device copies straight from and to the store's memory if that is locked
-  // for it (LockedPages): the host waits for nothing then.
+  // The same for a store whose memory is locked for the device (LockedPages):
+  // the device copies straight from and to it, and the host waits for nothing.
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> Make(
       std::unique_ptr<offload::HostStore> store,
       const ActivationOffloadOptions& options);
-  // In such memory: `capacity` bytes, which are locked for `device` now, and as
-  // long as this lives. ResourceExhausted.
+  // The same with a new store of `capacity` bytes, which are locked for
+  // `device` for as long as the result lives. ResourceExhausted: they cannot be
+  // had.
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> MakeInHostMemory(
       int64_t capacity, c10::Device device,
       const ActivationOffloadOptions& options);
   ActivationOffload(const ActivationOffload&) = delete;
   ActivationOffload& operator=(const ActivationOffload&) = delete;
-  // Waits for what is under way.
+  // Waits for transfers that are under way.
   ~ActivationOffload();
 
-  // Takes those of `tensors`, without grad, that are floating-point and have a
-  // PackedForm, and leaves undefined ones: they belong to `whose` ("a
-  // checkpointed region in unit blocks.3"). The others stay as they are. Null
-  // when none is taken. A tensor that is there twice, or that another owner has
-  // as well, is written once.
+  // Takes floating-point tensors that have a PackedForm and leaves undefined
+  // ones in their place; the other tensors stay. Returns null if it takes none.
+  // `tensors` are without grad. `whose` names them in errors, for example "a
+  // checkpointed region in unit blocks.3". A tensor that is there twice, or
+  // that another MovedArguments has too, is written once.
   std::unique_ptr<MovedArguments> MoveOut(
       const std::vector<at::Tensor*>& tensors, absl::string_view whose);
 
@@ -119,10 +122,10 @@ class ActivationOffload
 
  private:
   friend class MovedArguments;
-  // A tensor and how many have it.
+  // A tensor, and how many MovedArguments have it.
   struct Entry;
   using Entries = std::vector<std::shared_ptr<Entry>>;
-  // Has the mutex. What is dropped meanwhile is freed after it.
+  // Holds the mutex, and frees what is dropped meanwhile after it.
   class Turn;
 
   struct Place {
@@ -138,19 +141,19 @@ class ActivationOffload
   absl::StatusOr<std::vector<at::Tensor>> MoveIn(MovedArguments& moved);
   void Erase(const MovedArguments& moved);
 
-  // The entry of `tensor`; null where it has to stay.
+  // Returns the entry of `tensor`; null if the tensor has to stay.
   std::shared_ptr<Entry> Take(const at::Tensor& tensor, absl::string_view whose)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Entry> FindSame(const at::Tensor& tensor,
                                   const PackedForm& form)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Those whose backward is likely to be next, the nearest first.
+  // The arguments that backward is likely to need next, the nearest first.
   using Next = std::vector<const MovedArguments*>;
   static bool Has(const Next& next, const std::shared_ptr<MovedTensor>& tensor);
   Next NextAfter(const MovedArguments& moved)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReadAhead(const Next& next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // For `bytes` to read, without those of `next`.
+  // Makes room to read `bytes` by dropping tensors that `next` does not have.
   bool MakeRoomToRead(int64_t bytes, const Next& next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountUses(const Entries& entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -169,18 +172,18 @@ class ActivationOffload
   ActivationOffloadStats stats_ ABSL_GUARDED_BY(mutex_);
 };
 
-// What MoveOut() has taken. The store has it until this is destroyed, by any
-// thread.
+// What MoveOut() has taken. The store keeps it until this is destroyed, which
+// any thread may do.
 class MovedArguments {
  public:
   MovedArguments(const MovedArguments&) = delete;
   MovedArguments& operator=(const MovedArguments&) = delete;
   ~MovedArguments();
 
-  // One for each of the tensors of MoveOut(): with the same bits, or undefined
-  // where it was not taken. Other threads and owners may get the same tensor,
-  // so it may not be modified. Errors of the store say what was to be read, and
-  // change nothing: a later call may do better.
+  // Returns a tensor for each of MoveOut()'s, with the same bits, or an
+  // undefined one for a tensor that was not taken. Other threads and owners may
+  // get the same tensor, so do not modify it. The store's errors say what was
+  // to be read, and change nothing, so a later call may succeed.
   absl::StatusOr<std::vector<at::Tensor>> MoveIn();
 
  private:
@@ -192,7 +195,7 @@ class MovedArguments {
 
   const std::shared_ptr<ActivationOffload> offload_;
   const std::string whose_;
-  // These belong to `offload_`.
+  // The rest belongs to `offload_`.
   int64_t id_ = 0;                      // in the order of forward
   ActivationOffload::Entries entries_;  // null: not taken
   int64_t times_in_ = 0;

@@ -5,8 +5,8 @@
 //         [this](const at::Tensor& x) { return mlp->forward(x); }, x);
 //     ...
 //
-// The call is a region: its forward records nothing, so that only its arguments
-// and results stay alive, and backward runs it again (Chen et al., 2016). It
+// The call is a region. Its forward records nothing, so only its arguments and
+// results stay alive, and backward runs it again (Chen et al., 2016). A region
 // may be around units (`fn` calls fsdp::Forward), inside a unit's forward, and
 // inside another region. A unit is still gathered twice and reduced once per
 // use.
@@ -30,13 +30,13 @@
 namespace fsdp {
 namespace checkpoint_internal {
 
-// A call with all it needs to be made again.
+// A call with all that is needed to make it again.
 class RepeatableCall {
  public:
   virtual ~RepeatableCall() = default;
-  // The tensors in the arguments that it is made with.
+  // Returns the tensors in the arguments.
   virtual std::vector<at::Tensor*> Arguments() = 0;
-  // Makes it; the tensors in its result.
+  // Makes the call and returns the tensors in its result.
   virtual std::vector<at::Tensor> Repeat() = 0;
 };
 
@@ -76,8 +76,8 @@ class RepeatableCallOf final : public RepeatableCall {
   std::tuple<Args...> args_;
 };
 
-// The forward of a region: of the call of a user's, or of the unit that
-// Options::recompute.units has chosen. `unit`: its name, or empty.
+// The forward of a region, which is either a call by a user or a unit that
+// Options::recompute.units names. `unit` is the unit's name, or empty.
 class RegionForward {
  public:
   RegionForward(const CheckpointOptions& options,
@@ -85,10 +85,10 @@ class RegionForward {
                 std::string unit = "");
   ~RegionForward();
 
-  // Replaces those of `outputs` that the call has made by aliases that
-  // recompute it in backward, and views of arguments by differentiable ones.
-  // Views of each other stay so. Throws StatusError where the call has modified
-  // an argument in place.
+  // Replaces the `outputs` that the call has made by aliases that recompute
+  // them in backward, and views of arguments by differentiable views. Outputs
+  // that are views of each other stay so. Throws StatusError when the call has
+  // modified an argument in place.
   void Finish(std::unique_ptr<RepeatableCall> call,
               const std::vector<at::Tensor*>& outputs);
 
@@ -97,7 +97,7 @@ class RegionForward {
   const std::unique_ptr<State> state_;
 };
 
-// Calls fn(args...) as a region, or, without grad, just so.
+// Calls fn(args...) as a region, or without grad as a plain call.
 template <typename Fn, typename... Args>
 auto RunRegion(const CheckpointOptions& options, const std::string& unit,
                Fn&& fn, Args&&... args) {
@@ -116,19 +116,19 @@ auto RunRegion(const CheckpointOptions& options, const std::string& unit,
 
 }  // namespace checkpoint_internal
 
-// Calls fn(args...), and again in backward. `fn` does the same both times; it
-// may use parameters of modules beyond its arguments, but other tensors that
-// require grad have to be arguments. `fn` and `args` are copied or moved, and
-// kept for as long as the graph: what they refer to has to live as long.
-// Tensors in `args` and in the result are found as fsdp::Forward finds them
-// (see tensor_tree.h). Without grad this is a plain call.
+// Calls fn(args...), and calls it again in backward. `fn` must do the same both
+// times. It may use parameters of modules besides its arguments, but other
+// tensors that require grad must be arguments. `fn` and `args` are copied or
+// moved, and kept as long as the graph, so what they refer to must live as
+// long. Tensors in `args` and in the result are found as fsdp::Forward finds
+// them (see tensor_tree.h). Without grad this is a plain call.
 //
-// Throws StatusError, from here or from backward (FailedPrecondition): `fn`
-// modified an argument in place; an argument was modified between forward and
-// backward; the recomputation gave results of other shapes or dtypes; a
-// backward with create_graph, or with `inputs` as torch::autograd::grad has.
-// Backward throws what the store of `offload` says when an argument cannot be
-// read.
+// The call or its backward throws StatusError (FailedPrecondition) when `fn`
+// modifies an argument in place, when an argument is modified between forward
+// and backward, when the recomputation returns other shapes or dtypes, and for
+// a backward with create_graph or with `inputs`, as torch::autograd::grad has.
+// Backward also throws the error of the store of `offload` when an argument
+// cannot be read.
 template <typename Fn, typename... Args>
 auto CheckpointWith(const CheckpointOptions& options, Fn&& fn, Args&&... args) {
   return checkpoint_internal::RunRegion(

@@ -1,4 +1,4 @@
-// What a checkpointed region keeps from its forward to its backward.
+// The arguments that a checkpointed region keeps from forward to backward.
 #ifndef FSDP_RECOMPUTE_CHECKPOINT_ARGUMENTS_H_
 #define FSDP_RECOMPUTE_CHECKPOINT_ARGUMENTS_H_
 
@@ -17,12 +17,13 @@
 
 namespace fsdp::checkpoint_internal {
 
-// The version of a tensor that may be gone.
+// The version of a tensor, which may be gone by the time it is asked for.
 class TensorVersion {
  public:
   explicit TensorVersion(const at::Tensor& tensor);
 
-  // Whether the tensor, or what shares memory with it, was modified in place.
+  // Returns false if the tensor, or one that shares its memory, was modified in
+  // place.
   bool IsCurrent() const { return Now() == version_; }
 
  private:
@@ -37,15 +38,17 @@ class TensorVersion {
 // The tensors in a region's arguments, without their graph.
 class RegionArguments {
  public:
-  // Takes `tensors` and leaves undefined ones. Those that may leave memory do
-  // so where `offload` is given.
+  // Takes `tensors` and leaves undefined ones in their place. With `offload`,
+  // they leave memory, except leaves that require grad, whose memory stays in
+  // use anyway.
   RegionArguments(const std::vector<at::Tensor*>& tensors,
                   ActivationOffload* offload, std::string region_name);
 
-  // FailedPrecondition, with its number, when one was modified since.
+  // FailedPrecondition names the first tensor, by its number, that was
+  // modified.
   absl::Status CheckUnmodified() const;
 
-  // What was taken; the caller detaches it before use.
+  // Returns what was taken. The caller detaches it before use.
   absl::StatusOr<std::vector<at::Tensor>> Get();
 
  private:

@@ -21,58 +21,64 @@
 
 namespace fsdp {
 
-// Copies on one stream up and one stream down, beside what the device computes,
-// and page-locked memory of the host for them, which is used again: as much as
-// was in use at once. LibTorch's pinned allocations would round each up to a
-// power of two and keep them for the life of the process. Used by one thread at
-// a time. Errors but DeadlineExceeded are the device's end.
+// Copies to and from a device on two streams of its own, while the device
+// computes. The page-locked memory of the host for these copies is used again,
+// so that there is as much as was ever in use at once; LibTorch's pinned
+// allocations would be rounded up to powers of two and kept for the life of the
+// process. Used by one thread at a time. Errors other than DeadlineExceeded
+// mean that the device has failed.
 class DeviceStage {
  public:
-  // `timeout`: of the last wait.
+  // `timeout` limits the destructor's wait.
   DeviceStage(c10::Device device, absl::Duration timeout);
-  // Lets the host wait for all copies.
+  // Makes the host wait for all copies.
   ~DeviceStage();
 
   c10::Device device() const { return device_; }
   c10::Stream CurrentStream() const;
-  // What the current stream has been given until now.
+  // Returns an event after all work that the current stream has been given.
   absl::StatusOr<SharedEvent> Now() const;
 
-  // At least `bytes` of the host, of any content; 1-D.
+  // Returns at least `bytes` of uninitialised host memory, 1-D.
   absl::StatusOr<at::Tensor> Acquire(int64_t bytes);
-  // Takes them back, for when `last` is reached; it may be null.
+  // Takes host memory back; it is free when `last`, which may be null, is
+  // reached.
   void Release(const at::Tensor& host, SharedEvent last);
-  // Lets the host wait until no more than `limit` bytes, `bytes` of them new,
-  // are taken back and not free, or none.
+  // Makes the host wait until released memory that is not free, together with
+  // `bytes` of new memory, is at most `limit` bytes, or until all of it is
+  // free.
   absl::Status MakeRoom(int64_t bytes, int64_t limit, absl::Time deadline);
   // Keeps `memory` until `last` is reached.
   void Keep(at::Tensor memory, SharedEvent last);
 
-  // Copy all of the device's `memory`, 1-D bytes, to the beginning of `host`,
-  // after what the current stream has been given; or back, after both events,
-  // of which `host_ready` may be null.
+  // Down() copies all of the device's `memory`, 1-D bytes, to the beginning of
+  // `host`, after the current stream's work so far. Up() copies back, after
+  // both events, of which `host_ready` may be null. Both return an event at the
+  // end of the copy.
   absl::StatusOr<SharedEvent> Down(const at::Tensor& memory,
                                    const at::Tensor& host);
   absl::StatusOr<SharedEvent> Up(const at::Tensor& host,
                                  const SharedEvent& host_ready,
                                  const at::Tensor& memory,
                                  const SharedEvent& memory_ready);
-  // Copies down from now on come after `last`, which may be null.
+  // Makes later copies down wait for `last`, which may be null.
   absl::Status OrderDown(const SharedEvent& last);
 
-  // `stream` does what comes from now on after `event`.
+  // Makes later work of `stream` wait for `event`.
   absl::Status Order(c10::Stream stream, const SharedEvent& event) const;
-  // The current stream does, with `memory` that was allocated for `owner`.
+  // Makes the current stream wait for `event` before it uses `memory`, which
+  // was allocated for the stream `owner`.
   absl::Status Use(const at::Tensor& memory, c10::Stream owner,
                    const SharedEvent& event) const;
 
-  // Lets the host wait for a copy, or for all of them.
+  // Make the host wait for one copy, or for all.
   absl::Status Await(const SharedEvent& event, absl::Time deadline) const;
   absl::Status AwaitAll(absl::Time deadline);
 
-  // Finds what is free.
+  // Finds memory whose last use is over.
   void Poll();
-  // What Keep() had. Freeing it may run anybody's code.
+  // Returns memory whose Keep() is over. The caller frees it without a lock,
+  // because that may run anybody's code.
   std::vector<at::Tensor> TakeKept() { return std::exchange(kept_, {}); }
 
  private:

@@ -1,5 +1,5 @@
-// How the values of a tensor lie in memory as one piece of bytes, and how the
-// same tensor is made of them again.
+// How the values of a tensor lie in memory as one piece of bytes, and how to
+// make the same tensor of these bytes again.
 #ifndef FSDP_RECOMPUTE_PACKED_FORM_H_
 #define FSDP_RECOMPUTE_PACKED_FORM_H_
 
@@ -15,30 +15,30 @@
 
 namespace fsdp {
 
-// Each element is there once, also of an expanded tensor. What is made of the
-// bytes has the same sizes, strides, dtype, device and bits, and lies as far
-// from a multiple of 64 bytes, since kernels may round by that. Its storage is
-// its own.
+// The bytes have each element once, even those of an expanded tensor. The
+// tensor made of them has the same sizes, strides, dtype, device and bits in a
+// storage of its own. It has the same distance from a multiple of 64 bytes,
+// because kernels may round differently otherwise.
 class PackedForm {
  public:
-  // Nothing for a tensor without elements, or that is more than its bytes
-  // (sparse, quantized, nested, conjugated, of InferenceMode, ...), or whose
-  // elements overlap, or in the memory of a sharded parameter.
+  // Returns no form for a tensor that has no elements or overlapping ones, that
+  // is more than its bytes (sparse, quantized, nested, conjugated, of
+  // InferenceMode, ...), or that lies in the memory of a sharded parameter.
   static std::optional<PackedForm> Of(const at::Tensor& tensor);
 
   int64_t bytes() const { return bytes_; }
   c10::Device device() const { return device_; }
 
-  // A tensor on device() with the values of `tensor`, whose form this is, in
-  // the bytes() bytes from its data pointer on: the tensor itself where it is
-  // dense, else a copy.
+  // Returns a tensor on device() whose bytes() bytes from the data pointer on
+  // hold the values of `tensor`: `tensor` itself, detached, if it is dense,
+  // else a copy. `tensor` must have this form.
   at::Tensor Pack(const at::Tensor& tensor) const;
-  // A tensor on device() for bytes() bytes of other origin, which starts at a
-  // page of the CPU if the form allows.
+  // Returns an uninitialised tensor on device() for bytes() bytes. On the CPU
+  // it starts at a page if the form allows.
   at::Tensor Allocate() const;
-  // What a tensor that Pack() or Allocate() gave has in these bytes: 1-D.
+  // Returns the bytes of a tensor that Pack() or Allocate() has returned, 1-D.
   at::Tensor BytesOf(const at::Tensor& packed) const;
-  // The tensor. May be `packed` itself.
+  // Returns the tensor; it may be `packed` itself.
   at::Tensor Unpack(const at::Tensor& packed) const;
 
   // "Float [2, 3] on cpu".
@@ -49,9 +49,9 @@ class PackedForm {
  private:
   PackedForm() = default;
 
-  // Of any values, with this form's sizes and strides.
+  // Returns an uninitialised tensor with this form's sizes and strides.
   at::Tensor AllocateStrided() const;
-  // Every element of `tensor` once.
+  // Returns a view that has every element of `tensor` once.
   at::Tensor Elements(const at::Tensor& tensor) const;
 
   std::vector<int64_t> sizes_;
@@ -68,10 +68,10 @@ class PackedForm {
 // What a computation depends on besides its arguments: the default random
 // number generators and autocast.
 
-// Of the CPU and of some more devices, as it was on this thread at a moment.
+// The state of the CPU, and of further devices, on the thread that captures it.
 class AmbientState {
  public:
-  // `devices`: besides the CPU. Generators only with `random`.
+  // Captures the CPU and `devices`. Generators are included only with `random`.
   static AmbientState Capture(const std::vector<c10::Device>& devices,
                               bool random);
 
@@ -88,12 +88,12 @@ class AmbientState {
 
   std::vector<c10::Device> devices_;
   std::vector<at::Tensor>
-      generator_states_;  // of the CPU and devices_, or none
+      generator_states_;  // of the CPU and devices_; empty without `random`
   std::vector<Autocast> autocasts_;
   bool autocast_cache_ = true;
 };
 
-// Makes a state the current one for as long as it lives.
+// Makes a state the current one while this lives.
 class AmbientStateGuard {
  public:
   explicit AmbientStateGuard(const AmbientState& state);

@@ -1,4 +1,4 @@
-// What a checkpointed region returns.
+// The results of a checkpointed region.
 #ifndef FSDP_RECOMPUTE_REGION_OUTPUTS_H_
 #define FSDP_RECOMPUTE_REGION_OUTPUTS_H_
 
@@ -26,40 +26,41 @@ class GivenTensors {
   bool Has(const at::Tensor& tensor) const {
     return tensors_.count(tensor.unsafeGetTensorImpl()) > 0;
   }
-  // Whether one is `base` or a view of it.
+  // Returns whether a tensor is `base` or a view of it.
   bool HasMemoryOf(const at::Tensor& base) const {
     return bases_.count(base.unsafeGetTensorImpl()) > 0;
   }
-  // What views of `base` get their gradient from.
+  // Returns the tensor from which views of `base` get their gradient.
   at::Tensor SourceOf(const at::Tensor& base) const;
 
  private:
   std::set<Identity> tensors_;
-  // Undefined, but for a view that is a leaf of its own.
+  // Undefined, except for a base with a view that is a leaf of its own.
   std::map<Identity, at::Tensor> bases_;
 };
 
 // Relates the results of a region's forward, which records nothing, to those of
-// its recomputation. What the region has made gets its gradient from the
-// region's node; what it was given keeps the gradient that it has.
+// its recomputation. Tensors that the region made get their gradient from the
+// region's node; tensors that it was given keep the gradient that they have.
 class RegionOutputs {
  public:
-  // Replaces tensors of `outputs`: those that the region has made by aliases
-  // whose gradient goes to `node`, one input of it for each memory; views of
-  // what it was given by differentiable views of the same. Views of each other
-  // stay that, so any may be modified in place.
+  // Replaces tensors of `outputs`. Those that the region made become aliases
+  // whose gradient goes to `node`, with one input of `node` for each memory.
+  // Views of tensors that it was given become differentiable views of the same
+  // tensors. Views of each other stay so, and any of them may be modified in
+  // place.
   void Wrap(const std::shared_ptr<torch::autograd::Node>& node,
             const GivenTensors& given, const std::vector<at::Tensor*>& outputs);
 
-  // Of the results of a recomputation, those that the gradients of the node's
-  // inputs belong to, in that order. FailedPrecondition where results are
-  // others than those of the forward; `region_name` is for the text.
+  // Returns those results of a recomputation that the gradients of the node's
+  // inputs belong to, in that order. FailedPrecondition, with `region_name` in
+  // its text: the results differ from those of the forward.
   absl::StatusOr<std::vector<at::Tensor>> RootsOf(
       const std::vector<at::Tensor>& outputs,
       const std::string& region_name) const;
 
  private:
-  // An output, or what it is a view of.
+  // An output, or the base of which an output is a view.
   struct Root {
     size_t output;
     bool is_base;

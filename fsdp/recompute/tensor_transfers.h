@@ -1,4 +1,4 @@
-// Tensors on their way to a store and back.
+// Moves tensors to a store and back.
 #ifndef FSDP_RECOMPUTE_TENSOR_TRANSFERS_H_
 #define FSDP_RECOMPUTE_TENSOR_TRANSFERS_H_
 
@@ -26,104 +26,112 @@
 
 namespace fsdp {
 
-// A tensor that has a region of a store. All but `form`, packed.defined(),
-// `in_store` and the functions belongs to TensorTransfers.
+// A tensor that has a region of a store. Others than TensorTransfers may read
+// `form`, packed.defined() and `in_store`, and call the functions.
 struct MovedTensor {
   MovedTensor(PackedForm form, std::string region)
       : form(std::move(form)), region(std::move(region)) {}
 
   bool IsBeingWritten() const { return doing == Doing::kWriting; }
-  // Whether Drop() frees its memory.
+  // Returns whether Drop() frees its memory.
   bool CanDrop() const;
-  // The last copy of its device.
+  // Returns the last copy by its device.
   const SharedEvent& LastCopy() const { return up != nullptr ? up : down; }
 
   const PackedForm form;
   const std::string region;
-  // Its bytes while they are in the memory of its device: until they are
-  // written, for ever if that fails, and from the start of a read until Drop().
+  // The tensor's bytes in the memory of its device. They are there until they
+  // are written, for ever if that fails, and from the start of a read until
+  // Drop().
   at::Tensor packed;
-  // Where the store finds them, and leaves them. For tensors of the CPU,
-  // `packed`. For others memory of the host that `stage` copies from and to: of
-  // the region itself (`direct`), or until the store has them, for ever if it
-  // fails, and again from the start of a read until they are on the device.
+  // The memory that the store reads and writes. For a CPU tensor it is
+  // `packed`. For others it is memory of the host that `stage` copies from and
+  // to: the region itself (`direct`), or memory that is there until the store
+  // has the bytes, for ever if that fails, and from the start of a read until
+  // the bytes are on the device.
   at::Tensor host;
   DeviceStage* stage = nullptr;
   bool direct = false;
-  SharedEvent down;  // null: none, or it is known to be over
+  SharedEvent down;  // null: there is none, or it is known to be over
   SharedEvent up;    // null: `packed` is what was written
-  // Where `packed` was allocated, and from when on it may be written.
+  // The stream that `packed` was allocated for, and the event from which on it
+  // may be written.
   std::optional<c10::Stream> owner;
   SharedEvent ready;
   bool unordered = false;  // `owner` does not wait for the last copy
 
   enum class Doing { kNothing, kWriting, kReading };
   Doing doing = Doing::kNothing;
-  // With the store. None yet while bytes that are to be written come down.
+  // The store's transfer; null while bytes to write are still copied to the
+  // host.
   std::unique_ptr<offload::Transfer> transfer;  // goes before its memory
   bool in_store = false;
-  bool ahead = false;      // what is read, nobody has asked for yet
-  bool wanted = false;     // stays in memory when it is written
+  bool ahead = false;      // it is read before anybody has asked for it
+  bool wanted = false;     // it stays in memory when it is written
   bool abandoned = false;  // nobody will ask for it
 };
 using MovedTensorPtr = std::shared_ptr<MovedTensor>;
 
-// Tensors of devices with streams are copied beside what these compute. Their
-// bytes rest for the store in page-locked memory, or go straight into its own.
-// The device's memory is free when the copy is over, which later calls find; or
-// where the window is full, for what computes after it.
+// Moves tensors between memory and a store. Tensors of devices with streams are
+// copied while the device computes, through page-locked memory of the host or
+// straight into the store's own. The device's memory is free when the copy is
+// over, which later calls find out; where the window is full, it is free for
+// what the stream computes after the copy.
 //
-// Used by one thread at a time. Calls belong to the current stream.
+// Used by one thread at a time. Calls are ordered by the current stream.
 class TensorTransfers {
  public:
-  // At most `window_bytes` are being written, or one tensor. `memory` is the
-  // store where that lies in memory of the host that devices may copy, if it is
-  // locked for them; or null. `timeout`: of each wait. `activity` is told of
-  // waits and may be null.
+  // At most `window_bytes`, or one tensor, are being written at a time.
+  // `memory` is the store itself if its memory is locked for devices to copy,
+  // else null. `timeout` limits each wait. `activity` is told of waits and may
+  // be null.
   TensorTransfers(std::unique_ptr<offload::ParamStore> store,
                   offload::HostStore* memory, int64_t window_bytes,
                   absl::Duration timeout,
                   std::shared_ptr<comm::RankActivity> activity);
   TensorTransfers(const TensorTransfers&) = delete;
   TensorTransfers& operator=(const TensorTransfers&) = delete;
-  // Waits for what is under way.
+  // Waits for transfers that are under way.
   ~TensorTransfers();
 
-  // Writes `tensor`, whose form is `form`, to a new region; waits first until
-  // there is room for it in the window: the stream does for bytes that go
-  // straight into a store's memory, the host for others. Null when it has to
-  // stay where it is.
+  // Writes `tensor`, whose form is `form`, to a new region. Waits first until
+  // the window has room for it: the stream waits for bytes that go straight
+  // into the store's memory, the host for others. Returns null if the tensor
+  // has to stay in memory.
   MovedTensorPtr Write(const at::Tensor& tensor, const PackedForm& form,
                        std::string region);
 
-  // Starts to read what is not in memory. `ahead`: before anybody needs it.
+  // Starts to read a tensor that is not in memory. `ahead` says that nobody
+  // needs it yet.
   absl::Status StartRead(const MovedTensorPtr& moved, bool ahead);
-  // The tensor itself, read if need be, and once more if it could not be read
-  // ahead. After DeadlineExceeded a later call waits on.
+  // Returns the tensor; reads it if need be, and a second time if it could not
+  // be read ahead. After DeadlineExceeded a later call goes on waiting.
   absl::StatusOr<at::Tensor> Read(const MovedTensorPtr& moved);
-  // What is being written stays in memory afterwards, until Drop().
+  // Makes a tensor that is being written stay in memory afterwards, until
+  // Drop().
   void Keep(const MovedTensorPtr& moved);
-  // Frees the memory of what the store has, unless a transfer uses it.
+  // Frees the tensor's memory if the store has it and no transfer uses it.
   void Drop(const MovedTensorPtr& moved);
 
-  // What is being read, was read or was kept, and has not been dropped.
+  // Tensors that are being read, were read or were kept, and are not dropped.
   const std::vector<MovedTensorPtr>& reading() const { return reading_; }
   bool HasRoomToRead(int64_t bytes) const {
     return reading_bytes_ + bytes <= window_bytes_;
   }
 
-  // Erases the region, at once or when the transfer of it is over.
+  // Erases the region, at once or when its transfer is over.
   void Abandon(const MovedTensorPtr& moved);
-  // Finds what is over.
+  // Finishes transfers that are over.
   void Poll();
 
   const offload::ParamStore& store() const { return *store_; }
   const TensorTransferStats& stats() const { return stats_; }
-  // Of the first write that failed; given once.
+  // Returns the error of the first write that failed, once.
   absl::Status TakeFailure() {
     return std::exchange(failure_, absl::OkStatus());
   }
-  // Memory that was dropped. Freeing it may run anybody's code.
+  // Returns memory that was dropped. The caller frees it without a lock,
+  // because that may run anybody's code.
   std::vector<at::Tensor> TakeDropped();
 
  private:
@@ -140,14 +148,14 @@ class TensorTransfers {
   absl::Status ReadFromStore(MovedTensor& moved);
   absl::Status StartUp(MovedTensor& moved);
 
-  // Waits for the device and the store; DeadlineExceeded while something is
+  // Waits for the device and the store. DeadlineExceeded: something is still
   // under way.
   absl::Status Settle(const MovedTensorPtr& moved, absl::Time deadline);
   absl::Status FinishDown(MovedTensor& moved, absl::Time deadline);
   absl::Status FinishWrite(MovedTensor& moved, absl::Time deadline);
   absl::Status FinishRead(const MovedTensorPtr& moved);
-  // Ends the writing of what goes straight into the store's memory, for what
-  // computes from now on.
+  // Ends the write of a tensor that goes straight into the store's memory: the
+  // current stream waits for the copy.
   void EndForStream(const MovedTensorPtr& moved);
   void WriteIsOver(const MovedTensorPtr& moved, const absl::Status& result);
   absl::Status ReadIsOver(const MovedTensorPtr& moved, absl::Status result);
@@ -168,12 +176,13 @@ class TensorTransfers {
   const absl::Duration timeout_;
   const std::shared_ptr<comm::RankActivity> activity_;
   std::vector<std::unique_ptr<DeviceStage>> stages_;  // one for each device
-  DeviceStage* direct_stage_ = nullptr;  // whose copies use `memory_`
-  // They may also use regions that were erased since the last wait for them.
+  DeviceStage* direct_stage_ = nullptr;  // its copies use `memory_`
+  // Its copies may still use regions that were erased since the last wait for
+  // them.
   bool direct_erased_ = false;
   std::vector<MovedTensorPtr> writing_;  // in the order of their start
   int64_t writing_bytes_ = 0;
-  bool writes_hang_ = false;  // none has ended since a wait was in vain
+  bool writes_hang_ = false;  // no write has ended since a wait timed out
   std::vector<MovedTensorPtr> reading_;
   int64_t reading_bytes_ = 0;
   std::vector<at::Tensor> dropped_;

@@ -1,4 +1,4 @@
-// What has gone to a store and come back.
+// Counts of what goes to a store and comes back.
 #ifndef FSDP_RECOMPUTE_TRANSFER_STATS_H_
 #define FSDP_RECOMPUTE_TRANSFER_STATS_H_
 
@@ -7,11 +7,11 @@
 namespace fsdp {
 
 struct TensorTransferStats {
-  int64_t tensors_out = 0;  // whose writes have ended well
+  int64_t tensors_out = 0;  // written well
   int64_t bytes_out = 0;
   int64_t bytes_in = 0;
   int64_t full = 0;    // writes that the store had no room for
-  int64_t failed = 0;  // and all others that came to nothing
+  int64_t failed = 0;  // writes and erasures that failed otherwise
   double waited_seconds = 0;
 };
 

@@ -1,5 +1,5 @@
-// Reductions of gradients by the user's own means: with compression, for
-// example. Set by ShardedModel::SetReductionHooks().
+// Hooks that reduce gradients by the user's own means, for example with
+// compression. ShardedModel::SetReductionHooks() sets them.
 #ifndef FSDP_RUNTIME_REDUCTION_HOOKS_H_
 #define FSDP_RUNTIME_REDUCTION_HOOKS_H_
 
@@ -15,36 +15,39 @@
 
 namespace fsdp {
 
-// A hook starts the reduction of one flat parameter's gradients and returns
-// what ends with it. It runs in the thread of the backward; on a device, with
-// the stream of reductions as the current one. All ranks of a group make the
-// same calls in the same order. Of a call,
-//   unit    is the unit's name, and which of its flat parameters where it has
-//           several: the label for collectives. It lives as long as the model
-//   group   whose ranks' gradients are summed; lives as long as the model
-//   tensors are 1-D, contiguous, in the dtype that gradients are reduced in
-//           and on the model's device. Their memory is the hook's until the
-//           Work that it returns has ended; then other units' gradients use it
+// A hook starts the reduction of one flat parameter's gradients and returns a
+// Work that ends with it. It runs in the thread of the backward, and on a
+// device with the stream of reductions as the current one. All ranks of a group
+// make the same calls in the same order. A call has
+//   unit    the unit's name, and which of its flat parameters if it has
+//   several.
+//           It is the label for collectives, and lives as long as the model
+//   group   the ranks whose gradients are summed; lives as long as the model
+//   tensors that are 1-D and contiguous, have the dtype that gradients are
+//           reduced in, and lie on the model's device. The hook owns their
+//           memory until its Work has ended; then other units' gradients use it
 // The Work must not end before every rank of the group has begun its part.
 struct ReduceScatterCall {
   const std::string& unit;
   comm::Communicator& group;
-  // One segment of own.numel() elements for each rank of `group`, in the order
-  // of ranks. The last elements of each are counts that no compression may
-  // turn from or to zero. Left with whatever the hook likes.
+  // Holds one segment of own.numel() elements for each rank of `group`, in the
+  // order of ranks. The last elements of each segment are counts; a compression
+  // must keep zeros zero and others nonzero. The hook may leave anything here.
   at::Tensor whole;
-  // A view of this rank's segment: afterwards, the sum of all ranks' segments.
+  // A view of this rank's segment. Afterwards it holds the sum of all ranks'
+  // segments.
   at::Tensor own;
 };
 using ReduceScatterHook =
     std::function<absl::StatusOr<std::unique_ptr<comm::Work>>(
         const ReduceScatterCall&)>;
 
-// The same for the all-reduce over replicas of what has been reduce-scattered.
+// A call of the hook for the all-reduce over replicas, which follows the
+// reduce-scatter.
 struct AllReduceCall {
   const std::string& unit;
   comm::Communicator& group;  // the replicas
-  // This rank's segment; afterwards, the sum of all replicas' segments.
+  // This rank's segment. Afterwards it holds the sum of all replicas' segments.
   at::Tensor own;
 };
 using AllReduceHook = std::function<absl::StatusOr<std::unique_ptr<comm::Work>>(
