@@ -21,7 +21,7 @@ struct LoraConfig {
   // Scales by alpha / sqrt(rank) instead of alpha / rank (Kalajdzievski 2023,
   // arXiv:2312.03732).
   bool rank_stabilized = false;
-  // Names of layers, or the ends of names: "q_proj" is
+  // Names of layers, or the ends of names: "q_proj" matches
   // "model.layers.0.self_attn.q_proj". kAllLinear alone means all but
   // "lm_head".
   std::vector<std::string> targets = {};
@@ -58,8 +58,8 @@ bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names);
 // not finite, there are no targets, or an expression is invalid.
 absl::Status Check(const LoraConfig& config);
 
-// Parses PEFT's JSON. InvalidArgument: it is not such JSON; a number is
-// impossible; it names a feature that is missing here and would change the
+// Parses PEFT's JSON. InvalidArgument: it is not such JSON, a number is
+// impossible, or a feature that it names is missing here and would change the
 // result (DoRA, trained biases and so on).
 absl::StatusOr<LoraConfig> ParseLoraConfig(absl::string_view json);
 std::string ToJson(const LoraConfig& config);

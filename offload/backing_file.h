@@ -1,4 +1,5 @@
-// The file of a file store: made, found, locked, left behind or not.
+// Makes, finds and locks the file of a file store, and decides whether it
+// stays.
 #ifndef OFFLOAD_BACKING_FILE_H_
 #define OFFLOAD_BACKING_FILE_H_
 
@@ -12,31 +13,31 @@
 
 namespace fsdp::offload {
 
-// An open file. Scratch has no name (O_TMPFILE): the system frees it when the
-// process ends, in whatever way. A kept one is locked by flock(2), which also
-// ends with the process.
+// An open file. A scratch file has no name (O_TMPFILE), so the system frees it
+// when the process ends in any way. A kept file is locked by flock(2), which
+// also ends with the process.
 //
-// A directory may be one of many users, in which names are easy to guess. A
-// kept file is used only if it is a regular file, not a link to one, has one
-// name, belongs to this process's user, and nobody else can write it.
+// A directory may have many users and names that are easy to guess. A kept file
+// is used only if it is a regular file and not a link, has one name, belongs to
+// this process's user, and can be written by nobody else.
 class BackingFile {
  public:
-  // Where file systems have no files without a name, the name goes right after
-  // the file is made.
+  // Makes a file without a name. If the file system has none, the name is
+  // removed right after the file is made.
   static absl::StatusOr<BackingFile> Scratch(SystemCalls& system,
                                              const std::string& directory);
 
-  // A file that gets its name, `path`, by Publish(), and is gone without.
-  // AlreadyExists; Unavailable when `path` is being made by another process for
-  // longer than `patience`; PermissionDenied or FailedPrecondition where
-  // somebody has put another thing there.
+  // Makes a file that gets its name `path` by Publish(), and is gone without
+  // it. AlreadyExists: there is a file; Unavailable: another process goes on
+  // making `path` for longer than `patience`; PermissionDenied or
+  // FailedPrecondition: somebody else has put something there.
   static absl::StatusOr<BackingFile> New(SystemCalls& system,
                                          const std::string& path,
                                          absl::Duration patience);
 
-  // NotFound; Unavailable when another process has it for longer than
-  // `patience`: one that was killed may have writes under way;
-  // PermissionDenied or FailedPrecondition for what is not trusted.
+  // Opens a kept file. NotFound; Unavailable: another process has it for longer
+  // than `patience` (one that was killed may have writes under way);
+  // PermissionDenied or FailedPrecondition: the file is not trusted.
   static absl::StatusOr<BackingFile> Existing(SystemCalls& system,
                                               const std::string& path,
                                               absl::Duration patience);
@@ -45,10 +46,10 @@ class BackingFile {
   BackingFile& operator=(BackingFile&&) = delete;
   ~BackingFile();
 
-  // ResourceExhausted, with the bytes that are needed and those there are.
+  // Reserves space. ResourceExhausted tells the bytes needed and available.
   absl::Status Reserve(int64_t bytes);
 
-  // Past the page cache where the file system can.
+  // Bypasses the page cache if the file system can.
   void BypassCache();
 
   absl::Status Publish();
@@ -57,7 +58,7 @@ class BackingFile {
 
   int descriptor() const { return descriptor_; }
   const std::string& path() const { return path_; }
-  // "O_DIRECT", or what else and why.
+  // "O_DIRECT", or what is used instead and why.
   const std::string& notes() const { return notes_; }
 
  private:
@@ -72,7 +73,7 @@ class BackingFile {
 
   SystemCalls* system_;
   std::string path_;
-  std::string unpublished_;  // the name to remove, if it is not published
+  std::string unpublished_;  // a name to remove unless the file is published
   int descriptor_;
   std::string notes_;
 };

@@ -8,8 +8,9 @@
 
 namespace fsdp::offload {
 
-// By the processor's own instruction where it has one. `before` is the checksum
-// of the bytes in front of these. Thread-safe.
+// Returns the CRC32C of `bytes`, computed by the processor's own instruction if
+// it has one. `before` is the checksum of the bytes in front of `bytes`.
+// Thread-safe.
 uint32_t Crc32c(absl::string_view bytes, uint32_t before = 0);
 
 }  // namespace fsdp::offload

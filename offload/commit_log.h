@@ -1,4 +1,4 @@
-// The header and the commits of a file that is kept, on the disk.
+// The header and the commits of a kept file, on the disk.
 #ifndef OFFLOAD_COMMIT_LOG_H_
 #define OFFLOAD_COMMIT_LOG_H_
 
@@ -16,14 +16,14 @@
 
 namespace fsdp::offload {
 
-// Two records take turns: commit n is written over commit n-2, after the blocks
-// that it names are on the disk. A process that is killed at any instant leaves
-// the record of n whole or torn; a torn one is not taken, and n-1 has lost
-// nothing. Used by one thread at a time, while nothing else is in flight; the
-// queue is left woken.
+// Two records take turns: commit n replaces commit n-2, after the blocks that
+// it names are on the disk. A process that is killed at any instant leaves
+// record n complete or torn. A torn record is ignored, and commit n-1 is intact
+// then. Used by one thread at a time, while nothing else is in flight. Calls
+// leave the queue woken.
 class CommitLog {
  public:
-  // What one takes of `allocator`.
+  // Returns the bytes of `allocator` that a log takes.
   static int64_t MemoryBytes(const FileLayout& layout);
 
   static absl::StatusOr<CommitLog> Make(const FileLayout& layout,
@@ -31,14 +31,15 @@ class CommitLog {
 
   absl::Status WriteHeader(IoQueue& queue);
 
-  // A commit is Sync(), so that what it names is there, Write(), Sync().
+  // To commit is Sync(), so that the blocks it names are on the disk, then
+  // Write(), then Sync().
   absl::Status Write(IoQueue& queue, const CommitRecord& record);
   absl::Status Sync(IoQueue& queue, absl::string_view what);
 
-  // Those that are whole, the older one first.
+  // Returns the complete records, the older one first.
   absl::StatusOr<std::vector<CommitRecord>> ReadAll(IoQueue& queue);
 
-  // There will be no such commit.
+  // Erases the record of this commit.
   absl::Status Drop(IoQueue& queue, int64_t commit);
 
  private:
@@ -49,11 +50,11 @@ class CommitLog {
                        absl::string_view bytes, int64_t offset);
 
   const FileLayout* layout_;
-  PageMemory memory_;  // of a record
+  PageMemory memory_;  // for one record
 };
 
-// The header of the file that `queue` reads, found at `path`; `memory` has room
-// for it.
+// Reads the header of the file behind `queue`. `path` is for errors; `memory`
+// has room for kHeaderBytes.
 absl::StatusOr<FileHeader> ReadHeader(IoQueue& queue, char* memory,
                                       absl::string_view path);
 

@@ -1,5 +1,5 @@
-// What a file store that is kept writes about itself: one header when it is
-// made, a record at each commit. Plain bytes that carry their own checksums.
+// What a kept file says about itself: one header, written when it is made, and
+// a record at each commit. They are plain bytes with their own checksums.
 #ifndef OFFLOAD_COMMIT_RECORD_H_
 #define OFFLOAD_COMMIT_RECORD_H_
 
@@ -13,7 +13,7 @@
 namespace fsdp::offload {
 
 struct FileHeader {
-  uint64_t file_id = 0;  // another one for each file
+  uint64_t file_id = 0;  // differs from file to file
   uint64_t run = 0;      // FileStoreOptions::run
   int64_t capacity = 0;
   int64_t block_bytes = 0;
@@ -21,9 +21,9 @@ struct FileHeader {
   bool checksums = true;
   std::string owner;
 
-  std::string Encode() const;  // kHeaderBytes
-  // DataLoss for anything that Encode() does not give; FailedPrecondition for
-  // what it gave in another version.
+  std::string Encode() const;  // kHeaderBytes long
+  // DataLoss: Encode() did not return these bytes; FailedPrecondition: another
+  // version's did.
   static absl::StatusOr<FileHeader> Decode(absl::string_view bytes);
 };
 
@@ -48,12 +48,12 @@ struct CommitRecord {
   std::vector<Region> regions;
 
   std::string Encode() const;
-  // DataLoss for anything that is not the whole of a record of this file, torn
-  // ones among it. Bytes after it do not matter.
+  // Ignores bytes after the record. DataLoss: the bytes are no complete record
+  // of this file; they may be torn.
   static absl::StatusOr<CommitRecord> Decode(absl::string_view bytes,
                                              const FileHeader& header);
 
-  // No record of a file of `header` is larger.
+  // Returns the size of the largest record that a file of `header` can have.
   static int64_t MaxBytes(const FileHeader& header);
 };
 

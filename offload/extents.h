@@ -1,4 +1,4 @@
-// Which parts of a store are taken.
+// Keeps account of which parts of a store are taken.
 #ifndef OFFLOAD_EXTENTS_H_
 #define OFFLOAD_EXTENTS_H_
 
@@ -8,18 +8,18 @@
 
 namespace fsdp::offload {
 
-// Gives out pieces of [0, capacity), the first that is large enough. A value
-// type; thread-compatible.
+// Gives out pieces of [0, capacity), each from the first free piece that is
+// large enough. A value type; thread-compatible.
 class Extents {
  public:
   explicit Extents(int64_t capacity);
 
-  // Where the piece starts; nothing when no free piece is large enough. A piece
-  // of 0 bytes takes no space.
+  // Returns the start of the piece, or nothing if no free piece is large
+  // enough. A piece of 0 bytes takes no space.
   std::optional<int64_t> Take(int64_t bytes);
-  // As Take(), of a piece that has to start at `offset`.
+  // Takes a piece that starts at `offset`; returns false if it is not free.
   bool TakeAt(int64_t offset, int64_t bytes);
-  // A piece that was taken.
+  // Gives back a piece that was taken.
   void Give(int64_t offset, int64_t bytes);
 
   int64_t capacity() const { return capacity_; }

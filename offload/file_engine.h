@@ -25,22 +25,24 @@ struct FileEngineParts {
   std::unique_ptr<const FileLayout> layout;
   std::unique_ptr<IoQueue> queue;
   PageMemory bounce;  // PieceRunner::BounceBytes()
-  // Of a file that is kept: the last commit, and which other record may be
-  // whole: of the commit before it, or of one that was not finished.
+  // For a kept file: its log, the last commit, and the other record that may be
+  // complete, which is of the commit before the last or of an unfinished one.
   std::optional<CommitLog> log;
   int64_t commit = 0;
   std::optional<int64_t> other_record;
 };
 
-// Blocks, their order and their tables belong to the thread alone, unless
-// nothing was started that is not over. A flush
-// waits for what came before it and holds back what comes after it.
+// Runs a file store's operations in a thread of its own. Blocks, their order
+// and their tables belong to that thread, except while no operation is under
+// way. A flush waits for the operations before it and holds back those after
+// it.
 class FileEngine {
  public:
   explicit FileEngine(FileEngineParts parts);
-  // Before anything else. ResourceExhausted: no thread can be started.
+  // Starts the thread; call it before anything else. ResourceExhausted: no
+  // thread can be started.
   absl::Status Begin();
-  // After all operations.
+  // Waits for all operations.
   ~FileEngine();
 
   // Thread-safe.
@@ -50,21 +52,22 @@ class FileEngine {
 
  private:
   void Run();
-  // Takes in what was started since; false when there is nothing left to do.
+  // Takes operations that were started since; returns false if there is nothing
+  // left to do.
   bool TakeNew();
   void Admit(std::shared_ptr<FileOperation> operation);
   void Split(const std::shared_ptr<FileOperation>& operation);
   void StartPieces();
-  // What is ready and will be started next.
+  // Prepares the pieces that will be started next.
   void PreparePieces();
   void Continue(Piece& piece);
-  // Requests that are over.
+  // Handles requests that are over.
   void Land(const std::vector<IoRequest*>& over);
   void PieceIsOver(Piece& piece, const absl::Status& result);
   static void Finish(FileOperation& operation);
-  // Does what has to be alone, if something waits for that and may go.
+  // Runs the operation that has to run alone, if there is one and nothing runs.
   bool RunAlone();
-  // Before blocks are written over that it names.
+  // Erases the other record, before the first write over blocks that it names.
   absl::Status DropOtherRecord();
   static void Damage(const FileOperation& write);
   absl::Status Flush(const FileOperation& flush);
@@ -75,12 +78,12 @@ class FileEngine {
   BlockOrder<Piece> order_;
   std::deque<Piece*> ready_;
   std::vector<Piece*> landed_;
-  int64_t running_ = 0;  // operations, but for alone_
-  // A flush, or a write that is the first since one: it has to wait until
-  // nothing runs, and `held_` waits for it.
+  int64_t running_ = 0;  // operations, without `alone_`
+  // An operation that waits until nothing runs: a flush, or the first write
+  // since a flush. `held_` waits for it.
   std::shared_ptr<FileOperation> alone_;
   std::deque<std::shared_ptr<FileOperation>> held_;
-  absl::Status broken_;  // why no flush can be trusted any more
+  absl::Status broken_;  // why no later flush can be trusted
 
   absl::Mutex mutex_;
   std::vector<std::shared_ptr<FileOperation>> new_ ABSL_GUARDED_BY(mutex_);

@@ -1,4 +1,5 @@
-// Where things lie in the file of a file store.
+// The layout of a file store's file, what the store knows about each region and
+// block, and its operations.
 #ifndef OFFLOAD_FILE_LAYOUT_H_
 #define OFFLOAD_FILE_LAYOUT_H_
 
@@ -21,30 +22,28 @@
 #include "offload/io_queue.h"
 #include "offload/param_store.h"
 
-// What a file store knows about a region: where it lies, and which bytes are to
-// be found there.
-
 namespace fsdp::offload {
 
-// One writing of a block. Generations count them; 0: never written, zeros.
+// One write of a block. Generations count the writes; 0 means never written,
+// that is zeros.
 struct Version {
   uint32_t generation = 0;
   uint32_t checksum = 0;
 };
 
-// A file that is kept, or can be rolled back, has two places for each block,
-// one otherwise. What the last commit (a flush that ended well) consists of is
-// never written over: the first write after a commit goes to the other place.
+// One block of a region. In a file that is kept or can be rolled back it has
+// two places, else one. The last commit (a flush that ended well) is never
+// written over: the first write after it goes to the other place.
 struct Block {
-  Version current;   // what a read has to find, in `place`
-  Version replaced;  // what `place` held before: found again, it is stale
+  Version current;   // what a read must find, in `place`
+  Version replaced;  // what `place` held before; stale if found again
   Version other;     // what the other place holds
   uint8_t place = 0;
   bool committed = false;  // `current` is part of the last commit
-  bool damaged = false;    // a write has failed, and none since has not
+  bool damaged = false;    // a write has failed, and no later one has succeeded
 
   void Commit() { committed = current.generation > 0; }
-  // To the last commit; to zeros where that has none of it.
+  // Goes back to the last commit, or to zeros if the block is not part of it.
   void RollBack() {
     damaged = false;
     if (committed) return;
@@ -65,7 +64,8 @@ struct StoredRegion {
         block_bytes(block_bytes),
         blocks((bytes + block_bytes - 1) / block_bytes) {}
 
-  // Of the block's own bytes: less than block_bytes at the end of the region.
+  // Returns the block's own bytes, fewer than block_bytes at the end of the
+  // region.
   int64_t BytesOf(int64_t block) const {
     return std::min(block_bytes, bytes - block * block_bytes);
   }
@@ -77,9 +77,9 @@ struct StoredRegion {
   std::vector<Block> blocks;
 };
 
-// A scratch file is its regions, once, or in two places when it can be rolled
-// back (stored_region.h). One that is kept is a header, two records that
-// commits write in turn, and two places.
+// A scratch file consists of its regions, in two places if it can be rolled
+// back. A kept file consists of a header, two records that commits write in
+// turn, and two places of the regions.
 class FileLayout {
  public:
   FileLayout(std::string path, FileHeader header, bool keep, bool rollback)
@@ -109,18 +109,17 @@ class FileLayout {
   const int64_t data_start;
 
  private:
-  // Devices with large pages and file systems with large extents like it.
+  // Devices with large pages and file systems with large extents prefer this.
   static int64_t RoundUp(int64_t bytes) {
     constexpr int64_t kMiB = int64_t{1} << 20;
     return (bytes + kMiB - 1) / kMiB * kMiB;
   }
 };
 
-// A transfer of a file store, from the call to its end.
-
 struct FileOperation;
 
-// The part of an operation that lies in one block. Of the engine's thread.
+// The part of an operation that lies in one block. Only the engine's thread
+// uses it.
 struct Piece : IoRequest {
   enum class Phase { kReading, kMerging, kWriting };
 
@@ -129,7 +128,7 @@ struct Piece : IoRequest {
   int64_t index = 0;  // of the block
   int64_t begin = 0;  // in the block
   int64_t end = 0;
-  char* user = nullptr;    // the caller's memory, of `begin`
+  char* user = nullptr;    // the caller's memory for `begin`
   char* bounce = nullptr;  // a block of the engine's memory, or null
   Phase phase = Phase::kReading;
   bool writes = false;
@@ -137,6 +136,7 @@ struct Piece : IoRequest {
   Version next;           // of a write
 };
 
+// A read, a write or a flush, from the call to its end.
 struct FileOperation {
   enum class Kind { kRead, kWrite, kFlush };
 
@@ -145,19 +145,19 @@ struct FileOperation {
   int64_t offset = 0;
   char* data = nullptr;
   int64_t bytes = 0;
-  // Of a flush: what the store consists of.
+  // The regions that the store has at a flush.
   std::vector<std::shared_ptr<StoredRegion>> regions;
-  // Called by the engine, before anybody who waits learns of it.
+  // The engine calls this before anybody who waits learns of the end.
   std::function<void(const absl::Status&)> when_over;
 
   // "read region 'blocks.3, exp_avg', 4096 bytes from offset 0 on".
   std::string ToString() const;
 
   void Finish(absl::Status status);
-  // DeadlineExceeded, or the result.
+  // Returns the result, or DeadlineExceeded.
   absl::Status Wait(absl::Time deadline);
 
-  // Of the engine's thread.
+  // The rest is used by the engine's thread only.
   std::vector<Piece> pieces;
   int64_t pieces_left = 0;
   absl::Status first_error;
@@ -169,7 +169,7 @@ struct FileOperation {
   absl::Status result_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The caller's end of it.
+// The caller's side of an operation.
 class FileTransfer : public Transfer {
  public:
   explicit FileTransfer(std::shared_ptr<FileOperation> operation);
@@ -181,14 +181,13 @@ class FileTransfer : public Transfer {
   const std::shared_ptr<FileOperation> operation_;
 };
 
-// Lets transfers of the same block happen in the order in which they came.
-
-// Reads of a block run together, a write alone; nobody overtakes. `User` says
-// by `bool writes` what it does. Thread-compatible.
+// Orders transfers of the same block: reads run together, a write runs alone,
+// and nobody overtakes. User::writes says what a user does. Thread-compatible.
 template <typename User>
 class BlockOrder {
  public:
-  // Whether `user` may start now; if not, a Leave() will name it.
+  // Returns whether `user` may start at once; otherwise a Leave() adds it to
+  // `next`.
   bool Enter(const void* block, User* user) {
     Line& line = lines_[block];
     if (line.waiting.empty() && line.Admits(*user)) {
@@ -199,7 +198,7 @@ class BlockOrder {
     return false;
   }
 
-  // `user` had started; those that may start now are added to `next`.
+  // Ends `user`, which had started, and adds those that may start to `next`.
   void Leave(const void* block, const User& user, std::vector<User*>& next) {
     const auto found = lines_.find(block);
     FSDP_CHECK(found != lines_.end());
@@ -240,7 +239,7 @@ class BlockOrder {
     std::deque<User*> waiting;
   };
 
-  // Only blocks that somebody uses have one.
+  // Has only blocks that somebody uses.
   absl::flat_hash_map<const void*, Line> lines_;
 };
 

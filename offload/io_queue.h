@@ -18,12 +18,12 @@ struct IoRequest {
   char* data = nullptr;
   int64_t bytes = 0;
   int64_t offset = 0;  // in the file
-  // Once it is over: how many bytes were moved, or -errno.
+  // When the request is over: the bytes moved, or -errno.
   int64_t result = 0;
 };
 
-// Used by one thread, but for Wake(). Requests are over in any order; none may
-// be in flight when the queue is destroyed.
+// Used by one thread, except Wake(). Requests end in any order. None may be in
+// flight when the queue is destroyed.
 class IoQueue {
  public:
   IoQueue() = default;
@@ -31,11 +31,12 @@ class IoQueue {
   IoQueue& operator=(const IoQueue&) = delete;
   virtual ~IoQueue() = default;
 
-  // As many as depth() at a time. `request` has to live until it is over.
+  // At most depth() requests may be in flight. `request` must live until it is
+  // over.
   virtual void Start(IoRequest* request) = 0;
 
-  // Blocks until a request is over or somebody has called Wake() since the last
-  // time; `over` becomes the requests that are over.
+  // Blocks until a request is over, or until Wake() was called since the last
+  // Wait(). Sets `over` to the requests that are over.
   virtual void Wait(std::vector<IoRequest*>& over) = 0;
 
   // Thread-safe.
@@ -47,15 +48,14 @@ class IoQueue {
   virtual std::string Describe() const = 0;
 };
 
-// What is said about a request that did not move what it should have.
-
-// OK if `request` has moved all its bytes. Otherwise, after "`what`, at OFFSET
-// of `path`: ", ResourceExhausted for no space or a limit (ulimit -f), DataLoss
-// for a file that ends early, Unavailable for all else.
+// Returns OK if `request` has moved all its bytes. The text of an error begins
+// with "`what`, at OFFSET of `path`: ". ResourceExhausted: no space, or a limit
+// (ulimit -f); DataLoss: the file ends early; Unavailable: anything else.
 absl::Status CheckMoved(const IoRequest& request, absl::string_view what,
                         absl::string_view path);
 
-// ResourceExhausted or Unavailable: "`what`: " and the text of `error`.
+// Returns ResourceExhausted or Unavailable with "`what`: " and the text of
+// `error`.
 absl::Status ErrnoStatus(int error, absl::string_view what);
 
 }  // namespace fsdp::offload

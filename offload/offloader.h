@@ -1,5 +1,5 @@
-// Keeps in memory what is needed of stores: read ahead of use, written behind
-// it.
+// Keeps in memory what is needed of stores: reads it ahead of use and writes it
+// behind.
 #ifndef OFFLOAD_OFFLOADER_H_
 #define OFFLOAD_OFFLOADER_H_
 
@@ -20,76 +20,76 @@
 namespace fsdp::offload {
 
 struct OffloaderOptions {
-  // Of entries in memory, each counted by StoredBytes(). Allocated once.
+  // Memory for entries, each counted by StoredBytes(). It is allocated once.
   int64_t memory_bytes = 0;
-  // Of each wait for the store.
+  // Limits each wait for a store.
   absl::Duration timeout = absl::Minutes(5);
-  // Has to outlive the offloader.
+  // It must outlive the offloader.
   PageAllocator* allocator = &PageAllocator::System();
 };
 
 struct OffloaderStats {
-  int64_t found = 0;       // in memory, when they were acquired
-  int64_t prefetched = 0;  // on their way, or there for that
-  int64_t missed = 0;
+  int64_t found = 0;          // in memory when acquired
+  int64_t prefetched = 0;     // being read ahead when acquired
+  int64_t missed = 0;         // neither
   double waited_seconds = 0;  // for reads and writes
   int64_t peak_memory_bytes = 0;
 };
 
-// An entry is a region of one of the stores, in memory from Acquire() to
-// Release() and for as long afterwards as nothing else needs the room: the
-// least recently used go first. What was changed is written as soon as it is
-// released.
+// An entry is a region of a store. It is in memory from Acquire() to Release(),
+// and afterwards until something else needs the room; the least recently used
+// entry goes first. A changed entry is written as soon as it is released.
 //
-// When a write fails, its bytes stay in memory and are not lost: the failure is
-// returned once, by whatever call waits for that write, and Flush() tries
-// again. Used by one thread at a time.
+// When a write fails, its bytes stay in memory and are not lost: the call that
+// waits for that write returns the error, once, and Flush() tries again. Used
+// by one thread at a time.
 class Offloader {
  public:
-  // ResourceExhausted without memory.
+  // ResourceExhausted: there is too little memory.
   static absl::StatusOr<std::unique_ptr<Offloader>> Make(
       const OffloaderOptions& options);
-  // Waits for what is under way.
+  // Waits for transfers that are under way.
   ~Offloader();
 
-  // By number. Entries of all stores share the memory.
+  // Returns the store's number. Entries of all stores share the memory.
   int AddStore(std::unique_ptr<ParamStore> store);
 
-  // A new entry of `bytes` zeros, by number. Errors as ParamStore::Create().
+  // Makes an entry of `bytes` zeros and returns its number. Errors are those of
+  // ParamStore::Create().
   absl::StatusOr<int> Add(int store, const std::string& name, int64_t bytes);
-  // An entry for a region that the store has, because it was reopened for
-  // example. NotFound; FailedPrecondition where its size is another one;
-  // AlreadyExists where it has an entry.
+  // Makes an entry for a region that the store already has, for example because
+  // it was reopened. NotFound; FailedPrecondition: the region has another size;
+  // AlreadyExists: it has an entry.
   absl::StatusOr<int> Attach(int store, const std::string& name, int64_t bytes);
-  // Erases the region of an entry that is not in use. Its number is free for a
-  // new one, also after an error.
+  // Erases the region of an entry that is not in use. A later entry may get its
+  // number, even after an error.
   absl::Status Remove(int entry);
 
-  // Starts to read the entry if it is not in memory and there is room that
-  // nothing needs. A hint: Acquire() reports what fails.
+  // Starts to read the entry if it is not in memory and if there is room that
+  // nothing else needs. This is a hint: Acquire() reports errors.
   void Prefetch(int entry);
 
   enum class Use {
     kRead,
     kUpdate,     // reads and changes
-    kOverwrite,  // the bytes are of any value at first, and all are written
+    kOverwrite,  // the bytes have any value at first, and all are written
   };
-  // The bytes of the entry, starting at a page, until Release(). Errors of the
-  // store; ResourceExhausted when entries in use leave no room. An entry is in
-  // use once at a time.
+  // Returns the bytes of the entry, which start at a page and are valid until
+  // Release(). An entry is in use once at a time. Errors of the store;
+  // ResourceExhausted: entries in use leave no room.
   absl::StatusOr<absl::Span<char>> Acquire(int entry, Use use);
-  // An entry in use for kRead is changed after all. To be called before that:
-  // it waits for a write of the entry that is still under way.
+  // Says that an entry in use for kRead will be changed. Call it before the
+  // change: it waits for a write of the entry that is still under way.
   void MarkChanged(int entry);
   void Release(int entry);
 
-  // Waits until all that was released of a store is written, and for its
-  // Flush(). FailedPrecondition when what could not be written is in use to be
-  // changed.
+  // Waits until everything released of a store is written, then for the store's
+  // Flush(). FailedPrecondition: an entry that could not be written is in use
+  // to be changed.
   absl::Status Flush(int store);
-  // Every entry of the store becomes what it was at the last Flush() of the
-  // store that ended well, as ParamStore::Rollback() does. FailedPrecondition
-  // when one is in use. After an error, nothing has changed.
+  // Sets every entry of the store back to the store's last Flush() that ended
+  // well, as ParamStore::Rollback() does. FailedPrecondition: an entry is in
+  // use. After an error nothing has changed.
   absl::Status Rollback(int store);
 
   const ParamStore& store(int store) const { return *stores_[store]; }
@@ -98,18 +98,18 @@ class Offloader {
 
  private:
   struct Entry {
-    int store = -1;  // none: the number is free
+    int store = -1;  // negative: the number is free
     std::string name;
     int64_t bytes = 0;
     std::optional<int64_t> place;  // in memory_
-    // Under way; read ahead, or written behind.
+    // What is under way: a write behind if `writes`, else a read.
     std::unique_ptr<Transfer> transfer;
     bool writes = false;
-    bool unwritten = false;  // the store has other bytes than the memory
+    bool unwritten = false;  // the store has older bytes than the memory
     std::optional<Use> use;
     int64_t last_use = 0;
   };
-  // Of an entry that was removed: it still has its memory.
+  // The transfer of an entry that was removed, which still uses its memory.
   struct Orphan {
     std::unique_ptr<Transfer> transfer;
     int64_t place = 0;
@@ -127,11 +127,11 @@ class Offloader {
   absl::Status Settle(Entry& entry);
   absl::Status BringIn(Entry& entry);
   absl::Status WriteAgain(Entry& entry);
-  // Room for `entry` in memory: of what is clean, and with `may_wait` of
-  // whatever is not in use.
+  // Makes room for `entry` in memory. It takes the room of unchanged entries,
+  // and with `may_wait` of any entry that is not in use.
   absl::Status MakeRoom(Entry& entry, bool may_wait);
-  // Takes notice, without waiting, of writes that have ended well, and of
-  // orphans that are over: true if one has left its memory.
+  // Notices writes that have ended well and orphans that are over, without
+  // waiting. Returns true if an orphan has left its memory.
   bool Poll();
   Entry* NextToGo();
   void Drop(Entry& entry);
@@ -141,7 +141,7 @@ class Offloader {
   std::vector<std::unique_ptr<ParamStore>> stores_;
   const PageMemory memory_;
   Extents extents_;  // of memory_
-  // Their transfers wait for their end, before the memory goes.
+  // Their destructors wait for transfers, before the memory goes.
   std::vector<Entry> entries_;
   std::vector<Orphan> orphans_;
   int64_t uses_ = 0;

@@ -8,23 +8,23 @@
 
 namespace fsdp::offload {
 
-// Where pools of memory come from: the machine, or a device's library that pins
-// what it gives. Thread-safe.
+// Gives memory for pools: the machine's, or memory that a device's library
+// pins. Thread-safe.
 class PageAllocator {
  public:
   virtual ~PageAllocator() = default;
 
-  // `bytes` > 0, starting at a multiple of kPageBytes, of any content.
-  // ResourceExhausted.
+  // Returns `bytes` > 0 of uninitialised memory that starts at a multiple of
+  // kPageBytes. ResourceExhausted.
   virtual absl::StatusOr<char*> Allocate(int64_t bytes) = 0;
   virtual void Free(char* memory, int64_t bytes) = 0;
 
-  // Pages of the operating system, large ones where it has them and `bytes` are
-  // enough for one, which take memory once they are touched.
+  // Returns pages of the operating system, which take memory once they are
+  // touched. They are large pages if it has them and `bytes` fill one.
   static PageAllocator& System();
 };
 
-// Owns what it has allocated; `allocator` has to outlive it.
+// Owns memory. `allocator` must outlive it.
 class PageMemory {
  public:
   PageMemory() = default;

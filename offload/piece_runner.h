@@ -14,20 +14,20 @@
 namespace fsdp::offload {
 
 // A piece that is a whole block in memory that starts at a page goes straight
-// to the file and back; any other by way of a block of memory of its own, which
-// a write first fills with the rest of the block. Each block that is read is
-// held against the checksum of what was last written there.
+// to the file and back. Any other piece goes through a block of the runner's
+// memory, which a write first fills with the rest of the block. Each block that
+// is read is compared with the checksum of what was last written there.
 //
-// Pieces come one at a time per block when one of them writes (BlockOrder).
-// Used by one thread.
+// While one piece writes to a block, no other piece of that block may be
+// started (BlockOrder). Used by one thread.
 class PieceRunner {
  public:
-  // As many blocks of memory as can be in flight.
+  // Returns the bytes of `bounce`: a block for each request in flight.
   static int64_t BounceBytes(const FileLayout& layout, int depth) {
     return depth * layout.header.block_bytes;
   }
 
-  // All of it has to outlive the runner.
+  // All arguments must outlive the runner.
   PieceRunner(const FileLayout& layout, IoQueue& queue,
               const PageMemory& bounce);
 
@@ -36,15 +36,15 @@ class PieceRunner {
   }
   int in_flight() const { return in_flight_; }
 
-  // What can be done of a piece before there is room for it.
+  // Does what can be done for a piece before there is room for it.
   void Prepare(Piece& piece) const;
-  // Starts a piece; HasRoom(). Its result if it is over at once, nothing while
-  // a request of it is in flight.
+  // Starts a piece; needs HasRoom(). Returns its result if it is over at once,
+  // and nothing while a request of it is in flight.
   std::optional<absl::Status> Begin(Piece& piece);
-  // The request of a piece is over. False if Continue() starts another one and
-  // has to come before the next Begin(); otherwise it can wait.
+  // Takes a piece whose request is over. Returns false if Continue() will start
+  // another request and so must come before the next Begin().
   bool Land(Piece& piece);
-  // Again, its result, or nothing while there is another request in flight.
+  // Goes on with a piece that has landed, and returns as Begin() does.
   std::optional<absl::Status> Continue(Piece& piece);
 
  private:
@@ -54,11 +54,11 @@ class PieceRunner {
   void StartWrite(Piece& piece, char* data, int64_t begin, int64_t end);
   absl::Status FinishRead(Piece& piece);
   absl::Status FinishWrite(Piece& piece);
-  // Of the whole block at `data`.
+  // Compares the whole block at `data` with its checksum.
   absl::Status Verify(const Piece& piece, const char* data) const;
   absl::Status Moved(const Piece& piece) const;
 
-  // Whether the next write of the block goes to its other place.
+  // Returns whether the next write of the block goes to its other place.
   bool ChangesPlace(const Piece& piece) const;
   bool GoesStraight(const Piece& piece) const;
   bool IsWhole(const Piece& piece) const;
@@ -68,7 +68,7 @@ class PieceRunner {
 
   const FileLayout& layout_;
   IoQueue& queue_;
-  std::vector<char*> bounces_;  // that nobody has
+  std::vector<char*> bounces_;  // those that no piece has
   int in_flight_ = 0;
 };
 

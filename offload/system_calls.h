@@ -1,4 +1,4 @@
-// What a file store asks of the operating system; tests answer otherwise.
+// What a file store asks of the operating system; tests replace it.
 #ifndef OFFLOAD_SYSTEM_CALLS_H_
 #define OFFLOAD_SYSTEM_CALLS_H_
 
@@ -13,23 +13,24 @@
 
 namespace fsdp::offload {
 
-// How to have many reads and writes in flight.
+// The ways to have many reads and writes in flight.
 enum class QueueKind { kIoUring, kThreads };
 
-// Thread-safe. Those that return an int return 0 or an errno, but for Open().
+// Thread-safe. Functions that return an int, except Open(), return 0 or an
+// errno.
 class SystemCalls {
  public:
   virtual ~SystemCalls() = default;
 
-  // A descriptor, or -errno.
+  // Returns a descriptor, or -errno.
   virtual int Open(const std::string& path, int flags);
   virtual int Stat(int descriptor, struct stat* found);
-  // How many bytes a user without privileges can still have there.
+  // Returns how many bytes a user without privileges can still have there.
   virtual int64_t FreeBytes(int descriptor);
-  // Makes the file `bytes` long, all of them there to be written.
+  // Makes the file `bytes` long, with space for all of them.
   virtual int Allocate(int descriptor, int64_t bytes);
-  // Past the page cache from now on (O_DIRECT). EINVAL where the file system
-  // does not do that; then nothing has changed.
+  // Makes later reads and writes bypass the page cache (O_DIRECT). EINVAL: the
+  // file system cannot, and nothing has changed.
   virtual int BypassCache(int descriptor);
   virtual absl::StatusOr<std::unique_ptr<IoQueue>> MakeQueue(QueueKind kind,
                                                              int descriptor,
@@ -38,19 +39,15 @@ class SystemCalls {
   static SystemCalls& Real();
 };
 
-// Reads and writes by threads that block in pread(2) and pwrite(2).
-
-// Of the file behind `descriptor`, which has to outlive the queue; one thread
-// for each request in flight, or as many as can be started.
-// ResourceExhausted: none can.
+// Reads and writes the file behind `descriptor`, which must outlive the queue,
+// by pread(2) and pwrite(2) in one thread for each request in flight, or in as
+// many as can be started. ResourceExhausted: none can.
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(int descriptor,
                                                          int depth);
 
-// Reads and writes by io_uring(7).
-
-// Of the file behind `descriptor`, which has to outlive the queue. Unavailable
-// where the kernel refuses: it is older than 5.6, or a container or an
-// administrator forbids io_uring.
+// Reads and writes the file behind `descriptor`, which must outlive the queue,
+// by io_uring(7). Unavailable: the kernel refuses, because it is older than
+// 5.6, or a container or an administrator forbids io_uring.
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(int descriptor,
                                                         int depth);
 

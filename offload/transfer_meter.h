@@ -1,4 +1,4 @@
-// Counts transfers and the time in which there are any.
+// Counts transfers, and the time during which there are any.
 #ifndef OFFLOAD_TRANSFER_METER_H_
 #define OFFLOAD_TRANSFER_METER_H_
 
@@ -26,7 +26,7 @@ class TransferMeter {
     stats_.bytes += bytes;
   }
 
-  // Of transfers that are over.
+  // Counts transfers that are over.
   const TransferStats& stats() const { return stats_; }
 
  private:
@@ -35,7 +35,7 @@ class TransferMeter {
   TransferStats stats_;
 };
 
-// What every store that gives out extents tells of itself.
+// Returns the statistics of a store that gives out extents.
 
 inline StoreStats StatsOf(const TransferMeter& reads,
                           const TransferMeter& writes, const Extents& extents) {
