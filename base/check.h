@@ -1,5 +1,5 @@
-// FSDP_CHECK: stops the program on a broken invariant of our own code. What a
-// user or the world can cause is an absl::Status instead.
+// FSDP_CHECK stops the program when an invariant of our own code is broken.
+// Errors that a user or the world can cause are an absl::Status instead.
 #ifndef BASE_CHECK_H_
 #define BASE_CHECK_H_
 

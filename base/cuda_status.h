@@ -1,4 +1,4 @@
-// The seam between CUDA's error codes and absl::Status.
+// Converts CUDA's error codes to absl::Status.
 #ifndef BASE_CUDA_STATUS_H_
 #define BASE_CUDA_STATUS_H_
 
@@ -9,10 +9,11 @@
 
 namespace fsdp {
 
-// OK for cudaSuccess; otherwise "`what`: CUDA's text (its name): what to do".
-// Codes:
+// Returns OK for cudaSuccess; otherwise "`what`: CUDA's text (its name): what
+// to do". Codes:
 //   out of memory                                  -> ResourceExhausted
-//   no device, no driver, a driver that is too old -> FailedPrecondition
+//   no device, no driver, one that is too old, no
+//   code for this GPU                              -> FailedPrecondition
 //   a device that is lost or in use                -> Unavailable
 //   an invalid value or device                     -> InvalidArgument
 //   not supported                                  -> Unimplemented

@@ -1,5 +1,5 @@
-// Streams and events of whatever device, by LibTorch's device-generic
-// interfaces. On the CPU, which executes at once, all of it does nothing.
+// Streams and events of any device, by LibTorch's device-generic interfaces. On
+// the CPU, which executes at once, they do nothing.
 #ifndef BASE_DEVICE_STREAMS_H_
 #define BASE_DEVICE_STREAMS_H_
 
@@ -19,7 +19,7 @@
 
 namespace fsdp {
 
-// Whether the host only queues what `device` computes.
+// Returns whether the host only queues what `device` computes.
 inline bool HasStreams(c10::Device device) { return !device.is_cpu(); }
 
 // Blocks the host until the device has done all that it was given.
@@ -28,39 +28,39 @@ void Synchronize(c10::Device device);
 // A point in the work of a stream. Used by one thread at a time.
 class DeviceEvent {
  public:
-  // Not recorded: done.
+  // An event that was never recorded is done.
   DeviceEvent() = default;
 
-  // The point that the current stream of `device` has reached; forgets the
-  // former one. Cheap where the event is used again.
+  // Records the point that the current stream of `device` has reached, and
+  // forgets the former one. It is cheap if the event was used before.
   void Record(c10::Device device);
 
-  // The same of `stream`, which need not be current.
+  // The same for `stream`, which need not be current.
   void Record(const c10::Stream& stream);
 
-  // The current stream of the device does what comes from now on after that
-  // point. The host does not wait.
+  // Makes later work of the device's current stream wait for the point. The
+  // host does not wait.
   void BlockCurrentStream() const;
-  // The same of `stream`, which is one of the recorded event's device.
+  // The same for `stream`, which is one of the recorded event's device.
   void Block(const c10::Stream& stream) const;
 
   bool Done() const;
 
-  // Blocks the host by polling; false when the point is not reached at
+  // Blocks the host by polling. Returns false if the point is not reached at
   // `deadline`.
   bool Wait(absl::Time deadline) const;
 
  private:
-  c10::Event event_{c10::kCPU};  // which has none
+  c10::Event event_{c10::kCPU};  // the CPU has no events
 };
 
-// One that several wait for, such as the end of a copy; null: nothing to wait
-// for.
+// An event that several wait for, such as the end of a copy; null: there is
+// nothing to wait for.
 using SharedEvent = std::shared_ptr<const DeviceEvent>;
 
-// A stream beside the one that computes. Streams of a device's pool may be
-// shared: what runs on them is ordered by more than was asked for. Used by one
-// thread at a time.
+// A stream beside the one that computes. A device's pool may give the same
+// stream twice, which orders its work more than necessary. Used by one thread
+// at a time.
 class SideStream {
  public:
   enum class Priority { kNormal, kHigh };
@@ -70,8 +70,8 @@ class SideStream {
 
   c10::Device device() const { return device_; }
 
-  // While it exists, the stream is the current one of its device in this
-  // thread, and so is the device.
+  // While it exists, the stream and its device are the current ones in this
+  // thread.
   class Scope {
    public:
     explicit Scope(const SideStream& stream);
@@ -82,11 +82,9 @@ class SideStream {
     c10::OptionalStreamGuard guard_;
   };
 
-  // This stream does what comes from now on after what the current one has been
-  // given.
+  // Makes later work of this stream wait for the current stream's work so far.
   void FollowCurrentStream();
-  // The current stream does what comes from now on after what this one has been
-  // given.
+  // Makes later work of the current stream wait for this stream's work so far.
   void BlockCurrentStream();
 
  private:
@@ -97,37 +95,41 @@ class SideStream {
 };
 
 // What a device is given between two calls, recorded once and run again as a
-// whole: at::cuda::CUDAGraph, whatever the device.
-
-// Between BeginCapture() and EndCapture(), what is given to the current stream
-// and to streams that wait for it is recorded and not run: memory holds what it
-// held before. What these streams allocate comes from a pool of the graph's
-// own, at addresses that no one else gets, and holds nothing before Replay().
-// All other memory that is recorded has to stay for as long as there are
-// replays. Refused, by the operation or by EndCapture():
+// whole: at::cuda::CUDAGraph for any device.
+//
+// Between BeginCapture() and EndCapture(), the work of the current stream, and
+// of streams that wait for it, is recorded and not run: memory keeps its
+// content. What these streams allocate comes from a pool of the graph's own, at
+// addresses that nobody else gets, and holds nothing before Replay(). All other
+// memory that is recorded has to stay as long as there are replays. The
+// operation itself or EndCapture() refuses
 //
 //   waits of the host, and questions whether an event is reached
-//   waits for events of before the capture; and, once it is over, for its own
-//   work of a captured stream that the first stream does not wait for at last
+//   waits for events from before the capture and, once it is over, for work in
+//   it of a captured stream that the first stream does not wait for in the end
 //
-// One capture of a device at a time. Used by one thread at a time, which is
+// There may be one capture of a device at a time. Used by one thread at a time,
+// which during a capture is that of BeginCapture().
 // that of BeginCapture() until the capture is over.
 class DeviceGraph {
  public:
   DeviceGraph() = default;
   DeviceGraph(const DeviceGraph&) = delete;
   DeviceGraph& operator=(const DeviceGraph&) = delete;
-  // As Reset(); the device has run what was replayed, or frees its memory in
-  // order.
+  // Does what Reset() does. The device must have run the replays, or must free
+  // their memory in order.
   virtual ~DeviceGraph() = default;
 
-  // Once, or after Reset(). The current stream is not the default one.
+  // May be called once, or after Reset(). The current stream must not be the
+  // default one.
   virtual absl::Status BeginCapture() = 0;
-  // On the stream of BeginCapture(). After an error nothing is captured.
+  // Call it on the stream of BeginCapture(). After an error nothing is
+  // captured.
   virtual absl::Status EndCapture() = 0;
-  // Gives all of it to the current stream, any. After EndCapture().
+  // Gives all of it to the current stream, which may be any. Call it after
+  // EndCapture().
   virtual absl::Status Replay() = 0;
-  // Forgets what was captured, also in the middle of a capture.
+  // Forgets what was captured, even in the middle of a capture.
   virtual void Reset() = 0;
 };
 

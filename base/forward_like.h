@@ -40,7 +40,7 @@ struct IsCallable<
     std::void_t<decltype(std::declval<M&>().forward(std::declval<Args>()...))>>
     : std::true_type {};
 
-// Whether M's forward can do without the last of its arguments.
+// Tells whether M's forward can be called without its last argument.
 template <typename M, typename Front, typename... Rest>
 struct HasDefault : std::false_type {};
 template <typename M, typename... Front, typename Last>
@@ -69,10 +69,10 @@ class WithDefaults {
 
 }  // namespace forward_like_internal
 
-// Base of `Self`, whose forward(arguments...) it implements as
-// Caller::Call(self, arguments...). The signature is exactly M's, which
-// LibTorch looks at in Sequential and AnyModule; where M's forward has default
-// arguments, which a signature does not have, it takes what that takes instead.
+// A base of `Self` that implements its forward(arguments...) as
+// Caller::Call(self, arguments...). The signature is exactly M's, because
+// LibTorch looks at it in Sequential and AnyModule. A signature has no default
+// arguments, so if M's forward has some, this forward takes whatever M's takes.
 template <typename Self, typename M, typename Caller,
           typename Method = typename ForwardOf<M>::Type>
 class ForwardLike;

@@ -11,14 +11,15 @@ namespace fsdp {
 
 inline constexpr size_t kHmacBytes = 32;
 
-// HMAC-SHA256 (RFC 2104) of `text`, kHmacBytes; keys may have any length.
+// Returns the HMAC-SHA256 (RFC 2104) of `text` in kHmacBytes. A key may have
+// any length.
 std::string HmacSha256(absl::string_view key, absl::string_view text);
 
-// Takes as long whatever the strings hold, so that nobody finds the right one
-// byte by byte.
+// Compares in a time that does not depend on the strings' content, so that
+// nobody finds the right one byte by byte.
 bool SameInConstantTime(absl::string_view a, absl::string_view b);
 
-// That nobody can foresee; at most 256.
+// Returns `count` bytes that nobody can foresee; at most 256.
 std::string RandomBytes(size_t count);
 
 }  // namespace fsdp

@@ -1,8 +1,8 @@
-// JSON values: strict parsing (RFC 8259) and printing. Our own, since it reads
-// headers that strangers wrote, of many megabytes: keys that are given twice
-// and bytes that are not UTF-8 are refused, 64 bits of an integer are kept, and
-// the memory of what is read has a limit (ParseMembers()). Libraries lack some
-// of it, and would be one more dependency.
+// JSON values, parsed strictly (RFC 8259) and printed. We have our own because
+// it reads headers of many megabytes that strangers wrote: it refuses keys
+// given twice and bytes that are not UTF-8, keeps 64 bits of an integer, and
+// limits the memory of what is read (ParseMembers()). Libraries lack some of
+// that, and would be one more dependency.
 #ifndef BASE_JSON_H_
 #define BASE_JSON_H_
 
@@ -40,33 +40,37 @@ class Json {
   Json(const std::vector<T>& values)  // NOLINT
       : value_(Array(values.begin(), values.end())) {}
 
-  // InvalidArgument, naming the byte, for anything but one JSON value: also for
-  // invalid UTF-8, keys given twice and nesting deeper than 64. A number
-  // without fraction and exponent that fits is an int64_t, any other a double.
+  // Parses one JSON value. A number without fraction and exponent that fits is
+  // an int64_t, any other a double. InvalidArgument names the byte where the
+  // text is anything else, has invalid UTF-8 or a key twice, or nests deeper
+  // than 64.
   static absl::StatusOr<Json> Parse(absl::string_view text);
 
-  // For large objects: calls `visit` with each member in turn, so that one of
-  // them is held at a time, and ends at its first error. What Parse() refuses
-  // is refused, with members before it visited; also a text that is no object,
-  // and a member of more than `max_values` values, each of which takes about 40
-  // times as much memory as the shortest takes text.
+  // Parses large objects: calls `visit` with one member after the other, so
+  // that one is in memory at a time, and ends at the first error of `visit`. It
+  // refuses what Parse() refuses, after it has visited the members before, and
+  // also a text that is no object and a member of more than `max_values`
+  // values. A value takes about 40 times the memory of the shortest text for
+  // one.
   static absl::Status ParseMembers(
       absl::string_view text, int64_t max_values,
       absl::FunctionRef<absl::Status(std::string key, Json value)> visit);
 
-  // On one line. Doubles survive a round trip; those that are not finite, which
-  // JSON cannot say, become null. Bytes that are not UTF-8 become U+FFFD.
+  // Prints on one line. Doubles survive a round trip; those that are not
+  // finite, which JSON cannot express, become null. Bytes that are not UTF-8
+  // become U+FFFD.
   std::string ToString() const;
 
-  // The value if it is of type T (bool, int64_t, double, std::string, Array,
-  // Object), else null.
+  // Returns the value if it is of type T (bool, int64_t, double, std::string,
+  // Array, Object), else null.
   template <typename T>
   const T* As() const {
     return std::get_if<T>(&value_);
   }
-  // The member of that name; null if there is none or this is no object.
+  // Returns the member of that name; null if there is none or this is no
+  // object.
   const Json* Find(absl::string_view key) const;
-  // The value of a number of either kind; `otherwise` for anything else.
+  // Returns the value of a number of either kind, or `otherwise`.
   double NumberOr(double otherwise) const;
 
   friend bool operator==(const Json& a, const Json& b) {
@@ -81,12 +85,10 @@ class Json {
       value_;
 };
 
-// For large objects that are the member of an object.
-
-// As Json::ParseMembers(), but where the member named `opened` is an object,
-// its members are visited in turn as well: `visit` gets it without any, then
-// `visit_opened` each of them. `max_values` holds for each. Memory: each key of
-// the two objects, about 100 bytes, and what is visited.
+// As Json::ParseMembers(), but if the member named `opened` is an object, its
+// members are visited one by one too: `visit` gets the object empty, then
+// `visit_opened` gets each member. `max_values` limits each. Memory: about 100
+// bytes and the key for each member of the two objects, and what is visited.
 absl::Status ParseMembers(
     absl::string_view text, absl::string_view opened, int64_t max_values,
     absl::FunctionRef<absl::Status(std::string key, Json value)> visit,

@@ -1,4 +1,4 @@
-// Tensors that outlive a call, whatever mode the caller is in.
+// Makes tensors that outlive a call, whatever mode the caller is in.
 #ifndef BASE_NORMAL_MODE_H_
 #define BASE_NORMAL_MODE_H_
 
@@ -9,9 +9,9 @@
 
 namespace fsdp {
 
-// While it lives, tensors that this thread makes are ordinary ones, also inside
-// a c10::InferenceMode of the caller's, whose tensors could never be trained
-// with; and autograd records nothing.
+// While this lives, tensors that this thread makes are ordinary ones, even
+// inside a c10::InferenceMode of the caller, whose tensors could never be
+// trained. Autograd records nothing.
 class NormalMode {
  public:
   NormalMode() {

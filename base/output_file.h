@@ -11,9 +11,10 @@
 
 namespace fsdp {
 
-// A new file under a name of its own beside `path`, which it takes in
-// Publish(): `path` never holds half a file, and is replaced, not followed,
-// where it is a link. Without Publish() nothing remains. Errors name `path`.
+// A new file that has a name of its own beside `path` until Publish() renames
+// it to `path`. So `path` never holds half a file; if it is a link, it is
+// replaced and not followed. Without Publish() nothing remains. Errors name
+// `path`.
 class PartialFile {
  public:
   static absl::StatusOr<PartialFile> Create(const std::string& path);
@@ -23,10 +24,11 @@ class PartialFile {
 
   // Open for reading and writing.
   int descriptor() const { return descriptor_; }
-  // Adds to what has been written.
+  // Appends `bytes`.
   absl::Status Write(absl::string_view bytes);
 
-  // Once, after the last write. All of it is on the disk by then.
+  // Call it once, after the last write. All bytes are on the disk when it
+  // returns.
   absl::Status Publish();
 
  private:
@@ -37,20 +39,20 @@ class PartialFile {
   int descriptor_;
 };
 
-// A file that is written as a whole, later. Opened before a long computation,
-// so that what is in the way is said before and not after. Thread-compatible.
+// A file that is written at once, later. Open it before a long computation, so
+// that it reports an obstacle before and not after. Thread-compatible.
 class OutputFile {
  public:
-  // InvalidArgument for a directory and for a FIFO that nobody reads; NotFound,
-  // PermissionDenied, ... as the system says. Changes nothing.
+  // Changes nothing. InvalidArgument: `path` is a directory, or a FIFO that
+  // nobody reads; NotFound, PermissionDenied, ... as the system says.
   static absl::StatusOr<OutputFile> Open(const std::string& path);
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&&) = delete;
   ~OutputFile();
 
-  // A file holds all of `contents` or what it held before. Into devices and
-  // pipes it is written as it is; DeadlineExceeded when nobody has taken any of
-  // it for `patience`.
+  // Writes `contents`. Whatever happens, a file then holds all of them or what
+  // it held before. Devices and pipes are written directly; DeadlineExceeded:
+  // nobody has taken any of it for `patience`.
   absl::Status Write(absl::string_view contents,
                      absl::Duration patience = absl::Seconds(30));
 
@@ -58,35 +60,34 @@ class OutputFile {
   OutputFile(std::string path, int descriptor);
 
   std::string path_;
-  int descriptor_;  // of what is no file; -1: a file
+  int descriptor_;  // of a device or pipe; -1: a file
 };
 
-// Open() and Write().
+// Calls Open() and Write().
 absl::Status WriteOutputFile(const std::string& path,
                              absl::string_view contents);
 
-// Files to read that have to be files: a FIFO would wait for whoever writes to
-// it, and a device may never end.
+// Reads of files that must be regular ones: a FIFO would wait for its writer,
+// and a device may never end.
 
-// open(2), which waits for nobody here. -1 and an errno: EISDIR for a folder,
-// ENXIO for anything else that is no regular file.
+// Opens like open(2), but never waits. Returns -1 and sets errno: EISDIR for a
+// folder, ENXIO for anything else that is no regular file.
 int OpenRegularFile(const std::string& path, int flags);
-// To read it. Errors name `path`; InvalidArgument: it is no regular file.
+// Opens `path` to read it. Errors name `path`; InvalidArgument: it is no
+// regular file.
 absl::StatusOr<int> OpenToRead(const std::string& path);
-// All of it. InvalidArgument also for more than a GiB.
+// Reads the file. InvalidArgument also if it has more than a GiB.
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path);
 
-// The limit on the size of files (`ulimit -f`) as an error like any other.
-
-// While one exists, what this thread writes past the limit fails with EFBIG.
-// Without, SIGXFSZ ends the process, and nothing says why. Threads that are
-// started meanwhile inherit it.
+// While this lives, a write of this thread beyond the limit on the size of
+// files (`ulimit -f`) fails with EFBIG. Without it SIGXFSZ would end the
+// process without a word. Threads that are started meanwhile inherit it.
 class FileSizeErrors {
  public:
   FileSizeErrors();
   FileSizeErrors(const FileSizeErrors&) = delete;
   FileSizeErrors& operator=(const FileSizeErrors&) = delete;
-  ~FileSizeErrors();  // of the thread that made it; restores what was
+  ~FileSizeErrors();  // on the thread that made it; restores the former state
 
  private:
   bool was_blocked_;

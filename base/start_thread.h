@@ -1,4 +1,4 @@
-// Threads of the library.
+// Starts threads of the library.
 #ifndef BASE_START_THREAD_H_
 #define BASE_START_THREAD_H_
 
@@ -12,19 +12,19 @@
 
 namespace fsdp {
 
-// Runs `body` on a thread of its own. ResourceExhausted where the system
-// starts none: says what for (`purpose`, "to connect") and what limits there
-// are. `body` is dropped then without having run.
+// Runs `body` on a new thread. ResourceExhausted: the system starts none; the
+// error tells the `purpose` ("to connect") and the limits. `body` is then
+// dropped without having run.
 absl::StatusOr<std::thread> StartThread(absl::string_view purpose,
                                         absl::AnyInvocable<void() &&> body);
-// The result of `body` would be lost.
+// Is deleted because the result of `body` would be lost.
 template <typename Fn,
           std::enable_if_t<!std::is_void_v<std::invoke_result_t<Fn>>, int> = 0>
 absl::StatusOr<std::thread> StartThread(absl::string_view purpose,
                                         Fn body) = delete;
 
-// How many threads this process may have, for the text of an error: "this user
-// may have 128 processes and threads (ulimit -u), ...".
+// Tells how many threads this process may have, for the text of an error: "this
+// user may have 128 processes and threads (ulimit -u), ...".
 std::string ThreadLimits();
 
 }  // namespace fsdp

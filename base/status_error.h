@@ -1,6 +1,5 @@
-// The one exception type of this library: an absl::Status that has to travel
-// through code which cannot return it, such as a module's forward or an
-// autograd node.
+// The one exception type of this library: an absl::Status for code that cannot
+// return one, such as a module's forward or an autograd node.
 #ifndef BASE_STATUS_ERROR_H_
 #define BASE_STATUS_ERROR_H_
 
@@ -30,7 +29,7 @@ inline void ThrowIfError(absl::Status status) {
   if (!status.ok()) throw StatusError(std::move(status));
 }
 
-// The value of `result`; throws StatusError when there is none.
+// Returns the value of `result`; throws StatusError if there is none.
 template <typename T>
 T ValueOrThrow(absl::StatusOr<T> result) {
   if (!result.ok()) throw StatusError(std::move(result).status());

@@ -1,6 +1,6 @@
-// Tensors over memory that is there already, made without running an operator:
-// at a twentieth of the cost of narrow() and view(), unknown to autograd, and
-// without a read of what may be armed against that.
+// Tensors over existing memory, made without running an operator. They cost a
+// twentieth of narrow() and view(), are unknown to autograd, and need no read
+// of memory that may be armed against reads.
 #ifndef BASE_TENSOR_OVER_H_
 #define BASE_TENSOR_OVER_H_
 
@@ -13,13 +13,15 @@
 
 namespace fsdp {
 
-// `offset` and `strides` in elements of `dtype`.
+// Returns a view of `storage`. `offset` and `strides` are in elements of
+// `dtype`.
 at::Tensor TensorOver(const c10::Storage& storage, int64_t offset,
                       c10::IntArrayRef sizes, c10::IntArrayRef strides,
                       c10::ScalarType dtype);
 
-// Elements [begin, begin + numel) of the memory of `whole`, contiguous, seen as
-// elements of `dtype`, 1-D. `whole` begins at a multiple of their size.
+// Returns elements [begin, begin + numel) of the memory of `whole`, seen as 1-D
+// elements of `dtype`. `whole` is contiguous and begins at a multiple of their
+// size.
 at::Tensor RangeOf(const at::Tensor& whole, c10::ScalarType dtype,
                    int64_t begin, int64_t numel);
 inline at::Tensor RangeOf(const at::Tensor& whole, int64_t begin,

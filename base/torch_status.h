@@ -1,5 +1,5 @@
-// The seam between LibTorch, which throws, and this library, which returns
-// absl::Status. No other file of the library turns what is thrown into one.
+// Converts what LibTorch throws to what this library returns, an absl::Status.
+// No other file of the library does so.
 #ifndef BASE_TORCH_STATUS_H_
 #define BASE_TORCH_STATUS_H_
 
@@ -13,11 +13,11 @@
 
 namespace fsdp {
 
-// In the text of errors that this library has LibTorch raise on misuse.
+// Marks the text of errors that this library makes LibTorch raise on misuse.
 inline constexpr absl::string_view kMisuseMark = " [libtorch_fsdp]";
 
-// An absl::FunctionRef to what returns nothing or an absl::Status. No other
-// function converts: its result would be lost.
+// An absl::FunctionRef to a function that returns nothing or an absl::Status.
+// Other functions do not convert, because their result would be lost.
 class FallibleRef {
  public:
   template <typename Fn, typename Result = std::invoke_result_t<const Fn&>,
@@ -33,7 +33,7 @@ class FallibleRef {
             typename = void>
   FallibleRef(const Fn& returns_neither_void_nor_status) = delete;
 
-  // What the function returns; OK where it returns nothing.
+  // Returns what the function returns, or OK if it returns nothing.
   absl::Status operator()() const;
 
  private:
@@ -41,8 +41,8 @@ class FallibleRef {
       fn_;
 };
 
-// What `fn` returns, or, as a Status whose message begins with `what`
-// ("all-gather of blocks.3"), what it throws. Codes:
+// Returns what `fn` returns. If `fn` throws, returns a Status whose message
+// begins with `what` ("all-gather of blocks.3"). Codes:
 //   StatusError                                -> the Status it carries
 //   out of memory, no thread can be started    -> ResourceExhausted
 //   c10::NotImplementedError                   -> Unimplemented
@@ -58,11 +58,12 @@ class FallibleRef {
 // The text of a c10::Error comes without its C++ backtrace. A StatusError keeps
 // its message unchanged. Thread-safe.
 absl::Status TorchToStatus(absl::string_view what, FallibleRef fn);
-// Asks for the text only when `fn` throws.
+// The same, but makes the text `what` only if `fn` throws.
 absl::Status TorchToStatus(absl::FunctionRef<std::string()> what,
                            FallibleRef fn);
 
-// `status` with "`what`: " in front of its message; code and payloads stay.
+// Returns `status` with "`what`: " in front of its message; code and payloads
+// stay.
 absl::Status Annotate(const absl::Status& status, absl::string_view what);
 
 }  // namespace fsdp

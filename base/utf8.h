@@ -1,4 +1,4 @@
-// UTF-8: what is, and how characters are written in it.
+// Reads and writes UTF-8.
 #ifndef BASE_UTF8_H_
 #define BASE_UTF8_H_
 
@@ -9,13 +9,15 @@
 
 namespace fsdp {
 
-// Bytes of the UTF-8 sequence that `text` begins with; 0 if there is none.
+// Returns the length in bytes of the UTF-8 sequence that `text` begins with; 0
+// if there is none.
 size_t Utf8Length(absl::string_view text);
 
-// `code` is a character's: below 0x110000 and no half of a surrogate pair.
+// Appends the character `code`, which is below 0x110000 and no half of a
+// surrogate pair.
 void AppendUtf8(unsigned code, std::string& out);
 
-// Whether a string of JSON can say `text` as it is.
+// Returns whether `text` is UTF-8, so that a JSON string can hold it unchanged.
 bool IsUtf8(absl::string_view text);
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
 // The parameters of one unit and dtype as one flat parameter: a shard that
-// rests on this rank, and unsharded storage that is filled while the unit
+// rests on this rank, and storage for the whole that is filled while the unit
 // computes (ZeRO stage 3; FlatParameter in PyTorch FSDP, Zhao et al., 2023).
 #ifndef FLAT_PARAM_FLAT_PARAMETER_H_
 #define FLAT_PARAM_FLAT_PARAMETER_H_
@@ -19,43 +19,43 @@
 
 namespace fsdp::flat_param {
 
-// One distinct parameter and every tensor object that stands for it: one, or
-// several where tied tensors share memory without being the same object.
+// One distinct parameter, and every tensor object that stands for it: several
+// if tied tensors share memory without being the same object.
 struct NamedParameter {
   std::string name;
   std::vector<at::Tensor> tensors;  // never empty
 };
 
-// How parameters lie in a flat parameter: sizes and strides as they are where
-// dense, else made contiguous. Aligned for `narrowest`, the smaller of the
-// dtypes the flat parameter will have.
+// Lays `parameters` out in a flat parameter. Sizes and strides stay if the
+// parameter is dense; others are made contiguous. The layout is aligned for
+// `narrowest`, the smaller of the dtypes that the flat parameter will have.
 absl::StatusOr<FlatLayout> LayoutOf(
     const std::vector<NamedParameter>& parameters, at::ScalarType narrowest,
     int world_size);
 
-// `value`, of the parameter's sizes and any strides or sparse, as 1-D in the
-// parameter's storage order, unknown to autograd. Copies only where the strides
-// differ.
+// Returns `value` as 1-D in the parameter's storage order, unknown to autograd.
+// `value` has the parameter's sizes, any strides, and may be sparse. It is
+// copied only if its strides differ.
 at::Tensor StorageOrderOf(const at::Tensor& value, const ParameterSpec& spec);
 
-// Which dtype the unsharded parameters have.
+// The dtype of the whole parameters.
 enum class Precision {
-  kCompute,  // the one the unit computes in
-  kFull,     // that of the shard
+  kCompute,  // the dtype that the unit computes in
+  kFull,     // the dtype of the shard
 };
 
-// Whether `range`, a 1-D part of a parameter, is as Flatten() has left one
-// without values. Reads it all where it is not floating-point.
+// Returns whether `range`, a 1-D part of a parameter, has no values, as
+// Flatten() marks it. Reads all of it unless it is floating-point.
 bool HasNoValues(const at::Tensor& range);
 
-// Knows no communication: the caller gathers into memory of its own and hands
-// that in. Not thread-safe.
+// Does not communicate: the caller gathers into its own memory and hands that
+// in. Not thread-safe.
 class FlatParameter {
  public:
-  // Copies `parameters` (one floating-point dtype, one device) into a new
-  // unsharded tensor of layout.padded_numel() elements, padding zero.
-  // `value_of`: the values of a tensor, itself for example, dropped after use;
-  // undefined: none, of which HasNoValues() tells.
+  // Copies `parameters` (of one floating-point dtype and device) into a new
+  // tensor of layout.padded_numel() elements, with zeros as padding. `value_of`
+  // returns the values of a tensor, for example the tensor itself, which are
+  // dropped after use; if undefined, the part is marked for HasNoValues().
   static at::Tensor Flatten(
       const std::vector<NamedParameter>& parameters, const FlatLayout& layout,
       absl::FunctionRef<at::Tensor(const at::Tensor&)> value_of);
@@ -65,11 +65,11 @@ class FlatParameter {
   }
 
   // Takes this rank's part of `flat` (from Flatten(), maybe broadcast) as the
-  // shard and makes the tensors of `parameters` look into the unsharded
-  // storage, which is empty: they keep identity, sizes and strides, get
-  // `compute_dtype`, and any access to them raises `error_if_freed`. `flat` may
-  // be dropped afterwards. `rest`, where defined, is memory
-  // for this rank's shard, 1-D, layout.shard_numel(), of the dtype of `flat`.
+  // shard, and makes the tensors of `parameters` look into the storage of the
+  // whole, which is empty. They keep identity, sizes and strides and get
+  // `compute_dtype`; any access to them raises `error_if_freed`. `flat` may be
+  // dropped afterwards. `rest`, if defined, is the memory for the shard: 1-D,
+  // layout.shard_numel(), of the dtype of `flat`.
   FlatParameter(std::vector<NamedParameter> parameters, FlatLayout layout,
                 const at::Tensor& flat, int rank, at::ScalarType compute_dtype,
                 const std::string& error_if_freed,
@@ -83,52 +83,56 @@ class FlatParameter {
   int num_parameters() const { return layout_.num_parameters(); }
   const NamedParameter& parameter(int i) const { return parameters_[i]; }
 
-  // 1-D, layout().shard_numel() elements; lives as long as this object.
+  // 1-D with layout().shard_numel() elements; lives as long as this object.
   const at::Tensor& shard() const { return shard_; }
-  // Leaf over this rank's part of parameter i, 1-D, maybe empty: what an
-  // optimizer updates. The same object every time.
+  // A leaf over this rank's part of parameter i, which an optimizer updates. It
+  // is 1-D, maybe empty, and the same object every time.
   const at::Tensor& ShardSlice(int i) const { return slices_[i]; }
 
-  // The dtype of unsharded parameters, kCompute at first. Only while empty.
-  // Tensors keep their identity.
+  // Sets the dtype of the whole parameters, kCompute at first. Call it only
+  // while empty. Tensors keep their identity.
   void SetPrecision(Precision precision);
   Precision precision() const { return precision_; }
   at::ScalarType unsharded_dtype() const {
     return precision_ == Precision::kFull ? dtype() : compute_dtype_;
   }
 
-  // Of the present precision, as are all below.
+  // This and all below depend on the present precision.
   int64_t unsharded_bytes() const { return storage().bytes(); }
   bool filled() const { return storage().filled(); }
-  // `memory`: uint8, at least unsharded_bytes(), holding the gathered flat
-  // parameter; kept until Empty().
+  // Fills the storage with `memory`, which holds the gathered flat parameter in
+  // at least unsharded_bytes() of uint8, and is kept until Empty().
   void Fill(at::Tensor memory);
   void Empty();
-  // `memory` as the flat parameter: 1-D, padded_numel(), unsharded_dtype().
+  // Returns `memory` as the flat parameter: 1-D, padded_numel(),
+  // unsharded_dtype().
   at::Tensor AsFlat(const at::Tensor& memory) const;
 
-  // AsFlat() of what Fill() has given; only while filled.
+  // AsFlat() of the memory that Fill() was given; only while filled.
   at::Tensor Unsharded() const { return AsFlat(memory_); }
 
-  // Makes the tensors look into `flat` instead, which may be on another device:
-  // 1-D, padded_numel(), of dtype(). Only while empty; until BindToStorage().
+  // Makes the tensors look into `flat` until BindToStorage(). `flat` is 1-D
+  // with padded_numel() elements of dtype(), and may be on another device. Call
+  // it only while empty.
   void BindTo(const at::Tensor& flat);
   void BindToStorage() { Bind(); }
 
-  // Parameter i as it lies in `flat`, a tensor of padded_numel() elements.
+  // Returns parameter i as it lies in `flat`, a tensor of padded_numel()
+  // elements.
   at::Tensor ViewOf(const at::Tensor& flat, int i) const;
 
-  // What TagOf() tells of tensors that look into the unsharded storage, of
-  // either precision.
+  // Sets what TagOf() returns for tensors that look into the storage of the
+  // whole, of either precision.
   void SetTag(const void* tag);
 
-  // Whether `tensor` looks into this flat parameter's unsharded storage.
+  // Returns whether `tensor` looks into this flat parameter's storage of the
+  // whole.
   bool Owns(const at::Tensor& tensor) const;
-  // The parameter in which a tensor that it Owns() begins.
+  // Returns the parameter in which `tensor` begins; Owns(tensor) must hold.
   int IndexOf(const at::Tensor& tensor) const;
-  // FailedPrecondition when a parameter no longer looks into the storage,
-  // because the module was moved or converted or its data was replaced, or a
-  // slice of the shard no longer into the shard.
+  // FailedPrecondition: a parameter no longer looks into the storage, because
+  // the module was moved or converted or its data was replaced; or a slice no
+  // longer looks into the shard.
   absl::Status CheckBinding() const;
 
  private:
@@ -146,7 +150,7 @@ class FlatParameter {
   Precision precision_ = Precision::kCompute;
   std::unique_ptr<GuardedStorage> compute_;
   std::unique_ptr<GuardedStorage> full_;  // null: the dtypes are the same
-  at::Tensor memory_;  // behind storage() while that is filled
+  at::Tensor memory_;  // fills storage() while that is filled
   at::Tensor shard_;
   std::vector<at::Tensor> slices_;
 };

@@ -1,5 +1,5 @@
-// The step of backward from the gradients of parameters to the gradient of the
-// flat parameter.
+// The step of backward from the gradients of parameters to that of the flat
+// parameter.
 #ifndef FLAT_PARAM_FLATTEN_NODE_H_
 #define FLAT_PARAM_FLATTEN_NODE_H_
 
@@ -13,16 +13,17 @@
 
 namespace fsdp::flat_param {
 
-// gradients[i], of any strides, sparse or undefined, where parameter i lies in
-// a new 1-D tensor like `like`; zero where there is none. Undefined when no
-// gradient is defined. Differentiable.
+// Returns a new 1-D tensor like `like`, in which gradients[i] lies where
+// parameter i does. gradients[i] may have any strides, be sparse or undefined;
+// the rest is zero. Returns an undefined tensor if no gradient is defined.
+// Differentiable.
 at::Tensor FlattenGradients(const FlatLayout& layout,
                             const std::vector<at::Tensor>& gradients,
                             const at::TensorOptions& like);
 
-// Points autograd's edge of every tensor of parameters[i], which lies at place
-// i of `layout`, to one new node, which passes the gradients of all of them on
-// to `flat` as one. `flat` requires grad.
+// Points the autograd edges of all tensors of `parameters` to one new node,
+// which passes their gradients on to `flat` as one. parameters[i] lies at place
+// i of `layout`; `flat` requires grad.
 void AttachFlattenNode(std::shared_ptr<const FlatLayout> layout,
                        const at::Tensor& flat,
                        const std::vector<NamedParameter>& parameters);

@@ -1,6 +1,7 @@
 // A module whose parameters are one flat parameter: FlattenParamsWrapper of
-// fairscale and PyTorch for LibTorch modules. For optimizers and all-reduces
-// that prefer one large tensor to many small ones; needs no communicator.
+// fairscale and PyTorch for LibTorch modules. It is for optimizers and
+// all-reduces that prefer one large tensor to many small ones, and needs no
+// communicator.
 //
 //   auto net = fsdp::ValueOrThrow(fsdp::flat_param::FlattenParams(
 //       torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::ReLU(),
@@ -10,21 +11,20 @@
 //   optimizer.step();
 //   torch::save(net, "net.pt");  // as the Sequential's own
 //
-// Wrappers nest: each owns what no wrapper inside it does. Names, in archives
-// and maps, are those that the unwrapped modules give.
+// Wrappers nest: each owns the parameters that no wrapper inside it owns. Names
+// in archives and maps are those of the unwrapped modules.
 //
-// What C++ makes different from Python. `net->` is the wrapper and does not
-// reach members of the wrapped module: those are at net.module()->. The tensors
-// in such members are the parameters all the time, not attributes replaced in
-// forward, so children may be called directly, too. Parameters are taken out of
-// the wrapped modules' dictionaries by way of a protected member, as LibTorch
-// cannot unregister them. A clone of a parent is made by the parent's reset(),
-// which therefore has to create the wrapper itself, or hold it in a Sequential
-// or ModuleList.
+// C++ makes some things different from Python. `net->` is the wrapper and does
+// not reach members of the wrapped module, which are at net.module()->. Tensors
+// in such members are the parameters all the time, not attributes that forward
+// replaces, so children may be called directly too. LibTorch cannot unregister
+// parameters, so they are taken out of the modules' dictionaries through a
+// protected member. A parent's reset() makes its clone, and therefore has to
+// create the wrapper itself, or hold it in a Sequential or ModuleList.
 //
-// Not thread-safe. Calls return absl::Status where they can; what overrides or
-// resembles a function of torch::nn::Module throws, StatusError for errors of
-// its own.
+// Not thread-safe. Calls return absl::Status if they can; functions that
+// override or resemble those of torch::nn::Module throw, StatusError for their
+// own errors.
 #ifndef FLAT_PARAM_FLATTEN_PARAMS_WRAPPER_H_
 #define FLAT_PARAM_FLATTEN_PARAMS_WRAPPER_H_
 
@@ -52,17 +52,18 @@ namespace fsdp::flat_param {
 
 class FlattenParamsWrapperBase;
 
-// While it lives, a wrapper's parameters are parameters of the wrapped module
-// again, and the flat one is hidden. Made by UnflattenAsParams().
+// While this lives, a wrapper's parameters are parameters of the wrapped module
+// again, and the flat one is hidden. UnflattenAsParams() makes it.
 class UnflattenedParams {
  public:
   UnflattenedParams(const UnflattenedParams&) = delete;
   UnflattenedParams& operator=(const UnflattenedParams&) = delete;
-  // Close(), its error dropped.
+  // Calls Close() and ignores its error.
   ~UnflattenedParams();
 
-  // Ends the scope. InvalidArgument, naming parameters: one was given data of
-  // other sizes, which is dropped; they were frozen in part, which is undone.
+  // Ends the scope. InvalidArgument names parameters: one was given data of
+  // another size, which is dropped, or some but not all were frozen, which is
+  // undone.
   absl::Status Close();
 
  private:
@@ -73,36 +74,38 @@ class UnflattenedParams {
   std::shared_ptr<FlattenParamsWrapperBase> wrapper_;  // null: nothing to do
 };
 
-// What a wrapper offers, whatever the wrapped module's type.
+// A wrapper without the wrapped module's type.
 class FlattenParamsWrapperBase : public WrapperModule {
  public:
-  // The one trainable 1-D tensor, as in named_parameters(). Undefined without
-  // parameters and while unflattened. Freeze it by set_requires_grad(false).
+  // Returns the one 1-D parameter, as in named_parameters(). It is undefined if
+  // there are no parameters and while they are unflattened. Freeze it by
+  // set_requires_grad(false).
   at::Tensor flat_param() const;
-  // Whether there are parameters, flattened at the moment or not.
+  // Returns whether there are parameters, flattened or not.
   bool has_params() const { return num_params_managed() > 0; }
   // Tied parameters count once.
   int num_params_managed() const { return layout().num_parameters(); }
-  // Names, sizes, strides and places of the parameters in the flat one, which
-  // has no padding.
+  // Returns names, sizes, strides and places of the parameters in the flat one,
+  // which has no padding.
   const FlatLayout& layout() const { return flattened_->layout(); }
 
   // Makes the wrapped module's parameters leaves that look into the flat
-  // parameter, registered under their own names, until the result dies, by an
-  // exception, too. What is written into them, or given to them by set_data(),
-  // lands in the flat parameter, and so do their gradients. No effect where
-  // there are no parameters or they are unflattened already.
-  // With `flat_data`, like flat_param() in all but values, they look into that
-  // instead, and the flat parameter stays as it is. Throws StatusError
-  // (InvalidArgument) when it is not like flat_param().
+  // parameter, registered under their own names, until the result is destroyed.
+  // What is written into them, or given to them by set_data(), goes into the
+  // flat parameter, and so do their gradients. It does nothing if there are no
+  // parameters or if they are unflattened already.
+  //
+  // With `flat_data` they look into that instead, and the flat parameter stays
+  // as it is. Throws StatusError (InvalidArgument) if `flat_data` differs from
+  // flat_param() in more than values.
   [[nodiscard]] UnflattenedParams UnflattenAsParams(
       const at::Tensor& flat_data = at::Tensor());
   // Copies `flat_data` into the flat parameter. InvalidArgument: it is not 1-D
   // or has another number of elements.
   absl::Status SetFlatData(const at::Tensor& flat_data);
 
-  // Module: under the wrapped module's own names, so that archives do not tell
-  // whether there is a wrapper.
+  // These override Module. Archives have the wrapped module's own names, so
+  // they do not tell whether there is a wrapper.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
   // NOLINTBEGIN(google-default-arguments): as LibTorch declares them.
@@ -118,13 +121,13 @@ class FlattenParamsWrapperBase : public WrapperModule {
   FlattenParamsWrapperBase(std::shared_ptr<torch::nn::Module> module,
                            std::unique_ptr<FlattenedModule> flattened);
 
-  // For a deep copy: of the wrapped module, and its flattening.
+  // Copy the wrapped module and its flattening.
   std::shared_ptr<torch::nn::Module> CloneWrapped(
       const std::optional<torch::Device>& device) const;
   std::unique_ptr<FlattenedModule> CloneFlattened(
       const std::shared_ptr<torch::nn::Module>& copy,
       const std::optional<torch::Device>& device) const;
-  // Takes over what `other`, which is left empty, is made of.
+  // Takes over the parts of `other`, which is left empty.
   void MoveFrom(FlattenParamsWrapperBase& other);
   void PreForward() { ThrowIfError(flattened_->PreForward()); }
 
@@ -152,8 +155,8 @@ struct CallFlattened {
 }  // namespace internal
 
 // The flattened `M`, a module class such as torch::nn::LinearImpl. forward()
-// has the signature and the default arguments of M's, which is one function,
-// not a template.
+// has the signature and the default arguments of M's, which must be one
+// function and not a template.
 template <typename M>
 class FlattenParamsWrapperImpl
     : public FlattenParamsWrapperBase,
@@ -167,7 +170,7 @@ class FlattenParamsWrapperImpl
 
   const std::shared_ptr<M>& module() const { return module_; }
 
-  // Of a container.
+  // Indexes a container.
   template <typename Index>
   decltype(auto) operator[](Index&& index) {
     return (*module_)[std::forward<Index>(index)];
@@ -196,7 +199,7 @@ class FlattenParamsWrapperImpl
         copy, CloneFlattened(copy, device));
   }
 
-  // How a Cloneable parent copies its children.
+  // A Cloneable parent copies its children by this.
   void clone_(torch::nn::Module& other,
               const std::optional<torch::Device>& device) override {
     auto copy = dynamic_cast<FlattenParamsWrapperImpl&>(other).Clone(device);
@@ -207,7 +210,7 @@ class FlattenParamsWrapperImpl
   std::shared_ptr<M> module_;
 };
 
-// Holder with the value semantics of torch::nn modules: copies refer to the
+// A holder with the value semantics of torch::nn modules: copies refer to the
 // same module.
 template <typename M>
 class FlattenParamsWrapper
@@ -219,10 +222,10 @@ class FlattenParamsWrapper
   const std::shared_ptr<M>& module() const { return this->get()->module(); }
 };
 
-// Flattens the parameters of `module`, which is changed and can no longer be
-// cloned or saved by itself as long as the wrapper lives; afterwards it has its
-// parameters back. Several groups of parameters are several wrappers around one
-// another. For what is refused see FlattenedModule::Create().
+// Flattens the parameters of `module`. While the wrapper lives, `module` cannot
+// be cloned or saved by itself; afterwards it has its parameters back. For
+// several groups of parameters, put several wrappers around one another. Errors
+// are those of FlattenedModule::Create().
 template <typename M>
 absl::StatusOr<FlattenParamsWrapper<M>> FlattenParams(
     std::shared_ptr<M> module,

@@ -1,5 +1,5 @@
 // The parameters of a module as one trainable 1-D tensor, and the way back.
-// What FlattenParamsWrapper is made of, without the C++ type of the module.
+// This is FlattenParamsWrapper without the C++ type of the module.
 #ifndef FLAT_PARAM_FLATTENED_MODULE_H_
 #define FLAT_PARAM_FLATTENED_MODULE_H_
 
@@ -23,41 +23,40 @@
 namespace fsdp::flat_param {
 
 struct FlattenOptions {
-  // Which parameters, by their names; without it all that no wrapper inside the
-  // module has flattened.
+  // Selects parameters by their names. Without it all parameters are selected
+  // that no wrapper inside the module has flattened.
   std::function<bool(const std::string& name, const at::Tensor& parameter)>
       select;
 
-  // Values for the flat parameter in place of the parameters' own, for example
-  // those of another wrapper's flat_param(). Copied.
+  // Values for the flat parameter instead of the parameters' own, for example
+  // those of another wrapper's flat_param(). They are copied.
   at::Tensor flat_data;
 
-  // Flattening a module whose every parameter something else refers to is
-  // refused: that is usually an optimizer, which would go on without training
-  // anything.
+  // Without this, a module is refused if something else refers to every one of
+  // its parameters: that is usually an optimizer, which would then train
+  // nothing.
   bool allow_outside_references = false;
 };
 
-// While flattened, the parameters keep their tensor objects, which are shared
-// by the module's dictionary and its members: each looks into the flat
-// parameter's memory and points autograd to a node that puts the gradients of
-// all together, into the gradient of the flat parameter. They are taken out of
-// the modules' dictionaries.
+// While flattened, the parameters keep their tensor objects, which the module's
+// members and dictionary share, but are taken out of the dictionaries. Each
+// looks into the flat parameter's memory, and its autograd edge leads to a node
+// that puts the gradients of all together into the gradient of the flat
+// parameter.
 //
 // Between Unflatten() and Flatten() they are registered leaves with gradients
 // of their own. Not thread-safe.
 class FlattenedModule {
  public:
-  // InvalidArgument, naming parameters: two dtypes or devices, frozen ones
-  // among trainable ones, no dense memory, an overlap with another; flat_data
-  // that does not fit. FailedPrecondition: parameters of a sharded unit, or
-  // that an optimizer seems to hold; inference mode.
+  // InvalidArgument names parameters: they have two dtypes or devices, some are
+  // frozen and some are not, one is not dense, or two overlap; or flat_data
+  // does not fit. FailedPrecondition: they belong to a sharded unit, an
+  // optimizer seems to hold them, or inference mode is on.
   static absl::StatusOr<std::unique_ptr<FlattenedModule>> Create(
       const std::shared_ptr<torch::nn::Module>& module,
       const FlattenOptions& options);
-  // The same parameters of `copy`, a clone of the module, over a copy of the
-  // flat parameter, on `device` if given. FailedPrecondition when `copy` lacks
-  // one.
+  // Flattens `copy`, a clone of the module, over a copy of the flat parameter,
+  // on `device` if given. FailedPrecondition: `copy` lacks a parameter.
   absl::StatusOr<std::unique_ptr<FlattenedModule>> CloneFor(
       const std::shared_ptr<torch::nn::Module>& copy,
       const std::optional<c10::Device>& device) const;
@@ -67,36 +66,38 @@ class FlattenedModule {
   // Leaves the module with its parameters registered, over the flat memory.
   ~FlattenedModule();
 
-  // 1-D leaf, undefined when there are no parameters.
+  // A 1-D leaf; undefined if there are no parameters.
   const at::Tensor& flat() const { return flat_; }
-  // One entry per distinct parameter, without padding.
+  // Has one entry per distinct parameter, and no padding.
   const FlatLayout& layout() const { return *layout_; }
   bool unflattened() const { return unflattened_; }
 
-  // Before every forward: follows a flat parameter that was moved or frozen,
-  // and gives this forward a node of its own. Nothing while unflattened.
+  // Call this before every forward, unless unflattened. It follows a flat
+  // parameter that was moved or frozen, and makes a node for this forward.
   // FailedPrecondition: a parameter, or the flat one, looks elsewhere.
   absl::Status PreForward();
 
-  // Registers the parameters, over `memory` if defined, which CheckMemory()
-  // has accepted.
+  // Registers the parameters. They look into `memory` if it is defined;
+  // CheckMemory() must have accepted it.
   void Unflatten(const at::Tensor& memory);
-  // InvalidArgument: not contiguous, or of another size, dtype or device than
-  // the flat parameter.
+  // InvalidArgument: `memory` is not contiguous, or differs from the flat
+  // parameter in size, dtype or device.
   absl::Status CheckMemory(const at::Tensor& memory) const;
   // Takes values and gradients back into the flat parameter, unless Unflatten()
-  // was given memory. On an error a value that does not fit is dropped.
+  // was given memory. After an error a value that does not fit is dropped.
   absl::Status Flatten();
 
-  // Replaces the flat parameter's data by convert(data), another device or
-  // dtype of it. Errors as of Flatten().
+  // Replaces the flat parameter's data by convert(data), which may have another
+  // device or dtype. InvalidArgument as from Flatten().
   absl::Status Convert(
       absl::FunctionRef<at::Tensor(const at::Tensor&)> convert);
-  // Copies `values`. InvalidArgument when its shape differs.
+  // Copies `values` into the flat parameter. InvalidArgument: the shape
+  // differs.
   absl::Status SetValues(const at::Tensor& values);
 
  private:
-  // What a module has registered under a key; unregistering forgets the order.
+  // What a module has registered under a key. It is kept because unregistering
+  // forgets the order.
   struct Entry {
     std::string key;
     int parameter;      // -1: not flattened
@@ -116,7 +117,7 @@ class FlattenedModule {
   absl::Status CheckValues(const at::Tensor& values) const;
   void AddPlace(ModulePlace place,
                 absl::FunctionRef<int(const std::string& key)> parameter_of);
-  // Takes `flat` as the flat parameter's data and flattens.
+  // Makes `flat` the flat parameter's data, and flattens.
   void Adopt(at::Tensor flat, bool requires_grad);
   void Register();
   void Unregister();
@@ -133,8 +134,8 @@ class FlattenedModule {
   std::vector<NamedParameter> parameters_;
   std::shared_ptr<const FlatLayout> layout_;
   at::Tensor flat_;
-  // What the parameters look into: flat_'s data, or the memory that
-  // Unflatten() was given.
+  // The memory that the parameters look into: flat_'s data, or what Unflatten()
+  // was given.
   at::Tensor bound_;
   bool unflattened_ = false;
   bool over_other_memory_ = false;

@@ -1,5 +1,5 @@
-// Storage whose memory comes and goes while tensors keep looking into it, and
-// which answers every access in between with an error instead of a crash.
+// Storage whose memory comes and goes while tensors look into it, and which
+// answers every access in between with an error instead of a crash.
 #ifndef FLAT_PARAM_GUARDED_STORAGE_H_
 #define FLAT_PARAM_GUARDED_STORAGE_H_
 
@@ -15,33 +15,33 @@
 
 namespace fsdp::flat_param {
 
-// What lies in a GuardedStorage: each kind has tags of its own.
+// What lies in a GuardedStorage. Each kind has its own tags.
 enum class Guarded {
   kUnsharded,  // whole parameters, while their unit computes
   kResting,    // what rests between uses: shards, gradients, optimizer states
 };
 
-// Owns a c10::Storage of fixed size but not the memory behind it. Filling and
-// emptying change neither the version of the tensors that look into it nor
-// their identity, so what autograd has saved stays valid, at whatever address
-// the next fill puts it. Not thread-safe.
+// Owns a c10::Storage of fixed size, but not the memory behind it. Filling and
+// emptying change neither the version nor the identity of the tensors that look
+// into it, so what autograd has saved stays valid, whatever the next address
+// is. Not thread-safe.
 class GuardedStorage {
  public:
-  // Empty at first. `error` is the text of the c10::Error that an access to the
-  // empty storage raises: say whose it is and what to do.
+  // Makes an empty storage. An access to it while empty raises a c10::Error
+  // with the text `error`, which should say whose it is and what to do.
   GuardedStorage(int64_t bytes, c10::Device device, const std::string& error,
                  Guarded kind = Guarded::kUnsharded);
   GuardedStorage(const GuardedStorage&) = delete;
   GuardedStorage& operator=(const GuardedStorage&) = delete;
-  // Tensors may outlive this object: they raise `error` from then on.
+  // Tensors may outlive this object; an access to them then raises `error`.
   ~GuardedStorage();
 
-  // `data`: at least bytes() that stay valid until Empty(); not owned.
+  // `data` has at least bytes(), stays valid until Empty(), and is not owned.
   void Fill(void* data);
   void Empty();
   bool filled() const { return filled_; }
 
-  // What TagOf() finds from now on; null at first. Not owned.
+  // Sets what TagOf() returns, null at first. It is not owned.
   void SetTag(const void* tag);
 
   int64_t bytes() const { return bytes_; }
@@ -57,15 +57,16 @@ class GuardedStorage {
   bool filled_ = false;
 };
 
-// The tag of the GuardedStorage of that kind that `storage` belongs to; null
-// where there is none. Costs a nanosecond.
+// Returns the tag of the GuardedStorage of that kind that `storage` belongs to;
+// null if there is none. Costs a nanosecond.
 const void* TagOf(const c10::Storage& storage,
                   Guarded kind = Guarded::kUnsharded);
 
-// Whether `storage` belongs to a GuardedStorage of that kind, alive or not.
+// Returns whether `storage` belongs to a GuardedStorage of that kind, alive or
+// not.
 bool IsGuarded(const c10::Storage& storage, Guarded kind = Guarded::kUnsharded);
 
-// Internal when this LibTorch does not behave as GuardedStorage needs.
+// Internal: this LibTorch does not behave as GuardedStorage needs.
 absl::Status CheckGuardedStorage();
 
 }  // namespace fsdp::flat_param

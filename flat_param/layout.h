@@ -1,8 +1,9 @@
-// Where each parameter of a unit lies in the unit's flat parameter, and which
-// part of it each rank holds. Pure arithmetic: no tensors, no communication.
+// The layout of a unit's flat parameter: where each parameter lies, and which
+// part each rank holds. It is pure arithmetic, without tensors or
+// communication.
 //
-// The flat parameter is the parameters in storage order, one after the other,
-// cut into one shard of equal size per rank:
+// The flat parameter has the parameters in storage order, one after the other,
+// and is cut into one shard of equal size per rank:
 //
 //   | weight       |pad| bias |pad| other_weight            |pad      |
 //   | shard of rank 0      | shard of rank 1      | shard of rank 2   |
@@ -19,12 +20,13 @@
 
 namespace fsdp::flat_param {
 
-// What one parameter of a unit looks like.
+// The name and form of one parameter of a unit.
 struct ParameterSpec {
   std::string name;            // without wrappers: "blocks.0.qkv.weight"
   std::vector<int64_t> sizes;  // () for a scalar; may contain 0
-  // Of a dense tensor without overlaps, so transposed and channels_last tensors
-  // stay so. Arbitrary for dimensions of size 1 and for empty tensors.
+  // Strides of a dense tensor without overlaps, so transposed and channels_last
+  // tensors stay so. They are arbitrary for dimensions of size 1 and empty
+  // tensors.
   std::vector<int64_t> strides;
 };
 
@@ -42,22 +44,21 @@ struct Slice {
   friend bool operator!=(const Slice& a, const Slice& b) { return !(a == b); }
 };
 
-// Immutable, hence thread-safe. Every query takes constant time; an index or
+// Immutable, hence thread-safe. Every query takes constant time. An index or
 // rank out of range stops the program.
 class FlatLayout {
  public:
-  // By default each parameter and each shard begins at a multiple of this,
-  // given a buffer that does, so that vector instructions and collectives run
-  // at full speed.
+  // The default alignment: each parameter and each shard begins at a multiple
+  // of it in a buffer that does, so that vector instructions and collectives
+  // run at full speed.
   static constexpr int64_t kAlignmentBytes = 16;
 
-  // Lays `parameters`, which may be none, out in their order; tied parameters
-  // are the caller's to list once. `element_size` is in bytes.
-  // InvalidArgument, naming the parameter: a negative size; not one stride for
-  // each size; strides of a tensor with gaps or overlaps; a name
-  // listed twice; a layout whose bytes exceed int64_t. InvalidArgument also for
-  // an element_size, world_size or alignment_bytes below 1. An alignment of 1
-  // leaves no padding between parameters.
+  // Lays out `parameters`, maybe none, in their order. The caller lists tied
+  // parameters once. `element_size` is in bytes. An alignment of 1 leaves no
+  // padding between parameters. InvalidArgument names the parameter: it has a
+  // negative size, not one stride for each size, gaps or overlaps, or another's
+  // name; or the layout exceeds int64_t bytes. InvalidArgument also for an
+  // element_size, world_size or alignment_bytes below 1.
   static absl::StatusOr<FlatLayout> Create(
       std::vector<ParameterSpec> parameters, int64_t element_size,
       int world_size, int64_t alignment_bytes = kAlignmentBytes);
@@ -68,24 +69,24 @@ class FlatLayout {
   int64_t element_size() const { return element_size_; }
   int world_size() const { return world_size_; }
 
-  // Of all parameters together, without padding.
+  // Elements of all parameters together, without padding.
   int64_t numel() const { return numel_; }
   int64_t shard_numel() const { return shard_numel_; }
-  // Always shard_numel() * world_size().
+  // Equals shard_numel() * world_size().
   int64_t padded_numel() const { return shard_numel_ * world_size_; }
 
-  // Of parameter i in the flat parameter.
+  // Returns the range of parameter i in the flat parameter.
   Slice InFlat(int i) const;
-  // Of the shard of `rank` in the flat parameter.
+  // Returns the range of the shard of `rank` in the flat parameter.
   Slice ShardRange(int rank) const;
 
-  // The part of parameter i that `rank` holds, relative to the begin of the
-  // shard, and the same part relative to the begin of the parameter's storage.
-  // When the rank holds nothing of it, an empty slice inside the bounds.
+  // Return the part of parameter i that `rank` holds, relative to the begin of
+  // the shard or of the parameter's storage. If the rank holds nothing of it,
+  // the slice is empty and lies inside the bounds.
   Slice InShard(int i, int rank) const;
   Slice InParameter(int i, int rank) const;
 
-  // A table for people: one line per parameter.
+  // Returns a table for people, with one line per parameter.
   std::string ToString() const;
 
  private:

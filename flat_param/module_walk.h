@@ -1,5 +1,5 @@
-// Reads a tree of modules by the names that its parameters have without
-// wrappers, and gives access to what each module has registered.
+// Visits a tree of modules by names without wrappers, and gives access to what
+// each module has registered.
 #ifndef FLAT_PARAM_MODULE_WALK_H_
 #define FLAT_PARAM_MODULE_WALK_H_
 
@@ -15,8 +15,8 @@
 
 namespace fsdp::flat_param {
 
-// A module that stands around another and leaves no trace in names: what is
-// "module.fc.weight" to LibTorch is "fc.weight" here.
+// A module around another that leaves no trace in names: LibTorch's
+// "module.fc.weight" is "fc.weight" here.
 class WrapperModule : public torch::nn::Module {
  public:
   virtual std::shared_ptr<torch::nn::Module> wrapped_module() const = 0;
@@ -30,16 +30,17 @@ struct ModulePlace {
   std::shared_ptr<torch::nn::Module> module;
 };
 
-// `root` and all below it in pre-order; a module registered in several places
-// comes once per place. A wrapper has the path of what it wraps, which follows.
+// Returns `root` and all modules below it in pre-order. A module that is
+// registered in several places comes once per place. A wrapper has the path of
+// the module that it wraps, which follows.
 std::vector<ModulePlace> PlacesOf(
     const std::shared_ptr<torch::nn::Module>& root);
 
-// "blocks.0.weight"; `key` alone for an empty path.
+// Returns "blocks.0.weight", or `key` alone for an empty path.
 std::string JoinName(absl::string_view path, absl::string_view key);
 
-// What `module` itself has registered, undefined tensors included. LibTorch has
-// no public way to unregister a parameter.
+// Returns the parameters that `module` itself has registered, also undefined
+// ones. LibTorch has no public way to unregister a parameter.
 torch::OrderedDict<std::string, at::Tensor>& RegisteredParameters(
     torch::nn::Module& module);
 const torch::OrderedDict<std::string, at::Tensor>& RegisteredParameters(

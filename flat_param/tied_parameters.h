@@ -1,4 +1,4 @@
-// Tells which registered tensors are one and the same parameter.
+// Finds registered tensors that are the same parameter, or share memory.
 #ifndef FLAT_PARAM_TIED_PARAMETERS_H_
 #define FLAT_PARAM_TIED_PARAMETERS_H_
 
@@ -22,16 +22,16 @@ namespace fsdp::flat_param {
 // Empty tensors share nothing, whatever their storage.
 class TiedParameters {
  public:
-  // The number of the parameter that `tensor` is: that of an earlier tensor, or
-  // the next one. `name` counts where it is the first.
+  // Returns the number of the parameter that `tensor` is: that of an earlier
+  // tensor, or the next one. `name` is used if it is the first.
   int Add(const std::string& name, const at::Tensor& tensor);
 
-  // By number.
+  // The parameters in the order of their numbers.
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   std::vector<NamedParameter> Take() { return std::move(parameters_); }
 
-  // InvalidArgument, naming both: parameters that share some elements but are
-  // not the same view. Flattening would separate them.
+  // InvalidArgument names two parameters that share elements but are not the
+  // same view; flattening would separate them.
   absl::Status CheckOverlaps() const;
 
  private:
@@ -43,10 +43,9 @@ class TiedParameters {
   std::map<View, int> views_;
 };
 
-// Tells whether tensors share memory.
-
-// Two of `tensors`, by index, between whose first and last elements the other
-// one has some; nullopt: none do. Empty tensors share nothing.
+// Returns the indices of two of `tensors` of which one begins between the first
+// and the last element of the other; nullopt if there are none. Empty tensors
+// share nothing.
 std::optional<std::pair<size_t, size_t>> FindOverlap(
     const std::vector<at::Tensor>& tensors);
 
