@@ -67,10 +67,10 @@ class CapturedStep {
   // the warm-up and once for each capture.
   using Step = std::function<absl::StatusOr<at::Tensor>(const Inputs&)>;
 
-  // `model` and `optimizer` must outlive the result. FailedPrecondition,
-  // Unimplemented and InvalidArgument name what cannot be captured: a part of
-  // the model, its groups, the optimizer or an option. Learning rates become
-  // floats (CapturableOptimizer::KeepRatesOnDevice).
+  // `model` and `optimizer` must outlive the result. FailedPrecondition and
+  // InvalidArgument name what cannot be captured: a part of the model, its
+  // groups, the optimizer or an option. Learning rates become floats
+  // (CapturableOptimizer::KeepRatesOnDevice).
   static absl::StatusOr<std::unique_ptr<CapturedStep>> Make(
       ShardedModuleBase& model, torch::optim::Optimizer& optimizer, Step step,
       const CaptureOptions& options);

@@ -1,4 +1,4 @@
-// What a sharded model remembers of one backward, from its first event until it
+// The state of one backward of a sharded model, from its first event until it
 // is over, has failed or is given up.
 #ifndef FSDP_MODEL_BACKWARD_SESSION_H_
 #define FSDP_MODEL_BACKWARD_SESSION_H_
@@ -16,65 +16,65 @@
 
 namespace fsdp {
 
-// One for all backwards of a model, of which one at a time is under way;
-// backwards nested in it are a part of it. Decides nothing about units. Used by
-// the thread that reports the events.
+// Serves all backwards of a model, of which one at a time is under way;
+// backwards nested in it are a part of it. It decides nothing about units. Used
+// by the thread that reports the events.
 class BackwardSession {
  public:
   explicit BackwardSession(int num_units) : hooks_have_run_(num_units) {}
 
-  // Whether a backward has begun here and the engine still runs it.
+  // Returns whether a backward has begun here and the engine still runs it.
   bool is_under_way() const { return !under_way_.expired(); }
-  // At the first event of an outermost backward. `on_end` is called by the
-  // engine when that is over; what it throws ends the backward. Otherwise
-  // `on_lost` is called: when `on_end` has thrown, and when the engine drops a
-  // backward that threw, where it may do so on a thread of its own. What that
-  // throws is ignored. Both may be called when this object is gone.
+  // Call this at the first event of an outermost backward. The engine calls
+  // `on_end` when that is over; what it throws ends the backward. `on_lost` is
+  // called instead, and what it throws is ignored, when `on_end` has thrown or
+  // when the engine drops a backward that threw, which may be on the engine's
+  // thread. Both may be called after this object is gone.
   void Begin(std::function<void()> on_end, std::function<void()> on_lost);
-  // First in `on_end`: nothing is under way any more.
+  // Call this first in `on_end`: no backward is under way any more.
   void Leave() { under_way_.reset(); }
-  // At the end, and when the backward is given up.
+  // Call this at the end, and when the backward is given up.
   void Forget();
 
   // --- Units that are reached and not left ---------------------------------
-  // The gradient has reached the outputs of a forward of `unit` that began at
-  // `start_sequence` of autograd.
+  // Notes that the gradient has reached the outputs of a forward of `unit`,
+  // which began at `start_sequence` of autograd.
   void AddPending(int unit, uint64_t start_sequence, bool has_unit_node);
-  // It has come to the unit's own node.
+  // Notes that the gradient has reached the unit's own node.
   void RemovePending(int unit, uint64_t start_sequence);
   struct Finished {
     int unit;
     bool reduces;  // other ranks may have gradients of it
   };
-  // The innermost pending unit whose forward began at `sequence` or later, of
-  // the backward that runs now or of one nested in it, which is over. It is
-  // pending no more. Null when there is none.
+  // Returns the innermost pending unit whose forward began at `sequence` or
+  // later, and removes it. The unit is of the running backward or of one nested
+  // in it that is over. Null if there is none.
   std::optional<Finished> TakePendingFrom(uint64_t sequence);
 
-  // FailedPrecondition, naming `unit`, when what the backward that runs now
-  // goes through was recorded on another thread than `thread`: sequence
-  // numbers, by which autograd and this object order nodes, count per thread.
+  // FailedPrecondition names `unit`: the running backward goes through forwards
+  // that were recorded on another thread than `thread`. Autograd and this
+  // object order nodes by sequence numbers, which count per thread.
   absl::Status CheckForwardThread(const std::string& unit,
                                   std::optional<uint64_t> thread);
 
-  // Whether the user's hooks on a parameter of a unit have run already.
+  // Returns whether the user's hooks on a parameter of a unit have run.
   bool hooks_have_run(int unit, size_t parameter) const;
   void NoteHooks(int unit, size_t parameter);
 
  private:
-  // A unit whose outputs the gradient has reached and whose own has not.
+  // A unit whose outputs the gradient has reached, but not its own node.
   struct Pending {
     int unit;
-    int graph_task;  // of a nested backward higher than of the one around it
+    int graph_task;  // a nested backward's is higher than the one's around it
     uint64_t start_sequence;
     bool has_unit_node;
   };
 
-  // Lives as long as the outermost backward under way, however that ends.
+  // Lives as long as the outermost backward that is under way, however it ends.
   struct UnderWay;
   std::weak_ptr<UnderWay> under_way_;
   std::vector<Pending> pending_;
-  // On which thread what each backward under way goes through was recorded.
+  // The thread that recorded the forwards of each backward that is under way.
   std::map<int, uint64_t> forward_threads_;
   std::vector<std::vector<bool>> hooks_have_run_;  // by unit and parameter
 };

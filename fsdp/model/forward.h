@@ -25,25 +25,26 @@
 
 namespace fsdp {
 
-// One forward of a unit, or of nothing when the module is none. Gives the
-// iteration up when it is left without Finish(), by an exception.
+// One forward of a module; of a unit if the module is one. If it is left
+// without Finish(), by an exception, the iteration is given up.
 class ForwardScope {
  public:
-  // Throws StatusError when the unit cannot be gathered.
+  // Throws StatusError if the unit cannot be gathered.
   explicit ForwardScope(const torch::nn::Module& module);
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;
   ~ForwardScope();
 
   bool is_unit() const { return handle_.has_value(); }
-  // Whether CastInputs() is due.
+  // Returns whether CastInputs() has to be called.
   bool casts_inputs() const;
   void CastInputs(const std::vector<at::Tensor*>& inputs);
-  // Whether WatchInput() is due, for each tensor that the forward will get.
+  // Returns whether WatchInput() has to be called for each tensor that the
+  // forward gets.
   bool watches_inputs() const { return watches_inputs_; }
   void WatchInput(const at::Tensor& input);
-  // Runs the module's forward. Of an exception that only follows from an error
-  // of ours, that error is thrown instead.
+  // Runs the module's forward. If an exception only follows from an error of
+  // ours, that error is thrown instead.
   template <typename Call>
   auto Run(Call&& call) {
     try {
@@ -59,7 +60,7 @@ class ForwardScope {
 
  private:
   void ThrowFailure() const;
-  // The text of the present exception, for the other ranks.
+  // Keeps the text of the present exception, for the other ranks.
   void NoteException();
 
   const std::optional<UnitHandle> handle_;
@@ -70,17 +71,17 @@ class ForwardScope {
   bool finished_ = false;
 };
 
-// A unit whose forward backward is to run again.
+// A unit whose forward backward will run again.
 struct RecomputedUnit {
   std::string name;
-  // With the unit's module, whose buffers its forward may change.
+  // Includes the unit's module, whose buffers its forward may change.
   CheckpointOptions options;
 
-  // Throws StatusError (FailedPrecondition): a call cannot be made again.
+  // Throws StatusError (FailedPrecondition): the call cannot be made again.
   [[noreturn]] void Refuse(const std::string& why) const;
 };
 
-// The unit that `module` is, where Options::recompute.units has chosen it and
+// Returns the unit that `module` is, if Options::recompute.units names it and
 // its forward is about to record.
 std::optional<RecomputedUnit> FindRecomputed(const torch::nn::Module& module);
 
@@ -91,8 +92,8 @@ inline constexpr bool kMayHoldTensors =
     HasVisibleTensors<T>::value &&
     !tensor_tree_internal::HoldsNoTensor<T>::value;
 
-// Copies an argument whose tensors are about to be replaced, so that the
-// caller's own stay as they are; anything else is passed on by reference.
+// Copies an argument whose tensors will be replaced, so that the caller's stay
+// as they are; passes anything else on by reference.
 template <typename Arg>
 using HeldArgument = std::conditional_t<kMayHoldTensors<std::decay_t<Arg>>,
                                         std::decay_t<Arg>, Arg&&>;
@@ -156,14 +157,14 @@ auto RunModule(Impl& module, Args&&... args) {
   }
 }
 
-// An argument as forward is to get it, of a copy that is its own.
+// The type in which forward gets an argument out of a copy of its own.
 template <typename Arg>
 using PassedArgument = std::conditional_t<
     std::is_same_v<std::decay_t<Arg>,
                    std::remove_cv_t<std::remove_reference_t<Arg>>>,
     Arg&&, std::decay_t<Arg>&>;
 
-// Calls forward with copies of what it is given, so that it may have them all.
+// Calls forward with copies of the arguments, so that forward may consume them.
 template <typename Impl, typename... Args>
 struct RepeatableForward {
   Impl* module;
@@ -217,14 +218,14 @@ struct IsSharedPointer<std::shared_ptr<T>> : std::true_type {};
 
 }  // namespace forward_internal
 
-// Runs `module`'s forward. Where the module is a unit, its parameters are
-// gathered before and freed after, and backward runs it again where
-// Options::recompute.units says so; where it is not, this is a plain call. A
-// parent calls the children that may become units this way. `module`: a
-// module, a shared_ptr or a module holder. A container of tensors that forward
-// takes by non-const reference may be a copy: return what it is to hand back.
-// Throws StatusError when gathering fails, when the forward misuses parameters,
-// or when it is to be recomputed and cannot be.
+// Runs `module`'s forward. If the module is a unit, its parameters are gathered
+// before and freed after, and backward runs it again if
+// Options::recompute.units says so; otherwise this is a plain call. A parent
+// must call children that may become units this way. `module` is a module, a
+// shared_ptr or a module holder. If forward takes a container of tensors by
+// non-const reference, it may get a copy, so it should return what it hands
+// back. Throws StatusError if gathering fails, if the forward misuses
+// parameters, or if it cannot be recomputed as asked.
 template <typename Module, typename... Args>
 auto Forward(Module&& module, Args&&... args) {
   using Value = std::decay_t<Module>;

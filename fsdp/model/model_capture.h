@@ -1,5 +1,5 @@
-// What a captured step (fsdp/capture/step_capture.h) asks of its model besides
-// what a model offers to everybody.
+// What a captured step (fsdp/capture/step_capture.h) needs of its model besides
+// the public calls.
 #ifndef FSDP_MODEL_MODEL_CAPTURE_H_
 #define FSDP_MODEL_MODEL_CAPTURE_H_
 
@@ -13,37 +13,38 @@
 
 namespace fsdp {
 
-// Of one model, which outlives it; used between steps by the model's thread.
+// Serves one model, which must outlive it. The model's thread uses it between
+// steps.
 class ModelCapture {
  public:
   explicit ModelCapture(ShardedModel& model) : model_(model) {}
 
-  // Whether the steps of this model can be captured; FailedPrecondition or
-  // Unimplemented name what cannot be.
+  // FailedPrecondition names what of the model cannot be captured.
   absl::Status CheckCapturable() const;
-  // FailedPrecondition inside a forward, a backward or a scope of full
-  // parameters, and where NoSync() has left gradients. Frees what is gathered.
+  // Frees what is gathered. FailedPrecondition: a forward, a backward or a
+  // scope of full parameters is under way, or NoSync() has left gradients.
   absl::Status PrepareStep();
-  // Between these `log` gets what is carried out. Steps that begin so and do
-  // the same use the same buffers.
+  // Between these calls `log` gets what is carried out. Steps that begin so and
+  // do the same use the same buffers.
   void BeginLoggedStep(StepLog& log);
   void EndLoggedStep();
-  // The check of the order of steps that is under way. Collective.
+  // Finishes the check of the order of steps that is under way. Collective.
   absl::Status FinishOrder();
 
-  // PrepareStep(), the device having done all that it was given. Until End() a
-  // failure aborts nothing, since nothing has been sent.
+  // Does PrepareStep(), when the device has done all that it was given. Until
+  // End() a failure aborts nothing, because nothing has been sent.
   absl::Status Begin();
-  // At the beginning of what is recorded, and at its end, on the captured
-  // stream: the model's streams are captured with it, too.
+  // Call these at the beginning and at the end of what is recorded, on the
+  // captured stream: they capture the model's streams with it.
   void ForkStreams();
   void JoinStreams();
-  // `sound`: the step has been captured; else it is given up.
+  // Ends the capture. If it is not `sound`, the captured step is given up.
   void End(bool sound);
 
-  // What steps gather into, reduce from and keep gradients in.
+  // Returns the memory that steps gather into, reduce from and keep gradients
+  // in.
   std::vector<at::Tensor> StepMemory() const;
-  // That shards have been written by ways that LibTorch does not see.
+  // Notes that shards were written by ways that LibTorch does not see.
   void NoteReplay();
 
  private:

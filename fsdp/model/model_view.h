@@ -1,5 +1,5 @@
-// What a sharded model is made of, to be described and planned for: values that
-// can be read and change nothing.
+// A sharded model as values to read, for descriptions and plans. Changing them
+// does not change the model.
 #ifndef FSDP_MODEL_MODEL_VIEW_H_
 #define FSDP_MODEL_MODEL_VIEW_H_
 
@@ -24,15 +24,15 @@ namespace fsdp {
 struct FlatView {
   const flat_param::FlatParameter* flat = nullptr;  // of the model
   c10::ScalarType reduce_dtype = c10::ScalarType::Undefined;
-  // Of the shard's.
+  // The dtype of the shard's gradient.
   c10::ScalarType gradient_dtype = c10::ScalarType::Undefined;
   bool gradient_is_placed = false;  // in memory that the model was given
-  // Of what is trained now; 0: nothing.
+  // These count what is trained at the moment; 0: nothing.
   int64_t reduce_buffer_bytes = 0;
   int64_t shard_gradient_bytes = 0;
   // Autograd's gradients become those of the shard without a buffer.
   bool takes_gradients = false;
-  // All ranks compute with one copy, in which their shards may rest, too.
+  // All ranks compute with one copy, in which their shards may rest too.
   bool is_shared = false;
   bool shares_shards = false;
 };
@@ -45,16 +45,16 @@ struct UnitView {
   bool synchronizes = true;  // as SetUnitSynchronizes() has it
   bool all_reduces = true;   // as SetUnitAllReduces() has it
   int ranks = 1;             // that it is sharded over
-  // That gather for backward; 0: all that it is sharded over.
+  // Ranks that gather for backward; 0: all that it is sharded over.
   int part_ranks = 0;
-  // Of what is gathered and reduced in training.
+  // For what is gathered and reduced in training.
   std::optional<comm::QuantizationOptions> quantization;
   int64_t reduce_buffer_bytes = 0;  // of all flat parameters
   std::vector<FlatView> flats;
 };
 
-// Parents before children, the root first. As of now: a step, or what is frozen
-// between steps, changes the model and not the view.
+// Parents come before children, the root first. Later steps, and freezing
+// between steps, change the model and not the view.
 struct ModelView {
   std::vector<UnitView> units;
   // What the schedule was made of.
@@ -62,10 +62,8 @@ struct ModelView {
   ScheduleOptions schedule_options;
 };
 
-// Valid as long as `model`.
+// Is valid as long as `model`.
 ModelView ViewOf(const ShardedModel& model);
-
-// Finds the unit that a module has become.
 
 // A unit of a model, which lives as long as this.
 class UnitHandle {
@@ -81,10 +79,10 @@ class UnitHandle {
   int unit_;
 };
 
-// The unit that `module` is; nothing when it is none, or its model is gone. The
-// module itself is as its user has made it: the way to the model is its first
-// parameter, or that of a module inside it, which knows its owner. Constant
-// time for modules of a sharded model; thread-safe.
+// Returns the unit that `module` is; nothing if it is none, or its model is
+// gone. The module itself does not know its model: its first parameter, or that
+// of a module inside it, knows its owner. Constant time for modules of a
+// sharded model; thread-safe.
 std::optional<UnitHandle> FindUnit(const torch::nn::Module& module);
 
 }  // namespace fsdp

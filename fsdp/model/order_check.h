@@ -1,4 +1,5 @@
-// Whether all ranks make the same collectives in the same order.
+// Checks that all ranks make the same collectives in the same order, and marks
+// parameters with the model that owns them.
 #ifndef FSDP_MODEL_ORDER_CHECK_H_
 #define FSDP_MODEL_ORDER_CHECK_H_
 
@@ -18,24 +19,25 @@
 
 namespace fsdp {
 
-// Where a backend cannot see that ranks' collectives do not match, this can.
-// Every reducing backward compares, since a rank whose order is as before does
-// not know that another's has changed: sixteen bytes.
+// Finds ranks whose collectives do not match, which not every backend can.
+// Every backward that reduces compares, because a rank whose order has not
+// changed does not know whether another's has. It sends sixteen bytes.
 class OrderCheck {
  public:
-  // `lags`: a host that only queues what a device does waits for no other host
-  // either, and hears of a difference one backward later. `communicator`, of
-  // all ranks, outlives this object.
+  // With `lags`, the host does not wait for the comparison and hears of a
+  // difference one backward later: a host that only queues what a device does
+  // waits for no other host. `communicator` is of all ranks and must outlive
+  // this object.
   OrderCheck(comm::Communicator& communicator, absl::Duration timeout,
              bool lags)
       : communicator_(communicator), timeout_(timeout), lags_(lags) {}
 
-  // Compares what one backward has made. Collective. InvalidArgument on all
-  // ranks, naming the first difference of two of them.
+  // Compares the collectives of one backward. Collective. InvalidArgument, on
+  // all ranks, names the first difference between two of them.
   absl::Status Compare(OrderLog order);
-  // Waits for the comparison under way, if there is one. Collective.
+  // Waits for the comparison that is under way, if any. Collective.
   absl::Status Finish();
-  // Waits for nothing.
+  // Drops the comparison without waiting.
   void Drop() { under_way_.reset(); }
 
  private:
@@ -51,29 +53,25 @@ class OrderCheck {
   comm::Communicator& communicator_;
   const absl::Duration timeout_;
   const bool lags_;
-  std::unique_ptr<Comparison> under_way_;  // of the last backward, or null
+  std::unique_ptr<Comparison> under_way_;  // the last backward's, or null
 };
-
-// What a sharded model leaves at the parameters of its module: whose they are,
-// and that their gradients are elsewhere.
-//
-// It hangs on LibTorch's autograd metadata of the tensor, which stays when the
-// tensor's data is replaced.
 
 class ShardedModel;
 
-// One for all parameters of a model, which may outlive it. Thread-safe once the
-// model is set.
+// Marks parameters of a module as those of a sharded model, and says that their
+// gradients are elsewhere. All parameters of a model have one, which may
+// outlive the model. It hangs on the tensor's autograd metadata, which stays
+// when the tensor's data is replaced. Thread-safe once the model is set.
 class ParameterOwner {
  public:
   void set_model(std::weak_ptr<ShardedModel> model) {
     model_ = std::move(model);
   }
-  // Null when it is gone.
+  // Returns null if the model is gone.
   std::shared_ptr<ShardedModel> model() const { return model_.lock(); }
 
-  // Between these the parameters' own gradients may be used as those of any
-  // tensor. May be nested.
+  // Between these calls the parameters' own gradients can be used as those of
+  // any tensor. Calls may be nested.
   void OpenGradients() { ++opened_; }
   void CloseGradients() { --opened_; }
   bool gradients_are_open() const { return opened_ > 0; }
@@ -83,14 +81,14 @@ class ParameterOwner {
   std::atomic<int> opened_{0};
 };
 
-// Gives `parameter`, a tensor of a module, to `owner`. From then on grad() and
-// mutable_grad() of it throw StatusError (FailedPrecondition) that names the
+// Gives `parameter`, a tensor of a module, to `owner`. Afterwards grad() and
+// mutable_grad() of it throw StatusError (FailedPrecondition), which names the
 // parameter as `name` and says where its gradient is, unless gradients are open
-// or it is frozen. Everything else about it stays as it is.
+// or the parameter is frozen. Nothing else about it changes.
 void SetOwner(const at::Tensor& parameter, const std::string& name,
               std::shared_ptr<const ParameterOwner> owner);
 
-// Null where no model owns `parameter`. Costs a few nanoseconds.
+// Returns null if no model owns `parameter`. Costs a few nanoseconds.
 const ParameterOwner* OwnerOf(const at::Tensor& parameter);
 
 }  // namespace fsdp

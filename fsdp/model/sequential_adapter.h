@@ -11,16 +11,16 @@ namespace fsdp {
 
 enum class AdaptedUnits { kAll, kRecomputed };
 
-// Replaces what `sequential` calls for each child that is a unit, once, or only
-// for those that Options::recompute.units has chosen. To
-// everybody else the list is as before: at<M>(), ptr() and children() give the
-// modules themselves. A call throws StatusError (FailedPrecondition) where the
-// unit returns something else than a tensor, a vector of them, a pair or a
-// tuple of two, or what an LSTM returns: such a unit is run by fsdp::Forward
-// from a module of the user's.
+// Makes `sequential` run each child that is a unit through fsdp::Forward, or
+// only the children that Options::recompute.units names. A second call adapts
+// no child again. at<M>(), ptr() and children() still return the modules
+// themselves. A call of a unit throws StatusError (FailedPrecondition) if it
+// returns something else than a tensor, a vector of tensors, a pair or a tuple
+// of two, or what an LSTM returns; a module of the user's must run such a unit
+// by fsdp::Forward.
 void AdaptSequential(torch::nn::SequentialImpl& sequential, AdaptedUnits units);
 
-// Internal when this LibTorch does not keep modules as AdaptSequential() needs.
+// Internal: this LibTorch does not keep modules as AdaptSequential() needs.
 absl::Status CheckSequentialAdapter();
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
-// One sharded model on one rank, without its C++ type: what the module wrapper,
-// fsdp::Forward and autograd talk to.
+// One sharded model on one rank, without its C++ type. The module wrapper,
+// fsdp::Forward and autograd use it.
 #ifndef FSDP_MODEL_SHARDED_MODEL_H_
 #define FSDP_MODEL_SHARDED_MODEL_H_
 
@@ -47,12 +47,12 @@ namespace fsdp {
 struct ModelView;
 class OffloadSpace;
 
-// Used by one thread at a time: the rank's. Backward may run on the engine's
-// thread of a device, while that thread waits.
+// Used by one thread at a time, the rank's. Backward may run on the engine's
+// thread of a device while that thread waits.
 //
-// A long class: users, autograd and whoever works between steps meet here, at
-// the state of the same units. What belongs to one kind of event is in one
-// file; what one of them alone remembers is in a class of its own.
+// The class is long because users, autograd and callers between steps meet
+// here, at the state of the same units. Each kind of event has a .cc file;
+// state that only one of them needs has a class of its own.
 class ShardedModel final : public BackwardListener,
                            public std::enable_shared_from_this<ShardedModel> {
  public:
@@ -61,167 +61,171 @@ class ShardedModel final : public BackwardListener,
     bool check_order = true;
     bool ignores_parameters = false;  // some of the modules' are in no unit
     std::vector<UnitOptions> units;
-    // Units, and how, that backward runs the forward of again.
+    // By unit: whether backward runs its forward again.
     std::vector<bool> recomputed;
     CheckpointOptions recompute_options;
     std::function<bool()> is_training;  // the mode of the root module
     BufferPrecision buffers;
     std::vector<std::vector<at::Tensor>> unit_buffers;  // the same, by unit
-    // Kept for those who ask; null: all rests on the device.
+    // Kept for those who ask; null: everything rests on the device.
     std::shared_ptr<const OffloadSpace> offload;
     bool commits_steps = false;  // OffloadOptions::keep
-    // Further names of tied parameters, and the one that NamedShards() has.
+    // Maps further names of tied parameters to the one that NamedShards() has.
     std::map<std::string, std::string, std::less<>> aliases;
     // Parameters without values (InitOptions::loaded_later).
     std::set<std::string> loaded_later;
   };
 
-  // `runtime` and `schedule` know the same units.
+  // `runtime` and `schedule` must know the same units.
   ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
                Settings settings);
   ~ShardedModel() override;
 
   // --- Modules ------------------------------------------------------------
-  // Once: every module of the model, and which unit it is, kNoUnit for none.
-  // Modules may be gone before the model, and the model before they are.
+  // Sets every module of the model, and which unit it is (kNoUnit for none).
+  // Call it once. Modules may be destroyed before the model, and the model
+  // before them.
   static constexpr int kNoUnit = -1;
   void SetModules(
       const std::vector<std::pair<std::shared_ptr<torch::nn::Module>, int>>&
           modules);
-  // The unit that `module` is, or kNoUnit; nothing where it is not of this
-  // model. In constant time.
+  // Returns the unit that `module` is, or kNoUnit; nothing if it is not of this
+  // model. Takes constant time.
   std::optional<int> UnitOf(const torch::nn::Module& module) const;
 
   // --- One forward of a unit, in this order -------------------------------
-  // Gathers the unit's parameters and hands them to autograd. When that fails
-  // the iteration is given up; when it is refused nothing has changed.
+  // Gathers the unit's parameters and hands them to autograd. If that fails,
+  // the iteration is given up; if it is refused, nothing has changed.
   absl::Status PreForward(int unit);
-  // After PreForward() with grad: what a checkpointed region in the unit's
-  // forward may use.
+  // What a checkpointed region in the unit's forward may use. Call it after a
+  // PreForward() with grad.
   const std::shared_ptr<const RunningUnit>& running_unit(int unit) const {
     return units_[unit].running;
   }
-  // Whether CastInputs() is due.
+  // Returns whether CastInputs() has to be called.
   bool CastsInputs(int unit) const;
   void CastInputs(int unit, const std::vector<at::Tensor*>& inputs) const;
-  // With grad, for each tensor that the forward gets: tells from `input` when
-  // the gradient has left a unit with nothing trainable.
+  // Call it with grad, for each tensor that the forward gets: `input` tells
+  // when the gradient has left a unit with nothing trainable.
   void WatchInput(int unit, const at::Tensor& input);
   // Casts `outputs`, makes them announce the backward, and frees the unit.
-  // `inputs`: what WatchInput() was told of. FailedPrecondition: a parameter
-  // was modified in place, replaced, or is (a view of) an output.
+  // `inputs` are those that WatchInput() got. FailedPrecondition: a parameter
+  // was modified in place or replaced, or is (a view of) an output.
   absl::Status PostForward(int unit, const std::vector<at::Tensor*>& outputs,
                            const SeenTensors& inputs = {});
   // The same for a use whose outputs are not known; the caller tells whether a
-  // backward is to come.
+  // backward will come.
   absl::Status PostForwardOfUnseen(int unit, bool expects_backward);
-  // Instead of PostForward(), when the forward throws; `thrown` where that is
-  // known.
+  // Call it instead of PostForward() when the forward throws; `thrown` is the
+  // error if that is known.
   void AbandonForward(int unit, const absl::Status& thrown);
 
-  // loss.backward() with errors as a Status, after which the model is ready for
-  // the next iteration and, where Settings say so, the communicator is aborted.
-  // InvalidArgument, and nothing is aborted: not a scalar that requires grad.
+  // Runs loss.backward() and returns its errors as a Status. After an error the
+  // model is ready for the next iteration, and the communicator is aborted if
+  // Settings say so. InvalidArgument, without an abort: `loss` is not one
+  // element that requires grad.
   absl::Status Backward(const at::Tensor& loss, bool retain_graph);
 
-  // Whether backwards from now on reduce gradients; otherwise they are kept
-  // whole and added to the next backward's that does. All ranks alike.
+  // Whether later backwards reduce gradients. If not, gradients are kept whole
+  // and added to those of the next backward that reduces. The same on all
+  // ranks.
   void SetSynchronizes(bool synchronizes) { synchronizes_ = synchronizes; }
   bool synchronizes() const { return synchronizes_; }
-  // The same of one unit, in backwards that reduce; and whether what is reduced
-  // within the group of shards is reduced over replicas, too, or kept for the
-  // next backward of the unit that is. All ranks alike. FailedPrecondition
-  // inside a forward or backward.
+  // SetUnitSynchronizes() does so for one unit, in backwards that reduce.
+  // SetUnitAllReduces() says whether sums within the group of shards are also
+  // reduced over replicas, or kept for the unit's next backward that does so.
+  // The same on all ranks. FailedPrecondition inside a forward or backward.
   absl::Status SetUnitSynchronizes(int unit, bool synchronizes);
   absl::Status SetUnitAllReduces(int unit, bool all_reduces);
 
-  // Drops the shards' gradients, or makes them zero, and drops gradients kept
-  // whole.
+  // Drops the shards' gradients, or makes them zero, and drops gradients that
+  // are kept whole.
   void ZeroGrad(bool set_to_none);
-  // What the module's own tensors leave to the shards; see ParameterOwner.
+  // Says that the module's tensors leave gradients to the shards; see
+  // ParameterOwner.
   ParameterOwner& parameter_owner() const { return *owner_; }
 
-  // Called in backward with the shards of each unit as soon as their gradients
-  // are complete. It steps them and drops the gradients, whose memory is then
-  // given back: gradients of a unit or two are alive at a time. While it runs,
-  // no other shard has a gradient. Replaces what was set before; null ends it.
+  // Makes backward call `step` with the shards of each unit as soon as their
+  // gradients are complete. `step` steps them and drops the gradients, so that
+  // only a unit's or two's are alive at a time. While it runs, no other shard
+  // has a gradient. Replaces what was set before; null ends it.
   // FailedPrecondition inside a forward or backward, or with
   // OffloadOptions::keep.
   using UnitStep = std::function<absl::Status(absl::Span<const NamedShard>)>;
   absl::Status StepInBackward(UnitStep step);
-  // Reductions from now on. FailedPrecondition inside a forward or backward, or
-  // when there are hooks already.
+  // Sets how later backwards reduce. FailedPrecondition inside a forward or
+  // backward, or if there are hooks already.
   absl::Status SetReductionHooks(ReduceScatterHook reduce_scatter,
                                  AllReduceHook all_reduce);
-  // Gradients are divided by `before` reductions and by `after` them.
-  // InvalidArgument: not positive. FailedPrecondition inside a forward or
-  // backward.
+  // Divides gradients by `before` reductions and by `after` them.
+  // InvalidArgument: a factor is not positive. FailedPrecondition inside a
+  // forward or backward.
   absl::Status SetGradientDivideFactors(double before, double after);
 
   // --- Observing (unit_observer.h) ----------------------------------------
-  // At most once, before the first forward.
+  // Call it at most once, before the first forward.
   void SetObserver(std::unique_ptr<UnitObserver> observer);
-  // See UnitObserver; OK without one.
+  // See UnitObserver; OK without an observer.
   absl::Status TakeFailure();
-  // Whether a backward under way has announced itself.
+  // Returns whether a backward that is under way has announced itself.
   bool in_backward() const { return backward_.is_under_way(); }
-  // The node of the unit's forward under way; null without grad, or where
-  // nothing is trainable.
+  // Returns the node of the unit's forward that is under way; null without
+  // grad, or if nothing is trainable.
   const std::shared_ptr<torch::autograd::Node>& forward_node(int unit) const {
     return units_[unit].node;
   }
 
-  // Of an operator of a forward that is about to write to `target`, which looks
-  // into the unit's unsharded memory: FailedPrecondition, naming the parameter.
-  // The memory is taken away, so that the operator fails.
+  // Refuses an operator of a forward that is about to write to `target`, which
+  // looks into the whole parameters of the unit. Takes their memory away, so
+  // that the operator fails. FailedPrecondition names the parameter.
   absl::Status RefuseWrite(int unit, const at::Tensor& target);
-  // Whether the root module is in training mode.
+  // Returns whether the root module is in training mode.
   bool is_training() const {
     return !settings_.is_training || settings_.is_training();
   }
 
   // --- Shards -------------------------------------------------------------
   const std::vector<NamedShard>& NamedShards() const { return named_shards_; }
-  // Freezes or unfreezes a parameter from the next forward on, by any of its
-  // names; all ranks alike.
-  // NotFound for an unknown name. InvalidArgument for bytes, which have no
-  // gradient. FailedPrecondition inside a forward, a
-  // backward or a scope of full parameters.
+  // Freezes or unfreezes a parameter, by any of its names, from the next
+  // forward on; freezing drops its gradient. The same on all ranks. NotFound:
+  // the name is unknown. InvalidArgument: its dtype is bytes, which have no
+  // gradient. FailedPrecondition inside a forward, a backward or a scope of
+  // full parameters.
   absl::Status SetTrainable(absl::string_view name, bool trainable);
-  // Between these, forward and backward are refused with a text that names
-  // `what`, nothing is gathered, and the module's tensors have no edges of
-  // ours: they are free for a scope that makes them whole. FailedPrecondition
-  // inside a forward, a backward or another such scope.
-  // `reads_values`: and what CheckLoaded() refuses.
+  // Between these calls a scope makes the module's tensors whole: forward and
+  // backward are refused with a text that names `what`, nothing is gathered,
+  // and the tensors have no edges of ours. FailedPrecondition inside a forward,
+  // a backward or another such scope, and with `reads_values` also for what
+  // CheckLoaded() refuses.
   absl::Status BeginWholeAccess(absl::string_view what,
                                 bool reads_values = false);
   void EndWholeAccess();
 
-  // FailedPrecondition, naming one, while parameters that the program said it
-  // would load (InitOptions::loaded_later) have no values here.
+  // FailedPrecondition names a parameter that has no values here, though the
+  // program said it would load it (InitOptions::loaded_later).
   absl::Status CheckLoaded();
-  // FailedPrecondition, naming the parameter, where the data of one of the
-  // module's tensors or of a shard was replaced.
+  // FailedPrecondition names a parameter: the data of one of its tensors or of
+  // its shard was replaced.
   absl::Status CheckBinding() const;
 
-  // Gathers ahead of use, waits for that, and frees. See Schedule.
+  // Gather ahead of use, wait for that, and free. See Schedule.
   absl::Status Unshard(int unit);
   absl::Status WaitUnshard(int unit);
   absl::Status Reshard(int unit);
 
   // --- What it is made of ---------------------------------------------------
-  // model_view.h has more, to be read.
+  // model_view.h has more.
   const BufferPrecision& buffers() const { return settings_.buffers; }
 
   int num_units() const { return runtime_->num_units(); }
   const std::string& unit_name(int unit) const { return runtime_->name(unit); }
-  // The unit's flat parameters; none for a root that owns nothing.
+  // Returns the unit's flat parameters; none for a root that owns nothing.
   absl::Span<const std::unique_ptr<flat_param::FlatParameter>> flats(
       int unit) const {
     return runtime_->flats(unit);
   }
-  // The ranks that the unit is sharded over, and those that have the same shard
-  // of it; null: no others have.
+  // The ranks that the unit is sharded over, and the ranks that have the same
+  // shard of it; null: there are no others.
   comm::Communicator& shard_group(int unit) const {
     return *runtime_->placement(unit).shard;
   }
@@ -238,14 +242,14 @@ class ShardedModel final : public BackwardListener,
   // Null without Options::offload.
   const OffloadSpace* offload() const { return settings_.offload.get(); }
   MemoryStats memory_stats() const { return runtime_->memory_stats(); }
-  // Of all ranks.
+  // The group of all ranks.
   comm::Communicator& communicator() const { return runtime_->communicator(); }
-  // Of each wait for other ranks.
+  // Limits each wait for other ranks.
   absl::Duration timeout() const { return runtime_->timeout(); }
-  // Of shards and all that is gathered.
+  // Where shards and all that is gathered lie.
   c10::Device device() const { return runtime_->device(); }
-  // Ends the operations of this rank's groups and tells their ranks: for calls
-  // of others that these may wait in.
+  // Ends the operations of this rank's groups and tells their ranks, because
+  // calls of others may wait in them.
   void Abort(const absl::Status& reason) const { runtime_->Abort(reason); }
 
   // --- BackwardListener ---------------------------------------------------
@@ -255,32 +259,32 @@ class ShardedModel final : public BackwardListener,
   void OnLeft(uint64_t start_sequence) override;
 
  private:
-  // They offer more of a model to one user each.
+  // These offer more of a model, each to one user.
   friend class ModelCapture;
   friend ModelView ViewOf(const ShardedModel& model);
 
   // One distinct parameter of a unit: slot k of the unit's node.
   struct Slot {
-    // Of the tensors; tied ones may differ in this.
+    // Tied tensors may differ in whether they are trainable.
     bool AnyTrainable() const;
 
     std::string name;
     std::vector<at::Tensor> tensors;  // of the module
     at::Tensor shard;
     std::shared_ptr<torch::autograd::Node> sentinel;
-    // Of the tensors, when last seen: they are not written but by their shards.
+    // The tensors' when last seen; only their shards write them.
     uint32_t version = 0;
-    uint32_t shard_version = 0;  // of the shard, when last seen
+    uint32_t shard_version = 0;  // the shard's when last seen
   };
   struct UnitState {
     std::vector<Slot> slots;
     int num_trainable = 0;  // as of the last PreForward
     bool edges_attached = false;
     size_t first_shard = 0;  // in named_shards_
-    // Of the shards when the user has asked for the unit.
+    // The shards' versions when the user asked for the unit.
     std::vector<uint32_t> versions_asked_for;
     std::shared_ptr<const std::vector<at::Tensor>> buffers;
-    // Of the forward that runs now; null without grad.
+    // These are of the forward that runs; null without grad.
     uint64_t start_sequence = 0;
     std::shared_ptr<torch::autograd::Node> node;
     std::shared_ptr<const RunningUnit> running;
@@ -290,12 +294,12 @@ class ShardedModel final : public BackwardListener,
   // sharded_model.cc
   absl::Status CheckNoWholeAccess() const;
   absl::Status CheckIdle(absl::string_view what) const;
-  // Reports `event` to the schedule and carries out what it asks for; where
-  // that fails the iteration is given up.
+  // Reports `event` to the schedule and carries out what it asks for. If that
+  // fails, the iteration is given up.
   absl::Status TransitionOrGiveUp(const Event& event,
                                   const std::vector<at::Tensor>& gradients);
   void NotePhase(const Event& event);
-  // What becomes of the reductions in flight. Waiting for them is too late once
+  // What happens to reductions in flight. It is too late to wait for them once
   // the user may have had the gradients.
   enum class InFlight { kFinish, kDrop };
   void GiveUpIteration(const absl::Status& reason,
@@ -373,11 +377,11 @@ class ShardedModel final : public BackwardListener,
   // A unit whose shards were written since a graph has computed with them.
   std::string written_before_backward_;
   bool synchronizes_ = true;
-  bool full_precision_ = false;  // where a unit's policy says so of eval mode
-  // Its changes, each with the sequence number that autograd was at.
+  bool full_precision_ = false;  // a policy says so of eval mode
+  // Its changes, each with autograd's sequence number at that time.
   std::vector<std::pair<uint64_t, bool>> precisions_;
-  bool has_reduced_ = false;            // a backward has, in the step under way
-  int steps_ended_ = 0;                 // no more than are looked at
+  bool has_reduced_ = false;            // a backward of the step under way has
+  int steps_ended_ = 0;                 // at most as many as are looked at
   std::vector<bool> has_had_gradient_;  // of named_shards_
   std::thread::id forward_thread_;
   std::unique_ptr<UnitObserver> observer_;  // may be null

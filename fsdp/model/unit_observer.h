@@ -1,5 +1,5 @@
-// What a sharded model tells an observer that adds events of units to those
-// which fsdp::Forward and autograd report.
+// An observer adds events of units to those that fsdp::Forward and autograd
+// report; the sharded model calls it at each event.
 #ifndef FSDP_MODEL_UNIT_OBSERVER_H_
 #define FSDP_MODEL_UNIT_OBSERVER_H_
 
@@ -13,18 +13,18 @@
 
 namespace fsdp {
 
-// Called in the thread that reports the event, also for the events that the
-// observer itself adds. An error ends the event as its own errors do.
+// Called on the thread that reports the event, also for events that the
+// observer adds. An error ends the event as the event's own errors do.
 class UnitObserver {
  public:
   virtual ~UnitObserver() = default;
 
   virtual absl::Status BeforePreForward(int unit) = 0;
-  // Only when it has succeeded.
+  // Called only if the event has succeeded.
   virtual void AfterPreForward(int unit) = 0;
   virtual absl::Status BeforePostForward(
       int unit, const std::vector<at::Tensor*>& outputs) = 0;
-  // `exits`: the nodes by which a backward enters what the forward recorded.
+  // `exits` are the nodes by which a backward enters what the forward recorded.
   virtual void AfterPostForward(
       int unit,
       const std::vector<std::shared_ptr<torch::autograd::Node>>& exits) = 0;
@@ -34,7 +34,7 @@ class UnitObserver {
   // Forward and backward are over for all units.
   virtual void OnGivenUp() = 0;
 
-  // An error that could not be thrown where it was found; OK from then on.
+  // Returns an error that could not be thrown where it was found, once.
   virtual absl::Status TakeFailure() = 0;
 };
 

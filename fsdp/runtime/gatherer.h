@@ -1,4 +1,4 @@
-// The way of parameters from shards to what units compute with.
+// Gathers parameters from shards into what units compute with.
 #ifndef FSDP_RUNTIME_GATHERER_H_
 #define FSDP_RUNTIME_GATHERER_H_
 
@@ -21,19 +21,19 @@
 namespace fsdp {
 
 // Owns the stream of gathers, the pool that they gather into, what is gathered
-// or kept of it, and the fences of memory that ranks share; fills and empties
-// the flat parameters, whose values it only reads. Knows nothing of gradients.
-// Not thread-safe.
+// or kept of it, and the fences of memory that ranks share. It fills and
+// empties the flat parameters, whose values it only reads, and knows nothing of
+// gradients. Not thread-safe.
 class Gatherer {
  public:
-  // `common` outlives this object. `fences`: one for each group whose units
-  // share memory.
+  // `common` must outlive this object. There is one of `fences` for each group
+  // whose units share memory.
   Gatherer(RuntimeCommon& common,
            std::vector<std::unique_ptr<comm::Fence>> fences);
   Gatherer(const Gatherer&) = delete;
   Gatherer& operator=(const Gatherer&) = delete;
 
-  // --- What the actions of these names ask for (schedule.h) ---------------
+  // --- The actions of these names (schedule.h) ----------------------------
   void Load(int unit);
   absl::Status Gather(int unit);
   absl::Status GatherCopy(int unit);
@@ -44,25 +44,26 @@ class Gatherer {
   absl::Status OpenShards();
   absl::Status CloseShards();
 
-  // Whether what the unit has gathered is not the shard itself.
+  // Returns whether the unit has gathered a copy, and not just shows its shard.
   bool HoldsCopy(int unit) const;
   const SharedFlat& shared(int unit, int i) const {
     return flats_[unit][i].shared;
   }
-  // Where each flat parameter of the unit is gathered; null for nowhere.
+  // Returns where each flat parameter of the unit is gathered; null for
+  // nowhere.
   std::vector<const void*> Addresses(int unit) const;
   const BufferPool::Stats& memory_stats() const { return memory_.stats(); }
 
-  // After an error: empties all flat parameters and gives their memory back,
-  // waiting for nothing in flight.
+  // Call it after an error: empties all flat parameters and gives their memory
+  // back, without waiting for anything in flight.
   void DropEverything();
 
   // --- Captured steps (Runtime), between steps ----------------------------
   void ForgetEarlierSteps();
   void BeginAlike() { memory_.SortFree(); }
   std::vector<at::Tensor> StepMemory() const { return memory_.free_buffers(); }
-  // Orders the stream of gathers behind the current one; the current one behind
-  // it.
+  // ForkStream() orders the stream of gathers behind the current one,
+  // JoinStream() the current one behind it.
   void ForkStream() { stream_.FollowCurrentStream(); }
   void JoinStream() { stream_.BlockCurrentStream(); }
 
@@ -71,18 +72,18 @@ class Gatherer {
     const std::string& label;
     flat_param::FlatParameter& parameter;
     SharedFlat shared;
-    bool shared_is_current = false;  // this rank's part, since shards opened
+    bool shared_is_current = false;  // this rank's part, since OpenShards()
     at::Tensor memory = {};          // of a gather, in flight or done
     bool memory_is_pooled = false;   // else shared, or the shard itself
     std::unique_ptr<comm::Work> gather = nullptr;  // in flight
-    DeviceEvent filled = {};                       // where nothing is in flight
+    DeviceEvent filled = {};                       // if nothing is in flight
     at::Tensor part = {};                          // after kShrink
   };
 
   absl::Status GatherFlat(int unit, Flat& flat);
   absl::Status GatherShared(int unit, Flat& flat);
   bool ShowsShard(int unit, const Flat& flat) const;
-  // This rank's part of memory for all.
+  // Copies this rank's shard into its part of memory for the whole.
   absl::StatusOr<at::Tensor> CopyOwnShard(Flat& flat);
   absl::Status StartAllGather(int unit, Flat& flat, const at::Tensor& own);
   void ReleaseMemory(Flat& flat);

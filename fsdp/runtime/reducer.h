@@ -1,4 +1,5 @@
-// The way of gradients from a backward to shards, and their steps within it.
+// Reduces gradients of a backward into shards' gradients, and steps units in
+// it.
 #ifndef FSDP_RUNTIME_REDUCER_H_
 #define FSDP_RUNTIME_REDUCER_H_
 
@@ -25,19 +26,19 @@
 namespace fsdp {
 
 // Owns the stream of reductions, the pool of reduce buffers, the reductions in
-// flight, gradients that are kept whole and sums that are kept, and the memory
-// of shards' gradients; attaches these to the shards. Knows nothing of what is
-// gathered. Not thread-safe.
+// flight, gradients that are kept whole, sums that are kept, and the memory of
+// shards' gradients, which it attaches to the shards. It knows nothing of what
+// is gathered. Not thread-safe.
 class Reducer {
  public:
-  // `common` outlives this object.
+  // `common` must outlive this object.
   explicit Reducer(RuntimeCommon& common);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // --- What the actions of these names ask for (schedule.h) ---------------
-  // `gradients`: of the unit's parameters, flat after flat; none: what is kept
-  // whole is all there is.
+  // --- The actions of these names (schedule.h) ----------------------------
+  // `gradients` are of the unit's parameters, flat after flat; without any,
+  // only gradients that are kept whole are reduced.
   absl::Status Accumulate(int unit, absl::Span<const at::Tensor> gradients);
   absl::Status FillReduceBuffer(int unit,
                                 absl::Span<const at::Tensor> gradients);
@@ -48,16 +49,16 @@ class Reducer {
   absl::Status WaitReduce(int unit);
   absl::Status Step(int unit);
 
-  // As those of Runtime.
+  // These are as in Runtime.
   void EndOfBackward();
   void FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces);
   void DropUnusedGradients();
   void DropWholeGradients();
   bool HasWholeGradients(int unit) const;
   bool HasSums(int unit) const;
-  // After an error: drops the gradients that wait for a step.
+  // Call it after an error: drops the gradients that wait for a step.
   void DropUnstepped() { steps_.Drop(); }
-  // After an error: forgets the reductions in flight, waiting for none.
+  // Call it after an error: forgets the reductions in flight, waiting for none.
   void DropEverything();
 
   // --- Between steps ------------------------------------------------------
@@ -68,14 +69,14 @@ class Reducer {
   const GradientBuffer& gradient_buffer(int unit, int i) const {
     return flats_[unit][i].gradient_buffer;
   }
-  // Of what is trained now.
+  // Counts what is trained at the moment.
   int64_t reduce_buffer_bytes(int unit) const;
   // As Runtime::TakesGradients().
   bool TakesGradients(int unit, int i) const;
-  // Of the unit's reductions: where each flat parameter's buffer is; null for
-  // nowhere.
+  // Returns where the buffers of the unit's reductions are, one for each flat
+  // parameter; null for nowhere.
   std::vector<const void*> Addresses(int unit) const;
-  // How often the host has read flags of a device, for the unit.
+  // Returns how often the host has read flags of a device for the unit.
   int64_t flag_reads(int unit) const;
   const BufferPool::Stats& memory_stats() const { return memory_.stats(); }
 
@@ -83,8 +84,8 @@ class Reducer {
   void ForgetEarlierSteps() { memory_.ForgetUses(); }
   void BeginAlike();
   std::vector<at::Tensor> StepMemory() const;
-  // Orders the stream of reductions behind the current one; the current one
-  // behind it.
+  // ForkStream() orders the stream of reductions behind the current one,
+  // JoinStream() the current one behind it.
   void ForkStream() { stream_.FollowCurrentStream(); }
   void JoinStream() { stream_.BlockCurrentStream(); }
 
@@ -105,7 +106,8 @@ class Reducer {
     bool is_sound = false;  // nothing of it has failed to start or to finish
   };
 
-  // Makes the stream of reductions the current one, behind what is given.
+  // Makes the stream of reductions the current one, after what the current one
+  // has been given.
   class BesideScope;
 
   bool IsAlone(int unit) const { return common_.placement(unit).is_alone(); }
@@ -117,14 +119,14 @@ class Reducer {
   bool ReducesDirectly(int unit, size_t i) const;
   absl::Status ReplicateFlat(int unit, size_t i, Reduction& reduction);
   absl::Status AwaitReduced(std::unique_ptr<comm::Work>& work);
-  // The buffer is left without what nobody gives back.
+  // Leaves in `buffer` only memory that has to be given back.
   absl::Status TakeMean(Flat& flat, bool was_sent, ReduceBuffer& buffer);
 
   RuntimeCommon& common_;
   SideStream stream_;
-  // Per unit: whether what its reductions end with, and its steps, run beside
-  // what computes, as those of every unit that is not alone do. The gradients
-  // of others are taken as they are.
+  // By unit: whether the ends of its reductions and its steps run beside what
+  // computes. They do unless the unit is alone and its gradients are taken as
+  // they are.
   std::vector<bool> reduces_beside_;
   bool has_reduced_beside_ = false;       // in this backward
   std::vector<std::vector<Flat>> flats_;  // per unit

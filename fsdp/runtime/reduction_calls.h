@@ -1,4 +1,5 @@
-// The collectives that sum gradients: the communicator's own, or the user's.
+// Starts the collectives that sum gradients, the communicator's or the user's,
+// and manages the memory of reduce buffers.
 #ifndef FSDP_RUNTIME_REDUCTION_CALLS_H_
 #define FSDP_RUNTIME_REDUCTION_CALLS_H_
 
@@ -25,16 +26,16 @@
 
 namespace fsdp {
 
-// Starts them on the current stream, labels them and notes them in the order
-// log. Owns nothing but labels. Not thread-safe.
+// Starts collectives on the current stream, labels them and notes them in the
+// order log. Owns only labels. Not thread-safe.
 class ReductionCalls {
  public:
-  // Both outlive this object.
+  // Both arguments must outlive this object.
   ReductionCalls(RuntimeCommon& common, const RuntimeHooks& hooks);
 
-  // Sums `buffer`, which has gradients, of flat parameter `i` over the ranks
-  // that share the unit: into this rank's segment, or, where `direct` is not
-  // null and allows it, straight into the shard's gradient.
+  // Sums `buffer`, which has gradients of flat parameter `i`, over the ranks
+  // that share the unit: into this rank's segment, or straight into the shard's
+  // gradient if `direct` is not null and allows it.
   struct ReduceScatter {
     std::unique_ptr<comm::Work> work;
     bool is_direct = false;
@@ -43,7 +44,7 @@ class ReductionCalls {
       int unit, size_t i, const GradientBuffer& gradients,
       const ReduceBuffer& buffer, ShardGradient* direct);
 
-  // Sums it over replicas, in place in this rank's segment.
+  // Sums this rank's segment over replicas, in place.
   absl::StatusOr<std::unique_ptr<comm::Work>> StartAllReduce(
       int unit, size_t i, const GradientBuffer& gradients,
       const ReduceBuffer& buffer);
@@ -53,42 +54,40 @@ class ReductionCalls {
 
   RuntimeCommon& common_;
   const RuntimeHooks& hooks_;
-  // In reductions of some of the parameters, by which are trained: per unit and
-  // flat parameter.
+  // Labels of reductions of some of the parameters, by which are trained; per
+  // unit and flat parameter.
   std::vector<std::vector<std::map<std::vector<bool>, std::string>>> labels_;
 };
 
-// Memory of reduce buffers, from the first gradient in it until nobody reads it
-// any more.
-
-// Owns the pool that reduce buffers come from. A ReduceBuffer is its holder's,
-// who gives its memory back. Not thread-safe.
+// Owns the pool that reduce buffers come from. Whoever holds a ReduceBuffer
+// gives its memory back, when nobody reads it any more. Not thread-safe.
 class ReduceMemory {
  public:
   ReduceMemory(BufferPool::Allocate allocate, c10::Device device)
       : device_(device), pool_(std::move(allocate)) {}
 
-  // Adds `gradients` of the flat parameter of `of`, or none, to what `buffer`
-  // has, which gets `layout`. Unless null, `taker` is whose gradient the buffer
-  // may become: what an earlier one has left there is used again.
+  // Adds `gradients` of the flat parameter of `of` (maybe none) to what
+  // `buffer` has, and gives it `layout`. If `taker` is not null, the buffer may
+  // become its gradient; memory that an earlier one has left there is used
+  // again.
   absl::Status Collect(const GradientBuffer& of,
                        absl::Span<const at::Tensor> gradients,
                        const GradientBuffer::Layout& layout,
                        ShardGradient* taker, ReduceBuffer& buffer);
-  // Adds this rank's segment of `buffer` to `sums`, a segment or nothing yet.
+  // Adds this rank's segment of `buffer` to `sums`, a segment or empty.
   absl::Status AddToSums(const GradientBuffer& of, const ReduceBuffer& buffer,
                          ReduceBuffer& sums);
 
-  // Gives the memory back. The current stream and `reader`, unless null, are
-  // the last that use it.
+  // Gives the memory back. The current stream and `reader`, which may be null,
+  // are the last to use it.
   void Release(ReduceBuffer& buffer, std::unique_ptr<comm::Work> reader);
-  // Gives back what was kept, if it has gradients, and its layout.
+  // Gives the memory back, if there is any, and drops the layout.
   void DropKept(ReduceBuffer& buffer);
-  // Of a buffer that something outside may still write, or that is a gradient
-  // now.
+  // Drops memory that something outside may still write, or that has become a
+  // gradient.
   void Discard(const at::Tensor& memory) { pool_.Discard(memory); }
-  // Bytes that were discarded, or undefined: they are for buffers from now on.
-  // The current stream is the last that has used them.
+  // Makes bytes that were discarded memory for buffers again; they may be
+  // undefined. The current stream is the last that has used them.
   void Adopt(const at::Tensor& memory);
 
   void ForgetUses() { pool_.ForgetUses(); }

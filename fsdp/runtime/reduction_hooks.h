@@ -19,13 +19,12 @@ namespace fsdp {
 // Work that ends with it. It runs in the thread of the backward, and on a
 // device with the stream of reductions as the current one. All ranks of a group
 // make the same calls in the same order. A call has
-//   unit    the unit's name, and which of its flat parameters if it has
-//   several.
-//           It is the label for collectives, and lives as long as the model
-//   group   the ranks whose gradients are summed; lives as long as the model
-//   tensors that are 1-D and contiguous, have the dtype that gradients are
-//           reduced in, and lie on the model's device. The hook owns their
-//           memory until its Work has ended; then other units' gradients use it
+//   unit     the unit's name, and which of its flat parameters if there are
+//            several: the label for collectives. It lives as long as the model
+//   group    the ranks whose gradients are summed; lives as long as the model
+//   tensors  1-D and contiguous, on the model's device, in the dtype that
+//            gradients are reduced in. The hook owns their memory until its
+//            Work has ended; then other units' gradients use it
 // The Work must not end before every rank of the group has begun its part.
 struct ReduceScatterCall {
   const std::string& unit;

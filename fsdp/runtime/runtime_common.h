@@ -1,5 +1,5 @@
-// What the parts of a Runtime have in common: units, groups, how to wait for a
-// collective, and the log of those that were started.
+// What the parts of a Runtime share: units, groups, waits for collectives, the
+// log of those that were started, and steps of units.
 #ifndef FSDP_RUNTIME_RUNTIME_COMMON_H_
 #define FSDP_RUNTIME_RUNTIME_COMMON_H_
 
@@ -23,13 +23,13 @@
 
 namespace fsdp {
 
-// Owns the units and, with them, the flat parameters; no stream and no memory
-// of a step. Outlives the parts. Not thread-safe.
+// Owns the units and, with them, the flat parameters, but no stream and no
+// memory of a step. It must outlive the parts. Not thread-safe.
 class RuntimeCommon {
  public:
   using Group = std::shared_ptr<comm::Communicator>;
 
-  // `communicator`: the group of all ranks. `timeout`: for each wait.
+  // `communicator` is the group of all ranks. `timeout` limits each wait.
   RuntimeCommon(Group communicator, std::vector<RuntimeUnit> units,
                 absl::Duration timeout);
   RuntimeCommon(const RuntimeCommon&) = delete;
@@ -39,8 +39,8 @@ class RuntimeCommon {
   int num_units() const { return static_cast<int>(units_.size()); }
   const std::string& name(int unit) const { return units_[unit].name; }
   const Placement& placement(int unit) const { return units_[unit].placement; }
-  // Of flat parameter `i`, in collectives: the unit, and which of its flat
-  // parameters where it has several. Lives as long as this object.
+  // Names flat parameter `i` in collectives: the unit, and which of its flat
+  // parameters if it has several. Lives as long as this object.
   const std::string& label(int unit, size_t i) const {
     return labels_[unit][i];
   }
@@ -48,21 +48,21 @@ class RuntimeCommon {
   comm::Communicator& communicator() const { return *communicator_; }
   absl::Duration timeout() const { return timeout_; }
   absl::Time Deadline() const { return absl::Now() + timeout_; }
-  // Of shards and all that is gathered.
+  // Where shards and all that is gathered lie.
   c10::Device device() const { return device_; }
 
   // The collectives since it was cleared.
   OrderLog& order() { return order_; }
 
-  // Lets what is computed from now on wait for `work`: the host waits where a
-  // device cannot.
+  // Makes what is computed later wait for `work`; the host waits if there is no
+  // device that can.
   absl::Status Await(comm::Work& work) const;
-  // Drops `work`, which may be null. The host does not wait; what a device is
-  // given from now on does.
+  // Drops `work`, which may be null. The host does not wait, but a device's
+  // later work does.
   void Forget(std::unique_ptr<comm::Work>& work) const;
 
-  // Of memory for the collectives of the group that `group_of` tells of each
-  // unit.
+  // Returns an allocator of memory for collectives of the group that `group_of`
+  // returns for each unit.
   BufferPool::Allocate AllocateBy(
       const Group& (*group_of)(const Placement&)) const;
 
@@ -75,26 +75,23 @@ class RuntimeCommon {
   OrderLog order_;
 };
 
-// Steps of units within a backward.
-
-// Knows which units have gradients that are to be stepped; changes no gradient
-// but as said below. Not thread-safe.
+// Steps units within a backward. It knows which units have gradients to step,
+// and changes gradients only as said below. Not thread-safe.
 class UnitSteps {
  public:
-  // `common` outlives this object.
+  // `common` must outlive this object.
   explicit UnitSteps(const RuntimeCommon& common) : common_(common) {}
 
-  // From now on the unit's gradients, of which more may come, are to be
-  // stepped.
+  // Says that the unit's gradients, of which more may come, will be stepped.
   void Expect(int unit) { expected_.insert(unit); }
-  // Calls `step` when no other unit that is to be stepped shows a gradient: an
-  // optimizer over all shards would also step a unit used several times, of
-  // whose gradient only a part has arrived yet. Returns what `step` does, or
-  // what it throws.
+  // Calls `step` while no other unit that waits for its step shows a gradient:
+  // otherwise an optimizer over all shards would also step a unit that is used
+  // several times, of whose gradient only a part is there. Returns what `step`
+  // returns or throws.
   absl::Status Step(int unit,
                     const std::function<absl::Status(int unit)>& step);
-  // After an error: no step is to come, and the gradients that wait for one are
-  // dropped, since the next backward would add to them.
+  // Call it after an error: no step will come, and the gradients that wait for
+  // one are dropped, since the next backward would add to them.
   void Drop();
 
  private:

@@ -17,20 +17,18 @@
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/reduction_hooks.h"
 
-// Where a unit lies: the groups of ranks that it is sharded, replicated and
-// gathered over.
-
 namespace fsdp {
 
-// The groups of ranks a unit lies on.
+// The groups of ranks that a unit is sharded, replicated and gathered over.
 struct Placement {
-  // What the unit is sharded over; of one rank: it is not.
+  // The group that the unit is sharded over; with one rank it is not sharded.
   std::shared_ptr<comm::Communicator> shard;
-  // All-reduces what has been reduce-scattered; null: nothing is replicated.
+  // Its group all-reduces what has been reduce-scattered; null: no replicas.
   std::shared_ptr<comm::Communicator> replicate;
-  // Consecutive ranks of `shard` that gather after kShrink; null: none do.
+  // Consecutive ranks of `shard` that gather after kShrink; null: there are
+  // none.
   std::shared_ptr<comm::Communicator> part;
-  // `shard` again, sending int8 as `quantization` says: what gathers parameters
+  // `shard` again, sending int8 as `quantization` says. It gathers parameters
   // and reduces gradients in training; null: `shard` does.
   std::shared_ptr<comm::Communicator> quantized = nullptr;
   comm::QuantizationOptions quantization = {};
@@ -38,28 +36,29 @@ struct Placement {
   comm::Communicator& traffic() const {
     return quantized != nullptr ? *quantized : *shard;
   }
-  // Whether the unit's gradients are those of this rank.
+  // Returns whether no other rank adds to the unit's gradients.
   bool is_alone() const {
     return shard->world_size() == 1 && replicate == nullptr;
   }
 };
 
-// Memory that the ranks of a unit's group have in common, for a flat parameter
-// of the compute dtype: every rank computes with the same copy of it.
+// Memory that the ranks of a unit's group share for a flat parameter of the
+// compute dtype: every rank computes with the same copy.
 struct SharedFlat {
   at::Tensor memory;          // undefined: there is none
   bool holds_shards = false;  // the ranks' shards rest in it, side by side
 };
 
-// A unit's flat parameters, one for each pair of dtypes and whether they are
-// frozen when the model is sharded; none for a root that owns nothing.
-// `gradients` has one entry for each.
+// A unit's flat parameters: one for each pair of dtypes, separately for
+// parameters that are frozen when the model is sharded; none for a root that
+// owns nothing. `gradients` has one entry for each.
 struct RuntimeUnit {
   std::string name;
   Placement placement;
-  // One for each flat parameter; none: no memory is shared.
+  // One for each flat parameter; empty: no memory is shared.
   std::vector<SharedFlat> shared;
-  // What their shards lie in; null for memory of their own. None: all of it is.
+  // Where their shards rest; null for memory of their own. Empty: that is so
+  // for all.
   std::vector<std::shared_ptr<RestingMemory>> resting;
   std::vector<std::unique_ptr<flat_param::FlatParameter>> flats;
   std::vector<GradientBufferOptions> gradients;
@@ -68,7 +67,7 @@ struct RuntimeUnit {
 struct RuntimeHooks {
   ReduceScatterHook reduce_scatter;  // unset: the communicator's
   AllReduceHook all_reduce;          // unset: the communicator's
-  // At kStep, when all gradients of the unit's shards are there.
+  // Called at kStep, when all gradients of the unit's shards are there.
   std::function<absl::Status(int unit)> step;
 };
 

@@ -1,4 +1,4 @@
-// The gradient of a shard: what reduced gradients become.
+// Makes reduced gradients the gradient of a shard.
 #ifndef FSDP_RUNTIME_SHARD_GRADIENT_H_
 #define FSDP_RUNTIME_SHARD_GRADIENT_H_
 
@@ -19,53 +19,54 @@
 
 namespace fsdp {
 
-// Of one flat parameter: puts gradients into .grad of its shard's slices, as
-// views of memory that it owns, or that rests elsewhere. Of a device, flags
-// that tell whether any rank has a gradient are read, which makes the host
-// wait, only where this rank lacks one. Not thread-safe.
+// Puts gradients of one flat parameter into .grad of its shard's slices, as
+// views of memory that it owns, or that rests elsewhere. Flags tell whether any
+// rank has a gradient. Reading a device's flags makes the host wait, so they
+// are read only if this rank lacks a gradient. Not thread-safe.
 class ShardGradient {
  public:
   using Layout = GradientBuffer::Layout;
 
-  // `parameter` outlives this object.
+  // `parameter` must outlive this object.
   ShardGradient(flat_param::FlatParameter* parameter,
                 GradientBufferOptions options);
 
   ShardGradient(ShardGradient&&) noexcept = default;
   ShardGradient(const ShardGradient&) = delete;
 
-  // That of the GradientBuffer.
+  // Set it as the GradientBuffer's.
   void SetScaling(GradientScaling scaling) { options_.scaling = scaling; }
 
-  // Whether Take() is possible, whatever the gradients: of one rank, where a
-  // reduction would change neither dtype nor value and nothing of the parameter
-  // rests elsewhere.
+  // Returns whether Take() is possible, whatever the gradients: with one rank,
+  // if a reduction would change neither dtype nor value and nothing of the
+  // parameter rests elsewhere.
   bool TakesGradients() const;
-  // Without a buffer and a reduction: each gradient becomes that of its slice,
-  // or is added to the one that is there, as LibTorch's leaves do. One whose
-  // memory nobody else can see is not copied. False, with nothing done, where
-  // that is not possible. `gradients` as for GradientBuffer::Fill(); the caller
-  // drops them.
+  // Makes each gradient that of its slice, without a buffer and a reduction, or
+  // adds it to the one that is there, as LibTorch's leaves do. A gradient whose
+  // memory nobody else can see is not copied. Returns false, and does nothing,
+  // if that is not possible. `gradients` are as for GradientBuffer::Fill(); the
+  // caller drops them.
   bool Take(absl::Span<const at::Tensor> gradients);
 
-  // `buffer` after a sum over all ranks: adds the mean into the gradient of
-  // each shard slice. A slice without .grad takes the new values; one with
-  // .grad, ours or the user's, gets them added. Errors as RestingMemory's.
+  // Takes `buffer` after a sum over all ranks and adds the mean into the
+  // gradient of each shard slice. A slice without .grad takes the new values;
+  // to .grad, ours or the user's, they are added. Errors are those of
+  // RestingMemory.
   absl::Status AccumulateMean(const ReduceBuffer& buffer);
 
-  // The same without a copy, where the mean of one rank would be a plain copy
-  // into nothing: the buffer's memory, which nobody else knows, becomes the
-  // gradient's, and in exchange is what the gradient had before, as large, or
-  // undefined. Says whether it is so.
+  // The same without a copy, if the mean would be a plain copy, of one rank,
+  // into nothing. The buffer's memory, which nobody else knows, becomes the
+  // gradient's; the buffer gets the gradient's former memory, as large, or
+  // undefined. Returns whether it did so.
   bool TakeOver(ReduceBuffer& buffer);
-  // For whoever is about to fill a buffer that TakeOver() may take: what an
-  // earlier one has left and no gradient uses any more, bytes, or undefined.
+  // Returns bytes that an earlier buffer has left and no gradient uses, or
+  // undefined, for whoever is about to fill a buffer that TakeOver() may take.
   at::Tensor GiveUnused();
 
-  // The same in one go with the reduction, where the gradients of the slices
-  // allow it: a reduce-scatter puts its scaled sum, a segment, into `out`, and
-  // when it is done FinishDirect() attaches the gradients. Several may be under
-  // way, which finish in order.
+  // The same in one go with the reduction, if the slices' gradients allow it: a
+  // reduce-scatter puts its scaled sum, a segment, into `out`, and
+  // FinishDirect() attaches the gradients when it is done. Several may be under
+  // way; they finish in order.
   struct DirectTarget {
     at::Tensor out;
     comm::ScaledSum sum;
@@ -73,20 +74,20 @@ class ShardGradient {
   absl::StatusOr<std::optional<DirectTarget>> StartDirect(const Layout& layout);
   void FinishDirect(const Produced& produced = {});
 
-  // After a failure: no direct reduction is under way any more. The memory that
-  // they have begun to write, and may still write, is given to nothing else:
-  // slices whose gradient lies there have none any more.
+  // Call it after a failure: no direct reduction is under way any more. Memory
+  // that they may still write is given to nothing else, so slices whose
+  // gradient lies there lose it.
   void ForgetDirect();
-  // The gradient is about to be added to.
+  // Call it before the gradient is added to.
   void Prefetch();
 
-  // What gradients that are attached lie in, and will; undefined: new memory.
+  // The memory of attached and future gradients; undefined: it will be new.
   const at::Tensor& values() const { return values_; }
-  // How often the host has read flags of a device.
+  // Returns how often the host has read flags of a device.
   int64_t flag_reads() const { return flag_reads_; }
 
-  // Lets the memory go where no slice has a gradient in it. What TakeOver()
-  // took is returned, the bytes of its buffer.
+  // Frees the memory if no slice has a gradient in it. Returns the bytes of the
+  // buffer that TakeOver() took.
   at::Tensor DropUnused();
 
  private:
@@ -94,7 +95,7 @@ class ShardGradient {
   void TakeOne(int i, const at::Tensor& gradient) const;
   void AccumulateSlice(int i, const at::Tensor& segment, double scale);
   bool HoldsOurs(int i) const;
-  // What the slices of a layout have for gradients.
+  // Which gradients the slices of a layout have.
   enum class Present { kNone, kOurs, kOthers, kMixed };
   Present PresentGradients(const GradientLayout& layout) const;
   static Use UseFor(Present present);
@@ -105,12 +106,12 @@ class ShardGradient {
 
   flat_param::FlatParameter* const parameter_;
   GradientBufferOptions options_;
-  // One segment of layout_; .grad of slices are views of it.
+  // One segment of layout_. The slices' .grad are views of it.
   at::Tensor values_;
   Layout layout_;
   bool is_taken_over_ = false;
   int64_t flag_reads_ = 0;
-  std::deque<Resident> direct_;      // one for each under way
+  std::deque<Resident> direct_;      // one for each that is under way
   std::vector<Resident> abandoned_;  // of those that were forgotten
 };
 

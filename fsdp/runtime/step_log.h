@@ -1,5 +1,6 @@
-// What steps have done with which memory, so that it can be told whether they
-// are alike: a captured step is replayed in place of all that follow.
+// Logs of what steps have done with which memory, to tell whether they are
+// alike, since a captured step is replayed instead of all that follow; and of
+// collectives.
 #ifndef FSDP_RUNTIME_STEP_LOG_H_
 #define FSDP_RUNTIME_STEP_LOG_H_
 
@@ -17,7 +18,7 @@ namespace fsdp {
 // An action of the schedule that was carried out.
 struct StepRecord {
   Action action;
-  // Of each flat parameter of the unit, afterwards; null for none.
+  // Addresses for each flat parameter of the unit, afterwards; null for none.
   std::vector<const void*> gathered = {};
   std::vector<const void*> reduced = {};
   // The host has read from the device which parameters other ranks have used.
@@ -25,26 +26,27 @@ struct StepRecord {
 };
 using StepLog = std::vector<StepRecord>;
 
-// Empty where both are alike and can be captured. Otherwise the first
-// difference from `before` to `after`, the step behind it, by the names of
-// units: "WaitGather of blocks.1: what is gathered lies elsewhere than in the
-// step before".
+// Returns "" if both steps are alike and can be captured. Otherwise returns the
+// first difference between `before` and the step after it, with names of units:
+// "WaitGather of blocks.1: what is gathered lies elsewhere than in the step
+// before".
 std::string DifferenceOf(const StepLog& before, const StepLog& after,
                          const std::function<std::string(int unit)>& name);
 
-// Which collectives a rank has started, in order, for comparison between ranks.
+// Keeps which collectives a rank has started, in order, for comparison between
+// ranks.
 
 class OrderLog {
  public:
-  // `kind`: kGather, kReduce or kReplicate. `label` outlives this object.
+  // `kind` is kGather, kReduce or kReplicate. `label` must outlive this object.
   void Add(ActionKind kind, int unit, const std::string& label, int64_t bytes,
            c10::ScalarType dtype);
   void Clear();
 
-  // Of all since Clear(). Equal orders have equal hashes on all ranks.
+  // Is of all since Clear(). Equal orders have equal hashes on all ranks.
   uint64_t hash() const { return hash_; }
-  // A line for each with label, bytes and dtype; of very many, as where only
-  // forwards run, for the first ones.
+  // Returns a line with label, bytes and dtype for each; if there are very
+  // many, as when only forwards run, for the first ones.
   std::string ToString() const;
 
  private:
