@@ -14,20 +14,20 @@
 
 namespace fsdp::adapters {
 
-// One with several names has each of them.
+// A layer with several names has an entry for each.
 using Layers = std::map<std::string, LinearImpl*>;
 
 Layers LayersOf(const torch::nn::Module& module);
 Layers AdaptedLayers(const torch::nn::Module& module);
 
-// The model itself, where FullyShard() has returned `module`.
+// Returns the model that FullyShard() was given, if `module` is its result.
 const torch::nn::Module& Unwrapped(const torch::nn::Module& module);
 
-// Whether `module` is what FullyShard() was given, or a part of that.
+// Returns whether `module` is what FullyShard() was given, or a part of that.
 bool IsSharded(const torch::nn::Module& module);
 
-// InvalidArgument: one of `names` names no module, by IsNamedBy(). `what` is
-// done with them.
+// InvalidArgument: one of `names` names no module, by IsNamedBy(). The text
+// begins with `what` is done with them.
 absl::Status CheckNames(const torch::nn::Module& module,
                         const std::vector<std::string>& names,
                         absl::string_view what);

@@ -8,42 +8,43 @@
 
 namespace fsdp::device_ops {
 
-// The operators are LibTorch's dispatcher's (libtorch_fsdp::quantize_blocks_
-// and dequantize_blocks_), for the CPU and, where //device_ops/cuda is linked,
-// for CUDA, with the same bits. Tensors have one dimension, or two: rows with
-// blocks of their own, each contiguous, anywhere in memory. Numbers are
-// float32, float64, float16 or bfloat16, values int8, scales float32. Nothing
-// is recorded for autograd. Errors are c10::Error, one being a device for which
-// the program has no kernels.
+// The operators are in LibTorch's dispatcher (libtorch_fsdp::quantize_blocks_
+// and dequantize_blocks_), for the CPU and, if //device_ops/cuda is linked, for
+// CUDA, with the same bits. Tensors have one dimension, or two: rows with their
+// own blocks, each contiguous, anywhere in memory. Numbers are float32,
+// float64, float16 or bfloat16, values int8, scales float32. Nothing is
+// recorded for autograd. Errors are c10::Error; one is a device for which the
+// program has no kernels.
 
-// Numbers of a block at most: kernels count them by 32 bits.
+// The most numbers of a block: kernels count them with 32 bits.
 constexpr int64_t kMaxBlock = int64_t{1} << 30;
 
-// How many blocks, so scales, `numel` elements have; the last may be shorter.
+// Returns how many blocks, and so scales, `numel` elements have. The last block
+// may be shorter.
 int64_t NumBlocks(int64_t numel, int64_t block);
 
-// Of each block: scale = the largest absolute value / 127, and values = in /
-// scale, rounded to the nearest, ties to even. An error is at most half a
-// scale. Zero stays zero. A block with a NaN or an infinity (also one that
-// float32 does not reach) has the scale NaN and comes back as nothing but NaN:
-// what a gradient scaler looks for is not lost. Below 1e-36 the scale itself
-// has few bits left, or none, and then all becomes zero.
+// Sets for each block the scale to its largest absolute value / 127, and values
+// to in / scale, rounded to the nearest, ties to even. An error is at most half
+// a scale, and zero stays zero. A block with a NaN or an infinity, also one
+// that exceeds float32, has the scale NaN and comes back as NaN only, so a
+// gradient scaler still finds it. Below 1e-36 the scale itself loses bits, or
+// all, and then everything becomes zero.
 void Quantize(const at::Tensor& in, int64_t block, const at::Tensor& values,
               const at::Tensor& scales);
 
-// out = values * scale, row by row.
+// Sets out = values * scale, row by row.
 void Dequantize(const at::Tensor& out, const at::Tensor& values,
                 const at::Tensor& scales, int64_t block);
 
-// What the sum of the rows becomes.
+// What becomes of the sum of the rows.
 struct SumUse {
   double factor = 1;
-  bool accumulate = false;  // added to what `out` holds
+  bool accumulate = false;  // add to what `out` holds
 };
 
-// out[i] = factor * (sum over rows r of values[r][i] * scale), or that added to
-// out[i]. Sums in float32, in the order of the rows, and rounds to the dtype of
-// `out` once.
+// Sets out[i] = factor * (sum over rows r of values[r][i] * scale), or adds
+// that to out[i]. Sums in float32, in the order of the rows, and rounds to the
+// dtype of `out` once.
 void DequantizeSum(const at::Tensor& out, const at::Tensor& values,
                    const at::Tensor& scales, int64_t block, SumUse use = {});
 
@@ -51,14 +52,14 @@ struct QuantizationError {
   double max_abs = 0;        // of any element
   double squared_error = 0;  // summed over the elements
   double squared_norm = 0;   // of the original numbers
-  // Elements of blocks that came back as NaN. They count nowhere else.
+  // Elements of blocks that came back as NaN, which nothing else counts.
   int64_t not_finite = 0;
 
-  // ||dequantised - in|| / ||in||; 0 where both are 0.
+  // ||dequantised - in|| / ||in||; 0 if both are 0.
   double relative_l2() const;
 };
 
-// What the values have lost. The host waits for the device.
+// Measures what the values have lost. The host waits for the device.
 QuantizationError MeasureQuantization(const at::Tensor& in,
                                       const at::Tensor& values,
                                       const at::Tensor& scales, int64_t block);

@@ -1,4 +1,4 @@
-// What libtorch_fsdp::pack_ is asked for, as its kernels go through it.
+// The arguments of libtorch_fsdp::pack_, in the form that its kernels use.
 #ifndef DEVICE_OPS_PACKED_RANGE_H_
 #define DEVICE_OPS_PACKED_RANGE_H_
 
@@ -13,7 +13,8 @@ namespace fsdp::device_ops {
 
 constexpr size_t kNumbersOfPiece = 4;
 
-// out[begin + i] for 0 <= i < numel: from `source`, or a constant.
+// What out[begin + i] gets for 0 <= i < numel: elements of `source`, or a
+// constant.
 struct PackedRange {
   const void* source;     // null: `value` everywhere
   c10::ScalarType dtype;  // of the source
@@ -22,7 +23,7 @@ struct PackedRange {
   double value;
 };
 
-// The arguments as of the operator; empty ranges are left out.
+// Converts the operator's arguments; leaves out empty ranges.
 std::vector<PackedRange> PackedRanges(at::TensorList sources,
                                       c10::IntArrayRef pieces,
                                       c10::IntArrayRef zeros,

@@ -1,5 +1,5 @@
 // Where the kernels of block_quantization.h find rows. Strides are in elements;
-// what is in a row is contiguous.
+// a row is contiguous.
 #ifndef DEVICE_OPS_ROW_LAYOUT_H_
 #define DEVICE_OPS_ROW_LAYOUT_H_
 
@@ -7,7 +7,8 @@
 
 namespace fsdp::device_ops {
 
-// in: [rows, numel], values: [rows, numel], scales: [rows, blocks].
+// The shapes are in: [rows, numel], values: [rows, numel], scales: [rows,
+// blocks].
 struct QuantizedRows {
   int64_t rows;
   int64_t numel;
@@ -17,8 +18,8 @@ struct QuantizedRows {
   int64_t scale_stride;
 };
 
-// out: [rows, numel], values: [rows, terms, numel], scales: [rows, terms,
-// blocks].
+// The shapes are out: [rows, numel], values: [rows, terms, numel], scales:
+// [rows, terms, blocks].
 struct DequantizedRows {
   int64_t rows;
   int64_t terms;
@@ -31,7 +32,7 @@ struct DequantizedRows {
   int64_t scale_term_stride;
 };
 
-// Of tensors of those shapes.
+// Return the layout of tensors of these shapes.
 template <typename Tensor>
 QuantizedRows RowsOf(const Tensor& in, const Tensor& values,
                      const Tensor& scales, int64_t block) {

@@ -1,4 +1,4 @@
-// What loops over floating-point numbers share on the host.
+// What the host's loops over floating-point numbers share.
 #ifndef DEVICE_OPS_VECTOR_LOOP_H_
 #define DEVICE_OPS_VECTOR_LOOP_H_
 
@@ -23,8 +23,8 @@ inline float FloatOf(uint32_t bits) {
   return value;
 }
 
-// The conversions of c10, with the same results, but without branches: those
-// keep a compiler from vectorising.
+// Conversions with the results of c10's, but without branches, which would keep
+// a compiler from vectorising.
 inline float ToFloat(float value) { return value; }
 inline float ToFloat(double value) { return static_cast<float>(value); }
 inline float ToFloat(c10::BFloat16 value) {
@@ -36,7 +36,7 @@ inline float ToFloat(c10::Half value) {
   const uint32_t rest = static_cast<uint32_t>(value.x & 0x7fff) << 13;
   const uint32_t normal = rest + kRebias;
   const uint32_t special = normal + kRebias;  // infinity and NaN
-  // A subnormal number becomes the fraction of 2^-14, which is taken away.
+  // A subnormal number becomes the fraction of 2^-14, which is then subtracted.
   const float least = FloatOf(113 << 23);
   const uint32_t subnormal = BitsOf(FloatOf(rest + (113 << 23)) - least);
   const uint32_t finite = rest < (1 << 23) ? subnormal : normal;
@@ -60,7 +60,7 @@ inline c10::Half FromFloat(float value) {
   const uint32_t bits = BitsOf(value);
   const uint32_t sign = bits & 0x80000000;
   const uint32_t rest = bits ^ sign;
-  // Adding it leaves in the last bits what a subnormal number keeps, rounded.
+  // The sum's last bits are the rounded bits of a subnormal number.
   constexpr uint32_t kRound = ((127 - 15) + (23 - 10) + 1) << 23;
   const uint32_t subnormal = BitsOf(FloatOf(rest) + FloatOf(kRound)) - kRound;
   const uint32_t normal =
@@ -72,8 +72,8 @@ inline c10::Half FromFloat(float value) {
                    c10::Half::from_bits());
 }
 
-// What two numbers are multiplied or added in: the wider of their types, but
-// none narrower than float.
+// The type in which two numbers are multiplied or added: the wider of theirs,
+// at least float.
 template <typename A, typename B>
 using Wider =
     std::conditional_t<std::is_same_v<A, double> || std::is_same_v<B, double>,
@@ -104,10 +104,10 @@ __attribute__((target("avx2"))) void RunByAvx2(Loop loop) {
 }
 #endif
 
-// Runs `loop`, a lambda with FSDP_VECTOR_LOOP behind its (), compiled for the
-// widest vectors that this processor has. Without fused operations, so that the
-// bits are the same everywhere. What it captures is copied: no store of the
-// loop could be one to it.
+// Runs `loop`, a lambda with FSDP_VECTOR_LOOP after its (), compiled for the
+// widest vectors of this processor. It has no fused operations, so that the
+// bits are the same everywhere. Captures are copied, so that no store of the
+// loop can change them.
 template <typename Loop>
 void RunVectorised(Loop loop) {
 #if defined(__x86_64__)

@@ -1,4 +1,4 @@
-// Tensors as what the kernels are given.
+// Converts tensors to the kernels' arguments.
 #ifndef DEVICE_OPS_CUDA_ARGUMENTS_H_
 #define DEVICE_OPS_CUDA_ARGUMENTS_H_
 
@@ -16,7 +16,7 @@ namespace fsdp::device_ops::cuda {
 // Throws c10::Error for dtypes that the kernels do not know.
 Element ElementOf(c10::ScalarType dtype);
 
-// As libtorch_fsdp::pack_ is called.
+// Converts the arguments of libtorch_fsdp::pack_.
 std::vector<PackItem> PackItems(at::TensorList sources, c10::IntArrayRef pieces,
                                 c10::IntArrayRef zeros, c10::IntArrayRef ones);
 

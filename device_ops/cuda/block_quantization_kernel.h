@@ -11,7 +11,7 @@
 
 namespace fsdp::device_ops::cuda {
 
-// On `stream`; nothing is allocated and nobody waits.
+// Launch on `stream`, without allocating or waiting.
 cudaError_t LaunchQuantize(const QuantizedRows& rows, Element in_type,
                            const void* in, int8_t* values, float* scales,
                            cudaStream_t stream);

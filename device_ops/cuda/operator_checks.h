@@ -1,5 +1,5 @@
-// What the kernels of a device are held against: the CPU's, bit by bit. A test
-// links operator_checks and says for which devices:
+// Compares a device's kernels with the CPU's, bit by bit. A test links
+// operator_checks and names its devices:
 //
 //   INSTANTIATE_TEST_SUITE_P(Name, OperatorsTest, ::testing::Values(...));
 #ifndef DEVICE_OPS_CUDA_OPERATOR_CHECKS_H_
@@ -19,8 +19,8 @@ struct TestedDevice {
   const char* name;
   c10::Device device;
   std::function<void()> prepare;  // before each test
-  int64_t max_numel;              // of what is packed
-  int64_t max_blocks;             // that are quantised
+  int64_t max_numel;              // of a packed tensor
+  int64_t max_blocks;             // of a quantised tensor
 };
 
 inline std::ostream& operator<<(std::ostream& out, const TestedDevice& tested) {

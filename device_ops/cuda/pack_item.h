@@ -1,4 +1,4 @@
-// What the kernel behind Pack() is given.
+// The arguments of the kernel behind Pack().
 #ifndef DEVICE_OPS_CUDA_PACK_ITEM_H_
 #define DEVICE_OPS_CUDA_PACK_ITEM_H_
 
@@ -8,8 +8,8 @@
 
 namespace fsdp::device_ops::cuda {
 
-// out[begin + i] = scale * source[i], 0 <= i < numel, numel > 0; without a
-// source, `value`, which is not scaled.
+// Sets out[begin + i] = scale * source[i] for 0 <= i < numel, numel > 0;
+// without a source, to `value`, which is not scaled.
 struct PackItem {
   const void* source;
   Element element;  // of the source

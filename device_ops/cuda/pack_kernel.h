@@ -11,11 +11,11 @@
 
 namespace fsdp::device_ops::cuda {
 
-// Ranges of one launch: they are its arguments, 32 KB at most.
+// The most ranges of one launch; they are its arguments, 32 KB at most.
 constexpr int kMaxPackItems = 1024;
 
-// Writes all of the items, on `stream`: one launch for each kMaxPackItems.
-// Nothing is allocated and nobody waits, so that CUDA graphs can hold it.
+// Writes all items on `stream`, with one launch for each kMaxPackItems. Does
+// not allocate or wait, so CUDA graphs can hold it.
 cudaError_t LaunchPack(const PackItem* items, int64_t count, Element out_type,
                        void* out, double scale, bool accumulate,
                        cudaStream_t stream);

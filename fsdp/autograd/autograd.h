@@ -1,5 +1,5 @@
-// Turns LibTorch's autograd into events of units: the gradient reaches a unit's
-// output; all gradients of a unit's parameters are there.
+// Makes events of units out of LibTorch's autograd: the gradient reaches a
+// unit's output, and all gradients of a unit's parameters are there.
 //
 // torch::nn::Module has no hooks, so the graph carries them:
 //   exits    hooks on the nodes by which a gradient enters the unit's graph,
@@ -11,7 +11,7 @@
 //   entries  hooks on the nodes before a unit with nothing trainable, in place
 //            of Unit
 // Exits and entries leave tensors and graph as they are, so what a unit returns
-// and takes is viewed and modified in place as without sharding.
+// and takes can be viewed and modified in place as without sharding.
 #ifndef FSDP_AUTOGRAD_AUTOGRAD_H_
 #define FSDP_AUTOGRAD_AUTOGRAD_H_
 
@@ -31,17 +31,16 @@
 
 namespace fsdp {
 
-// Whether this thread runs a backward.
+// Returns whether this thread runs a backward.
 bool InsideBackward();
 
-// Sequence numbers are those of one thread: `forward_thread`.
+// Sequence numbers count on one thread, `forward_thread`.
 struct PreBackwardInfo {
   int unit;
-  // Any node with this sequence number or a higher one has run by now or never
-  // will.
+  // Any node with this sequence number or a higher one has run or never will.
   uint64_t exit_sequence;
-  // Nodes of this forward have this number, that of the Unit node where there
-  // is one, or a higher one; unset: the caller of OnPreBackward() knows when
+  // Nodes of this forward have this number or a higher one; it is that of the
+  // Unit node if there is one. Unset: the caller of OnPreBackward() knows when
   // the backward of the unit is over.
   std::optional<uint64_t> start_sequence;
   bool has_unit_node;
@@ -54,45 +53,46 @@ struct PostBackwardInfo {
   std::optional<uint64_t> forward_thread = std::nullopt;
 };
 
-// Receives the events of one sharded model. Called inside backward, on the
-// thread that runs it; reports errors by throwing StatusError.
+// Receives the events of one sharded model, inside backward on the thread that
+// runs it. Reports errors by throwing StatusError.
 class BackwardListener {
  public:
   virtual ~BackwardListener() = default;
-  // Once per forward and backward, whichever exit comes first.
+  // Called once per forward and backward, by whichever exit comes first.
   virtual void OnPreBackward(const PreBackwardInfo& info) = 0;
-  // gradients[k] belongs to the k-th slot of the unit's node: undefined, of any
-  // strides, or sparse. Empty for a unit with nothing trainable. Whoever is
-  // called has them to itself, as far as autograd knows.
+  // gradients[k] belongs to the k-th slot of the unit's node. It is undefined,
+  // sparse or of any strides. `gradients` are empty for a unit with nothing
+  // trainable. As far as autograd knows, the callee has them to itself.
   virtual void OnPostBackward(const PostBackwardInfo& info,
                               std::vector<at::Tensor> gradients) = 0;
   // Nodes with `start_sequence` or a higher number have run or never will.
   virtual void OnLeft(uint64_t start_sequence) = 0;
 };
 
-// The nodes keep only a weak reference: a graph may outlive its model.
+// Nodes keep only a weak reference, because a graph may outlive its model.
 using WeakListener = std::weak_ptr<BackwardListener>;
 
-// Parameters of slot k: one tensor, or several that are tied without being the
-// same object. A slot may be empty (a frozen parameter): it gets no gradient.
+// The tensors of each slot are one parameter: one tensor, or several tied ones
+// that are not the same object. A slot of a frozen parameter may be empty; it
+// gets no gradient.
 using ParameterSlots = std::vector<std::vector<at::Tensor>>;
 
-// Creates a Unit node for one forward of `unit` and points the parameters to
-// it. Call in the thread that runs the forward and before the unit's first
-// operator: the engine runs the youngest ready node first, so this one runs
-// after all of the unit's operators.
+// Makes a Unit node for one forward of `unit` and points the parameters to it.
+// Call it on the forward's thread before the unit's first operator: the engine
+// runs the youngest ready node first, so this node runs after all of the unit's
+// operators.
 std::shared_ptr<torch::autograd::Node> AttachUnitNode(
     const WeakListener& listener, int unit, std::string name,
     const ParameterSlots& slots);
 
-// The tensors that one forward is given, without keeping their memory.
+// Remembers the tensors that one forward gets, without keeping their memory.
 class SeenTensors {
  public:
   void Add(const at::Tensor& tensor);
 
-  // Those that are alive, and the tensors they are views of.
+  // Returns those that are alive, and the tensors that they are views of.
   std::vector<at::Tensor> Alive() const;
-  // Whether `node` had produced one of them when it was added.
+  // Returns whether `node` had produced one of them when it was added.
   bool WasProducedBy(const torch::autograd::Node& node) const;
 
  private:
@@ -113,59 +113,62 @@ struct UnitForward {
   std::shared_ptr<torch::autograd::Node> unit_node;  // or null
 };
 
-// At the end of a forward, on its thread: makes the nodes by which a gradient
-// can enter its graph announce that. They are those of `outputs`, of inputs
-// that it has modified in place, and of the tensors that these are views of: a
-// view that is modified later leads to the base's. Nodes of before the forward
-// are left alone. Returns them; with none, no backward will enter.
-// When the gradient arrives, and before anything is gathered, these throw
-// StatusError (FailedPrecondition): a backward that builds a graph
-// (create_graph), and torch::autograd::grad with respect to a parameter of the
-// unit, which would see this rank's gradient alone.
+// Call it at the end of a forward, on its thread: makes the nodes by which a
+// gradient can enter the forward's graph announce it. They are the nodes of
+// `outputs`, of inputs that the forward has modified in place, and of the
+// tensors that these are views of, since a view that is modified later leads to
+// its base. Nodes from before the forward are left alone. Returns the nodes;
+// without any, no backward will enter.
+//
+// When the gradient arrives, before anything is gathered, the nodes throw
+// StatusError (FailedPrecondition) for a backward that builds a graph
+// (create_graph), and for torch::autograd::grad with respect to a parameter of
+// the unit, which would return this rank's gradient alone.
 std::vector<std::shared_ptr<torch::autograd::Node>> AttachExits(
     const WeakListener& listener, const UnitForward& forward,
     const std::vector<at::Tensor*>& outputs, const SeenTensors& inputs);
 
-// At the beginning of the forward of a unit with nothing trainable: makes the
-// node that has produced `input` announce that the gradient has left the unit.
+// Call it at the beginning of the forward of a unit with nothing trainable:
+// makes the node that has produced `input` announce that the gradient has left
+// the unit.
 void AttachEntry(const WeakListener& listener, uint64_t start_sequence,
                  const at::Tensor& input);
 
-// A node that refuses gradients with an error naming the parameter `name`. A
-// trainable parameter points to it between steps: it is then no leaf, so that
-// torch::optim refuses it.
+// Makes a node that refuses gradients with an error that names the parameter
+// `name`. A trainable parameter points to it between steps, so it is no leaf
+// and torch::optim refuses it.
 std::shared_ptr<torch::autograd::Node> MakeSentinel(const at::Tensor& parameter,
                                                     const std::string& name);
 // Points `parameter` to the only slot of `sentinel`.
 void AttachSentinel(const at::Tensor& parameter,
                     const std::shared_ptr<torch::autograd::Node>& sentinel);
 
-// Makes `parameter` a leaf again, so that requires_grad() tells what the user
-// has set. An edge on a frozen parameter would train it.
+// Makes `parameter` a leaf again, so that requires_grad() is what the user has
+// set; an edge on a frozen parameter would train it.
 void ClearEdge(const at::Tensor& parameter);
 
-// FailedPrecondition, inside a node of a backward with create_graph.
+// FailedPrecondition inside a node of a backward with create_graph.
 absl::Status CheckRecordsNoGraph(const std::string& unit_name);
-// FailedPrecondition, inside backward, when the gradients that it is to return
-// are among those of `unit_node`, which may be null.
+// FailedPrecondition inside a backward that is to return a gradient of
+// `unit_node`, which may be null.
 absl::Status CheckComputesNoGradientOf(
     const std::shared_ptr<torch::autograd::Node>& unit_node,
     const std::string& unit_name);
 
-// Whether `parameter` points to one of our nodes.
+// Returns whether `parameter` points to one of our nodes.
 bool HasOurEdge(const at::Tensor& parameter);
 
-// The hooks that users register on parameters. Autograd runs those of a leaf
-// when it accumulates a gradient, which sharded parameters do not.
-
-// Whether at::Tensor::register_hook() was called on `tensor`.
+// Returns whether at::Tensor::register_hook() was called on `tensor`. Autograd
+// runs such hooks when it accumulates a gradient into a leaf, which it does not
+// do for sharded parameters.
 bool HasTensorHooks(const at::Tensor& tensor);
-// Whether it has hooks for after its gradient was accumulated.
+// Returns whether `tensor` has hooks that run after its gradient was
+// accumulated.
 bool HasPostAccumulateHooks(const at::Tensor& tensor);
 
-// Runs those of register_hook() in the order of registration, each with what
-// the one before has returned; the last one's result. Throws what they throw,
-// and c10::Error for a result of another shape.
+// Runs the hooks of register_hook() in the order of registration, each on the
+// result of the one before, and returns the last result. Throws what they
+// throw, and c10::Error for a result of another shape.
 at::Tensor RunTensorHooks(const at::Tensor& tensor, const at::Tensor& gradient);
 
 }  // namespace fsdp

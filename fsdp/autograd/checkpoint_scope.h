@@ -1,5 +1,6 @@
-// What checkpointed regions and units that run around and inside them know of
-// each other. Per thread: a forward, or its recomputation, runs on one.
+// What checkpointed regions know of the units around and inside them, and these
+// of regions. It is kept per thread: a forward or its recomputation runs on
+// one.
 #ifndef FSDP_AUTOGRAD_CHECKPOINT_SCOPE_H_
 #define FSDP_AUTOGRAD_CHECKPOINT_SCOPE_H_
 
@@ -15,22 +16,22 @@
 
 namespace fsdp {
 
-// A unit whose forward is under way with grad: the code that runs in it may use
-// its parameters.
+// A unit whose forward is under way with grad, so that code in it may use its
+// parameters.
 struct RunningUnit {
   std::string name;
   ParameterSlots trainable;
   // Some parameters of its modules belong to no unit.
   bool may_use_other_parameters = false;
-  // Of its modules; never null.
+  // Its modules' buffers; never null.
   std::shared_ptr<const std::vector<at::Tensor>> buffers;
 };
 using RunningUnits = std::vector<std::shared_ptr<const RunningUnit>>;
 
-// Outermost first.
+// Units under way on this thread, the outermost first.
 const RunningUnits& UnitsUnderWay();
 
-// Adds a unit to UnitsUnderWay() for as long as it lives.
+// Adds a unit to UnitsUnderWay() while this lives.
 class UnitScope {
  public:
   explicit UnitScope(std::shared_ptr<const RunningUnit> unit);
@@ -42,21 +43,21 @@ class UnitScope {
 // The first forward of a region, which runs without grad.
 class RegionScope {
  public:
-  // Whether the region is to be recomputed, and whether a gradient flows
+  // Says whether the region will be recomputed, and whether a gradient flows
   // through an argument, as far as is known.
   RegionScope(bool requires_grad, bool arguments_require_grad);
   RegionScope(const RegionScope&) = delete;
   RegionScope& operator=(const RegionScope&) = delete;
   ~RegionScope();
 
-  // The innermost one under way on this thread, or null.
+  // Returns the innermost scope under way on this thread, or null.
   static RegionScope* Current();
 
-  // A unit with trainable parameters runs inside.
+  // Notes that a unit with trainable parameters runs inside.
   void NoteTrainable() { requires_grad_ = passes_grad_ = true; }
 
   bool requires_grad() const { return requires_grad_; }
-  // Whether the recomputation of what has run last is sure to have a backward.
+  // Whether the recomputation of what has just run is sure to have a backward.
   bool passes_grad() const { return passes_grad_; }
 
  private:
@@ -65,10 +66,10 @@ class RegionScope {
   RegionScope* const outer_;
 };
 
-// The recomputation of a region: `units` are under way again and nothing else
-// is, although the backward around it may run inside another forward. What it
-// changes in buffers of those units, and of units that run inside it, is taken
-// back where `restores_buffers`: it is one forward, not two.
+// The recomputation of a region. Only `units` are under way in it, although the
+// backward around it may run inside another forward. It is a part of one
+// forward and not a second one, so with `restores_buffers` it undoes what it
+// changes in buffers of these units and of units inside it.
 class RecomputeScope {
  public:
   RecomputeScope(RunningUnits units, bool restores_buffers);
@@ -76,14 +77,14 @@ class RecomputeScope {
   RecomputeScope& operator=(const RecomputeScope&) = delete;
   ~RecomputeScope();
 
-  // The innermost one under way on this thread, or null.
+  // Returns the innermost scope under way on this thread, or null.
   static RecomputeScope* Current();
 
-  // Before `buffers` may be changed.
+  // Call it before `buffers` may be changed.
   void KeepBuffers(const std::vector<at::Tensor>& buffers);
 
-  // When the function has run again, and before what it has recorded is used:
-  // calls what was given to AtEnd(), the last one first.
+  // Call it when the function has run again, before its graph is used. It calls
+  // what AtEnd() was given, the last one first.
   void Finish();
   void AtEnd(std::function<void()> call);
 

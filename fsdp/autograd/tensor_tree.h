@@ -24,11 +24,11 @@ struct IValue;
 
 namespace fsdp {
 
-// Calls visit(at::Tensor&) for each tensor in `value`, in a fixed order.
-// Understands tensors, numbers, enums, strings, and optionals, pairs, tuples,
-// arrays, vectors and maps of what it understands, and TorchScript's values, in
-// which it sees tensors, tuples, lists and dictionaries. For a struct of yours
-// define, in its namespace,
+// Calls visit(at::Tensor&) for each tensor in `value`, in a fixed order. It
+// knows tensors, numbers, enums, strings, TorchScript's values (in which it
+// sees tensors, tuples, lists and dictionaries), and optionals, pairs, tuples,
+// arrays, vectors and maps of what it knows. For a struct of yours define, in
+// its namespace,
 //   template <typename Visit>
 //   void VisitTensors(MyOutput& output, Visit visit) {
 //     visit(output.logits);
@@ -38,7 +38,8 @@ void ForEachTensor(T& value, Visit& visit);
 
 namespace tensor_tree_internal {
 
-// Copies the containers in `value` first: others may hold the same ones.
+// Copies the containers in `value` first, because others may hold the same
+// ones.
 void VisitScriptValue(c10::IValue& value,
                       absl::FunctionRef<void(at::Tensor&)> visit);
 
@@ -90,7 +91,7 @@ struct HasVisitTensors<
 
 }  // namespace tensor_tree_internal
 
-// Whether ForEachTensor() understands T.
+// Tells whether ForEachTensor() knows T.
 template <typename T>
 struct HasVisibleTensors
     : std::bool_constant<std::is_base_of_v<at::Tensor, T> ||
@@ -145,7 +146,7 @@ void ForEachTensor(T& value, Visit& visit) {
   }
 }
 
-// Pointers to the tensors in `value`, which owns them.
+// Returns pointers to the tensors in `value`, which owns them.
 template <typename T>
 std::vector<at::Tensor*> TensorsOf(T& value) {
   std::vector<at::Tensor*> tensors;

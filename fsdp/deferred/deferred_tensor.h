@@ -1,6 +1,5 @@
-// Tensors that have no memory but know how their values come about: what was
-// run on them is recorded and runs when the values are wanted (the idea of
-// torchdistX's deferred initialisation).
+// Tensors without memory, whose operators are recorded and run when values are
+// wanted (the idea of torchdistX's deferred initialisation).
 #ifndef FSDP_DEFERRED_DEFERRED_TENSOR_H_
 #define FSDP_DEFERRED_DEFERRED_TENSOR_H_
 
@@ -21,70 +20,70 @@
 
 namespace fsdp {
 
-// Whether the storage of `tensor` is one of these. Costs a nanosecond.
+// Returns whether `tensor` is deferred. Costs a nanosecond.
 bool IsDeferred(const at::Tensor& tensor);
 
-// The values of a tensor: itself, unless it is deferred; then the operators
-// that lead to it are run, its history, and the result is in memory of its own.
-// The tensor stays deferred. Equal results every time: random operators have
-// seeds of their own. Throws what the operators throw.
+// Returns the values of `tensor`. They are `tensor` itself unless it is
+// deferred; then its history, the operators that lead to it, runs, and the
+// result has its own memory. The tensor stays deferred. Results are equal every
+// time, because random operators have their own seeds. Throws what the
+// operators throw.
 at::Tensor ValueOf(const at::Tensor& tensor);
 
 // Gives the storage of a deferred tensor memory with the values of ValueOf().
-// All tensors that look into it are ordinary ones afterwards.
+// All tensors that look into the storage are then ordinary ones.
 void Materialize(const at::Tensor& tensor);
 
 namespace deferred_internal {
 
-// A tensor without memory whose storage is output `output` of `op`.
+// Returns a tensor without memory whose storage is output `output` of `op`.
 at::Tensor MakeDeferred(const std::shared_ptr<const RecordedOp>& op, int output,
                         c10::Device device);
-// `op` has been the last to write the storage of `tensor`, which is deferred.
+// Notes that `op` was the last to write the storage of `tensor`, which is
+// deferred.
 void SetLastOp(const at::Tensor& tensor,
                const std::shared_ptr<const RecordedOp>& op);
 
 }  // namespace deferred_internal
 }  // namespace fsdp
 
-// An operator and the arguments that it is called with: what can be told before
-// it runs.
-
 namespace fsdp::deferred_internal {
 
-// Those in `value`, also in lists.
+// Returns the deferred tensors in `value`, also those in lists.
 std::vector<at::Tensor> DeferredTensorsIn(const c10::IValue& value);
 
-// Whether the operator writes to it.
+// Returns whether the operator writes to the argument.
 bool IsWritten(const c10::Argument& argument);
 
-// Looks at `stack`, on which the arguments lie on top; it and `op` outlive
-// this. Runs nothing but on meta tensors.
+// An operator and its arguments before it runs. The arguments lie on top of
+// `stack`. `op` and `stack` must outlive this object. It runs nothing except on
+// meta tensors.
 class CalledOperator {
  public:
   CalledOperator(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
       : op_(op), stack_(stack) {}
 
   const c10::FunctionSchema& schema() const { return op_.schema(); }
-  // In the order of the schema.
+  // The arguments in the order of the schema.
   c10::ArrayRef<c10::IValue> arguments() const;
-  // The place of `device` among them.
+  // The index of `device` among them.
   std::optional<size_t> DeviceArgument() const;
 
   bool ReadsDeferred() const;
-  // Makes one dense tensor out of no other.
+  // Returns whether it makes one dense tensor out of no other.
   bool IsFactory() const;
   bool IsView() const;
-  // And nothing else.
+  // Returns whether it returns tensors and nothing else.
   bool ReturnsTensors() const;
   bool Writes() const;
-  // What it writes are deferred tensors.
+  // Returns whether all that it writes are deferred tensors.
   bool WritesDeferredOnly() const;
-  // Of what it returns: that which is asked for, else the first deferred
-  // tensor's.
+  // Returns the device of its results: the one that is asked for, else that of
+  // the first deferred tensor.
   c10::Device OutputDevice() const;
 
-  // The same operator on tensors without memory: what it would return. nullopt:
-  // it does not run there.
+  // Returns what the operator returns on tensors without memory; nullopt if it
+  // does not run there.
   std::optional<torch::jit::Stack> OnMeta() const;
 
  private:

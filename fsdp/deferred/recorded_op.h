@@ -1,5 +1,4 @@
-// One operator that was recorded instead of run, and what it needs to run
-// later.
+// An operator that was recorded instead of run, and what it needs to run later.
 #ifndef FSDP_DEFERRED_RECORDED_OP_H_
 #define FSDP_DEFERRED_RECORDED_OP_H_
 
@@ -26,15 +25,15 @@ namespace fsdp::deferred_internal {
 
 class RecordedOp;
 
-// What a storage without memory carries in place of it.
+// What a storage has instead of memory.
 struct History {
   uint64_t storage;                        // number of the storage
-  std::shared_ptr<const RecordedOp> last;  // to have written it
+  std::shared_ptr<const RecordedOp> last;  // that has written it
 };
 
-// Null for ordinary tensors. Costs a nanosecond.
+// Returns null for ordinary tensors. Costs a nanosecond.
 History* HistoryOf(const at::Tensor& tensor);
-// A pointer to nothing that owns `history`.
+// Returns a null pointer that owns `history`.
 c10::DataPtr PointerWith(History history, c10::Device device);
 
 struct Geometry {
@@ -47,23 +46,24 @@ struct Geometry {
   static Geometry Of(const at::Tensor& tensor);
 };
 
-// A tensor among an operator's arguments as it was when the operator was
+// A tensor among an operator's arguments, as it was when the operator was
 // recorded.
 struct RecordedInput {
   uint64_t storage = 0;  // 0: not deferred, and among the arguments themselves
-  // To have written the storage; null: what it has held before does not matter.
+  // The last operator that wrote the storage; null: its content does not
+  // matter.
   std::shared_ptr<const RecordedOp> last;
   Geometry geometry;
-  int64_t version = 0;  // of one that is not deferred
+  int64_t version = 0;  // for one that is not deferred
 };
 
-// One operator and the state of everything it reads. Immutable, so that
-// histories share what they have in common; destroyed without recursion.
+// An operator and the state of everything that it reads. Immutable, so that
+// histories share common parts; destroyed without recursion.
 class RecordedOp {
  public:
-  // `arguments`: all of them, in the order of the schema. `seed`: of the
-  // generators while it runs. Tensors with less than `copied_below` bytes are
-  // copied, others must not be changed later.
+  // `arguments` are all arguments, in the order of the schema. `seed` is that
+  // of the generators while the operator runs. Tensors of less than
+  // `copied_below` bytes are copied; others must not be changed later.
   RecordedOp(const c10::OperatorHandle& op,
              c10::ArrayRef<c10::IValue> arguments, std::optional<uint64_t> seed,
              int64_t copied_below);
@@ -71,15 +71,16 @@ class RecordedOp {
   RecordedOp& operator=(const RecordedOp&) = delete;
   ~RecordedOp();
 
-  // Declares output number outputs().size() to be a new storage.
+  // Declares output number outputs().size() a new storage.
   void AddOutput(const at::Tensor& like);
 
   uint64_t sequence() const { return sequence_; }
   const std::vector<RecordedInput>& inputs() const { return inputs_; }
-  // New storages, with the geometry of the tensors that were to be made.
+  // The new storages, with the geometry of the tensors that were to be made.
   const std::vector<RecordedInput>& outputs() const { return outputs_; }
 
-  // Runs it. `tensor_of` gives the present tensor for each deferred input.
+  // Runs the operator. `tensor_of` returns the present tensor for each deferred
+  // input.
   torch::jit::Stack Run(
       absl::FunctionRef<at::Tensor(const RecordedInput&)> tensor_of) const;
 
@@ -92,18 +93,17 @@ class RecordedOp {
   std::vector<RecordedInput> outputs_;
 };
 
-// `value` with every tensor in it, also in lists, replaced by `map` of it.
+// Returns `value` with `map` applied to every tensor in it, also in lists.
 c10::IValue MapTensors(const c10::IValue& value,
                        absl::FunctionRef<at::Tensor(const at::Tensor&)> map);
 
 }  // namespace fsdp::deferred_internal
 
-// Random numbers of one's own for a while.
-
 namespace fsdp {
 
-// Seeds the default generators of all devices for as long as it lives. One
-// thread at a time may have one, others wait: ranks may be threads.
+// Seeds the default generators of all devices while it lives, and restores
+// them. One thread at a time may have one, and others wait, because ranks may
+// be threads.
 class SeedGuard {
  public:
   explicit SeedGuard(uint64_t seed);

@@ -1,5 +1,5 @@
-// How the parameters of a planned unit become flat parameters: what Sharder
-// does with values, and others predict without.
+// How the parameters of a planned unit become flat parameters. Sharder does so
+// with values; others predict it without.
 #ifndef FSDP_SETUP_FLATS_H_
 #define FSDP_SETUP_FLATS_H_
 
@@ -23,8 +23,8 @@
 
 namespace fsdp {
 
-// What parameters of one flat parameter have in common. What is trained is
-// spread over all shards where nothing frozen lies between.
+// What the parameters of one flat parameter have in common. Trained parameters
+// are spread over all shards if nothing frozen lies between them.
 struct FlatKind {
   c10::ScalarType stored;
   c10::ScalarType computed;
@@ -38,11 +38,12 @@ struct FlatKind {
 
 using FlatParameters = std::vector<flat_param::NamedParameter>;
 
-// In the order in which they are sharded.
+// Returns the unit's flat parameters in the order in which they are sharded.
 std::map<FlatKind, FlatParameters> FlatsOf(const ModuleTree& tree,
                                            const PlannedUnit& planned);
 
-// Over `ranks`. InvalidArgument as FlatLayout::Create().
+// Returns the layout over `ranks`. InvalidArgument as from
+// FlatLayout::Create().
 absl::StatusOr<flat_param::FlatLayout> LayoutOf(
     const FlatParameters& parameters, const FlatKind& kind, int ranks);
 
@@ -53,26 +54,25 @@ struct GradientDtypes {
 GradientDtypes GradientDtypesOf(const PlannedUnit& planned,
                                 const FlatKind& kind);
 
-// Whether any tensor of these requires grad.
+// Returns whether any tensor of `parameters` requires grad.
 bool AnyTrainable(const FlatParameters& parameters);
 
-// Memory that the ranks of a host have in common for unsharded parameters.
-
-// One allocation for each group of ranks, cut into pieces. Ranks of a group
-// make the same calls in the same order.
+// Memory for whole parameters that the ranks of a host share: one allocation
+// for each group of ranks, cut into pieces. Ranks of a group make the same
+// calls in the same order.
 class CommonFlats {
  public:
   // Asks for a piece of `bytes` for `group` and returns its number.
   int Add(std::shared_ptr<comm::Communicator> group, int64_t bytes);
 
-  // Collective, once. A group whose ranks have no memory in common gets none,
-  // and one of a single rank needs none.
+  // Allocates; call it once. Collective. A group whose ranks cannot share
+  // memory gets none, and a group of one rank needs none.
   absl::Status Allocate();
 
-  // Piece `number`, uint8; undefined where there is none.
+  // Returns piece `number`, uint8; undefined if there is none.
   at::Tensor Piece(int number) const;
 
-  // One for each group that got memory.
+  // Returns a fence for each group that got memory.
   std::vector<std::unique_ptr<comm::Fence>> TakeFences();
 
  private:

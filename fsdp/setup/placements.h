@@ -1,4 +1,5 @@
-// The groups of ranks that units with different strategies lie on.
+// The groups of ranks of units with different strategies, and what the schedule
+// is told of units.
 #ifndef FSDP_SETUP_PLACEMENTS_H_
 #define FSDP_SETUP_PLACEMENTS_H_
 
@@ -19,19 +20,21 @@
 
 namespace fsdp {
 
-// Splits and quantises each group once, however many units lie on it.
+// Splits and quantises each group once, however many units use it.
 class Placements {
  public:
-  // `quantization` outlives this object.
+  // `quantization` must outlive this object.
   Placements(const comm::Mesh& mesh, const Quantization& quantization)
       : mesh_(mesh), quantization_(quantization) {}
 
-  // Collective, in the same order on all ranks. `options` have been checked.
+  // Returns the groups of a unit. Collective, in the same order on all ranks.
+  // `options` must have been checked.
   absl::StatusOr<Placement> Of(const UnitOptions& options);
 
-  // Whether gathers of `placement` are quantised.
+  // Returns whether gathers of `placement` are quantised.
   bool QuantizesGathers(const Placement& placement) const;
-  // Adds what is quantised. `exact_tail`: of each rank's part of a sum.
+  // Adds the quantised group to `placement`. `exact_tail` counts the last
+  // elements of each rank's part of a sum, which stay exact.
   absl::Status Quantize(int64_t exact_tail, Placement& placement);
 
  private:
@@ -45,11 +48,9 @@ class Placements {
   std::map<std::pair<const void*, int64_t>, Group> quantized_;
 };
 
-// What the schedule is told of units, as far as options alone decide it.
-
-// What depends on the ranks that the unit lies on (`replicated`, `sharded`,
-// `keeps_part`) and on where its memory is (`shares_memory`, `rests_elsewhere`)
-// is left to the caller.
+// Returns what options alone decide of a scheduled unit. The caller sets what
+// depends on the unit's ranks (`replicated`, `sharded`, `keeps_part`) and on
+// where its memory is (`shares_memory`, `rests_elsewhere`).
 ScheduledUnit ScheduledUnitOf(const PlannedUnit& planned,
                               const Options& options);
 

@@ -1,4 +1,4 @@
-// What sharding a module will do, decided and checked before anything is
+// Decides and checks what sharding a module will do, before anything is
 // changed.
 #ifndef FSDP_SETUP_SHARD_PLAN_H_
 #define FSDP_SETUP_SHARD_PLAN_H_
@@ -21,23 +21,24 @@ namespace fsdp {
 struct PlannedUnit {
   Unit unit;
   UnitOptions options;
-  // Of unit.parameters, each: the dtype it is computed in.
+  // The dtype in which each of unit.parameters is computed.
   std::vector<c10::ScalarType> compute_dtypes;
   bool recomputed = false;
 };
 
 struct ShardPlan {
   ModuleTree tree;
-  std::vector<PlannedUnit> units;  // those that own something, and the root
+  std::vector<PlannedUnit> units;  // units that own something, and the root
   std::vector<BufferPrecision::Buffer> buffers;  // floating-point and others
 };
 
-// This rank's view; see ShardModule() for what is refused.
+// Plans for this rank. ShardModule() says what is refused.
 absl::StatusOr<ShardPlan> PlanSharding(
     const std::shared_ptr<torch::nn::Module>& root, const comm::Mesh& mesh,
     const Options& options);
 
-// Everything ranks have to agree on, one line each, for comparison by text.
+// Returns everything that ranks have to agree on, one line each, to compare as
+// text.
 std::string Fingerprint(const ShardPlan& plan, const Options& options);
 
 }  // namespace fsdp

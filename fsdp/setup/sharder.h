@@ -1,5 +1,4 @@
-// Turns the modules of a plan into units that rest in shards, one after the
-// other.
+// Makes sharded units of the modules of a plan, one after the other.
 #ifndef FSDP_SETUP_SHARDER_H_
 #define FSDP_SETUP_SHARDER_H_
 
@@ -33,40 +32,40 @@
 namespace fsdp {
 
 // All ranks make the same calls in the order of this list. After an error of
-// anything but MakeOffloadSpace() they are no longer alike.
+// any but MakeOffloadSpace() the ranks are no longer alike.
 class Sharder {
  public:
-  // `options` outlives this object.
+  // `options` must outlive this object.
   Sharder(ShardPlan plan, const comm::Mesh& mesh, const Options& options,
           absl::Duration timeout);
 
   const ShardPlan& plan() const { return plan_; }
 
-  // Decides what rests where, and makes room there. An error is that of all
-  // ranks.
+  // Decides which tier everything rests in, and makes room there. An error is
+  // the same on all ranks.
   absl::Status MakeOffloadSpace(
       const std::shared_ptr<comm::Communicator>& world);
   // Null without Options::offload.
   const std::shared_ptr<OffloadSpace>& offload() const { return space_; }
 
-  // Finds memory that ranks have in common.
+  // Allocates memory that ranks share.
   absl::Status AllocateCommon();
   std::vector<std::unique_ptr<comm::Fence>> TakeFences() {
     return common_.TakeFences();
   }
 
-  // Of each unit of the plan, in its order.
+  // Shards a unit. Call it for each unit of the plan, in its order.
   absl::StatusOr<RuntimeUnit> Shard(const PlannedUnit& planned);
 
-  // What is in no unit. Rank 0's buffers everywhere; each rank's own values of
-  // what is ignored.
+  // Finishes what is in no unit: buffers get rank 0's values everywhere, and
+  // ignored parameters keep each rank's own.
   absl::Status FinishRest(torch::nn::Module& root);
 
  private:
   GradientBufferOptions GradientsOf(const PlannedUnit& planned,
                                     const FlatKind& kind) const;
   absl::StatusOr<std::vector<RestingFlat>> RestingFlats();
-  // The CPU without parameters.
+  // Returns the CPU for a model without parameters.
   c10::Device DeviceOfModel() const;
 
   absl::StatusOr<std::unique_ptr<flat_param::FlatParameter>> MakeFlat(
@@ -82,7 +81,7 @@ class Sharder {
                      const flat_param::FlatLayout& layout,
                      bool is_broadcast) const;
 
-  // Whether this rank's values are the ones that count.
+  // Returns whether this rank's values are the ones that count.
   bool has_values() const;
   absl::Status BroadcastBuffers();
   absl::Status Broadcast(const at::Tensor& tensor, const std::string& what);
@@ -96,7 +95,7 @@ class Sharder {
   std::shared_ptr<OffloadSpace> space_;  // null: nothing is offloaded
   CommonFlats common_;
   static constexpr int kNoPiece = -1;
-  std::vector<int> pieces_;  // of common_, for each flat parameter
+  std::vector<int> pieces_;  // of common_, by flat parameter
   int next_flat_ = 0;
 };
 

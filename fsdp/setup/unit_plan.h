@@ -11,8 +11,8 @@
 
 namespace fsdp {
 
-// One place of the module tree. A module registered under several parents
-// appears once per place, each time with the same identity.
+// One place of the module tree. A module that is registered under several
+// parents has a place for each, all with the same identity.
 struct ModuleNode {
   std::string path;  // "blocks.0", "" for the root
   int parent;        // index of a node, -1 for the root
@@ -35,8 +35,8 @@ struct OwnedParameter {
 struct Unit {
   std::string name;  // path of its module where that first appears
   int module;        // index of that node
-  // Index of the nearest unit that surrounds every place of this one; -1 for
-  // the root. Smaller than the unit's own index.
+  // Index of the innermost unit that surrounds every place of this one, which
+  // is smaller than the unit's own; -1 for the root.
   int parent;
   std::vector<OwnedParameter> parameters;  // in order of first use; may be none
 };
@@ -44,23 +44,24 @@ struct Unit {
 struct UnitPlan {
   std::vector<Unit> units;  // in pre-order, the root first
 
-  // For people: the units as an indented tree with the names they own.
+  // Returns the units as an indented tree with the names that they own, for
+  // people.
   std::string ToString() const;
 };
 
-// Name of a unit in messages: its path, "root" for the root.
+// Returns the name of a unit in messages: its path, or "root".
 std::string DisplayName(const Unit& unit);
 
 // Gives each parameter to the innermost unit that surrounds all its uses, at
 // every place of the modules that use it, so that it is gathered whenever one
 // of them runs. Units that own nothing stay in the plan.
 //
-// `modules` are in pre-order; the first is the root and a unit. `uses` are in
-// the order in which parameters shall lie in their unit. A shared module's uses
-// may be listed for one or for all of its places.
-// InvalidArgument: a malformed tree, nodes of one module that disagree on being
-// a unit, a module inside itself, a use of an unknown module, a name listed
-// twice, or no parameters at all.
+// `modules` are in pre-order, and the first is the root and a unit. `uses` are
+// in the order in which parameters will lie in their unit. A shared module's
+// uses may be listed for one or for all of its places. InvalidArgument: the
+// tree is malformed, nodes of one module disagree on being a unit, a module is
+// inside itself, a use has an unknown module, a name is listed twice, or there
+// are no parameters.
 absl::StatusOr<UnitPlan> PlanUnits(absl::Span<const ModuleNode> modules,
                                    absl::Span<const ParameterUse> uses);
 

@@ -1,9 +1,8 @@
 // Sees LibTorch's operators before they run.
 //
-// at::RecordFunction, the mechanism of profilers, calls back at the start of
-// every operator that the dispatcher runs, those inside other operators and
-// those of backward included, and before the operator's autograd kernel looks
-// at its inputs.
+// It uses at::RecordFunction, the mechanism of profilers, which calls back
+// before every operator that the dispatcher runs, also those inside other
+// operators and those of backward, and before autograd looks at its inputs.
 #ifndef FSDP_TRANSPARENT_OP_OBSERVER_H_
 #define FSDP_TRANSPARENT_OP_OBSERVER_H_
 
@@ -26,31 +25,32 @@ namespace fsdp {
 class OpListener {
  public:
   virtual ~OpListener() = default;
-  // An operator is about to run in the calling thread, and inputs of it look
-  // into storages of `units`, each listed once. `nested`: it runs inside
-  // another operator, which may have read the addresses of its own inputs
-  // already. Must not throw: LibTorch logs what a callback throws and goes on.
+  // An operator is about to run on the calling thread, and inputs of it look
+  // into storages of `units`, each listed once. `nested` says that it runs
+  // inside another operator, which may have read the addresses of its own
+  // inputs already. Must not throw: LibTorch only logs what a callback throws.
   virtual void OnOperator(absl::Span<const int> units, bool nested) = 0;
-  // The same operator, as by its schema, is about to write to the values of
-  // `tensor`, an input that looks into a storage of `unit`. After
-  // OnOperator(), for each such input. Must not throw.
+  // The same operator, according to its schema, is about to write to the values
+  // of `tensor`, an input that looks into a storage of `unit`. Called after
+  // OnOperator() for each such input. Must not throw.
   virtual void OnWrite(const at::Tensor& tensor, int unit) = 0;
 };
 
-// What a flat_param::GuardedStorage is tagged with to be seen.
+// The tag that makes a flat_param::GuardedStorage visible to observers.
 struct StorageTag {
   OpListener* listener;
   int unit;
 };
 
-// The tag of the storage `tensor` looks into; null where there is none.
+// Returns the tag of the storage that `tensor` looks into; null if there is
+// none.
 const StorageTag* TagOf(const at::Tensor& tensor);
 
-// While one is alive, the listeners of tagged storages are told of operators of
-// the thread that has made it, and of threads that take over its LibTorch state
-// meanwhile: those of backward and of torch::jit::fork. Costs every operator of
-// the thread up to a microsecond (//benchmarks:transparent_benchmark). Destroy
-// it in its own thread, or that thread goes on paying.
+// While one lives, listeners of tagged storages are told of operators on the
+// thread that has made it, and on threads that take over its LibTorch state
+// meanwhile: those of backward and of torch::jit::fork. Each operator of the
+// thread costs up to a microsecond more (//benchmarks:transparent_benchmark).
+// Destroy it on its own thread, or that thread keeps the cost.
 class OpObserver {
  public:
   OpObserver();
@@ -62,15 +62,14 @@ class OpObserver {
   const std::thread::id thread_;
 };
 
-// Finds writes to unsharded parameters that no version counter tells of, such
-// as weight.data().clamp_(-1, 1) in a forward. What becomes of them would
-// depend on where unsharded parameters lie: lost with a copy, kept for all
-// ranks where memory is shared.
-
-// Watches the operators of each unit's first forward with grad and without, in
-// training mode and out of it: a model that writes to parameters does it every
-// time, and later forwards cost nothing. The operator fails, and the forward is
-// refused as one that modifies a parameter in place.
+// Finds writes to whole parameters that no version counter shows, such as
+// weight.data().clamp_(-1, 1) in a forward. Such a write would be lost in a
+// copy, but kept for all ranks in shared memory. The operator fails, and the
+// forward is refused as one that modifies a parameter in place.
+//
+// It watches the operators of each unit's first forward with grad and without,
+// in training mode and out of it. A model that writes to parameters does so
+// every time, and later forwards cost nothing.
 class WriteWatch final : public UnitObserver, private OpListener {
  public:
   // `model` owns the new object.

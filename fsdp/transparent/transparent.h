@@ -1,16 +1,16 @@
-// Units without fsdp::Forward: finds out from the operators that run when a
-// unit of an unmodified model begins and ends its forward and its backward.
+// Units without fsdp::Forward: the operators that run tell when a unit of an
+// unmodified model begins and ends its forward and its backward.
 //
 // While a forward of the root is under way, the first operator that takes a
-// unit's parameter, or a view of one, begins the unit's forward: it is gathered
-// and gets a fresh Unit node before the operator looks at the parameter. The
-// forward ends when an operator takes a parameter of a unit that is not around
-// it, or with the forward around it. What comes after that is a new use, with
-// its own gather, node and reduction.
+// unit's parameter, or a view of one, begins the unit's forward: the unit is
+// gathered and gets a new Unit node before the operator looks at the parameter.
+// The forward ends when an operator takes a parameter of a unit that is not
+// inside this one, or with the forward around it. What comes later is a new
+// use, with its own gather, node and reduction.
 //
-// Nothing tells a unit's output from other tensors, so there are no exits: in
-// backward a unit is gathered when an operator takes its parameter, not at
-// all if none does. Its Unit node ends the backward; that of a unit with
+// Nothing tells a unit's output from other tensors, so there are no exits:
+// backward gathers a unit when an operator takes its parameter, or never if
+// none does. Its Unit node ends the backward; the backward of a unit with
 // nothing trainable ends as its forward does.
 #ifndef FSDP_TRANSPARENT_TRANSPARENT_H_
 #define FSDP_TRANSPARENT_TRANSPARENT_H_
@@ -38,12 +38,12 @@
 namespace fsdp {
 
 // Adds the events of one model's transparent uses to those that fsdp::Forward
-// and autograd report. Errors cannot leave an operator's callback: they are
-// kept, and returned by the next event or by TakeFailure(). The operator itself
-// fails where it needs memory that is not there.
+// and autograd report. Errors cannot leave an operator's callback, so the next
+// event or TakeFailure() returns them. An operator that needs memory that is
+// not there fails itself.
 class TransparentUnits final : public UnitObserver, private OpListener {
  public:
-  // `model` owns the new object. parents[i]: the unit around unit i, -1 for
+  // `model` owns the new object. parents[i] is the unit around unit i, -1 for
   // the root's.
   TransparentUnits(ShardedModel* model, std::vector<int> parents);
   ~TransparentUnits() override;
@@ -67,17 +67,18 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   struct OpenForward {
     int unit;
     bool is_transparent;
-    bool expects_backward;  // a transparent one, of the graph it records
+    bool expects_backward;  // for a transparent one, by the graph that it
+                            // records
   };
   struct UnitState {
     StorageTag tag;
     int forwards = 0;          // entries of stack_
     bool in_backward = false;  // between PreBackward and PostBackward
-    bool is_frozen = false;    // as of its last transparent use with a graph
-    // Nodes of transparent uses, as far as their graph lives; oldest first.
+    bool is_frozen = false;    // in its last transparent use with a graph
+    // Nodes of transparent uses whose graph lives, the oldest first.
     std::vector<std::weak_ptr<Node>> nodes;
-    // Of a frozen unit: whether it has been used and then read by backward in
-    // this iteration, and in the one before.
+    // For a frozen unit: whether it was used in this iteration, and whether
+    // backward read it after that, in this iteration and in the one before.
     bool used = false;
     bool read_by_backward = false;
     bool was_read_by_backward = true;
@@ -127,15 +128,16 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   const std::vector<int> parents_;
   std::vector<UnitState> units_;
   std::vector<OpenForward> stack_;  // forwards under way, the innermost last
-  // The recomputation under way that units have run in, and how many forwards
+  // The recomputation under way in which units have run, and how many forwards
   // of stack_ are around it.
   const RecomputeScope* recomputation_ = nullptr;
   size_t outer_forwards_ = 0;
-  std::vector<int> frozen_;  // frozen units in backward by an operator
-  // Exits of root forwards that a backward may still come for.
+  std::vector<int>
+      frozen_;  // frozen units whose backward an operator has begun
+  // Exits of root forwards for which a backward may still come.
   std::vector<std::weak_ptr<Node>> graphs_;
   std::optional<OpObserver> observer_;
-  bool acting_ = false;                  // the present event is one of ours
+  bool acting_ = false;                  // the present event is ours
   bool records_graph_ = false;           // of the outermost forward
   std::thread::id thread_;               // of the outermost forward
   std::atomic<bool> in_forward_{false};  // stack_ is not empty
