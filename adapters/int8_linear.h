@@ -8,12 +8,12 @@
 
 namespace fsdp::adapters {
 
-// y = x W^T + bias, W being Unpack(layout, weight) in the dtype of x: [..., in]
-// -> [..., out], as at::linear() computes it. Forward and backward each make W
-// anew and keep nothing of it or of x, so that one matrix exists at a time. The
-// weight gets no gradient; `bias` may be undefined, and gets one if it requires
-// it. Throws StatusError (FailedPrecondition) where the weight is no such
-// bytes, after a module's to(dtype) for example.
+// Returns y = x W^T + bias, [..., in] -> [..., out], as at::linear() computes
+// it, where W is Unpack(layout, weight) in the dtype of x. Forward and backward
+// each make W again and keep neither W nor x, so that one matrix exists at a
+// time. The weight gets no gradient; `bias` may be undefined, and gets one if
+// it requires it. Throws StatusError (FailedPrecondition) if the weight is not
+// such bytes, for example after a module's to(dtype).
 at::Tensor Int8Linear(const Int8Rows& layout, const at::Tensor& x,
                       const at::Tensor& weight, const at::Tensor& bias);
 

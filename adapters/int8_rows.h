@@ -1,5 +1,5 @@
-// Rows of numbers as bytes, int8 with one scale for each block of a row. An
-// int8 base keeps its weights so.
+// Rows of numbers as bytes, int8 with one scale for each block of a row, which
+// is how an int8 base keeps its weights.
 #ifndef ADAPTERS_INT8_ROWS_H_
 #define ADAPTERS_INT8_ROWS_H_
 
@@ -16,8 +16,8 @@ namespace fsdp::adapters {
 // depends on no other row, so each row of a file can be converted alone.
 struct Int8Rows {
   // Returns a layout with even blocks of at most `most` numbers. The length of
-  // a row tells how many blocks it has, and so where they begin; rows with
-  // other blocks have another shape.
+  // a row tells its blocks, and so where they begin; rows with other blocks
+  // have another shape.
   static Int8Rows Of(int64_t numel, int64_t most);
 
   int64_t numel = 0;  // at least 1

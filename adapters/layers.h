@@ -26,8 +26,8 @@ const torch::nn::Module& Unwrapped(const torch::nn::Module& module);
 // Returns whether `module` is what FullyShard() was given, or a part of that.
 bool IsSharded(const torch::nn::Module& module);
 
-// InvalidArgument: one of `names` names no module, by IsNamedBy(). The text
-// begins with `what` is done with them.
+// InvalidArgument: one of `names` names no module, by IsNamedBy(). Its text
+// begins with `what`, the purpose of the names.
 absl::Status CheckNames(const torch::nn::Module& module,
                         const std::vector<std::string>& names,
                         absl::string_view what);

@@ -35,13 +35,12 @@ class FactorImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Factor);
 
-// A torch::nn::Linear with the same parameters, for models to use instead of
-// it. With an adapter (LoRA: Hu et al. 2021, arXiv:2106.09685) it computes
+// A torch::nn::Linear with the same parameters, for models to use instead. With
+// an adapter (LoRA: Hu et al. 2021, arXiv:2106.09685) it computes
 //   y = x W^T + b + scale * dropout(x) A^T B^T,
 // where A is the parameter "lora_A.weight" [rank, in] and B "lora_B.weight"
-// [out, rank]. A begins as random as a Linear's weight and B begins as zero, so
-// the adapter changes nothing until it has learned. The names are those of
-// Python's PEFT.
+// [out, rank], as Python's PEFT names them. A begins as random as a Linear's
+// weight and B as zero, so the adapter changes nothing until it has learned.
 class LinearImpl : public torch::nn::LinearImpl {
  public:
   using torch::nn::LinearImpl::LinearImpl;
@@ -59,14 +58,14 @@ class LinearImpl : public torch::nn::LinearImpl {
   // weight becomes numbers again.
   void Merge();
 
-  // Makes the weight int8 and freezes it; call it at most once. At most `block`
+  // Makes the weight int8 and frozen; call it at most once. At most `block`
   // numbers of a row share a scale. The parameter "weight" becomes Pack() of
   // its value, uint8 [out, bytes of a row], and the layer computes as
-  // Int8Linear() does.
+  // Int8Linear().
   void Quantize(int64_t block);
   // Returns the layout of an int8 weight; unset if the weight is numbers.
   const std::optional<Int8Rows>& int8_rows() const { return int8_rows_; }
-  // Returns the weight that the layer computes with, [out, in], in `dtype`.
+  // Returns the weight in `dtype`, [out, in].
   at::Tensor WeightIn(c10::ScalarType dtype) const;
 
  private:

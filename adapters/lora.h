@@ -1,6 +1,6 @@
 // Adds low-rank adapters (LoRA) to a model whose linear layers are
-// adapters::Linear (linear.h). About a thousandth of the parameters is trained,
-// and only that has gradients, optimizer states and reductions.
+// adapters::Linear. About a thousandth of the parameters is trained, and only
+// that has gradients, optimizer states and reductions.
 //
 //   fsdp::adapters::LoraConfig config;
 //   config.targets = {"q_proj", "v_proj"};
@@ -19,28 +19,27 @@
 
 namespace fsdp::adapters {
 
-// Adds an adapter to each adapters::Linear that config.targets name, and
-// freezes all parameters except the factors and those of config.trained_whole.
-// The first factors are drawn from the default generator. Call it before
-// FullyShard(), within a DeferredInit or outside. It changes nothing when it
-// fails. InvalidArgument: Check() refuses `config`; no module has a name that
-// it lists; a target is no adapters::Linear; a module to train whole has a
-// weight that QuantizeBase() has made int8. FailedPrecondition: the model is
-// sharded or has adapters.
+// Adds an adapter to each adapters::Linear that config.targets name, its first
+// factor drawn from the default generator, and freezes all parameters except
+// the factors and config.trained_whole's. Call it before FullyShard(), within a
+// DeferredInit or outside. After an error nothing has changed. InvalidArgument:
+// Check() refuses `config`; it names no module, or a target that is no
+// adapters::Linear; a module to train whole has an int8 weight
+// (QuantizeBase()). FailedPrecondition: the model is sharded or has adapters.
 absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config);
 
 // Returns whether the parameter of that name is a factor of an adapter.
 bool IsFactor(absl::string_view parameter);
 
 // Adds what the adapters have learned to the weights, in the weights' dtype,
-// and makes their second factors zero. The model computes the same, up to
-// rounding, and its weights are those of a model without adapters. Do not go on
-// with the optimizer afterwards. `module` is what FullyShard() has returned, or
-// any module that is not sharded. Sharded units are merged one after the other,
-// with all factors in memory; the call is then collective. Adapted weights of
-// an int8 base get the dtype that they had as numbers. FailedPrecondition: the
-// module has no adapters, is part of a sharded one, or is sharded with an int8
-// base, whose shards have no room for numbers.
+// and makes their second factors zero: the model computes the same, up to
+// rounding, and its weights are those of a model without adapters. The
+// optimizer must not go on afterwards. `module` is FullyShard()'s result,
+// merged unit by unit with all factors in memory (collective), or any module
+// that is not sharded. Adapted weights of an int8 base get the dtype that they
+// had as numbers. FailedPrecondition: the module has no adapters, is part of a
+// sharded one, or is sharded with an int8 base, whose shards have no room for
+// numbers.
 absl::Status MergeLora(torch::nn::Module& module);
 
 }  // namespace fsdp::adapters

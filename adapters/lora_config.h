@@ -37,15 +37,14 @@ struct LoraConfig {
   // Modules that are trained whole; names as in `targets`.
   std::vector<std::string> trained_whole = {};
   // For readers of the file: where the base model comes from, and what PEFT
-  // takes it for, such as "CAUSAL_LM" for a model with which transformers
-  // generates.
+  // takes it for ("CAUSAL_LM" if transformers generates with it).
   std::string base_model = {};
   std::string task_type = {};
 
   double Scale() const;
-  // Returns whether the module of that name is a target; not for kAllLinear.
+  // Returns whether `name` is a target's; not for kAllLinear.
   bool IsTarget(absl::string_view name) const;
-  // Returns this configuration with the rank and alpha of that layer.
+  // Returns this configuration with that layer's rank and alpha.
   LoraConfig Of(absl::string_view layer) const;
 };
 

@@ -34,10 +34,10 @@ struct Int8Options {
 // within a DeferredInit or outside; weights that have no values yet get them as
 // int8.
 //
-// It changes nothing when it fails. InvalidArgument: `block` is out of range;
-// no module has a name in `kept`; no layer is left; another module has the same
-// weight; a weight has a NaN or an infinity. FailedPrecondition: the model is
-// sharded, has adapters or is int8 already.
+// After an error nothing has changed. InvalidArgument: `block` is out of range;
+// no module has a name in `kept`; no layer is left; another module has the
+// weight too; a weight has a NaN or an infinity. FailedPrecondition: the model
+// is sharded, has adapters or is int8 already.
 absl::Status QuantizeBase(torch::nn::Module& module,
                           const Int8Options& options = Int8Options());
 

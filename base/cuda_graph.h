@@ -11,11 +11,9 @@
 
 namespace fsdp {
 
-// Returns a graph that is an at::cuda::CUDAGraph. A capture restricts only the
-// thread that makes it to what CUDA allows meanwhile; the threads of autograd
-// and NCCL go on beside it. Random numbers of the default generator differ from
-// replay to replay, as from step to step. InvalidArgument: `device` is not a
-// GPU.
+// Makes a graph that is an at::cuda::CUDAGraph. A capture restricts only its
+// own thread; the threads of autograd and NCCL go on. Replays draw new random
+// numbers from the default generator. InvalidArgument: `device` is not a GPU.
 absl::StatusOr<std::unique_ptr<DeviceGraph>> MakeCudaGraph(c10::Device device);
 
 }  // namespace fsdp

@@ -28,20 +28,19 @@ void Synchronize(c10::Device device);
 // A point in the work of a stream. Used by one thread at a time.
 class DeviceEvent {
  public:
-  // An event that was never recorded is done.
+  // An event that was not recorded is done.
   DeviceEvent() = default;
 
   // Records the point that the current stream of `device` has reached, and
-  // forgets the former one. It is cheap if the event was used before.
+  // forgets the former one. Recording again is cheap.
   void Record(c10::Device device);
 
   // The same for `stream`, which need not be current.
   void Record(const c10::Stream& stream);
 
-  // Makes later work of the device's current stream wait for the point. The
-  // host does not wait.
+  // Makes the current stream's later work wait for the point, and not the host.
   void BlockCurrentStream() const;
-  // The same for `stream`, which is one of the recorded event's device.
+  // The same for `stream`, on the event's device.
   void Block(const c10::Stream& stream) const;
 
   bool Done() const;
@@ -58,9 +57,9 @@ class DeviceEvent {
 // nothing to wait for.
 using SharedEvent = std::shared_ptr<const DeviceEvent>;
 
-// A stream beside the one that computes. A device's pool may give the same
-// stream twice, which orders its work more than necessary. Used by one thread
-// at a time.
+// A stream beside the one that computes. A device's pool may give one stream to
+// several, whose work is then ordered more than asked. Used by one thread at a
+// time.
 class SideStream {
  public:
   enum class Priority { kNormal, kHigh };
@@ -108,26 +107,23 @@ class SideStream {
 //   waits for events from before the capture and, once it is over, for work in
 //   it of a captured stream that the first stream does not wait for in the end
 //
-// There may be one capture of a device at a time. Used by one thread at a time,
-// which during a capture is that of BeginCapture().
-// that of BeginCapture() until the capture is over.
+// A device has one capture at a time. Used by one thread at a time, in a
+// capture by that of BeginCapture().
 class DeviceGraph {
  public:
   DeviceGraph() = default;
   DeviceGraph(const DeviceGraph&) = delete;
   DeviceGraph& operator=(const DeviceGraph&) = delete;
-  // Does what Reset() does. The device must have run the replays, or must free
-  // their memory in order.
+  // Resets. The device must have run the replays, or free their memory in
+  // order.
   virtual ~DeviceGraph() = default;
 
-  // May be called once, or after Reset(). The current stream must not be the
-  // default one.
+  // Call it once, or after Reset(), on a stream that is not the default one.
   virtual absl::Status BeginCapture() = 0;
   // Call it on the stream of BeginCapture(). After an error nothing is
   // captured.
   virtual absl::Status EndCapture() = 0;
-  // Gives all of it to the current stream, which may be any. Call it after
-  // EndCapture().
+  // Gives all of it to the current stream, whichever it is, after EndCapture().
   virtual absl::Status Replay() = 0;
   // Forgets what was captured, even in the middle of a capture.
   virtual void Reset() = 0;

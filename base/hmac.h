@@ -11,8 +11,8 @@ namespace fsdp {
 
 inline constexpr size_t kHmacBytes = 32;
 
-// Returns the HMAC-SHA256 (RFC 2104) of `text` in kHmacBytes. A key may have
-// any length.
+// Returns the HMAC-SHA256 (RFC 2104) of `text`, kHmacBytes. Keys have any
+// length.
 std::string HmacSha256(absl::string_view key, absl::string_view text);
 
 // Compares in a time that does not depend on the strings' content, so that

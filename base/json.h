@@ -41,24 +41,22 @@ class Json {
       : value_(Array(values.begin(), values.end())) {}
 
   // Parses one JSON value. A number without fraction and exponent that fits is
-  // an int64_t, any other a double. InvalidArgument names the byte where the
-  // text is anything else, has invalid UTF-8 or a key twice, or nests deeper
-  // than 64.
+  // an int64_t, any other a double. InvalidArgument names the byte: anything
+  // else, invalid UTF-8, a key given twice, or nesting deeper than 64.
   static absl::StatusOr<Json> Parse(absl::string_view text);
 
-  // Parses large objects: calls `visit` with one member after the other, so
+  // Parses a large object: calls `visit` with one member after the other, so
   // that one is in memory at a time, and ends at the first error of `visit`. It
-  // refuses what Parse() refuses, after it has visited the members before, and
-  // also a text that is no object and a member of more than `max_values`
-  // values. A value takes about 40 times the memory of the shortest text for
-  // one.
+  // refuses what Parse() refuses, after visiting the members before it, a text
+  // that is no object, and a member of more than `max_values` values. A value
+  // takes up to 40 times the memory of its text.
   static absl::Status ParseMembers(
       absl::string_view text, int64_t max_values,
       absl::FunctionRef<absl::Status(std::string key, Json value)> visit);
 
   // Prints on one line. Doubles survive a round trip; those that are not
-  // finite, which JSON cannot express, become null. Bytes that are not UTF-8
-  // become U+FFFD.
+  // finite, which JSON lacks, become null. Bytes that are not UTF-8 become
+  // U+FFFD.
   std::string ToString() const;
 
   // Returns the value if it is of type T (bool, int64_t, double, std::string,
@@ -85,10 +83,10 @@ class Json {
       value_;
 };
 
-// As Json::ParseMembers(), but if the member named `opened` is an object, its
-// members are visited one by one too: `visit` gets the object empty, then
-// `visit_opened` gets each member. `max_values` limits each. Memory: about 100
-// bytes and the key for each member of the two objects, and what is visited.
+// As Json::ParseMembers(), but if the member named `opened` is an object,
+// `visit` gets it empty, and then `visit_opened` each of its members.
+// `max_values` limits each. Memory: about 100 bytes and the key for each member
+// of the two objects, and what is visited.
 absl::Status ParseMembers(
     absl::string_view text, absl::string_view opened, int64_t max_values,
     absl::FunctionRef<absl::Status(std::string key, Json value)> visit,

@@ -11,10 +11,9 @@
 
 namespace fsdp {
 
-// A new file that has a name of its own beside `path` until Publish() renames
-// it to `path`. So `path` never holds half a file; if it is a link, it is
-// replaced and not followed. Without Publish() nothing remains. Errors name
-// `path`.
+// A new file with a name of its own beside `path`. Publish() renames it, so
+// `path` never holds half a file; a link there is replaced, not followed.
+// Without Publish() nothing remains. Errors name `path`.
 class PartialFile {
  public:
   static absl::StatusOr<PartialFile> Create(const std::string& path);
@@ -39,8 +38,8 @@ class PartialFile {
   int descriptor_;
 };
 
-// A file that is written at once, later. Open it before a long computation, so
-// that it reports an obstacle before and not after. Thread-compatible.
+// A file that is written as a whole, later. Open it before a long computation
+// to hear of obstacles early. Thread-compatible.
 class OutputFile {
  public:
   // Changes nothing. InvalidArgument: `path` is a directory, or a FIFO that
@@ -50,9 +49,9 @@ class OutputFile {
   OutputFile& operator=(OutputFile&&) = delete;
   ~OutputFile();
 
-  // Writes `contents`. Whatever happens, a file then holds all of them or what
-  // it held before. Devices and pipes are written directly; DeadlineExceeded:
-  // nobody has taken any of it for `patience`.
+  // Writes `contents`; a file holds all of them or what it held before. Devices
+  // and pipes are written directly; DeadlineExceeded: nobody has taken any of
+  // it for `patience`.
   absl::Status Write(absl::string_view contents,
                      absl::Duration patience = absl::Seconds(30));
 
@@ -79,9 +78,9 @@ absl::StatusOr<int> OpenToRead(const std::string& path);
 // Reads the file. InvalidArgument also if it has more than a GiB.
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path);
 
-// While this lives, a write of this thread beyond the limit on the size of
-// files (`ulimit -f`) fails with EFBIG. Without it SIGXFSZ would end the
-// process without a word. Threads that are started meanwhile inherit it.
+// While this lives, a write of this thread beyond the limit on file sizes
+// (`ulimit -f`) fails with EFBIG; without it SIGXFSZ ends the process without a
+// word. Threads that are started meanwhile inherit it.
 class FileSizeErrors {
  public:
   FileSizeErrors();

@@ -12,9 +12,9 @@
 
 namespace fsdp {
 
-// Runs `body` on a new thread. ResourceExhausted: the system starts none; the
-// error tells the `purpose` ("to connect") and the limits. `body` is then
-// dropped without having run.
+// Runs `body` on a new thread. ResourceExhausted: the system starts none, and
+// `body` is dropped; the error tells the `purpose` ("to connect") and the
+// limits.
 absl::StatusOr<std::thread> StartThread(absl::string_view purpose,
                                         absl::AnyInvocable<void() &&> body);
 // Is deleted because the result of `body` would be lost.

@@ -1,5 +1,5 @@
-// The one exception type of this library: an absl::Status for code that cannot
-// return one, such as a module's forward or an autograd node.
+// The library's one exception type: an absl::Status for code that cannot return
+// one, such as a module's forward or an autograd node.
 #ifndef BASE_STATUS_ERROR_H_
 #define BASE_STATUS_ERROR_H_
 

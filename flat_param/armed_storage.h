@@ -11,16 +11,14 @@
 
 namespace fsdp::flat_param {
 
-// Returns a storage of `bytes` without memory. An access to it raises a
-// c10::Error with the text `error`, which should say whose it is and what to
-// do.
+// Returns a storage of `bytes` without memory. An access raises a c10::Error
+// with the text `error`: say whose it is and what to do.
 c10::Storage MakeArmedStorage(int64_t bytes, c10::Device device,
                               const std::string& error);
 
 // Arms or disarms `storage`; the text stays. LibTorch can arm a storage ("throw
-// on any data access") but offers no public way to disarm it, so this sets its
-// two private flags. CheckGuardedStorage() verifies at start-up that they work
-// so.
+// on any data access") but has no public way to disarm it, so this sets two
+// private flags, which CheckGuardedStorage() verifies at start-up.
 void SetArmed(c10::StorageImpl& storage, bool armed);
 
 }  // namespace fsdp::flat_param

@@ -26,16 +26,16 @@ struct NamedParameter {
   std::vector<at::Tensor> tensors;  // never empty
 };
 
-// Lays `parameters` out in a flat parameter. Sizes and strides stay if the
-// parameter is dense; others are made contiguous. The layout is aligned for
-// `narrowest`, the smaller of the dtypes that the flat parameter will have.
+// Lays `parameters` out in a flat parameter. Dense ones keep sizes and strides;
+// others are made contiguous. `narrowest` is the smaller of the dtypes that the
+// flat parameter will have, for the alignment.
 absl::StatusOr<FlatLayout> LayoutOf(
     const std::vector<NamedParameter>& parameters, at::ScalarType narrowest,
     int world_size);
 
-// Returns `value` as 1-D in the parameter's storage order, unknown to autograd.
-// `value` has the parameter's sizes, any strides, and may be sparse. It is
-// copied only if its strides differ.
+// Returns `value`, of the parameter's sizes and any strides or sparse, as 1-D
+// in the parameter's storage order, unknown to autograd. It is copied only if
+// the strides differ.
 at::Tensor StorageOrderOf(const at::Tensor& value, const ParameterSpec& spec);
 
 // The dtype of the whole parameters.
@@ -44,18 +44,18 @@ enum class Precision {
   kFull,     // the dtype of the shard
 };
 
-// Returns whether `range`, a 1-D part of a parameter, has no values, as
-// Flatten() marks it. Reads all of it unless it is floating-point.
+// Returns whether Flatten() has left `range`, a 1-D part of a parameter,
+// without values. Reads all of it unless it is floating-point.
 bool HasNoValues(const at::Tensor& range);
 
-// Does not communicate: the caller gathers into its own memory and hands that
-// in. Not thread-safe.
+// Does not communicate: callers gather into their own memory and hand that in.
+// Not thread-safe.
 class FlatParameter {
  public:
-  // Copies `parameters` (of one floating-point dtype and device) into a new
-  // tensor of layout.padded_numel() elements, with zeros as padding. `value_of`
-  // returns the values of a tensor, for example the tensor itself, which are
-  // dropped after use; if undefined, the part is marked for HasNoValues().
+  // Copies `parameters` (one floating-point dtype, one device) into a new
+  // tensor of layout.padded_numel() elements, with zero padding. `value_of`
+  // returns the values of a tensor, perhaps itself, which are dropped after
+  // use; undefined: there are none (HasNoValues()).
   static at::Tensor Flatten(
       const std::vector<NamedParameter>& parameters, const FlatLayout& layout,
       absl::FunctionRef<at::Tensor(const at::Tensor&)> value_of);
@@ -65,11 +65,11 @@ class FlatParameter {
   }
 
   // Takes this rank's part of `flat` (from Flatten(), maybe broadcast) as the
-  // shard, and makes the tensors of `parameters` look into the storage of the
-  // whole, which is empty. They keep identity, sizes and strides and get
-  // `compute_dtype`; any access to them raises `error_if_freed`. `flat` may be
-  // dropped afterwards. `rest`, if defined, is the memory for the shard: 1-D,
-  // layout.shard_numel(), of the dtype of `flat`.
+  // shard, and makes the tensors of `parameters` look into the empty storage of
+  // the whole. They keep identity, sizes and strides and get `compute_dtype`;
+  // any access raises `error_if_freed`. `flat` may then be dropped. `rest`, if
+  // defined, is memory for the shard: 1-D, layout.shard_numel(), of the dtype
+  // of `flat`.
   FlatParameter(std::vector<NamedParameter> parameters, FlatLayout layout,
                 const at::Tensor& flat, int rank, at::ScalarType compute_dtype,
                 const std::string& error_if_freed,
@@ -83,14 +83,14 @@ class FlatParameter {
   int num_parameters() const { return layout_.num_parameters(); }
   const NamedParameter& parameter(int i) const { return parameters_[i]; }
 
-  // 1-D with layout().shard_numel() elements; lives as long as this object.
+  // 1-D, layout().shard_numel() elements; lives as long as this object.
   const at::Tensor& shard() const { return shard_; }
-  // A leaf over this rank's part of parameter i, which an optimizer updates. It
-  // is 1-D, maybe empty, and the same object every time.
+  // A leaf over this rank's part of parameter i, for an optimizer to update:
+  // 1-D, maybe empty, the same object every time.
   const at::Tensor& ShardSlice(int i) const { return slices_[i]; }
 
-  // Sets the dtype of the whole parameters, kCompute at first. Call it only
-  // while empty. Tensors keep their identity.
+  // Sets the dtype of the whole parameters, kCompute at first, while empty.
+  // Tensors keep their identity.
   void SetPrecision(Precision precision);
   Precision precision() const { return precision_; }
   at::ScalarType unsharded_dtype() const {
@@ -100,8 +100,8 @@ class FlatParameter {
   // This and all below depend on the present precision.
   int64_t unsharded_bytes() const { return storage().bytes(); }
   bool filled() const { return storage().filled(); }
-  // Fills the storage with `memory`, which holds the gathered flat parameter in
-  // at least unsharded_bytes() of uint8, and is kept until Empty().
+  // Fills the storage with `memory`: the gathered flat parameter, uint8, at
+  // least unsharded_bytes(). It is kept until Empty().
   void Fill(at::Tensor memory);
   void Empty();
   // Returns `memory` as the flat parameter: 1-D, padded_numel(),
@@ -111,28 +111,26 @@ class FlatParameter {
   // AsFlat() of the memory that Fill() was given; only while filled.
   at::Tensor Unsharded() const { return AsFlat(memory_); }
 
-  // Makes the tensors look into `flat` until BindToStorage(). `flat` is 1-D
-  // with padded_numel() elements of dtype(), and may be on another device. Call
-  // it only while empty.
+  // Makes the tensors look into `flat` until BindToStorage(), while empty.
+  // `flat` has dim 1, padded_numel() elements and dtype(), and may be on
+  // another device.
   void BindTo(const at::Tensor& flat);
   void BindToStorage() { Bind(); }
 
-  // Returns parameter i as it lies in `flat`, a tensor of padded_numel()
-  // elements.
+  // Returns parameter i in `flat`, a tensor of padded_numel() elements.
   at::Tensor ViewOf(const at::Tensor& flat, int i) const;
 
-  // Sets what TagOf() returns for tensors that look into the storage of the
-  // whole, of either precision.
+  // Sets what TagOf() returns for tensors in the storage of the whole, of
+  // either precision.
   void SetTag(const void* tag);
 
-  // Returns whether `tensor` looks into this flat parameter's storage of the
-  // whole.
+  // Returns whether `tensor` looks into the storage of the whole.
   bool Owns(const at::Tensor& tensor) const;
   // Returns the parameter in which `tensor` begins; Owns(tensor) must hold.
   int IndexOf(const at::Tensor& tensor) const;
   // FailedPrecondition: a parameter no longer looks into the storage, because
-  // the module was moved or converted or its data was replaced; or a slice no
-  // longer looks into the shard.
+  // the module was moved or converted or its data was replaced; or a slice of
+  // the shard no longer into the shard.
   absl::Status CheckBinding() const;
 
  private:

@@ -81,7 +81,7 @@ class FlattenParamsWrapperBase : public WrapperModule {
   // there are no parameters and while they are unflattened. Freeze it by
   // set_requires_grad(false).
   at::Tensor flat_param() const;
-  // Returns whether there are parameters, flattened or not.
+  // Returns whether there are any, flattened or not.
   bool has_params() const { return num_params_managed() > 0; }
   // Tied parameters count once.
   int num_params_managed() const { return layout().num_parameters(); }
@@ -104,8 +104,7 @@ class FlattenParamsWrapperBase : public WrapperModule {
   // or has another number of elements.
   absl::Status SetFlatData(const at::Tensor& flat_data);
 
-  // These override Module. Archives have the wrapped module's own names, so
-  // they do not tell whether there is a wrapper.
+  // Archives have the wrapped module's own names, as if there were no wrapper.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
   // NOLINTBEGIN(google-default-arguments): as LibTorch declares them.
@@ -223,9 +222,9 @@ class FlattenParamsWrapper
 };
 
 // Flattens the parameters of `module`. While the wrapper lives, `module` cannot
-// be cloned or saved by itself; afterwards it has its parameters back. For
-// several groups of parameters, put several wrappers around one another. Errors
-// are those of FlattenedModule::Create().
+// be cloned or saved by itself; then it has its parameters back. Put several
+// wrappers around one another for several groups of parameters. Errors are
+// those of FlattenedModule::Create().
 template <typename M>
 absl::StatusOr<FlattenParamsWrapper<M>> FlattenParams(
     std::shared_ptr<M> module,

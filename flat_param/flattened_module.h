@@ -23,35 +23,33 @@
 namespace fsdp::flat_param {
 
 struct FlattenOptions {
-  // Selects parameters by their names. Without it all parameters are selected
-  // that no wrapper inside the module has flattened.
+  // Selects parameters by name; without it, all that no wrapper inside the
+  // module has flattened.
   std::function<bool(const std::string& name, const at::Tensor& parameter)>
       select;
 
-  // Values for the flat parameter instead of the parameters' own, for example
-  // those of another wrapper's flat_param(). They are copied.
+  // Values for the flat parameter instead of the parameters' own, such as
+  // another wrapper's flat_param(). They are copied.
   at::Tensor flat_data;
 
-  // Without this, a module is refused if something else refers to every one of
-  // its parameters: that is usually an optimizer, which would then train
-  // nothing.
+  // Without this, a module is refused if something else refers to every
+  // parameter: usually an optimizer, which would then train nothing.
   bool allow_outside_references = false;
 };
 
 // While flattened, the parameters keep their tensor objects, which the module's
-// members and dictionary share, but are taken out of the dictionaries. Each
-// looks into the flat parameter's memory, and its autograd edge leads to a node
-// that puts the gradients of all together into the gradient of the flat
-// parameter.
+// members share, and leave its dictionaries. Each looks into the flat
+// parameter's memory, and its autograd edge leads to a node that puts all
+// gradients together into that of the flat parameter.
 //
 // Between Unflatten() and Flatten() they are registered leaves with gradients
 // of their own. Not thread-safe.
 class FlattenedModule {
  public:
-  // InvalidArgument names parameters: they have two dtypes or devices, some are
-  // frozen and some are not, one is not dense, or two overlap; or flat_data
-  // does not fit. FailedPrecondition: they belong to a sharded unit, an
-  // optimizer seems to hold them, or inference mode is on.
+  // InvalidArgument names parameters: two dtypes or devices, frozen ones among
+  // trainable ones, one that is not dense, or an overlap; or flat_data does not
+  // fit. FailedPrecondition: a sharded unit owns them, an optimizer seems to
+  // hold them, or inference mode is on.
   static absl::StatusOr<std::unique_ptr<FlattenedModule>> Create(
       const std::shared_ptr<torch::nn::Module>& module,
       const FlattenOptions& options);
@@ -72,13 +70,13 @@ class FlattenedModule {
   const FlatLayout& layout() const { return *layout_; }
   bool unflattened() const { return unflattened_; }
 
-  // Call this before every forward, unless unflattened. It follows a flat
-  // parameter that was moved or frozen, and makes a node for this forward.
+  // Call it before every forward, unless unflattened: it follows a flat
+  // parameter that was moved or frozen, and makes this forward's node.
   // FailedPrecondition: a parameter, or the flat one, looks elsewhere.
   absl::Status PreForward();
 
-  // Registers the parameters. They look into `memory` if it is defined;
-  // CheckMemory() must have accepted it.
+  // Registers the parameters, over `memory` if that is defined; CheckMemory()
+  // must have accepted it.
   void Unflatten(const at::Tensor& memory);
   // InvalidArgument: `memory` is not contiguous, or differs from the flat
   // parameter in size, dtype or device.
@@ -96,8 +94,7 @@ class FlattenedModule {
   absl::Status SetValues(const at::Tensor& values);
 
  private:
-  // What a module has registered under a key. It is kept because unregistering
-  // forgets the order.
+  // What a module has registered under a key; unregistering forgets the order.
   struct Entry {
     std::string key;
     int parameter;      // -1: not flattened

@@ -27,13 +27,13 @@ enum class Guarded {
 // is. Not thread-safe.
 class GuardedStorage {
  public:
-  // Makes an empty storage. An access to it while empty raises a c10::Error
-  // with the text `error`, which should say whose it is and what to do.
+  // Empty at first. An access while empty raises a c10::Error with the text
+  // `error`: say whose it is and what to do.
   GuardedStorage(int64_t bytes, c10::Device device, const std::string& error,
                  Guarded kind = Guarded::kUnsharded);
   GuardedStorage(const GuardedStorage&) = delete;
   GuardedStorage& operator=(const GuardedStorage&) = delete;
-  // Tensors may outlive this object; an access to them then raises `error`.
+  // Tensors may outlive this object; accesses then raise `error`.
   ~GuardedStorage();
 
   // `data` has at least bytes(), stays valid until Empty(), and is not owned.

@@ -48,16 +48,16 @@ struct Slice {
 // rank out of range stops the program.
 class FlatLayout {
  public:
-  // The default alignment: each parameter and each shard begins at a multiple
-  // of it in a buffer that does, so that vector instructions and collectives
-  // run at full speed.
+  // By default each parameter and shard begins at a multiple of this, in a
+  // buffer that does, so that vector instructions and collectives run at full
+  // speed.
   static constexpr int64_t kAlignmentBytes = 16;
 
-  // Lays out `parameters`, maybe none, in their order. The caller lists tied
-  // parameters once. `element_size` is in bytes. An alignment of 1 leaves no
-  // padding between parameters. InvalidArgument names the parameter: it has a
-  // negative size, not one stride for each size, gaps or overlaps, or another's
-  // name; or the layout exceeds int64_t bytes. InvalidArgument also for an
+  // Lays out `parameters`, maybe none, in their order. Tied parameters must be
+  // listed once. `element_size` is in bytes. An alignment of 1 leaves no
+  // padding between parameters. InvalidArgument names a parameter: a negative
+  // size, not one stride for each size, gaps or overlaps, or a name listed
+  // twice; or the layout exceeds int64_t bytes. InvalidArgument also for an
   // element_size, world_size or alignment_bytes below 1.
   static absl::StatusOr<FlatLayout> Create(
       std::vector<ParameterSpec> parameters, int64_t element_size,

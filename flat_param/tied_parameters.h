@@ -43,8 +43,8 @@ class TiedParameters {
   std::map<View, int> views_;
 };
 
-// Returns the indices of two of `tensors` of which one begins between the first
-// and the last element of the other; nullopt if there are none. Empty tensors
+// Returns the indices of two of `tensors`, one of which begins between the
+// other's first and last element; nullopt if there are none. Empty tensors
 // share nothing.
 std::optional<std::pair<size_t, size_t>> FindOverlap(
     const std::vector<at::Tensor>& tensors);

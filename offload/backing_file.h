@@ -22,15 +22,15 @@ namespace fsdp::offload {
 // this process's user, and can be written by nobody else.
 class BackingFile {
  public:
-  // Makes a file without a name. If the file system has none, the name is
-  // removed right after the file is made.
+  // Makes a file without a name. If the file system has none, it loses its name
+  // right away.
   static absl::StatusOr<BackingFile> Scratch(SystemCalls& system,
                                              const std::string& directory);
 
   // Makes a file that gets its name `path` by Publish(), and is gone without
-  // it. AlreadyExists: there is a file; Unavailable: another process goes on
-  // making `path` for longer than `patience`; PermissionDenied or
-  // FailedPrecondition: somebody else has put something there.
+  // it. AlreadyExists; Unavailable: another process is making `path` for longer
+  // than `patience`; PermissionDenied or FailedPrecondition: somebody has put
+  // another thing there.
   static absl::StatusOr<BackingFile> New(SystemCalls& system,
                                          const std::string& path,
                                          absl::Duration patience);

@@ -22,8 +22,8 @@ struct FileHeader {
   std::string owner;
 
   std::string Encode() const;  // kHeaderBytes long
-  // DataLoss: Encode() did not return these bytes; FailedPrecondition: another
-  // version's did.
+  // DataLoss: the bytes are not Encode()'s; FailedPrecondition: they are
+  // another version's.
   static absl::StatusOr<FileHeader> Decode(absl::string_view bytes);
 };
 
@@ -48,8 +48,8 @@ struct CommitRecord {
   std::vector<Region> regions;
 
   std::string Encode() const;
-  // Ignores bytes after the record. DataLoss: the bytes are no complete record
-  // of this file; they may be torn.
+  // Ignores bytes after the record. DataLoss: it is not a complete record of
+  // this file; it may be torn.
   static absl::StatusOr<CommitRecord> Decode(absl::string_view bytes,
                                              const FileHeader& header);
 

@@ -8,16 +8,16 @@
 
 namespace fsdp::offload {
 
-// Gives out pieces of [0, capacity), each from the first free piece that is
-// large enough. A value type; thread-compatible.
+// Gives out pieces of [0, capacity), the first that is large enough. A value
+// type; thread-compatible.
 class Extents {
  public:
   explicit Extents(int64_t capacity);
 
-  // Returns the start of the piece, or nothing if no free piece is large
-  // enough. A piece of 0 bytes takes no space.
+  // Returns where the piece starts; nothing if no free piece is large enough. 0
+  // bytes take no space.
   std::optional<int64_t> Take(int64_t bytes);
-  // Takes a piece that starts at `offset`; returns false if it is not free.
+  // Takes the piece that starts at `offset`; false if it is not free.
   bool TakeAt(int64_t offset, int64_t bytes);
   // Gives back a piece that was taken.
   void Give(int64_t offset, int64_t bytes);

@@ -26,16 +26,15 @@ struct FileEngineParts {
   std::unique_ptr<IoQueue> queue;
   PageMemory bounce;  // PieceRunner::BounceBytes()
   // For a kept file: its log, the last commit, and the other record that may be
-  // complete, which is of the commit before the last or of an unfinished one.
+  // complete: of the commit before, or of an unfinished one.
   std::optional<CommitLog> log;
   int64_t commit = 0;
   std::optional<int64_t> other_record;
 };
 
-// Runs a file store's operations in a thread of its own. Blocks, their order
-// and their tables belong to that thread, except while no operation is under
-// way. A flush waits for the operations before it and holds back those after
-// it.
+// Does the operations of a file store in a thread, which alone uses blocks,
+// their order and their tables while an operation is under way. A flush waits
+// for the operations before it and holds back those after it.
 class FileEngine {
  public:
   explicit FileEngine(FileEngineParts parts);
@@ -52,8 +51,7 @@ class FileEngine {
 
  private:
   void Run();
-  // Takes operations that were started since; returns false if there is nothing
-  // left to do.
+  // Takes new operations; returns false if there is nothing left to do.
   bool TakeNew();
   void Admit(std::shared_ptr<FileOperation> operation);
   void Split(const std::shared_ptr<FileOperation>& operation);

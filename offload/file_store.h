@@ -35,35 +35,34 @@ struct StoredRegion;
 
 struct FileStoreOptions {
   std::string directory;
-  // The bytes of all regions together, each counted by StoredBytes(). The file
-  // is as large, and all of it is reserved when the store is made. A store that
-  // can be rolled back takes twice as much, and one that is kept a little more.
+  // Bytes of all regions, each counted by StoredBytes(). The file is as large,
+  // and reserved when the store is made. A store that can be rolled back takes
+  // twice as much, and one that is kept a little more.
   int64_t capacity = 0;
 
-  // The unit in which the file is read, written and checked; a multiple of
-  // kPageBytes. To write less than a block, the store first reads the rest of
-  // it.
+  // What is read, written and checked as one; a multiple of kPageBytes. A
+  // smaller write first reads the rest of its block.
   int64_t block_bytes = int64_t{1} << 20;
-  // The most blocks in flight. The store has as many blocks of memory.
+  // Blocks in flight. The store has as many blocks of memory.
   int queue_depth = 8;
-  // Keeps a CRC32C of each block and compares it with what is read. Without it,
-  // a read reports errors of the device only.
+  // CRC32C of each block, compared with what is read. Without it, a read
+  // reports only errors of the device.
   bool checksums = true;
   // kAutomatic takes io_uring, or threads if the kernel refuses it.
   enum class Queue { kAutomatic, kIoUring, kThreads };
   Queue queue = Queue::kAutomatic;
   bool direct = true;  // use O_DIRECT if the file system has it
 
-  // A store is scratch unless this is set; scratch ends with the process. A
-  // file that is kept has the name `name` and can be reopened at its last
-  // commit, which is the last Flush() that ended well.
+  // Scratch, the default, ends with the process. A kept file has the name
+  // `name` and can be reopened at its last commit, the last Flush() that ended
+  // well.
   bool keep = false;
   std::string name = "offload";
-  // Names the owner ("run 7, rank 3 of 8, exp_avg") in at most 1024 bytes.
-  // Reopen() refuses a file of another owner.
+  // Its owner ("run 7, rank 3 of 8, exp_avg"), at most 1024 bytes. Reopen()
+  // refuses another owner's file.
   std::string owner;
-  // A number that all files of one run share. Make() writes it into the file,
-  // and FileStore::run() returns it; Reopen() does not look at it.
+  // A number that all files of one run share, written into a new file: see
+  // FileStore::run(). Reopen() does not look at it.
   uint64_t run = 0;
   // Allows Rollback() of scratch. A kept file can always be rolled back.
   bool rollback = false;
@@ -84,10 +83,9 @@ struct FileStoreOptions {
 //
 // A process may be killed at any instant: a kept file then holds all of the
 // last commit, or of the one that was being made. The commit before the last
-// one stays until the first write after the last, so that several ranks can
-// agree on a commit that all of them have finished. If a kept file's commit has
-// a region that is erased, its space is free once a Flush() started after
-// Erase() has ended well.
+// stays until the first write after the last, so that several ranks can agree
+// on one that all have finished. The space of erased regions that a commit has
+// is free once a Flush() started after Erase() has ended well.
 class FileStore : public ParamStore {
  public:
   // The bytes of disk, and of `allocator`, that a store with valid options
@@ -95,16 +93,16 @@ class FileStore : public ParamStore {
   static int64_t DiskBytes(const FileStoreOptions& options);
   static int64_t MemoryBytes(const FileStoreOptions& options);
 
-  // Makes a file. InvalidArgument: impossible options; ResourceExhausted: too
-  // little space, with the bytes needed and available; AlreadyExists: there is
-  // a file of that name to keep; NotFound, PermissionDenied and Unavailable.
+  // Makes a file. InvalidArgument: impossible options; ResourceExhausted, with
+  // the bytes needed and available; AlreadyExists: a kept file; NotFound,
+  // PermissionDenied, Unavailable.
   static absl::StatusOr<std::unique_ptr<FileStore>> Make(
       const FileStoreOptions& options);
 
-  // Opens a kept file at its last commit, or at `commit`, which drops later
-  // ones. The file decides capacity, block size, checksums and max_regions.
-  // NotFound; FailedPrecondition: the file has another owner or lacks the
-  // commit; DataLoss: it was cut off or changed; Unavailable.
+  // Opens a kept file at its last commit, or at `commit`, dropping later ones.
+  // The file decides capacity, block size, checksums and max_regions. NotFound;
+  // FailedPrecondition: another owner's file, or no such commit; DataLoss: it
+  // was cut off or changed; Unavailable.
   static absl::StatusOr<std::unique_ptr<FileStore>> Reopen(
       const FileStoreOptions& options,
       std::optional<int64_t> commit = std::nullopt);

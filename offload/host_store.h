@@ -27,9 +27,8 @@ namespace fsdp::offload {
 class HostStore : public ParamStore {
  public:
   // Makes a store for `capacity` bytes of regions, each counted by
-  // StoredBytes(). `allocator` must outlive the store. With `rollback` it takes
-  // twice the memory, and the first write of a region after a Flush() copies
-  // the region.
+  // StoredBytes(). `allocator` must outlive it. With `rollback` it takes twice
+  // the memory, and a region's first write after a Flush() copies the region.
   static absl::StatusOr<std::unique_ptr<HostStore>> Make(
       int64_t capacity, PageAllocator& allocator = PageAllocator::System(),
       bool rollback = false);

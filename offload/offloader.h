@@ -57,16 +57,16 @@ class Offloader {
   // Makes an entry of `bytes` zeros and returns its number. Errors are those of
   // ParamStore::Create().
   absl::StatusOr<int> Add(int store, const std::string& name, int64_t bytes);
-  // Makes an entry for a region that the store already has, for example because
-  // it was reopened. NotFound; FailedPrecondition: the region has another size;
-  // AlreadyExists: it has an entry.
+  // Makes an entry for a region that the store has, perhaps because it was
+  // reopened. NotFound; FailedPrecondition: another size; AlreadyExists: it has
+  // an entry.
   absl::StatusOr<int> Attach(int store, const std::string& name, int64_t bytes);
-  // Erases the region of an entry that is not in use. A later entry may get its
-  // number, even after an error.
+  // Erases the region of an entry that is not in use, and frees its number,
+  // even after an error.
   absl::Status Remove(int entry);
 
-  // Starts to read the entry if it is not in memory and if there is room that
-  // nothing else needs. This is a hint: Acquire() reports errors.
+  // Starts to read the entry if it is not in memory and there is room that
+  // nothing needs. A hint: Acquire() reports errors.
   void Prefetch(int entry);
 
   enum class Use {
@@ -74,18 +74,17 @@ class Offloader {
     kUpdate,     // reads and changes
     kOverwrite,  // the bytes have any value at first, and all are written
   };
-  // Returns the bytes of the entry, which start at a page and are valid until
-  // Release(). An entry is in use once at a time. Errors of the store;
-  // ResourceExhausted: entries in use leave no room.
+  // Returns the entry's bytes, which start at a page, until Release(). An entry
+  // is in use once at a time. Errors of the store; ResourceExhausted: entries
+  // in use leave no room.
   absl::StatusOr<absl::Span<char>> Acquire(int entry, Use use);
-  // Says that an entry in use for kRead will be changed. Call it before the
-  // change: it waits for a write of the entry that is still under way.
+  // Announces that an entry in use for kRead will be changed; waits for a write
+  // of it that is under way.
   void MarkChanged(int entry);
   void Release(int entry);
 
-  // Waits until everything released of a store is written, then for the store's
-  // Flush(). FailedPrecondition: an entry that could not be written is in use
-  // to be changed.
+  // Waits until everything released of a store is written, and for its Flush().
+  // FailedPrecondition: what could not be written is in use to be changed.
   absl::Status Flush(int store);
   // Sets every entry of the store back to the store's last Flush() that ended
   // well, as ParamStore::Rollback() does. FailedPrecondition: an entry is in
@@ -127,8 +126,8 @@ class Offloader {
   absl::Status Settle(Entry& entry);
   absl::Status BringIn(Entry& entry);
   absl::Status WriteAgain(Entry& entry);
-  // Makes room for `entry` in memory. It takes the room of unchanged entries,
-  // and with `may_wait` of any entry that is not in use.
+  // Makes room for `entry` in memory by dropping unchanged entries, and with
+  // `may_wait` any that are not in use.
   absl::Status MakeRoom(Entry& entry, bool may_wait);
   // Notices writes that have ended well and orphans that are over, without
   // waiting. Returns true if an orphan has left its memory.

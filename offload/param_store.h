@@ -27,14 +27,13 @@ class Transfer {
 
   // Blocks until the operation is over; the caller may then use its memory.
   // Errors name region, file and offset if there are any:
-  //   DeadlineExceeded   it is still running at `deadline` and uses the memory;
-  //   a
+  //   DeadlineExceeded   still running at `deadline`, memory in use; a
   //                      later call goes on waiting
   //   DataLoss           the bytes are not those that were last written
-  //   ResourceExhausted  there is no space
+  //   ResourceExhausted  no space
   //   Unavailable        the device or the file system failed
-  // After an error the memory of a read is of no use, and the range of a write
-  // is damaged: reads of it are DataLoss until all of it is written again. Any
+  // After an error the memory of a read is useless, and the range of a write is
+  // damaged: reads of it are DataLoss until all of it is written again. Any
   // result but DeadlineExceeded is final, and later calls return it again.
   virtual absl::Status Wait(absl::Time deadline) = 0;
 };
@@ -52,9 +51,8 @@ class FinishedTransfer : public Transfer {
 };
 
 // Transfers are fastest from and to memory that starts at a multiple of this,
-// for whole regions or multiples of a store's blocks, in regions whose sizes
-// are multiples of this too. Anything else costs a copy, and a write of less
-// than a block costs a read.
+// for whole regions or multiples of a store's blocks, in regions of such sizes.
+// Others cost a copy, and a write of less than a block costs a read.
 inline constexpr int64_t kPageBytes = 4096;
 
 // Returns the bytes of a store's capacity that a region of `bytes` takes.
@@ -88,7 +86,6 @@ struct StoreStats {
 //
 // Threads: all calls are thread-safe. Only Wait() and the destructors of
 // Transfer and store block; the store's waits for every transfer under way.
-// Transfer and store block; those of the store for every transfer under way.
 class ParamStore {
  public:
   ParamStore() = default;
@@ -97,13 +94,13 @@ class ParamStore {
   virtual ~ParamStore() = default;
 
   // InvalidArgument: `bytes` < 0, or a name that is empty or longer than
-  // kMaxNameBytes; AlreadyExists; ResourceExhausted: no free piece of the
-  // capacity is large enough (the error tells the bytes needed and available).
+  // kMaxNameBytes; AlreadyExists; ResourceExhausted, with the bytes needed and
+  // available: no free piece of the capacity is large enough.
   virtual absl::Status Create(absl::string_view region, int64_t bytes) = 0;
 
-  // Erases the region, whose space is then free for new ones; in a store that
-  // can be reopened it is free once a Flush() started later has ended well.
-  // NotFound; FailedPrecondition: a transfer of the region is under way.
+  // Erases the region. Its space is free for new ones; in a store that can be
+  // reopened, once a Flush() started later has ended well. NotFound;
+  // FailedPrecondition: a transfer of it is under way.
   virtual absl::Status Erase(absl::string_view region) = 0;
 
   // Returns the size that the region was created with. NotFound.
@@ -119,21 +116,20 @@ class ParamStore {
   virtual absl::StatusOr<std::unique_ptr<Transfer>> Write(
       absl::string_view region, int64_t offset, absl::Span<const char> in) = 0;
 
-  // Starts to make all writes before it as durable as this store can. It ends
-  // after all of them, and later transfers take effect after it. It fails if
-  // one of these writes has failed and was not repeated since.
+  // Starts to make all earlier writes as durable as this store can. It ends
+  // after them, and later transfers take effect later. It fails if one of them
+  // has failed and was not repeated since.
   virtual absl::StatusOr<std::unique_ptr<Transfer>> Flush() = 0;
 
   // Undoes all writes, also failed ones, since the last Flush() that ended
-  // well, or since the store was made or reopened. Regions created since then
-  // stay and read as zeros; erased ones stay erased. FailedPrecondition: a
-  // transfer is under way; Unimplemented: the store cannot do it.
+  // well, or since the store was made or reopened. Regions created since stay
+  // and read as zeros; erased ones stay erased. FailedPrecondition: a transfer
+  // is under way; Unimplemented: the store cannot.
   virtual absl::Status Rollback() = 0;
 
   virtual StoreStats Stats() const = 0;
 
-  // Describes the store for logs: "host memory, 1 GiB", "/scratch, 8 GiB,
-  // io_uring, ...".
+  // For logs: "host memory, 1 GiB", "/scratch, 8 GiB, io_uring, ...".
   virtual std::string Describe() const = 0;
 };
 

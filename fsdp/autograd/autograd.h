@@ -79,7 +79,7 @@ using ParameterSlots = std::vector<std::vector<at::Tensor>>;
 
 // Makes a Unit node for one forward of `unit` and points the parameters to it.
 // Call it on the forward's thread before the unit's first operator: the engine
-// runs the youngest ready node first, so this node runs after all of the unit's
+// runs the youngest ready node first, and so this one after all of the unit's
 // operators.
 std::shared_ptr<torch::autograd::Node> AttachUnitNode(
     const WeakListener& listener, int unit, std::string name,
@@ -114,13 +114,13 @@ struct UnitForward {
 };
 
 // Call it at the end of a forward, on its thread: makes the nodes by which a
-// gradient can enter the forward's graph announce it. They are the nodes of
-// `outputs`, of inputs that the forward has modified in place, and of the
-// tensors that these are views of, since a view that is modified later leads to
-// its base. Nodes from before the forward are left alone. Returns the nodes;
-// without any, no backward will enter.
+// gradient can enter its graph announce that. They are those of `outputs`, of
+// inputs that it has modified in place, and of the tensors that these are views
+// of, since a view that is modified later leads to its base; nodes from before
+// the forward are left alone. Returns them; without any, no backward will
+// enter.
 //
-// When the gradient arrives, before anything is gathered, the nodes throw
+// When the gradient arrives, before anything is gathered, they throw
 // StatusError (FailedPrecondition) for a backward that builds a graph
 // (create_graph), and for torch::autograd::grad with respect to a parameter of
 // the unit, which would return this rank's gradient alone.
@@ -129,8 +129,8 @@ std::vector<std::shared_ptr<torch::autograd::Node>> AttachExits(
     const std::vector<at::Tensor*>& outputs, const SeenTensors& inputs);
 
 // Call it at the beginning of the forward of a unit with nothing trainable:
-// makes the node that has produced `input` announce that the gradient has left
-// the unit.
+// makes the node that produced `input` announce that the gradient has left the
+// unit.
 void AttachEntry(const WeakListener& listener, uint64_t start_sequence,
                  const at::Tensor& input);
 

@@ -1,6 +1,5 @@
-// What checkpointed regions know of the units around and inside them, and these
-// of regions. It is kept per thread: a forward or its recomputation runs on
-// one.
+// What checkpointed regions, and units around and inside them, know of each
+// other. It is per thread: a forward or its recomputation runs on one.
 #ifndef FSDP_AUTOGRAD_CHECKPOINT_SCOPE_H_
 #define FSDP_AUTOGRAD_CHECKPOINT_SCOPE_H_
 
@@ -67,9 +66,9 @@ class RegionScope {
 };
 
 // The recomputation of a region. Only `units` are under way in it, although the
-// backward around it may run inside another forward. It is a part of one
-// forward and not a second one, so with `restores_buffers` it undoes what it
-// changes in buffers of these units and of units inside it.
+// backward around it may run inside another forward. With `restores_buffers` it
+// undoes its changes in buffers of these units and of units inside: it is one
+// forward, not two.
 class RecomputeScope {
  public:
   RecomputeScope(RunningUnits units, bool restores_buffers);

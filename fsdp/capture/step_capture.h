@@ -46,25 +46,24 @@ struct CaptureOptions {
 };
 
 // Captures and replays steps on one rank; all ranks make the same calls. A
-// replay does on the device what the captured step did, in the same memory, and
-// its results have the bits that the step's would have. It does nothing of what
-// the step does on the host: whatever depends on the host, control flow above
-// all, stays as it was at the capture, except inputs, learning rates and
-// numbers of steps. Between calls the model is as between steps: state dicts,
-// evaluation and uncaptured steps see what replays have given to the stream of
-// Run().
+// replay does on the device what the captured step did, in the same memory and
+// with the bits that the step would have. It does nothing of what the step does
+// on the host: all that depends on the host, control flow above all, stays as
+// captured, except inputs, learning rates and numbers of steps. Between calls
+// the model is as between steps: state dicts, evaluation and uncaptured steps
+// see what replays have given to the stream of Run().
 //
 // A replay overwrites gradients of earlier steps, even if somebody has kept
 // them. Its collectives have no deadline, so whoever waits for its loss needs
-// one, also in case one rank alone is refused a replay. Only the model's thread
-// may use it.
+// one, also in case one rank alone is refused a replay. Used by the model's
+// thread.
 class CapturedStep {
  public:
   using Inputs = std::vector<at::Tensor>;
-  // One complete step: forward, backward, the optimizer's step, and gradients
-  // dropped as they were before. It may have any number of micro-batches, but
-  // always the same. It returns the loss or any other tensor. It is called in
-  // the warm-up and once for each capture.
+  // One complete step: forward, backward, the optimizer's step, gradients
+  // dropped as before it, and any number of micro-batches, always the same.
+  // Returns the loss or any other tensor. It is called in the warm-up and once
+  // for each capture.
   using Step = std::function<absl::StatusOr<at::Tensor>(const Inputs&)>;
 
   // `model` and `optimizer` must outlive the result. FailedPrecondition and
@@ -80,16 +79,16 @@ class CapturedStep {
   // the first call's. The device reads page-locked inputs later, as
   // copy_(input, true) does. Returns a tensor of this object's own, which the
   // next call overwrites. The first warm_up_steps calls run the step; the next
-  // call captures it, on all ranks or on none, and replays it; later calls
-  // replay it. Collective.
+  // captures it, on all ranks or on none, and replays it, as later calls do.
+  // Collective.
   //
-  // A step that runs returns its own errors. FailedPrecondition has two
-  // meanings:
-  //   In place of the first replay: the last two steps differ, or the step
-  //   cannot be captured. No step was made, and every later call returns the
-  //   same; the model goes on to train without captures. Later: something has
-  //   changed since the capture. Nothing was done; undo the change or call
-  //   Recapture().
+  // A step that runs returns its own errors. FailedPrecondition:
+  //   in place of the first replay: the last two steps differ, or the step
+  //   cannot be captured. No step was made, and every later call returns this;
+  //   the model trains on without captures.
+  //
+  //   later: something has changed since the capture. Nothing was done; undo
+  //   the change or call Recapture().
   absl::StatusOr<at::Tensor> Run(const Inputs& inputs);
 
   // Makes the next calls warm up and capture again.

@@ -25,15 +25,15 @@ class BackwardSession {
 
   // Returns whether a backward has begun here and the engine still runs it.
   bool is_under_way() const { return !under_way_.expired(); }
-  // Call this at the first event of an outermost backward. The engine calls
-  // `on_end` when that is over; what it throws ends the backward. `on_lost` is
-  // called instead, and what it throws is ignored, when `on_end` has thrown or
-  // when the engine drops a backward that threw, which may be on the engine's
-  // thread. Both may be called after this object is gone.
+  // Call it at the first event of an outermost backward. The engine calls
+  // `on_end` when that is over; what it throws ends the backward. Instead it
+  // calls `on_lost`, ignoring what that throws, if `on_end` has thrown or if it
+  // drops a backward that threw, perhaps on its own thread. Both may be called
+  // after this object is gone.
   void Begin(std::function<void()> on_end, std::function<void()> on_lost);
-  // Call this first in `on_end`: no backward is under way any more.
+  // Call it first in `on_end`: no backward is under way any more.
   void Leave() { under_way_.reset(); }
-  // Call this at the end, and when the backward is given up.
+  // Call it at the end, and when the backward is given up.
   void Forget();
 
   // --- Units that are reached and not left ---------------------------------
@@ -46,14 +46,14 @@ class BackwardSession {
     int unit;
     bool reduces;  // other ranks may have gradients of it
   };
-  // Returns the innermost pending unit whose forward began at `sequence` or
-  // later, and removes it. The unit is of the running backward or of one nested
-  // in it that is over. Null if there is none.
+  // Removes and returns the innermost pending unit whose forward began at
+  // `sequence` or later, of the running backward or of one nested in it that is
+  // over. Null if there is none.
   std::optional<Finished> TakePendingFrom(uint64_t sequence);
 
-  // FailedPrecondition names `unit`: the running backward goes through forwards
-  // that were recorded on another thread than `thread`. Autograd and this
-  // object order nodes by sequence numbers, which count per thread.
+  // FailedPrecondition names `unit`: the running backward's forwards were
+  // recorded on another thread than `thread`. Autograd and this object order
+  // nodes by sequence numbers, which count per thread.
   absl::Status CheckForwardThread(const std::string& unit,
                                   std::optional<uint64_t> thread);
 
@@ -70,7 +70,7 @@ class BackwardSession {
     bool has_unit_node;
   };
 
-  // Lives as long as the outermost backward that is under way, however it ends.
+  // Lives as long as the outermost backward under way, however that ends.
   struct UnderWay;
   std::weak_ptr<UnderWay> under_way_;
   std::vector<Pending> pending_;

@@ -25,8 +25,8 @@
 
 namespace fsdp {
 
-// One forward of a module; of a unit if the module is one. If it is left
-// without Finish(), by an exception, the iteration is given up.
+// One forward of a module, which may be a unit. Without Finish(), because of an
+// exception, the iteration is given up.
 class ForwardScope {
  public:
   // Throws StatusError if the unit cannot be gathered.
@@ -39,8 +39,7 @@ class ForwardScope {
   // Returns whether CastInputs() has to be called.
   bool casts_inputs() const;
   void CastInputs(const std::vector<at::Tensor*>& inputs);
-  // Returns whether WatchInput() has to be called for each tensor that the
-  // forward gets.
+  // Returns whether WatchInput() has to be called for each input tensor.
   bool watches_inputs() const { return watches_inputs_; }
   void WatchInput(const at::Tensor& input);
   // Runs the module's forward. If an exception only follows from an error of
@@ -221,11 +220,11 @@ struct IsSharedPointer<std::shared_ptr<T>> : std::true_type {};
 // Runs `module`'s forward. If the module is a unit, its parameters are gathered
 // before and freed after, and backward runs it again if
 // Options::recompute.units says so; otherwise this is a plain call. A parent
-// must call children that may become units this way. `module` is a module, a
-// shared_ptr or a module holder. If forward takes a container of tensors by
-// non-const reference, it may get a copy, so it should return what it hands
-// back. Throws StatusError if gathering fails, if the forward misuses
-// parameters, or if it cannot be recomputed as asked.
+// calls children that may become units this way. `module` is a module, a
+// shared_ptr or a module holder. Forward may get a copy of a container of
+// tensors that it takes by non-const reference, so return what it is to hand
+// back. Throws StatusError if gathering fails, or if the forward misuses
+// parameters or cannot be recomputed as asked.
 template <typename Module, typename... Args>
 auto Forward(Module&& module, Args&&... args) {
   using Value = std::decay_t<Module>;

@@ -21,8 +21,8 @@ class ModelCapture {
 
   // FailedPrecondition names what of the model cannot be captured.
   absl::Status CheckCapturable() const;
-  // Frees what is gathered. FailedPrecondition: a forward, a backward or a
-  // scope of full parameters is under way, or NoSync() has left gradients.
+  // Frees what is gathered. FailedPrecondition inside a forward, a backward or
+  // a scope of full parameters, or if NoSync() has left gradients.
   absl::Status PrepareStep();
   // Between these calls `log` gets what is carried out. Steps that begin so and
   // do the same use the same buffers.
@@ -34,8 +34,8 @@ class ModelCapture {
   // Does PrepareStep(), when the device has done all that it was given. Until
   // End() a failure aborts nothing, because nothing has been sent.
   absl::Status Begin();
-  // Call these at the beginning and at the end of what is recorded, on the
-  // captured stream: they capture the model's streams with it.
+  // Call these on the captured stream, at the beginning and at the end of what
+  // is recorded: the model's streams are captured with it.
   void ForkStreams();
   void JoinStreams();
   // Ends the capture. If it is not `sound`, the captured step is given up.

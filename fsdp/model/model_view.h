@@ -80,9 +80,9 @@ class UnitHandle {
 };
 
 // Returns the unit that `module` is; nothing if it is none, or its model is
-// gone. The module itself does not know its model: its first parameter, or that
-// of a module inside it, knows its owner. Constant time for modules of a
-// sharded model; thread-safe.
+// gone. The way to the model is the owner of the first parameter of the module,
+// or of a module inside it. Constant time for modules of a sharded model;
+// thread-safe.
 std::optional<UnitHandle> FindUnit(const torch::nn::Module& module);
 
 }  // namespace fsdp

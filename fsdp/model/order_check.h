@@ -20,14 +20,13 @@
 namespace fsdp {
 
 // Finds ranks whose collectives do not match, which not every backend can.
-// Every backward that reduces compares, because a rank whose order has not
-// changed does not know whether another's has. It sends sixteen bytes.
+// Every reducing backward compares sixteen bytes, because a rank whose order
+// has not changed does not know about the others'.
 class OrderCheck {
  public:
-  // With `lags`, the host does not wait for the comparison and hears of a
-  // difference one backward later: a host that only queues what a device does
-  // waits for no other host. `communicator` is of all ranks and must outlive
-  // this object.
+  // With `lags` the host, which only queues what a device does, does not wait
+  // for other hosts here either, and hears of a difference one backward later.
+  // `communicator` is of all ranks and must outlive this object.
   OrderCheck(comm::Communicator& communicator, absl::Duration timeout,
              bool lags)
       : communicator_(communicator), timeout_(timeout), lags_(lags) {}
@@ -58,10 +57,10 @@ class OrderCheck {
 
 class ShardedModel;
 
-// Marks parameters of a module as those of a sharded model, and says that their
-// gradients are elsewhere. All parameters of a model have one, which may
-// outlive the model. It hangs on the tensor's autograd metadata, which stays
-// when the tensor's data is replaced. Thread-safe once the model is set.
+// Says whose a module's parameters are, and that their gradients are elsewhere.
+// All parameters of a model share one, which may outlive the model. It hangs on
+// the tensor's autograd metadata, which stays when the tensor's data is
+// replaced. Thread-safe once the model is set.
 class ParameterOwner {
  public:
   void set_model(std::weak_ptr<ShardedModel> model) {
@@ -81,10 +80,10 @@ class ParameterOwner {
   std::atomic<int> opened_{0};
 };
 
-// Gives `parameter`, a tensor of a module, to `owner`. Afterwards grad() and
-// mutable_grad() of it throw StatusError (FailedPrecondition), which names the
-// parameter as `name` and says where its gradient is, unless gradients are open
-// or the parameter is frozen. Nothing else about it changes.
+// Gives `parameter`, a tensor of a module, to `owner`. Its grad() and
+// mutable_grad() then throw StatusError (FailedPrecondition), which says where
+// the gradient of `name` is, unless gradients are open or the parameter is
+// frozen. Nothing else about it changes.
 void SetOwner(const at::Tensor& parameter, const std::string& name,
               std::shared_ptr<const ParameterOwner> owner);
 

@@ -12,12 +12,11 @@ namespace fsdp {
 enum class AdaptedUnits { kAll, kRecomputed };
 
 // Makes `sequential` run each child that is a unit through fsdp::Forward, or
-// only the children that Options::recompute.units names. A second call adapts
-// no child again. at<M>(), ptr() and children() still return the modules
-// themselves. A call of a unit throws StatusError (FailedPrecondition) if it
-// returns something else than a tensor, a vector of tensors, a pair or a tuple
-// of two, or what an LSTM returns; a module of the user's must run such a unit
-// by fsdp::Forward.
+// only those that Options::recompute.units names; a second call changes
+// nothing. at<M>(), ptr() and children() still return the modules themselves. A
+// call throws StatusError (FailedPrecondition) if the unit returns something
+// else than a tensor, a vector of tensors, a pair or a tuple of two, or what an
+// LSTM returns; a module of the user's has to run such a unit by fsdp::Forward.
 void AdaptSequential(torch::nn::SequentialImpl& sequential, AdaptedUnits units);
 
 // Internal: this LibTorch does not keep modules as AdaptSequential() needs.

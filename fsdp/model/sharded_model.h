@@ -50,9 +50,9 @@ class OffloadSpace;
 // Used by one thread at a time, the rank's. Backward may run on the engine's
 // thread of a device while that thread waits.
 //
-// The class is long because users, autograd and callers between steps meet
-// here, at the state of the same units. Each kind of event has a .cc file;
-// state that only one of them needs has a class of its own.
+// The class is long because users, autograd and callers between steps share the
+// state of the same units. Each kind of event has a .cc file; state that only
+// one needs has a class of its own.
 class ShardedModel final : public BackwardListener,
                            public std::enable_shared_from_this<ShardedModel> {
  public:
@@ -82,15 +82,14 @@ class ShardedModel final : public BackwardListener,
   ~ShardedModel() override;
 
   // --- Modules ------------------------------------------------------------
-  // Sets every module of the model, and which unit it is (kNoUnit for none).
-  // Call it once. Modules may be destroyed before the model, and the model
-  // before them.
+  // Sets every module of the model and its unit, kNoUnit for none. Call it
+  // once. Modules may be gone before the model, and the model before them.
   static constexpr int kNoUnit = -1;
   void SetModules(
       const std::vector<std::pair<std::shared_ptr<torch::nn::Module>, int>>&
           modules);
   // Returns the unit that `module` is, or kNoUnit; nothing if it is not of this
-  // model. Takes constant time.
+  // model. Constant time.
   std::optional<int> UnitOf(const torch::nn::Module& module) const;
 
   // --- One forward of a unit, in this order -------------------------------
@@ -116,19 +115,18 @@ class ShardedModel final : public BackwardListener,
   // The same for a use whose outputs are not known; the caller tells whether a
   // backward will come.
   absl::Status PostForwardOfUnseen(int unit, bool expects_backward);
-  // Call it instead of PostForward() when the forward throws; `thrown` is the
-  // error if that is known.
+  // Call it instead of PostForward() when the forward throws; `thrown` says
+  // what, if that is known.
   void AbandonForward(int unit, const absl::Status& thrown);
 
-  // Runs loss.backward() and returns its errors as a Status. After an error the
-  // model is ready for the next iteration, and the communicator is aborted if
-  // Settings say so. InvalidArgument, without an abort: `loss` is not one
-  // element that requires grad.
+  // Runs loss.backward() and returns errors as a Status. After one the model is
+  // ready for the next iteration and, if Settings say so, the communicator is
+  // aborted. InvalidArgument, without an abort: `loss` is not one element that
+  // requires grad.
   absl::Status Backward(const at::Tensor& loss, bool retain_graph);
 
   // Whether later backwards reduce gradients. If not, gradients are kept whole
-  // and added to those of the next backward that reduces. The same on all
-  // ranks.
+  // for the next backward that does. The same on all ranks.
   void SetSynchronizes(bool synchronizes) { synchronizes_ = synchronizes; }
   bool synchronizes() const { return synchronizes_; }
   // SetUnitSynchronizes() does so for one unit, in backwards that reduce.
@@ -141,13 +139,12 @@ class ShardedModel final : public BackwardListener,
   // Drops the shards' gradients, or makes them zero, and drops gradients that
   // are kept whole.
   void ZeroGrad(bool set_to_none);
-  // Says that the module's tensors leave gradients to the shards; see
-  // ParameterOwner.
+  // The module's tensors leave gradients to the shards; see ParameterOwner.
   ParameterOwner& parameter_owner() const { return *owner_; }
 
-  // Makes backward call `step` with the shards of each unit as soon as their
+  // Makes backward call `step` with each unit's shards as soon as their
   // gradients are complete. `step` steps them and drops the gradients, so that
-  // only a unit's or two's are alive at a time. While it runs, no other shard
+  // those of a unit or two are alive at a time. While it runs, no other shard
   // has a gradient. Replaces what was set before; null ends it.
   // FailedPrecondition inside a forward or backward, or with
   // OffloadOptions::keep.
@@ -175,9 +172,9 @@ class ShardedModel final : public BackwardListener,
     return units_[unit].node;
   }
 
-  // Refuses an operator of a forward that is about to write to `target`, which
-  // looks into the whole parameters of the unit. Takes their memory away, so
-  // that the operator fails. FailedPrecondition names the parameter.
+  // Refuses a forward's operator that is about to write to `target`, which
+  // looks into whole parameters of the unit, by taking their memory away.
+  // FailedPrecondition names the parameter.
   absl::Status RefuseWrite(int unit, const at::Tensor& target);
   // Returns whether the root module is in training mode.
   bool is_training() const {
@@ -188,24 +185,24 @@ class ShardedModel final : public BackwardListener,
   const std::vector<NamedShard>& NamedShards() const { return named_shards_; }
   // Freezes or unfreezes a parameter, by any of its names, from the next
   // forward on; freezing drops its gradient. The same on all ranks. NotFound:
-  // the name is unknown. InvalidArgument: its dtype is bytes, which have no
-  // gradient. FailedPrecondition inside a forward, a backward or a scope of
-  // full parameters.
+  // an unknown name. InvalidArgument: bytes, which have no gradient.
+  // FailedPrecondition inside a forward, a backward or a scope of full
+  // parameters.
   absl::Status SetTrainable(absl::string_view name, bool trainable);
   // Between these calls a scope makes the module's tensors whole: forward and
   // backward are refused with a text that names `what`, nothing is gathered,
   // and the tensors have no edges of ours. FailedPrecondition inside a forward,
-  // a backward or another such scope, and with `reads_values` also for what
+  // a backward or another such scope, and, with `reads_values`, for what
   // CheckLoaded() refuses.
   absl::Status BeginWholeAccess(absl::string_view what,
                                 bool reads_values = false);
   void EndWholeAccess();
 
-  // FailedPrecondition names a parameter that has no values here, though the
-  // program said it would load it (InitOptions::loaded_later).
+  // FailedPrecondition names a parameter without values here that the program
+  // said it would load (InitOptions::loaded_later).
   absl::Status CheckLoaded();
-  // FailedPrecondition names a parameter: the data of one of its tensors or of
-  // its shard was replaced.
+  // FailedPrecondition names a parameter one of whose tensors, or whose shard,
+  // had its data replaced.
   absl::Status CheckBinding() const;
 
   // Gather ahead of use, wait for that, and free. See Schedule.
@@ -224,8 +221,8 @@ class ShardedModel final : public BackwardListener,
       int unit) const {
     return runtime_->flats(unit);
   }
-  // The ranks that the unit is sharded over, and the ranks that have the same
-  // shard of it; null: there are no others.
+  // The ranks that the unit is sharded over, and those with the same shard of
+  // it; null: no others.
   comm::Communicator& shard_group(int unit) const {
     return *runtime_->placement(unit).shard;
   }

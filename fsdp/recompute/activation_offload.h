@@ -1,6 +1,6 @@
 // Moves the arguments of checkpointed regions out of memory between forward and
-// backward, to the store that it is given: host memory or an SSD. Devices copy
-// while they compute.
+// backward, to a store in host memory or on an SSD. Devices copy while they
+// compute.
 //
 //   auto store = fsdp::offload::FileStore::Make(file_options);
 //   auto offload = fsdp::ActivationOffload::Make(*std::move(store), {});
@@ -42,25 +42,22 @@ class TensorTransfers;
 struct ActivationOffloadOptions {
   // Smaller tensors stay in memory.
   int64_t min_bytes = int64_t{64} << 10;
-  // The most bytes that are being written at a time. Tensors keep their memory
-  // while they are written. As many bytes again may be read ahead, and tensors
-  // of a device take as much memory of the host again. A larger tensor is
-  // written when no other is, and never read ahead.
+  // Limits bytes that are being written, which keep their memory so long, and
+  // as many that are read ahead; tensors of a device take as much memory of the
+  // host again. A larger tensor is written when no other is, and never read
+  // ahead.
   int64_t window_bytes = int64_t{64} << 20;
-  // How many regions' arguments are read while backward recomputes the region
-  // that comes after them.
+  // How many earlier regions' arguments are read while backward recomputes one.
   int regions_ahead = 1;
   // Limits each wait for the store and each wait for the device.
   absl::Duration timeout = absl::Minutes(5);
-  // The communicator's activity, which is told what the rank waits for; may be
-  // null.
+  // The communicator's, to be told what the rank waits for; may be null.
   std::shared_ptr<comm::RankActivity> activity = nullptr;
 };
 
 struct ActivationOffloadStats : TensorTransferStats {
-  // Each counts tensors that backward needed. `found` were still in memory,
-  // `prefetched` were read ahead or being read ahead, and `missed` were
-  // neither.
+  // Tensors that backward needed: `found` in memory, `prefetched` (read ahead,
+  // maybe not yet completely), or `missed`.
   int64_t found = 0;
   int64_t prefetched = 0;
   int64_t missed = 0;
@@ -76,16 +73,15 @@ class MovedArguments;
 // other.
 //
 // A tensor that the store has no room for, or that cannot be written, stays in
-// memory. Nothing is lost, and one warning reports the first write that failed.
-// The memory of other tensors is free once they are written, if nobody else
-// holds them; the next call of any kind finds out that they are.
+// memory: nothing is lost, and one warning reports the first failed write.
+// Others' memory is free once they are written, if nobody else holds them; a
+// call of any kind finds out.
 //
 // For tensors of a device with streams, calls are ordered by the current
 // stream, and copies run beside it. The host waits for the store, and for the
-// device only while the window is full of bytes that go to the store or have
-// come from it. If the store is memory that the device copies itself, the host
-// never waits: the device's computing then waits for copies that are a window
-// behind.
+// device only while the window is full of bytes on their way. If the device
+// copies the store's memory itself, the host never waits; the device's
+// computing then waits for copies that are a window behind.
 class ActivationOffload
     : public std::enable_shared_from_this<ActivationOffload> {
  public:
@@ -98,9 +94,8 @@ class ActivationOffload
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> Make(
       std::unique_ptr<offload::HostStore> store,
       const ActivationOffloadOptions& options);
-  // The same with a new store of `capacity` bytes, which are locked for
-  // `device` for as long as the result lives. ResourceExhausted: they cannot be
-  // had.
+  // The same with a new store of `capacity` bytes, locked for `device` as long
+  // as the result lives. ResourceExhausted.
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> MakeInHostMemory(
       int64_t capacity, c10::Device device,
       const ActivationOffloadOptions& options);
@@ -109,11 +104,11 @@ class ActivationOffload
   // Waits for transfers that are under way.
   ~ActivationOffload();
 
-  // Takes floating-point tensors that have a PackedForm and leaves undefined
-  // ones in their place; the other tensors stay. Returns null if it takes none.
-  // `tensors` are without grad. `whose` names them in errors, for example "a
-  // checkpointed region in unit blocks.3". A tensor that is there twice, or
-  // that another MovedArguments has too, is written once.
+  // Takes floating-point tensors that have a PackedForm, leaving undefined
+  // ones; the others stay. Null if it takes none. `tensors` are without grad.
+  // `whose` names them in errors ("a checkpointed region in unit blocks.3"). A
+  // tensor that is there twice, or that another MovedArguments has too, is
+  // written once.
   std::unique_ptr<MovedArguments> MoveOut(
       const std::vector<at::Tensor*>& tensors, absl::string_view whose);
 
@@ -180,10 +175,10 @@ class MovedArguments {
   MovedArguments& operator=(const MovedArguments&) = delete;
   ~MovedArguments();
 
-  // Returns a tensor for each of MoveOut()'s, with the same bits, or an
-  // undefined one for a tensor that was not taken. Other threads and owners may
-  // get the same tensor, so do not modify it. The store's errors say what was
-  // to be read, and change nothing, so a later call may succeed.
+  // Returns a tensor for each of MoveOut()'s, with the same bits, or undefined
+  // if it was not taken. Others may get the same tensor, so do not modify it.
+  // The store's errors say what was to be read and change nothing: a later call
+  // may succeed.
   absl::StatusOr<std::vector<at::Tensor>> MoveIn();
 
  private:

@@ -17,7 +17,7 @@
 
 namespace fsdp::checkpoint_internal {
 
-// The version of a tensor, which may be gone by the time it is asked for.
+// The version of a tensor that may be gone.
 class TensorVersion {
  public:
   explicit TensorVersion(const at::Tensor& tensor);
@@ -38,14 +38,12 @@ class TensorVersion {
 // The tensors in a region's arguments, without their graph.
 class RegionArguments {
  public:
-  // Takes `tensors` and leaves undefined ones in their place. With `offload`,
-  // they leave memory, except leaves that require grad, whose memory stays in
-  // use anyway.
+  // Takes `tensors`, leaving undefined ones. With `offload` they leave memory,
+  // except leaves that require grad, which somebody holds.
   RegionArguments(const std::vector<at::Tensor*>& tensors,
                   ActivationOffload* offload, std::string region_name);
 
-  // FailedPrecondition names the first tensor, by its number, that was
-  // modified.
+  // FailedPrecondition gives the number of a tensor that was modified.
   absl::Status CheckUnmodified() const;
 
   // Returns what was taken. The caller detaches it before use.

@@ -21,12 +21,11 @@
 
 namespace fsdp {
 
-// Copies to and from a device on two streams of its own, while the device
-// computes. The page-locked memory of the host for these copies is used again,
-// so that there is as much as was ever in use at once; LibTorch's pinned
-// allocations would be rounded up to powers of two and kept for the life of the
-// process. Used by one thread at a time. Errors other than DeadlineExceeded
-// mean that the device has failed.
+// Copies on one stream up and one down while the device computes, through
+// page-locked memory of the host that is used again, as much as was in use at
+// once. LibTorch's pinned allocations would be rounded up to powers of two and
+// kept for the life of the process. Used by one thread at a time. Errors other
+// than DeadlineExceeded mean that the device has failed.
 class DeviceStage {
  public:
   // `timeout` limits the destructor's wait.
@@ -36,25 +35,22 @@ class DeviceStage {
 
   c10::Device device() const { return device_; }
   c10::Stream CurrentStream() const;
-  // Returns an event after all work that the current stream has been given.
+  // Returns the point that the current stream's work has reached.
   absl::StatusOr<SharedEvent> Now() const;
 
   // Returns at least `bytes` of uninitialised host memory, 1-D.
   absl::StatusOr<at::Tensor> Acquire(int64_t bytes);
-  // Takes host memory back; it is free when `last`, which may be null, is
-  // reached.
+  // Takes host memory back, free when `last`, maybe null, is reached.
   void Release(const at::Tensor& host, SharedEvent last);
-  // Makes the host wait until released memory that is not free, together with
-  // `bytes` of new memory, is at most `limit` bytes, or until all of it is
-  // free.
+  // Makes the host wait until released memory that is not free yet, with
+  // `bytes` of new memory, is at most `limit` bytes, or is all free.
   absl::Status MakeRoom(int64_t bytes, int64_t limit, absl::Time deadline);
   // Keeps `memory` until `last` is reached.
   void Keep(at::Tensor memory, SharedEvent last);
 
   // Down() copies all of the device's `memory`, 1-D bytes, to the beginning of
-  // `host`, after the current stream's work so far. Up() copies back, after
-  // both events, of which `host_ready` may be null. Both return an event at the
-  // end of the copy.
+  // `host`, after the current stream's work; Up() copies back, after both
+  // events, of which `host_ready` may be null. Both return the end of the copy.
   absl::StatusOr<SharedEvent> Down(const at::Tensor& memory,
                                    const at::Tensor& host);
   absl::StatusOr<SharedEvent> Up(const at::Tensor& host,
@@ -77,8 +73,8 @@ class DeviceStage {
 
   // Finds memory whose last use is over.
   void Poll();
-  // Returns memory whose Keep() is over. The caller frees it without a lock,
-  // because that may run anybody's code.
+  // Returns memory whose Keep() is over. Freeing it may run anybody's code, so
+  // do it without a lock.
   std::vector<at::Tensor> TakeKept() { return std::exchange(kept_, {}); }
 
  private:

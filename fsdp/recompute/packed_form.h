@@ -15,10 +15,10 @@
 
 namespace fsdp {
 
-// The bytes have each element once, even those of an expanded tensor. The
-// tensor made of them has the same sizes, strides, dtype, device and bits in a
-// storage of its own. It has the same distance from a multiple of 64 bytes,
-// because kernels may round differently otherwise.
+// The bytes have each element once, even of an expanded tensor. The tensor made
+// of them has the same sizes, strides, dtype, device and bits in its own
+// storage, and the same distance from a multiple of 64 bytes, which may change
+// how kernels round.
 class PackedForm {
  public:
   // Returns no form for a tensor that has no elements or overlapping ones, that
@@ -29,9 +29,9 @@ class PackedForm {
   int64_t bytes() const { return bytes_; }
   c10::Device device() const { return device_; }
 
-  // Returns a tensor on device() whose bytes() bytes from the data pointer on
-  // hold the values of `tensor`: `tensor` itself, detached, if it is dense,
-  // else a copy. `tensor` must have this form.
+  // Returns a tensor on device() with the values of `tensor`, which has this
+  // form, in the bytes() bytes from its data pointer on: `tensor`, detached, if
+  // it is dense, else a copy.
   at::Tensor Pack(const at::Tensor& tensor) const;
   // Returns an uninitialised tensor on device() for bytes() bytes. On the CPU
   // it starts at a page if the form allows.

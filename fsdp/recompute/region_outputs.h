@@ -40,21 +40,20 @@ class GivenTensors {
 };
 
 // Relates the results of a region's forward, which records nothing, to those of
-// its recomputation. Tensors that the region made get their gradient from the
-// region's node; tensors that it was given keep the gradient that they have.
+// its recomputation. Tensors that the region made get their gradient from its
+// node; tensors that it was given keep theirs.
 class RegionOutputs {
  public:
-  // Replaces tensors of `outputs`. Those that the region made become aliases
-  // whose gradient goes to `node`, with one input of `node` for each memory.
-  // Views of tensors that it was given become differentiable views of the same
-  // tensors. Views of each other stay so, and any of them may be modified in
-  // place.
+  // Replaces tensors of `outputs`: those that the region made by aliases whose
+  // gradient goes to `node`, with one input of it for each memory, and views of
+  // tensors that it was given by differentiable views of these. Views of each
+  // other stay so, and any may be modified in place.
   void Wrap(const std::shared_ptr<torch::autograd::Node>& node,
             const GivenTensors& given, const std::vector<at::Tensor*>& outputs);
 
-  // Returns those results of a recomputation that the gradients of the node's
-  // inputs belong to, in that order. FailedPrecondition, with `region_name` in
-  // its text: the results differ from those of the forward.
+  // Returns the results of a recomputation to which the gradients of the node's
+  // inputs belong, in that order. FailedPrecondition, with `region_name`: the
+  // results differ from the forward's.
   absl::StatusOr<std::vector<at::Tensor>> RootsOf(
       const std::vector<at::Tensor>& outputs,
       const std::string& region_name) const;

@@ -40,22 +40,19 @@ struct MovedTensor {
 
   const PackedForm form;
   const std::string region;
-  // The tensor's bytes in the memory of its device. They are there until they
-  // are written, for ever if that fails, and from the start of a read until
-  // Drop().
+  // Its bytes in the memory of its device: until they are written, for ever if
+  // that fails, and from the start of a read until Drop().
   at::Tensor packed;
-  // The memory that the store reads and writes. For a CPU tensor it is
-  // `packed`. For others it is memory of the host that `stage` copies from and
-  // to: the region itself (`direct`), or memory that is there until the store
-  // has the bytes, for ever if that fails, and from the start of a read until
-  // the bytes are on the device.
+  // The memory that the store reads and writes: `packed` for a CPU tensor, else
+  // memory of the host that `stage` copies from and to. That is the region
+  // itself (`direct`), or is there until the store has the bytes, for ever if
+  // that fails, and from the start of a read until they are on the device.
   at::Tensor host;
   DeviceStage* stage = nullptr;
   bool direct = false;
   SharedEvent down;  // null: there is none, or it is known to be over
   SharedEvent up;    // null: `packed` is what was written
-  // The stream that `packed` was allocated for, and the event from which on it
-  // may be written.
+  // Where `packed` was allocated, and from when on it may be written.
   std::optional<c10::Stream> owner;
   SharedEvent ready;
   bool unordered = false;  // `owner` does not wait for the last copy
@@ -72,11 +69,11 @@ struct MovedTensor {
 };
 using MovedTensorPtr = std::shared_ptr<MovedTensor>;
 
-// Moves tensors between memory and a store. Tensors of devices with streams are
-// copied while the device computes, through page-locked memory of the host or
-// straight into the store's own. The device's memory is free when the copy is
-// over, which later calls find out; where the window is full, it is free for
-// what the stream computes after the copy.
+// Moves tensors between memory and a store. Devices with streams copy while
+// they compute, through page-locked memory of the host or straight into the
+// store's own. The device's memory is free when the copy is over, which later
+// calls find out, or where the window is full, for what computes after the
+// copy.
 //
 // Used by one thread at a time. Calls are ordered by the current stream.
 class TensorTransfers {
@@ -94,21 +91,19 @@ class TensorTransfers {
   // Waits for transfers that are under way.
   ~TensorTransfers();
 
-  // Writes `tensor`, whose form is `form`, to a new region. Waits first until
-  // the window has room for it: the stream waits for bytes that go straight
-  // into the store's memory, the host for others. Returns null if the tensor
-  // has to stay in memory.
+  // Writes `tensor`, whose form is `form`, to a new region. First the window
+  // must have room: the stream waits for bytes that go straight into a store's
+  // memory, the host for others. Null if the tensor has to stay.
   MovedTensorPtr Write(const at::Tensor& tensor, const PackedForm& form,
                        std::string region);
 
   // Starts to read a tensor that is not in memory. `ahead` says that nobody
   // needs it yet.
   absl::Status StartRead(const MovedTensorPtr& moved, bool ahead);
-  // Returns the tensor; reads it if need be, and a second time if it could not
-  // be read ahead. After DeadlineExceeded a later call goes on waiting.
+  // Returns the tensor, read if need be, and once more if it could not be read
+  // ahead. After DeadlineExceeded a later call waits on.
   absl::StatusOr<at::Tensor> Read(const MovedTensorPtr& moved);
-  // Makes a tensor that is being written stay in memory afterwards, until
-  // Drop().
+  // Keeps a tensor that is being written in memory afterwards, until Drop().
   void Keep(const MovedTensorPtr& moved);
   // Frees the tensor's memory if the store has it and no transfer uses it.
   void Drop(const MovedTensorPtr& moved);
@@ -130,8 +125,8 @@ class TensorTransfers {
   absl::Status TakeFailure() {
     return std::exchange(failure_, absl::OkStatus());
   }
-  // Returns memory that was dropped. The caller frees it without a lock,
-  // because that may run anybody's code.
+  // Returns memory that was dropped. Freeing it may run anybody's code, so do
+  // it without a lock.
   std::vector<at::Tensor> TakeDropped();
 
  private:
@@ -148,14 +143,14 @@ class TensorTransfers {
   absl::Status ReadFromStore(MovedTensor& moved);
   absl::Status StartUp(MovedTensor& moved);
 
-  // Waits for the device and the store. DeadlineExceeded: something is still
-  // under way.
+  // Waits for the device and the store. DeadlineExceeded: something is under
+  // way.
   absl::Status Settle(const MovedTensorPtr& moved, absl::Time deadline);
   absl::Status FinishDown(MovedTensor& moved, absl::Time deadline);
   absl::Status FinishWrite(MovedTensor& moved, absl::Time deadline);
   absl::Status FinishRead(const MovedTensorPtr& moved);
-  // Ends the write of a tensor that goes straight into the store's memory: the
-  // current stream waits for the copy.
+  // Ends a write straight into the store's memory: the current stream waits for
+  // it.
   void EndForStream(const MovedTensorPtr& moved);
   void WriteIsOver(const MovedTensorPtr& moved, const absl::Status& result);
   absl::Status ReadIsOver(const MovedTensorPtr& moved, absl::Status result);

@@ -55,7 +55,7 @@ class Gatherer {
   const BufferPool::Stats& memory_stats() const { return memory_.stats(); }
 
   // Call it after an error: empties all flat parameters and gives their memory
-  // back, without waiting for anything in flight.
+  // back, waiting for nothing.
   void DropEverything();
 
   // --- Captured steps (Runtime), between steps ----------------------------

@@ -27,10 +27,10 @@ struct GradientScaling {
   bool before_for_speed = false;
 };
 
-// Returns the scaling for a mean over `ranks`. It scales after the sum; in
+// Returns the scaling for a mean over `ranks`, all of it after the sum. In
 // fp16, where a sum may overflow and a small gradient vanish, about half of it
-// (in powers of two) comes before. These are the factors of fairscale and
-// PyTorch FSDP.
+// (in powers of two) comes before. These are fairscale's and PyTorch FSDP's
+// factors.
 GradientScaling MeanOver(int ranks, at::ScalarType reduce_dtype);
 
 struct GradientBufferOptions {
@@ -64,12 +64,12 @@ struct ReduceBuffer {
   at::Tensor Segment(at::ScalarType dtype, int rank) const;
 };
 
-// Lays out the gradients of one flat parameter's trained parameters, those
-// whose shard slices require grad (gradient_layout.h). A flag is 1 if this
-// rank's backward has produced a gradient for the parameter. Summed with the
-// rest, it tells every rank whether any rank did. A parameter that no rank used
-// keeps an undefined gradient, so that an optimizer does not decay it. Owns no
-// buffer. Not thread-safe.
+// Lays out the gradients of one flat parameter's trained parameters, whose
+// shard slices require grad (gradient_layout.h). A flag is 1 if this rank's
+// backward has produced the parameter's gradient; summed with the rest, it
+// tells every rank whether any rank did. A parameter that no rank used keeps an
+// undefined gradient, so that an optimizer does not decay it. Owns no buffer.
+// Not thread-safe.
 class GradientBuffer {
  public:
   using Layout = std::shared_ptr<const GradientLayout>;

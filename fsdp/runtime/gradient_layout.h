@@ -1,5 +1,5 @@
-// The layout of the gradients of a unit's trained parameters for one
-// reduce-scatter, which is pure arithmetic, and copies of gradients into it.
+// The layout of a unit's trained parameters' gradients for one reduce-scatter
+// (pure arithmetic), and copies into it.
 #ifndef FSDP_RUNTIME_GRADIENT_LAYOUT_H_
 #define FSDP_RUNTIME_GRADIENT_LAYOUT_H_
 
@@ -16,17 +16,15 @@ namespace fsdp {
 //
 //   | gradients of what the rank's shard has | one flag per parameter | padding
 //
-// Gradients and flags are of trained parameters alone, in the order and with
-// the alignment of the shard, so with all parameters trained a segment is laid
-// out as the shard is. If one rank's shard has all trained parameters, the
-// others' segments are as long and only padding. At most, segments are as long
-// as a shard and the flags. Numbers count elements. Immutable, hence
-// thread-safe.
+// Both are of trained parameters alone, in the order and alignment of the
+// shard, so with all of them trained a segment is laid out as the shard. If one
+// rank's shard has all that is trained, the others' segments are as long and
+// only padding; at most, segments are as long as a shard and the flags. Numbers
+// count elements. Immutable, hence thread-safe.
 class GradientLayout {
  public:
-  // `trained` says of each parameter of `layout` whether it is trained.
-  // `layout` must outlive this object. `element_size` is of the buffer's
-  // elements, in bytes.
+  // `trained` has an entry for each parameter of `layout`, which must outlive
+  // this object. `element_size` is of the buffer's elements, in bytes.
   GradientLayout(const flat_param::FlatLayout& layout,
                  std::vector<bool> trained, int64_t element_size);
 
@@ -36,8 +34,8 @@ class GradientLayout {
   int num_flags() const { return static_cast<int>(parameters_.size()); }
 
   int world_size() const { return layout_.world_size(); }
-  // Lengths of one segment: of its gradients, which the flags follow, and in
-  // all.
+  // Lengths of a segment: of its gradients, which the flags follow, and of all
+  // of it.
   int64_t gradients_numel() const { return gradients_numel_; }
   int64_t segment_numel() const { return segment_numel_; }
   int64_t numel() const { return segment_numel_ * world_size(); }
@@ -73,9 +71,8 @@ class GradientLayout {
   std::vector<flat_param::Slice> gaps_;
 };
 
-// Copies between contiguous tensors of one size, multiplying in the wider of
-// the two dtypes. Small copies on the host avoid operators, which would cost
-// more.
+// Copies between contiguous tensors of one size, multiplying in the wider
+// dtype. Small copies on the host avoid operators, which cost more.
 void CopyScaled(at::Tensor target, const at::Tensor& source, double scale);
 
 // The same into a buffer of `buffer_bytes`, which is read only when other ranks

@@ -25,10 +25,10 @@
 
 namespace fsdp {
 
-// Owns the stream of reductions, the pool of reduce buffers, the reductions in
+// Owns the stream of reductions, the pool of reduce buffers, reductions in
 // flight, gradients that are kept whole, sums that are kept, and the memory of
-// shards' gradients, which it attaches to the shards. It knows nothing of what
-// is gathered. Not thread-safe.
+// shards' gradients, which it attaches to the shards. Knows nothing of what is
+// gathered. Not thread-safe.
 class Reducer {
  public:
   // `common` must outlive this object.
@@ -37,8 +37,8 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   // --- The actions of these names (schedule.h) ----------------------------
-  // `gradients` are of the unit's parameters, flat after flat; without any,
-  // only gradients that are kept whole are reduced.
+  // `gradients` are of the unit's parameters, flat after flat; empty: only
+  // those that are kept whole are reduced.
   absl::Status Accumulate(int unit, absl::Span<const at::Tensor> gradients);
   absl::Status FillReduceBuffer(int unit,
                                 absl::Span<const at::Tensor> gradients);
@@ -106,8 +106,7 @@ class Reducer {
     bool is_sound = false;  // nothing of it has failed to start or to finish
   };
 
-  // Makes the stream of reductions the current one, after what the current one
-  // has been given.
+  // Makes the stream of reductions, behind the current one, the current one.
   class BesideScope;
 
   bool IsAlone(int unit) const { return common_.placement(unit).is_alone(); }
@@ -119,14 +118,13 @@ class Reducer {
   bool ReducesDirectly(int unit, size_t i) const;
   absl::Status ReplicateFlat(int unit, size_t i, Reduction& reduction);
   absl::Status AwaitReduced(std::unique_ptr<comm::Work>& work);
-  // Leaves in `buffer` only memory that has to be given back.
+  // Leaves memory in `buffer` only if that has to be given back.
   absl::Status TakeMean(Flat& flat, bool was_sent, ReduceBuffer& buffer);
 
   RuntimeCommon& common_;
   SideStream stream_;
-  // By unit: whether the ends of its reductions and its steps run beside what
-  // computes. They do unless the unit is alone and its gradients are taken as
-  // they are.
+  // By unit: whether the end of its reductions, and its steps, run beside what
+  // computes: unless the unit is alone and its gradients are taken as they are.
   std::vector<bool> reduces_beside_;
   bool has_reduced_beside_ = false;       // in this backward
   std::vector<std::vector<Flat>> flats_;  // per unit

@@ -66,10 +66,9 @@ class ReduceMemory {
   ReduceMemory(BufferPool::Allocate allocate, c10::Device device)
       : device_(device), pool_(std::move(allocate)) {}
 
-  // Adds `gradients` of the flat parameter of `of` (maybe none) to what
+  // Adds `gradients` of the flat parameter of `of`, maybe none, to what
   // `buffer` has, and gives it `layout`. If `taker` is not null, the buffer may
-  // become its gradient; memory that an earlier one has left there is used
-  // again.
+  // become its gradient and may use memory that an earlier one has left there.
   absl::Status Collect(const GradientBuffer& of,
                        absl::Span<const at::Tensor> gradients,
                        const GradientBuffer::Layout& layout,
@@ -86,8 +85,8 @@ class ReduceMemory {
   // Drops memory that something outside may still write, or that has become a
   // gradient.
   void Discard(const at::Tensor& memory) { pool_.Discard(memory); }
-  // Makes bytes that were discarded memory for buffers again; they may be
-  // undefined. The current stream is the last that has used them.
+  // Makes discarded bytes, maybe undefined, memory for buffers. The current
+  // stream is the last that has used them.
   void Adopt(const at::Tensor& memory);
 
   void ForgetUses() { pool_.ForgetUses(); }

@@ -29,9 +29,9 @@ namespace fsdp {
 struct ReduceScatterCall {
   const std::string& unit;
   comm::Communicator& group;
-  // Holds one segment of own.numel() elements for each rank of `group`, in the
-  // order of ranks. The last elements of each segment are counts; a compression
-  // must keep zeros zero and others nonzero. The hook may leave anything here.
+  // One segment of own.numel() elements for each rank of `group`, in the order
+  // of ranks. The last elements of each are counts: a compression must keep
+  // zeros zero and others nonzero. The hook may leave anything here.
   at::Tensor whole;
   // A view of this rank's segment. Afterwards it holds the sum of all ranks'
   // segments.

@@ -42,13 +42,12 @@ struct MemoryStats {
 // Owns the units. Not thread-safe.
 //
 // On a device with streams the host waits for nothing here. Forward and
-// backward compute on the current stream. Gathers and what comes before them
-// run on a second stream; reductions, what comes after them and steps of units
-// run on a third. A unit that has nothing to gather or reduce stays on the
-// first. When an action starts on another stream, that stream begins behind the
-// work of the computing one, so memory may go from stream to stream without
-// further order. Computing waits for what kWaitGather names and, in
-// EndOfBackward(), for all reductions.
+// backward compute on the current stream. A second stream does gathers and what
+// comes before them, a third reductions, what comes after them and units'
+// steps. A unit without either stays on the first. When an action starts, its
+// stream begins behind the computing one, so memory may go from stream to
+// stream without further order. Computing waits for what kWaitGather names and,
+// in EndOfBackward(), for all reductions.
 class Runtime {
  public:
   // `communicator`, the group of all ranks, allocates memory. `timeout` limits
@@ -108,11 +107,10 @@ class Runtime {
   // it after the last action of a backward.
   void EndOfBackward();
 
-  // Call it before a forward: it frees the memory of gradients that the user
-  // has dropped, for activations. Backward allocates some again, which is
-  // almost free on a device with its own allocator; the CPU would have page
-  // faults, so it keeps the memory. So do steps that are logged, which use the
-  // same buffers.
+  // Call it before a forward: frees the memory of gradients that the user has
+  // dropped, for activations. Backward allocates some again, which is nearly
+  // free on a device with its own allocator, but not on the CPU, which has page
+  // faults and keeps it. Logged steps keep it too, to use the same buffers.
   void DropUnusedGradients();
 
   // Drops the gradients that are kept whole.
@@ -120,15 +118,15 @@ class Runtime {
 
   // Call it in a backward that has failed: finishes the reductions in flight,
   // so that units that it has passed have their gradients, as LibTorch's leaves
-  // would, and nothing is added to them later. It leaves to DropEverything()
-  // what cannot be finished. `all_reduces` says whether a replicated unit's
-  // sums go to replicas, or are only kept.
+  // would, and get nothing added later. DropEverything() drops what cannot be
+  // finished. `all_reduces` says whether a replicated unit's sums are not only
+  // kept.
   void FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces);
 
-  // Call it after an error: gives all memory of whole parameters back, empties
-  // them, and forgets what is in flight without waiting. Gradients that a
-  // forgotten reduction may still write are gone, and so are those that wait
-  // for a step in backward. Gradients that are kept whole stay.
+  // Call it after an error: empties all whole parameters, gives their memory
+  // back and forgets what is in flight, without waiting. Gradients that a
+  // forgotten reduction may still write, or that wait for a step in backward,
+  // are gone. Those that are kept whole stay.
   void DropEverything();
   bool HasWholeGradients(int unit) const;
   bool HasSums(int unit) const;
@@ -141,8 +139,8 @@ class Runtime {
   // Call it when the device has done all that it was given: later steps wait
   // for nothing of earlier ones, so no wait leads into a capture or out of it.
   void ForgetEarlierSteps();
-  // Call these at the beginning and at the end of a capture, on the captured
-  // stream: they capture the runtime's streams with it.
+  // Call these on the captured stream, at the beginning and at the end of a
+  // capture: the runtime's streams are captured with it.
   void ForkStreams();
   void JoinStreams();
   // Steps that begin with it and do the same use the same buffers.

@@ -84,9 +84,9 @@ class UnitSteps {
 
   // Says that the unit's gradients, of which more may come, will be stepped.
   void Expect(int unit) { expected_.insert(unit); }
-  // Calls `step` while no other unit that waits for its step shows a gradient:
-  // otherwise an optimizer over all shards would also step a unit that is used
-  // several times, of whose gradient only a part is there. Returns what `step`
+  // Calls `step` while no other unit that waits for its step shows a gradient,
+  // since an optimizer over all shards would also step a unit that is used
+  // several times and has only a part of its gradient. Returns what `step`
   // returns or throws.
   absl::Status Step(int unit,
                     const std::function<absl::Status(int unit)>& step);

@@ -20,9 +20,9 @@
 namespace fsdp {
 
 // Puts gradients of one flat parameter into .grad of its shard's slices, as
-// views of memory that it owns, or that rests elsewhere. Flags tell whether any
-// rank has a gradient. Reading a device's flags makes the host wait, so they
-// are read only if this rank lacks a gradient. Not thread-safe.
+// views of memory that it owns or that rests elsewhere. Flags tell whether any
+// rank has a gradient; reading a device's makes the host wait, so that is done
+// only if this rank lacks one. Not thread-safe.
 class ShardGradient {
  public:
   using Layout = GradientBuffer::Layout;
@@ -41,11 +41,11 @@ class ShardGradient {
   // if a reduction would change neither dtype nor value and nothing of the
   // parameter rests elsewhere.
   bool TakesGradients() const;
-  // Makes each gradient that of its slice, without a buffer and a reduction, or
-  // adds it to the one that is there, as LibTorch's leaves do. A gradient whose
-  // memory nobody else can see is not copied. Returns false, and does nothing,
-  // if that is not possible. `gradients` are as for GradientBuffer::Fill(); the
-  // caller drops them.
+  // Makes each gradient that of its slice, or adds it to the one that is there,
+  // as LibTorch's leaves do, without a buffer and a reduction. One whose memory
+  // nobody else can see is not copied. Returns false, and does nothing, if that
+  // is not possible. `gradients` are as for GradientBuffer::Fill(); the caller
+  // drops them.
   bool Take(absl::Span<const at::Tensor> gradients);
 
   // Takes `buffer` after a sum over all ranks and adds the mean into the
@@ -54,10 +54,10 @@ class ShardGradient {
   // RestingMemory.
   absl::Status AccumulateMean(const ReduceBuffer& buffer);
 
-  // The same without a copy, if the mean would be a plain copy, of one rank,
-  // into nothing. The buffer's memory, which nobody else knows, becomes the
-  // gradient's; the buffer gets the gradient's former memory, as large, or
-  // undefined. Returns whether it did so.
+  // The same without a copy, if the mean of one rank would be a plain copy into
+  // nothing. The gradient takes the buffer's memory, which nobody else knows,
+  // and the buffer the gradient's former memory, as large, or undefined.
+  // Returns whether it did so.
   bool TakeOver(ReduceBuffer& buffer);
   // Returns bytes that an earlier buffer has left and no gradient uses, or
   // undefined, for whoever is about to fill a buffer that TakeOver() may take.

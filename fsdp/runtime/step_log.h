@@ -1,6 +1,5 @@
 // Logs of what steps have done with which memory, to tell whether they are
-// alike, since a captured step is replayed instead of all that follow; and of
-// collectives.
+// alike (a captured step stands for all that follow), and of collectives.
 #ifndef FSDP_RUNTIME_STEP_LOG_H_
 #define FSDP_RUNTIME_STEP_LOG_H_
 
