@@ -1,5 +1,5 @@
-// Which low-rank adapters a model gets, in the form that Python's PEFT writes
-// to adapter_config.json.
+// The low-rank adapters that a model gets, in the form that Python's PEFT
+// writes to adapter_config.json.
 #ifndef ADAPTERS_LORA_CONFIG_H_
 #define ADAPTERS_LORA_CONFIG_H_
 

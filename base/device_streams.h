@@ -93,8 +93,8 @@ class SideStream {
   DeviceEvent last_;
 };
 
-// What a device is given between two calls, recorded once and run again as a
-// whole: at::cuda::CUDAGraph for any device.
+// Records what a device is given between two calls, to run it again as a whole:
+// at::cuda::CUDAGraph for any device.
 //
 // Between BeginCapture() and EndCapture(), the work of the current stream, and
 // of streams that wait for it, is recorded and not run: memory keeps its

@@ -36,7 +36,7 @@ void Quantize(const at::Tensor& in, int64_t block, const at::Tensor& values,
 void Dequantize(const at::Tensor& out, const at::Tensor& values,
                 const at::Tensor& scales, int64_t block);
 
-// What becomes of the sum of the rows.
+// Says what to do with the sum of the rows.
 struct SumUse {
   double factor = 1;
   bool accumulate = false;  // add to what `out` holds

@@ -25,9 +25,9 @@ namespace fsdp::device_ops {
 // //device_ops/cuda is linked; other devices run one operator of LibTorch for
 // each piece.
 
-// What goes where in a 1-D buffer. A range that overlaps an earlier one is a
-// bug of the caller and stops the program; the check costs next to nothing if
-// ranges come mostly in order.
+// Says what goes where in a 1-D buffer. Overlapping ranges are a bug of the
+// caller and stop the program; the check costs next to nothing if ranges come
+// mostly in order.
 class Packing {
  public:
   // AddPiece() adds out[out_begin + i] = scale * sources[source][source_begin +

@@ -13,8 +13,8 @@ namespace fsdp::device_ops {
 
 constexpr size_t kNumbersOfPiece = 4;
 
-// What out[begin + i] gets for 0 <= i < numel: elements of `source`, or a
-// constant.
+// A range of `out`: elements of `source` or a constant for each out[begin + i],
+// 0 <= i < numel.
 struct PackedRange {
   const void* source;     // null: `value` everywhere
   c10::ScalarType dtype;  // of the source

@@ -1,5 +1,5 @@
-// Where the kernels of block_quantization.h find rows. Strides are in elements;
-// a row is contiguous.
+// The layout of rows for the kernels of block_quantization.h. Strides are in
+// elements; a row is contiguous.
 #ifndef DEVICE_OPS_ROW_LAYOUT_H_
 #define DEVICE_OPS_ROW_LAYOUT_H_
 

@@ -91,9 +91,9 @@ class FlattenParamsWrapperBase : public WrapperModule {
 
   // Makes the wrapped module's parameters leaves that look into the flat
   // parameter, registered under their own names, until the result is destroyed.
-  // What is written into them, or given to them by set_data(), goes into the
-  // flat parameter, and so do their gradients. It does nothing if there are no
-  // parameters or if they are unflattened already.
+  // Values written into them, or given to them by set_data(), go into the flat
+  // parameter, and so do their gradients. Does nothing if there are no
+  // parameters or they are unflattened.
   //
   // With `flat_data` they look into that instead, and the flat parameter stays
   // as it is. Throws StatusError (InvalidArgument) if `flat_data` differs from

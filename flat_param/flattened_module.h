@@ -94,7 +94,8 @@ class FlattenedModule {
   absl::Status SetValues(const at::Tensor& values);
 
  private:
-  // What a module has registered under a key; unregistering forgets the order.
+  // A key under which a module has registered something; unregistering forgets
+  // the order.
   struct Entry {
     std::string key;
     int parameter;      // -1: not flattened

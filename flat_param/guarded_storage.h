@@ -15,7 +15,7 @@
 
 namespace fsdp::flat_param {
 
-// What lies in a GuardedStorage. Each kind has its own tags.
+// The content of a GuardedStorage. Each kind has its own tags.
 enum class Guarded {
   kUnsharded,  // whole parameters, while their unit computes
   kResting,    // what rests between uses: shards, gradients, optimizer states

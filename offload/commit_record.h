@@ -1,5 +1,5 @@
-// What a kept file says about itself: one header, written when it is made, and
-// a record at each commit. They are plain bytes with their own checksums.
+// A kept file's description of itself: one header, written when it is made, and
+// a record at each commit, as plain bytes with their own checksums.
 #ifndef OFFLOAD_COMMIT_RECORD_H_
 #define OFFLOAD_COMMIT_RECORD_H_
 

@@ -20,7 +20,7 @@
 
 namespace fsdp::offload {
 
-// What the thread works with.
+// The parts that the thread works with.
 struct FileEngineParts {
   std::unique_ptr<const FileLayout> layout;
   std::unique_ptr<IoQueue> queue;

@@ -40,7 +40,7 @@ struct FileStoreOptions {
   // twice as much, and one that is kept a little more.
   int64_t capacity = 0;
 
-  // What is read, written and checked as one; a multiple of kPageBytes. A
+  // Blocks are read, written and checked as one; a multiple of kPageBytes. A
   // smaller write first reads the rest of its block.
   int64_t block_bytes = int64_t{1} << 20;
   // Blocks in flight. The store has as many blocks of memory.
@@ -68,7 +68,7 @@ struct FileStoreOptions {
   bool rollback = false;
   // The most regions that a kept file can have at a time.
   int64_t max_regions = 4096;
-  // How long to wait for a process that still holds a kept file.
+  // Limits the wait for a process that still holds a kept file.
   absl::Duration patience = absl::Seconds(10);
 
   // These have to outlive the store.

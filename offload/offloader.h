@@ -101,7 +101,7 @@ class Offloader {
     std::string name;
     int64_t bytes = 0;
     std::optional<int64_t> place;  // in memory_
-    // What is under way: a write behind if `writes`, else a read.
+    // The transfer under way: a write behind if `writes`, else a read.
     std::unique_ptr<Transfer> transfer;
     bool writes = false;
     bool unwritten = false;  // the store has older bytes than the memory

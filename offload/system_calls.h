@@ -1,4 +1,5 @@
-// What a file store asks of the operating system; tests replace it.
+// The calls of the operating system that a file store makes; tests replace
+// them.
 #ifndef OFFLOAD_SYSTEM_CALLS_H_
 #define OFFLOAD_SYSTEM_CALLS_H_
 

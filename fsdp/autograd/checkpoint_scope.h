@@ -1,5 +1,5 @@
-// What checkpointed regions, and units around and inside them, know of each
-// other. It is per thread: a forward or its recomputation runs on one.
+// Tells checkpointed regions, and units around and inside them, of each other,
+// per thread: a forward or its recomputation runs on one.
 #ifndef FSDP_AUTOGRAD_CHECKPOINT_SCOPE_H_
 #define FSDP_AUTOGRAD_CHECKPOINT_SCOPE_H_
 
@@ -56,7 +56,8 @@ class RegionScope {
   void NoteTrainable() { requires_grad_ = passes_grad_ = true; }
 
   bool requires_grad() const { return requires_grad_; }
-  // Whether the recomputation of what has just run is sure to have a backward.
+  // Returns whether the recomputation of what has just run will surely have a
+  // backward.
   bool passes_grad() const { return passes_grad_; }
 
  private:

@@ -40,8 +40,8 @@ struct StepRecord;
 // These are the same on all ranks.
 struct CaptureOptions {
   DeviceGraphMaker make_graph;
-  // How many steps run uncaptured before one is captured; at least 3. The first
-  // step allocates, the second prefetches, and the last two are compared.
+  // Steps that run uncaptured before one is captured; at least 3. The first
+  // allocates, the second prefetches, and the last two are compared.
   int warm_up_steps = 3;
 };
 

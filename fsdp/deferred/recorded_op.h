@@ -25,7 +25,7 @@ namespace fsdp::deferred_internal {
 
 class RecordedOp;
 
-// What a storage has instead of memory.
+// A storage without memory has this instead.
 struct History {
   uint64_t storage;                        // number of the storage
   std::shared_ptr<const RecordedOp> last;  // that has written it

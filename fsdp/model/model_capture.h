@@ -1,5 +1,5 @@
-// What a captured step (fsdp/capture/step_capture.h) needs of its model besides
-// the public calls.
+// Gives a captured step (fsdp/capture/step_capture.h) what it needs of its
+// model besides the public calls.
 #ifndef FSDP_MODEL_MODEL_CAPTURE_H_
 #define FSDP_MODEL_MODEL_CAPTURE_H_
 

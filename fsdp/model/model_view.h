@@ -47,7 +47,7 @@ struct UnitView {
   int ranks = 1;             // that it is sharded over
   // Ranks that gather for backward; 0: all that it is sharded over.
   int part_ranks = 0;
-  // For what is gathered and reduced in training.
+  // Applies to what is gathered and reduced in training.
   std::optional<comm::QuantizationOptions> quantization;
   int64_t reduce_buffer_bytes = 0;  // of all flat parameters
   std::vector<FlatView> flats;
@@ -57,7 +57,7 @@ struct UnitView {
 // between steps, change the model and not the view.
 struct ModelView {
   std::vector<UnitView> units;
-  // What the schedule was made of.
+  // The arguments that the schedule was made with.
   std::vector<ScheduledUnit> scheduled_units;
   ScheduleOptions schedule_options;
 };

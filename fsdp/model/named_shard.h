@@ -17,7 +17,7 @@ struct NamedShard {
   // empty. Writing it changes the parameter from the next gather on.
   at::Tensor shard;
   int64_t begin;  // where the range begins, in elements
-  // How many ranks hold this same range: 1 unless the unit is replicated.
+  // Ranks that hold this same range: 1 unless the unit is replicated.
   int replicas = 1;
 };
 

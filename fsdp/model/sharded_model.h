@@ -61,7 +61,7 @@ class ShardedModel final : public BackwardListener,
     bool check_order = true;
     bool ignores_parameters = false;  // some of the modules' are in no unit
     std::vector<UnitOptions> units;
-    // By unit: whether backward runs its forward again.
+    // Has true for each unit whose forward backward runs again.
     std::vector<bool> recomputed;
     CheckpointOptions recompute_options;
     std::function<bool()> is_training;  // the mode of the root module
@@ -96,8 +96,8 @@ class ShardedModel final : public BackwardListener,
   // Gathers the unit's parameters and hands them to autograd. If that fails,
   // the iteration is given up; if it is refused, nothing has changed.
   absl::Status PreForward(int unit);
-  // What a checkpointed region in the unit's forward may use. Call it after a
-  // PreForward() with grad.
+  // Tells a checkpointed region in the unit's forward what it may use. Call it
+  // after a PreForward() with grad.
   const std::shared_ptr<const RunningUnit>& running_unit(int unit) const {
     return units_[unit].running;
   }
@@ -125,8 +125,8 @@ class ShardedModel final : public BackwardListener,
   // requires grad.
   absl::Status Backward(const at::Tensor& loss, bool retain_graph);
 
-  // Whether later backwards reduce gradients. If not, gradients are kept whole
-  // for the next backward that does. The same on all ranks.
+  // Says whether later backwards reduce gradients. If not, gradients are kept
+  // whole for the next backward that does. The same on all ranks.
   void SetSynchronizes(bool synchronizes) { synchronizes_ = synchronizes; }
   bool synchronizes() const { return synchronizes_; }
   // SetUnitSynchronizes() does so for one unit, in backwards that reduce.
@@ -243,7 +243,7 @@ class ShardedModel final : public BackwardListener,
   comm::Communicator& communicator() const { return runtime_->communicator(); }
   // Limits each wait for other ranks.
   absl::Duration timeout() const { return runtime_->timeout(); }
-  // Where shards and all that is gathered lie.
+  // Shards and all that is gathered lie here.
   c10::Device device() const { return runtime_->device(); }
   // Ends the operations of this rank's groups and tells their ranks, because
   // calls of others may wait in them.
@@ -296,8 +296,8 @@ class ShardedModel final : public BackwardListener,
   absl::Status TransitionOrGiveUp(const Event& event,
                                   const std::vector<at::Tensor>& gradients);
   void NotePhase(const Event& event);
-  // What happens to reductions in flight. It is too late to wait for them once
-  // the user may have had the gradients.
+  // Says what happens to reductions in flight. It is too late to wait for them
+  // once the user may have had the gradients.
   enum class InFlight { kFinish, kDrop };
   void GiveUpIteration(const absl::Status& reason,
                        InFlight reductions = InFlight::kFinish);

@@ -47,7 +47,7 @@ struct ActivationOffloadOptions {
   // host again. A larger tensor is written when no other is, and never read
   // ahead.
   int64_t window_bytes = int64_t{64} << 20;
-  // How many earlier regions' arguments are read while backward recomputes one.
+  // Earlier regions whose arguments are read while backward recomputes one.
   int regions_ahead = 1;
   // Limits each wait for the store and each wait for the device.
   absl::Duration timeout = absl::Minutes(5);
@@ -167,8 +167,8 @@ class ActivationOffload
   ActivationOffloadStats stats_ ABSL_GUARDED_BY(mutex_);
 };
 
-// What MoveOut() has taken. The store keeps it until this is destroyed, which
-// any thread may do.
+// Holds what MoveOut() has taken. The store keeps it until this is destroyed,
+// which any thread may do.
 class MovedArguments {
  public:
   MovedArguments(const MovedArguments&) = delete;

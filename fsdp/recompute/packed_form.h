@@ -1,5 +1,5 @@
-// How the values of a tensor lie in memory as one piece of bytes, and how to
-// make the same tensor of these bytes again.
+// Packs the values of a tensor into one piece of bytes, makes the same tensor
+// of them again, and keeps the ambient state of a computation.
 #ifndef FSDP_RECOMPUTE_PACKED_FORM_H_
 #define FSDP_RECOMPUTE_PACKED_FORM_H_
 
@@ -65,10 +65,9 @@ class PackedForm {
   bool packed_already_ = false;
 };
 
-// What a computation depends on besides its arguments: the default random
-// number generators and autocast.
-
-// The state of the CPU, and of further devices, on the thread that captures it.
+// What a computation depends on besides its arguments: the default generators
+// and autocast, of the CPU and of further devices, as they are on the thread
+// that captures them.
 class AmbientState {
  public:
   // Captures the CPU and `devices`. Generators are included only with `random`.

@@ -52,7 +52,8 @@ struct MovedTensor {
   bool direct = false;
   SharedEvent down;  // null: there is none, or it is known to be over
   SharedEvent up;    // null: `packed` is what was written
-  // Where `packed` was allocated, and from when on it may be written.
+  // `owner` is the stream that `packed` was allocated for; from `ready` on it
+  // may be written.
   std::optional<c10::Stream> owner;
   SharedEvent ready;
   bool unordered = false;  // `owner` does not wait for the last copy

@@ -42,8 +42,8 @@ struct GradientBufferOptions {
   std::shared_ptr<RestingMemory> memory = nullptr;
 };
 
-// Which parameters this rank's backward has produced a gradient for; empty: not
-// known.
+// For each parameter, whether this rank's backward has produced a gradient;
+// empty: not known.
 using Produced = std::vector<bool>;
 
 // Returns the most bytes that a shard's gradient takes, which is when every

@@ -62,8 +62,8 @@ class GradientLayout {
   const std::vector<bool> trained_;
   const int64_t element_size_;
   std::vector<int> parameters_;
-  // Where each trained parameter begins, by its index, and each rank's shard,
-  // if trained parameters lie one after the other.
+  // Trained parameters one after the other: the begin of each, by its index,
+  // and of each rank's shard.
   std::vector<int64_t> begins_;
   std::vector<int64_t> shard_begins_;
   int64_t gradients_numel_ = 0;

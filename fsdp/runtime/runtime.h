@@ -83,7 +83,7 @@ class Runtime {
   const Placement& placement(int unit) const { return common_.placement(unit); }
   comm::Communicator& communicator() const { return common_.communicator(); }
   absl::Duration timeout() const { return common_.timeout(); }
-  // Where shards and all that is gathered lie.
+  // Shards and all that is gathered lie here.
   c10::Device device() const { return common_.device(); }
 
   void SetHooks(RuntimeHooks hooks);

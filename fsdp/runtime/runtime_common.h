@@ -1,5 +1,5 @@
-// What the parts of a Runtime share: units, groups, waits for collectives, the
-// log of those that were started, and steps of units.
+// The units, groups, waits, log of collectives and steps that the parts of a
+// Runtime share.
 #ifndef FSDP_RUNTIME_RUNTIME_COMMON_H_
 #define FSDP_RUNTIME_RUNTIME_COMMON_H_
 
@@ -48,7 +48,7 @@ class RuntimeCommon {
   comm::Communicator& communicator() const { return *communicator_; }
   absl::Duration timeout() const { return timeout_; }
   absl::Time Deadline() const { return absl::Now() + timeout_; }
-  // Where shards and all that is gathered lie.
+  // Shards and all that is gathered lie here.
   c10::Device device() const { return device_; }
 
   // The collectives since it was cleared.

@@ -1,4 +1,4 @@
-// What a Runtime is given: units and hooks.
+// Units and hooks for a Runtime.
 #ifndef FSDP_RUNTIME_RUNTIME_UNIT_H_
 #define FSDP_RUNTIME_RUNTIME_UNIT_H_
 
@@ -57,8 +57,8 @@ struct RuntimeUnit {
   Placement placement;
   // One for each flat parameter; empty: no memory is shared.
   std::vector<SharedFlat> shared;
-  // Where their shards rest; null for memory of their own. Empty: that is so
-  // for all.
+  // Memory that their shards rest in; null for their own. Empty: all have their
+  // own.
   std::vector<std::shared_ptr<RestingMemory>> resting;
   std::vector<std::unique_ptr<flat_param::FlatParameter>> flats;
   std::vector<GradientBufferOptions> gradients;

@@ -95,7 +95,7 @@ class ShardGradient {
   void TakeOne(int i, const at::Tensor& gradient) const;
   void AccumulateSlice(int i, const at::Tensor& segment, double scale);
   bool HoldsOurs(int i) const;
-  // Which gradients the slices of a layout have.
+  // Whose gradients the slices of a layout have.
   enum class Present { kNone, kOurs, kOthers, kMixed };
   Present PresentGradients(const GradientLayout& layout) const;
   static Use UseFor(Present present);

@@ -1,5 +1,5 @@
-// How the parameters of a planned unit become flat parameters. Sharder does so
-// with values; others predict it without.
+// Makes flat parameters of a planned unit's parameters: Sharder with values,
+// others to predict it without.
 #ifndef FSDP_SETUP_FLATS_H_
 #define FSDP_SETUP_FLATS_H_
 
@@ -23,8 +23,8 @@
 
 namespace fsdp {
 
-// What the parameters of one flat parameter have in common. Trained parameters
-// are spread over all shards if nothing frozen lies between them.
+// Properties that the parameters of one flat parameter share. Trained
+// parameters are spread over all shards if nothing frozen lies between them.
 struct FlatKind {
   c10::ScalarType stored;
   c10::ScalarType computed;

@@ -67,8 +67,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   struct OpenForward {
     int unit;
     bool is_transparent;
-    bool expects_backward;  // for a transparent one, by the graph that it
-                            // records
+    bool expects_backward;  // a transparent one's, by its graph
   };
   struct UnitState {
     StorageTag tag;
@@ -77,8 +76,8 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     bool is_frozen = false;    // in its last transparent use with a graph
     // Nodes of transparent uses whose graph lives, the oldest first.
     std::vector<std::weak_ptr<Node>> nodes;
-    // For a frozen unit: whether it was used in this iteration, and whether
-    // backward read it after that, in this iteration and in the one before.
+    // A frozen unit was used in this iteration, and then read by backward in
+    // this one and in the one before.
     bool used = false;
     bool read_by_backward = false;
     bool was_read_by_backward = true;
