@@ -34,8 +34,8 @@ absl::StatusOr<FlatLayout> LayoutOf(
     int world_size);
 
 // Returns `value`, of the parameter's sizes and any strides or sparse, as 1-D
-// in the parameter's storage order, unknown to autograd. It is copied only if
-// the strides differ.
+// in the parameter's storage order, unknown to autograd. It is copied if the
+// strides differ, or if it is sparse or a lazy negation or zero.
 at::Tensor StorageOrderOf(const at::Tensor& value, const ParameterSpec& spec);
 
 // The dtype of the whole parameters.
