@@ -85,7 +85,9 @@ absl::StatusOr<Model> MakeModel(const Flags& flags, torch::Device device,
   options.offload.parameters = flags.offload;
   options.offload.gradients = flags.offload;
   options.offload.optimizer = flags.offload;
-  options.offload.directory = std::filesystem::temp_directory_path();
+  if (flags.offload == fsdp::Tier::kSsd) {
+    options.offload.directory = std::filesystem::temp_directory_path();
+  }
   return fsdp::FullyShard(net, ranks, options);
 }
 
@@ -178,12 +180,13 @@ absl::Status Train(const Flags& flags, torch::Device device,
     }
   }
   // What decides which rows a step trains on.
-  const auto other_than_saved =
-      fsdp::checkpoint::NoteFlags({{"--batch", absl::StrCat(flags.batch)},
-                                   {"--data", flags.data},
-                                   {"--seq", absl::StrCat(flags.model.seq)},
-                                   {"--steps", absl::StrCat(flags.steps)}},
-                                  done, flags.steps, &run);
+  const auto other_than_saved = fsdp::checkpoint::NoteFlags(
+      {{"--batch", absl::StrCat(flags.batch)},
+       {"--data", flags.data},
+       {"--ranks", absl::StrCat(ranks->world_size())},
+       {"--seq", absl::StrCat(flags.model.seq)},
+       {"--steps", absl::StrCat(flags.steps)}},
+      done, flags.steps, &run);
   if (is_first) {
     std::cout << absl::StrFormat("%s, %.1f MB of text\n", ranks->ToString(),
                                  text->numel() / 1e6);
