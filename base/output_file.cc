@@ -10,6 +10,8 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <random>
 #include <string>
 #include <utility>
@@ -172,6 +174,12 @@ absl::Status OutputFile::Write(absl::string_view contents,
   FSDP_ASSIGN_OR_RETURN(PartialFile file, PartialFile::Create(path_));
   FSDP_RETURN_IF_ERROR(file.Write(contents));
   return file.Publish();
+}
+
+std::string ResolvePath(const std::string& path) {
+  const char* const folder = std::getenv("BUILD_WORKING_DIRECTORY");
+  if (path.empty() || folder == nullptr) return path;
+  return std::filesystem::path(folder) / path;
 }
 
 absl::Status WriteOutputFile(const std::string& path,

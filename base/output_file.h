@@ -66,6 +66,10 @@ class OutputFile {
 absl::Status WriteOutputFile(const std::string& path,
                              absl::string_view contents);
 
+// Returns the path that a user means by `path`: `bazel run` starts programs in
+// another folder than the user's. An empty one stays empty.
+std::string ResolvePath(const std::string& path);
+
 // Reads of files that must be regular ones: a FIFO would wait for its writer,
 // and a device may never end.
 

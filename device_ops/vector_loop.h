@@ -1,4 +1,4 @@
-// What the host's loops over floating-point numbers share.
+// Parts that the host's loops over floating-point numbers share.
 #ifndef DEVICE_OPS_VECTOR_LOOP_H_
 #define DEVICE_OPS_VECTOR_LOOP_H_
 

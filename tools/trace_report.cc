@@ -2,7 +2,6 @@
 //   bazel run //tools:trace_report -- --csv=sums.csv trace.json
 #include <cerrno>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -25,13 +24,6 @@ ABSL_FLAG(std::string, csv, "", "Write all sums to this file.");
 
 namespace fsdp::trace_report {
 namespace {
-
-// What the user meant, also under `bazel run`.
-std::string ResolvePath(const std::string& path) {
-  const char* directory = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (path.empty() || directory == nullptr) return path;
-  return std::filesystem::path(directory) / path;
-}
 
 absl::Status Run(const std::vector<char*>& arguments) {
   std::vector<std::string> paths;

@@ -38,8 +38,8 @@ class FakeDeviceGraph final : public DeviceGraph {
   absl::Status Replay() override;
   void Reset() override;
 
-  // What was captured, a line each: equal for captures of equal operations on
-  // equal memory.
+  // The captured operations, a line each: captures of equal operations on equal
+  // memory have equal lines.
   std::vector<std::string> Operations() const;
 
  private:

@@ -1,7 +1,5 @@
 #include "examples/gpt/flags.h"
 
-#include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <string>
 #include <utility>
@@ -16,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "examples/gpt/data.h"
 
@@ -55,6 +54,8 @@ ABSL_FLAG(std::string, export, "",
 namespace gpt {
 namespace {
 
+using ::fsdp::ResolvePath;
+
 absl::Status Invalid(absl::string_view flag, absl::string_view value,
                      absl::string_view why) {
   return absl::InvalidArgumentError(
@@ -80,13 +81,6 @@ absl::StatusOr<T> Choose(absl::string_view flag, const std::string& value,
                                  [](std::string* out, const auto& choice) {
                                    out->append(choice.first);
                                  })));
-}
-
-// As seen from where `bazel run` was called.
-std::string ResolvePath(const std::string& path) {
-  const char* const folder = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (path.empty() || folder == nullptr) return path;
-  return std::filesystem::path(folder) / path;
 }
 
 absl::Status Check(const Flags& flags) {

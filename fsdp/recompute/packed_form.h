@@ -65,9 +65,9 @@ class PackedForm {
   bool packed_already_ = false;
 };
 
-// What a computation depends on besides its arguments: the default generators
-// and autocast, of the CPU and of further devices, as they are on the thread
-// that captures them.
+// A computation depends on this besides its arguments: on the default
+// generators and autocast of the CPU and of further devices, as they are on the
+// thread that captures them.
 class AmbientState {
  public:
   // Captures the CPU and `devices`. Generators are included only with `random`.

@@ -1,4 +1,4 @@
-// What tests of ActivationOffload make and ask for.
+// Tests of ActivationOffload make their tensors and ask for them by these.
 #ifndef FSDP_TESTING_ACTIVATION_OFFLOAD_CALLS_H_
 #define FSDP_TESTING_ACTIVATION_OFFLOAD_CALLS_H_
 
@@ -52,7 +52,7 @@ inline std::unique_ptr<MovedArguments> MoveOut(
   return offload.MoveOut(pointers, "a region");
 }
 
-// Whether `moved` is one tensor, with the values of `expected`.
+// Returns OK if `moved` is one tensor that has the values of `expected`.
 inline absl::Status CheckMovesIn(MovedArguments& moved,
                                  const at::Tensor& expected) {
   FSDP_ASSIGN_OR_RETURN(const std::vector<at::Tensor> tensors, moved.MoveIn());

@@ -58,7 +58,7 @@ struct Kind {
 
 std::vector<Kind> Kinds();
 
-// What `make` of a Kind makes of one group.
+// Makes an optimizer over one group of `leaves` by the `make` of a Kind.
 std::unique_ptr<torch::optim::Optimizer> Of(
     const std::function<std::unique_ptr<torch::optim::Optimizer>(
         std::vector<torch::optim::OptimizerParamGroup>)>& make,

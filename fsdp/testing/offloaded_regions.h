@@ -52,7 +52,8 @@ class Chain {
   at::Tensor Loss(const CheckpointOptions& options,
                   std::vector<WeakStorage>* memory = nullptr);
 
-  // Of parameters and input, which start anew.
+  // Returns the gradients of the parameters and the input, which then have
+  // none.
   std::vector<at::Tensor> TakeGradients();
 
  private:

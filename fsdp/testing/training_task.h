@@ -30,7 +30,7 @@ namespace fsdp::testing {
 
 // A model's forward.
 using TensorFunction = std::function<at::Tensor(const at::Tensor&)>;
-// What an optimizer trains, by the names that parameters have in the model.
+// An optimizer trains these; the names are those of the model's parameters.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using OptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
     const NamedTensors&)>;
@@ -43,7 +43,7 @@ struct ClipBy {
   double norm_type;
 };
 
-// What is done with any model.
+// A training that can be done with any model.
 struct TrainingTask {
   // Mean loss over the data with the number `part`; every rank has a part of
   // its own for each backward.

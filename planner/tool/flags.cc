@@ -1,8 +1,6 @@
 #include "planner/tool/flags.h"
 
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "planner/simulator/sharding.h"
 #include "planner/simulator/step_simulator.h"
@@ -241,12 +240,6 @@ StepOptions ReadStep() {
   step.memory.backwards_per_step = absl::GetFlag(FLAGS_backwards);
   step.memory.optimizer_state = absl::GetFlag(FLAGS_optimizer_state);
   return step;
-}
-
-std::string ResolvePath(const std::string& path) {
-  const char* directory = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (path.empty() || directory == nullptr) return path;
-  return std::filesystem::path(directory) / path;
 }
 
 absl::StatusOr<Settings> ReadFlags() {

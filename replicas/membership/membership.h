@@ -61,7 +61,7 @@ struct MembershipOptions {
 // and another calls Poll() every beat_interval and aborts collectives of
 // columns once latest().epoch is newer than theirs.
 //
-// Of each replica rank 0 alone calls Request() and AwaitMembership(), and tells
+// In each replica rank 0 alone calls Request() and AwaitMembership(), and tells
 // the others the entry's number, or the error; they take it by Entry(). (A rank
 // that waited by itself might do so for ever: the replica may be lost again
 // before it looks.) Then every rank goes through the same entries, one by one:

@@ -1,4 +1,4 @@
-// What the processes that tests of LaunchReplicas() start do.
+// Tests of LaunchReplicas() start processes, which play these roles.
 #ifndef REPLICAS_TESTING_LAUNCH_REPLICAS_ROLES_H_
 #define REPLICAS_TESTING_LAUNCH_REPLICAS_ROLES_H_
 

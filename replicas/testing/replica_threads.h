@@ -72,8 +72,8 @@ struct ThreadsResult {
   int losses = 0;  // that came to pass
 };
 
-// Of the model with which a life begins, whose state counts only where a run is
-// founded by it.
+// Returns the seed of the model with which a life begins. The model's state
+// counts only if this life founds the run.
 int SeedOf(const ReplicaId& id);
 inline constexpr int64_t kDim = 5;
 inline constexpr int kBlocks = 2;

@@ -84,6 +84,8 @@ def cc_binary(**attributes):
 
 def cc_test(size = "small", **attributes):
     attributes = dict(_with_files(attributes, {"srcs": ".cc"}), size = size)
+    if not attributes.get("srcs"):
+        fail("{} has no source, and would pass without a case: name one".format(attributes["name"]))
     _cc_test(**_with_precompiled(_with_deps(attributes, TEST_DEPS), "precompiled_for_tests"))
 
 def cc_fuzz_test(name, srcs, corpus, mutations, deps = []):

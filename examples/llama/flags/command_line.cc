@@ -4,8 +4,6 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -43,12 +41,6 @@ absl::Status ParseFlags(int argc, char** argv, absl::string_view usage,
   if (rest.size() <= 1) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("what is ", rest[1], "? Flags begin with --"));
-}
-
-std::string ResolvePath(const std::string& path) {
-  const char* const directory = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (path.empty() || directory == nullptr) return path;
-  return std::filesystem::path(directory) / path;
 }
 
 bool AbslParseFlag(absl::string_view text, Base* base, std::string* error) {

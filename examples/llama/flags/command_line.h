@@ -20,10 +20,6 @@ namespace llama {
 absl::Status ParseFlags(int argc, char** argv, absl::string_view usage,
                         const std::string& file);
 
-// Returns a path as the user meant it, also under `bazel run`; empty stays
-// empty.
-std::string ResolvePath(const std::string& path);
-
 // A flag for the frozen weights under adapters, which are kept in the dtype
 // that the model computes in (kPrecision) or in int8.
 

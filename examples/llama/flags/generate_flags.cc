@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "examples/llama/flags/command_line.h"
 #include "examples/llama/generation/generator.h"
@@ -53,6 +54,8 @@ ABSL_FLAG(int, threads, llama::GenerateFlags().threads,
 
 namespace llama {
 namespace {
+
+using ::fsdp::ResolvePath;
 
 constexpr char kUsage[] =
     "Continues a text or tokens with a Llama, Qwen2 or Qwen3, in one process, "

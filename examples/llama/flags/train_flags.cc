@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "adapters/lora_config.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/flags/command_line.h"
@@ -172,6 +173,8 @@ ABSL_FLAG(std::string, save_adapter, "",
 
 namespace llama {
 namespace {
+
+using ::fsdp::ResolvePath;
 
 void ReadLora(TrainFlags& flags) {
   const int64_t rank = absl::GetFlag(FLAGS_lora_rank);

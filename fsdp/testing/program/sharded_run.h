@@ -101,8 +101,8 @@ class ShardedRun {
   comm::Communicator& world_;
   const std::string directory_;
   const double tolerance_;
-  // Of the largest loss, at least 1: gradients that should be zero are
-  // roundings of what a model that diverges has to subtract.
+  // The largest loss, at least 1, to which tolerances are relative: gradients
+  // that should be zero are roundings of what a model that diverges subtracts.
   double scale_ = 1;
   SeededChoices delays_;
   std::optional<comm::Mesh> mesh_;

@@ -25,7 +25,8 @@
 
 namespace fsdp::testing {
 
-// Of this rank, so that the same model runs with its regions and without.
+// Each rank switches its own, so that one model runs with its regions and
+// without.
 inline thread_local bool regions_are_on = true;
 
 template <typename Fn>

@@ -1,4 +1,4 @@
-// What a training step is fed with.
+// The rows that a training step is fed with.
 #ifndef TESTING_GPT_DATA_BATCH_H_
 #define TESTING_GPT_DATA_BATCH_H_
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -14,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "fsdp/options/offload_options.h"
 #include "testing/gpt/flags/offload_flags.h"
@@ -292,17 +291,13 @@ ABSL_FLAG(int64_t, sample, gpt::TrainOptions().sample,
 namespace gpt {
 namespace {
 
+using ::fsdp::ResolvePath;
+
 // "--save-init=x" as "--save_init=x": dashes in the name, not in the value.
 void UseUnderscores(std::string& argument) {
   if (!absl::StartsWith(argument, "--")) return;
   const auto end = std::find(argument.begin(), argument.end(), '=');
   std::replace(argument.begin() + 2, end, '-', '_');
-}
-
-std::string ResolvePath(const std::string& path) {
-  const char* directory = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (path.empty() || directory == nullptr) return path;
-  return std::filesystem::path(directory) / path;
 }
 
 absl::StatusOr<fsdp::OffloadOptions> ReadOffloadFlags() {

@@ -1,4 +1,4 @@
-// What a training run is asked to do.
+// The options of a training run.
 #ifndef TESTING_GPT_FLAGS_OPTIONS_H_
 #define TESTING_GPT_FLAGS_OPTIONS_H_
 
@@ -23,8 +23,8 @@ struct GptConfig {
 
 enum class Backend { kAuto, kLocal, kSharedMemory, kGloo };
 enum class Device { kCpu, kCuda };
-// Of tensors on a GPU. kAuto: kNccl where each rank of a host has a GPU of its
-// own.
+// This backend moves tensors that are on a GPU. kAuto is kNccl where each rank
+// of a host has a GPU of its own.
 using fsdp::comm::DeviceBackend;
 // kNone: every rank on its own; the others as fsdp::ShardingStrategy.
 enum class Sharding { kFull, kGradients, kOptimizer, kReplicated, kNone };

@@ -1,4 +1,4 @@
-// What a replica of a job of replicas is asked to do.
+// The options of one replica of a job of replicas.
 #ifndef TESTING_GPT_FLAGS_REPLICA_OPTIONS_H_
 #define TESTING_GPT_FLAGS_REPLICA_OPTIONS_H_
 

@@ -10,9 +10,9 @@
 
 namespace gpt {
 
-// Of a chain of layers on one rank, whose forward and backward run in the same
-// thread. Every layer's forward and backward take longer by a part of their own
-// CPU time that is uniform in [0, share).
+// Slows down a chain of layers on one rank, whose forward and backward run in
+// the same thread. Every layer's forward and backward take longer by a part of
+// their own CPU time that is uniform in [0, share).
 class Jitter {
  public:
   // `share` is at least 0.

@@ -57,7 +57,7 @@ class GptImpl : public torch::nn::Module {
   // logits [batch, tokens, vocab].
   at::Tensor forward(const at::Tensor& tokens);
 
-  // Of the blocks.
+  // Every block is slowed down by `jitter` from then on.
   void set_jitter(const Jitter& jitter);
 
  private:
