@@ -102,7 +102,7 @@ class Training {
     return absl::ToDoubleSeconds(absl::Now() - begin);
   }
 
-  const OffloadSpace* space() { return model().offload(); }
+  const OffloadSpace* space() { return model().sharded_model().offload(); }
 
  private:
   ShardedModuleBase& model() { return **model_; }

@@ -3,22 +3,44 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "fsdp/describe/describe.h"
 #include "fsdp/model/order_check.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/grad_clip.h"
+#include "fsdp/resting/offload_space.h"
 #include "fsdp/state/module_archive.h"
 
 namespace fsdp {
+
+NoSyncScope::NoSyncScope(std::shared_ptr<ShardedModel> model)
+    : model_(std::move(model)), before_(model_->synchronizes()) {
+  model_->SetSynchronizes(false);
+}
+
+NoSyncScope::~NoSyncScope() {
+  if (model_ != nullptr) model_->SetSynchronizes(before_);
+}
+
+const std::vector<NamedShard>& ShardedModuleBase::NamedShards() const {
+  return model_->NamedShards();
+}
 
 std::vector<at::Tensor> ShardedModuleBase::Parameters() const {
   std::vector<at::Tensor> parameters;
@@ -27,6 +49,55 @@ std::vector<at::Tensor> ShardedModuleBase::Parameters() const {
     parameters.push_back(named.shard);
   }
   return parameters;
+}
+
+absl::Status ShardedModuleBase::Backward(const at::Tensor& loss,
+                                         bool retain_graph) {
+  return model_->Backward(loss, retain_graph);
+}
+
+absl::Status ShardedModuleBase::StepInBackward(
+    std::function<absl::Status(absl::Span<const NamedShard>)> step) {
+  return model_->StepInBackward(std::move(step));
+}
+
+absl::Status ShardedModuleBase::SetReductionHooks(
+    ReduceScatterHook reduce_scatter, AllReduceHook all_reduce) {
+  return model_->SetReductionHooks(std::move(reduce_scatter),
+                                   std::move(all_reduce));
+}
+
+absl::Status ShardedModuleBase::SetGradientDivideFactors(double before,
+                                                         double after) {
+  return model_->SetGradientDivideFactors(before, after);
+}
+
+absl::Status ShardedModuleBase::SetTrainable(absl::string_view name,
+                                             bool trainable) {
+  return model_->SetTrainable(name, trainable);
+}
+
+MemoryStats ShardedModuleBase::memory_stats() const {
+  return model_->memory_stats();
+}
+
+MemoryPlan ShardedModuleBase::PlanMemory(
+    const MemoryPlanOptions& options) const {
+  return fsdp::PlanMemory(*model_, options);
+}
+
+std::string ShardedModuleBase::Describe() const {
+  return fsdp::Describe(*model_);
+}
+
+std::optional<OffloadStats> ShardedModuleBase::offload_stats() const {
+  const OffloadSpace* const space = model_->offload();
+  if (space == nullptr) return std::nullopt;
+  return space->stats();
+}
+
+comm::Communicator& ShardedModuleBase::communicator() const {
+  return model_->communicator();
 }
 
 // NOLINTNEXTLINE(google-default-arguments): as LibTorch declares it.

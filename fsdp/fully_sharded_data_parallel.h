@@ -28,8 +28,10 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <type_traits>
@@ -43,33 +45,33 @@
 #include "base/forward_like.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "fsdp/describe/describe.h"
+#include "fsdp/describe/memory_plan.h"
+#include "fsdp/memory/memory_stats.h"
 #include "fsdp/model/forward.h"
-#include "fsdp/model/sharded_model.h"
+#include "fsdp/model/named_shard.h"
 #include "fsdp/options/options.h"
 #include "fsdp/options/wrap_policy.h"
 #include "fsdp/runtime/reduction_hooks.h"
-#include "fsdp/shard_module.h"
 #include "fsdp/state/full_params.h"
 #include "fsdp/state/optimizer_state.h"
 #include "fsdp/state/state_dict.h"
 
 namespace fsdp {
 
+class ShardedModel;
+
+namespace comm {
+class Communicator;
+class Mesh;
+}  // namespace comm
+
 // The scope that ShardedModuleBase::NoSync() returns. Scopes may be nested.
 class NoSyncScope {
  public:
-  explicit NoSyncScope(std::shared_ptr<ShardedModel> model)
-      : model_(std::move(model)), before_(model_->synchronizes()) {
-    model_->SetSynchronizes(false);
-  }
+  explicit NoSyncScope(std::shared_ptr<ShardedModel> model);
   NoSyncScope(NoSyncScope&&) noexcept = default;
   NoSyncScope& operator=(NoSyncScope&&) = delete;
-  ~NoSyncScope() {
-    if (model_ != nullptr) model_->SetSynchronizes(before_);
-  }
+  ~NoSyncScope();
 
  private:
   std::shared_ptr<ShardedModel> model_;
@@ -96,9 +98,7 @@ class ShardedModuleBase : public torch::nn::Module {
   std::vector<at::Tensor> Parameters() const;
   // The tensors of Parameters() with names and full shapes, for parameter
   // groups.
-  const std::vector<NamedShard>& NamedShards() const {
-    return model_->NamedShards();
-  }
+  const std::vector<NamedShard>& NamedShards() const;
 
   // Runs loss.backward(), with errors as a Status. Collective. An error may
   // concern this rank alone. After it the model is ready for the next
@@ -107,9 +107,7 @@ class ShardedModuleBase : public torch::nn::Module {
   // (Options::abort_on_failure). InvalidArgument: the loss is not one element
   // that requires grad; nothing was done. A plain loss.backward() works as
   // well, but tells the peers nothing when it throws.
-  absl::Status Backward(const at::Tensor& loss, bool retain_graph = false) {
-    return model_->Backward(loss, retain_graph);
-  }
+  absl::Status Backward(const at::Tensor& loss, bool retain_graph = false);
 
   // Scales all gradients so that their `norm_type`-norm over all ranks is at
   // most `max_norm`, and returns the norm before scaling. Call it between
@@ -124,35 +122,31 @@ class ShardedModuleBase : public torch::nn::Module {
                                           double norm_type = 2.0);
 
   // Makes backwards step the optimizer, unit by unit, until it is called with
-  // null; see ShardedModel::StepInBackward(). With a torch::optim optimizer
-  // over Parameters(), which skips shards without a gradient:
+  // null. `step` gets a unit's shards as soon as their gradients are complete,
+  // steps them and drops the gradients, so that those of a unit or two are
+  // alive at a time. While it runs, no other shard has a gradient. With a
+  // torch::optim optimizer over Parameters(), which skips shards without one:
   //   [&](auto) { optimizer.step(); optimizer.zero_grad();
   //               return absl::OkStatus(); }
-  absl::Status StepInBackward(ShardedModel::UnitStep step) {
-    return model_->StepInBackward(std::move(step));
-  }
+  // FailedPrecondition: inside a forward or backward, or with
+  // OffloadOptions::keep.
+  absl::Status StepInBackward(
+      std::function<absl::Status(absl::Span<const NamedShard>)> step);
   // Replaces the communicator's reductions, for example by those of
   // gradient_sync.h; null keeps the communicator's. FailedPrecondition: the
   // model has hooks already, or is inside a forward or backward.
   absl::Status SetReductionHooks(ReduceScatterHook reduce_scatter,
-                                 AllReduceHook all_reduce = nullptr) {
-    return model_->SetReductionHooks(std::move(reduce_scatter),
-                                     std::move(all_reduce));
-  }
+                                 AllReduceHook all_reduce = nullptr);
   // Sets what gradients are divided by before and after reductions, in place of
   // Options::gradients. InvalidArgument: a factor is not positive.
   // FailedPrecondition: inside a forward or backward.
-  absl::Status SetGradientDivideFactors(double before, double after) {
-    return model_->SetGradientDivideFactors(before, after);
-  }
+  absl::Status SetGradientDivideFactors(double before, double after);
 
   // Freezes or unfreezes a parameter from the next forward on. All ranks make
   // the same call. NotFound: no parameter has this name. InvalidArgument: the
   // parameter holds bytes, which have no gradient. FailedPrecondition: inside
   // a forward, a backward or a scope of full parameters.
-  absl::Status SetTrainable(absl::string_view name, bool trainable) {
-    return model_->SetTrainable(name, trainable);
-  }
+  absl::Status SetTrainable(absl::string_view name, bool trainable);
 
   // In its scope backwards keep gradients whole on this rank instead of
   // reducing them. The first backward after it reduces the sum. All ranks open
@@ -225,18 +219,16 @@ class ShardedModuleBase : public torch::nn::Module {
   }
 
   // Bytes of gathered parameters and of reduce buffers, current and peak.
-  MemoryStats memory_stats() const { return model_->memory_stats(); }
+  MemoryStats memory_stats() const;
   // Predicts the memory that this rank will need, by kind.
   MemoryPlan PlanMemory(
-      const MemoryPlanOptions& options = MemoryPlanOptions()) const {
-    return fsdp::PlanMemory(*model_, options);
-  }
+      const MemoryPlanOptions& options = MemoryPlanOptions()) const;
   // Describes the units with strategies, sizes and dtypes, and the memory plan.
-  std::string Describe() const { return fsdp::Describe(*model_); }
-  // Tells what rests off the device and what that costs
-  // (fsdp/resting/offload_space.h); null without Options::offload.
-  const OffloadSpace* offload() const { return model_->offload(); }
-  comm::Communicator& communicator() const { return model_->communicator(); }
+  std::string Describe() const;
+  // Tells what rests off the device and what that costs; nothing without
+  // Options::offload. Describe() shows the plan.
+  std::optional<OffloadStats> offload_stats() const;
+  comm::Communicator& communicator() const;
 
   // The model underneath, for other parts of this library. Not for users.
   ShardedModel& sharded_model() { return *model_; }
@@ -298,13 +290,33 @@ class FullyShardedDataParallel
   const std::shared_ptr<M>& module() const { return this->get()->module(); }
 };
 
+// These are FullyShard() without the type of the module, which calls them.
+absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
+    const std::shared_ptr<torch::nn::Module>& root, const comm::Mesh& mesh,
+    const Options& options);
+absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
+    const std::shared_ptr<torch::nn::Module>& root,
+    std::shared_ptr<comm::Communicator> ranks, const Options& options);
+
 // Shards `module` over the ranks of `mesh`. Collective. Afterwards the module's
-// parameters hold values only while their unit computes.
+// parameters hold values only while their unit computes. In a mesh of two
+// dimensions the first replicates and the second shards, for units whose
+// strategy is hybrid. Units are sharded one after another: beyond the units
+// that are still to be sharded, a rank holds its shards and at most two copies
+// of one unit. Modules do not change, except that a Sequential calls its
+// children that are units through fsdp::Forward.
 //
-// If one rank refuses, all ranks refuse with the same text, and the module is
-// unchanged; ShardModule() in shard_module.h lists the reasons. After any other
-// error the mesh is aborted and the module of no more use, since some of its
-// units may be sharded: make it anew in a new group.
+// All ranks check before anything is changed. If one rank refuses, all refuse
+// with the same text, and the module is unchanged:
+//   InvalidArgument     there are no parameters, or some cannot be sharded;
+//                       one unit is on two devices; options make no sense,
+//                       alone or with this mesh; models or options differ
+//                       between ranks
+//   FailedPrecondition  parameters belong to a unit already, or an optimizer
+//                       seems to hold them; inference mode is on; a
+//                       DeferredInit scope is open
+// After any other error the mesh is aborted and the module of no more use,
+// since some of its units may be sharded: make it anew in a new group.
 template <typename M>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
     std::shared_ptr<M> module, const comm::Mesh& mesh,
@@ -321,10 +333,11 @@ template <typename M>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
     std::shared_ptr<M> module, std::shared_ptr<comm::Communicator> communicator,
     const Options& options = Options()) {
-  FSDP_ASSIGN_OR_RETURN(
-      comm::Mesh mesh,
-      comm::Mesh::Create(std::move(communicator), {{"shard", -1}}));
-  return FullyShard(std::move(module), mesh, options);
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<ShardedModel> model,
+                        ShardModule(module, std::move(communicator), options));
+  return FullyShardedDataParallel<M>(
+      std::make_shared<FullyShardedDataParallelImpl<M>>(std::move(module),
+                                                        std::move(model)));
 }
 
 // Shards the module of a holder, such as torch::nn::Linear. `ranks` is a mesh

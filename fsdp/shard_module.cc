@@ -1,5 +1,4 @@
-#include "fsdp/shard_module.h"
-
+// Turns a module's parameters into shards: FullyShard() without the type.
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
@@ -25,8 +24,10 @@
 #include "comm/mesh.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/describe/describe.h"
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sequential_adapter.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/precision/buffer_precision.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/runtime/runtime.h"
@@ -220,6 +221,14 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
   }
   if (options.verbose && world.rank() == 0) std::cerr << Describe(*model);
   return model;
+}
+
+absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
+    const std::shared_ptr<torch::nn::Module>& root,
+    std::shared_ptr<comm::Communicator> ranks, const Options& options) {
+  FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh,
+                        comm::Mesh::Create(std::move(ranks), {{"shard", -1}}));
+  return ShardModule(root, mesh, options);
 }
 
 }  // namespace fsdp

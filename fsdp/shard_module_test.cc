@@ -1,4 +1,3 @@
-#include "fsdp/shard_module.h"
 
 // What sharding refuses: a clear error, the same on every rank, and nothing
 // changed.

@@ -28,14 +28,6 @@ struct OffloaderOptions {
   PageAllocator* allocator = &PageAllocator::System();
 };
 
-struct OffloaderStats {
-  int64_t found = 0;          // in memory when acquired
-  int64_t prefetched = 0;     // being read ahead when acquired
-  int64_t missed = 0;         // neither
-  double waited_seconds = 0;  // for reads and writes
-  int64_t peak_memory_bytes = 0;
-};
-
 // An entry is a region of a store. It is in memory from Acquire() to Release(),
 // and afterwards until something else needs the room; the least recently used
 // entry goes first. A changed entry is written as soon as it is released.

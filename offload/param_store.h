@@ -76,6 +76,15 @@ struct StoreStats {
   int64_t peak_used_bytes = 0;
 };
 
+// What an Offloader, one memory in front of several stores, has done.
+struct OffloaderStats {
+  int64_t found = 0;          // in memory when acquired
+  int64_t prefetched = 0;     // being read ahead when acquired
+  int64_t missed = 0;         // neither
+  double waited_seconds = 0;  // for reads and writes
+  int64_t peak_memory_bytes = 0;
+};
+
 // Has regions of fixed sizes, which are read and written in ranges, many at a
 // time. A region has a name, which errors repeat ("blocks.3, exp_avg"), and
 // reads as zeros until it is written.

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/device_streams.h"
+#include "fsdp/memory/memory_stats.h"
 
 namespace fsdp {
 
@@ -27,13 +28,6 @@ class BufferPool {
   // Waits, or lets the device's current stream wait, until the reader of a
   // buffer is done. It is dropped without a call if nobody needs the buffer.
   using AwaitReader = absl::AnyInvocable<absl::Status() const>;
-
-  struct Stats {
-    int64_t in_use_bytes = 0;       // handed out at present
-    int64_t peak_in_use_bytes = 0;  // most handed out at once
-    int64_t reserved_bytes = 0;     // allocated, handed out or not
-    int64_t allocations = 0;        // in all, without discarded buffers
-  };
 
   // While a new buffer fits into `room` bytes, Acquire() allocates instead of
   // waiting for the uses of a free one. After that it reuses buffers, and lets
@@ -65,7 +59,7 @@ class BufferPool {
   // Returns the buffers that are not handed out.
   std::vector<at::Tensor> free_buffers() const;
 
-  const Stats& stats() const { return stats_; }
+  const PoolStats& stats() const { return stats_; }
 
  private:
   struct FreeBuffer {
@@ -85,7 +79,7 @@ class BufferPool {
   Allocate allocate_;
   int64_t room_;
   std::vector<FreeBuffer> free_;  // in order of release
-  Stats stats_;
+  PoolStats stats_;
 };
 
 }  // namespace fsdp

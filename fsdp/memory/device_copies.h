@@ -47,7 +47,7 @@ class DeviceCopies {
   // Makes the host wait for `event`. DeadlineExceeded.
   absl::Status Await(const SharedEvent& event) const;
 
-  BufferPool::Stats stats() const { return memory_.stats(); }
+  PoolStats stats() const { return memory_.stats(); }
 
  private:
   const c10::Device device_;

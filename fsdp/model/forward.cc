@@ -6,53 +6,73 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "base/torch_status.h"
+#include "fsdp/autograd/autograd.h"
+#include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
 
 namespace fsdp {
 
-ForwardScope::ForwardScope(const torch::nn::Module& module)
-    : handle_(FindUnit(module)) {
-  if (!handle_.has_value()) return;
+struct ForwardScope::State {
+  explicit State(UnitHandle of) : handle(std::move(of)) {}
+
+  ShardedModel& model() const { return *handle.model(); }
+  int unit() const { return handle.unit(); }
+
+  const UnitHandle handle;
+  std::optional<UnitScope> scope;
+  bool watches_inputs = false;
+  SeenTensors inputs;
+  absl::Status thrown;
+  bool finished = false;
+};
+
+ForwardScope::ForwardScope(const torch::nn::Module& module) {
+  std::optional<UnitHandle> handle = FindUnit(module);
+  if (!handle.has_value()) return;
+  state_ = std::make_unique<State>(*std::move(handle));
   // The destructor does not run when this throws, and PreForward() has cleaned
   // up then.
-  ThrowIfError(handle_->model()->PreForward(handle_->unit()));
-  const auto& running = handle_->model()->running_unit(handle_->unit());
-  if (running != nullptr) scope_.emplace(running);
-  watches_inputs_ = c10::GradMode::is_enabled();
+  ThrowIfError(state_->model().PreForward(state_->unit()));
+  const auto& running = state_->model().running_unit(state_->unit());
+  if (running != nullptr) state_->scope.emplace(running);
+  state_->watches_inputs = c10::GradMode::is_enabled();
 }
 
 ForwardScope::~ForwardScope() {
-  if (!handle_.has_value() || finished_) return;
-  handle_->model()->AbandonForward(handle_->unit(), thrown_);
+  if (state_ == nullptr || state_->finished) return;
+  state_->model().AbandonForward(state_->unit(), state_->thrown);
 }
 
 bool ForwardScope::casts_inputs() const {
-  return handle_->model()->CastsInputs(handle_->unit());
+  return state_->model().CastsInputs(state_->unit());
 }
 
 void ForwardScope::CastInputs(const std::vector<at::Tensor*>& inputs) {
-  handle_->model()->CastInputs(handle_->unit(), inputs);
+  state_->model().CastInputs(state_->unit(), inputs);
 }
 
+bool ForwardScope::watches_inputs() const { return state_->watches_inputs; }
+
 void ForwardScope::WatchInput(const at::Tensor& input) {
-  inputs_.Add(input);
-  handle_->model()->WatchInput(handle_->unit(), input);
+  state_->inputs.Add(input);
+  state_->model().WatchInput(state_->unit(), input);
 }
 
 void ForwardScope::ThrowFailure() const {
-  if (handle_.has_value()) ThrowIfError(handle_->model()->TakeFailure());
+  if (state_ != nullptr) ThrowIfError(state_->model().TakeFailure());
 }
 
 void ForwardScope::NoteException() {
-  if (!handle_.has_value()) return;
-  thrown_ = TorchToStatus("forward", [this] {
+  if (state_ == nullptr) return;
+  state_->thrown = TorchToStatus("forward", [this] {
     try {
       throw;
     } catch (c10::Error& error) {
@@ -60,7 +80,7 @@ void ForwardScope::NoteException() {
       if (error.context().empty()) {
         error.add_context(
             absl::StrCat("in the forward of unit ",
-                         handle_->model()->unit_name(handle_->unit())));
+                         state_->model().unit_name(state_->unit())));
       }
       throw;
     }
@@ -90,9 +110,9 @@ std::optional<RecomputedUnit> FindRecomputed(const torch::nn::Module& module) {
 
 void ForwardScope::Finish(const std::vector<at::Tensor*>& outputs) {
   const absl::Status status =
-      handle_->model()->PostForward(handle_->unit(), outputs, inputs_);
+      state_->model().PostForward(state_->unit(), outputs, state_->inputs);
   // What PostForward() refuses it has cleaned up; what it throws it has not.
-  finished_ = true;
+  state_->finished = true;
   ThrowIfError(status);
 }
 

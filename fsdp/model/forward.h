@@ -14,12 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "base/status_error.h"
-#include "fsdp/autograd/autograd.h"
-#include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/autograd/tensor_tree.h"
-#include "fsdp/model/model_view.h"
 #include "fsdp/options/options.h"
 #include "fsdp/recompute/checkpoint.h"
 
@@ -35,12 +30,12 @@ class ForwardScope {
   ForwardScope& operator=(const ForwardScope&) = delete;
   ~ForwardScope();
 
-  bool is_unit() const { return handle_.has_value(); }
+  bool is_unit() const { return state_ != nullptr; }
   // Returns whether CastInputs() has to be called.
   bool casts_inputs() const;
   void CastInputs(const std::vector<at::Tensor*>& inputs);
   // Returns whether WatchInput() has to be called for each input tensor.
-  bool watches_inputs() const { return watches_inputs_; }
+  bool watches_inputs() const;
   void WatchInput(const at::Tensor& input);
   // Runs the module's forward. If an exception only follows from an error of
   // ours, that error is thrown instead.
@@ -58,16 +53,13 @@ class ForwardScope {
   void Finish(const std::vector<at::Tensor*>& outputs);
 
  private:
+  struct State;
+
   void ThrowFailure() const;
   // Keeps the text of the present exception, for the other ranks.
   void NoteException();
 
-  const std::optional<UnitHandle> handle_;
-  std::optional<UnitScope> scope_;
-  bool watches_inputs_ = false;
-  SeenTensors inputs_;
-  absl::Status thrown_;
-  bool finished_ = false;
+  std::unique_ptr<State> state_;  // null: the module is no unit
 };
 
 // A unit whose forward backward will run again.

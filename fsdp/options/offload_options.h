@@ -3,6 +3,7 @@
 #ifndef FSDP_OPTIONS_OFFLOAD_OPTIONS_H_
 #define FSDP_OPTIONS_OFFLOAD_OPTIONS_H_
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -111,6 +112,15 @@ struct OffloadOptions {
 
   // InvalidArgument: a number is out of its range.
   absl::Status Validate() const;
+};
+
+// What a model has off its device, and what moving it has cost this rank.
+struct OffloadStats {
+  std::array<offload::StoreStats, kNumRestingKinds> stores;  // by RestingKind
+  offload::OffloaderStats memory;  // of the host, in front of files
+  // Steps of the optimizer in kept files (OffloadOptions::keep). A new model
+  // starts with the number and the parameters of earlier runs.
+  int64_t kept_steps = 0;
 };
 
 }  // namespace fsdp

@@ -1,6 +1,8 @@
 #include "fsdp/options/quantization.h"
 
 #include "absl/strings/str_cat.h"
+#include "comm/quantized/quantization_log.h"
+#include "comm/quantized/quantized_communicator.h"
 #include "device_ops/block_quantization.h"
 
 namespace fsdp {

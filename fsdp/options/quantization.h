@@ -7,10 +7,14 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "comm/quantized/quantization_log.h"
-#include "comm/quantized/quantized_communicator.h"
 
 namespace fsdp {
+
+namespace comm {
+class GatherExtension;
+class QuantizationLog;
+struct QuantizationOptions;
+}  // namespace comm
 
 // Quantises all-gathers of parameters for forward and backward, and
 // reduce-scatters of gradients, as comm/quantized/quantized_communicator.h

@@ -18,7 +18,9 @@
 #include "fsdp/memory/locked_pages.h"
 #include "fsdp/recompute/packed_form.h"
 #include "fsdp/recompute/tensor_transfers.h"
+#include "offload/file_store.h"
 #include "offload/host_store.h"
+#include "offload/page_memory.h"
 #include "offload/param_store.h"
 
 namespace fsdp {
@@ -63,6 +65,12 @@ bool ActivationOffload::Has(const Next& next, const MovedTensorPtr& tensor) {
   });
 }
 
+struct ActivationOffload::Place {
+  std::unique_ptr<offload::PageAllocator> pages;  // null: of somebody else
+  std::unique_ptr<offload::ParamStore> store;
+  offload::HostStore* memory = nullptr;  // `store`, if it is one
+};
+
 absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::Make(
     std::unique_ptr<offload::ParamStore> store,
     const ActivationOffloadOptions& options) {
@@ -90,6 +98,17 @@ ActivationOffload::MakeInHostMemory(int64_t capacity, c10::Device device,
   place.memory = store.get();
   place.store = std::move(store);
   return MakeAt(std::move(place), options);
+}
+
+absl::StatusOr<std::shared_ptr<ActivationOffload>>
+ActivationOffload::MakeInFile(const std::string& directory, int64_t capacity,
+                              const ActivationOffloadOptions& options) {
+  offload::FileStoreOptions file;
+  file.directory = directory;
+  file.capacity = capacity;
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<offload::FileStore> store,
+                        offload::FileStore::Make(file));
+  return Make(std::move(store), options);
 }
 
 absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::MakeAt(

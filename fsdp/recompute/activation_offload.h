@@ -2,8 +2,8 @@
 // backward, to a store in host memory or on an SSD. Devices copy while they
 // compute.
 //
-//   auto store = fsdp::offload::FileStore::Make(file_options);
-//   auto offload = fsdp::ActivationOffload::Make(*std::move(store), {});
+//   auto offload =
+//       fsdp::ActivationOffload::MakeInFile("/scratch", bytes, {});
 //   fsdp::CheckpointOptions options;
 //   options.offload = *offload;
 //   x = fsdp::CheckpointWith(options, fn, x);
@@ -29,11 +29,14 @@
 #include "absl/time/time.h"
 #include "comm/rank_activity.h"
 #include "fsdp/recompute/transfer_stats.h"
-#include "offload/host_store.h"
-#include "offload/page_memory.h"
 #include "offload/param_store.h"
 
 namespace fsdp {
+
+namespace offload {
+class HostStore;
+class PageAllocator;
+}  // namespace offload
 
 struct MovedTensor;
 class PackedForm;
@@ -94,6 +97,12 @@ class ActivationOffload
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> Make(
       std::unique_ptr<offload::HostStore> store,
       const ActivationOffloadOptions& options);
+  // The same with a new file of `capacity` bytes in `directory`, which ends
+  // with the process. NotFound, PermissionDenied, ResourceExhausted: the file
+  // cannot be made.
+  static absl::StatusOr<std::shared_ptr<ActivationOffload>> MakeInFile(
+      const std::string& directory, int64_t capacity,
+      const ActivationOffloadOptions& options);
   // The same with a new store of `capacity` bytes, locked for `device` as long
   // as the result lives. ResourceExhausted.
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> MakeInHostMemory(
@@ -123,11 +132,7 @@ class ActivationOffload
   // Holds the mutex, and frees what is dropped meanwhile after it.
   class Turn;
 
-  struct Place {
-    std::unique_ptr<offload::PageAllocator> pages;  // null: of somebody else
-    std::unique_ptr<offload::ParamStore> store;
-    offload::HostStore* memory = nullptr;  // `store`, if it is one
-  };
+  struct Place;
 
   ActivationOffload(Place place, const ActivationOffloadOptions& options);
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> MakeAt(

@@ -362,8 +362,9 @@ OffloadSpace::PlaceOptimizerState(const RestingMemory& shard,
                                "and the optimizers of this model have more"));
 }
 
-OffloadSpace::Stats OffloadSpace::stats() const {
-  Stats stats;
+OffloadStats OffloadSpace::stats() const {
+  OffloadStats stats;
+  stats.kept_steps = step();
   if (offloader_ == nullptr) return stats;
   for (int kind = 0; kind < kNumRestingKinds; ++kind) {
     if (stores_[kind] < 0) continue;

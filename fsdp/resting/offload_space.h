@@ -87,12 +87,8 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   // BeginStep() tries again and returns its error.
   absl::Status EndStep(const absl::Status& mine);
 
-  // Statistics of the stores, by kind; zeros without stores.
-  struct Stats {
-    std::array<offload::StoreStats, kNumRestingKinds> stores;
-    offload::OffloaderStats memory;
-  };
-  Stats stats() const;
+  // Zeros without stores.
+  OffloadStats stats() const;
   // Describes the plan and the stores, in a line each.
   std::string Describe() const;
 

@@ -52,7 +52,7 @@ class Gatherer {
   // Returns where each flat parameter of the unit is gathered; null for
   // nowhere.
   std::vector<const void*> Addresses(int unit) const;
-  const BufferPool::Stats& memory_stats() const { return memory_.stats(); }
+  const PoolStats& memory_stats() const { return memory_.stats(); }
 
   // Call it after an error: empties all flat parameters and gives their memory
   // back, waiting for nothing.

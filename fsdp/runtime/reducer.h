@@ -78,7 +78,7 @@ class Reducer {
   std::vector<const void*> Addresses(int unit) const;
   // Returns how often the host has read flags of a device for the unit.
   int64_t flag_reads(int unit) const;
-  const BufferPool::Stats& memory_stats() const { return memory_.stats(); }
+  const PoolStats& memory_stats() const { return memory_.stats(); }
 
   // --- Captured steps (Runtime), between steps ----------------------------
   void ForgetEarlierSteps() { memory_.ForgetUses(); }

@@ -92,7 +92,7 @@ class ReduceMemory {
   void ForgetUses() { pool_.ForgetUses(); }
   void SortFree() { pool_.SortFree(); }
   std::vector<at::Tensor> free_buffers() const { return pool_.free_buffers(); }
-  const BufferPool::Stats& stats() const { return pool_.stats(); }
+  const PoolStats& stats() const { return pool_.stats(); }
 
  private:
   absl::Status LayOut(const GradientBuffer& of,

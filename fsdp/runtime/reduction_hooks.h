@@ -10,10 +10,13 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "comm/communicator.h"
-#include "comm/work.h"
 
 namespace fsdp {
+
+namespace comm {
+class Communicator;
+class Work;
+}  // namespace comm
 
 // A hook starts the reduction of one flat parameter's gradients and returns a
 // Work that ends with it. It runs in the thread of the backward, and on a

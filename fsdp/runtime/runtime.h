@@ -19,6 +19,7 @@
 #include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/buffer_pool.h"
+#include "fsdp/memory/memory_stats.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/runtime_common.h"
 #include "fsdp/runtime/runtime_unit.h"
@@ -29,13 +30,6 @@ namespace fsdp {
 
 class Gatherer;
 class Reducer;
-
-// Memory of one rank, without shards: `parameters` is what parameters are
-// gathered into, `gradients` is reduce buffers.
-struct MemoryStats {
-  BufferPool::Stats parameters;
-  BufferPool::Stats gradients;
-};
 
 // Decides nothing: hands each action to a Gatherer, which owns what parameters
 // are gathered into, or to a Reducer, which owns what gradients are reduced in.

@@ -133,7 +133,7 @@ class Run {
 
   // Nothing was compared if nothing has left memory.
   absl::Status CheckTraffic() const {
-    const OffloadSpace* const space = model_->offload();
+    const OffloadSpace* const space = model_->sharded_model().offload();
     if (space == nullptr) return absl::OkStatus();
     for (int kind = 0; kind < kNumRestingKinds; ++kind) {
       const bool moves = space->plan().bytes[kind].ssd > 0;

@@ -336,7 +336,7 @@ class RankRun {
   // Since the start.
   struct Traffic {
     CollectiveCounts collectives;
-    fsdp::OffloadSpace::Stats offload;
+    fsdp::OffloadStats offload;
   };
 
   Traffic TrafficSoFar() const {

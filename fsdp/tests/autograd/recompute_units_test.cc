@@ -42,7 +42,6 @@
 #include "fsdp/testing/trained_values.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/host_store.h"
 
 namespace fsdp {
 namespace {
@@ -390,18 +389,18 @@ TEST(RecomputedUnitTest, BuffersOfIgnoredModulesInsideCountABatchOnce) {
   }));
 }
 
-TEST(RecomputedUnitTest, ArgumentsMayRestInAStore) {
+TEST(RecomputedUnitTest, ArgumentsMayRestInAFile) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = Recomputing(BlockUnits());
     FSDP_ASSIGN_OR_RETURN(auto reference,
                           FullyShard(std::make_shared<Net>(Calls::kForward),
                                      Unowned(world), options));
     FSDP_RETURN_IF_ERROR(Accumulate(reference, world.rank(), 0));
-    FSDP_ASSIGN_OR_RETURN(auto store, offload::HostStore::Make(1 << 20));
     ActivationOffloadOptions offload;
     offload.min_bytes = 1;
-    FSDP_ASSIGN_OR_RETURN(options.recompute.options.offload,
-                          ActivationOffload::Make(std::move(store), offload));
+    FSDP_ASSIGN_OR_RETURN(
+        options.recompute.options.offload,
+        ActivationOffload::MakeInFile(::testing::TempDir(), 1 << 20, offload));
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(std::make_shared<Net>(Calls::kForward),
                                      Unowned(world), options));

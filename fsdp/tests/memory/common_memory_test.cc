@@ -151,7 +151,7 @@ TEST(CommonMemoryTest, NothingMovesToGather) {
       if (plan.gathered != 0 || (plan.copies > 0) != is_bf16) {
         return absl::InternalError(plan.ToString());
       }
-      const BufferPool::Stats stats = model->memory_stats().parameters;
+      const PoolStats stats = model->memory_stats().parameters;
       return CheckThat(stats.reserved_bytes, Eq(0),
                        "bytes for gathered parameters");
     }));

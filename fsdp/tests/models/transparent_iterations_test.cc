@@ -123,7 +123,7 @@ TEST(TransparentTest, AFrozenUnitIsFreedInBackwardBeforeTheNextIsGathered) {
     const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
     FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum()));
     if (!x.grad().defined()) return absl::InternalError("no gradient of x");
-    const BufferPool::Stats stats = model->memory_stats().parameters;
+    const PoolStats stats = model->memory_stats().parameters;
     if (stats.in_use_bytes != 0 || stats.peak_in_use_bytes != one_unit) {
       return absl::InternalError(absl::StrCat("peak ", stats.peak_in_use_bytes,
                                               " not ", one_unit, ", left ",
@@ -328,7 +328,7 @@ TEST(TransparentTest, HoldsTheUnitThatComputesAndTheNext) {
           CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
                     "bytes of parameters after forward"));
       FSDP_RETURN_IF_ERROR(model->Backward(output.sum()));
-      const BufferPool::Stats stats = model->memory_stats().parameters;
+      const PoolStats stats = model->memory_stats().parameters;
       if (stats.in_use_bytes != 0 || stats.peak_in_use_bytes != 2 * unit) {
         return absl::InternalError(absl::StrCat(
             "peak ", stats.peak_in_use_bytes, ", left ", stats.in_use_bytes));

@@ -54,7 +54,7 @@ class ShardedGpt final : public TrainableModel {
   }
   torch::nn::Module& module() override { return *model_; }
   const fsdp::OffloadSpace* offload() const override {
-    return model_->offload();
+    return model_->sharded_model().offload();
   }
 
  private:

@@ -12,9 +12,9 @@ namespace gpt {
 using ::fsdp::kNumRestingKinds;
 
 absl::StatusOr<OffloadReport> ReportOffload(
-    const fsdp::OffloadSpace& space, const fsdp::OffloadSpace::Stats& before,
+    const fsdp::OffloadSpace& space, const fsdp::OffloadStats& before,
     fsdp::comm::Communicator& communicator) {
-  const fsdp::OffloadSpace::Stats now = space.stats();
+  const fsdp::OffloadStats now = space.stats();
   const double waited =
       now.memory.waited_seconds - before.memory.waited_seconds;
   std::vector<int64_t> mine = {static_cast<int64_t>(waited * 1e6)};

@@ -12,7 +12,7 @@ namespace gpt {
 // What has moved on all ranks since `before`, which were the stats() of `space`
 // on this one. Collective.
 absl::StatusOr<OffloadReport> ReportOffload(
-    const fsdp::OffloadSpace& space, const fsdp::OffloadSpace::Stats& before,
+    const fsdp::OffloadSpace& space, const fsdp::OffloadStats& before,
     fsdp::comm::Communicator& communicator);
 
 }  // namespace gpt
