@@ -19,6 +19,7 @@
 #include "fsdp/capture/step_capture.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "testing/gpt/model/model.h"
 

@@ -31,6 +31,7 @@
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"

@@ -20,6 +20,7 @@
 #include "base/testing/check_that.h"
 #include "comm/mesh.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optim/grad_scaler.h"
 #include "fsdp/options/offload_options.h"

@@ -26,6 +26,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"

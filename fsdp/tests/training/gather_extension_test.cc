@@ -22,6 +22,7 @@
 #include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/trained_values.h"
 #include "gmock/gmock.h"

@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/options/options.h"
 #include "fsdp/options/wrap_policy.h"
 #include "fsdp/precision/mixed_precision.h"
