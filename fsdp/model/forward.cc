@@ -20,8 +20,8 @@ namespace fsdp {
 ForwardScope::ForwardScope(const torch::nn::Module& module)
     : handle_(FindUnit(module)) {
   if (!handle_.has_value()) return;
-  // The destructor does not run when this throws, and PreForward() has cleaned
-  // up then.
+  // If this throws, the destructor does not run, but PreForward() has cleaned
+  // up.
   ThrowIfError(handle_->model()->PreForward(handle_->unit()));
   const auto& running = handle_->model()->running_unit(handle_->unit());
   if (running != nullptr) scope_.emplace(running);
@@ -56,7 +56,7 @@ void ForwardScope::NoteException() {
     try {
       throw;
     } catch (c10::Error& error) {
-      // The innermost unit names itself.
+      // Only the innermost unit adds its name.
       if (error.context().empty()) {
         error.add_context(
             absl::StrCat("in the forward of unit ",
@@ -82,7 +82,7 @@ std::optional<RecomputedUnit> FindRecomputed(const torch::nn::Module& module) {
   }
   RecomputedUnit unit{handle->model()->unit_name(handle->unit()),
                       handle->model()->recompute_options()};
-  // Registered in its parent, so that it is shared. The region keeps it alive.
+  // The module is shared, because its parent has it. The region keeps it alive.
   unit.options.modules.push_back(
       std::const_pointer_cast<torch::nn::Module>(module.shared_from_this()));
   return unit;
@@ -91,7 +91,7 @@ std::optional<RecomputedUnit> FindRecomputed(const torch::nn::Module& module) {
 void ForwardScope::Finish(const std::vector<at::Tensor*>& outputs) {
   const absl::Status status =
       handle_->model()->PostForward(handle_->unit(), outputs, inputs_);
-  // What PostForward() refuses it has cleaned up; what it throws it has not.
+  // PostForward() has cleaned up if it returns an error, but not if it throws.
   finished_ = true;
   ThrowIfError(status);
 }
