@@ -96,7 +96,8 @@ std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards) {
 }
 
 void CountWrites(const GradientGroup& group) {
-  if (group.gradients.size() == group.each.size()) return;  // operators counted already
+  if (group.gradients.size() == group.each.size())
+    return;  // operators counted already
   for (const at::Tensor& gradient : group.each) {
     gradient.unsafeGetTensorImpl()->bump_version();
   }
