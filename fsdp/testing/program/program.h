@@ -21,8 +21,8 @@ namespace fsdp::testing {
 
 // The values of Program::group.
 enum { kLocalGroup, kSharedGroup, kGlooGroup, kSharedHosts, kLocalHosts };
-// The values of Program::precision: the stored dtype, or the computing dtype of
-// fp32 parameters.
+// The values of Program::precision: a dtype that is stored and computed in, or
+// the dtype in which double parameters are computed.
 enum { kDouble, kFloat, kComputeFloat, kComputeBFloat16, kComputeHalf };
 // The values of Program::optimizer. The first three have fused forms.
 enum { kSgd, kAdamW, kAdam, kAdagrad, kRmsProp };

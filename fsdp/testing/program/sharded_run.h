@@ -92,8 +92,8 @@ class ShardedRun {
   std::vector<torch::nn::Module*> UnitModules() const;
   absl::Status Differ(absl::string_view what, const at::Tensor& got,
                       const at::Tensor& expected) const;
-  // Lets ranks drift apart: the late one yields a number of times that depends
-  // on the program alone.
+  // Lets ranks drift apart: yields at moments that the program's salt decides,
+  // on the late rank far more often.
   void MaybeDelay();
 
   const Program p_;

@@ -81,7 +81,7 @@ class Mlp : public torch::nn::Module {
   Linear first, second, third;
 };
 
-// A unit with parameters of its own around, between and after other units.
+// A unit with its own parameters around, between and after other units.
 class Layer : public torch::nn::Module {
  public:
   Layer()
