@@ -72,7 +72,7 @@ class PlainRun {
   NamedTensors values_;  // stored, leaves
   std::map<std::string, at::Tensor> by_name_;
   std::map<std::string, bool> trainable_;  // at first
-  TensorMap pinned_;  // the values of unsharded parameters
+  TensorMap pinned_;                       // the values of unsharded parameters
   std::vector<TensorMap> buffers_;
   ProgramOptimizers optimizers_;
   float scale_;

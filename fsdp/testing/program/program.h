@@ -117,7 +117,7 @@ struct Program {
   // one, 1 for two, 2 for as many as ranks.
   int ranks, group, rows, hosts;
   int late, yields;  // the late rank + 1; its delay is 10^n yields
-  int salt;  // decides choices of no interest
+  int salt;          // decides choices of no interest
 
   // The model.
   int precision, exact_reduce, dim, num_units, tied, bare, writes_input,

@@ -23,7 +23,7 @@ struct FuzzOptions {
   int max_failures = 10;
   int max_shrinks = 120;  // runs for each failure; 0 for none
   DrawOptions draw;
-  bool verbose = false;  // prints programs before they run
+  bool verbose = false;     // prints programs before they run
   std::FILE* out = stderr;  // not owned
 };
 

@@ -119,8 +119,8 @@ void PrintTo(const Setting& setting, std::ostream* out) {
   *out << setting.name << " of " << setting.world_size;
 }
 
-// Returns the calls that `kMoreBlocks` blocks add as units, less those without
-// units.
+// Returns the calls that `kMoreBlocks` more blocks add to a sharded model
+// beyond those that they add to a plain one.
 absl::StatusOr<Calls> AddedByUnits(const Setting& setting) {
   Options options = BlockUnits();
   setting.configure(options);

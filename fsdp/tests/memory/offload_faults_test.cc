@@ -92,8 +92,8 @@ absl::StatusOr<Outcome> Disturbed(Communicator& world, const Plan& plan,
   return outcome;
 }
 
-// Lets every transfer fail once, in a run of its own, until a run has no such
-// transfer. `check` gets the outcomes of each rank.
+// Lets transfers fail, each in a run of its own and ever farther apart, until a
+// run has no such transfer. `check` gets the outcomes of each rank.
 template <typename Check>
 void FailEach(Fault fault, Plan plan, const Check& check) {
   std::vector<Values> expected(kRanks);

@@ -181,7 +181,7 @@ absl::Status Regroup(ToyModel&, torch::optim::Optimizer& optimizer, int step) {
   return absl::OkStatus();
 }
 
-// The outputs are added to the parameters.
+// Evaluates in some steps, and adds the mean output to the parameters.
 absl::Status EvaluateNowAndThen(ToyModel& model, torch::optim::Optimizer&,
                                 int step) {
   if (step % 5 != 3) return absl::OkStatus();

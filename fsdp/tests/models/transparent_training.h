@@ -1,4 +1,4 @@
-// Models that know nothing of units, trained against plain ones.
+// Models that know nothing of units, trained and compared with plain ones.
 #ifndef FSDP_TESTS_MODELS_TRANSPARENT_TRAINING_H_
 #define FSDP_TESTS_MODELS_TRANSPARENT_TRAINING_H_
 
