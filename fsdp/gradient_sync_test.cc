@@ -97,7 +97,6 @@ at::Tensor LossOf(const std::function<at::Tensor(at::Tensor)>& forward,
   return forward(Rows(100 * turn + 7 * rank, 3, kDim)).square().mean();
 }
 
-// Computes every rank with plain LibTorch.
 class Plain {
  public:
   Plain() {

@@ -116,7 +116,6 @@ absl::Status CheckOffload(const ShardedModuleBase& model,
       kFusedOptimizers));
 }
 
-// Restores the optimizer's groups, states and gradients in its destructor.
 class OptimizerProbe {
  public:
   explicit OptimizerProbe(torch::optim::Optimizer& optimizer)

@@ -86,7 +86,7 @@ void IntroduceModules(const ShardPlan& plan, ShardedModel& model,
   }
 }
 
-// Assigns each buffer to the innermost unit around it; units are in pre-order.
+// Units are in pre-order, so the last match is the innermost.
 std::vector<std::vector<at::Tensor>> BuffersByUnit(const ShardPlan& plan) {
   std::vector<std::vector<at::Tensor>> result(plan.units.size());
   for (const BufferPrecision::Buffer& buffer : plan.buffers) {

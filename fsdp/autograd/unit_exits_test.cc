@@ -174,7 +174,6 @@ TEST_F(UnitExitsTest, AUnitGetsTheGradientsOfItsSlots) {
   EXPECT_FALSE(log_->gradients[3].defined());
 }
 
-// Returns the text of the error that a call throws.
 template <typename Function>
 std::string TextOf(Function function) {
   try {

@@ -53,7 +53,6 @@ uint64_t DrawSeed(c10::ArrayRef<c10::IValue> arguments) {
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }
 
-// Runs or records one operator that is called under a scope.
 class OperatorRecorder {
  public:
   OperatorRecorder(const c10::OperatorHandle& op, Stack& stack)

@@ -17,7 +17,6 @@
 namespace fsdp {
 namespace {
 
-// Counts bytes in use and their peak.
 struct Gauge {
   int64_t now = 0;
   int64_t peak = 0;

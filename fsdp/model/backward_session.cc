@@ -37,8 +37,8 @@ struct BackwardSession::UnderWay {
 };
 
 // Must be called by the outermost backward: a callback that is queued in a
-// nested one runs at that one's end. The first event is never nested, because
-// the node of ours that runs a nested backward has announced itself before.
+// nested one runs at that one's end. The first event is never nested: a node of
+// ours announces the backward that is nested in it.
 void BackwardSession::Begin(std::function<void()> on_end,
                             std::function<void()> on_lost) {
   auto under_way = std::make_shared<UnderWay>();

@@ -81,7 +81,6 @@ bool IsOneOf(AnyValue& value) {
   return ((value.try_get<Ts>() != nullptr) || ...);
 }
 
-// Runs the holder's forward; its module may be a unit.
 AnyValue RunUnit(AnyModulePlaceholder& holder,
                  std::vector<AnyValue>&& arguments) {
   ForwardScope scope(*holder.ptr());

@@ -176,7 +176,6 @@ absl::Status ShardedModel::TransitionOrGiveUp(
   // nothing to give up.
   if (!actions.ok() && !schedule_.in_forward()) return status;
   if (!status.ok()) GiveUpIteration(status);
-  // The rank has left the root's forward, or backward.
   if (activity_ != nullptr && !schedule_.in_forward() &&
       !schedule_.in_backward()) {
     activity_->Note(comm::Phase::kOutside, "", /*pool_bytes=*/-1);

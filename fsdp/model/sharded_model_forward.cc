@@ -116,7 +116,6 @@ absl::Status ShardedModel::CheckHooks(int unit) const {
   return absl::OkStatus();
 }
 
-// Attaches the unit to autograd, and to the checkpointed region around it.
 void ShardedModel::AttachToAutograd(int unit, bool records_graph) {
   if (records_graph) AttachNode(unit);
   RegionScope* const region = RegionScope::Current();

@@ -47,7 +47,6 @@ bool EqualButRates(const OptimizerOptions& a, const OptimizerOptions& b) {
   return same_rate == static_cast<const Options&>(b);
 }
 
-// Calls the kernels of Adam or AdamW.
 template <typename Options, typename State>
 class AdamRule final : public FusedRule {
  public:

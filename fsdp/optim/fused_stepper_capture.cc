@@ -68,7 +68,6 @@ absl::StatusOr<int64_t> FusedStepper::BeginCapture(const Groups& groups,
   return number;
 }
 
-// Notes the states of the stretch that is being stepped.
 absl::Status FusedStepper::NoteCaptured(Batch& batch,
                                         const FusedStretch& stretch) {
   for (const FusedSlice* slice : stretch.counted()) {

@@ -73,8 +73,7 @@ absl::Status FusedStretch::BringInStates() {
 }
 
 // Kept files belong to one optimizer and are found again by a parameter's place
-// in its group. Otherwise several optimizers may step one shard, each with its
-// own parameters.
+// in its group. Otherwise several optimizers may share a shard.
 std::string FusedStretch::PlaceNameOf(size_t i) const {
   if (keeps()) {
     return absl::StrCat("parameter ", members_[i].place, " of group ", group_);

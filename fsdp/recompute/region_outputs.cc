@@ -43,7 +43,6 @@ bool CanHaveGradient(const at::Tensor& tensor) {
          torch::autograd::isDifferentiableType(tensor.scalar_type());
 }
 
-// Returns what `tensor` is a view of, or `tensor` itself.
 at::Tensor BaseOf(const at::Tensor& tensor) {
   return tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
 }
@@ -56,8 +55,8 @@ at::Tensor ViewAgain(const at::Tensor& view, const at::Tensor& base) {
   return base.as_strided(view.sizes(), view.strides(), view.storage_offset());
 }
 
-// Returns whether `base` comes from before the region, whose forward records
-// nothing: what requires grad cannot come from it.
+// Returns whether `base` is from before the region, whose forward records
+// nothing that could require grad.
 bool IsOfBefore(const at::Tensor& base, const GivenTensors& given) {
   return base.requires_grad() || given.HasMemoryOf(base);
 }

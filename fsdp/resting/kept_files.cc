@@ -40,7 +40,6 @@ using offload::FileStoreOptions;
 constexpr char kWhat[] = "opening kept files";
 constexpr char kBeginAnew[] = "or remove the run's files to begin anew";
 
-// What a rank has found in one file.
 struct Found {
   int64_t run = 0;  // 0 if there is no such file
   KeptStage stage;
@@ -229,7 +228,7 @@ class Opening {
     return absl::OkStatus();
   }
 
-  // Checks the files after all of them have gone back to the least number.
+  // Must run after all files have gone back to the least number.
   absl::Status CheckOneStage(const std::vector<Found>& all) const {
     for (size_t i = 0; i < files_.size(); ++i) {
       if (mine_[i].stage == all.front().stage) continue;

@@ -123,7 +123,6 @@ int64_t TransferBytes(const std::vector<RestingFlat>& flats,
   return std::max(kCopied * step, computing);
 }
 
-// Sets the memory that transfers need on the host and on the device.
 void CountTransfers(const std::vector<RestingFlat>& flats,
                     const OffloadOptions& options, bool on_cpu,
                     OffloadPlan& plan) {
@@ -140,7 +139,6 @@ void CountTransfers(const std::vector<RestingFlat>& flats,
       on_cpu ? plan.buffer_bytes : TransferBytes(flats, plan, options);
 }
 
-// Keeps on the device what fits into `room`, one kind after the other.
 void KeepWhatFits(const std::vector<RestingFlat>& flats, int64_t room,
                   OffloadPlan& plan) {
   for (RestingKind kind : kKinds) {

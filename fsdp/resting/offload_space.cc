@@ -221,7 +221,6 @@ absl::Status OffloadSpace::OpenKept() {
   return AgreeInTime(status, "opening kept files");
 }
 
-// Attaches the region if a kept file has it, else adds it.
 absl::StatusOr<int> OffloadSpace::Take(int store, const std::string& region,
                                        int64_t bytes) {
   if (options_.keep) {

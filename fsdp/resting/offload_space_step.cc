@@ -191,8 +191,7 @@ absl::Status OffloadSpace::Rollback() {
     return absl::OkStatus();
   }
   FSDP_RETURN_IF_ERROR(releases_->Settle());
-  // Restores saved shards while the file that holds them is not rolled back
-  // yet.
+  // Restores saved shards before the file that holds them is rolled back.
   absl::Status status = RestoreSaved();
   for (RestingKind kind : kSteppedKinds) {
     const int store = stores_[static_cast<int>(kind)];

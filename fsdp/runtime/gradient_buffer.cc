@@ -32,7 +32,6 @@ void SetToZero(const at::Tensor& whole, const Slice& range) {
   std::memset(data + range.begin * size, 0, range.numel() * size);
 }
 
-// Returns whether each flag of `layout` is to be raised.
 std::vector<bool> Flags(const GradientLayout& layout,
                         absl::Span<const at::Tensor> gradients) {
   std::vector<bool> flags;
@@ -67,7 +66,6 @@ void PackFlags(const GradientLayout& layout,
   }
 }
 
-// Marks the parameters that `gradients` has as produced in `buffer`.
 void MarkProduced(absl::Span<const at::Tensor> gradients,
                   ReduceBuffer& buffer) {
   buffer.produced.resize(gradients.size());

@@ -77,7 +77,7 @@ at::Tensor Gradient(const at::Tensor& parameter, Kind kind, int seed) {
   return {};
 }
 
-// Returns gradients[i] for parameter i, with all kinds in turn.
+// Gives parameters gradients of all kinds in turn.
 Tensors Gradients(const Tensors& parameters, int first_kind) {
   Tensors gradients;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -153,7 +153,6 @@ struct Rank {
   ShardGradient shard;
 };
 
-// Returns the flat gradient, parameter by parameter.
 at::Tensor ReferenceFlat(const FlatLayout& layout, const Tensors& gradients,
                          at::ScalarType dtype) {
   at::Tensor flat = at::zeros({layout.padded_numel()}, dtype);

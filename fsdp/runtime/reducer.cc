@@ -109,10 +109,9 @@ void Reducer::EndOfBackward() {
 }
 
 // A unit whose flat parameters all take gradients as they are reduces on the
-// computing stream, which owns that memory; so does what such a unit does not
-// train, should it be trained later. With a step hook, all units reduce on the
-// side stream if one does: optimizers have memory of their own, so steps share
-// one stream.
+// computing stream, which owns that memory, even for what is not trained yet.
+// With a step hook, all units reduce on the side stream if one does: optimizers
+// have memory of their own, so steps share one stream.
 void Reducer::ChooseStreams() {
   reduces_beside_.assign(common_.num_units(), false);
   bool any = false;

@@ -25,7 +25,6 @@
 namespace fsdp {
 namespace {
 
-// Returns the device of all units.
 c10::Device DeviceOf(absl::Span<const RuntimeUnit> units) {
   for (const RuntimeUnit& unit : units) {
     if (!unit.flats.empty()) return unit.flats.front()->shard().device();
@@ -111,7 +110,7 @@ BufferPool::Allocate RuntimeCommon::AllocateBy(
 
 namespace {
 
-// Visits the slices of the unit's shards that have a gradient.
+// Visits the slices that have a gradient.
 void ForEachGradient(const RuntimeUnit& unit,
                      absl::FunctionRef<void(const at::Tensor&)> visit) {
   for (const auto& parameter : unit.flats) {

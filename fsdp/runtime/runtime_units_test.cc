@@ -60,7 +60,6 @@ class Units {
   }
 
   Runtime& runtime() { return *runtime_; }
-  // Returns the slice of a, b or c.
   at::Tensor Slice(int unit, int i) const {
     const auto& flats = runtime_->flats(unit);
     return i < 2 ? flats[0]->ShardSlice(i) : flats[1]->ShardSlice(0);

@@ -292,10 +292,9 @@ void Schedule::Step(int unit, Actions& actions) {
 }
 
 // Frees units that were gathered but never reached, for example because the
-// loss does not use their output; a backward inside a forward leaves that
-// forward's units alone. Reduces whole gradients of earlier backwards even if
-// this one has not reached their unit, unless that would step them inside a
-// forward.
+// loss does not use their output, but not the units of a forward around this
+// backward. Reduces whole gradients of earlier backwards even if this one has
+// not reached their unit, unless they would be stepped inside a forward.
 void Schedule::EndOfBackward(const Event& event, Actions& actions) {
   EnterBackward();
   const bool reduces =
@@ -391,9 +390,8 @@ void Schedule::EnsureGathered(int unit, Actions& actions) {
   if (guess_ == unit) guess_ = kNone;
 }
 
-// Does not count the units around the running one, which stay gathered while it
-// runs, nor units that stay gathered until their backward: the limit is on
-// other units.
+// Leaves out units around the running one, which stay gathered while it runs,
+// and those that stay until their backward: the limit is not for them.
 void Schedule::Prefetch(int unit, int running_unit, Actions& actions) {
   if (unit == kNone || IsUnsharded(unit)) return;
   int gathered = 0;

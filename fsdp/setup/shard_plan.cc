@@ -155,8 +155,7 @@ absl::Status CheckOptions(const Options& options) {
   return options.quantize.Validate();
 }
 
-// Returns the parameters that keep their dtype: a tied one does so if any
-// module that uses it does.
+// A tied parameter keeps its dtype if any module that uses it does.
 std::set<int> KeptParameters(const ModuleTree& tree,
                              const MixedPrecision& precision) {
   std::set<int> kept;

@@ -59,7 +59,6 @@ class UnitTree {
   // root.
   int Surrounding(int object) const { return surrounding_[object]; }
 
-  // Returns `object` if it is a unit, else the innermost unit around it.
   int Innermost(int object) const {
     return graph_.objects[object].is_unit ? object : surrounding_[object];
   }

@@ -282,7 +282,6 @@ std::vector<int> UnitsOnTheWay(const RandomModel& model, int node) {
   return units;
 }
 
-// Returns the last unit that all `ways` have.
 int LastInCommon(const std::vector<std::vector<int>>& ways) {
   int last = -1;
   for (const int unit : ways.front()) {

@@ -33,7 +33,6 @@ struct Training {
   CapturedStep::Step step;
 
   void SetRate(int i);
-  // Runs step `i` without a capture.
   absl::StatusOr<at::Tensor> RunEagerly(int i);
   // Returns copies of the shards on the CPU.
   std::vector<at::Tensor> Shards() const;

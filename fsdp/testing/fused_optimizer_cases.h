@@ -68,7 +68,6 @@ std::unique_ptr<torch::optim::Optimizer> Of(
 // first steps.
 std::function<bool(size_t)> SomeAt(int step);
 
-// Returns the file of an optimizer.
 std::string Saved(const torch::optim::Optimizer& optimizer);
 void Load(const std::string& bytes, torch::optim::Optimizer& optimizer);
 

@@ -51,7 +51,6 @@ at::Tensor Rows(int64_t begin, int64_t rows, int64_t dim);
 // Returns the mean squared distance of the net's output from tanh of its input.
 at::Tensor Loss(const at::Tensor& output, const at::Tensor& input);
 
-// Makes every BlockImpl a unit.
 Options BlockUnits();
 
 // Returns a pointer to a communicator that the caller owns.

@@ -83,7 +83,6 @@ at::Tensor TransformerLoss(
     const std::function<at::Tensor(const at::Tensor&)>& forward,
     const at::Tensor& sequences);
 
-// Makes every LayerImpl a unit.
 Options LayerUnits();
 
 }  // namespace fsdp::testing

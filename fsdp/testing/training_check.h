@@ -46,7 +46,6 @@ inline torch::optim::SGDOptions SgdOptions() {
   return torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01);
 }
 
-// Returns the loss on the rows of one rank.
 inline at::Tensor LossOn(const at::Tensor& output) {
   return output.square().mean();
 }

@@ -69,8 +69,8 @@ void OnEnd(const at::RecordFunction&, at::ObserverContext*) {
   End(current.get());
 }
 
-// Looks the handles up: autograd's engine restores a thread's callbacks after
-// each node, so remembered handles would be wrong.
+// Looks the handles up, because autograd's engine restores a thread's callbacks
+// after each node.
 void RemoveCallbacks() {
   std::vector<at::CallbackHandle> handles;
   for (const at::RecordFunctionCallbacksEntry& entry :

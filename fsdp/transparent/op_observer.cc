@@ -30,8 +30,8 @@ using Tags = absl::InlinedVector<const StorageTag*, 4>;
 thread_local int observers_of_thread = 0;
 thread_local int operators_under_way = 0;
 
-// Marks a range that is no operator: the engine's, or a user's own recording.
-// Such a range has no inputs.
+// Marks a range without inputs: it is no operator but the engine's, or a user's
+// own recording.
 struct NotAnOperator : at::ObserverContext {};
 
 void CollectFrom(const at::Tensor& tensor, Tags& tags) {
@@ -132,8 +132,8 @@ void OnEnd(const at::RecordFunction&, at::ObserverContext* context) {
   if (context == nullptr) --operators_under_way;
 }
 
-// Looks the handles up: autograd's engine restores a thread's callbacks after
-// each node, so remembered handles would be wrong.
+// Looks the handles up, because autograd's engine restores a thread's callbacks
+// after each node.
 std::vector<at::CallbackHandle> OwnCallbacks() {
   std::vector<at::CallbackHandle> handles;
   for (const at::RecordFunctionCallbacksEntry& entry :

@@ -56,7 +56,6 @@ class ProgramUnitModule : public torch::nn::Module {
   // Returns one output, or two if `unit` says so.
   std::vector<at::Tensor> forward(const at::Tensor& x, ProgramCall call);
 
-  // The argument of the next call.
   const ProgramCall& call() const { return call_; }
   void set_place(const ProgramPlace& place);
   void set_failure(ProgramFailure failure) { call_.failure = failure; }

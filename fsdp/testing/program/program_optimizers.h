@@ -38,7 +38,6 @@ ProgramOptimizers MakeOptimizers(const Program& program, bool sharded,
 // Sets the learning rates from this step on.
 void SetRates(int step, ProgramOptimizers& optimizers);
 
-// Returns the tensors of a parameter's state by name.
 std::map<std::string, at::Tensor> StateTensors(
     const torch::optim::OptimizerParamState& state);
 

@@ -72,7 +72,6 @@ class RegionNet : public torch::nn::Module {
 
 enum class Backwards { kOne, kRetained, kTwoAfterTwo, kTwoReversed, kOneOfTwo };
 
-// Runs `forward` and `backward` of one model.
 template <typename Forward, typename Backward>
 absl::Status Run(Backwards backwards, int rank, const Forward& forward,
                  const Backward& backward) {

@@ -82,7 +82,6 @@ int64_t Nanoseconds(const Json& event, absl::string_view key) {
   return std::llround(event.Find(key)->NumberOr(-1) * 1e3);
 }
 
-// Returns the complete events of a file.
 absl::StatusOr<std::vector<Event>> ReadEvents(const std::string& text) {
   FSDP_ASSIGN_OR_RETURN(const Json file, Json::Parse(text));
   std::vector<Event> events;
@@ -113,7 +112,6 @@ std::string Outline(const std::vector<Event>& events, int64_t rank) {
   return text;
 }
 
-// Returns the values of a rank's counter, in order.
 std::vector<int64_t> Samples(const std::string& text, absl::string_view name,
                              int64_t rank) {
   std::vector<int64_t> samples;

@@ -142,7 +142,6 @@ struct Snapshot {
   OptimizerStateDict optimizer;
 };
 
-// Returns the result of `steps` steps on `world_size` ranks.
 Snapshot TrainedOn(int world_size, const Kind& kind, int steps) {
   Snapshot snapshot;
   EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {

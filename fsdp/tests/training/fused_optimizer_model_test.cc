@@ -59,7 +59,6 @@ absl::Status Backward(Model& model, const at::Tensor& x) {
   return model->Backward(Loss(model->forward(x), x));
 }
 
-// Returns this rank's part of the rows of step `step`.
 at::Tensor PartOf(const Communicator& world, int step) {
   const int64_t rows = kRows / world.world_size();
   return Rows(step * kRows + world.rank() * rows, rows, kDim);

@@ -75,7 +75,6 @@ using Gradients = std::map<std::string, at::Tensor>;
 
 at::Tensor Inputs(int index) { return Rows(int64_t{4} * index, 4, 6); }
 
-// A model in training, sharded or not.
 struct Training {
   Odd module{nullptr};
   std::function<at::Tensor(int index)> loss;

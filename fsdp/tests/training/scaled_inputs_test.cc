@@ -86,7 +86,6 @@ class Preferring final : public comm::ForwardingCommunicator {
 using Model = FullyShardedDataParallel<NetImpl>;
 using Gradients = std::map<std::string, at::Tensor>;
 
-// A training of a few backwards.
 struct Training {
   std::string name;
   std::function<void(Options&)> configure = [](Options&) {};
