@@ -104,7 +104,7 @@ comm::Communicator& ShardedModuleBase::communicator() const {
 void ShardedModuleBase::zero_grad(bool set_to_none) {
   ParameterOwner& owner = model_->parameter_owner();
   owner.OpenGradients();
-  torch::nn::Module::zero_grad(set_to_none);  // of what is ignored
+  torch::nn::Module::zero_grad(set_to_none);  // ignored parameters
   owner.CloseGradients();
   model_->ZeroGrad(set_to_none);
 }

@@ -1,6 +1,6 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 
-// Training with sharded models against training one plain model.
+// Compares trainings of sharded models with those of one plain model.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
@@ -58,7 +58,7 @@ struct Trained {
   Tensors parameters;
 };
 
-// `world_size` times as many rows per step, in one process.
+// Trains in one process with `world_size` times as many rows per step.
 Trained TrainPlain(int world_size, int steps) {
   Trained result;
   std::shared_ptr<NetImpl> net = MakeNet(kDim, kBlocks);
@@ -87,7 +87,7 @@ absl::Status FullParameters(FullyShardedDataParallel<NetImpl>& model,
       });
 }
 
-// `losses` are the mean over ranks.
+// Trains sharded; `losses` are means over ranks.
 absl::Status TrainSharded(Communicator& communicator, const Options& options,
                           int steps, Trained& result) {
   FSDP_ASSIGN_OR_RETURN(
@@ -259,7 +259,7 @@ TEST(TrainingTest, HoldsTheRootAndTwoUnitsAtMostAndOnlyShardsAfterAStep) {
     int64_t block = 0;
     FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
         [&](const std::string& name, const at::Tensor& value) {
-          // Rounded up to the alignment of parameters, and of the shards.
+          // Rounds up to the alignment of parameters and shards.
           const int64_t bytes = (value.nbytes() + 15) / 16 * 16;
           if (name.find("blocks.0.") == 0) block += bytes;
           if (name.find("blocks.") != 0) root += bytes;
@@ -283,7 +283,7 @@ TEST(TrainingTest, HoldsTheRootAndTwoUnitsAtMostAndOnlyShardsAfterAStep) {
   }));
 }
 
-// The peak of what is pooled over the plan's is in [0.98, 1.02].
+// Checks that the pools' peak is 0.98 to 1.02 times that of the plan.
 absl::Status CheckPeaks(const MemoryStats& stats, const MemoryPlan& plan) {
   const int64_t measured =
       stats.parameters.peak_in_use_bytes + stats.gradients.peak_in_use_bytes;

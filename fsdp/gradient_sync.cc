@@ -67,7 +67,8 @@ namespace {
 using ::fsdp::comm::ReduceOp;
 using ::fsdp::comm::Work;
 
-// Multiplied before the sum is rounded, so that one in fp16 does not overflow.
+// Values are scaled before they are rounded, so that an fp16 sum does not
+// overflow.
 double ScaleFor(const comm::Communicator& group, c10::ScalarType dtype) {
   return MeanOver(group.world_size(), dtype).before;
 }
@@ -77,7 +78,7 @@ at::Tensor Compress(const at::Tensor& values, double scale,
   return scale == 1 ? values.to(dtype) : values.mul(scale).to(dtype);
 }
 
-// Widens the result once it is there, and takes the scale back.
+// Widens the result once it is there, and takes back the scale.
 class CompressedWork final : public Work {
  public:
   CompressedWork(std::unique_ptr<Work> work, at::Tensor compressed,

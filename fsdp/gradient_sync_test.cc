@@ -1,5 +1,5 @@
-// Backwards that reduce the gradients of some units only, or within the group
-// of shards only, against plain LibTorch.
+// Compares backwards that reduce gradients of some units only, or only within
+// the group of shards, with plain LibTorch.
 #include "fsdp/gradient_sync.h"
 
 #include <ATen/core/Tensor.h>
@@ -59,7 +59,7 @@ class LayerImpl : public torch::nn::Module {
   torch::nn::Linear linear;
 };
 
-// Its last layer may be left out.
+// A net whose last layer may be left out.
 class Net : public torch::nn::Module {
  public:
   Net() : head(register_module("head", torch::nn::Linear(kDim, 3))) {
@@ -82,13 +82,13 @@ class Net : public torch::nn::Module {
 
 // One backward of a training.
 struct Turn {
-  // Of each unit; the first is the root's.
+  // One flag for each unit; the first is the root's.
   std::vector<bool> synchronizes = std::vector<bool>(kUnits, true);
   std::vector<bool> all_reduces = std::vector<bool>(kUnits, true);
   bool no_sync = false;
   bool skips_last = false;
   bool zeroes = false;  // before it
-  // Of layer 0's weight.
+  // Whether layer 0's weight is trained.
   bool trains_weight = true;
 };
 
@@ -97,7 +97,6 @@ at::Tensor LossOf(const std::function<at::Tensor(at::Tensor)>& forward,
   return forward(Rows(100 * turn + 7 * rank, 3, kDim)).square().mean();
 }
 
-// Plain LibTorch on every rank.
 class Plain {
  public:
   Plain() {
@@ -186,7 +185,7 @@ struct Case {
 
 class GradientSyncTest : public ::testing::TestWithParam<Case> {
  protected:
-  // The gradients after the last turn, which leaves nothing for later.
+  // Compares the gradients after the last turn, which leaves nothing for later.
   static void ExpectAsPlain(const std::vector<Turn>& turns) {
     EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
@@ -241,7 +240,7 @@ TEST_P(GradientSyncTest, AllKindsMixed) {
   ExpectAsPlain({both, whole, shards, units, both, Turn()});
 }
 
-// Nothing of it is left for the next step.
+// zero_grad() leaves nothing for the next step.
 TEST_P(GradientSyncTest, ZeroGradDropsWhatIsKept) {
   Turn both;
   both.synchronizes = AllBut({1});
@@ -251,7 +250,7 @@ TEST_P(GradientSyncTest, ZeroGradDropsWhatIsKept) {
   ExpectAsPlain({both, both, last});
 }
 
-// Its sums, or its whole gradients, are from earlier backwards alone.
+// Such a unit's sums or whole gradients come from earlier backwards alone.
 TEST_P(GradientSyncTest, AUnitThatTheLastBackwardDoesNotReachIsReduced) {
   Turn shards;
   shards.all_reduces = None();
@@ -283,7 +282,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"NoShard", ShardingStrategy::kNoShard}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// What is sent, and what is held meanwhile.
+// Checks what is sent, and what is held meanwhile.
 TEST(GradientSyncPlanTest, AllReducesWaitAndSegmentsAreKept) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
     CollectiveLog log;
@@ -305,7 +304,7 @@ TEST(GradientSyncPlanTest, AllReducesWaitAndSegmentsAreKept) {
       for (int i = 0; i < 3; ++i) {
         log.Clear();
         FSDP_RETURN_IF_ERROR(RunTurn(model, i < 2 ? shards : Turn(), i));
-        // The last also compares orders.
+        // The last backward also compares orders.
         const int64_t all_reduces = count(Collective::kAllReduce);
         if (count(Collective::kReduceScatter) != kUnits ||
             all_reduces != (i < 2 ? 1 : kUnits + 1)) {

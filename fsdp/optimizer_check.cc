@@ -31,7 +31,7 @@
 namespace fsdp {
 namespace {
 
-// Names by tensor object.
+// Maps tensor objects to names.
 using Names = std::map<const void*, std::string>;
 
 Names NamesOfShards(const ShardedModuleBase& model) {
@@ -45,14 +45,14 @@ Names NamesOfShards(const ShardedModuleBase& model) {
 Names NamesOfModulesOwn(const ShardedModuleBase& model) {
   Names names;
   for (const auto& item : model.named_parameters()) {
-    // Without the wrapper.
+    // Leaves out the wrapper's prefix.
     names[item.value().unsafeGetTensorImpl()] =
         std::string(absl::StripPrefix(item.key(), "module."));
   }
   return names;
 }
 
-// `place`: "parameter 3 of group 0".
+// `place` is, for example, "parameter 3 of group 0".
 absl::Status CheckNoShard(const at::Tensor& tensor, const Names& own,
                           const std::string& place, bool allow_others) {
   const auto found = own.find(tensor.unsafeGetTensorImpl());
@@ -65,7 +65,7 @@ absl::Status CheckNoShard(const at::Tensor& tensor, const Names& own,
         "go on without training it. Make the optimizer after sharding, from "
         "Parameters() or NamedShards()"));
   }
-  // What sharding was told to ignore is the module's own for good.
+  // An ignored parameter stays the module's own.
   if (found != own.end() || allow_others) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       place,
@@ -101,8 +101,8 @@ absl::Status CheckMissing(const ShardedModuleBase& model, const Names& seen,
       "OptimizerCheckOptions::missing"));
 }
 
-// Other optimizers do not bring in what rests elsewhere, and keep their states
-// in memory.
+// Refuses other optimizers: they do not bring in what rests elsewhere, and keep
+// their states in memory.
 absl::Status CheckOffload(const ShardedModuleBase& model,
                           const torch::optim::Optimizer& optimizer) {
   const OffloadSpace* const space = model.sharded_model().offload();
@@ -116,7 +116,6 @@ absl::Status CheckOffload(const ShardedModuleBase& model,
       kFusedOptimizers));
 }
 
-// Gives an optimizer back its groups, states and gradients in the end.
 class OptimizerProbe {
  public:
   explicit OptimizerProbe(torch::optim::Optimizer& optimizer)
@@ -138,16 +137,16 @@ class OptimizerProbe {
     }
   }
 
-  // Empty: nothing is wrong, or cannot be found out.
+  // Returns what is wrong; empty if nothing is, or if it cannot be found out.
   std::string Run() {
     const c10::NoGradGuard no_grad;
-    // A matrix whose parts have other norms each.
+    // Each part of this matrix has another norm.
     const at::Tensor whole =
         at::arange(1, 25, at::kDouble).pow(2).div(10).view({4, 6});
     const std::vector<at::Tensor> pieces = whole.flatten().split({5, 9, 10});
     const at::Tensor& piece = pieces[0];
     std::vector<at::Tensor> all, alone, again;
-    if (!Step({whole}, all).ok()) return "";  // needs what is not here
+    if (!Step({whole}, all).ok()) return "";  // it needs something else
     const absl::Status cut =
         Step({whole, whole, piece, pieces[1], pieces[2]}, all);
     if (!cut.ok()) {
@@ -170,13 +169,14 @@ class OptimizerProbe {
   }
 
  private:
-  // Larger than rounding is to one that computes in float32.
+  // The tolerance exceeds the rounding of an optimizer that computes in
+  // float32.
   static bool IsSame(const at::Tensor& a, const at::Tensor& b) {
     const at::Tensor difference = (a.flatten() - b.flatten()).abs().max();
     return (difference <= 1e-3 * a.abs().max()).item<bool>();
   }
 
-  // What a few steps on copies of `values` change in them, group by group.
+  // Sets `changes` to what three steps change in copies of `values`, by group.
   absl::Status Step(const std::vector<at::Tensor>& values,
                     std::vector<at::Tensor>& changes) {
     optimizer_.state().clear();
@@ -191,7 +191,7 @@ class OptimizerProbe {
       torch::optim::OptimizerParamGroup probed(std::move(leaves));
       if (group.has_options()) {
         probed.set_options(group.options().clone());
-        // One that begins at 0 would change nothing.
+        // A rate that begins at 0 would change nothing.
         TorchToStatus("a rate", [&] {
           probed.options().set_lr(0.1);
         }).IgnoreError();
@@ -201,7 +201,7 @@ class OptimizerProbe {
     const absl::Status stepped = TorchToStatus("a step", [&] {
       for (int step = 1; step <= 3; ++step) {
         for (size_t i = 0; i < made.size(); ++i) {
-          // Known by the value, so the same wherever an element lies.
+          // The gradient depends on the value alone, wherever the element is.
           made[i].mutable_grad() = (values[i % values.size()] * step).sin();
         }
         optimizer_.step();
@@ -223,7 +223,7 @@ class OptimizerProbe {
 }  // namespace
 
 void ProbeOptimizer(torch::optim::Optimizer& optimizer) {
-  // What this library has made.
+  // This library's own optimizers are element-wise.
   if (dynamic_cast<RestingStates*>(&optimizer) != nullptr) return;
   const std::string finding = OptimizerProbe(optimizer).Run();
   if (finding.empty()) return;
@@ -245,7 +245,7 @@ absl::Status CheckOptimizer(const ShardedModuleBase& model,
   FSDP_RETURN_IF_ERROR(model.sharded_model().CheckBinding());
   const Names shards = NamesOfShards(model);
   const Names own = NamesOfModulesOwn(model);
-  Names seen;  // places of shards
+  Names seen;  // shards with their places
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const auto& tensors = optimizer.param_groups()[g].params();
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -265,7 +265,7 @@ absl::Status CheckOptimizer(const ShardedModuleBase& model,
   }
   FSDP_RETURN_IF_ERROR(CheckMissing(model, seen, options.missing));
   return TorchToStatus("probing the optimizer", [&] {
-    // Left as it was.
+    // The probe leaves the optimizer as it was.
     ProbeOptimizer(const_cast<torch::optim::Optimizer&>(optimizer));
   });
 }

@@ -98,7 +98,8 @@ struct StepOptions
   double lr;
 };
 
-// A user's optimizer: `Rule()(parameter, step)` is what a step takes away.
+// A user's optimizer. A step subtracts `Rule()(optimizer, parameter)` times the
+// rate.
 template <typename Rule>
 class Stepper : public torch::optim::Optimizer {
  public:
@@ -162,8 +163,8 @@ struct Langevin {  // noise, but element by element
   }
 };
 
-// As MakeOptimizer() and CheckOptimizer() find it; the latter also where the
-// rate is still 0.
+// Expects the finding of MakeOptimizer() and CheckOptimizer(), of the latter
+// also while the rate is 0.
 template <typename Rule>
 void ExpectProbed(const std::string& finding) {
   EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
@@ -200,8 +201,8 @@ TEST(ProbeOptimizerTest, FindsWhatDependsOnOtherParameters) {
   ExpectProbed<ByGlobalNorm>("where there are others");
 }
 
-// Of torch::optim, whose states, groups and gradients stay; of a subclass, as
-// the classes themselves are not looked at.
+// Covers torch::optim's classes, whose states, groups and gradients stay, and a
+// subclass, because classes themselves are not looked at.
 TEST(ProbeOptimizerTest, LeavesTheOptimizerAsItWas) {
   struct Subclass : public torch::optim::AdamW {
     using AdamW::AdamW;
@@ -231,8 +232,8 @@ TEST(ProbeOptimizerTest, LeavesTheOptimizerAsItWas) {
   }));
 }
 
-// `check` makes an optimizer for a sharded net and returns what CheckOptimizer
-// says.
+// `check` makes an optimizer for a sharded net and returns the status of
+// CheckOptimizer().
 template <typename Check>
 void ExpectRefused(Check check, Code code, const std::string& text) {
   const std::vector<absl::Status> statuses =
@@ -271,7 +272,7 @@ TEST(CheckOptimizerTest, RefusesAnOptimizerThatWasMadeBeforeSharding) {
                                   HasSubstr("after sharding")))));
 }
 
-// torch::optim refuses trainable ones by itself.
+// Trainable ones are refused by torch::optim itself.
 TEST(CheckOptimizerTest, RefusesTheModulesOwnFrozenParameters) {
   const std::vector<absl::Status> statuses =
       RunRanks(kRanks, [](Communicator& world) -> absl::Status {

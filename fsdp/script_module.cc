@@ -21,7 +21,7 @@ ScriptModuleImpl::ScriptModuleImpl(torch::jit::Module script)
 ScriptModuleImpl::ScriptModuleImpl(torch::jit::Module script,
                                    const std::shared_ptr<Known>& known)
     : torch::nn::Module("fsdp::ScriptModule"), script_(std::move(script)) {
-  // Of this module alone: it has no children yet.
+  // This sets the mode of this module alone, which has no children yet.
   torch::nn::Module::train(script_.is_training());
   for (const auto& item : script_.named_parameters(/*recurse=*/false)) {
     register_parameter(item.name, item.value, item.value.requires_grad());

@@ -54,7 +54,8 @@ using Code = absl::StatusCode;
 
 constexpr int64_t kDim = 5;
 
-// Types of one program, as the submodules of a module loaded from a file are.
+// Holds the types of one program, like those of the submodules of a loaded
+// module.
 class Program {
  public:
   Module New(const std::string& type) {
@@ -74,7 +75,7 @@ void AddParameter(Module& module, const std::string& name,
                             false);
 }
 
-// A frozen scale, a loop, and a branch that depends on the mode.
+// Makes a module with a frozen scale, a loop, and a branch on the mode.
 Module MakeBlock(Program& program) {
   Module block = program.New("Block");
   AddParameter(block, "up", {2 * kDim, kDim});
@@ -94,7 +95,7 @@ def forward(self, x):
   return block;
 }
 
-// Of the same type, with parameters of its own.
+// Returns a module of the same type with parameters of its own.
 Module AnotherLike(const Module& module) {
   const c10::NoGradGuard no_grad;
   Module other = module.deepcopy();
@@ -105,8 +106,8 @@ Module AnotherLike(const Module& module) {
   return other;
 }
 
-// Two blocks, the second used twice and from two places, and parameters of its
-// own; one of them in a unit that returns before it uses all it has.
+// Makes a net of two blocks and parameters of its own. The second block is used
+// twice and from two places; one returns before it has used all parameters.
 Module MakeNet() {
   Program program;
   Module net = program.New("Net");
@@ -186,7 +187,7 @@ TEST(ScriptModuleTest, BlocksAreUnitsWhatever) {
   }));
 }
 
-// What TorchScript has seen of parameters in earlier forwards must not stay.
+// TorchScript must not keep the parameters of earlier forwards.
 TEST(ScriptModuleTest, EvaluationSeesWhatTheOptimizerHasWritten) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     auto plain = Filled(MakeNet());

@@ -59,7 +59,7 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
     result.rests_elsewhere = std::any_of(
         placed[i].flats.begin(), placed[i].flats.end(),
         [](const auto& flat) { return RestsElsewhere(flat->shard()); });
-    // With one copy for all ranks there is nothing to gather by parts.
+    // With one copy for all ranks, there are no parts to gather.
     result.keeps_part =
         placed[i].placement.part != nullptr && !result.shares_memory;
     result.replicated = placed[i].placement.replicate != nullptr;
@@ -87,7 +87,7 @@ void IntroduceModules(const ShardPlan& plan, ShardedModel& model,
   }
 }
 
-// Each to the innermost unit around it. Units are in pre-order.
+// Units are in pre-order, so the last match is the innermost.
 std::vector<std::vector<at::Tensor>> BuffersByUnit(const ShardPlan& plan) {
   std::vector<std::vector<at::Tensor>> result(plan.units.size());
   for (const BufferPrecision::Buffer& buffer : plan.buffers) {
@@ -145,7 +145,7 @@ absl::Status ShardUnits(Sharder& sharder, torch::nn::Module& root,
   return sharder.FinishRest(root);
 }
 
-// Of what is seldom meant and would show late.
+// Warns of choices that are seldom meant and would show late.
 void WarnOfPlan(const ShardPlan& plan, const Options& options) {
   if (options.wrap_policy && plan.units.size() == 1) {
     TORCH_WARN(
@@ -175,11 +175,11 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
     const std::shared_ptr<torch::nn::Module>& root, const comm::Mesh& mesh,
     const Options& options) {
   comm::Communicator& world = *mesh.world();
-  // One that is refused is too short to tell the others.
+  // A timeout that will be refused would be too short to tell the other ranks.
   const absl::Duration timeout = options.timeout > absl::ZeroDuration()
                                      ? *options.timeout
                                      : world.default_timeout();
-  // A policy of the user's may throw.
+  // The user's policy may throw.
   absl::StatusOr<ShardPlan> plan = absl::UnknownError("no plan");
   const absl::Status thrown =
       TorchToStatus("planning how to shard the model",

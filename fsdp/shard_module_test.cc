@@ -1,6 +1,6 @@
 
-// What sharding refuses: a clear error, the same on every rank, and nothing
-// changed.
+// Sharding refuses with a clear error, the same on every rank, and changes
+// nothing.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/InferenceMode.h>
@@ -52,7 +52,7 @@ absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(
   return FullyShard(MakeNet(kDim, 2), Unowned(communicator), options);
 }
 
-// Every rank gets the same refusal.
+// Expects every rank to get the same refusal.
 template <typename Net>
 void ExpectRefused(const std::function<std::shared_ptr<Net>()>& make_net,
                    Code code, const std::string& text,
@@ -187,7 +187,8 @@ TEST(ShardModuleTest, RefusesOnAllRanksWhatOneRankRefuses) {
                             HasSubstr("rank 1: parameter p has dtype Int"))));
 }
 
-// What rank 1 and rank 0 are told when `make_net()` is sharded.
+// Returns rank 0's warnings when `make_net()` is sharded; rank 1 must have
+// none.
 std::string Told(const std::function<std::shared_ptr<NetImpl>()>& make_net,
                  const Options& options) {
   std::vector<std::string> texts(kRanks);
@@ -213,7 +214,7 @@ TEST(ShardModuleTest, SaysThatAPolicyHasChosenNothing) {
 }
 
 TEST(ShardModuleTest, SaysThatUpdatesOfHalvesVanish) {
-  // So they do: 100 steps of 1e-5 at 1 leave 1.
+  // The warning is right: 100 steps of 1e-5 at 1 leave 1.
   at::Tensor weight = at::ones({1}, at::kBFloat16);
   for (int step = 0; step < 100; ++step) weight.sub_(1e-5);
   ASSERT_EQ(weight.item<float>(), 1);

@@ -28,7 +28,7 @@ using ::torch::autograd::FunctionPreHook;
 using ::torch::autograd::Node;
 using ::torch::autograd::variable_list;
 
-// Common base, so that our edges can be told from others.
+// The common base tells our edges from others.
 class FsdpNode : public Node {
  public:
   FsdpNode(std::string kind, std::string unit_name)
@@ -72,8 +72,8 @@ class UnitNode final : public FsdpNode {
     return {};
   }
 
-  // A hook that is registered while a parameter points here is among the
-  // parameter's own, which the listener runs.
+  // A hook that is registered while a parameter leads here is among the
+  // parameter's own hooks, which the listener runs.
   std::vector<std::unique_ptr<FunctionPreHook>>& tensor_pre_hooks() noexcept
       override {
     return no_hooks_;
@@ -85,7 +85,7 @@ class UnitNode final : public FsdpNode {
   std::vector<std::unique_ptr<FunctionPreHook>> no_hooks_;
 };
 
-// What the exits of one forward have in common.
+// What the exits of one forward share.
 class Announcement {
  public:
   Announcement(WeakListener listener, const UnitForward& forward)
@@ -110,10 +110,11 @@ class Announcement {
   const std::string name_;
   const std::weak_ptr<Node> unit_node_;
   const PreBackwardInfo info_;
-  int made_in_ = -1;  // the last backward
+  int made_in_ = -1;  // the last backward's task
 };
 
-// A unit may return what one inside it has returned: their nodes are one.
+// One node may be the exit of several units: a unit may return what a unit
+// inside it has returned.
 class ExitHook final : public FunctionPreHook {
  public:
   variable_list operator()(const variable_list& gradients) override {
@@ -169,14 +170,15 @@ class SentinelNode final : public FsdpNode {
   }
 };
 
-// The nodes by which a gradient reaches `tensor`, whatever is done to it from
-// now on.
+// Returns the nodes through which a gradient reaches `tensor`, whatever is done
+// to it later.
 std::vector<std::shared_ptr<Node>> NodesOf(const at::Tensor& tensor) {
   const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
   if (view == nullptr || !view->has_bw_view()) return {tensor.grad_fn()};
   std::vector<std::shared_ptr<Node>> nodes = {
       view->get_backward_view().base_.grad_fn()};
-  // Otherwise autograd makes a new one, which leads to the base's.
+  // After an in-place change autograd makes a new node, which leads to the
+  // base's.
   if (view->get_attr_version() == tensor._version()) {
     nodes.push_back(view->grad_fn_);
   }
@@ -187,8 +189,8 @@ bool IsOfThisThread(const Node& node) {
   return node.thread_id() == at::RecordFunction::currentThreadId();
 }
 
-// Whether a forward that began with `start_sequence` has made `node`. Numbers
-// of another thread, on which a part of the forward may have run, tell nothing.
+// Returns whether a forward that began with `start_sequence` has made `node`.
+// Numbers of another thread, which may have run a part of it, say nothing.
 bool WasMadeSince(uint64_t start_sequence, const SeenTensors& inputs,
                   const Node& node) {
   return IsOfThisThread(node) ? node.sequence_nr() >= start_sequence
@@ -274,7 +276,7 @@ void AttachEntry(const WeakListener& listener, uint64_t start_sequence,
                  const at::Tensor& input) {
   if (!input.defined()) return;
   for (const std::shared_ptr<Node>& node : NodesOf(input)) {
-    // One of another thread tells nothing about the nodes of this one.
+    // Numbers of another thread say nothing about this thread's nodes.
     if (node == nullptr || !IsOfThisThread(*node)) continue;
     node->add_pre_hook(std::make_unique<EntryHook>(listener, start_sequence));
   }
@@ -326,7 +328,7 @@ namespace {
 
 using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
 
-// Those of the tensor itself, wherever its gradient edge leads.
+// Returns the tensor's own hooks, wherever its gradient edge leads.
 const Hooks* HooksOf(const at::Tensor& tensor) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   return meta == nullptr ? nullptr : &meta->hooks_;

@@ -67,7 +67,8 @@ void RecomputeScope::KeepBuffers(const std::vector<at::Tensor>& buffers) {
   }
 }
 
-// Values only: what has saved a buffer for its backward is none the wiser.
+// Restores values without counting the write, so that a buffer saved for
+// backward is not stale to autograd.
 void RecomputeScope::RestoreBuffers() {
   const c10::NoGradGuard no_grad;
   for (const auto& [buffer, copy] : kept_) {

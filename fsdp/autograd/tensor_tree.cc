@@ -15,7 +15,7 @@
 namespace fsdp::tensor_tree_internal {
 namespace {
 
-// An element of a container that we have just made.
+// `element` must be of a container that the caller has just made.
 void VisitElement(const c10::IValue& element,
                   absl::FunctionRef<void(at::Tensor&)> visit) {
   VisitScriptValue(const_cast<c10::IValue&>(element), visit);

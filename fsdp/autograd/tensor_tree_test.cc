@@ -29,7 +29,7 @@ void VisitTensors(Attention& attention, Visit visit) {
   visit(attention.weights);
 }
 
-// Visits parts that are trees themselves.
+// An output with parts that are trees themselves.
 struct Output {
   at::Tensor logits;
   std::vector<Attention> attentions;
@@ -61,7 +61,7 @@ using ::testing::UnorderedElementsAre;
 
 at::Tensor Tensor(int value) { return at::full({1}, value, at::kLong); }
 
-// The tensors in `tree` by their values; -1 for an undefined one.
+// Returns the values of the tensors in `tree`; -1 for an undefined one.
 template <typename T>
 std::vector<int64_t> Values(T tree) {
   std::vector<int64_t> values;

@@ -1,4 +1,4 @@
-// When the nodes of a unit tell what, by a listener that only listens.
+// The events that a unit's nodes report, and when.
 #include <ATen/SequenceNumber.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -48,7 +48,7 @@ class UnitExitsTest : public ::testing::Test {
 
   at::Tensor Leaf() { return at::ones({4}).requires_grad_(); }
 
-  // Begins a forward; before its first operator.
+  // Begins a forward; must be called before its first operator.
   UnitForward Begin(int unit) {
     return {unit, absl::StrCat("u", unit), at::sequence_number::peek(),
             nullptr};
@@ -118,7 +118,7 @@ TEST_F(UnitExitsTest, AreAtInputsThatTheForwardHasModified) {
   const UnitForward forward = Begin(0);
   SeenTensors inputs;
   {
-    // The view is gone when the forward ends; what it was a view of is not.
+    // The view is gone when the forward ends, its base is not.
     const at::Tensor view = x.narrow(0, 0, 2);
     inputs.Add(view);
     view.mul_(3);
@@ -147,7 +147,7 @@ TEST_F(UnitExitsTest, EntriesTellWhenTheGradientLeaves) {
   EXPECT_THAT(TakeEvents(), ElementsAre("enters 0", "leaves"));
 }
 
-// A leaf has no node, what looks into it has.
+// A leaf has no node, but a view of it has one.
 TEST_F(UnitExitsTest, EntriesAreAtViewsOfLeaves) {
   const at::Tensor x = Leaf().narrow(0, 0, 2);
   const UnitForward forward = Begin(0);
@@ -174,7 +174,6 @@ TEST_F(UnitExitsTest, AUnitGetsTheGradientsOfItsSlots) {
   EXPECT_FALSE(log_->gradients[3].defined());
 }
 
-// What a call of LibTorch's says when it throws.
 template <typename Function>
 std::string TextOf(Function function) {
   try {
@@ -197,7 +196,7 @@ TEST_F(UnitExitsTest, WhatIsRefusedIsSoBeforeTheUnitIsEntered) {
   EXPECT_THAT(TextOf([&] { loss.backward({}, true, /*create_graph=*/true); }),
               HasSubstr("create_graph=true through unit u5"));
   EXPECT_THAT(TakeEvents(), IsEmpty());
-  // That of an input is fine.
+  // The gradient of an input is permitted.
   EXPECT_TRUE(
       at::equal(torch::autograd::grad({loss}, {x}, {}, true)[0], weight));
   EXPECT_THAT(TakeEvents(), ElementsAre("enters 5"));

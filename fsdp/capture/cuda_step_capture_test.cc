@@ -1,5 +1,5 @@
-// Captured steps on a GPU: the bits of steps that run, and a model that trains
-// on where a capture fails. Runs where a GPU is.
+// Captured steps on a GPU have the bits of eager steps, and a model trains on
+// after a failed capture. Needs a GPU.
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -69,7 +69,7 @@ struct Training {
   Model model{nullptr};
   std::unique_ptr<FusedAdamW> optimizer;
 
-  // A learning rate of float, another one in each step.
+  // Sets a learning rate that is a float and differs in every step.
   void SetRate(int i) {
     optimizer->param_groups()[0].options().set_lr(
         static_cast<float>(1e-2 / (1 + i)));
@@ -87,7 +87,7 @@ absl::StatusOr<Training> Start(const World& world, const Options& options) {
 }
 
 absl::StatusOr<at::Tensor> TrainStep(Training& training, const at::Tensor& x) {
-  // Random numbers of the GPU's generator, too.
+  // This also draws from the GPU's generator.
   const at::Tensor noisy = x + 0.1 * at::rand_like(x);
   at::Tensor loss = Loss(training.model->forward(noisy), x);
   FSDP_RETURN_IF_ERROR(training.model->Backward(loss));
@@ -181,7 +181,7 @@ TEST(CudaStepCaptureTest, ACaptureThatFailsLeavesModelAndGeneratorUsable) {
   EXPECT_EQ(at::rand({4}, at::TensorOptions(kGpu)).cpu().numel(), 4);
 }
 
-// As in the user guide.
+// The code of the user guide.
 absl::Status Train(Model& model, fsdp::FusedAdamW& optimizer,
                    const std::vector<at::Tensor>& batches) {
   // clang-format off

@@ -84,7 +84,7 @@ CapturedStep::CapturedStep(ShardedModuleBase& model,
       graph_(std::move(graph)),
       stream_(model.sharded_model().device()) {}
 
-// What replays still use goes back in the order of the current stream.
+// The current stream must follow the replays before their memory is freed.
 CapturedStep::~CapturedStep() {
   TorchToStatus("ordering the end of a captured step", [this] {
     stream_.FollowCurrentStream();
@@ -104,7 +104,7 @@ absl::Status CapturedStep::RunOrReplay(const Inputs& inputs) {
   absl::Status ready = capture_->PrepareStep();
   if (ready.ok()) ready = TakeInputs(inputs);
   const bool captures = !is_captured_ && steps_ >= options_.warm_up_steps;
-  // Before a capture, ranks whose call is refused tell the others.
+  // Ranks capture together, so a rank whose call is refused tells the others.
   if (captures) ready = Agree(ready);
   FSDP_RETURN_IF_ERROR(ready);
   if (!captures && !is_captured_) return WarmUp();
@@ -163,7 +163,8 @@ absl::Status CapturedStep::TakeInputs(const Inputs& inputs) {
   });
 }
 
-// Where it will be captured, so that what is set up for a stream is there.
+// Runs on the stream that will be captured, so that everything that is set up
+// per stream exists.
 absl::Status CapturedStep::WarmUp() {
   before_last_ = std::exchange(last_, {});
   capture_->BeginLoggedStep(last_);
@@ -176,12 +177,11 @@ absl::Status CapturedStep::WarmUp() {
   }
   stream_.BlockCurrentStream();
   capture_->EndLoggedStep();
-  // Those that are compared follow one another.
+  // Two steps are compared, which must follow each other.
   steps_ = status.ok() ? steps_ + 1 : 0;
   return status;
 }
 
-// On the current stream.
 absl::Status CapturedStep::CallStep() {
   absl::Status status;
   const absl::Status thrown = TorchToStatus("a step", [&] {
@@ -203,7 +203,7 @@ std::vector<const void*> CapturedStep::Gradients() const {
   return gradients;
 }
 
-// A replay begins where the captured step has ended.
+// The captured step must end with the gradients with which a replay begins.
 absl::Status CapturedStep::CheckGradients() const {
   const std::vector<const void*> now = Gradients();
   for (size_t i = 0; i < now.size(); ++i) {
@@ -246,15 +246,16 @@ absl::Status CapturedStep::AwaitDevice() {
       "the device has not done the steps before the capture at the deadline");
 }
 
-// All ranks capture or none: NCCL may register memory across ranks while its
-// operations are captured.
+// All ranks capture or none does: NCCL may register memory across ranks while
+// its operations are captured.
 absl::Status CapturedStep::Capture() {
   absl::Status status = capture_->FinishOrder();
   if (status.ok()) status = CheckAlike();
   if (status.ok()) status = AwaitDevice();
   FSDP_RETURN_IF_ERROR(Annotate(Agree(status), kWhat));
   status = CaptureHere();
-  // What was done on the captured stream around the capture comes first.
+  // The current stream waits for what the captured stream did around the
+  // capture.
   status.Update(TorchToStatus(kWhat, [&] { stream_.BlockCurrentStream(); }));
   const absl::Status agreed = Agree(status);
   if (!agreed.ok()) {
@@ -276,12 +277,12 @@ absl::Status CapturedStep::CaptureHere() {
   if (status.ok()) status = Record();
   if (status.ok()) status = graph_->EndCapture();
   optimizer_.EndCapture();
-  // What is in flight is waited for in the capture that it is of.
+  // Work in flight is waited for in the capture to which it belongs.
   capture_->End(status.ok());
   if (status.ok()) status = CheckGradients();
   if (status.ok()) return status;
   graph_->Reset();
-  // Those that the step has made, of which nothing was computed.
+  // Drops gradients that the captured step has made: nothing has computed them.
   const std::vector<NamedShard>& shards = model_.NamedShards();
   for (size_t i = 0; i < shards.size(); ++i) {
     at::Tensor& gradient = shards[i].shard.mutable_grad();
@@ -300,7 +301,8 @@ absl::Status CapturedStep::Record() {
   return status;
 }
 
-// Else a model that is given up could let it go.
+// Holds the memory and shards of the step, which a model that is given up could
+// free.
 void CapturedStep::Pin() {
   memory_ = capture_->StepMemory();
   shards_.clear();

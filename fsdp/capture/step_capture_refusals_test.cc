@@ -1,6 +1,6 @@
-// What cannot be captured is named: before the first step where options and
-// model tell, in place of the first replay where steps do, and in place of a
-// replay where something has changed.
+// Captures are refused by name: before the first step because of options or
+// model, instead of the first replay because of steps, and instead of a replay
+// because something has changed.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <torch/nn/module.h>
@@ -72,12 +72,12 @@ class StepCaptureRefusalsTest : public ::testing::Test {
     const int i = steps_++;
     return step_->Run({Training::Batch(i)}).status();
   }
-  // The warm-up, and `replays`.
+  // Runs the warm-up and `replays` replays.
   void RunUpTo(int replays) {
     ASSERT_OK(Make());
     for (int i = 0; i < 3 + replays; ++i) ASSERT_OK(Run());
   }
-  // As RunEagerly() of as many steps would.
+  // Runs the steps of the warm-up, like RunEagerly().
   void WarmUp() {
     ASSERT_OK(Make());
     for (int i = 0; i < 3; ++i) {
@@ -85,8 +85,8 @@ class StepCaptureRefusalsTest : public ::testing::Test {
       ASSERT_OK(Run());
     }
   }
-  // Steps that are not captured go on to train as those of a training that has
-  // never heard of captures, which has made `done` steps.
+  // Checks that eager steps train like those of a training without captures
+  // that has made `done` steps.
   void ExpectToGoOn(int done) {
     ASSERT_OK_AND_ASSIGN(const auto other, StartTraining(DeviceProgram(), 2));
     for (int i = 0; i < done; ++i) ASSERT_OK(other->RunEagerly(i).status());
@@ -175,7 +175,7 @@ TEST_F(StepCaptureRefusalsTest, OptionsWithoutAGraphOrAWarmUp) {
                                       HasSubstr("it is at least 3")));
 }
 
-// After it the model trains on.
+// The model trains on after the refusal.
 TEST_F(StepCaptureRefusalsTest, AStepThatReadsValues) {
   for (const bool before_the_step : {false, true}) {
     Start();
@@ -291,7 +291,7 @@ TEST_F(StepCaptureRefusalsTest, GradientsThatStayWhereNoneWere) {
     t->optimizer->step();
     return loss;
   };
-  // From the second step on they are there at both ends.
+  // From the second step on, gradients exist at both ends of a step.
   RunUpTo(2);
   training_->optimizer->zero_grad();
   EXPECT_THAT(Run(), StatusIs(kRefused, HasSubstr("is gone, which was there")));

@@ -1,5 +1,5 @@
-// Captured steps against the same steps that run, on a device with streams, as
-// one of N ranks.
+// Compares captured steps with eager ones, on a device with streams, as one of
+// N ranks.
 #include "fsdp/capture/step_capture.h"
 
 #include <ATen/core/Tensor.h>
@@ -66,7 +66,7 @@ class StepCaptureTest : public ::testing::Test {
   static void SetUpTestSuite() { FakeDevice::Register(); }
   StepCaptureTest() { FakeDevice::Reset(); }
 
-  // Two ranks' trainings that are alike, and the first one's captured step.
+  // Starts two equal trainings, and the first one's captured step.
   void StartBoth(
       int world_size = 2,
       const std::function<void(Options&)>& configure = [](Options&) {}) {
@@ -77,7 +77,7 @@ class StepCaptureTest : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(step_, CaptureOf(*captured_));
   }
 
-  // The next step of both, with equal losses.
+  // Runs the next step of both and expects equal losses.
   void StepBoth() {
     captured_->SetRate(steps_);
     ASSERT_OK_AND_ASSIGN(const at::Tensor actual,
@@ -99,7 +99,8 @@ class StepCaptureTest : public ::testing::Test {
   std::unique_ptr<CapturedStep> step_;
 };
 
-// The host does something else in each step, or moves something.
+// Returns false if the host does something else in each step, or moves
+// something.
 bool IsCapturable(const DeviceProgram& program) {
   for (const char* part :
        {"Cpu", "Stores", "OnTheDevice", "Summoned", "AskedForThenWritten"}) {
@@ -173,7 +174,7 @@ TEST_F(StepCaptureTest, StateDictsBetweenReplays) {
       const OptimizerStateDict states,
       captured_->model->GatherOptimizerState(*captured_->optimizer));
   StepBoth(2);
-  // Both go back, and the numbers of steps with them.
+  // Both go back, and so do their numbers of steps.
   for (Training* training : {captured_.get(), eager_.get()}) {
     ASSERT_OK(training->model->LoadStateDict(dict));
     ASSERT_OK(

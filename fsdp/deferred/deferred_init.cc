@@ -37,10 +37,11 @@ using deferred_internal::RecordedOp;
 using deferred_internal::SetLastOp;
 using torch::jit::Stack;
 
-// Of the innermost scope on this thread.
+// The threshold of the innermost scope on this thread.
 thread_local int64_t min_deferred_bytes = 0;
 
-// From the generator the caller has given, if it is one of the CPU.
+// Draws from the caller's generator if it is one of the CPU, else from the
+// default one.
 uint64_t DrawSeed(c10::ArrayRef<c10::IValue> arguments) {
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   for (const c10::IValue& argument : arguments) {
@@ -52,8 +53,6 @@ uint64_t DrawSeed(c10::ArrayRef<c10::IValue> arguments) {
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }
 
-// Runs one operator that is called under a scope, or records it in place of
-// that.
 class OperatorRecorder {
  public:
   OperatorRecorder(const c10::OperatorHandle& op, Stack& stack)
@@ -62,7 +61,7 @@ class OperatorRecorder {
   void Run() {
     if (op_.hasKernelForDispatchKey(
             c10::DispatchKey::CompositeImplicitAutograd)) {
-      // The operators it is made of come here each.
+      // Each of the operators that it is made of comes here.
       op_.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd,
                                   stack_);
       return;
@@ -90,7 +89,7 @@ class OperatorRecorder {
     const c10::IValue wanted = called_.arguments()[*called_.DeviceArgument()];
     const c10::Device device =
         wanted.isDevice() ? wanted.toDevice() : c10::Device(c10::kCPU);
-    // The defaults may be others when it runs.
+    // The defaults may have changed by the time it runs.
     SetArgument("device", device);
     SetArgument("dtype", made->back().toTensor().scalar_type());
     ReturnDeferred(*made, device);
@@ -103,7 +102,7 @@ class OperatorRecorder {
   }
 
   void RunOnDeferred() {
-    // These change what a tensor looks at, not values.
+    // These operators change a tensor's geometry, not its values.
     if (called_.IsView() || op_.hasTag(at::Tag::inplace_view)) {
       op_.callBoxed(stack_);
       return;
@@ -132,7 +131,7 @@ class OperatorRecorder {
     for (c10::IValue& result : results) stack_.push_back(std::move(result));
   }
 
-  // `made`: the results without memory and history.
+  // `made` has the results without memory and history.
   void ReturnDeferred(const Stack& made, c10::Device device) {
     const std::shared_ptr<RecordedOp> op = Record();
     for (const c10::IValue& result : made) op->AddOutput(result.toTensor());
@@ -164,7 +163,7 @@ class OperatorRecorder {
     Return(std::move(results));
   }
 
-  // The operator as it is: what it writes has memory from now on.
+  // Runs the operator after giving memory to what it writes.
   void RunOnValues() {
     const size_t first = stack_.size() - schema_.arguments().size();
     for (size_t i = 0; i < schema_.arguments().size(); ++i) {
@@ -190,7 +189,7 @@ void OnOperator(const c10::OperatorHandle& op, Stack* stack) {
   OperatorRecorder(op, *stack).Run();
 }
 
-// The key that LibTorch sets aside for this.
+// LibTorch reserves this dispatch key for deferred initialization.
 TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&OnOperator>());
 }

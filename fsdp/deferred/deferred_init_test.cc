@@ -162,7 +162,7 @@ TEST_P(ProgramTest, GivesWhatItGivesUndeferred) {
   const Tensors expected = GetParam().run();
   const Tensors actual = Deferred(GetParam().run);
   ASSERT_EQ(actual.size(), expected.size());
-  // In either order, and more than once.
+  // Values are taken in either order, and more than once.
   for (const bool reverse : {false, true}) {
     for (size_t i = 0; i < actual.size(); ++i) {
       const size_t at = reverse ? actual.size() - 1 - i : i;
@@ -190,7 +190,7 @@ INSTANTIATE_TEST_SUITE_P(Writes, ProgramTest, ::testing::ValuesIn(kWrites),
 
 // --- Random values -----------------------------------------------------------
 
-// What `draw` gives with the seed that a deferred operator draws.
+// Returns what `draw` gives with the seed that a deferred operator draws.
 at::Tensor Seeded(const at::Generator& generator,
                   const std::function<at::Tensor()>& draw) {
   const uint64_t seed =
@@ -235,7 +235,7 @@ TEST(RandomTest, AGivenGeneratorGivesTheSeeds) {
   const at::Generator oracle = at::detail::createCPUGenerator(3);
   const auto plain = [&] { return draw(std::nullopt); };
   const at::Tensor expected = Seeded(oracle, plain);
-  // In the other order.
+  // Values are taken in the other order.
   EXPECT_TRUE(at::equal(ValueOf(second), Seeded(oracle, plain)));
   EXPECT_TRUE(at::equal(ValueOf(first), expected));
   EXPECT_FALSE(at::equal(ValueOf(first), ValueOf(second)));
@@ -243,7 +243,7 @@ TEST(RandomTest, AGivenGeneratorGivesTheSeeds) {
 
 TEST(RandomTest, WhatIsOverwrittenIsNotReplayed) {
   torch::manual_seed(7);
-  // Draws twice itself.
+  // The constructor draws twice.
   torch::nn::Linear linear =
       Deferred([] { return torch::nn::Linear(kDim, 3); });
   at::Tensor copy;
@@ -261,7 +261,7 @@ TEST(RandomTest, WhatIsOverwrittenIsNotReplayed) {
     const double bound = 1 / std::sqrt(kDim);
     return torch::empty({3, kDim}).uniform_(-bound, bound);
   });
-  Seeded(generator, [] { return at::Tensor(); });  // of the bias
+  Seeded(generator, [] { return at::Tensor(); });  // the bias draws, too
   at::Tensor second = Seeded(generator, [] {
     return torch::empty({3, kDim}).normal_(1, 2);
   });
@@ -273,7 +273,7 @@ TEST(RandomTest, WhatIsOverwrittenIsNotReplayed) {
   }
   EXPECT_TRUE(at::equal(linear->weight, second));
   EXPECT_TRUE(at::equal(linear->bias, at::zeros({3})));
-  // Who has read them before has the values of then.
+  // An earlier reader has the values of that time.
   EXPECT_TRUE(at::allclose(ValueOf(copy), first));
 }
 
@@ -333,7 +333,7 @@ TEST_P(ModuleTest, GetsItsValuesFromTheSeedAlone) {
   const auto b = make(5);
   const auto other = make(6);
   const auto pa = a->named_parameters();
-  // From the last to the first.
+  // Values are taken from the last to the first.
   Tensors values;
   for (size_t i = pa.size(); i-- > 0;) {
     EXPECT_TRUE(IsDeferred(pa[i].value())) << pa[i].key();
@@ -353,7 +353,7 @@ TEST_P(ModuleTest, GetsItsValuesFromTheSeedAlone) {
     EXPECT_TRUE(at::equal(value, values[i])) << pb[i].key();
     EXPECT_TRUE(value.isfinite().all().item<bool>()) << pb[i].key();
     differs |= !at::equal(value, other->parameters()[i]);
-    // Constants are the constructor's.
+    // Constants come from the constructor.
     const at::Tensor& constant = expected[i].value();
     if (constant.numel() > 1 && constant.std().item<double>() == 0) {
       EXPECT_TRUE(at::equal(value, constant)) << pb[i].key();
@@ -404,7 +404,7 @@ TEST(MaterializeTest, WorksOnWhatLaterScopesHaveDone) {
 TEST(DeferredInitTest, AModuleGoesToADeviceWithoutMemory) {
   const auto linear = Deferred([] {
     torch::nn::Linear made(kDim, kDim);
-    made->to(c10::Device(torch::kCUDA, 0));  // which nobody needs to have
+    made->to(c10::Device(torch::kCUDA, 0));  // need not exist
     return made;
   });
   for (const at::Tensor& parameter : linear->parameters()) {

@@ -36,7 +36,7 @@ using flat_param::SetArmed;
 
 namespace {
 
-// The operators that lead to `last`, in the order they were recorded in.
+// Returns the operators that lead to `last`, in the order of their recording.
 std::vector<std::shared_ptr<const RecordedOp>> HistoryUntil(
     const std::shared_ptr<const RecordedOp>& last) {
   std::map<uint64_t, std::shared_ptr<const RecordedOp>> found;
@@ -69,7 +69,7 @@ at::Tensor In(Memory& memory, const RecordedInput& input) {
                     geometry.strides, geometry.dtype);
 }
 
-// Where an operator laid its output out otherwise than it had announced.
+// Copies the output into the announced layout if the operator has used another.
 at::Tensor AsAnnounced(const at::Tensor& actual, const Geometry& announced) {
   TORCH_CHECK(actual.sizes() == c10::IntArrayRef(announced.sizes) &&
                   actual.scalar_type() == announced.dtype,
@@ -84,9 +84,9 @@ at::Tensor AsAnnounced(const at::Tensor& actual, const Geometry& announced) {
       .copy_(actual);
 }
 
-// The storage of `history` with its values.
+// Returns the storage of `history` with its values.
 c10::Storage Replay(const History& history) {
-  // Whatever holds for the caller: autograd, a scope that records.
+  // The caller's autograd mode and recording scope must not matter.
   const c10::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard unrecorded(
       c10::DispatchKey::DeferredInit);
@@ -108,7 +108,7 @@ void GiveMemory(const at::Tensor& tensor, const c10::Storage& values) {
   c10::StorageImpl& impl = *tensor.storage().unsafeGetStorageImpl();
   FSDP_CHECK(values.nbytes() >= impl.nbytes());
   SetArmed(impl, false);
-  // The storage of the values is what is freed with this one.
+  // Frees the storage of the values together with this one.
   auto* owner = new c10::Storage(values);
   impl.set_data_ptr_noswap(c10::DataPtr(
       owner->mutable_data(), owner,
@@ -138,7 +138,7 @@ namespace deferred_internal {
 
 namespace {
 
-// From the beginning of the storage.
+// Returns the bytes from the beginning of the storage.
 int64_t BytesOf(const Geometry& geometry) {
   int64_t end = geometry.offset + 1;
   for (size_t d = 0; d < geometry.sizes.size(); ++d) {

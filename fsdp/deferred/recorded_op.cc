@@ -28,13 +28,14 @@ namespace {
 
 void DeleteHistory(void* history) { delete static_cast<History*>(history); }
 
-// Orders operators and tells storages apart.
+// Returns a number that orders operators and identifies storages.
 uint64_t NextNumber() {
   static std::atomic<uint64_t> last{0};
   return ++last;
 }
 
-// Whether `op` writes all of the storage of `target` and reads nothing of it.
+// Returns whether `op` overwrites the whole storage of `target` without reading
+// it.
 bool Overwrites(const c10::OperatorHandle& op, const at::Tensor& target) {
   static const auto* const kFills = new std::set<std::string>{
       "aten::fill_", "aten::normal_", "aten::uniform_", "aten::zero_"};
@@ -103,7 +104,7 @@ RecordedOp::RecordedOp(const c10::OperatorHandle& op,
     return kept;
   };
   for (const c10::IValue& argument : arguments) {
-    // A generator is stood in for by the seed.
+    // The seed replaces a generator.
     arguments_.push_back(argument.isGenerator() ? c10::IValue()
                                                 : MapTensors(argument, keep));
   }
@@ -114,7 +115,7 @@ RecordedOp::RecordedOp(const c10::OperatorHandle& op,
   }
 }
 
-// A tensor that thousands of operators have written has a history as long.
+// Destroys the history in a loop: it may be thousands of operators deep.
 RecordedOp::~RecordedOp() {
   std::vector<std::shared_ptr<const RecordedOp>> doomed;
   const auto take = [&doomed](std::vector<RecordedInput>& inputs) {
@@ -126,7 +127,7 @@ RecordedOp::~RecordedOp() {
   while (!doomed.empty()) {
     const std::shared_ptr<const RecordedOp> op = std::move(doomed.back());
     doomed.pop_back();
-    // Only ours to take apart where nobody else knows it.
+    // Takes an operator apart only if nobody else holds it.
     if (op.use_count() == 1) take(const_cast<RecordedOp&>(*op).inputs_);
   }
 }
@@ -158,8 +159,8 @@ at::Generator NewGenerator(c10::Device device, uint64_t seed) {
   return generator;
 }
 
-// The overload that takes a generator besides the arguments of `op`: "rand" has
-// "rand.generator".
+// Returns the overload that also takes a generator, such as "rand.generator"
+// for "rand".
 std::optional<c10::OperatorHandle> WithGenerator(
     const c10::OperatorHandle& op) {
   const std::vector<c10::Argument>& arguments = op.schema().arguments();
@@ -180,8 +181,8 @@ std::optional<c10::OperatorHandle> WithGenerator(
   return std::nullopt;
 }
 
-// With a generator of its own where the operator takes one: the default one is
-// shared by all threads.
+// Passes a new generator if the operator takes one: all threads share the
+// default one.
 void RunSeeded(const c10::OperatorHandle& op, torch::jit::Stack& stack,
                uint64_t seed) {
   const c10::FunctionSchema& schema = op.schema();

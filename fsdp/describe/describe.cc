@@ -36,7 +36,8 @@ const char* Short(c10::ScalarType dtype) {
   }
 }
 
-// Of this rank's shard, what is not frozen, without alignment where some is.
+// Returns the trainable bytes of this rank's shard; alignment counts only if
+// nothing is frozen.
 int64_t TrainableBytes(const flat_param::FlatParameter& flat) {
   int64_t trainable = 0;
   int64_t frozen = 0;
@@ -68,7 +69,7 @@ struct MessageBytes {
   }
 };
 
-// None where nothing is quantised.
+// Returns zeros if nothing is quantized.
 MessageBytes MessagesOf(const UnitView& unit, const FlatView& view) {
   if (!unit.quantization.has_value()) return {};
   const flat_param::FlatParameter& flat = *view.flat;
@@ -136,7 +137,7 @@ int DepthOf(const std::vector<UnitView>& units, int unit) {
   return depth;
 }
 
-// One line for each flat parameter, the first with the unit's name.
+// Writes one line per flat parameter; the first has the unit's name.
 std::string DescribeUnit(const std::vector<UnitView>& units, int index) {
   const UnitView& unit = units[index];
   std::string name = absl::StrCat(

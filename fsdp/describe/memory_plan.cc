@@ -17,7 +17,6 @@
 namespace fsdp {
 namespace {
 
-// Bytes alive, and the most there were.
 struct Gauge {
   int64_t now = 0;
   int64_t peak = 0;
@@ -28,7 +27,7 @@ struct Gauge {
   }
 };
 
-// Of the buffers that a BufferPool has handed out.
+// Counts the buffers that a BufferPool would have handed out.
 class PoolGauge {
  public:
   using Buffers = std::vector<int64_t>;  // their sizes
@@ -288,8 +287,8 @@ MemoryPlan PlanMemory(const std::vector<ScheduledUnit>& units,
   }
   if (schedule_options.step_in_backward) plan.gradients = largest_gradient;
   Simulation simulation(units, bytes, schedule_options);
-  // The first step records the order that later ones prefetch by. One that
-  // allocates nothing leaves the pools as it has found them.
+  // The first step records the order by which later ones prefetch. A step that
+  // allocates nothing leaves the pools as it found them.
   constexpr int kMostSteps = 32;
   int before = -1;
   for (int step = 0; step < kMostSteps; ++step) {

@@ -35,7 +35,7 @@ using ::fsdp::testing::PreForward;
 using ::fsdp::testing::SeededChoices;
 using ::testing::HasSubstr;
 
-// A root of 100 bytes and layers of 1000, over 4 ranks.
+// Returns a root of 100 bytes and layers of 1000, over 4 ranks.
 std::vector<UnitBytes> BytesOf(int layers) {
   std::vector<UnitBytes> bytes;
   for (int i = 0; i <= layers; ++i) {
@@ -108,7 +108,7 @@ TEST(MemoryPlanTest, NestedUnitsAreGatheredTogether) {
   EXPECT_EQ(PlanMemory(units, BytesOf(4), {}).gathered, 100 + 4 * 1000);
 }
 
-// Units with strategies of all kinds, nested at random, each of its own size.
+// Units of different sizes and strategies, nested at random.
 class RandomUnits {
  public:
   explicit RandomUnits(uint32_t seed) : choices_(seed) {
@@ -173,7 +173,7 @@ class RandomUnits {
   ScheduleOptions options_;
 };
 
-// What carries the actions out has in memory, in pools as the runtime has them.
+// Counts the memory of actions in pools like those of the runtime.
 class Memory {
  public:
   explicit Memory(const std::vector<UnitBytes>& bytes)
@@ -238,7 +238,7 @@ class Memory {
   int64_t most_parts_ = 0;
 };
 
-// A buffer of a large unit serves a smaller one, and is no smaller for that.
+// A large unit's buffer counts with its whole size if it serves a smaller unit.
 TEST(MemoryPlanTest, BuffersThatAreLargerThanTheyHaveToBeCount) {
   const std::vector<ScheduledUnit> units = Layers(3);
   std::vector<UnitBytes> bytes(4);

@@ -27,7 +27,7 @@ bool IsExpanded(const at::Tensor& tensor, int64_t dim) {
   return tensor.stride(dim) == 0 && tensor.size(dim) > 1;
 }
 
-// By the strides, the greatest first: each steps over all that the smaller ones
+// Each stride, from the smallest on, must step over all that the smaller ones
 // reach.
 bool SharesNoElements(const at::Tensor& tensor) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size

@@ -61,7 +61,7 @@ absl::Status BufferPool::AwaitUse(const FreeBuffer& free) {
   return absl::OkStatus();
 }
 
-// Memory goes back to the stream that it was allocated on, the current one.
+// Freed memory goes back to the current stream, which allocated it.
 absl::Status BufferPool::MakeRoom(int64_t bytes) {
   if (room_ == 0) return absl::OkStatus();
   while (!free_.empty() && stats_.reserved_bytes + bytes > room_) {

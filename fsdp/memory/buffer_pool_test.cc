@@ -99,7 +99,7 @@ TEST_F(BufferPoolTest, CountsBytes) {
   EXPECT_EQ(pool_.stats().in_use_bytes, 160);
   pool_.Release(first);
   EXPECT_EQ(pool_.stats().in_use_bytes, 60);
-  // What counts is the size of the buffer, not of the request.
+  // Buffers count with their own sizes, not with those of requests.
   const at::Tensor third = Acquire(50);
   EXPECT_EQ(pool_.stats().in_use_bytes, 160);
   EXPECT_EQ(pool_.stats().peak_in_use_bytes, 160);
@@ -200,7 +200,7 @@ TEST_F(BufferPoolTest, StepsFromSortedBuffersUseTheSameInTheSameOrder) {
   EXPECT_THAT(allocations_, ElementsAre(100, 100, 100));
 }
 
-// With room for 200 bytes.
+// Tests of a pool with room for 200 bytes.
 class RoomyPoolTest : public BufferPoolTest {
  protected:
   RoomyPoolTest() {

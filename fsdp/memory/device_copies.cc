@@ -45,8 +45,8 @@ DeviceCopies::DeviceCopies(c10::Device device, int64_t room,
           },
           room) {}
 
-// Memory goes back to the stream that it was allocated on, behind what the
-// others have been given. A device that has failed has nothing to order.
+// Memory goes back to the stream that allocated it, so that stream must follow
+// what the others have been given.
 DeviceCopies::~DeviceCopies() {
   absl::Status ended;
   ended.Update(TorchToStatus("ending copies", [&] {

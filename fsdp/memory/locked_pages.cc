@@ -43,7 +43,7 @@ void LockedPages::Free(char* memory, int64_t bytes) {
     locked = locked_.erase(memory) > 0;
   }
   if (locked) {
-    // Fails when the device is lost, and its locks with it.
+    // This fails if the device is lost; its locks are lost with it.
     const absl::Status unlocked = TorchToStatus("unlock pages", [&] {
       device_ops::UnlockPages(memory, bytes, device_);
     });

@@ -28,7 +28,7 @@ using ::testing::SizeIs;
 
 constexpr int64_t kBytes = 3 * offload::kPageBytes;
 
-// What the host waits for when it copies the last page to the device.
+// Returns the host's waits while it copies the last page to the device.
 std::vector<std::string> WaitsForCopyFrom(char* memory) {
   const at::Tensor on_host =
       at::from_blob(memory + kBytes - offload::kPageBytes,
@@ -57,7 +57,7 @@ TEST(LockedPagesTest, AreNotLockedForOtherMemoryThatIsThereLater) {
   const absl::StatusOr<char*> memory = pages.Allocate(kBytes);
   ASSERT_OK(memory);
   pages.Free(*memory, kBytes);
-  // The system gives the same addresses again, or others.
+  // The system may give the same addresses again, or others.
   const auto again =
       offload::PageMemory::Allocate(offload::PageAllocator::System(), kBytes);
   ASSERT_OK(again.status());

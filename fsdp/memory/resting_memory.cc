@@ -27,7 +27,7 @@ using flat_param::Guarded;
 constexpr char kNoLongerThere[] =
     "the model that this shard belongs to is no longer there";
 
-// How long a device may go on using what is no longer there.
+// The longest time for which a device may use memory that is to be freed.
 constexpr absl::Duration kLongest = absl::Minutes(1);
 
 at::Tensor HostBytes(char* data, int64_t bytes) {
@@ -60,8 +60,8 @@ RestingMemory::RestingMemory(at::Tensor memory,
   storage_.Fill(memory_.mutable_data_ptr());
 }
 
-// The place's memory may go to something else. A device that takes longer has
-// failed, as has one that says so: other calls tell of it.
+// Waits, because the place's memory may be reused. A device that takes longer
+// or reports an error has failed, which other calls report.
 RestingMemory::~RestingMemory() {
   FSDP_CHECK((uses_ == 0 && host_uses_ == 0) || stays());
   if (used_ == nullptr) return;
@@ -146,7 +146,7 @@ absl::Status RestingMemory::BringIn(Use use) {
   return absl::OkStatus();
 }
 
-// The place is asked last for what may be written: it takes that for written.
+// Asks the place last: it counts memory that may be written as written.
 absl::Status RestingMemory::BringToDevice(Use use) {
   FSDP_RETURN_IF_ERROR(lost_);
   FSDP_ASSIGN_OR_RETURN(const at::Tensor memory, copies_->Acquire(bytes()));

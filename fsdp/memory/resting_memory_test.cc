@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kNumel = 5;
 
-// Bytes elsewhere, at another address every time they are used.
+// A place of bytes with another address at every use.
 struct Elsewhere {
   std::vector<float> bytes = std::vector<float>(kNumel);
   std::unique_ptr<float[]> memory;
@@ -155,7 +155,7 @@ TEST_F(RestingMemoryTest, IsKnownByItsTensorsOnly) {
   EXPECT_EQ(RestingMemory::Of(tensor_.narrow(0, 2, 2)), memory_.get());
   EXPECT_EQ(RestingMemory::Of(at::zeros({2})), nullptr);
   EXPECT_EQ(RestingMemory::Of(at::Tensor()), nullptr);
-  // Not what looks into whole parameters.
+  // Views of whole parameters do not count.
   flat_param::GuardedStorage unsharded(8, at::Device(at::kCPU), "freed");
   EXPECT_FALSE(flat_param::IsGuarded(tensor_.storage()));
   EXPECT_TRUE(RestsElsewhere(tensor_));

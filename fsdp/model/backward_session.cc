@@ -18,7 +18,7 @@ namespace {
 
 int GraphTask() { return torch::autograd::get_current_graph_task_id(); }
 
-// Whether this backward computes all gradients rather than chosen ones.
+// Returns whether this backward computes all gradients rather than chosen ones.
 bool BackwardComputesEverything() {
   const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
   return exec_info == nullptr || exec_info->empty();
@@ -36,9 +36,9 @@ struct BackwardSession::UnderWay {
   bool has_ended = false;
 };
 
-// The first event comes from the outermost backward: what is nested in a node
-// of ours is announced by it, and a callback that is queued in a nested
-// backward runs at the end of that one.
+// Must be called by the outermost backward: a callback that is queued in a
+// nested one runs at that one's end. The first event is never nested: a node of
+// ours announces the backward that is nested in it.
 void BackwardSession::Begin(std::function<void()> on_end,
                             std::function<void()> on_lost) {
   auto under_way = std::make_shared<UnderWay>();

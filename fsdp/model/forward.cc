@@ -38,8 +38,8 @@ ForwardScope::ForwardScope(const torch::nn::Module& module) {
   std::optional<UnitHandle> handle = FindUnit(module);
   if (!handle.has_value()) return;
   state_ = std::make_unique<State>(*std::move(handle));
-  // The destructor does not run when this throws, and PreForward() has cleaned
-  // up then.
+  // If this throws, the destructor does not run, but PreForward() has cleaned
+  // up.
   ThrowIfError(state_->model().PreForward(state_->unit()));
   const auto& running = state_->model().running_unit(state_->unit());
   if (running != nullptr) state_->scope.emplace(running);
@@ -76,7 +76,7 @@ void ForwardScope::NoteException() {
     try {
       throw;
     } catch (c10::Error& error) {
-      // The innermost unit names itself.
+      // Only the innermost unit adds its name.
       if (error.context().empty()) {
         error.add_context(
             absl::StrCat("in the forward of unit ",
@@ -102,7 +102,7 @@ std::optional<RecomputedUnit> FindRecomputed(const torch::nn::Module& module) {
   }
   RecomputedUnit unit{handle->model()->unit_name(handle->unit()),
                       handle->model()->recompute_options()};
-  // Registered in its parent, so that it is shared. The region keeps it alive.
+  // The module is shared, because its parent has it. The region keeps it alive.
   unit.options.modules.push_back(
       std::const_pointer_cast<torch::nn::Module>(module.shared_from_this()));
   return unit;
@@ -111,7 +111,7 @@ std::optional<RecomputedUnit> FindRecomputed(const torch::nn::Module& module) {
 void ForwardScope::Finish(const std::vector<at::Tensor*>& outputs) {
   const absl::Status status =
       state_->model().PostForward(state_->unit(), outputs, state_->inputs);
-  // What PostForward() refuses it has cleaned up; what it throws it has not.
+  // PostForward() has cleaned up if it returns an error, but not if it throws.
   state_->finished = true;
   ThrowIfError(status);
 }

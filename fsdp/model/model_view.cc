@@ -34,7 +34,6 @@ FlatView ViewOfFlat(const Runtime& runtime, int unit, int i) {
   return view;
 }
 
-// Of the groups that it lies on and what it holds.
 UnitView ViewOfUnit(const Runtime& runtime, int unit) {
   const Placement& placement = runtime.placement(unit);
   UnitView view;
@@ -71,7 +70,6 @@ ModelView ViewOf(const ShardedModel& model) {
 
 namespace {
 
-// Asks the models that own parameters of `below` until one knows `module`.
 std::optional<UnitHandle> AskOwners(const torch::nn::Module& module,
                                     const torch::nn::Module& below) {
   for (const auto& item : flat_param::RegisteredParameters(below)) {

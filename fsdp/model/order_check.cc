@@ -42,7 +42,8 @@ absl::StatusOr<std::unique_ptr<OrderCheck::Comparison>> OrderCheck::Start(
     OrderLog order) {
   auto comparison = std::make_unique<Comparison>();
   comparison->order = std::move(order);
-  // The greatest hash and, of complements, the least one.
+  // The maxima over the ranks are the greatest hash and the complement of the
+  // least.
   const int64_t bits = static_cast<int64_t>(comparison->order.hash());
   comparison->extremes = at::tensor({bits, ~bits}, at::kLong);
   FSDP_ASSIGN_OR_RETURN(comparison->work,
@@ -64,7 +65,8 @@ namespace {
 
 using ::torch::autograd::AutogradMeta;
 
-// LibTorch reads everything but gradients from the members of the base.
+// Overrides gradients alone; LibTorch reads everything else from the base's
+// members.
 class OwnedMeta final : public AutogradMeta {
  public:
   OwnedMeta(AutogradMeta* before, std::string name,
@@ -84,7 +86,8 @@ class OwnedMeta final : public AutogradMeta {
     output_nr_ = before->output_nr_;
     grad_dtype_ = before->grad_dtype_;
     allow_grad_dtype_mismatch_ = before->allow_grad_dtype_mismatch_;
-    // Not is_view_: its memory is the model's now, of which it is no view.
+    // Leaves out is_view_: the tensor's memory is the model's, of which it is
+    // no view.
   }
 
   const at::Tensor& grad() const override {

@@ -30,8 +30,8 @@ using ::torch::nn::AnyModule;
 using ::torch::nn::AnyModulePlaceholder;
 using ::torch::nn::AnyValue;
 
-// Access to a private member by explicit instantiation, in which the language
-// ignores access rules: the friend function hands the member pointer out.
+// Gives access to a private member: explicit instantiation ignores access
+// rules, and the friend function returns the member pointer.
 template <typename Tag,
           std::unique_ptr<AnyModulePlaceholder> AnyModule::*kMember>
 struct MemberAccess {
@@ -48,8 +48,8 @@ std::unique_ptr<AnyModulePlaceholder>& ContentOf(AnyModule& module) {
   return module.*MemberOf(Content());
 }
 
-// Laid out as LibTorch's AnyModuleHolder<M, ...>, of which AnyModule::get<M>()
-// takes the module, whatever M: all shared pointers look alike.
+// Has the layout of LibTorch's AnyModuleHolder<M, ...>, from which
+// AnyModule::get<M>() takes the module: all shared pointers have one layout.
 struct LaidOutAsHolder : AnyModulePlaceholder {
   explicit LaidOutAsHolder(const AnyModulePlaceholder& holder)
       : AnyModulePlaceholder(holder.type_info),
@@ -65,7 +65,7 @@ bool AddTensorsOf(AnyValue& value, std::vector<at::Tensor*>& tensors) {
   return true;
 }
 
-// Whether `value` is of a type that is known.
+// Returns whether the type of `value` is known.
 bool AddTensors(AnyValue& value, std::vector<at::Tensor*>& tensors) {
   using at::Tensor;
   return AddTensorsOf<Tensor>(value, tensors) ||
@@ -81,7 +81,6 @@ bool IsOneOf(AnyValue& value) {
   return ((value.try_get<Ts>() != nullptr) || ...);
 }
 
-// The holder's forward, of a module that may be a unit.
 AnyValue RunUnit(AnyModulePlaceholder& holder,
                  std::vector<AnyValue>&& arguments) {
   ForwardScope scope(*holder.ptr());
@@ -107,7 +106,7 @@ AnyValue RunUnit(AnyModulePlaceholder& holder,
   return output;
 }
 
-// RunUnit() with copies of the arguments.
+// Repeats RunUnit() with copies of the arguments.
 class RepeatableUnit final : public checkpoint_internal::RepeatableCall {
  public:
   RepeatableUnit(std::shared_ptr<AnyModulePlaceholder> holder,
@@ -163,7 +162,7 @@ AnyValue RunRecomputed(const RecomputedUnit& unit,
   return output;
 }
 
-// Stands in a Sequential's list for the holder of a child that is a unit.
+// Replaces the holder of a child that is a unit in a Sequential's list.
 class UnitCaller final : public LaidOutAsHolder {
  public:
   explicit UnitCaller(std::unique_ptr<AnyModulePlaceholder> holder)

@@ -29,8 +29,8 @@
 namespace fsdp {
 namespace {
 
-// What gathering the unit takes, and what reducing its gradients: for
-// fsdp/trace.
+// Returns the bytes that gathering the unit and reducing its gradients take,
+// for fsdp/trace.
 std::array<c10::IValue, 2> BytesOf(const Runtime& runtime, int unit) {
   int64_t unsharded = 0;
   for (const auto& flat : runtime.flats(unit)) {
@@ -91,14 +91,14 @@ void ShardedModel::SetModules(
   for (const auto& [module, unit] : modules) {
     const auto [place, is_new] =
         modules_.try_emplace(module.get(), ModulePlace{module, unit});
-    // One that is registered twice is a unit where it is met first.
+    // A module that is registered twice names its unit at its first place only.
     if (!is_new && unit != kNoUnit) place->second.unit = unit;
   }
 }
 
 std::optional<int> ShardedModel::UnitOf(const torch::nn::Module& module) const {
   const auto found = modules_.find(&module);
-  // Another module may have come to lie where one of ours was.
+  // Another module may have been allocated at the address of a former one.
   if (found == modules_.end() || found->second.module.expired()) {
     return std::nullopt;
   }
@@ -113,7 +113,7 @@ void ShardedModel::ClearEdges() {
   }
 }
 
-// Takes requires_grad from the module's tensors, which have no edges.
+// Takes requires_grad from the module's tensors, which must have no edges.
 void ShardedModel::AttachSentinels() {
   for (UnitState& state : units_) {
     for (Slot& slot : state.slots) {
@@ -127,7 +127,7 @@ void ShardedModel::AttachSentinels() {
 
 void ShardedModel::RestoreSentinels() {
   for (UnitState& state : units_) {
-    // A backward inside a forward ends while the units around it still run.
+    // A backward inside a forward ends while units around it are running.
     if (!state.edges_attached || state.node != nullptr) continue;
     state.edges_attached = false;
     for (const Slot& slot : state.slots) {
@@ -172,11 +172,10 @@ absl::Status ShardedModel::TransitionOrGiveUp(
   absl::StatusOr<Actions> actions = schedule_.Next(event);
   absl::Status status = actions.status();
   if (status.ok()) status = runtime_->Execute(*actions, gradients);
-  // A refused event has changed nothing; only inside an iteration is there one
-  // to give up.
+  // A refused event has changed nothing, and outside an iteration there is
+  // nothing to give up.
   if (!actions.ok() && !schedule_.in_forward()) return status;
   if (!status.ok()) GiveUpIteration(status);
-  // Out of the root's forward, or of backward.
   if (activity_ != nullptr && !schedule_.in_forward() &&
       !schedule_.in_backward()) {
     activity_->Note(comm::Phase::kOutside, "", /*pool_bytes=*/-1);
@@ -184,7 +183,7 @@ absl::Status ShardedModel::TransitionOrGiveUp(
   return status;
 }
 
-// For whoever asks what this rank is doing while it waits for others.
+// Notes what this rank does, for those who ask while it waits for others.
 void ShardedModel::NotePhase(const Event& event) {
   const MemoryStats memory = runtime_->memory_stats();
   const int64_t pools =
@@ -199,21 +198,21 @@ void ShardedModel::NotePhase(const Event& event) {
       return activity_->Note(comm::Phase::kBackward, unit_name(event.unit),
                              pools);
     case EventKind::kEndOfBackward:
-      // It may still wait for what it has reduced.
+      // It may still wait for reductions.
       return activity_->Note(comm::Phase::kBackward, "", pools);
     default:
       return;
   }
 }
 
-// A backward that threw has left the engine without its last callback. What it
-// has left in flight is not for gradients that the user may have dropped since.
+// The engine drops the last callback of a backward that throws. Reductions that
+// it left in flight are dropped: the user may have dropped gradients since.
 void ShardedModel::GiveUpStaleBackward() {
   if (!schedule_.in_backward()) return;
   GiveUpIteration(absl::OkStatus(), InFlight::kDrop);
 }
 
-// `reason` OK: there is nobody to tell.
+// If `reason` is OK, other ranks are not told.
 void ShardedModel::GiveUpIteration(const absl::Status& reason,
                                    InFlight reductions) {
   RECORD_USER_SCOPE(absl::StrCat("fsdp::", Name(EventKind::kReset), "(",
@@ -221,7 +220,7 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason,
   if (!reason.ok() && settings_.abort_on_failure && !captures_) {
     runtime_->Abort(reason);
   }
-  // The runtime drops everything, so the schedule's own clean-up is not needed.
+  // Ignores the schedule's actions: the runtime drops everything.
   schedule_.Next({EventKind::kReset}).IgnoreError();
   if (reductions == InFlight::kFinish)
     runtime_->FinishReductions(

@@ -24,8 +24,8 @@
 namespace fsdp {
 namespace {
 
-// After which those without a gradient are named: two optimizers of one model
-// may take turns.
+// Parameters without a gradient are named after so many steps: two optimizers
+// of one model may take turns.
 constexpr int kStepsLookedAt = 2;
 
 }  // namespace
@@ -39,7 +39,7 @@ void ShardedModel::NoteGradients() {
   }
 }
 
-// A step has ended where the gradients of a backward are dropped.
+// A step has ended once the gradients of a backward are dropped.
 void ShardedModel::NoteEndOfStep() {
   if (!has_reduced_) return;
   for (const NamedShard& named : named_shards_) {
@@ -58,7 +58,7 @@ void ShardedModel::NoteEndOfStep() {
     }
   }
   if (names.empty()) return;
-  // One that was meant to be tied and is not, for example.
+  // For example, a parameter was meant to be tied and is not.
   TORCH_WARN("fsdp: no rank has used these parameters in the first ",
              kStepsLookedAt,
              " steps, so they have no gradient and are not trained: ",
@@ -77,7 +77,7 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
   absl::Status status = TorchToStatus("backward", [&] {
     loss.backward(/*gradient=*/{}, /*retain_graph=*/retain_graph);
   });
-  // What comes first is the cause of what backward has thrown.
+  // An earlier failure is the cause of what backward has thrown.
   absl::Status failure = TakeFailure();
   if (!failure.ok()) status = std::move(failure);
   if (status.ok()) return status;
@@ -86,7 +86,6 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
   return status;
 }
 
-// Called at every event inside backward.
 void ShardedModel::EnterBackward() {
   if (backward_.is_under_way()) return;
   GiveUpStaleBackward();
@@ -101,9 +100,9 @@ void ShardedModel::EnterBackward() {
                   tell(&ShardedModel::OnBackwardLost));
 }
 
-// The engine has dropped the last callback of a backward that threw. Where it
-// has threads of its own for a device, this may be one of them: the next event
-// gives the backward up then.
+// The engine has dropped the last callback of a backward that threw. For a
+// device this may run on one of the engine's threads, so the next event gives
+// the backward up instead.
 void ShardedModel::OnBackwardLost() {
   if (!schedule_.in_backward() || HasStreams(runtime_->device())) return;
   GiveUpIteration(absl::OkStatus());
@@ -141,10 +140,10 @@ void ShardedModel::OnLeft(uint64_t start_sequence) {
   ThrowIfError(FinishPendingFrom(start_sequence));
 }
 
-// A unit with a Unit node got no gradient, where on another rank its parameters
-// may have been used: control flow inside a unit may depend on the data. This
-// rank then takes part with zeros, at the place in the order of collectives
-// where the other reduces. `sequence` is of the backward that runs now.
+// Reduces units with a Unit node that got no gradient. Other ranks may have
+// used their parameters, because control flow may depend on data: this rank
+// joins with zeros at the place where they reduce. `sequence` is the running
+// node's.
 absl::Status ShardedModel::FinishPendingFrom(uint64_t sequence) {
   while (const auto pending = backward_.TakePendingFrom(sequence)) {
     const std::vector<at::Tensor> none(units_[pending->unit].slots.size());
@@ -153,8 +152,8 @@ absl::Status ShardedModel::FinishPendingFrom(uint64_t sequence) {
   return absl::OkStatus();
 }
 
-// A user's hook sees what it would see without sharding: the sum over all uses
-// in one backward, of this rank.
+// A hook must see what it would see without sharding: this rank's sum over all
+// uses in one backward.
 void ShardedModel::RunParameterHooks(int unit,
                                      std::vector<at::Tensor>& gradients) {
   for (size_t k = 0; k < gradients.size(); ++k) {
@@ -204,7 +203,7 @@ void ShardedModel::OnEndOfBackward() {
   ThrowIfError(status);
 }
 
-// Whether a backward that reduces leaves no gradients for a later one.
+// Returns whether a backward that reduces leaves no gradients for a later one.
 bool ShardedModel::ReducesAll() const {
   for (int unit = 0; unit < num_units(); ++unit) {
     if (!schedule_.synchronizes(unit) || !schedule_.all_reduces(unit)) {

@@ -1,4 +1,4 @@
-// What can be asked of a ShardedModel between steps.
+// The calls on a ShardedModel between steps.
 #include <ATen/core/Tensor.h>
 
 #include <set>
@@ -104,7 +104,7 @@ absl::Status ShardedModel::StepInBackward(UnitStep step) {
         activity_->Note(phase, name, /*pool_bytes=*/-1);
       };
       note(comm::Phase::kStep, unit_name(unit));
-      // Of which unit the next event will tell.
+      // The next event tells which unit's backward runs.
       const auto back =
           absl::MakeCleanup([&note] { note(comm::Phase::kBackward, ""); });
       return step(absl::MakeConstSpan(named_shards_)
@@ -147,7 +147,7 @@ absl::Status ShardedModel::BeginWholeAccess(absl::string_view what,
   FSDP_RETURN_IF_ERROR(CheckBinding());
   if (reads_values) FSDP_RETURN_IF_ERROR(CheckLoaded());
   GiveUpStaleBackward();
-  // Also frees what was kept for a backward that has not come.
+  // This also frees what was kept for a backward that has not come.
   FSDP_RETURN_IF_ERROR(ReleaseUnsharded());
   whole_access_ = std::string(what);
   owner_->OpenGradients();

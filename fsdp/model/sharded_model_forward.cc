@@ -1,4 +1,4 @@
-// What ShardedModel does in forward, event by event.
+// The forward of ShardedModel, event by event.
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
@@ -49,8 +49,8 @@ absl::Status ShardedModel::CheckMayBegin(int unit) const {
       "forward of the root ", unit_name(unit), " inside its own forward"));
 }
 
-// Ends what comes before it: uses of units that this backward has left, or a
-// backward that nobody has ended.
+// Ends what came before: uses of units that this backward has left, or a
+// backward whose end was not reported.
 absl::Status ShardedModel::BeginForward(int unit, bool recomputes) {
   if (recomputes) {
     EnterBackward();
@@ -88,14 +88,14 @@ absl::Status ShardedModel::CheckParameters(int unit, bool records_graph) {
     return unwritten;
   }
   NoteWrittenShards(unit);  // also what was written inside the forward
-  // A region that runs without grad is recomputed with it.
+  // A region's forward runs without grad, and its recomputation with it.
   if (records_graph || RegionScope::Current() != nullptr) {
     FSDP_RETURN_IF_ERROR(CheckHeldIsCurrent(unit));
   }
   return records_graph ? CheckHooks(unit) : absl::OkStatus();
 }
 
-// A hook that never ran would be a wrong gradient without a word.
+// Refuses hooks that would never run: gradients would be wrong silently.
 absl::Status ShardedModel::CheckHooks(int unit) const {
   for (const Slot& slot : units_[unit].slots) {
     if (HasTensorHooks(slot.shard) || HasPostAccumulateHooks(slot.shard)) {
@@ -116,7 +116,6 @@ absl::Status ShardedModel::CheckHooks(int unit) const {
   return absl::OkStatus();
 }
 
-// And to the checkpointed region that the forward is in.
 void ShardedModel::AttachToAutograd(int unit, bool records_graph) {
   if (records_graph) AttachNode(unit);
   RegionScope* const region = RegionScope::Current();
@@ -127,8 +126,7 @@ void ShardedModel::AttachToAutograd(int unit, bool records_graph) {
   }
 }
 
-// requires_grad is read again at every forward: a parameter may be frozen and
-// unfrozen between steps.
+// Reads requires_grad at every forward: it may change between steps.
 void ShardedModel::AttachNode(int unit) {
   UnitState& state = units_[unit];
   auto running = std::make_shared<RunningUnit>();
@@ -205,7 +203,7 @@ absl::Status ShardedModel::PostForward(int unit,
                     outputs, inputs);
     expects_backward = !exits.empty();
   } else if (const RegionScope* region = RegionScope::Current()) {
-    // The forward that the backward belongs to is still to come.
+    // The forward to which the backward belongs is the region's recomputation.
     expects_backward = region->passes_grad();
   }
   return EndForward(unit, expects_backward, exits);

@@ -1,4 +1,4 @@
-// Which dtypes a ShardedModel's forward computes in.
+// The dtypes in which a ShardedModel's forward computes.
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -14,8 +14,8 @@
 
 namespace fsdp {
 
-// Eval mode may mean full precision. It changes between forwards only, when
-// what is still gathered is not of use any more.
+// Eval mode may mean full precision. Units are released at a change, which
+// comes between forwards only: what is gathered has the other precision.
 absl::Status ShardedModel::ChoosePrecision() {
   const bool full = settings_.is_training && !settings_.is_training();
   if (full == full_precision_) return absl::OkStatus();
@@ -75,7 +75,7 @@ void ShardedModel::CastOutputs(int unit,
   }
 }
 
-// Tensors that a graph has saved look into the storage of its precision.
+// Tensors that a graph has saved refer to the storage of its precision.
 absl::Status ShardedModel::CheckPrecisionOf(const PreBackwardInfo& info) const {
   if (!settings_.units[info.unit].precision.full_precision_in_eval) {
     return absl::OkStatus();

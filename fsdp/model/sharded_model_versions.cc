@@ -1,10 +1,9 @@
-// Who has written what since it was last seen, by LibTorch's version counters.
+// Finds writes since the last look by LibTorch's version counters.
 //
-// A shard is written in place by an optimizer or a state dict, and counts that.
-// The module's tensors, whose values come from shards by ways that LibTorch
-// does not see, are made to count along: what a graph has saved of them is then
-// stale to LibTorch, too, which refuses it in backward as it would without
-// sharding.
+// An optimizer or a state dict writes a shard in place, which counts. The
+// module's tensors take their values from shards in ways that LibTorch does not
+// see, so they are made to count along: what a graph has saved of them becomes
+// stale to LibTorch too, which refuses it in backward as without sharding.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -20,7 +19,7 @@
 
 namespace fsdp {
 
-// What was written by other ways than shards is forgotten.
+// Accepts all writes to the module's tensors so far.
 void ShardedModel::SeeVersions() {
   for (UnitState& state : units_) {
     for (Slot& slot : state.slots) {
@@ -29,7 +28,7 @@ void ShardedModel::SeeVersions() {
   }
 }
 
-// Whether any was.
+// Returns whether any shard was written.
 bool ShardedModel::NoteWrittenShards(int unit) {
   bool any = false;
   for (Slot& slot : units_[unit].slots) {
@@ -40,14 +39,15 @@ bool ShardedModel::NoteWrittenShards(int unit) {
     for (const at::Tensor& tensor : slot.tensors) {
       tensor.unsafeGetTensorImpl()->bump_version();
     }
-    // What else has written the tensor stays to be found.
+    // Other writes to the tensor remain to be found.
     slot.version += slot.tensors.front()._version() - before;
     any = true;
   }
   return any;
 }
 
-// At its first event, when nothing that it will read has been looked at.
+// Must run at the first event of a backward, before anything that it reads is
+// compared.
 void ShardedModel::NoteWritesBeforeBackward() {
   written_before_backward_.clear();
   for (int unit = 0; unit < num_units(); ++unit) {
@@ -79,8 +79,8 @@ std::vector<uint32_t> ShardedModel::ShardVersions(int unit) const {
   return versions;
 }
 
-// Between Unshard() and here an optimizer may have stepped. Backward gathers
-// anew, so that a graph would be of two sets of values.
+// An optimizer may have stepped since Unshard(). Backward gathers anew, so the
+// graph would mix two sets of values.
 absl::Status ShardedModel::CheckHeldIsCurrent(int unit) const {
   if (!schedule_.IsHeldForUser(unit) || !runtime_->HoldsCopy(unit) ||
       units_[unit].versions_asked_for == ShardVersions(unit)) {
@@ -93,7 +93,7 @@ absl::Status ShardedModel::CheckHeldIsCurrent(int unit) const {
       "Reshard() it after writing, or Unshard() it then"));
 }
 
-// The values would be those of a gather that ends with the unit's next use.
+// Refuses writes to gathered values, which the unit's next use would lose.
 absl::Status ShardedModel::CheckUnwrittenBetweenForwards(int unit) const {
   for (const Slot& slot : units_[unit].slots) {
     if (slot.tensors.front()._version() == slot.version) continue;

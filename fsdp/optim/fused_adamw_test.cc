@@ -78,7 +78,7 @@ TEST(FusedAdamWTest, FollowsGroupsAndOptionsThatChange) {
   EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6));
 }
 
-// From a file, too, whose tensors have memory of their own.
+// States also come from a file, whose tensors have memory of their own.
 TEST(FusedAdamWTest, KeepsStatesAsTheParametersLie) {
   Shards shards(Sizes());
   FusedAdamW optimizer(shards.leaves);

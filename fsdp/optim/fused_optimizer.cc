@@ -47,7 +47,6 @@ bool EqualButRates(const OptimizerOptions& a, const OptimizerOptions& b) {
   return same_rate == static_cast<const Options&>(b);
 }
 
-// Adam or AdamW.
 template <typename Options, typename State>
 class AdamRule final : public FusedRule {
  public:
@@ -88,7 +87,7 @@ class AdamRule final : public FusedRule {
   }
 
  private:
-  // `rate`: a number or a tensor.
+  // `rate` is a number or a tensor.
   template <typename Rate>
   void CallWith(const FusedLists& lists, const Options& adam,
                 const Rate& rate) const {
@@ -112,7 +111,8 @@ class SgdRule final : public FusedRule {
  public:
   explicit SgdRule(const FusedOptions& fused) : fused_(fused) {}
 
-  // Torch's kernel leaves the whole vectors of halves on the CPU as they are.
+  // Torch's CPU kernel does not update the whole vectors of half-precision
+  // types.
   at::ScalarType KernelDtype(at::ScalarType dtype,
                              at::Device device) const override {
     return device.is_cpu() ? at::toOpMathType(dtype) : dtype;
@@ -175,7 +175,7 @@ std::unique_ptr<const FusedRule> MakeRule(const SGDOptions& /*defaults*/,
   return std::make_unique<SgdRule>(fused);
 }
 
-// As LibTorch checks them where an optimizer is made.
+// Returns `defaults` after LibTorch's own checks, which are in a constructor.
 template <typename Base, typename Options>
 const Options& Checked(const Options& defaults) {
   const absl::Status made = TorchToStatus("an optimizer's options", [&] {
@@ -279,7 +279,7 @@ void FusedOptimizer<Base, Options>::CountReplay() {
   stepper_->CountReplay(this->state_);
 }
 
-// Of tensors by themselves: an archive would write the storage that they share
+// Copies each tensor: an archive would write the storage that slots share once
 // for each of them.
 template <typename Base, typename Options>
 void FusedOptimizer<Base, Options>::save(

@@ -1,5 +1,4 @@
-// What the first step of a fused optimizer allocates, and how many calls a step
-// makes.
+// The allocations of a fused optimizer's first step, and the calls of a step.
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -47,7 +46,8 @@ TEST_P(FusedOptimizerTest, AllocatesItsStatesOnceAndNothingAfterwards) {
   shards.SetGradients(0);
   const int64_t first = BytesAllocatedBy([&] { optimizer->step(); });
   constexpr int64_t kAligned = 64;
-  // At most three tensors like the parameters, the ends of runs and a number.
+  // The first step allocates at most three tensors like the parameters, the
+  // ends of runs and a number.
   EXPECT_LE(first, 3 * (4 * shards.values.numel() + kAligned) + 5 * kAligned +
                        kAligned);
   for (int step = 1; step < 4; ++step) {
@@ -56,7 +56,7 @@ TEST_P(FusedOptimizerTest, AllocatesItsStatesOnceAndNothingAfterwards) {
   }
 }
 
-// Numbers of tensors in the calls of fused kernels.
+// Returns the numbers of tensors in the calls of fused kernels.
 std::vector<size_t> CallsBy(const std::function<void()>& fn) {
   static thread_local std::vector<size_t>* calls = nullptr;
   std::vector<size_t> result;
@@ -81,7 +81,7 @@ TEST_P(FusedOptimizerTest, MergesNeighboursIntoOneTensorOfOneCall) {
   Shards shards({16, 3, 0, 29, 64, 1000, 5, 11});  // 1128 is 70 vectors and 8
   const auto optimizer = Of(GetParam().make_fused, shards.leaves);
   shards.SetGradients(0);
-  // Whole vectors, and the elements that are left.
+  // One run has whole vectors, the other the remaining elements.
   EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ::testing::ElementsAre(2));
   shards.SetGradients(1, [](size_t i) { return i != 3; });
   EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ::testing::ElementsAre(3));
@@ -113,8 +113,8 @@ class FailingAllocator : public c10::Allocator {
   c10::Allocator* const real_;
 };
 
-// Whether the first step runs out of memory at its allocation `index`, after
-// which the next ones have to be exact.
+// Returns whether the first step runs out of memory at its allocation `index`;
+// the next steps must be exact then.
 bool FailsAt(int index, const Kind& kind) {
   Shards expected({3, 100, 1});
   Shards shards({3, 100, 1});

@@ -50,8 +50,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, FusedOptimizerTest,
                            return info.param.name;
                          });
 
-// Thirds of the leaves, with learning rates of their own and, in the last, what
-// else is changed by `adapt`.
+// Returns thirds of the leaves with learning rates of their own; `adapt`
+// changes the options of the last one.
 std::vector<OptimizerParamGroup> Thirds(const std::vector<at::Tensor>& leaves,
                                         const Kind& kind) {
   std::vector<OptimizerParamGroup> groups;
@@ -111,7 +111,7 @@ TEST_P(FusedOptimizerTest, StepsMergedSlicesToTheSameBitsAsSlicesApart) {
                   .equal(TrainedFor(12, apart, *of_apart)));
 }
 
-// A tensor of 1000 elements over `ranks`, whose parts end anywhere.
+// Trains a tensor of 1000 elements over `ranks`, whose parts end anywhere.
 at::Tensor TrainedOver(int64_t ranks, const Kind& kind) {
   std::vector<int64_t> sizes;
   sizes.reserve(ranks);
@@ -142,7 +142,7 @@ TEST_P(FusedOptimizerTest, GivesTheSameBitsForAnyNumberOfRanksAndThreads) {
   at::set_num_threads(1);
 }
 
-// Against the same in double.
+// Compares with the same steps in double.
 TEST_P(FusedOptimizerTest, StepsOtherDtypes) {
   for (at::ScalarType dtype : {at::kDouble, at::kBFloat16, at::kHalf}) {
     Shards shards(Sizes(), dtype);
@@ -153,7 +153,7 @@ TEST_P(FusedOptimizerTest, StepsOtherDtypes) {
     for (int step = 0; step < 3; ++step) {
       shards.SetGradients(step, nullptr, dtype);
       for (size_t i = 0; i < shards.leaves.size(); ++i) {
-        // Not near to zero: its square would be zero in half.
+        // Gradients must not be near zero: their squares would be zero in half.
         at::Tensor gradient = shards.leaves[i].grad();
         gradient.add_(gradient.sign());
         expected.leaves[i].mutable_grad() = gradient.to(at::kDouble);
@@ -169,7 +169,7 @@ TEST_P(FusedOptimizerTest, StepsOtherDtypes) {
 }
 
 TEST_P(FusedOptimizerTest, ConvertsGradientsOfAnotherDtype) {
-  // More than one piece of conversion.
+  // These need more than one piece of conversion.
   const std::vector<int64_t> sizes = {5, FusedRuns::kConvertedNumel, 3, 1001};
   Shards expected(sizes);
   Shards shards(sizes);
@@ -197,7 +197,7 @@ TEST_P(FusedOptimizerTest, ReadsFilesOfTorchsAndTheOtherWayRound) {
     c10::NoGradGuard no_grad;
     shards.values.copy_(expected.values);
   }
-  // In the middle of another training, whose states are replaced.
+  // Loads in the middle of another training and replaces its states.
   const auto fused = Of(GetParam().make_fused, shards.leaves);
   const auto resumed = Of(GetParam().make_plain, expected.leaves);
   {
@@ -215,7 +215,7 @@ TEST_P(FusedOptimizerTest, ReadsFilesOfTorchsAndTheOtherWayRound) {
     fused->step();
   }
   EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6));
-  // And on, by torch's.
+  // Torch's optimizer goes on from there.
   Load(Saved(*fused), *resumed);
   for (int step = 10; step < 15; ++step) {
     expected.SetGradients(step, SomeAt(step));

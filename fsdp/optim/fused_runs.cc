@@ -15,15 +15,15 @@
 namespace fsdp {
 namespace {
 
-// Vectors of torch's CPU kernels divide this.
+// A multiple of the vectors of Torch's CPU kernels.
 constexpr int64_t kVectorBytes = 64;
 
 int64_t VectorNumel(const at::Tensor& tensor) {
   return kVectorBytes / static_cast<int64_t>(tensor.element_size());
 }
 
-// `tensor` is dense: `numel` elements from its `begin`th in memory on, which
-// may go beyond its own.
+// Returns `numel` elements of the dense `tensor` from element `begin` on; they
+// may extend into what follows it in memory.
 at::Tensor Flat(const at::Tensor& tensor, int64_t begin, int64_t numel) {
   return tensor.as_strided({numel}, {1}, tensor.storage_offset() + begin);
 }
@@ -49,7 +49,7 @@ bool FusedRuns::Part::operator==(const Part& other) const {
 
 void FusedRuns::Begin(absl::Span<const FusedSlice> slices, int num_slots,
                       bool convert_all) {
-  // Views are for the kernels alone: autograd need not know of them.
+  // Only the kernels use these views: autograd need not know of them.
   const at::AutoDispatchBelowADInplaceOrView untracked;
   slices_ = slices;
   built_ = built_ && num_slots == num_slots_ && convert_all == convert_all_;
@@ -57,7 +57,7 @@ void FusedRuns::Begin(absl::Span<const FusedSlice> slices, int num_slots,
   convert_all_ = convert_all;
   ReadParts();
   if (!built_ || new_parts_ != parts_) {
-    built_ = false;  // should there be no memory
+    built_ = false;  // in case memory runs out
     parts_ = new_parts_;
     Rebuild();
     built_ = true;
@@ -115,7 +115,7 @@ void FusedRuns::Rebuild() {
       ++i;
       continue;
     }
-    // Slices that take no part may lie between those of a run: empty ones.
+    // Empty slices, which take no part, may lie between those of a run.
     size_t last = i;
     size_t next = i + 1;
     for (; next < parts_.size(); ++next) {
@@ -157,7 +157,7 @@ void FusedRuns::AddPiece(size_t slice, int64_t begin, int64_t numel) {
   offsets_.push_back(begin);
 }
 
-// A run of staging memory for each class of steps.
+// Makes a run of staging memory for each class of steps.
 void FusedRuns::Stage() {
   staging_.reset();
   if (tails_.empty()) return;

@@ -43,7 +43,7 @@ void Append(const FusedRun& run, const at::Tensor& step, FusedLists& lists) {
   lists.steps.push_back(step);
 }
 
-// Keeps the vectors' memory, not the tensors.
+// Releases the tensors and keeps the vectors' memory.
 void Clear(FusedLists& lists) {
   lists.parameters.clear();
   lists.gradients.clear();
@@ -74,7 +74,7 @@ absl::Status FusedStepper::StepShards(absl::Span<const NamedShard> shards,
     if (place == places_.end() || !named.shard.grad().defined()) continue;
     Batch& batch = batches_[place->second.batch];
     FusedStretch* stretch = &batch.stretches[place->second.stretch];
-    // Shards of one stretch come one after the other.
+    // `shards` has the shards of one stretch one after the other.
     if (std::find(batch.due.rbegin(), batch.due.rend(), stretch) ==
         batch.due.rend()) {
       batch.due.push_back(stretch);
@@ -142,7 +142,7 @@ absl::Status FusedStepper::Arrange(const Groups& groups,
     }
   }
   arranged_.clear();
-  captured_.parameters.clear();  // what it used is gone
+  captured_.parameters.clear();  // its memory is gone
   batches_.clear();
   places_.clear();
   spaces_.clear();
@@ -217,8 +217,8 @@ absl::Status FusedStepper::CheckDue(const Groups& groups,
   return absl::OkStatus();
 }
 
-// What may fail half-way, because it needs a store, comes first; the rest
-// cannot.
+// Does first what may fail half-way, because it needs a store; the rest cannot
+// fail.
 absl::Status FusedStepper::StepDue(const Groups& groups,
                                    OptimizerStates& states,
                                    bool all_or_nothing) {
@@ -228,7 +228,7 @@ absl::Status FusedStepper::StepDue(const Groups& groups,
   if (status.ok()) streamed = TakeStreamed();
   if (all_or_nothing && !spaces_.empty()) {
     if (status.ok()) status = ReserveDue(groups);
-    // Also on a rank that has nothing to begin: the others do.
+    // A rank that has nothing to step takes part too: the others wait for it.
     status = BeginSteps(status);
     if (status.ok()) status = Stream(streamed, groups, states, /*save=*/true);
     status = EndSteps(status);
@@ -267,7 +267,7 @@ std::vector<FusedStepper::Streamed> FusedStepper::TakeStreamed() {
   return streamed;
 }
 
-// So that nothing is left to fail when the rest has been stepped.
+// Allocates before anything is stepped, so that nothing can fail half-way.
 absl::Status FusedStepper::ReserveDue(const Groups& groups) {
   return TorchToStatus("allocating optimizer states", [&] {
     for (const Batch& batch : batches_) {
@@ -313,7 +313,7 @@ absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
       if (!save) stretch->Count(*rule_);
     }
   });
-  // Where it has thrown, something is still in memory.
+  // After an exception, stretches may still be in memory.
   if (!status.ok()) {
     for (const Streamed& each : streamed) each.stretch->LetGo();
   }
@@ -323,7 +323,7 @@ absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
 absl::Status FusedStepper::StepTogether(
     Batch& batch, absl::Span<FusedStretch* const> stretches,
     const OptimizerOptions& options, OptimizerStates& states) {
-  // Where an earlier step has thrown, for want of memory, something is left.
+  // An earlier step that ran out of memory may have left tensors here.
   for (FusedLists* lists : {&lists_[0], &lists_[1], &single_}) Clear(*lists);
   if (!captured_.is_under_way) batch.steps_in_use = 0;
   const absl::Status status = CallKernels(batch, stretches, options, states);
@@ -375,7 +375,7 @@ const at::Tensor& FusedStepper::StepNumber(Batch& batch, int64_t step) {
   }
   auto& [number, tensor] = batch.steps[batch.steps_in_use++];
   number = step;
-  // A replay finds another one there.
+  // A replay finds the number that PrepareReplay() has written.
   if (!captured_.is_under_way) tensor.fill_(step);
   return tensor;
 }

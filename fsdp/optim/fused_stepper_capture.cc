@@ -1,5 +1,5 @@
-// Captured steps: what the host decides in a step lies in memory of the device,
-// where a replay finds what PrepareReplay() has put there.
+// Captured steps: what the host decides in a step is in the device's memory,
+// where PrepareReplay() writes it for a replay.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -22,7 +22,7 @@ using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::OptimizerParamState;
 
-// Undefined: kernels take the number of the options.
+// Returns an undefined tensor if kernels are to take the options' number.
 const at::Tensor& FusedStepper::RateOf(Batch& batch,
                                        const OptimizerOptions& options) {
   if (!rates_on_device_) return batch.rate;
@@ -68,7 +68,6 @@ absl::StatusOr<int64_t> FusedStepper::BeginCapture(const Groups& groups,
   return number;
 }
 
-// Those of the stretch that is being stepped.
 absl::Status FusedStepper::NoteCaptured(Batch& batch,
                                         const FusedStretch& stretch) {
   for (const FusedSlice* slice : stretch.counted()) {
@@ -91,7 +90,7 @@ absl::Status FusedStepper::NoteCaptured(Batch& batch,
   return absl::OkStatus();
 }
 
-// The step has not been done.
+// Takes back the count of the captured step, which has not been executed.
 void FusedStepper::EndCapture(OptimizerStates& states) {
   captured_.is_under_way = false;
   for (const CapturedState& captured : captured_.states) {
@@ -118,7 +117,7 @@ absl::Status FusedStepper::CheckUnchanged(const Groups& groups) const {
   return absl::OkStatus();
 }
 
-// States that were loaded lie elsewhere.
+// Copies a state that was loaded since into the captured step's memory.
 absl::Status FusedStepper::TakeUpCaptured(CapturedState& captured,
                                           OptimizerStates& states) {
   const auto found = states.find(captured.parameter);
@@ -157,7 +156,7 @@ absl::Status FusedStepper::PrepareReplay(int64_t capture, const Groups& groups,
   for (CapturedState& captured : captured_.states) {
     FSDP_RETURN_IF_ERROR(TakeUpCaptured(captured, states));
   }
-  // Parameters that had the same number have the same tensor.
+  // Parameters that had the same number at the capture share its tensor.
   std::vector<std::pair<const void*, int64_t>> filled;
   for (const CapturedState& captured : captured_.states) {
     const void* const step = captured.step.unsafeGetTensorImpl();

@@ -48,12 +48,12 @@ absl::Status CheckGradient(const at::Tensor& parameter,
       ": they must be equal, and the dtype a floating-point one"));
 }
 
-// The host waits for one that stays on its device.
+// Returns the gradient on the host, which waits for a copy from a device.
 at::Tensor GradientOnHost(const at::Tensor& gradient) {
   return fsdp::RestsElsewhere(gradient) ? OnHost(gradient) : gradient.cpu();
 }
 
-// `gradient` with its elements in memory as those of `parameter`.
+// Returns `gradient` with its elements in memory in the order of `parameter`.
 at::Tensor InOrderOf(const at::Tensor& parameter, const at::Tensor& gradient) {
   if (gradient.strides() == parameter.strides() ||
       (gradient.is_contiguous() && parameter.is_contiguous())) {
@@ -92,7 +92,7 @@ c10::Device SteppingDevice(const at::Tensor& parameter) {
 FusedStretch::FusedStretch(
     size_t group, std::vector<std::pair<size_t, at::Tensor>> parameters)
     : group_(group) {
-  // Empty ones before what begins at the same place.
+  // Empty parameters precede the one that begins at the same place.
   const auto is_before = [](const auto& a, const auto& b) {
     return std::make_pair(a.second.storage_offset(), a.second.numel()) <
            std::make_pair(b.second.storage_offset(), b.second.numel());
@@ -162,8 +162,8 @@ absl::Status FusedStretch::Check(const FusedRule& rule, int num_slots,
   return absl::OkStatus();
 }
 
-// What a step writes would not reach its place as long as something else has
-// it in memory.
+// While something else has memory in use, a step's writes would not reach its
+// tier.
 absl::Status FusedStretch::CheckNotInUse() const {
   const auto in_use = [](const auto& memory) {
     return memory.second->in_use();
@@ -212,7 +212,7 @@ absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
     FSDP_RETURN_IF_ERROR(Restore(rule, num_slots, states));
   }
   for (size_t i = 0; i < slices_.size(); ++i) {
-    // Everything anew: an earlier step may have run out of memory.
+    // An earlier step may have run out of memory and left gradients here.
     FusedSlice& slice = slices_[i];
     const at::Tensor& gradient = members_[i].parameter.grad();
     slice.gradient = at::Tensor();
@@ -257,7 +257,7 @@ std::vector<const FusedSlice*> FusedStretch::counted() const {
 
 void FusedStretch::Finish() {
   runs_.End();
-  // As any operator that writes in place counts, which kernels over several
+  // Counts the write as every in-place operator does; kernels over several
   // parameters in one piece do not.
   for (size_t i = 0; i < slices_.size(); ++i) {
     if (!slices_[i].gradient.defined()) continue;

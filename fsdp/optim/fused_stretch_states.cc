@@ -1,4 +1,4 @@
-// How FusedStretch gives states their memory.
+// The memory of FusedStretch's states.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
@@ -28,11 +28,11 @@ namespace {
 
 using torch::optim::OptimizerParamState;
 
-// Of slots that do not follow each other.
+// The alignment of slots that do not follow each other.
 constexpr int64_t kSlotAlignmentBytes = 64;
 
-// Where each of `parameters` begins in one tensor for all of them, in which
-// those that follow each other do so, too; last, the size of that.
+// Returns where each of `parameters` begins in one tensor for all of them, and
+// at last that tensor's size. What follows in memory follows there too.
 std::vector<int64_t> PlacesFor(const std::vector<at::Tensor>& parameters) {
   const int64_t alignment =
       kSlotAlignmentBytes /
@@ -52,7 +52,8 @@ std::vector<int64_t> PlacesFor(const std::vector<at::Tensor>& parameters) {
 
 }  // namespace
 
-// In kept files everything has the same place whatever is trainable.
+// Kept files have slots for all parameters: places must not depend on which of
+// them are trainable.
 bool FusedStretch::HasSlots(size_t i) const {
   const at::Tensor& parameter = members_[i].parameter;
   return keeps() || parameter.grad().defined() || parameter.requires_grad();
@@ -71,8 +72,8 @@ absl::Status FusedStretch::BringInStates() {
   return resident_.Add(kept_steps_, Use::kUpdate);
 }
 
-// Kept files are found again by the places of parameters in the groups of their
-// one optimizer; else several optimizers have each their own of a shard.
+// Kept files belong to one optimizer and are found again by a parameter's place
+// in its group. Otherwise several optimizers may share a shard.
 std::string FusedStretch::PlaceNameOf(size_t i) const {
   if (keeps()) {
     return absl::StrCat("parameter ", members_[i].place, " of group ", group_);
@@ -80,7 +81,7 @@ std::string FusedStretch::PlaceNameOf(size_t i) const {
   return absl::StrCat("element ", members_[i].parameter.storage_offset());
 }
 
-// What an attempt that has failed has placed is found again.
+// Returns the memory that a failed attempt has placed, if there is some.
 absl::StatusOr<std::shared_ptr<RestingMemory>> FusedStretch::Place(
     const std::string& what, int64_t bytes, c10::Device device) {
   const auto found = memory_.find(what);
@@ -110,7 +111,7 @@ absl::StatusOr<at::Tensor> FusedStretch::Zeros(int64_t numel,
   return at::zeros({numel}, options);
 }
 
-// For parameters that may get a gradient later, too.
+// Allocates for parameters that may get a gradient later, too.
 absl::Status FusedStretch::AllocateSlot(int k) {
   std::vector<size_t> members;
   std::vector<at::Tensor> parameters;
@@ -122,12 +123,12 @@ absl::Status FusedStretch::AllocateSlot(int k) {
     parameters.push_back(slice.parameter);
   }
   const std::vector<int64_t> begins = PlacesFor(parameters);
-  // An empty one begins where what another optimizer has may begin.
+  // An empty parameter may begin where another optimizer's parameter begins.
   const auto any = std::find_if(
       members.begin(), members.end(),
       [this](size_t i) { return slices_[i].parameter.numel() > 0; });
   const size_t named = keeps() || any == members.end() ? members.front() : *any;
-  // Not views to autograd, so that they may be detached or replaced.
+  // Autograd must not see views, so that slots can be detached or replaced.
   const at::AutoDispatchBelowADInplaceOrView untracked;
   FSDP_ASSIGN_OR_RETURN(const at::Tensor all,
                         Zeros(begins.back(), absl::StrCat("slot ", k, " from ",
@@ -151,9 +152,9 @@ absl::Status FusedStretch::Reserve(int num_slots) {
   return absl::OkStatus();
 }
 
-// Takes the values of `held`, a state's tensor, which becomes the slot in
-// Count(): until then an undefined one tells that the first step is still to
-// come.
+// Copies the values of `held`, a state's tensor, into the slot. Only Count()
+// puts the slot into the state: until then, an undefined tensor there says that
+// the first step is still to come.
 absl::Status FusedStretch::TakeSlot(size_t i, int k, const at::Tensor& held) {
   at::Tensor& own = slices_[i].slots[k];
   bool& used = members_[i].used[k];
@@ -168,8 +169,8 @@ absl::Status FusedStretch::TakeSlot(size_t i, int k, const at::Tensor& held) {
   return absl::OkStatus();
 }
 
-// Takes up what an earlier run has kept, but not in place of states that were
-// loaded since.
+// Takes up what an earlier run has kept, except for states that were loaded
+// since.
 absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
                                    OptimizerStates& states) {
   const auto size = static_cast<int64_t>(slices_.size());

@@ -33,8 +33,8 @@
 namespace fsdp {
 namespace {
 
-// This rank's part of the sum of |g|^p, or of the maximum, in float64: it holds
-// sums of powers that float32 does not.
+// Returns this rank's part of the sum of |g|^p, or of the maximum, in float64,
+// which holds powers that float32 does not.
 at::Tensor LocalTotal(const std::vector<GradientGroup>& groups, double p,
                       at::Device device) {
   at::Tensor total =
@@ -126,12 +126,12 @@ at::Tensor ClipOrThrow(comm::Communicator& world,
 absl::StatusOr<at::Tensor> ClipGradNorm(comm::Communicator& world,
                                         absl::Span<const NamedShard> shards,
                                         const ClipGradNormOptions& options) {
-  // The label of the all-reduce: ranks whose options differ are found out where
-  // the backend compares calls.
+  // As the all-reduce's label, this shows ranks with different options to
+  // backends that compare calls.
   const std::string what =
       absl::StrCat("clipping gradients to a ", options.norm_type, "-norm of ",
                    options.max_norm);
-  // Written so that NaN is refused.
+  // This form refuses NaN.
   if (!(options.max_norm > 0 && options.norm_type > 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat(what, ": both numbers must be positive"));

@@ -71,7 +71,7 @@ at::Tensor Wave(int64_t numel, at::ScalarType dtype = at::kFloat) {
   return (at::arange(numel, at::kDouble) * 0.37 + numel).sin().to(dtype);
 }
 
-// This rank's shards; those of rank `without_gradients` have none.
+// Returns this rank's shards; those of rank `without_gradients` have none.
 std::vector<NamedShard> ShardsOf(const std::vector<Whole>& wholes,
                                  const Communicator& communicator,
                                  int without_gradients = -1) {
@@ -122,7 +122,7 @@ absl::Status ClipToHalf(Communicator& communicator,
         (wholes[i].gradient.to(at::kDouble) / 2)
             .to(wholes[i].gradient.scalar_type())
             .slice(0, shards[i].begin, shards[i].begin + clipped.numel());
-    // One rounding of the narrowest of the dtypes.
+    // The tolerance is one rounding of the narrowest dtype.
     if (clipped.scalar_type() != expected.scalar_type() ||
         !at::allclose(clipped, expected, 8e-3, 1e-6)) {
       return absl::InternalError(absl::StrCat(shards[i].name, " differs"));
@@ -156,7 +156,7 @@ TEST(ClipGradNormTest, TheNormIsFloat64WhereAShardIs) {
   for (const at::ScalarType dtype :
        {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     EXPECT_OK(RunAllRanks(3, [&](Communicator& communicator) -> absl::Status {
-      // One element: two ranks have none of it.
+      // Two ranks have nothing of the one element.
       const std::vector<NamedShard> shards =
           ShardsOf({{"a", Wave(5)}, {"b", Wave(1, dtype)}}, communicator);
       FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
@@ -234,7 +234,7 @@ TEST(ClipGradNormTest, ANormBelowTheBoundOrWithoutOneChangesNothing) {
 }
 
 TEST(ClipGradNormTest, SquaresThatFloat32DoesNotHoldAreNoInfinity) {
-  // Each parameter's norm fits, the square of the whole does not.
+  // Each parameter's norm fits into float32, the square of the whole does not.
   const std::vector<Whole> wholes = {{"a", Wave(3) * 1e19},
                                      {"b", Wave(5) * 1e19}};
   EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) {
@@ -276,7 +276,7 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
       EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kFailedPrecondition,
                                          AllOf(HasSubstr("clipping gradients"),
                                                HasSubstr("the norm is ")))));
-      // Rank 1 has none of it.
+      // Rank 1 has no part of it.
       for (const absl::Status& result : results) {
         EXPECT_THAT(std::string(result.message()),
                     HasSubstr("the gradient of broken is the first one"));
@@ -285,7 +285,7 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
   }
 }
 
-// Clips some shards on two ranks; what each has sent.
+// Clips some shards on two ranks and returns what each has sent.
 std::vector<std::vector<std::string>> TracesOfClipping(
     double max_norm, double p, std::vector<absl::Status>* results) {
   auto group = comm::CreateLocalGroup(2);

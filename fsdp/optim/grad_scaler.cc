@@ -37,7 +37,8 @@ namespace {
 
 bool IsScale(float value) { return value > 0 && std::isfinite(value); }
 
-// Divides by `scale`; 1 where a gradient of this rank was not finite, else 0.
+// Divides by `scale`. Returns 1 if a gradient of this rank was not finite, else
+// 0.
 at::Tensor UnscaleLocally(absl::Span<const NamedShard> shards, float scale) {
   c10::NoGradGuard no_grad;
   const at::Device device = DeviceOf(shards);
@@ -63,7 +64,7 @@ at::Tensor UnscaleLocally(absl::Span<const NamedShard> shards, float scale) {
 
 absl::StatusOr<ShardedGradScaler> ShardedGradScaler::Create(
     comm::Communicator& world, const GradScalerOptions& options) {
-  // Written so that NaN is refused.
+  // This form refuses NaN.
   const bool valid = IsScale(options.init_scale) && options.growth_factor > 1 &&
                      std::isfinite(options.growth_factor) &&
                      options.backoff_factor > 0 && options.backoff_factor < 1 &&
@@ -95,11 +96,11 @@ absl::StatusOr<bool> ShardedGradScaler::Unscale(
         "Unscale() a second time since the last Update(): the gradients would "
         "be divided twice");
   }
-  // The label of the all-reduce: ranks whose scales differ are found out where
-  // the backend compares calls.
+  // As the all-reduce's label, this shows ranks with different scales to
+  // backends that compare calls.
   const std::string what =
       absl::StrCat("unscaling gradients by ", state_.scale);
-  // Where something fails, Step() must not use gradients of some ranks.
+  // After an error, Step() must not use gradients that only some ranks have.
   stage_ = Stage::kUnscaled;
   found_inf_ = true;
   at::Tensor found_inf;
@@ -144,7 +145,7 @@ absl::Status ShardedGradScaler::Update() {
   }
   stage_ = Stage::kScaled;
   if (found_inf_) {
-    // One over the smallest normal number is finite; over zero it is not.
+    // The inverse of the smallest normal number is finite, that of zero is not.
     state_ = {std::max(state_.scale * options_.backoff_factor,
                        std::numeric_limits<float>::min()),
               0};

@@ -56,7 +56,7 @@ NamedShard ShardWith(const at::Tensor& gradient) {
   return named;
 }
 
-// One rank.
+// Tests on one rank.
 class ShardedGradScalerTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -134,7 +134,7 @@ TEST_F(ShardedGradScalerTest, StepUnscalesAtMostOnce) {
   ShardedGradScaler scaler = Make();
   EXPECT_OK(scaler.Step([] {}, fine_));
   EXPECT_EQ(fine_[0].shard.grad()[0].item<float>(), 8.0 / 65536);
-  // Perhaps another optimizer, whose gradients are still scaled.
+  // This may be another optimizer, whose gradients are still scaled.
   EXPECT_THAT(scaler.Step([] {}, fine_),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("with several optimizers")));
@@ -292,7 +292,8 @@ TEST(ShardedGradScalerOfRanksTest, AllRanksFindWhatOneHas) {
         EXPECT_OK(RunAllRanks(world_size, [&](Communicator& c) -> absl::Status {
           FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
                                 ShardedGradScaler::Create(c));
-          // Rank 0 has nothing, the last one what is not finite.
+          // Rank 0 has no elements, the last rank has those that are not
+          // finite.
           const int64_t numel = c.rank() == 0 ? 0 : 13;
           std::vector<NamedShard> shards = {
               ShardWith(at::full({numel}, 1.0, dtype))};

@@ -34,8 +34,8 @@
 namespace fsdp {
 namespace {
 
-// Sums of more elements lose digits where one float32 adds up most of them, as
-// on the CPU.
+// A longer sum loses digits if one float32 accumulates most of it, as on the
+// CPU.
 constexpr int64_t kLongestRun = int64_t{1} << 24;
 
 bool CanBeMerged(const at::Tensor& gradient) {
@@ -53,7 +53,7 @@ bool IsFinite(const at::Tensor& tensor) {
     return true;
   }
   const Resident resident = ValueOrThrow(Resident::Of(tensor, Use::kRead));
-  // The largest absolute value, in one pass; NaN where there is one.
+  // Takes the largest absolute value in one pass; NaN stays NaN.
   return std::isfinite(
       at::linalg_vector_norm(tensor, std::numeric_limits<double>::infinity())
           .item<double>());
@@ -96,7 +96,8 @@ std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards) {
 }
 
 void CountWrites(const GradientGroup& group) {
-  if (group.gradients.size() == group.each.size()) return;  // the operators did
+  if (group.gradients.size() == group.each.size())
+    return;  // operators counted already
   for (const at::Tensor& gradient : group.each) {
     gradient.unsafeGetTensorImpl()->bump_version();
   }
@@ -149,7 +150,7 @@ absl::StatusOr<NotFinite> FindNotFinite(comm::Communicator* world,
                                         absl::Span<const NamedShard> shards,
                                         const std::string& label) {
   const auto none = static_cast<int64_t>(shards.size());
-  // What is left behind the first one, so that the largest number is its.
+  // Counts from the end, so that the maximum over the ranks is the first one.
   const at::Tensor left = at::zeros({2}, at::kLong);
   auto* const numbers = left.mutable_data_ptr<int64_t>();
   const absl::Status searched = TorchToStatus(label, [&] {

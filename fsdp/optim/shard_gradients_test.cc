@@ -30,7 +30,7 @@ using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::CheckThat;
 using ::testing::ElementsAre;
 
-// A shard with that gradient, which may be undefined.
+// Returns a shard with this gradient, which may be undefined.
 NamedShard ShardWith(const at::Tensor& gradient, int replicas = 1) {
   const int64_t numel = gradient.defined() ? gradient.numel() : 4;
   NamedShard named{"p", {numel}, at::zeros({numel}), 0, replicas};
@@ -54,7 +54,8 @@ TEST(GroupGradientsTest, NeighboursInMemoryAreOne) {
   const auto part = [&](int64_t begin, int64_t numel) {
     return ShardWith(flat.narrow(0, begin, numel));
   };
-  // Without a gradient, empty, behind a gap, before the one before, elsewhere.
+  // The shards: without a gradient, empty, behind a gap, before the previous
+  // one, and in other memory.
   const std::vector<NamedShard> shards = {
       part(0, 8),    part(8, 4),
       ShardWith({}), part(12, 4),
@@ -101,8 +102,8 @@ TEST(GroupGradientsTest, ARunEndsBeforeAFloatCannotAddItUp) {
   EXPECT_THAT(Sizes(GroupGradients(shards)[0]), ElementsAre(2 * kHalf, kHalf));
 }
 
-// Ranks have different gradients, which lie in one piece, with gaps that are
-// not to be looked at.
+// Ranks have different gradients in one piece of memory with gaps, which must
+// be ignored.
 TEST(GroupGradientsTest, ClippingSeesAndScalesEachElementOnce) {
   constexpr int64_t kSizes[] = {7, 1, 12, 4};
   const auto flat_of = [](int rank) {

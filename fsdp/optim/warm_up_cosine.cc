@@ -44,7 +44,8 @@ std::string WarmUpCosine::ToString() const {
                       options_.steps, ", floor ", options_.floor);
 }
 
-// Of the next step: step_count_ counts those before this call.
+// Returns the rates of the next step: step_count_ counts those before this
+// call.
 std::vector<double> WarmUpCosine::get_lrs() {
   std::vector<double> rates = peaks_;
   for (double& rate : rates) rate *= At(int64_t{step_count_} + 1, options_);

@@ -51,7 +51,7 @@ absl::Status WeightAverage::Update(double decay) {
   if (is_in_model_) return InModelError();
   return TorchToStatus("averaging the weights", [&] {
     const c10::NoGradGuard no_grad;
-    std::vector<at::Tensor> averages;  // that one operation can take
+    std::vector<at::Tensor> averages;  // that one operator can take
     std::vector<at::Tensor> parameters;
     const bool is_first = averages_.empty();
     std::vector<at::Tensor> all = averages_;
@@ -74,7 +74,7 @@ absl::Status WeightAverage::Update(double decay) {
       }
     }
     if (!averages.empty()) at::_foreach_lerp_(averages, parameters, 1 - decay);
-    // Not before all of it is there: reading a parameter may fail.
+    // Reading a parameter may fail, so this waits until all of them are read.
     averages_ = std::move(all);
   });
 }
@@ -100,7 +100,7 @@ absl::StatusOr<at::Tensor> WeightAverage::ToFill(const at::Tensor& parameter) {
   return Of(parameter);
 }
 
-// Its own inverse.
+// Swaps weights and averages; a second call swaps them back.
 absl::Status WeightAverage::Exchange() {
   return TorchToStatus("exchanging weights and their average", [&] {
     const c10::NoGradGuard no_grad;

@@ -30,7 +30,7 @@ void Set(const at::Tensor& parameter, double value) {
 double Value(const at::Tensor& tensor) { return tensor[0].item<double>(); }
 
 TEST(WeightAverageTest, IsAnExponentialMovingAverage) {
-  // In bfloat16 a step of a tenth of 1/256 would be lost.
+  // In bfloat16, a change of a tenth of 1/256 would be lost.
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
     const at::Tensor parameter = Parameter(1, dtype);
     const at::Tensor frozen = Parameter(7).requires_grad_(false);

@@ -25,8 +25,9 @@
 
 namespace fsdp {
 
-// Made of the elements at `address` of the storage `source`, as of `version`.
-// The weak reference keeps others from the storage's own address.
+// A moved copy of the elements at `address` of the storage `source`, as of
+// `version`. The weak reference keeps the storage's own address from being
+// reused.
 struct ActivationOffload::Entry {
   MovedTensorPtr tensor;
   const c10::StorageImpl* source;
@@ -206,7 +207,7 @@ absl::StatusOr<std::vector<at::Tensor>> ActivationOffload::MoveIn(
                      ", back into memory"));
   };
   std::vector<at::Tensor> result(moved.entries_.size());
-  // All are under way before the first is waited for.
+  // Starts all reads before it waits for the first.
   for (size_t i = 0; i < result.size(); ++i) {
     if (moved.entries_[i] == nullptr) continue;
     const absl::Status started =
@@ -239,8 +240,8 @@ void ActivationOffload::CountUses(const Entries& entries) {
   }
 }
 
-// Not what was in memory in this pass already: a region inside another one
-// comes after that in forward, and before it in backward.
+// Skips arguments that were in memory in this pass already: a region inside
+// another one comes after it in forward, and before it in backward.
 ActivationOffload::Next ActivationOffload::NextAfter(
     const MovedArguments& moved) {
   Next next;

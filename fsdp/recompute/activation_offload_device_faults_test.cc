@@ -1,5 +1,5 @@
-// Tensors of a device where the store fails or is full, or the device takes too
-// long.
+// Offloads a device's tensors with a store that fails or is full, or a device
+// that takes too long.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -50,7 +50,7 @@ at::Tensor Numbers(int64_t first) {
   return OnCpu(first).to(FakeDevice::device());
 }
 
-// None of its memory is the device's to copy: all is staged.
+// Returns a store whose memory the device cannot copy, so that all is staged.
 std::unique_ptr<ParamStore> Host(int64_t tensors = 8) {
   return offload::HostStore::Make(tensors * kBytes).value();
 }
@@ -162,7 +162,7 @@ TEST_F(DeviceFaultTest, ATensorStaysWhereTheDeviceIsTheWindowBehind) {
   EXPECT_EQ(offload->stats().failed, 3);
 }
 
-// What the host has read it may not overwrite before the device has copied it.
+// The host must not overwrite what it has read before the device has copied it.
 TEST_F(DeviceFaultTest, AReadWaitsForTheWindowOfCopiesThatAreUnderWay) {
   ActivationOffloadOptions options = SmallOptions();
   options.window_bytes = kBytes;
@@ -194,7 +194,7 @@ TEST_F(DeviceFaultTest, WhatIsAbandonedWhileTheStoreWritesIsErasedAfterwards) {
   auto moved = MoveOne(*offload, Numbers(1));
   EXPECT_EQ(offload->stats().stored_bytes, kBytes);
   FakeDevice::Reset();
-  // On the device again while the store still writes, perhaps.
+  // The tensor may be on the device again while the store still writes.
   ExpectMovesIn(*moved, OnCpu(1));
   moved.reset();
   EXPECT_TRUE(StoreComesTo(*offload, 0));

@@ -1,5 +1,5 @@
-// Tensors of a device with streams: copies beside what it computes, nothing
-// that streams leave unordered, no wait of the host for the device.
+// Offloads tensors of a device with streams: copies run beside computation,
+// streams leave nothing unordered, and the host never waits for the device.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -58,7 +58,7 @@ at::Tensor Numbers(int64_t first) {
   return OnCpu(first).to(FakeDevice::device());
 }
 
-// Tells the device what the host reads and writes of its transfers.
+// Reports the host's reads and writes of transfers to the fake device.
 class WatchedStore : public offload::testing::ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
@@ -128,7 +128,6 @@ std::vector<Place> Places() {
           {"File", InAFile}};
 }
 
-// Moves `tensor` out; null where it stays.
 at::Tensor MoveIn(MovedArguments& moved) {
   auto tensors = moved.MoveIn();
   if (tensors.ok()) return tensors->at(0);
@@ -190,8 +189,8 @@ TEST_P(PlacesTest, MemoryGoesAndComesBackWithTheSameBits) {
   EXPECT_EQ(offload->stats().failed, 0);
 }
 
-// Each region multiplies by two; backward adds up what they were called with,
-// which is freed at once. In the second step all memory is used again.
+// Each region multiplies by two; backward sums the regions' arguments, which
+// are freed at once. The second step reuses all memory.
 at::Tensor Train(ActivationOffload& offload, int regions, int steps) {
   at::Tensor sum = Numbers(0);
   for (int step = 0; step < steps; ++step) {
@@ -227,7 +226,8 @@ TEST_P(PlacesTest, StreamsAreOrderedWhateverTheWindowAndTheRegionsAhead) {
       ActivationOffloadOptions options = SmallOptions();
       options.window_bytes = window;
       options.regions_ahead = ahead;
-      // A file has no room for what is new while it writes what nobody needs.
+      // A file has no room for new tensors while it writes those that nobody
+      // needs.
       const auto offload = GetParam().make(
           int64_t{GetParam().straight ? 1 : 3} * kRegions, options);
       const at::Tensor sum = Train(*offload, kRegions, /*steps=*/3);
@@ -288,7 +288,7 @@ INSTANTIATE_TEST_SUITE_P(All, PlacesTest, ::testing::ValuesIn(Places()),
 
 using StraightTest = DeviceTest;
 
-// Two steps of a host that is far ahead: it sees nothing of the first.
+// Runs two steps of a host that is far ahead: it sees nothing of the first.
 TEST_F(StraightTest, AHostThatIsAheadWaitsForNothingAndMemoryIsBounded) {
   constexpr int kRegions = 12;
   ActivationOffloadOptions options = SmallOptions();
@@ -302,7 +302,7 @@ TEST_F(StraightTest, AHostThatIsAheadWaitsForNothingAndMemoryIsBounded) {
     EXPECT_EQ(offload->stats().failed, 0);
     EXPECT_EQ(offload->stats().full, 0);
   }
-  // The window, as much that is read ahead, and what Train() has itself.
+  // The peak is the window, as much read ahead, and the tensors of Train().
   EXPECT_LE(FakeDevice::peak_bytes() - before, 12 * kBytes);
   EXPECT_TRUE(at::equal(sum.cpu(), SumOf(kRegions, /*steps=*/2)));
 }
@@ -324,7 +324,7 @@ TEST_F(StraightTest, WhatAnotherStreamGetsIsUsedAndFreedInOrder) {
   EXPECT_TRUE(at::equal(result.add(other).cpu(), OnCpu(11).add(OnCpu(0), 2)));
 }
 
-// What was read ahead, and nobody waited for.
+// The memory was read ahead, and nobody waited for it.
 TEST_F(StraightTest, MemoryOfTheStoreIsUsedAgainInOrder) {
   const auto offload = Straight(2, SmallOptions());
   Regions regions;

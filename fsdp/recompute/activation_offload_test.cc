@@ -1,4 +1,4 @@
-// Tensors without a graph. Regions: checkpoint_offload_test.cc.
+// Offloads tensors without a graph. For regions see checkpoint_offload_test.cc.
 #include "fsdp/recompute/activation_offload.h"
 
 #include <ATen/core/Tensor.h>
@@ -133,7 +133,7 @@ TEST(ActivationOffloadTest, ATensorOfTwoOwnersIsThereUntilBothAreGone) {
   EXPECT_OK(CheckMovesIn(*second, tensor));
   second.reset();
   EXPECT_EQ(offload->stats().stored_bytes, 0);
-  // Nothing is left of it that a later owner could find.
+  // Nothing of it is left for a later owner to find.
   const auto third = MoveOne(*offload, tensor);
   EXPECT_OK(CheckMovesIn(*third, tensor));
   EXPECT_EQ(offload->stats().tensors_out, 2);
@@ -197,7 +197,7 @@ TEST_P(RegionsAheadTest, AreReadBeforeBackwardNeedsThem) {
   EXPECT_EQ(offload->stats().prefetched, GetParam() == 0 ? 0 : 5);
 }
 
-// As with retain_graph.
+// A second pass comes with retain_graph.
 TEST_P(RegionsAheadTest, AreReadAheadInASecondPassToo) {
   ActivationOffloadOptions options = SmallOptions();
   options.regions_ahead = GetParam();
@@ -250,7 +250,7 @@ TEST(ReadAheadTest, IsLimitedByTheWindowAndGivesWayToWhatIsNext) {
   const auto regions = MoveRegions(*offload, 6);
   EXPECT_OK(CheckMovesIn(*regions[5], Numbers(5)));
   EXPECT_EQ(offload->stats().bytes_in, 2 * kBytes);
-  // Another order: what was read ahead is of no use now.
+  // The order changes, so what was read ahead is of no use.
   EXPECT_OK(CheckMovesIn(*regions[2], Numbers(2)));
   EXPECT_EQ(offload->stats().bytes_in, 4 * kBytes);
   EXPECT_OK(CheckMovesIn(*regions[1], Numbers(1)));
@@ -271,7 +271,7 @@ TEST(ReadAheadTest, IsNotForTensorsThatAreLargerThanTheWindow) {
   EXPECT_EQ(offload->stats().missed, 3);
 }
 
-// Each thread has the tensors of its own regions, and one is everybody's.
+// Each thread has its own regions' tensors, and all share one.
 TEST(ThreadsTest, UseOneOffloadAtTheSameTime) {
   ActivationOffloadOptions options = SmallOptions();
   options.window_bytes = 8192;

@@ -50,8 +50,8 @@ bool RequiresGrad(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad();
 }
 
-// Whether code that runs in `units` may use parameters that require grad.
-// Without a unit around, nobody knows.
+// Returns whether code that runs in `units` may use parameters that require
+// grad; without a unit it may.
 bool MayUseTrainable(const RunningUnits& units) {
   for (const auto& unit : units) {
     if (unit->may_use_other_parameters) return true;
@@ -80,7 +80,7 @@ std::vector<c10::Device> Accelerators(
   return devices;
 }
 
-// The end of a recomputed graph: keeps the gradients of what the region took.
+// The end of a recomputed graph: keeps the gradients of the region's inputs.
 class SinkNode final : public Node {
  public:
   enum class Takes { kArguments, kParameters };
@@ -93,7 +93,8 @@ class SinkNode final : public Node {
     return {};
   }
 
-  // A parameter's hooks run where its whole gradient is.
+  // A parameter's hooks run where its whole gradient arrives, outside the
+  // region.
   std::vector<std::unique_ptr<FunctionPreHook>>& tensor_pre_hooks() noexcept
       override {
     return takes_ == Takes::kParameters ? no_hooks_ : Node::tensor_pre_hooks();
@@ -110,8 +111,8 @@ class SinkNode final : public Node {
   variable_list gradients_;
 };
 
-// Points parameters to `sink` instead of to their units' nodes, which belong to
-// the graph around, for as long as it lives.
+// While it lives, parameters lead to `sink` instead of to their units' nodes,
+// which belong to the graph around the region.
 class RedirectedParameters {
  public:
   RedirectedParameters(const RunningUnits& units,
@@ -132,8 +133,8 @@ class RedirectedParameters {
   RedirectedParameters(const RedirectedParameters&) = delete;
   RedirectedParameters& operator=(const RedirectedParameters&) = delete;
 
-  // An edge that somebody else has set meanwhile stays: after an error the
-  // model has put its own in order.
+  // Leaves an edge that somebody else has set since: after an error the model
+  // restores its own.
   ~RedirectedParameters() {
     for (const auto& [tensor, edge] : before_) {
       if (tensor.grad_fn() != sink_) continue;
@@ -146,8 +147,8 @@ class RedirectedParameters {
   std::vector<std::pair<at::Tensor, Edge>> before_;
 };
 
-// Backward of a region. Takes arguments and the parameters of the units around
-// as its inputs, as if the region were one operator.
+// The backward of a region. Its inputs are the arguments and the parameters of
+// the units around it, as if the region were one operator.
 class RegionNode final : public Node {
  public:
   RegionNode(std::unique_ptr<RepeatableCall> call, RunningUnits units,
@@ -166,7 +167,7 @@ class RegionNode final : public Node {
         add_next_edge(torch::autograd::impl::gradient_edge(*argument));
       }
     }
-    // The graph before is kept by the edges alone.
+    // Only the edges keep the graph before the region alive.
     arguments_ = std::make_unique<RegionArguments>(
         arguments, options_.offload.get(), region_name_);
     for (const auto& unit : units_) {
@@ -179,7 +180,6 @@ class RegionNode final : public Node {
 
   std::string name() const override { return "fsdp::Checkpoint"; }
 
-  // See RegionOutputs.
   void Wrap(const GivenTensors& given,
             const std::vector<at::Tensor*>& outputs) {
     outputs_.Wrap(shared_from_this(), given, outputs);
@@ -219,7 +219,7 @@ class RegionNode final : public Node {
       const std::shared_ptr<SinkNode>& sink,
       const std::shared_ptr<SinkNode>& parameter_sink) {
     const std::vector<at::Tensor*> arguments = call_->Arguments();
-    // What the graph needs of them it keeps itself.
+    // The recomputed graph keeps what it needs of them.
     const auto release = absl::MakeCleanup([&arguments] {
       for (at::Tensor* argument : arguments) argument->reset();
     });
@@ -276,8 +276,8 @@ class RegionNode final : public Node {
   const AmbientState ambient_;
   const CheckpointOptions options_;
   const std::string region_name_;
-  const bool is_unit_;  // that Options::recompute.units has chosen
-  // The tensors of `call_`, which has none but while it is made again.
+  const bool is_unit_;  // chosen by Options::recompute.units
+  // The tensors of `call_`, which holds them only while it is repeated.
   std::unique_ptr<RegionArguments> arguments_;  // null once released
   std::vector<bool> takes_gradient_;
   RegionOutputs outputs_;

@@ -17,7 +17,7 @@ RegionArguments::RegionArguments(const std::vector<at::Tensor*>& tensors,
     : region_name_(std::move(region_name)) {
   std::vector<bool> stays;
   for (at::Tensor* tensor : tensors) {
-    // Whoever wants the gradient of a leaf holds it.
+    // A leaf stays in memory anyway: whoever wants its gradient holds it.
     stays.push_back(tensor->defined() && tensor->is_leaf() &&
                     tensor->requires_grad());
     versions_.emplace_back(*tensor);

@@ -1,4 +1,4 @@
-// What regions whose arguments are offloaded take as arguments.
+// The arguments of regions that offload them.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tanh.h>
@@ -33,7 +33,7 @@ using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
-// What a function sees of an argument.
+// The properties of an argument that a function sees.
 struct Seen {
   explicit Seen(const at::Tensor& tensor)
       : sizes(tensor.sizes().vec()),
@@ -59,7 +59,7 @@ struct Seen {
 
 struct Argument {
   std::string name;
-  // Of a tensor [kRows, kDim] that is not a leaf.
+  // Makes an argument of a tensor [kRows, kDim] that is not a leaf.
   std::function<at::Tensor(const at::Tensor&)> make;
   bool moves = true;
 };

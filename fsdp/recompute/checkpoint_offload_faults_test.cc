@@ -51,7 +51,7 @@ TEST_P(FaultTest, AnyReadThatFailsForGoodFailsBackwardWhichMayBeTriedAgain) {
   Chain chain(4);
   const std::vector<at::Tensor> expected = Step(chain, {});
   for (int64_t nth = 0; nth < 4; ++nth) {
-    // The first is needed at once; others were to be read ahead.
+    // The first read is needed at once; the others read ahead.
     const int64_t count = nth == 0 ? 1 : 2;
     const auto offload = Offload(WithFaults(
         Host(), {FaultOf(Fault::Operation::kRead, GetParam(), nth, count)}));

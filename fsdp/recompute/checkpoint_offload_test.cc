@@ -1,5 +1,5 @@
-// Regions whose arguments are offloaded compute what they compute without, and
-// promise what they promise without. Units: checkpoint_offload_units_test.cc.
+// Regions with offloaded arguments compute and promise the same as without. For
+// units see checkpoint_offload_units_test.cc.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tanh.h>
@@ -42,7 +42,7 @@ using ::fsdp::testing::Rows;
 using ::fsdp::testing::StoreComesTo;
 using ::fsdp::testing::UsersError;
 
-// Asks until `memory` is free.
+// Waits until `memory` is freed; returns whether it was.
 bool IsFreed(ActivationOffload& offload, const WeakStorage& memory) {
   const absl::Time deadline = absl::Now() + absl::Seconds(60);
   while (!memory.expired()) {

@@ -1,7 +1,7 @@
 #include "fsdp/recompute/checkpoint.h"
 
-// Regions without units: what may be an argument or a result, what is kept,
-// what is refused. Units: checkpoint_units_test.cc.
+// Regions without units: their arguments and results, what they keep and what
+// they refuse. For units see checkpoint_units_test.cc.
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
@@ -56,7 +56,7 @@ Linear MakeLinear() {
   return linear;
 }
 
-// The gradient of `input` where `run` makes a scalar of it.
+// Returns the gradient of the input, of which `run` makes a scalar.
 at::Tensor GradientOf(const std::function<at::Tensor(const at::Tensor&)>& run) {
   const at::Tensor input = Input();
   run(input).backward();
@@ -154,7 +154,7 @@ TEST(CheckpointTest, ReturnsTreesOfTensors) {
     EXPECT_EQ(seven, 7);
     EXPECT_FALSE(more[1].requires_grad());
     EXPECT_FALSE(more[2].defined());
-    // more[3] is of no use.
+    // The function does not use more[3].
     return (y * more[0] * more[1] + more[4] * seven).sum();
   };
   EXPECT_TRUE(at::allclose(

@@ -31,7 +31,8 @@ int64_t BytesOf(const at::Tensor& memory) {
   return static_cast<int64_t>(memory.nbytes());
 }
 
-// Whole pages, which stores move fastest. The allocator lives as long as they.
+// Returns an allocator of whole pages, which stores move fastest. It lives as
+// long as its pages.
 BufferPool::Allocate AllocatePages(c10::Device device) {
   return [pages = std::make_shared<LockedPages>(device)](
              int64_t bytes) -> absl::StatusOr<at::Tensor> {
@@ -46,7 +47,7 @@ BufferPool::Allocate AllocatePages(c10::Device device) {
   };
 }
 
-// The event behind what `copy` gives `stream`.
+// Runs `copy` on `stream` and returns the event behind it.
 absl::StatusOr<SharedEvent> CopyOn(const SideStream& stream,
                                    absl::string_view what,
                                    absl::FunctionRef<void()> copy) {
@@ -117,7 +118,7 @@ void DeviceStage::Poll() {
   }
 }
 
-// A device that has come to its end copies nothing.
+// A device that has failed copies nothing: its memory leaves, too.
 absl::Status DeviceStage::AwaitFirstLeaving(absl::Time deadline) {
   absl::Status reached = Await(leaving_.front().last, deadline);
   if (absl::IsDeadlineExceeded(reached)) return reached;
@@ -173,7 +174,7 @@ absl::Status DeviceStage::Use(const at::Tensor& memory, c10::Stream owner,
   const c10::Stream current = CurrentStream();
   FSDP_RETURN_IF_ERROR(Order(current, event));
   if (current == owner) return absl::OkStatus();
-  // Memory goes back to its owner, who knows nothing of this stream.
+  // The memory goes back to `owner`, which does not know this stream.
   return TorchToStatus("ordering what the device computes", [&] {
     c10::impl::VirtualGuardImpl(device_.type())
         .recordDataPtrOnStream(memory.storage().data_ptr(), current);

@@ -27,7 +27,7 @@ namespace {
 
 using ::fsdp::offload::kPageBytes;
 
-// What kernels may look at: a cache line, which is the widest vector.
+// Kernels may depend on an address within a cache line, the widest vector.
 constexpr int64_t kAlignment = 64;
 
 int64_t AddressOf(const at::Tensor& tensor) {
@@ -42,7 +42,7 @@ bool IsMoreThanItsBytes(const at::Tensor& tensor) {
          tensor.is_inference();
 }
 
-// Whether elements may share memory. `sizes` are 1 where strides are 0.
+// Returns whether elements may share memory. `sizes` are 1 where strides are 0.
 bool MayOverlap(const std::vector<int64_t>& sizes,
                 const std::vector<int64_t>& strides) {
   std::vector<size_t> order(sizes.size());
@@ -58,9 +58,9 @@ bool MayOverlap(const std::vector<int64_t>& sizes,
   return false;
 }
 
-// One-dimensional, uninitialised, its data pointer `misalignment` bytes behind
-// a page, or behind a line on other devices than the CPU: their allocators
-// align to more than that, and round up what is asked for.
+// Returns an uninitialised one-dimensional tensor that begins `misalignment`
+// bytes behind a page on the CPU, and behind a cache line on other devices:
+// their allocators align to more than that, and round up.
 at::Tensor AllocateAligned(int64_t elements, at::ScalarType dtype,
                            c10::Device device, int64_t misalignment) {
   const auto item = static_cast<int64_t>(c10::elementSize(dtype));
@@ -137,7 +137,7 @@ at::Tensor PackedForm::Unpack(const at::Tensor& packed) const {
   return tensor;
 }
 
-// Detached: no view of anything, for autograd.
+// Detaches, so that autograd sees no view.
 at::Tensor PackedForm::AllocateStrided() const {
   const at::Tensor memory =
       AllocateAligned(span_, dtype_, device_, misalignment_);

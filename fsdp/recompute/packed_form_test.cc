@@ -31,7 +31,7 @@ int64_t Address(const at::Tensor& tensor) {
       reinterpret_cast<uintptr_t>(tensor.const_data_ptr()));
 }
 
-// Every element's bytes, in logical order.
+// Returns every element's bytes in logical order.
 std::string Bits(const at::Tensor& tensor) {
   const at::Tensor dense = tensor.contiguous();
   return std::string(static_cast<const char*>(dense.const_data_ptr()),
@@ -81,7 +81,7 @@ TEST_P(PackedFormTest, OtherMemoryWithTheBytesMakesTheSameTensor) {
 
 TEST_P(PackedFormTest, DoesNotLeaveItsDevice) {
   FakeDevice::Register();
-  // The same elements of the same storage, on the device.
+  // Makes the same elements of the same storage on the device.
   const at::Tensor on_cpu = GetParam().make().detach();
   const at::Tensor storage = at::empty({0}, on_cpu.options())
                                  .set_(on_cpu.storage())

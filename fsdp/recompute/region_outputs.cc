@@ -30,7 +30,7 @@ constexpr char kDoTheSame[] =
     ": the function has to do the same in forward and in backward, so make "
     "what it depends on an argument";
 
-// What a recomputation is compared by.
+// Returns what a recomputation is compared by.
 std::string Describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return "an undefined tensor";
   return absl::StrCat(c10::toString(tensor.scalar_type()), " [",
@@ -43,12 +43,11 @@ bool CanHaveGradient(const at::Tensor& tensor) {
          torch::autograd::isDifferentiableType(tensor.scalar_type());
 }
 
-// What `tensor` is a view of, or itself.
 at::Tensor BaseOf(const at::Tensor& tensor) {
   return tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
 }
 
-// `view` again, of `base`, which has the memory of its own base.
+// Makes `view` again as a view of `base`, which has its own base's memory.
 at::Tensor ViewAgain(const at::Tensor& view, const at::Tensor& base) {
   const auto& info =
       torch::autograd::impl::get_view_autograd_meta(view)->get_backward_view();
@@ -56,7 +55,8 @@ at::Tensor ViewAgain(const at::Tensor& view, const at::Tensor& base) {
   return base.as_strided(view.sizes(), view.strides(), view.storage_offset());
 }
 
-// The region's forward records nothing: what requires grad is of before it.
+// Returns whether `base` is from before the region, whose forward records
+// nothing that could require grad.
 bool IsOfBefore(const at::Tensor& base, const GivenTensors& given) {
   return base.requires_grad() || given.HasMemoryOf(base);
 }
@@ -105,7 +105,7 @@ void RegionOutputs::Wrap(const std::shared_ptr<Node>& node,
     first_output.try_emplace(tensor, i);
   }
   std::map<GivenTensors::Identity, at::Tensor> replacements;
-  // Keeps what the keys are the addresses of.
+  // Keeps the tensors alive whose addresses are the keys.
   std::vector<at::Tensor> replaced;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!CanHaveGradient(*outputs[i])) continue;

@@ -60,8 +60,7 @@ TensorTransfers::TensorTransfers(std::unique_ptr<offload::ParamStore> store,
       timeout_(timeout),
       activity_(std::move(activity)) {}
 
-// Copies and transfers wait for their end, before their memory and the store
-// go.
+// Ends copies and transfers before their memory and the store go.
 TensorTransfers::~TensorTransfers() {
   stages_.clear();
   writing_.clear();
@@ -86,7 +85,7 @@ MovedTensorPtr TensorTransfers::Write(const at::Tensor& tensor,
   return moved;
 }
 
-// A store that hangs holds up one caller, and not each of them.
+// Only the first caller waits for a store that hangs.
 bool TensorTransfers::MakeRoomToWrite(const MovedTensor& moved) {
   while (!writing_.empty() &&
          writing_bytes_ + moved.form.bytes() > window_bytes_) {
@@ -272,14 +271,15 @@ absl::Status TensorTransfers::ReadIsOver(const MovedTensorPtr& moved,
   return result;
 }
 
-// Copies of a device end in the order of their start.
+// A device's copies end in the order of their start, so that the first one that
+// is under way answers for those behind it.
 void TensorTransfers::Poll() {
   const DeviceStage* behind = nullptr;
   for (const std::vector<MovedTensorPtr>& list : {writing_, reading_}) {
     for (const MovedTensorPtr& moved : list) {
       if (moved->doing == Doing::kNothing) continue;
       if (moved->down != nullptr && moved->stage == behind) continue;
-      // What is reported of it is reported by whoever needs the tensor.
+      // Whoever needs the tensor gets the error.
       Settle(moved, absl::InfinitePast()).IgnoreError();
       if (moved->IsBeingWritten() && moved->down != nullptr) {
         behind = moved->stage;

@@ -1,4 +1,4 @@
-// Tensors of devices with streams: between the device and the host.
+// Transfers of tensors between devices with streams and the host.
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -21,8 +21,8 @@
 namespace fsdp {
 namespace {
 
-// Whether the page is locked for the device. Tensor::is_pinned() would ask for
-// whichever device LibTorch thinks of first.
+// Returns whether `memory` is locked for `device`. Tensor::is_pinned() would
+// ask the device that LibTorch finds first.
 bool CanCopyBeside(c10::Device device, const void* memory) {
   return at::globalContext()
       .getAcceleratorHooksInterface(device.type())
@@ -50,8 +50,8 @@ absl::Status TensorTransfers::StartDown(MovedTensor& moved) {
   return absl::OkStatus();
 }
 
-// Copies of one device are ordered without the host, so that its regions can
-// follow each other in the store's memory.
+// Only one device copies into the store's memory: its copies are ordered
+// without the host, so its regions can follow each other there.
 absl::Status TensorTransfers::TakeHostMemory(MovedTensor& moved) {
   if (memory_ != nullptr &&
       (direct_stage_ == nullptr || direct_stage_ == moved.stage)) {
@@ -122,7 +122,8 @@ absl::Status TensorTransfers::StartUp(MovedTensor& moved) {
 void TensorTransfers::DropHost(MovedTensor& moved) {
   if (moved.stage == nullptr || !moved.host.defined()) return;
   if (moved.direct) {
-    // What is erased may be a new region at once. An error is the device's end.
+    // The store may reuse erased memory at once. An error means that the device
+    // has failed.
     moved.stage->OrderDown(moved.up).IgnoreError();
     direct_erased_ = true;
   } else {

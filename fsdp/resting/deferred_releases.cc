@@ -99,12 +99,12 @@ absl::Status DeferredReleases::Finish(std::deque<Pending>::iterator pending) {
 
 namespace {
 
-// More than caches hold.
+// Exceeds the caches.
 constexpr int64_t kBytes = int64_t{64} << 20;
-// The first warms up, the best of the others counts.
+// The first run warms up; the fastest of the others counts.
 constexpr int kRuns = 4;
 
-// How many of `bytes` a second `run` does.
+// Returns the bytes per second of `run`, which handles `bytes`.
 absl::StatusOr<double> Rate(int64_t bytes,
                             absl::FunctionRef<absl::Status()> run) {
   absl::Duration best = absl::InfiniteDuration();
@@ -113,7 +113,7 @@ absl::StatusOr<double> Rate(int64_t bytes,
     FSDP_RETURN_IF_ERROR(run());
     if (i > 0) best = std::min(best, absl::Now() - begin);
   }
-  // Clocks are no finer.
+  // No clock is finer than this, and the time may be 0.
   return static_cast<double>(bytes) /
          absl::ToDoubleSeconds(std::max(best, absl::Nanoseconds(1)));
 }
@@ -130,8 +130,8 @@ absl::Status Copy(const at::Tensor& to, const at::Tensor& from,
       "copy between host and device: the device does not come to its end");
 }
 
-// A step of AdamW: a quarter of `memory` each are parameters, gradients and the
-// two states.
+// Steps AdamW: a quarter of `memory` each is parameters, gradients and the two
+// states.
 absl::Status StepOnHost(const at::Tensor& memory) {
   return TorchToStatus("step on the host", [&] {
     const at::Tensor floats = memory.view(at::kFloat);
@@ -193,7 +193,7 @@ absl::StatusOr<StepRates> SlowestStepRates(const StepRates& mine,
 }
 
 StepOn FasterPlace(const StepRates& rates, const OffloadOptions& options) {
-  // In bytes for each byte of parameters.
+  // The bytes that are moved for each byte of parameters.
   const double parameters = options.parameters == Tier::kDevice ? 0 : 1;
   const double gradients = options.gradients == Tier::kDevice ? 0 : 1;
   const double states =
@@ -201,7 +201,7 @@ StepOn FasterPlace(const StepRates& rates, const OffloadOptions& options) {
   const double device_step =
       std::max((parameters + gradients + states) / rates.up,
                (parameters + states) / rates.down);
-  // Gradients that rest on the host are there already.
+  // Gradients that rest on the host need no copy.
   const double host_step =
       std::max((1 - gradients) / rates.down, 1 / rates.host_step);
   return host_step < device_step ? StepOn::kHost : StepOn::kDevice;

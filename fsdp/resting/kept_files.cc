@@ -40,9 +40,8 @@ using offload::FileStoreOptions;
 constexpr char kWhat[] = "opening kept files";
 constexpr char kBeginAnew[] = "or remove the run's files to begin anew";
 
-// What a rank has found of one file.
 struct Found {
-  int64_t run = 0;  // 0: no such file
+  int64_t run = 0;  // 0 if there is no such file
   KeptStage stage;
 };
 
@@ -54,19 +53,18 @@ std::string RunText(int64_t run) {
   return absl::StrCat("run ", absl::Hex(run, absl::kZeroPad16));
 }
 
-// Not 0.
+// Returns a random number other than 0.
 uint64_t RandomNumber() {
   std::random_device random;
   return (uint64_t{random()} << 32) | random() | 1;
 }
 
-// "3-of-8".
 std::string PlaceText(int rank, int world_size) {
   return absl::StrCat(rank, "-of-", world_size);
 }
 
-// How many ranks had the run whose file has the name `name` but for what
-// PlaceText() has given; nullopt for another name.
+// Returns the number of ranks of the run to which a file called `name` belongs,
+// if that is `prefix` and a PlaceText(); else nullopt.
 std::optional<int> RanksOf(absl::string_view name, absl::string_view prefix) {
   int rank = 0;
   int ranks = 0;
@@ -79,7 +77,8 @@ std::optional<int> RanksOf(absl::string_view name, absl::string_view prefix) {
   return ranks;
 }
 
-// Without, a run on another number of ranks would begin anew beside them.
+// Refuses files of a run on another number of ranks: this run would begin anew
+// beside them.
 absl::Status CheckRankCount(const FileStoreOptions& file,
                             const comm::Communicator& world) {
   const int ranks = world.world_size();
@@ -111,7 +110,7 @@ absl::StatusOr<KeptStage> StageIn(FileStore& store, absl::Time deadline) {
   return stage;
 }
 
-// One run's files of one rank, while they are being opened.
+// Opens the files that one rank has of a run.
 class Opening {
  public:
   Opening(const std::vector<FileStoreOptions>& files, comm::Communicator& world,
@@ -147,7 +146,7 @@ class Opening {
     return comm::Agree(world_, mine, kWhat, Deadline());
   }
 
-  // At their last commits.
+  // Opens existing files at their last commits.
   absl::Status OpenThoseThere() {
     for (size_t i = 0; i < files_.size(); ++i) {
       FSDP_RETURN_IF_ERROR(CheckRankCount(files_[i], world_));
@@ -167,7 +166,7 @@ class Opening {
     return absl::OkStatus();
   }
 
-  // By rank, and then as `files`.
+  // Returns what all ranks have found: by rank, then in the order of `files`.
   absl::StatusOr<std::vector<Found>> FoundByAll() {
     static_assert(sizeof(Found) == 4 * sizeof(int64_t));
     const auto count = static_cast<int64_t>(4 * mine_.size());
@@ -193,7 +192,8 @@ class Opening {
                         [](const Found& found) { return found.run != 0; });
   }
 
-  // Before anything is given up. What is wrong with a file of this rank.
+  // Reports what is wrong with a file of this rank, before any commit is given
+  // up.
   absl::Status CheckOneRun(const std::vector<Found>& all) const {
     const auto first = FirstThere(all);
     if (first == all.end()) return absl::OkStatus();
@@ -228,7 +228,7 @@ class Opening {
     return absl::OkStatus();
   }
 
-  // After all have gone back to the least number.
+  // Must run after all files have gone back to the least number.
   absl::Status CheckOneStage(const std::vector<Found>& all) const {
     for (size_t i = 0; i < files_.size(); ++i) {
       if (mine_[i].stage == all.front().stage) continue;
@@ -249,7 +249,7 @@ class Opening {
     return static_cast<int>(index / static_cast<int64_t>(files_.size()));
   }
 
-  // A random number of rank 0, on all ranks.
+  // Returns a random number of rank 0 on all ranks.
   absl::StatusOr<uint64_t> DrawTogether() {
     FSDP_ASSIGN_OR_RETURN(
         const std::string text,
@@ -271,12 +271,12 @@ class Opening {
     return absl::OkStatus();
   }
 
-  // Reopens what is ahead.
+  // Reopens files that are ahead of commit `number` one commit earlier.
   absl::Status GoBack(int64_t number) {
     for (size_t i = 0; i < files_.size(); ++i) {
       if (mine_[i].stage.number == number) continue;
       const int64_t commit = stores_[i]->commit();
-      stores_[i].reset();  // a file is open once
+      stores_[i].reset();  // a file can be open only once
       FSDP_ASSIGN_OR_RETURN(stores_[i],
                             FileStore::Reopen(files_[i], commit - 1));
       FSDP_RETURN_IF_ERROR(Look(i));
@@ -287,7 +287,7 @@ class Opening {
   const std::vector<FileStoreOptions>& files_;
   comm::Communicator& world_;
   const absl::Duration timeout_;
-  std::vector<std::unique_ptr<FileStore>> stores_;  // null: none yet
+  std::vector<std::unique_ptr<FileStore>> stores_;  // null until open
   std::vector<Found> mine_;
 };
 

@@ -34,7 +34,7 @@ using ::testing::SizeIs;
 
 constexpr absl::Duration kTimeout = absl::Seconds(30);
 
-// Two files per rank in each of several directories: a run in each.
+// Runs keep two files per rank, each run in a directory of its own.
 class KeptFilesTest : public ::testing::Test {
  protected:
   KeptFilesTest()
@@ -74,7 +74,7 @@ class KeptFilesTest : public ::testing::Test {
     return OpenKeptFiles(FilesOf(run, world), world, kTimeout);
   }
 
-  // Commits the next stage, of one more step.
+  // Commits the next stage, which has one more step.
   static absl::Status Commit(KeptFiles& kept) {
     ++kept.stage.number;
     ++kept.stage.finished_step;
@@ -109,7 +109,7 @@ class KeptFilesTest : public ::testing::Test {
         ranks, [&](Communicator& world) { return Open(run, world).status(); });
   }
 
-  // The step that every rank finds.
+  // Returns the step that every rank finds.
   int64_t StepOf(const std::string& run) const {
     std::vector<int64_t> steps(2, -1);
     EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
@@ -153,7 +153,7 @@ TEST_F(KeptFilesTest, AllFilesOfARunHaveItsNumberAndNoOtherRunHas) {
   EXPECT_NE(runs[0], runs[2]);
 }
 
-// Of equally many steps, so that nothing else tells them apart.
+// Both runs have equally many steps, so that nothing else tells them apart.
 TEST_F(KeptFilesTest, FilesOfTwoRunsAreRefusedOnAllRanks) {
   for (const int rank : {0, 1}) {
     for (const char* kind : {"parameters", "optimizer"}) {
@@ -182,7 +182,7 @@ TEST_F(KeptFilesTest, AllFilesOfARankThatAreOfAnotherRunAreNamed) {
       Each(StatusIs(absl::StatusCode::kFailedPrecondition,
                     AllOf(HasSubstr("rank 1: "), HasSubstr("rank 0's"),
                           HasSubstr(File("a", "parameters", 1).string())))));
-  // They are still what they were.
+  // The refused files are unchanged.
   Copy(File("b", "parameters", 0), File("a", "parameters", 0));
   Copy(File("b", "optimizer", 0), File("a", "optimizer", 0));
   EXPECT_EQ(StepOf("a"), 3);
@@ -215,7 +215,7 @@ TEST_F(KeptFilesTest, ARunOnAnotherNumberOfRanksIsRefused) {
   EXPECT_EQ(StepOf("a"), 3);
 }
 
-// Names that only look alike.
+// These names only look alike.
 TEST_F(KeptFilesTest, FilesOfOtherNamesDoNotMatter) {
   GoOn("a", /*steps=*/1);
   for (const char* name :
@@ -261,8 +261,8 @@ TEST_F(KeptFilesTest, AnOlderFileIsNamed) {
                                   HasSubstr("step 4")))));
 }
 
-// A rank that is one commit ahead, at any time, also in its first after it has
-// gone on, and after it has gone back.
+// A rank may be one commit ahead at any time, even in its first commit after it
+// has gone on or back.
 TEST_F(KeptFilesTest, AllGoBackToTheLastStageThatEveryFileHas) {
   GoOn("a", /*steps=*/2);
   for (int kill = 0; kill < 3; ++kill) {

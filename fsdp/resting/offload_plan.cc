@@ -21,12 +21,12 @@ namespace {
 constexpr std::array<RestingKind, kNumRestingKinds> kKinds = {
     RestingKind::kParameters, RestingKind::kGradients, RestingKind::kOptimizer};
 
-// Reductions whose gradients are under way at a time.
+// The number of reductions whose gradients are in memory at a time.
 constexpr int kReductions = 2;
-// Of the optimizer's step: units being read, stepped and written.
+// In an optimizer step, one unit is read, one stepped and one written.
 constexpr int kStepping = 3;
-// Of a step on a device: units that come up and that go down. What it computes
-// takes no time beside that.
+// In a step on a device, one unit is copied up and one down; stepping takes no
+// time beside that.
 constexpr int kCopied = 2;
 
 int64_t BytesOf(const RestingFlat& flat, RestingKind kind) {
@@ -62,9 +62,9 @@ absl::Status CheckOptions(const OffloadOptions& options) {
   return absl::OkStatus();
 }
 
-// Enough that the unit before is written and the ones after are read while one
-// is used. What lies in it comes in pieces of several sizes, which leave gaps:
-// hence one piece more.
+// Returns bytes with which the unit before can be written and the next ones
+// read while one is used. Pieces of several sizes leave gaps: one piece is
+// added.
 int64_t BufferBytes(const std::vector<RestingFlat>& flats,
                     const OffloadPlan& plan, const OffloadOptions& options) {
   int64_t parameters = 0;
@@ -82,7 +82,7 @@ int64_t BufferBytes(const std::vector<RestingFlat>& flats,
       if (kind == RestingKind::kGradients) {
         gradients = std::max(gradients, bytes);
       }
-      // States are one piece for each of the optimizer's slots.
+      // Each of the optimizer's slots is a piece of the states.
       piece = std::max(piece, std::min(bytes, flats[i].parameters));
       of_flat += bytes + offload::kPageBytes * kNumRestingKinds;
     }
@@ -96,7 +96,7 @@ int64_t BufferBytes(const std::vector<RestingFlat>& flats,
   return std::max(kStepping * step, computing) + offload::StoredBytes(piece);
 }
 
-// Enough on a device that copies up need not wait for copies down.
+// Returns bytes with which copies up to a device need not wait for copies down.
 int64_t TransferBytes(const std::vector<RestingFlat>& flats,
                       const OffloadPlan& plan, const OffloadOptions& options) {
   int64_t parameters = 0;
@@ -123,7 +123,6 @@ int64_t TransferBytes(const std::vector<RestingFlat>& flats,
   return std::max(kCopied * step, computing);
 }
 
-// What transfers need of the host's memory and of the device's.
 void CountTransfers(const std::vector<RestingFlat>& flats,
                     const OffloadOptions& options, bool on_cpu,
                     OffloadPlan& plan) {
@@ -140,7 +139,6 @@ void CountTransfers(const std::vector<RestingFlat>& flats,
       on_cpu ? plan.buffer_bytes : TransferBytes(flats, plan, options);
 }
 
-// Keeps on the device what fits into `room`, kind after kind.
 void KeepWhatFits(const std::vector<RestingFlat>& flats, int64_t room,
                   OffloadPlan& plan) {
   for (RestingKind kind : kKinds) {
@@ -190,7 +188,7 @@ absl::StatusOr<OffloadPlan> PlanOffload(const std::vector<RestingFlat>& flats,
   FSDP_RETURN_IF_ERROR(CheckOptions(options));
   OffloadPlan plan;
   plan.budget = options.memory_budget.value_or(0);
-  int64_t fixed = 0;  // on the device by its tier
+  int64_t fixed = 0;  // on the device because of the options
   int64_t movable = 0;
   for (const RestingFlat& flat : flats) {
     OffloadPlan::Tiers& tiers = plan.flats.emplace_back();

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
-// Four units of 10 MiB, with Adam's states; the last one is frozen.
+// Returns four units of 10 MiB with Adam's states; the last one is frozen.
 std::vector<RestingFlat> Flats() {
   std::vector<RestingFlat> flats;
   for (const char* name : {"a", "b", "c", "d"}) {
@@ -68,7 +68,7 @@ TEST(OffloadPlanTest, BuffersAreOfTheUnitsAtWorkNotOfTheModel) {
   ASSERT_OK_AND_ASSIGN(const OffloadPlan many,
                        PlanOffload(flats, ToSsd(), /*on_cpu=*/true));
   EXPECT_EQ(many.buffer_bytes, few.buffer_bytes);
-  // A unit being read, one stepped and one written, of 40 MiB each, at least.
+  // At least one unit is read, one stepped and one written, of 40 MiB each.
   EXPECT_GE(few.buffer_bytes, 3 * (40 * kMiB));
   EXPECT_LE(few.buffer_bytes, 4 * (40 * kMiB));
 }
@@ -80,7 +80,7 @@ TEST(OffloadPlanTest, KeepsParametersThenGradientsThenStates) {
   ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
                        PlanOffload(Flats(), options, /*on_cpu=*/true));
   EXPECT_EQ(CountOn(plan, RestingKind::kParameters, Tier::kDevice), 4);
-  // Two of those that have any, and the frozen one.
+  // Two units with gradients, and the frozen one.
   EXPECT_EQ(CountOn(plan, RestingKind::kGradients, Tier::kDevice), 3);
   EXPECT_EQ(CountOn(plan, RestingKind::kOptimizer, Tier::kDevice), 1);
   EXPECT_EQ(plan.device_bytes(), 61 * kMiB);
@@ -143,7 +143,7 @@ TEST(OffloadPlanTest, ADeviceHasMemoryForWhatPassesThrough) {
   options.parameters = options.gradients = options.optimizer = Tier::kCpu;
   ASSERT_OK_AND_ASSIGN(const OffloadPlan stepping,
                        PlanOffload(Flats(), options, /*on_cpu=*/false));
-  // All of a unit on its way up, and all of one on its way down.
+  // A whole unit is on its way up, and another one down.
   EXPECT_EQ(stepping.transfer_bytes, 2 * (40 * kMiB));
   EXPECT_EQ(stepping.buffer_bytes, 0);
   options.step_on = StepOn::kHost;

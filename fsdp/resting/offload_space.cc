@@ -43,11 +43,12 @@ using offload::StoredBytes;
 
 constexpr std::array<RestingKind, kNumRestingKinds> kKinds = {
     RestingKind::kParameters, RestingKind::kGradients, RestingKind::kOptimizer};
-// An optimizer's slots, by groups, may be so many regions of a flat parameter.
+// The most regions of a flat parameter: an optimizer has several slots, and may
+// have several groups.
 constexpr int64_t kMaxPieces = 16;
 
-// What is stepped while something of it is read from a store can be undone
-// where its states are in the store, too. Files that are kept can always go
+// Drops the rollback if it is not possible. A step that reads something from a
+// store can be undone if the states are in the store too; kept files always go
 // back.
 OffloadOptions WithPossibleRollback(OffloadOptions options,
                                     const OffloadPlan& plan) {
@@ -220,7 +221,6 @@ absl::Status OffloadSpace::OpenKept() {
   return AgreeInTime(status, "opening kept files");
 }
 
-// A kept file may have the region already.
 absl::StatusOr<int> OffloadSpace::Take(int store, const std::string& region,
                                        int64_t bytes) {
   if (options_.keep) {
@@ -260,7 +260,7 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::Place(
       CopiesFor(device), shared_from_this());
 }
 
-// A model is on one device.
+// The copies are made once, because a model is on one device.
 std::shared_ptr<DeviceCopies> OffloadSpace::CopiesFor(c10::Device device) {
   if (!HasStreams(device)) return nullptr;
   if (copies_ == nullptr)
@@ -275,7 +275,7 @@ absl::Status OffloadSpace::AgreeInTime(const absl::Status& mine,
                      absl::Now() + world_->default_timeout());
 }
 
-// All ranks measure at once, as they step at once. The slowest decides.
+// All ranks measure at once, as they step at once; the slowest rank decides.
 absl::Status OffloadSpace::ChooseWhereToStep() {
   step_on_ = StepOn::kDevice;
   if (!HasStreams(device_)) return absl::OkStatus();

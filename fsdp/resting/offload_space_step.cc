@@ -1,4 +1,4 @@
-// How OffloadSpace makes a step of the optimizer all or nothing.
+// How OffloadSpace makes an optimizer step all or nothing.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
@@ -47,7 +47,7 @@ absl::Status OffloadSpace::BeginStep(const absl::Status& mine) {
   begun_ = false;
   absl::Status status = mine;
   status.Update(broken_);
-  // What was changed between steps is a stage of its own, of all ranks alike.
+  // Changes made between steps get a stage of their own, the same on all ranks.
   BeginStage();
   if (options_.rollback && status.ok()) status = FlushStepped();
   if (options_.keep) {
@@ -57,8 +57,8 @@ absl::Status OffloadSpace::BeginStep(const absl::Status& mine) {
   return status;
 }
 
-// On all ranks alike, whether what follows succeeds or not: what is committed
-// never has the number of another stage.
+// Begins a stage on all ranks, whether what follows succeeds or not, so that
+// two different commits never have the same number.
 void OffloadSpace::BeginStage() {
   if (options_.keep) changed_.fill(true);
   ++stage_.number;
@@ -82,8 +82,7 @@ absl::Status OffloadSpace::CheckStepper(
 
 absl::Status OffloadSpace::FlushStepped() {
   if (releases_ != nullptr) FSDP_RETURN_IF_ERROR(releases_->Settle());
-  size_t next =
-      0;  // of stage_entries_, which are in the order of kSteppedKinds
+  size_t next = 0;  // in stage_entries_, which has kSteppedKinds' order
   for (RestingKind kind : kSteppedKinds) {
     const int store = stores_[static_cast<int>(kind)];
     if (store < 0) continue;
@@ -102,8 +101,7 @@ absl::Status OffloadSpace::FlushStepped() {
   return absl::OkStatus();
 }
 
-// The last thing of a step: with its number, parameters and states become what
-// a later run finds.
+// Ends a step: a later run finds the parameters and states, with its number.
 absl::Status OffloadSpace::Commit() {
   ++stage_.finished_step;
   BeginStage();
@@ -156,8 +154,8 @@ absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
 absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
   absl::Status agreed = AgreeInTime(mine, "a step of the optimizer");
   if (agreed.ok()) {
-    // No rank writes anything before all have committed, or else one that is
-    // killed now would be of a stage that the others cannot go back to.
+    // No rank writes before all have committed. Otherwise a rank that is killed
+    // would be at a stage to which the others cannot go back.
     if (options_.keep) {
       AgreeInTime(Commit(), "committing a step").IgnoreError();
     }
@@ -188,12 +186,12 @@ absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
 }
 
 absl::Status OffloadSpace::Rollback() {
-  // Where the step has not begun nothing has changed.
+  // A step that has not begun has changed nothing.
   if (!std::exchange(begun_, false) || offloader_ == nullptr) {
     return absl::OkStatus();
   }
   FSDP_RETURN_IF_ERROR(releases_->Settle());
-  // First what lies beside states that are about to be rolled back.
+  // Restores saved shards before the file that holds them is rolled back.
   absl::Status status = RestoreSaved();
   for (RestingKind kind : kSteppedKinds) {
     const int store = stores_[static_cast<int>(kind)];
@@ -225,7 +223,7 @@ absl::Status OffloadSpace::RestoreSaved() {
     offloader_->Release(saved.entry);
   }
   saved_.clear();
-  // Of what was written on a device.
+  // Waits for what was written to a device.
   status.Update(releases_->Settle());
   return status;
 }

@@ -109,7 +109,7 @@ class HostPlace final : public RestingPlace {
 
 }  // namespace
 
-// The end of a long name tells more than its beginning.
+// Keeps the end of a long name, which says more than its beginning.
 std::string RegionName(int flat, absl::string_view unit) {
   constexpr size_t kMostOfName = 200;
   if (unit.size() > kMostOfName) unit.remove_prefix(unit.size() - kMostOfName);

@@ -30,14 +30,14 @@ OffloadOptions AllOnHost() {
 }
 
 TEST(FasterPlaceTest, IsTheDeviceWhereCopiesAreFast) {
-  // Four bytes up for each that the host steps.
+  // Four bytes go up for each byte that the host steps.
   EXPECT_EQ(FasterPlace({40, 40, 11}, AllOnHost()), StepOn::kHost);
   EXPECT_EQ(FasterPlace({40, 40, 9}, AllOnHost()), StepOn::kDevice);
   EXPECT_EQ(FasterPlace({40, 40, 10}, AllOnHost()), StepOn::kDevice);
 }
 
 TEST(FasterPlaceTest, CountsTheSlowerDirection) {
-  // Three bytes down.
+  // Three bytes go down for each.
   EXPECT_EQ(FasterPlace({4000, 30, 9}, AllOnHost()), StepOn::kDevice);
   EXPECT_EQ(FasterPlace({4000, 30, 11}, AllOnHost()), StepOn::kHost);
 }
@@ -45,7 +45,7 @@ TEST(FasterPlaceTest, CountsTheSlowerDirection) {
 TEST(FasterPlaceTest, CountsGradientsThatHaveToComeDown) {
   OffloadOptions options = AllOnHost();
   options.gradients = Tier::kDevice;
-  // Three up, three down; or one down.
+  // Three bytes go up and three down, or one goes down.
   EXPECT_EQ(FasterPlace({30, 30, 1000}, options), StepOn::kHost);
   EXPECT_EQ(FasterPlace({1000, 30, 11}, options), StepOn::kHost);
   EXPECT_EQ(FasterPlace({1000, 30, 9}, options), StepOn::kDevice);
@@ -64,7 +64,7 @@ TEST(StepRatesTest, AreMeasured) {
   const auto rates = MeasureStepRates(FakeDevice::device(), pages,
                                       absl::Now() + absl::Seconds(60));
   ASSERT_OK(rates);
-  // Nothing moves faster than a terabyte in a second, or a byte in one.
+  // All rates are between a byte and a terabyte per second.
   for (const double rate : {rates->up, rates->down, rates->host_step}) {
     EXPECT_GT(rate, 1);
     EXPECT_LT(rate, 1e13);

@@ -77,8 +77,8 @@ absl::Status Gatherer::Gather(int unit) {
   return absl::OkStatus();
 }
 
-// The shards are read before this returns, by the stream that writes them, and
-// the peers read the copy.
+// The stream that writes the shards reads them before this returns; peers read
+// the copy.
 absl::Status Gatherer::GatherCopy(int unit) {
   c10::NoGradGuard no_grad;
   std::vector<at::Tensor> own;
@@ -99,7 +99,8 @@ absl::Status Gatherer::GatherCopy(int unit) {
   return absl::OkStatus();
 }
 
-// Whether there is nothing to gather, cast or read.
+// Returns whether the unsharded parameter is the shard itself: there is nothing
+// to gather, to cast or to load.
 bool Gatherer::ShowsShard(int unit, const Flat& flat) const {
   const flat_param::FlatParameter& parameter = flat.parameter;
   return common_.placement(unit).shard->world_size() == 1 &&
@@ -151,7 +152,7 @@ absl::StatusOr<at::Tensor> Gatherer::CopyOwnShard(Flat& flat) {
   return own;
 }
 
-// Into flat.memory; `own` may lie there.
+// Gathers into flat.memory, in which `own` may lie.
 absl::Status Gatherer::StartAllGather(int unit, Flat& flat,
                                       const at::Tensor& own) {
   const flat_param::FlatParameter& parameter = flat.parameter;
@@ -168,8 +169,8 @@ absl::Status Gatherer::StartAllGather(int unit, Flat& flat,
   return absl::OkStatus();
 }
 
-// Where the shards rest nothing is left to do. Else each rank casts its own
-// part, once as long as the shards stay as they are.
+// Does nothing if the shared memory holds the shards. Otherwise each rank casts
+// its own part into it, once for as long as the shards do not change.
 absl::Status Gatherer::GatherShared(int unit, Flat& flat) {
   const flat_param::FlatParameter& parameter = flat.parameter;
   flat.memory = flat.shared.memory;
@@ -266,8 +267,7 @@ void Gatherer::ForgetEarlierSteps() {
   }
 }
 
-// Memory of collectives in flight is discarded, not reused: a peer may still
-// write it.
+// Discards memory of collectives in flight: a peer may still write to it.
 void Gatherer::DropEverything() {
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) {

@@ -32,7 +32,6 @@ void SetToZero(const at::Tensor& whole, const Slice& range) {
   std::memset(data + range.begin * size, 0, range.numel() * size);
 }
 
-// For each flag of `layout`, whether it is to be 1.
 std::vector<bool> Flags(const GradientLayout& layout,
                         absl::Span<const at::Tensor> gradients) {
   std::vector<bool> flags;
@@ -40,8 +39,8 @@ std::vector<bool> Flags(const GradientLayout& layout,
   return flags;
 }
 
-// The flags of every rank and what follows them, in runs: a device is given
-// each run as an argument.
+// Adds the flags of every rank, and zeros for the padding behind them, as runs:
+// a device is given each run as an argument.
 void PackFlags(const GradientLayout& layout,
                absl::Span<const at::Tensor> gradients, bool adds,
                device_ops::Packing& packing) {
@@ -67,7 +66,6 @@ void PackFlags(const GradientLayout& layout,
   }
 }
 
-// Those of `gradients` that the buffer has.
 void MarkProduced(absl::Span<const at::Tensor> gradients,
                   ReduceBuffer& buffer) {
   buffer.produced.resize(gradients.size());
@@ -239,7 +237,8 @@ void GradientBuffer::AddSegment(const ReduceBuffer& from,
   }
 }
 
-// Those that both have, with their flags: of all ranks, or of the segment.
+// Copies or adds the parameters that both buffers have, and their flags: one
+// segment if adding or if one of the buffers is a segment, else all of them.
 void GradientBuffer::CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
                                     bool adds) const {
   const auto flag_of = [](const GradientLayout& layout, int i) {
@@ -270,7 +269,7 @@ void GradientBuffer::CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
   }
 }
 
-// A device does it in as few launches as there can be.
+// Gives a device as few launches as possible.
 void GradientBuffer::PackInto(const ReduceBuffer& buffer,
                               absl::Span<const at::Tensor> gradients,
                               bool adds) const {
@@ -330,7 +329,7 @@ void GradientBuffer::FillParameter(const GradientLayout& layout,
     source =
         flat_param::StorageOrderOf(gradient, parameter_->layout().parameter(i));
   }
-  // Nobody has saved the buffer for a backward, so no version has to count.
+  // Autograd has not saved the buffer, so its version need not count.
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Slice ranks = layout.RanksOf(i);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {

@@ -1,4 +1,5 @@
-// Against a slow reference that lays the whole flat gradient out and cuts it.
+// Compares with a slow reference that lays out the whole flat gradient and cuts
+// it.
 #include "fsdp/runtime/gradient_buffer.h"
 
 #include <ATen/ATen.h>
@@ -30,7 +31,7 @@ using ::fsdp::flat_param::Slice;
 
 using Tensors = std::vector<at::Tensor>;
 
-// Parameters of every layout, some in several shards, some in none.
+// Returns parameters of every layout, some in several shards, some in none.
 Tensors EveryKind(at::ScalarType dtype) {
   const auto options = at::TensorOptions(dtype);
   return {
@@ -51,7 +52,7 @@ constexpr Kind kKinds[] = {Kind::kUndefined, Kind::kPlain, Kind::kExpanded,
                            Kind::kTransposed, Kind::kSparse};
 constexpr int kNumKinds = 5;
 
-// Small integers, so that sums are exact in any order.
+// Returns a gradient of small integers, so that sums are exact in any order.
 at::Tensor Gradient(const at::Tensor& parameter, Kind kind, int seed) {
   at::Tensor plain = at::arange(parameter.numel(), at::kLong)
                          .add(seed)
@@ -76,7 +77,7 @@ at::Tensor Gradient(const at::Tensor& parameter, Kind kind, int seed) {
   return {};
 }
 
-// gradients[i] of parameter i, all kinds in turn.
+// Gives parameters gradients of all kinds in turn.
 Tensors Gradients(const Tensors& parameters, int first_kind) {
   Tensors gradients;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -116,7 +117,7 @@ struct Rank {
         values.scalar_type(), "not gathered");
   }
 
-  // A buffer that held NaN, filled with `gradients`.
+  // Returns a buffer that held NaN and is filled with `gradients`.
   at::Tensor Filled(const Tensors& gradients) const {
     at::Tensor memory = at::full({buffer.bytes() + 32}, 255, at::kByte);
     ReduceBuffer filled = Of(memory);
@@ -126,7 +127,7 @@ struct Rank {
     return memory;
   }
 
-  // `memory`, of which nobody knows what was produced.
+  // Returns `memory` as a buffer without a record of what was produced.
   ReduceBuffer Of(const at::Tensor& memory) const {
     return {buffer.CurrentLayout(), memory};
   }
@@ -152,7 +153,6 @@ struct Rank {
   ShardGradient shard;
 };
 
-// The flat gradient, parameter by parameter.
 at::Tensor ReferenceFlat(const FlatLayout& layout, const Tensors& gradients,
                          at::ScalarType dtype) {
   at::Tensor flat = at::zeros({layout.padded_numel()}, dtype);
@@ -167,7 +167,8 @@ at::Tensor ReferenceFlat(const FlatLayout& layout, const Tensors& gradients,
   return flat;
 }
 
-// All segments: a shard of the flat gradient, the flags, zeros.
+// Returns all segments, each with a shard of the flat gradient, flags and
+// zeros.
 at::Tensor ReferenceBuffer(const FlatLayout& layout, const Tensors& gradients,
                            int64_t segment_numel, at::ScalarType dtype) {
   const at::Tensor flat = ReferenceFlat(layout, gradients, dtype);
@@ -204,7 +205,7 @@ TEST_P(GradientBufferWorldTest, FillWritesEveryElementAsTheReferenceDoes) {
   }
 }
 
-// Of 5 MB: such buffers are filled past the caches, by several threads.
+// Buffers of 5 MB are filled past the caches by several threads.
 TEST_P(GradientBufferWorldTest, FillWritesEveryElementOfALargeBuffer) {
   const Tensors parameters = {at::zeros({3}), at::zeros({911, 701}),
                               at::zeros({5}), at::zeros({613000})};
@@ -238,7 +239,8 @@ TEST_P(GradientBufferWorldTest, OwnSegmentsAreTheEqualPartsOfTheBuffer) {
   EXPECT_TRUE(at::cat(segments).equal(whole));
 }
 
-// Each rank has gradients of other kinds; what one did not produce another may.
+// Each rank has other kinds of gradients, so one may produce what another does
+// not.
 TEST_P(GradientBufferWorldTest, MeanOverRanksArrivesInTheSlices) {
   const int world_size = GetParam();
   const Tensors parameters = EveryKind(at::kFloat);
@@ -279,10 +281,10 @@ TEST_P(GradientBufferWorldTest, MeanOverRanksArrivesInTheSlices) {
 INSTANTIATE_TEST_SUITE_P(WorldSizes, GradientBufferWorldTest,
                          ::testing::Values(1, 2, 3, 5, 8));
 
-// One rank alone with three parameters, whose mean is the gradient itself.
+// Tests one rank with three parameters; the mean is the gradient itself.
 class AccumulateTest : public ::testing::Test {
  protected:
-  // Gradients of that value; 0 for none.
+  // Accumulates gradients of these values; 0 means none.
   void Accumulate(float a, float b, float c) {
     Tensors gradients;
     for (float value : {a, b, c}) {
@@ -290,7 +292,7 @@ class AccumulateTest : public ::testing::Test {
     }
     ASSERT_OK(rank_.AccumulateMean(rank_.Filled(gradients)));
   }
-  // As Accumulate() takes them.
+  // Returns the values as Accumulate() takes them.
   std::vector<float> Values() const {
     std::vector<float> values;
     for (int i = 0; i < 3; ++i) {
@@ -313,7 +315,7 @@ class AccumulateTest : public ::testing::Test {
 
 using ::testing::ElementsAre;
 
-// Only one that is no larger than it has to be.
+// Returns memory that is no larger than it has to be.
 at::Tensor Exactly(const Rank& rank, const at::Tensor& memory) {
   return memory.narrow(0, 0, rank.buffer.bytes()).clone();
 }

@@ -1,4 +1,4 @@
-// Gradient buffers on a device, and when what is trained changes.
+// Gradient buffers on a device, and changes of what is trained.
 #include <ATen/ATen.h>
 
 #include <cstdint>
@@ -48,7 +48,7 @@ class Unit {
   at::Tensor Slice(int i) const { return flat_->ShardSlice(i); }
   const at::Tensor& Grad(int i) const { return flat_->ShardSlice(i).grad(); }
 
-  // Bit i of `mask`: there is a gradient of parameter i.
+  // Parameter i has a gradient if bit i of `mask` is set.
   Tensors Gradients(unsigned mask, float first) const {
     Tensors gradients(kNumParameters);
     for (int i = 0; i < kNumParameters; ++i) {
@@ -59,14 +59,14 @@ class Unit {
     }
     return gradients;
   }
-  // A buffer that held other numbers, with gradients twice.
+  // Returns a buffer that held other numbers and is filled twice.
   ReduceBuffer Filled(unsigned first, unsigned second) {
     ReduceBuffer buffer = Empty();
     buffer_.Fill(buffer, Gradients(first, 1));
     buffer_.Add(buffer, Gradients(second, 300));
     return buffer;
   }
-  // Of what is trained now, with other numbers.
+  // Returns a buffer for what is trained, with other numbers in it.
   ReduceBuffer Empty() const {
     ReduceBuffer buffer;
     buffer.layout = buffer_.CurrentLayout();
@@ -185,7 +185,7 @@ TEST(GradientChangesTest, WhatIsFrozenKeepsItsGradientAndTheRestStaysTogether) {
   EXPECT_FALSE(unit.Grad(1).is_alias_of(unit.Grad(2)));
 }
 
-// Of parameters that no rank has a gradient of there is none afterwards either.
+// A parameter without a gradient on any rank has none afterwards.
 TEST(GradientChangesTest, WhatWasProducedIsKnownInAnotherLayout) {
   Unit unit(1, 0);
   unit.Freeze(4);
@@ -207,7 +207,7 @@ TEST(GradientChangesTest, WhatWasProducedIsKnownInAnotherLayout) {
   EXPECT_FALSE(unit.Grad(4).defined());
 }
 
-// Against a buffer that has been filled in the other layout from the start.
+// Compares with a buffer that has had the other layout from the start.
 TEST(GradientChangesTest, OwnSegmentsAreConvertedAndAddedAlone) {
   for (int rank : {0, 1, 2}) {
     Unit unit(3, rank);
@@ -243,14 +243,14 @@ TEST(GradientChangesTest, AGradientThatTheUserKeepsIsNotWrittenAgain) {
   ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 31)));
   EXPECT_TRUE(kept.equal(before));
   EXPECT_FALSE(unit.Grad(1).equal(before));
-  // What nobody keeps is used again.
+  // Memory that nobody keeps is reused.
   const void* const data = unit.Grad(0).data_ptr();
   unit.ZeroGrad();
   ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
   EXPECT_EQ(unit.Grad(0).data_ptr(), data);
 }
 
-// 1e5 is more than fp16 has, a quarter of it is not.
+// fp16 cannot hold 1e5, but it holds a quarter of it.
 TEST(GradientChangesTest, ScalingComesFirstWhereTheBufferHasLessRange) {
   Unit unit(1, 0, at::kCPU, {at::kHalf, at::kFloat, {0.25, 4}});
   Tensors gradients;

@@ -1,5 +1,4 @@
-// Gradient buffers whose dtype is not that of the parameters, and gradients
-// that are added up in them.
+// Gradient buffers whose dtype differs from the parameters', and sums in them.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -51,7 +50,7 @@ TEST(MeanOverTest, DividesAfterAReductionInAWiderRange) {
   }
 }
 
-// Of all ranks, with parameters of 10 and 3 elements.
+// All ranks' parts of two parameters of 10 and 3 elements.
 class Group {
  public:
   Group(int world_size, at::ScalarType stored,
@@ -92,8 +91,8 @@ class Group {
     buffers_[rank].Add(buffer, gradients);
   }
 
-  // The sum over ranks, in the dtype of the buffer and rank after rank, then
-  // the mean: of parameter a, put together from all ranks.
+  // Returns the mean of parameter a, put together from all ranks: summed rank
+  // by rank in the buffer's dtype.
   at::Tensor Mean() {
     at::Tensor sum = Whole(0).clone();
     for (size_t rank = 1; rank < buffers_.size(); ++rank) {
@@ -134,7 +133,7 @@ struct DtypesCase {
 
 class ReduceDtypeTest : public ::testing::TestWithParam<DtypesCase> {};
 
-// Small integers: exact in every dtype.
+// Small integers are exact in every dtype.
 TEST_P(ReduceDtypeTest, MeanArrivesInTheDtypeOfTheGradient) {
   const DtypesCase& c = GetParam();
   for (const int world_size : {1, 2, 4, 5}) {
@@ -203,7 +202,7 @@ INSTANTIATE_TEST_SUITE_P(
                           c10::toString(info.param.gradient));
     });
 
-// 256 + 1 is 256 in bf16.
+// In bf16, 256 + 1 is 256.
 TEST(AccumulationDtypeTest, Fp32KeepsWhatASumInBf16WouldLose) {
   for (const auto reduce : {at::kFloat, at::kBFloat16}) {
     Group group(1, at::kFloat, Reduced(reduce, at::kFloat, {}));
@@ -226,7 +225,7 @@ TEST(AccumulationDtypeTest, ScalingInTwoPartsKeepsASumInFp16Finite) {
   EXPECT_TRUE(std::isinf(mean({1, 1.0 / kRanks})));
 }
 
-// 1/3 of it is rounded once, to the gradient's dtype, not to the buffer's.
+// The third is rounded once to the gradient's dtype, not to the buffer's.
 TEST(AccumulationDtypeTest, TheSecondFactorIsAppliedInTheWiderDtype) {
   Group group(3, at::kFloat,
               Reduced(at::kBFloat16, at::kFloat, MeanOver(3, at::kBFloat16)));

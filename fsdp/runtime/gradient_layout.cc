@@ -47,7 +47,7 @@ GradientLayout::GradientLayout(const FlatLayout& layout,
     if (!trained_[i]) continue;
     parameters_.push_back(i);
     begins_[i] = used;
-    // A shard begins where the first of its elements does.
+    // A rank's shard begins at the first element of this parameter that it has.
     const Slice flat = layout.InFlat(i);
     while (static_cast<int64_t>(shard_begins_.size()) * shard_numel <
            flat.end) {
@@ -112,13 +112,12 @@ int64_t GradientLayout::MostFlags(const FlatLayout& layout,
 
 namespace {
 
-// The ways around operators below are for tensors on the host, where calling
-// one costs more than what it does to a few bytes.
+// Up to this size, calling an operator on the host costs more than its work.
 constexpr size_t kFewBytes = 16 << 10;
-// The gradients of a unit: by the time that they are reduced, other tensors of
-// backward have taken their place in a core's caches.
+// From this size on, a unit's gradients have left a core's caches, for other
+// tensors of backward, before they are reduced.
 constexpr int64_t kTooMuchForCaches = 4 << 20;
-// Threads share copies of at least so many bytes each.
+// The least that a thread copies.
 constexpr int64_t kGrainBytes = 256 << 10;
 
 void Copy(const at::Tensor& target, const at::Tensor& source) {

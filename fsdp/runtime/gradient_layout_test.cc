@@ -1,4 +1,4 @@
-// Against a slow reference that deals elements out to ranks one by one.
+// Compares with a slow reference that deals elements out to ranks one by one.
 #include "fsdp/runtime/gradient_layout.h"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
   return value;
 }
 
-// Every element of the buffer: the parameter it belongs to, or a mark.
+// An element of the buffer is a parameter's index, or one of these marks.
 constexpr int kGap = -1;
 constexpr int kFlag = -2;
 constexpr int kTail = -3;
@@ -72,7 +72,7 @@ std::vector<int> Reference(const FlatLayout& layout,
   return buffer;
 }
 
-// The same by the object under test; an element that two claim is a failure.
+// Returns the same from the object under test; fails if two claim an element.
 std::vector<int> Actual(const GradientLayout& layout) {
   std::vector<int> buffer(layout.numel(), kTail);
   const auto claim = [&](int64_t begin, int64_t end, int what) {
@@ -133,7 +133,7 @@ TEST(GradientLayoutTest, WithAllTrainedASegmentIsLaidOutAsTheShard) {
   }
 }
 
-// Two adapters of 8 elements beside a weight of 400.
+// The unit has two adapters of 8 elements beside a weight of 400.
 TEST(GradientLayoutTest, FrozenElementsTakeNoRoom) {
   const FlatLayout flat = LayoutOf({400, 8, 8}, 4, 2);
   EXPECT_EQ(flat.shard_numel(), 208);

@@ -1,4 +1,4 @@
-// Gradients that become those of the slices without a buffer, on one rank.
+// Gradients that become the slices' gradients without a buffer, on one rank.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -24,7 +24,7 @@ using ::fsdp::flat_param::NamedParameter;
 
 using Tensors = std::vector<at::Tensor>;
 
-// One rank with those parameters, zeros.
+// Tests one rank with these parameters, which are zeros.
 class TakeTest : public ::testing::Test {
  protected:
   TakeTest() { Shard({at::zeros({3, 4}), at::zeros({4, 6}).t()}); }
@@ -49,8 +49,8 @@ class TakeTest : public ::testing::Test {
 
   at::Tensor& Grad(int i) { return flat_->ShardSlice(i).mutable_grad(); }
 
-  // Takes `gradient` of the first parameter, which is dropped, and says whether
-  // its memory is the slice's; the values have to be.
+  // Takes `gradient` for the first parameter in place of its present one and
+  // checks the values. Returns whether the slice has its memory.
   bool IsTakenAsItIs(at::Tensor gradient) {
     Grad(0).reset();
     const at::Tensor values = gradient.to_dense().contiguous().clone();
@@ -73,7 +73,7 @@ at::Tensor Ramp() { return at::arange(12, at::kFloat).view({3, 4}).clone(); }
 
 TEST_F(TakeTest, WhatNobodyElseHoldsIsNotCopied) {
   EXPECT_TRUE(IsTakenAsItIs(Ramp()));
-  // Views that autograd knows of keep what they are views of.
+  // Views that autograd knows hold their bases.
   at::Tensor view = Ramp();
   view = view.t();
   view = view.t();
@@ -101,7 +101,7 @@ TEST_F(TakeTest, WhatOthersHoldIsCopied) {
 }
 
 TEST_F(TakeTest, WhatIsNoGradientByItselfIsCopied) {
-  // Each by itself: an expression holds what it is made of until its end.
+  // These are separate statements, because an expression keeps its temporaries.
   at::Tensor gradient = at::ones({});
   gradient = gradient.expand({3, 4});
   EXPECT_FALSE(IsTakenAsItIs(std::move(gradient)));
@@ -168,7 +168,7 @@ TEST_F(TakeTest, WhatIsFrozenIsLeftAlone) {
   EXPECT_TRUE(Grad(1).defined());
 }
 
-// What was taken, and what came through a buffer since.
+// Covers sums on what was taken, and on what came through a buffer since.
 TEST_F(TakeTest, LaterSumsAreAddedToWhatWasTakenWithoutMemoryOfTheirOwn) {
   Tensors gradients = {Ramp(), at::ones({6, 4})};
   ASSERT_TRUE(shard_->Take(gradients));

@@ -24,7 +24,7 @@
 namespace fsdp {
 namespace {
 
-// Whose collective reads what gradients are packed into first.
+// Returns the group whose collective is the first to read packed gradients.
 const RuntimeCommon::Group& ReducedBy(const Placement& placement) {
   const bool is_replicated_only =
       placement.shard->world_size() == 1 && placement.replicate != nullptr;
@@ -108,10 +108,10 @@ void Reducer::EndOfBackward() {
   }
 }
 
-// Gradients that are taken as they are, by all of a unit, are memory of the
-// stream that computes, and so is what becomes of them. What a unit that is
-// alone does not train now reduces there too, should it be trained later. Steps
-// run on one stream, whatever the unit: optimizers have memory of their own.
+// A unit whose flat parameters all take gradients as they are reduces on the
+// computing stream, which owns that memory, even for what is not trained yet.
+// With a step hook, all units reduce on the side stream if one does: optimizers
+// have memory of their own, so steps share one stream.
 void Reducer::ChooseStreams() {
   reduces_beside_.assign(common_.num_units(), false);
   bool any = false;
@@ -149,13 +149,14 @@ bool Reducer::TakesGradients(int unit, int i) const {
          flats_[unit][i].shard_gradient.TakesGradients();
 }
 
-// What becomes the gradient of a unit that is alone goes round: from one step's
-// gradient to the next one's buffer.
+// A unit that is alone reuses the memory of one step's gradient for the next
+// step's buffer.
 ShardGradient* Reducer::TakerOf(int unit, Flat& flat) const {
   return IsAlone(unit) ? &flat.shard_gradient : nullptr;
 }
 
-// What was trained in an earlier backward may be again when it is reduced.
+// The layout also has what earlier backwards trained, which may be trained
+// again when it is reduced.
 absl::Status Reducer::Accumulate(int unit,
                                  absl::Span<const at::Tensor> gradients) {
   size_t first = 0;
@@ -208,8 +209,8 @@ absl::Status Reducer::Reduce(int unit) {
   return absl::OkStatus();
 }
 
-// Not where something else happens to the sum on its way, or will have happened
-// to the gradient when an earlier reduction of the unit is done.
+// Returns false if the sum is changed on its way, or if an earlier reduction of
+// the unit, still in flight, is to change the gradient.
 bool Reducer::ReducesDirectly(int unit, size_t i) const {
   const Placement& placement = common_.placement(unit);
   if (hooks_.reduce_scatter || placement.replicate != nullptr ||
@@ -275,7 +276,8 @@ absl::Status Reducer::ReplicateFlat(int unit, size_t i, Reduction& reduction) {
   return absl::OkStatus();
 }
 
-// Until this rank's segment has the sum.
+// Waits until this rank's segment has the sum; on a device, the current stream
+// waits.
 absl::Status Reducer::AwaitReduced(std::unique_ptr<comm::Work>& work) {
   if (work == nullptr) return absl::OkStatus();
   if (!HasStreams(common_.device())) {
@@ -363,8 +365,8 @@ absl::Status Reducer::Step(int unit) {
   return absl::OkStatus();
 }
 
-// Memory goes back to the stream that it was allocated on, which comes behind
-// what has used it.
+// Memory goes back to the stream that allocated it, so that stream must follow
+// the one that has used the memory.
 void Reducer::DropUnusedGradients() {
   bool follows = false;
   for (std::vector<Flat>& flats : flats_) {
@@ -433,8 +435,7 @@ void Reducer::FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces) {
   EndOfBackward();
 }
 
-// Memory of collectives in flight is discarded, not reused: a peer may still
-// write it.
+// Discards memory of collectives in flight: a peer may still write to it.
 void Reducer::DropEverything() {
   for (Reduction& reduction : reductions_) {
     for (std::unique_ptr<comm::Work>& work : reduction.works) {

@@ -30,8 +30,8 @@ ReductionCalls::ReductionCalls(RuntimeCommon& common, const RuntimeHooks& hooks)
   }
 }
 
-// Ranks that train others of the unit's parameters have another label, which
-// groups compare, where segments may be as long.
+// Returns a label that names the set of trained parameters. Ranks with
+// different sets may have segments of one length, so groups compare labels.
 const std::string& ReductionCalls::Label(int unit, size_t i,
                                          const GradientLayout& layout) {
   const std::vector<bool>& trained = layout.trained();
@@ -111,7 +111,7 @@ absl::Status ReduceMemory::Collect(const GradientBuffer& of,
     of.Add(buffer, gradients);
     return absl::OkStatus();
   }
-  // From one step's gradient to the next one's buffer, on one stream.
+  // One step's gradient becomes the next one's buffer, on the same stream.
   if (taker != nullptr) {
     const at::Tensor unused = taker->GiveUnused();
     if (unused.defined()) pool_.Adopt(unused, DeviceEvent());
@@ -121,7 +121,7 @@ absl::Status ReduceMemory::Collect(const GradientBuffer& of,
   return absl::OkStatus();
 }
 
-// Makes `buffer` one of `layout`, with the gradients that it has.
+// Gives `buffer` the layout `layout` and keeps its gradients.
 absl::Status ReduceMemory::LayOut(const GradientBuffer& of,
                                   const GradientBuffer::Layout& layout,
                                   ReduceBuffer& buffer) {

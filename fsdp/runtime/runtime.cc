@@ -30,10 +30,10 @@ Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
       gatherer_(std::make_unique<Gatherer>(common_, std::move(fences))),
       reducer_(std::make_unique<Reducer>(common_)) {}
 
-// Memory goes back to the stream that it was allocated on, behind what the
-// others have been given.
+// Memory goes back to the stream that allocated it, so that stream must follow
+// what the other streams have been given.
 Runtime::~Runtime() {
-  // A device that has failed, of which other calls tell, has nothing to order.
+  // A failed device, which other calls report, has nothing to order.
   TorchToStatus("ordering the end of a model", [this] {
     gatherer_->JoinStream();
     gatherer_->ForkStream();
@@ -92,7 +92,7 @@ void Runtime::Abort(const absl::Status& reason) {
 absl::Status Runtime::Execute(absl::Span<const Action> actions,
                               absl::Span<const at::Tensor> gradients) {
   for (const Action& action : actions) {
-    // LibTorch throws when memory runs out, and so may a user's hook.
+    // LibTorch throws when memory runs out, and a user's hook may throw.
     absl::Status status;
     const absl::Status thrown = TorchToStatus(
         [&] {

@@ -25,7 +25,6 @@
 namespace fsdp {
 namespace {
 
-// That of all units.
 c10::Device DeviceOf(absl::Span<const RuntimeUnit> units) {
   for (const RuntimeUnit& unit : units) {
     if (!unit.flats.empty()) return unit.flats.front()->shard().device();
@@ -88,11 +87,11 @@ void RuntimeCommon::Forget(std::unique_ptr<comm::Work>& work) const {
   work.reset();
 }
 
-// Memory that a group allocates is of most use to its own collectives. Buffers
-// go from unit to unit, so where units lie on several groups, that of all ranks
-// does it. Shards and their gradients, at the other end of these collectives,
-// are memory like any other: NCCL's fastest kernels, which can be aborted from
-// 2.29.7 on and are used from there on, ask for one end in a window.
+// Memory that a group allocates serves its own collectives best. Buffers move
+// between units, so if the units have several groups, the group of all ranks
+// allocates. Shards and their gradients, at the other end of these collectives,
+// are ordinary memory: NCCL's fastest kernels, which are used from 2.29.7 on
+// because they can be aborted from there on, need only one end in a window.
 BufferPool::Allocate RuntimeCommon::AllocateBy(
     const Group& (*group_of)(const Placement&)) const {
   Group group;
@@ -111,7 +110,7 @@ BufferPool::Allocate RuntimeCommon::AllocateBy(
 
 namespace {
 
-// The slices of the unit's shards that have a gradient.
+// Visits the slices that have a gradient.
 void ForEachGradient(const RuntimeUnit& unit,
                      absl::FunctionRef<void(const at::Tensor&)> visit) {
   for (const auto& parameter : unit.flats) {

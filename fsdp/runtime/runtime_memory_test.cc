@@ -1,4 +1,4 @@
-// Which group allocates the memory that its collectives work on.
+// The group that allocates the memory of its collectives.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
@@ -58,7 +58,7 @@ RuntimeUnit UnitOn(const Communicator& world, Placement placement) {
                 std::move(placement), world);
 }
 
-// Gathers and reduces the units, of which some are replicated.
+// Gathers and reduces the units; some are replicated.
 absl::Status Use(const Group& world, std::vector<RuntimeUnit> units) {
   Actions actions;
   for (int i = 0; i < static_cast<int>(units.size()); ++i) {
@@ -123,7 +123,7 @@ TEST(RuntimeMemoryTest, IsThatOfTheReplicasWhereNothingIsSharded) {
   }));
 }
 
-// Buffers go from one to the other.
+// Buffers move between units.
 TEST(RuntimeMemoryTest, IsThatOfAllRanksWhereUnitsLieOnSeveralGroups) {
   EXPECT_OK(RunAllRanks(4, [](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(communicator));

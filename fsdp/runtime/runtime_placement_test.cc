@@ -1,5 +1,5 @@
-// Units on groups of their own: replicated, not sharded, gathered from a part;
-// gradients kept whole, reductions by hooks, steps.
+// Units on groups of their own (replicated, not sharded, gathered from a part),
+// gradients kept whole, reductions by hooks, and steps.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -66,7 +66,7 @@ class OneUnit {
   const FlatParameter& flat() const { return *runtime_->flats(kUnit)[0]; }
   at::Tensor gradient() const { return flat().ShardSlice(0).grad(); }
 
-  // `value` for the gradient where the actions want one.
+  // Executes the actions; gradients are full of `value`.
   absl::Status Do(const std::vector<ActionKind>& kinds,
                   std::optional<double> value = std::nullopt) {
     Actions actions;
@@ -197,7 +197,7 @@ TEST(ReplicateTest, TwoReductionsOfAUnitAreReplicatedInTurn) {
   }));
 }
 
-// A group of one rank: the shard is the whole parameter.
+// In a group of one rank, the shard is the whole parameter.
 TEST(NotShardedTest, ComputesInTheShardItselfUnlessTheDtypeDiffers) {
   EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Communicator> alone,

@@ -131,8 +131,8 @@ at::Tensor GradientOf(int rank, int backward) {
   return at::arange(11, at::kFloat) * (rank + 2) + 100 * backward + 7 * rank;
 }
 
-// The peer comes to the first reduction when this rank has filled the buffer of
-// the second one, and has written to the gradients of the first.
+// The peer reaches the first reduction after this rank has filled the buffer of
+// the second one and has written to the gradients of the first.
 TEST(RuntimeTest, ASecondBackwardLeavesWhatTheFirstOneReducesAlone) {
   absl::Notification both_started;
   EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) -> absl::Status {
@@ -181,8 +181,8 @@ TEST(RuntimeTest, ReusesMemoryFromStepToStep) {
   }));
 }
 
-// One rank never comes: the wait ends at its deadline, naming unit and rank,
-// and everything can be dropped.
+// One rank never comes: the wait ends at its deadline with the unit and the
+// rank, and everything can be dropped.
 TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
   comm::LocalGroupOptions options;
   options.timeout = absl::Milliseconds(50);

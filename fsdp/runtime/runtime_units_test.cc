@@ -1,5 +1,5 @@
-// Units of several parameters and flat parameters, of which only some have what
-// an action is about.
+// Units with several parameters and flat parameters, of which an action
+// concerns only some.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -42,11 +42,11 @@ using ::fsdp::testing::Unowned;
 
 constexpr int64_t kNumel = 6;
 
-// Two units, each with two parameters of float and, in a flat parameter of its
-// own, one of double.
+// Two units, each with two parameters in float and one in double, which has a
+// flat parameter of its own.
 class Units {
  public:
-  // `c` is computed in that dtype.
+  // Parameter c is computed in `dtype_of_c`.
   Units(Communicator& world, const Placement& placement,
         at::ScalarType dtype_of_c = at::kDouble) {
     std::vector<RuntimeUnit> units;
@@ -60,7 +60,6 @@ class Units {
   }
 
   Runtime& runtime() { return *runtime_; }
-  // Of a, b and c.
   at::Tensor Slice(int unit, int i) const {
     const auto& flats = runtime_->flats(unit);
     return i < 2 ? flats[0]->ShardSlice(i) : flats[1]->ShardSlice(0);
@@ -72,7 +71,7 @@ class Units {
     Slice(unit, i).set_requires_grad(trained);
   }
 
-  // Gradients of these values; 0 for none.
+  // Executes actions with gradients of these values; 0 means none.
   absl::Status Do(const std::vector<ActionKind>& kinds, int unit, double a = 0,
                   double b = 0, double c = 0) {
     Actions actions;
@@ -86,7 +85,7 @@ class Units {
     return runtime_->Execute(actions, gradients);
   }
 
-  // 0: there is none.
+  // Checks the gradient; 0 means that there is none.
   absl::Status CheckGradient(int unit, int i, double expected) const {
     const at::Tensor gradient = Slice(unit, i).grad();
     if (!gradient.defined() || expected == 0) {
@@ -160,8 +159,8 @@ TEST(RuntimeUnitsTest, SumsOfOneFlatParameterAreKept) {
   }));
 }
 
-// In flight at once; the sum of the second must not meet that of the third,
-// which would go where the first one goes.
+// Reductions are in flight at once. The second sum must not meet the third,
+// which would go where the first goes.
 TEST(RuntimeUnitsTest, ReductionsOfWhatIsTrainedNowAndThenAddUp) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Units units(world, Sharded(world));
@@ -203,7 +202,7 @@ TEST(RuntimeUnitsTest, AStepSeesNoGradientOfUnitsThatAreNotSteppedYet) {
   }));
 }
 
-// The gradient of b is one that nothing can be added to.
+// Nothing can be added to the gradient of b.
 TEST(RuntimeUnitsTest, WhatHasFailedHalfWayIsNotAddedAgain) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Units units(world, Sharded(world));

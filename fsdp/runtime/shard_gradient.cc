@@ -37,9 +37,9 @@ Produced ReadFlags(const at::Tensor& source) {
   return flags;
 }
 
-// Whether nobody but the caller, who holds `gradient` once, can see the memory
-// of `value`, which is all in which `gradient` lies, or a copy of it. A view
-// holds what it is a view of.
+// Returns whether only the caller, who holds `gradient` once, can see the
+// memory of `value`, which is `gradient` or a copy of it and must fill its
+// storage. A view holds its base.
 bool HasMemoryToItself(const at::Tensor& value, const at::Tensor& gradient) {
   const c10::Storage& storage = value.storage();
   const auto lies_there = [&storage](const at::TensorBase& tensor) {
@@ -85,8 +85,9 @@ bool ShardGradient::HoldsOurs(int i) const {
              values_.storage().unsafeGetStorageImpl();
 }
 
-// What is trained may have changed since gradients were attached: ours move to
-// where they lie now, and those of what is frozen to memory of their own.
+// If the trained parameters have changed since gradients were attached, our
+// gradients move to their places in `layout`, and those of frozen parameters to
+// memory of their own.
 absl::Status ShardGradient::SetLayout(const Layout& layout) {
   if (layout_ == nullptr || layout_->trained() == layout->trained()) {
     layout_ = layout;
@@ -205,7 +206,7 @@ bool ShardGradient::Take(absl::Span<const at::Tensor> gradients) {
     const bool is_trained = parameter_->ShardSlice(i).requires_grad();
     if (is_trained && gradients[i].defined()) TakeOne(i, gradients[i]);
   }
-  // What gradients of another kind of backward have left.
+  // Frees what a backward that reduced into `values_` has left.
   if (values_.defined()) DropUnused();
   return true;
 }
@@ -223,7 +224,7 @@ void ShardGradient::TakeOne(int i, const at::Tensor& gradient) const {
   }
 }
 
-// Where a slice has a gradient of the user's own, ours next to it stays.
+// If a slice has a gradient of the user's, ours in the same memory stay.
 Use ShardGradient::UseFor(Present present) {
   return present == Present::kNone ? Use::kOverwrite : Use::kUpdate;
 }
@@ -242,8 +243,8 @@ ShardGradient::Present ShardGradient::PresentGradients(
   return defined == all && ours == 0 ? Present::kOthers : Present::kMixed;
 }
 
-// Memory that a gradient of the user's own keeping still refers to is left to
-// it, as a new gradient from LibTorch would.
+// Like LibTorch with a new gradient, leaves the memory to a gradient that the
+// user has kept.
 void ShardGradient::RenewMemory(Present present) {
   if (options_.memory != nullptr) {
     values_ = RangeOf(options_.memory->AsTensor(options_.gradient_dtype), 0,
@@ -271,11 +272,11 @@ ShardGradient::StartDirect(const Layout& layout) {
   if (present == Present::kMixed || present == Present::kOthers) {
     return target;
   }
-  // A backward may be given up while a stream still adds to its gradients.
+  // On a device, an abandoned backward may still add to the gradients.
   const bool is_fresh = present == Present::kNone && direct_.empty() &&
                         options_.memory == nullptr;
   if (HasStreams(parameter_->shard().device()) && !is_fresh) return target;
-  // The slices that those under way will attach.
+  // The reductions in flight will attach these slices.
   if (!direct_.empty()) present = Present::kOurs;
   RenewMemory(present);
   FSDP_ASSIGN_OR_RETURN(Resident resident,
@@ -311,13 +312,13 @@ void ShardGradient::Prefetch() {
   }
 }
 
-// `flags` are of the shard's layout.
+// `flags` must have the layout of the shard.
 void ShardGradient::Attach(const Produced& produced, const at::Tensor& flags) {
   Produced raised;
   for (size_t k = 0; k < layout_->parameters().size(); ++k) {
     const int i = layout_->parameters()[k];
     at::Tensor slice = parameter_->ShardSlice(i);
-    // Frozen since the buffer was filled.
+    // Either frozen since the buffer was filled, or attached already.
     if (!slice.requires_grad() || slice.grad().defined()) continue;
     bool anywhere = !produced.empty() && produced[i];
     if (!anywhere) {

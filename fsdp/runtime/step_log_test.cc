@@ -111,7 +111,7 @@ TEST(OrderLogTest, ClearStartsAnew) {
   EXPECT_EQ(log.ToString(), "");
 }
 
-// A server that never runs a backward.
+// For example, a server never runs a backward.
 TEST(OrderLogTest, KeepsTheTextOfTheFirstOnes) {
   OrderLog log;
   for (int i = 0; i < 10'003; ++i) {

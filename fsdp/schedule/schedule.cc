@@ -90,8 +90,8 @@ absl::StatusOr<Actions> Schedule::Next(const Event& event) {
 void Schedule::PreForward(const Event& event, Actions& actions) {
   const int unit = event.unit;
   State& state = states_[unit];
-  // The order of the real forward stays, and backward has already prefetched
-  // what comes next.
+  // The order of the first forward stays, and backward has already prefetched
+  // the next unit.
   if (event.recomputes) {
     EnterBackward();
     EnsureGathered(unit, actions);
@@ -111,10 +111,9 @@ void Schedule::PreForward(const Event& event, Actions& actions) {
   LoadAhead(/*forward=*/true, actions);
 }
 
-// Shards may have been written since a unit was kept after its forward, by the
-// optimizer or by the user: nothing gathered survives into a new iteration but
-// what the user has asked for, and what is kept between backwards that
-// accumulate, where no optimizer steps.
+// Frees what earlier forwards left: the optimizer or the user may have written
+// the shards since. Only the user's requests stay, and what is kept between
+// accumulating backwards, where no optimizer steps.
 void Schedule::BeginIteration(Actions& actions) {
   FreeUnless(
       [](const State& state) {
@@ -132,22 +131,22 @@ void Schedule::PostForward(const Event& event, Actions& actions) {
   forward_stack_.pop_back();
   --states_[event.unit].forwards;
   if (event.recomputes) {
-    // What is recomputed is needed again at once, by its backward.
+    // The backward of what was recomputed comes at once and needs the unit.
     if (!event.expects_backward && !states_[event.unit].running()) {
       Free(event.unit, actions);
     }
     return;
   }
-  // Without grad it may still be recomputed, and have a backward then.
+  // A unit without grad may still be recomputed, and then has a backward.
   ++states_[event.unit].backwards_to_come;
   if (event.expects_backward) order_.AddExpectedBackward(event.unit);
   LeaveForward(event.unit, event.expects_backward, actions);
   if (!in_forward()) EndOutermostForward(actions);
 }
 
-// Shards may be written from now on: whether a backward is to come nobody
-// knows. What is kept for it is not read before, but for what the user has
-// asked for inside the forward.
+// Frees what the user has requested inside the forward: shards may be written
+// from here on. What is kept for a backward, which may never come, is not read
+// before it.
 void Schedule::EndOutermostForward(Actions& actions) {
   FreeWrongGuess(kNone, actions);
   order_.EndForward();
@@ -192,10 +191,11 @@ void Schedule::PreBackward(int unit, Actions& actions) {
 void Schedule::PostBackward(const Event& event, Actions& actions) {
   const int unit = event.unit;
   State& state = states_[unit];
-  // A unit whose output carries no gradient gets here without PreBackward.
+  // A unit whose outputs carry no gradient has had no PreBackward.
   EnterBackward();
   state.backwards = std::max(0, state.backwards - 1);
-  // An earlier reduction of this unit that has to make room is not its last.
+  // Making room may finish an earlier reduction of this unit; it is not the
+  // last.
   state.backwards_to_come = std::max(1, state.backwards_to_come);
   const bool reduces =
       event.reduces && event.synchronizes && state.synchronizes;
@@ -207,7 +207,8 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
     actions.push_back({ActionKind::kAccumulate, unit});
     state.has_whole_gradients = true;
   }
-  // In common memory there is nothing to gather again, and others may write.
+  // Common memory is not kept: a gather costs nothing, and others may write to
+  // it.
   if (!event.synchronizes && units_[unit].keep_until_sync &&
       !units_[unit].shares_memory) {
     state.kept = state.gather == Gather::kGathered;
@@ -221,8 +222,8 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
   --state.backwards_to_come;
 }
 
-// The all-reduce of the reduction before starts here at the latest: its
-// reduce-scatter had this unit's backward to finish.
+// Starts the previous reduction's all-reduce at the latest here: its
+// reduce-scatter had the time of this unit's backward.
 void Schedule::MakeRoomForReduction(Actions& actions) {
   if (!reductions_.empty()) Replicate(reductions_.back(), actions);
   if (num_reductions_in_flight() >= options_.max_reduce_buffers) {
@@ -245,7 +246,8 @@ void Schedule::Replicate(Reduction& reduction, Actions& actions) {
   states_[reduction.unit].has_sums = false;
 }
 
-// Sums of earlier backwards whose unit this one has not reached.
+// All-reduces sums of earlier backwards whose units this backward has not
+// reached.
 void Schedule::ReplicateSums(Actions& actions) {
   for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
     State& state = states_[i];
@@ -277,7 +279,7 @@ void Schedule::FinishReduction(Actions& actions) {
   Step(reduction.unit, actions);
 }
 
-// What the user has asked for meanwhile may still be reading the shards.
+// Waits for a gather that the user has requested: it may still read the shards.
 void Schedule::Step(int unit, Actions& actions) {
   State& state = states_[unit];
   if (state.gather == Gather::kInFlight) {
@@ -289,11 +291,10 @@ void Schedule::Step(int unit, Actions& actions) {
   state.stepped = true;
 }
 
-// Units that were gathered but never reached, for example because their output
-// was not used in the loss, are freed here. A backward inside a forward leaves
-// the units of that forward alone. Gradients kept whole by earlier backwards
-// are reduced although this one has not reached their unit, but not where they
-// would be stepped inside a forward.
+// Frees units that were gathered but never reached, for example because the
+// loss does not use their output, but not the units of a forward around this
+// backward. Reduces whole gradients of earlier backwards even if this one has
+// not reached their unit, unless they would be stepped inside a forward.
 void Schedule::EndOfBackward(const Event& event, Actions& actions) {
   EnterBackward();
   const bool reduces =
@@ -338,7 +339,7 @@ void Schedule::Reset(Actions& actions) {
     state.has_sums = before.has_sums;
     state.synchronizes = before.synchronizes;
     state.all_reduces = before.all_reduces;
-    // A graph of before the step stays of no use.
+    // A graph from before the step remains unusable.
     state.stepped = before.stepped;
   }
   in_backward_ = false;
@@ -356,9 +357,9 @@ void Schedule::StartGather(int unit, Actions& actions, ActionKind how) {
       std::lower_bound(unsharded_.begin(), unsharded_.end(), unit), unit);
 }
 
-// Inside forward and backward shards stay as they are, and a request lasts no
-// longer. Outside, what is there for a backward to come may be older than the
-// shards, or in the memory of others.
+// Inside forward and backward, shards do not change, and requests end with
+// them. Outside, what is gathered for a backward may be older than the shards
+// or in memory that others write to: a copy is gathered.
 void Schedule::GatherForUser(int unit, Actions& actions) {
   if (in_forward() || in_backward_) {
     if (!IsUnsharded(unit)) StartGather(unit, actions);
@@ -369,7 +370,7 @@ void Schedule::GatherForUser(int unit, Actions& actions) {
   StartGather(unit, actions, ActionKind::kGatherCopy);
 }
 
-// Who has passed it knows that all ranks have.
+// A rank that has passed the fence knows that all ranks have.
 void Schedule::PassFence(ActionKind fence, Actions& actions) {
   actions.push_back({fence, kRoot});
   for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
@@ -389,9 +390,8 @@ void Schedule::EnsureGathered(int unit, Actions& actions) {
   if (guess_ == unit) guess_ = kNone;
 }
 
-// The units around the running one are gathered for as long as it runs, and
-// those that do not reshard until their backward: they are not what the limit
-// is about.
+// Leaves out units around the running one, which stay gathered while it runs,
+// and those that stay until their backward: the limit is not for them.
 void Schedule::Prefetch(int unit, int running_unit, Actions& actions) {
   if (unit == kNone || IsUnsharded(unit)) return;
   int gathered = 0;
@@ -400,15 +400,15 @@ void Schedule::Prefetch(int unit, int running_unit, Actions& actions) {
                       !states_[i].running() && i != guess_;
     gathered += !kept && !IsAncestor(i, running_unit);
   }
-  // The root as the running unit is not counted either.
+  // The root is not counted as the running unit either.
   if (running_unit == kRoot) --gathered;
   if (gathered >= options_.max_gathered_units) return;
   StartGather(unit, actions);
   guess_ = unit;
 }
 
-// Reading takes longer than gathering, so it starts further ahead, by the same
-// prediction.
+// Starts reads further ahead than gathers, because they take longer; the
+// prediction is the same.
 void Schedule::LoadAhead(bool forward, Actions& actions) {
   if (!rests_elsewhere_) return;
   for (int i = 0; i < options_.load_distance; ++i) {
@@ -432,13 +432,13 @@ void Schedule::StopLoading() {
 void Schedule::Free(int unit, Actions& actions, ActionKind how) {
   State& state = states_[unit];
   if (state.gather == Gather::kSharded) return;
-  // Memory a collective still writes cannot be given back.
+  // Memory to which a collective still writes cannot be given back.
   if (state.gather == Gather::kInFlight) {
     actions.push_back({ActionKind::kWaitGather, unit});
   }
   actions.push_back({how, unit});
   state.gather = Gather::kSharded;
-  // Outside forward and backward nobody computes with it.
+  // Outside forward and backward, nobody computes with it.
   state.is_read &= in_forward() || in_backward_;
   state.is_copy = false;
   state.requested = false;

@@ -261,7 +261,7 @@ TEST(StepInBackwardTest, RefusesASecondBackwardOfTheSameForward) {
   EXPECT_THAT(schedule.Next(PreBackward(1)), IsOk());
 }
 
-// What is left of the backward that failed would go through new parameters.
+// The rest of the failed backward would use new parameters.
 TEST(StepInBackwardTest, RefusesASecondBackwardAfterAResetToo) {
   WatchedSchedule schedule(Layers(1), StepInBackward());
   Trace(schedule, Forward(1));

@@ -1,4 +1,4 @@
-// Which events Schedule refuses.
+// The checks of events.
 #include <string>
 
 #include "absl/status/status.h"

@@ -163,7 +163,7 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
 TEST(IrregularScheduleTest, UnitInsideOneThatIsRecomputedStaysUntilBackward) {
   WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
-  // Both recomputed in one region, then both backwards.
+  // Both units are recomputed in one region, then their backwards run.
   EXPECT_EQ(ActionsOf(schedule,
                       {PreBackward(0), Recomputes(PreForward(1)),
                        Recomputes(PostForward(1)), Recomputes(PreForward(2)),
@@ -174,7 +174,7 @@ TEST(IrregularScheduleTest, UnitInsideOneThatIsRecomputedStaysUntilBackward) {
             "Reduce(1)");
 }
 
-// The whole model is one region: no gradient has reached a unit before.
+// The whole model is one region, so no gradient has reached a unit before.
 TEST(IrregularScheduleTest, RecomputationMayBeTheFirstEventOfABackward) {
   WatchedSchedule schedule(Layers(1), {});
   Trace(schedule, {PreForwardNoGrad(0), PreForwardNoGrad(1), PostForward(1),
@@ -215,7 +215,7 @@ TEST(IrregularScheduleTest, AForwardOutsideBackwardIsNeverARecomputation) {
             "Gather(1)");
 }
 
-// Forces as the gradient of an energy, for example.
+// For example, forces are the gradient of an energy.
 TEST(IrregularScheduleTest, BackwardInsideAForwardLeavesTheRunningUnits) {
   WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));

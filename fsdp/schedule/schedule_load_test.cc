@@ -1,4 +1,4 @@
-// When the schedule has shards read that rest elsewhere.
+// When the schedule reads shards that rest elsewhere.
 #include <string>
 #include <vector>
 
@@ -17,7 +17,7 @@ using ::fsdp::testing::Layers;
 using ::fsdp::testing::Trace;
 using ::fsdp::testing::WatchedSchedule;
 
-// The root's shard is in memory.
+// Returns units whose shards rest elsewhere, except for the root's.
 std::vector<ScheduledUnit> AwayLayers(int layers) {
   std::vector<ScheduledUnit> units = Layers(layers);
   for (size_t i = 1; i < units.size(); ++i) units[i].rests_elsewhere = true;

@@ -1,4 +1,4 @@
-// Random models under random steps, against a model of what may happen.
+// Checks random models and steps against a model of what may happen.
 #include <cstdint>
 
 #include "fsdp/schedule/testing/choices.h"

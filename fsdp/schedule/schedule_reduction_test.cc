@@ -1,5 +1,5 @@
-// Units whose gradients are reduced in part: kept whole, or as sums of the
-// group of shards.
+// Units whose gradients are reduced in part: they are kept whole, or as sums of
+// the group of shards.
 #include <vector>
 
 #include "absl/status/status.h"
@@ -110,7 +110,7 @@ EndOfBackward: FillReduceBuffer(1) Reduce(1) WaitReduce(0) WaitReduce(1)
 )");
 }
 
-// Other units are stepped after that backward, and so may this one be.
+// Other units are stepped after that backward, and this one may be, too.
 TEST(SetReductionTest, SuchAUnitIsNotKeptGathered) {
   std::vector<ScheduledUnit> units = Layers(1);
   units[1].reshard_after_forward = false;

@@ -1,5 +1,5 @@
-// What a user asks for between steps: units gathered ahead, freed, or all of
-// them left alone.
+// Requests of the user between steps: units are gathered ahead, freed, or all
+// left alone.
 #include <vector>
 
 #include "absl/status/status.h"
@@ -135,7 +135,7 @@ TEST(UnshardTest, TakesOverWhatWasGatheredOnAGuess) {
   WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
   Trace(schedule, Backward(2));
-  // The guess of unit 1 is no guess any more: unit 2 does not free it.
+  // Unit 1 was a guess and is a request now: unit 2 does not free it.
   EXPECT_EQ(Trace(schedule, {PreForward(0), Unshard(1), PreForward(2)}), R"(
 PreForward(0): Gather(0) WaitGather(0) Gather(1)
 Unshard(1):

@@ -60,7 +60,7 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
   }
 }
 
-// No reduction tells that the others are done with it.
+// No reduction shows that the other ranks have finished reading.
 TEST(SharingTest, ABackwardThatReadsWhatItDoesNotReduceClosesShards) {
   WatchedSchedule schedule(SharingLayers(1), NoPrefetch());
   Trace(schedule, Forward(1));
@@ -78,7 +78,7 @@ PostBackward(1): Free(1)
 PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: FillReduceBuffer(1) Reduce(1) WaitReduce(0) WaitReduce(1) CloseShards(0)
 )");
-  // Recomputed once more after its reduction.
+  // The unit is recomputed once more after its reduction.
   Trace(schedule, Forward(1));
   Trace(schedule, {PreBackward(0), PreBackward(1), PostBackward(1)});
   EXPECT_EQ(
@@ -96,7 +96,7 @@ TEST(SharingTest, NoUnitStepsWhileOthersMayReadIt) {
   WatchedSchedule schedule(SharingLayers(2), options);
   Trace(schedule, Forward(2));
   Trace(schedule, {PreBackward(0), PreBackward(2), PostBackward(2)});
-  // Unit 2 is recomputed for another one before its reduction is over.
+  // Unit 2 is recomputed for another unit before its reduction is over.
   EXPECT_EQ(
       Trace(schedule, {Recomputes(PreForward(2)),
                        Recomputes(PostForwardNoGrad(2)), PreBackward(1),
@@ -111,8 +111,8 @@ EndOfBackward: WaitReduce(0) Step(0) CloseShards(0) Step(2)
 )");
 }
 
-// The user's values are copies, which neither wait for other ranks' shards nor
-// keep a forward from doing so.
+// The user's values are copies: they neither wait for other ranks' shards nor
+// keep a forward from waiting.
 TEST(SharingTest, EveryForwardOpensShardsWhateverTheUserHasUnsharded) {
   WatchedSchedule schedule(SharingLayers(2), NoPrefetch());
   EXPECT_EQ(Trace(schedule, {Unshard(1), WaitUnshard(1), Unshard(2), Reshard(2),
@@ -152,7 +152,7 @@ PreBackward(0):
 PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: WaitReduce(0)
 )");
-  // Also after a forward has used what an earlier request has gathered.
+  // The same holds after a forward has used an earlier request.
   Trace(schedule, {Unshard(0)});
   Trace(schedule, Forward(1));
   EXPECT_EQ(ActionsOf(schedule, {Unshard(0)}), "Free(0) GatherCopy(0)");
@@ -180,7 +180,7 @@ PreForward(0): Free(1) OpenShards(0) Gather(0) WaitGather(0)
 )");
 }
 
-// To gather them anew moves nothing, and shards may have been written.
+// Gathering anew moves nothing, and shards may have been written.
 TEST(SharingTest, NothingIsKeptOverBackwardsThatDoNotSynchronize) {
   Units units = SharingLayers(1);
   for (ScheduledUnit& unit : units) {

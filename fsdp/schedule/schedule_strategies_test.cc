@@ -274,8 +274,8 @@ EndOfBackward: Replicate(0) WaitReduce(1) WaitReduce(0)
 )");
 }
 
-// A root sharded for the optimizer only, a layer that frees with a part, one
-// that is kept, one that is not sharded.
+// The root is sharded for the optimizer only, one layer frees with a part, one
+// is kept, one is not sharded.
 TEST(MixedStrategiesTest, EachUnitFollowsItsOwn) {
   Units units = Layers(3);
   units[0].keep_until_sync = true;

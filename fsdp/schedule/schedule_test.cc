@@ -153,7 +153,7 @@ TEST(ScheduleTest, RootThatReshardsIsGatheredAgainForBackward) {
             "Gather(0) WaitGather(0) Gather(1)");
 }
 
-// An encoder (1) with layers (2, 3) in it, then a head (4).
+// The units are an encoder (1) with layers (2, 3) in it, then a head (4).
 TEST(ScheduleTest, NestedUnitsStayGatheredAroundTheirChildren) {
   WatchedSchedule schedule(UnitsWithParents({0, 1, 1, 0}), {});
   const Events forward = {PreForward(0),  PreForward(1), PreForward(2),
@@ -279,7 +279,7 @@ TEST(ScheduleRefusalTest, InnerUnitWithGradOutsideTheRootsForward) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("unit2"), HasSubstr("root"),
                              HasSubstr("NoGradGuard"))));
-  // Nothing has changed: the kept root is there, the order known.
+  // Nothing has changed: the kept root is gathered, and the order is known.
   EXPECT_FALSE(schedule.in_forward());
   EXPECT_EQ(ActionsOf(schedule, {PreBackward(0)}), "Gather(2)");
 }

@@ -26,7 +26,7 @@ int UnitOrder::NextInForward(int unit) {
 }
 
 int UnitOrder::NextInBackward(int unit) {
-  // A forward inside the backward may have begun another order.
+  // A forward inside the backward may have begun a new order.
   size_t i = std::min(backward_cursor_, post_forward_.size());
   while (i > 0 && post_forward_[i - 1] != unit) --i;
   if (i == 0) return kNone;

@@ -45,7 +45,7 @@ absl::StatusOr<flat_param::FlatLayout> LayoutOf(
                               ranks);
 }
 
-// What keeps its dtype is reduced in it, too.
+// Parameters that keep their dtype are reduced in it, too.
 GradientDtypes GradientDtypesOf(const PlannedUnit& planned,
                                 const FlatKind& kind) {
   const MixedPrecision& precision = planned.options.precision;
@@ -69,7 +69,7 @@ bool AnyTrainable(const FlatParameters& parameters) {
 
 namespace {
 
-// Pieces begin on cache lines of their own.
+// Each piece begins on a cache line.
 constexpr int64_t kAlignment = 64;
 
 }  // namespace
@@ -90,7 +90,7 @@ int CommonFlats::Add(std::shared_ptr<comm::Communicator> group, int64_t bytes) {
 
 absl::Status CommonFlats::Allocate() {
   for (Group& group : groups_) {
-    if (group.communicator->world_size() == 1) continue;  // a shard is all
+    if (group.communicator->world_size() == 1) continue;  // its shard is all
     if (!group.communicator->HasCommonMemory()) continue;
     FSDP_ASSIGN_OR_RETURN(group.common,
                           group.communicator->AllocateCommon(group.bytes));

@@ -49,7 +49,7 @@ absl::Status CheckParameter(const std::string& name, const at::Tensor& tensor) {
                      tensor.is_meta() ? ", on the meta device" : "",
                      "): only dense tensors can be sharded"));
   }
-  // LibTorch itself lets no bytes require a gradient.
+  // LibTorch itself refuses byte tensors that require a gradient.
   if (!c10::isFloatingType(tensor.scalar_type()) &&
       tensor.scalar_type() != c10::kByte) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -102,7 +102,7 @@ class Reader {
   ModuleTree Take() { return std::move(tree_); }
 
  private:
-  // A module registered twice is asked about once: its places have to agree.
+  // Asks about a module once, even if it has several places, which must agree.
   bool IsWanted(const Module& module, const std::string& path,
                 int64_t unowned) {
     if (!policies_.wrap || !CanBeUnit(module)) return false;
@@ -162,8 +162,8 @@ class Reader {
   std::map<View, int> views_;
 };
 
-// Two parameters that share some elements but are not the same view would stop
-// sharing when sharded.
+// Reports parameters that overlap without being the same view: sharding would
+// end their sharing.
 absl::Status Reader::CheckOverlaps() const {
   std::vector<at::Tensor> tensors;
   tensors.reserve(tree_.parameters.size());
@@ -208,13 +208,13 @@ std::vector<at::Tensor> OwnTensors(const torch::nn::Module& module) {
   return tensors;
 }
 
-// FNV-1a, the same on every machine.
+// Returns an FNV-1a hash, which is the same on every machine.
 uint64_t SeedFor(absl::string_view path, uint64_t seed) {
   uint64_t hash = 0xcbf29ce484222325u ^ seed;
   for (const char c : path) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   }
-  // Generators look at the lower half.
+  // Generators use the lower half of a seed.
   return hash ^ (hash >> 32);
 }
 

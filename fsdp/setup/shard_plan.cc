@@ -35,8 +35,8 @@ namespace {
 // A module holds a parameter in its dictionary and in a member.
 constexpr int kReferencesPerUse = 2;
 
-// Only as long as nothing but modules refers to a parameter is its count what
-// its registrations explain. An optimizer refers to every trainable one.
+// Refuses a model if something else refers to every trainable parameter, as an
+// optimizer does: their use counts exceed what registrations explain.
 absl::Status CheckOutsideReferences(const ModuleTree& tree) {
   std::map<const void*, int> uses;
   // A module in two places holds its parameters once.
@@ -155,7 +155,7 @@ absl::Status CheckOptions(const Options& options) {
   return options.quantize.Validate();
 }
 
-// A tied parameter keeps its dtype when one of the modules that use it does.
+// A tied parameter keeps its dtype if any module that uses it does.
 std::set<int> KeptParameters(const ModuleTree& tree,
                              const MixedPrecision& precision) {
   std::set<int> kept;
@@ -186,8 +186,8 @@ PlannedUnit PlanUnit(const ModuleTree& tree, Unit unit,
   return planned;
 }
 
-// Units that own nothing have nothing to gather; those inside them belong to
-// the next one outside.
+// Leaves out units that own nothing: the units inside them belong to the next
+// one outside.
 void PlanUnitsOf(UnitPlan units, const Options& options, ShardPlan& plan) {
   std::vector<int> kept(units.units.size(), -1);
   for (size_t i = 0; i < units.units.size(); ++i) {
@@ -239,10 +239,10 @@ absl::Status NotAUnit(const ShardPlan& plan, size_t node) {
       "fsdp::Checkpoint()"));
 }
 
-// The policy is asked about a module once, as the wrap policy is.
+// Asks the policy about each module once, like the wrap policy.
 absl::Status ChooseRecomputed(const WrapPolicy& policy, ShardPlan& plan) {
   if (!policy) return absl::OkStatus();
-  std::map<int, PlannedUnit*> unit_of;  // by identity
+  std::map<int, PlannedUnit*> unit_of;  // by the module's identity
   for (PlannedUnit& planned : plan.units) {
     unit_of[plan.tree.nodes[planned.unit.module].identity] = &planned;
   }
@@ -264,7 +264,7 @@ absl::Status ChooseRecomputed(const WrapPolicy& policy, ShardPlan& plan) {
   return any ? absl::OkStatus() : NoUnitIsRecomputed(plan);
 }
 
-// A buffer belongs to the innermost unit around its module.
+// Gives each buffer to the innermost unit around its module.
 void PlanBuffers(ShardPlan& plan) {
   std::vector<const PlannedUnit*> unit_of(plan.tree.nodes.size());
   for (const PlannedUnit& planned : plan.units) {
@@ -338,7 +338,7 @@ absl::StatusOr<ShardPlan> PlanSharding(
   return plan;
 }
 
-// Directories may differ, if disks do.
+// Leaves out directories, which may differ between ranks.
 std::string Fingerprint(const OffloadOptions& offload) {
   if (!offload.any()) return "";
   return absl::StrCat(

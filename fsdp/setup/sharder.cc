@@ -65,9 +65,9 @@ std::string FreedText(const Unit& unit) {
       "ForEachFullParameter()");
 }
 
-// A group that prefers scaled inputs adds them up as they are. In fp16 all of
-// the factor before the sum would lose small gradients; so it would in hooks
-// that reduce in fp16, for which the Runtime puts it behind the sum.
+// Divides before the sum if the group prefers scaled inputs, because it then
+// adds them as they are. In fp16 this would lose small gradients. For hooks,
+// which may reduce in fp16, the Runtime moves the factor behind the sum.
 GradientScaling ScalingOf(const Options& options,
                           const comm::Communicator& world,
                           c10::ScalarType reduce_dtype) {
@@ -83,9 +83,9 @@ GradientScaling ScalingOf(const Options& options,
 }
 
 #ifdef __GLIBC__
-// Whether malloc() is that of the library that malloc_trim() is of. Under
-// another one (jemalloc, a sanitizer's) the latter would set up a heap that
-// nobody uses, which glibc cannot do on two threads at a time.
+// Returns whether malloc() and malloc_trim() are of one library. With another
+// malloc() (jemalloc's, a sanitizer's), malloc_trim() would set up an unused
+// heap, which glibc cannot do on two threads at a time.
 bool TrimsTheHeapInUse() {
   static const bool result = [] {
     Dl_info malloc_info;
@@ -98,16 +98,16 @@ bool TrimsTheHeapInUse() {
 }
 #endif
 
-// What whole parameters leave in the heap are holes between shards, which the
-// next unit's do not fit into: together, as much as the model.
+// Freed whole parameters leave holes between shards in the heap that do not fit
+// the next unit's: together as much as the model.
 void GiveBackFreedMemory() {
 #ifdef __GLIBC__
   if (TrimsTheHeapInUse()) malloc_trim(0);
 #endif
 }
 
-// What follows the gradients in each segment of the last flat's buffer, at
-// most.
+// Returns the most elements behind the gradients in a segment of the last flat
+// parameter's buffer.
 int64_t FlagsOf(const RuntimeUnit& unit) {
   return GradientLayout::MostFlags(unit.flats.back()->layout(),
                                    static_cast<int64_t>(c10::elementSize(
@@ -240,7 +240,7 @@ bool Sharder::IsLoadedLater(const flat_param::NamedParameter& parameter) const {
          options_.init.loaded_later(parameter.name);
 }
 
-// Only rank 0's values are looked at where they are broadcast.
+// If the values are broadcast, only those of rank 0 are read.
 at::Tensor Sharder::Flatten(const FlatParameters& parameters,
                             const flat_param::FlatLayout& layout,
                             bool is_broadcast) const {
@@ -269,7 +269,7 @@ c10::Device Sharder::DeviceOfModel() const {
   return c10::Device(c10::kCPU);
 }
 
-// In the order in which units are sharded.
+// Returns the flats in the order in which units are sharded.
 absl::StatusOr<std::vector<RestingFlat>> Sharder::RestingFlats() {
   std::vector<RestingFlat> flats;
   for (const PlannedUnit& planned : plan_.units) {
@@ -304,7 +304,7 @@ absl::Status Sharder::PlaceGradients(int flat, RuntimeUnit& unit) {
   return absl::OkStatus();
 }
 
-// Where this rank's shard rests; undefined: in memory of its own.
+// Returns where this rank's shard rests, or undefined for memory of its own.
 absl::StatusOr<at::Tensor> Sharder::PlaceShard(
     int flat, RuntimeUnit& unit, const flat_param::FlatLayout& layout,
     c10::ScalarType stored, c10::Device device) {
@@ -348,7 +348,7 @@ absl::StatusOr<std::unique_ptr<FlatParameter>> Sharder::MakeFlat(
   if (is_broadcast) {
     FSDP_RETURN_IF_ERROR(Broadcast(flat, unit.name));
   }
-  // What an earlier run has kept counts more than what the module has.
+  // Values that an earlier run has kept replace those of the module.
   const bool kept = space_ != nullptr && space_->step() > 0;
   FSDP_ASSIGN_OR_RETURN(
       const Resident resident,

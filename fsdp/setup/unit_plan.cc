@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kNone = -1;
 
-// A module, however many places of the tree it has.
+// A module with all its places in the tree.
 struct ModuleObject {
   int first_node;
   bool is_unit;
@@ -35,9 +35,8 @@ struct ModuleGraph {
   std::vector<int> object_of_node;
 };
 
-// Which units surround which objects. A unit surrounds an object when every way
-// from the root to the object passes through the unit: the unit is running
-// whenever the object is. The surrounding units of an object form a chain.
+// Finds the units that surround an object: those through which every way from
+// the root to it passes, so that they run whenever it runs. They form a chain.
 class UnitTree {
  public:
   explicit UnitTree(const ModuleGraph& graph)
@@ -45,7 +44,7 @@ class UnitTree {
         surrounding_(graph.objects.size(), kNone),
         depth_(graph.objects.size(), 0) {}
 
-  // To be called for each object after its parents.
+  // Must be called for each object after its parents.
   void Add(int object) {
     int unit = kNone;
     for (const int parent : graph_.objects[object].parents) {
@@ -56,15 +55,15 @@ class UnitTree {
     depth_[object] = unit == kNone ? 0 : depth_[unit] + 1;
   }
 
-  // The innermost unit around `object` other than itself; kNone for the root.
+  // Returns the innermost unit around `object` other than itself; kNone for the
+  // root.
   int Surrounding(int object) const { return surrounding_[object]; }
 
-  // The object itself when it is a unit, else the innermost unit around it.
   int Innermost(int object) const {
     return graph_.objects[object].is_unit ? object : surrounding_[object];
   }
 
-  // The innermost unit that is or surrounds both units.
+  // Returns the innermost unit that is or surrounds both units.
   int LowestCommon(int a, int b) const {
     while (a != b) {
       int& deeper = depth_[a] >= depth_[b] ? a : b;
@@ -132,7 +131,7 @@ absl::StatusOr<ModuleGraph> MergePlaces(absl::Span<const ModuleNode> modules) {
   return graph;
 }
 
-// Fills `tree`, parents first. Fails when a module is inside itself.
+// Fills `tree`, parents first. Fails if a module is inside itself.
 absl::Status AddAll(const ModuleGraph& graph,
                     absl::Span<const ModuleNode> modules, UnitTree& tree) {
   std::vector<size_t> missing_parents;
@@ -180,8 +179,8 @@ absl::Status CheckUses(absl::Span<const ParameterUse> uses, int num_modules) {
   return absl::OkStatus();
 }
 
-// One unit per object that is one, without parameters; `unit_of_object` gets
-// the index of each.
+// Returns a unit without parameters for each object that is one, and sets
+// `unit_of_object` to the index of each.
 std::vector<Unit> ListUnits(const ModuleGraph& graph, const UnitTree& tree,
                             absl::Span<const ModuleNode> modules,
                             std::vector<int>& unit_of_object) {
@@ -206,7 +205,7 @@ struct Ownership {
   int owner;
 };
 
-// In order of first use.
+// Returns the parameters in the order of their first use.
 std::vector<Ownership> FindOwners(const ModuleGraph& graph,
                                   const UnitTree& tree,
                                   absl::Span<const ParameterUse> uses) {

@@ -26,7 +26,7 @@ using ::testing::Matcher;
 constexpr bool kUnit = true;
 constexpr bool kPlain = false;
 
-// A unit by name and index of the parent; the parameters by their names.
+// Matches a unit by its name, its parent's index and its parameters' names.
 template <typename... Names>
 Matcher<Unit> UnitIs(const std::string& name, int parent, Names... names) {
   return AllOf(
@@ -269,7 +269,8 @@ struct RandomModel {
   std::vector<ParameterUse> uses;
 };
 
-// The identities of the units on the way from the root to `node`, inclusive.
+// Returns the identities of the units on the way from the root to `node`,
+// inclusive.
 std::vector<int> UnitsOnTheWay(const RandomModel& model, int node) {
   std::vector<int> units;
   for (; node != -1; node = model.modules[node].parent) {
@@ -281,7 +282,6 @@ std::vector<int> UnitsOnTheWay(const RandomModel& model, int node) {
   return units;
 }
 
-// The last unit that all `ways` have.
 int LastInCommon(const std::vector<std::vector<int>>& ways) {
   int last = -1;
   for (const int unit : ways.front()) {
@@ -294,7 +294,7 @@ int LastInCommon(const std::vector<std::vector<int>>& ways) {
   return last;
 }
 
-// For each parameter the identity of its unit, by definition.
+// Returns the identity of each parameter's unit, by definition.
 std::map<int, int> SlowOwners(const RandomModel& model) {
   std::map<int, std::vector<std::vector<int>>> ways;
   for (const ParameterUse& use : model.uses) {
@@ -312,7 +312,7 @@ std::map<int, int> SlowOwners(const RandomModel& model) {
   return owners;
 }
 
-// For each unit by identity the identity of its parent, by definition.
+// Returns the identity of each unit's parent, by definition.
 std::map<int, int> SlowParents(const RandomModel& model) {
   std::map<int, std::vector<std::vector<int>>> ways;
   for (size_t node = 0; node < model.modules.size(); ++node) {

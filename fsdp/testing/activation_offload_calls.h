@@ -1,4 +1,4 @@
-// Tests of ActivationOffload make their tensors and ask for them by these.
+// How tests of ActivationOffload make tensors and ask for them.
 #ifndef FSDP_TESTING_ACTIVATION_OFFLOAD_CALLS_H_
 #define FSDP_TESTING_ACTIVATION_OFFLOAD_CALLS_H_
 
@@ -24,7 +24,7 @@
 
 namespace fsdp::testing {
 
-// Any tensor is large enough to be moved.
+// With these options, any tensor is large enough to be moved.
 inline ActivationOffloadOptions SmallOptions() {
   ActivationOffloadOptions options;
   options.min_bytes = 1;
@@ -88,12 +88,12 @@ using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 inline constexpr int64_t kElements = 64;
 inline constexpr int64_t kBytes = kElements * sizeof(float);
 
-// Counts from `first`.
+// Returns a tensor that counts from `first`.
 inline at::Tensor Numbers(int64_t first, int64_t elements = kElements) {
   return at::arange(first, first + elements, at::kFloat);
 }
 
-// A store with room for so many of kBytes.
+// Returns a store with room for `tensors` tensors of kBytes.
 inline std::unique_ptr<ParamStore> Host(int64_t tensors = 64) {
   return HostStore::Make(tensors * offload::StoredBytes(kBytes)).value();
 }
@@ -102,7 +102,7 @@ inline WeakStorage MemoryOf(const at::Tensor& tensor) {
   return tensor.storage().getWeakStorageImpl();
 }
 
-// Regions 0, 1, ... of one tensor each.
+// Moves out regions 0, 1, ... with one tensor each.
 inline std::vector<std::unique_ptr<MovedArguments>> MoveRegions(
     ActivationOffload& offload, int count) {
   std::vector<std::unique_ptr<MovedArguments>> regions;

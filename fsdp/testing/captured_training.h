@@ -22,27 +22,27 @@ struct Training {
   static constexpr int64_t kDim = 6;
   static constexpr int kBlocks = 3;
 
-  // The data of step `i`, and its learning rate: another one each, a float.
+  // The data and the learning rate of step `i`, which differ in every step; the
+  // rate is a float.
   static at::Tensor Batch(int i);
   static double RateOf(int i);
 
   DeviceProgram::Model model{nullptr};
   std::unique_ptr<torch::optim::Optimizer> optimizer;
-  // Refers to this object.
+  // This refers to the object: do not move it.
   CapturedStep::Step step;
 
   void SetRate(int i);
-  // Step `i`, not captured.
   absl::StatusOr<at::Tensor> RunEagerly(int i);
-  // Copies on the CPU.
+  // Returns copies of the shards on the CPU.
   std::vector<at::Tensor> Shards() const;
 };
 
-// One of `world_size` ranks, all of which this process plays.
+// Returns one of `world_size` ranks, all of which this process plays.
 absl::StatusOr<std::shared_ptr<comm::Communicator>> FakeDeviceWorld(
     int world_size);
 
-// FakeDevice is registered. `world`: instead of FakeDeviceWorld().
+// FakeDevice must be registered. `world` replaces FakeDeviceWorld() if set.
 absl::StatusOr<std::unique_ptr<Training>> StartTraining(
     const DeviceProgram& program, int world_size,
     const std::function<void(Options&)>& configure = [](Options&) {},

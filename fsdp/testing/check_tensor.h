@@ -9,8 +9,8 @@
 
 namespace fsdp::testing {
 
-// OK if at::equal() says so, otherwise an internal error with `what` it is and
-// where it is off most.
+// Returns OK if at::equal() does, else Internal with `what` it is and where it
+// is off most.
 absl::Status CheckTensor(const at::Tensor& actual, const at::Tensor& expected,
                          absl::string_view what);
 

@@ -27,7 +27,7 @@ TEST(CheckTensorTest, SaysWhereItIsOffMost) {
                        "rows: expected 5 at [1, 2], got 4.5, which is off by "
                        "-0.5, the most of 2 of 6 values that are off"));
   EXPECT_OK(CheckTensor(actual, expected, 0, 0.5, "rows"));
-  // What is off most for its size.
+  // The element that is off most relative to its size is named.
   EXPECT_THAT(CheckTensor(actual, expected, 0.11, 0, "rows"),
               StatusIs(absl::StatusCode::kInternal,
                        HasSubstr("expected 1 at [0, 1], got 1.25")));

@@ -50,7 +50,8 @@ void AllInStores(Options& options) {
   options.offload.parameters = options.offload.gradients = Tier::kSsd;
 }
 
-// An update does not hang on the last bits of what is next to nothing.
+// With this epsilon, an update does not depend on the last bits of tiny
+// numbers.
 torch::optim::AdamWOptions Smooth() {
   return torch::optim::AdamWOptions(1e-2).eps(1e-3);
 }
@@ -79,7 +80,7 @@ int64_t Allocations(const MemoryStats& stats) {
   return stats.parameters.allocations + stats.gradients.allocations;
 }
 
-// Without sums and functions, whose last bits may depend on the place.
+// Has no sums and functions, whose last bits may depend on an element's place.
 class PointsImpl : public torch::nn::Module {
  public:
   PointsImpl() {

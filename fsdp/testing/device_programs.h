@@ -1,5 +1,5 @@
-// Trainings that a device with streams and the CPU shall end with the same
-// values.
+// Trainings that must give the same values on a device with streams and on the
+// CPU.
 #ifndef FSDP_TESTING_DEVICE_PROGRAMS_H_
 #define FSDP_TESTING_DEVICE_PROGRAMS_H_
 
@@ -29,18 +29,18 @@ struct DeviceProgram {
 
   std::string name;
   std::function<void(Options&)> configure = [](Options&) {};
-  // Of one step, instead of one forward and backward.
+  // Runs one step; by default one forward and backward.
   std::function<absl::Status(Model&, const std::function<at::Tensor()>& loss)>
       step = [](Model& model, const std::function<at::Tensor()>& loss) {
         return model->Backward(loss());
       };
   bool clips = false;
   bool steps_in_backward = false;
-  // The host waits for values between steps: a scope of full parameters looks
-  // at whether they were written.
+  // The host waits for values between steps: a scope of full parameters checks
+  // whether they were written.
   bool looks_at_values = false;
-  // It computes, or sends, in fewer bits: the last bit of one side may be a
-  // step of that on the other.
+  // It computes or sends in fewer bits: a last bit that differs may round to
+  // another number.
   bool is_coarse = false;
 };
 
@@ -48,37 +48,37 @@ void PrintTo(const DeviceProgram& program, std::ostream* out);
 
 std::vector<DeviceProgram> DevicePrograms();
 
-// That of a test of a program and a world size.
+// Returns the name of a test with a program and a world size.
 std::string NameOfCase(const std::tuple<DeviceProgram, int>& param);
 
-// Where a training runs. On the CPU without the functions.
+// Where a training runs: on the CPU, if the functions are not set.
 struct TrainingDevice {
-  // One of `world_size` ranks; without it, one in the middle of them, all of
-  // which this process plays.
+  // Returns one of `world_size` ranks. If not set, this process plays all
+  // ranks, and the training is one in the middle.
   std::function<absl::StatusOr<std::shared_ptr<comm::Communicator>>(
       int world_size)>
       world;
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   // Brings a module to the device.
   std::function<void(torch::nn::Module&)> move = [](torch::nn::Module&) {};
-  // After the first step, which allocates, and after the last one.
+  // Called after the first step, which allocates, and after the last one.
   std::function<void()> begin = [] {};
   std::function<void()> end = [] {};
 };
 
-// By name, on the CPU.
+// Tensors on the CPU by name.
 using Values = std::map<std::string, at::Tensor>;
 
-// The shards of one rank of `world_size` after some steps. Internal where a
-// buffer of collectives was allocated in a step that was not the first.
+// Returns the shards of one rank of `world_size` after some steps. Returns
+// Internal if a step but the first allocated a buffer of collectives.
 absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
                                      int world_size,
                                      const TrainingDevice& place);
 
-// Some steps with everything in the host's memory and stepped there, against
-// the same gradients that AdamW steps on the CPU: the names of parameters that
-// differ in any bit. Nothing here is summed, so that no bit depends on where
-// anything lies.
+// Runs some steps with everything resting in the host's memory and stepped
+// there, and the same gradients with AdamW on the CPU. Returns the names of
+// parameters that differ in any bit: nothing is summed, so no bit depends on a
+// place.
 absl::StatusOr<std::vector<std::string>> DifferencesFromStepsOnTheCpu(
     const TrainingDevice& place);
 

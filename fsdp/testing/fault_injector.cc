@@ -56,7 +56,7 @@ class FaultyWork final : public comm::Work {
              std::function<absl::Status()> pass)
       : base_(std::move(base)), timeout_(timeout), pass_(std::move(pass)) {}
 
-  // The real result first: nobody writes into the buffers afterwards.
+  // Takes the real result first, after which nobody writes into the buffers.
   absl::Status Wait(absl::Time deadline) override {
     FSDP_RETURN_IF_ERROR(base_->Wait(deadline));
     return pass_();

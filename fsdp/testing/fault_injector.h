@@ -1,4 +1,4 @@
-// Lets a program fail at any of the points that it passes, one after the other.
+// Lets a program fail at each of the points that it passes.
 #ifndef FSDP_TESTING_FAULT_INJECTOR_H_
 #define FSDP_TESTING_FAULT_INJECTOR_H_
 
@@ -15,7 +15,7 @@
 
 namespace fsdp::testing {
 
-// What a point fails with.
+// The error of a point that fails.
 enum class FaultType {
   kStatus,  // DataLoss: returned where that is possible, else a StatusError
   kUsers,   // a UsersError
@@ -24,32 +24,33 @@ enum class FaultType {
 
 std::ostream& operator<<(std::ostream& out, FaultType type);
 
-// Of one rank, and used by its thread.
+// Belongs to one rank and is used by its thread.
 class FaultInjector {
  public:
   static constexpr char kAllocation[] = "an allocation";
 
-  // The point number `point` of those with `part` in their name, counted from
-  // here, fails.
+  // Lets a point fail: number `point`, counted from here, of those that have
+  // `part` in their name.
   void Arm(int64_t point, FaultType type, absl::string_view part = "");
   void Disarm() { armed_ = false; }
 
-  // Where it has failed since Arm(): empty if the program did not get there.
+  // Returns the point that has failed since Arm(), or "" if the program did not
+  // reach it.
   const std::string& failed_at() const { return failed_at_; }
-  // Whether that was inside a backward.
+  // Returns whether the failure was inside a backward.
   bool failed_in_backward() const { return failed_in_backward_; }
-  // A part of what the error says.
+  // Returns a part of the error's text.
   std::string text() const;
 
-  // A point in code that cannot return a Status.
+  // Passes a point in code that cannot return a Status.
   void Pass(absl::string_view point);
-  // A point in code that can, but may throw as well.
+  // Passes a point in code that returns a Status, but may throw as well.
   absl::Status PassOrReturn(absl::string_view point);
-  // A point in code that never throws: passed only where kStatus is armed.
+  // Passes a point in code that never throws; only kStatus fails there.
   absl::Status PassNoThrow(absl::string_view point);
 
-  // `x` after three points: now, in a tensor's hook, and in the backward of a
-  // custom autograd function.
+  // Returns `x` and passes three points: now, in a tensor's hook, and in the
+  // backward of a custom autograd function.
   at::Tensor Pass(absl::string_view point, const at::Tensor& x);
 
  private:
@@ -64,8 +65,8 @@ class FaultInjector {
 };
 
 // Passes a point before everything that `base` and its sub-groups do, and
-// before a wait for it returns. `aborts`: failing aborts `base`, as failures of
-// its own do. `injector` outlives the result.
+// before a wait returns. If `aborts`, a failure aborts `base`, as its own
+// failures do. `injector` must outlive the result.
 std::unique_ptr<comm::Communicator> InjectFaults(
     std::unique_ptr<comm::Communicator> base, FaultInjector* injector,
     bool aborts);

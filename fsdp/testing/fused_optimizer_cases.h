@@ -15,7 +15,7 @@
 
 namespace fsdp::testing {
 
-// Numels of shards, some of which are empty.
+// Returns the numels of shards, some of which are empty.
 const std::vector<int64_t>& Sizes();
 
 at::Tensor Random(int64_t numel, int seed, at::ScalarType dtype = at::kFloat);
@@ -27,11 +27,11 @@ class Shards {
   explicit Shards(std::vector<int64_t> sizes,
                   at::ScalarType dtype = at::kFloat);
 
-  // The same values, every leaf with memory of its own.
+  // Returns the same values with memory of its own for every leaf.
   Shards Apart() const { return Apart(values.scalar_type()); }
   Shards Apart(at::ScalarType dtype) const;
 
-  // Gradients of step `step` for the leaves that `has` wants.
+  // Sets the gradients of step `step` for the leaves that `has` selects.
   void SetGradients(int step, const std::function<bool(size_t)>& has = nullptr,
                     at::ScalarType dtype = at::kFloat);
 
@@ -64,15 +64,15 @@ std::unique_ptr<torch::optim::Optimizer> Of(
         std::vector<torch::optim::OptimizerParamGroup>)>& make,
     const std::vector<at::Tensor>& leaves);
 
-// Each in turn lacks a gradient, some for the first steps.
+// Returns which leaves have a gradient: each lacks it in turn, some in the
+// first steps.
 std::function<bool(size_t)> SomeAt(int step);
 
-// An optimizer's file.
 std::string Saved(const torch::optim::Optimizer& optimizer);
 void Load(const std::string& bytes, torch::optim::Optimizer& optimizer);
 
-// On one thread: tensors are so small that several would only wait for each
-// other.
+// Runs on one thread, because the tensors are too small to be shared by
+// several.
 class FusedOptimizerTest : public ::testing::TestWithParam<Kind> {
  protected:
   FusedOptimizerTest();

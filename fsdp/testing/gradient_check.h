@@ -34,8 +34,8 @@ namespace fsdp::testing {
 inline constexpr int64_t kDim = 5;
 using Gradients = std::map<std::string, at::Tensor>;
 
-// Gradients by parameter name, this rank's range in place and zero elsewhere;
-// undefined ones are left out.
+// Returns gradients by parameter name with zeros outside this rank's range;
+// leaves undefined ones out.
 inline Gradients ShardGradients(const ShardedModuleBase& model) {
   Gradients result;
   for (const NamedShard& named : model.NamedShards()) {
@@ -49,8 +49,8 @@ inline Gradients ShardGradients(const ShardedModuleBase& model) {
   return result;
 }
 
-// The mean of the gradients of parameter `name` in `nets`, of which those that
-// have none count as zero; undefined where none has one.
+// Returns the mean of the gradients of parameter `name` in `nets`: a missing
+// one counts as zero; undefined if none has one.
 template <typename Net>
 at::Tensor MeanGradient(const std::vector<std::shared_ptr<Net>>& nets,
                         const std::string& name) {
@@ -66,13 +66,14 @@ at::Tensor MeanGradient(const std::vector<std::shared_ptr<Net>>& nets,
 using Forwarding = std::function<at::Tensor(at::Tensor)>;
 using LossOf = std::function<at::Tensor(Forwarding)>;
 
-// `input`, other for each rank: a gradient that is not reduced is then wrong.
+// Returns another input for each rank, so that a gradient that is not reduced
+// is wrong.
 inline at::Tensor InputOf(int rank, const at::Tensor& input) {
   return input * (1 + rank) + 0.25 * rank;
 }
 
-// Adds the part that the gradients of `plain`, one of `world_size` modules,
-// have in the mean of all, in storage order.
+// Adds the share of `plain`, one of `world_size` modules, in the mean of all
+// gradients, in storage order.
 inline void AddShare(const torch::nn::Module& plain, int world_size,
                      Gradients& means) {
   for (const auto& item : plain.named_parameters()) {
@@ -89,8 +90,8 @@ inline void AddShare(const torch::nn::Module& plain, int world_size,
   }
 }
 
-// Means over the ranks of what a plain module of each computes, in storage
-// order; those that no rank has are left out.
+// Returns the means over ranks of the gradients of one plain module per rank,
+// in storage order; leaves out those that no rank has.
 template <typename Net>
 Gradients PlainGradients(const std::function<std::shared_ptr<Net>()>& make_net,
                          const LossOf& loss, int world_size) {
@@ -105,7 +106,7 @@ Gradients PlainGradients(const std::function<std::shared_ptr<Net>()>& make_net,
   return result;
 }
 
-// ShardGradients() of all ranks together. A collective.
+// Returns the sum of ShardGradients() over all ranks. A collective.
 inline absl::StatusOr<Gradients> SummedGradients(
     comm::Communicator& communicator, const ShardedModuleBase& model) {
   Gradients result = ShardGradients(model);
@@ -117,7 +118,8 @@ inline absl::StatusOr<Gradients> SummedGradients(
   return result;
 }
 
-// Gradients equal `means`, and the same names have one. A collective.
+// Checks that gradients equal `means`, and that the same names have one. A
+// collective.
 inline absl::Status CheckMeans(comm::Communicator& communicator,
                                const ShardedModuleBase& model,
                                const Gradients& means) {
@@ -140,8 +142,9 @@ inline absl::Status CheckMeans(comm::Communicator& communicator,
   return absl::OkStatus();
 }
 
-// `make_net` makes a module, `loss` runs it. Gradients equal the mean of those
-// of plain modules, and the same names have one.
+// Makes modules with `make_net` and runs them with `loss`. Checks that
+// gradients equal the mean of those of plain modules, and that the same names
+// have one.
 template <typename Net>
 absl::Status CheckGradients(
     comm::Communicator& communicator, const Options& options,

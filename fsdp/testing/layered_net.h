@@ -16,7 +16,7 @@ namespace fsdp::testing {
 class Layer;
 using LayerBody = std::function<at::Tensor(Layer&, const at::Tensor&)>;
 
-// body(x): a unit for the test to wrap.
+// Computes body(x); a unit for the test to wrap.
 class Layer : public torch::nn::Module {
  public:
   static constexpr int64_t kDim = 5;
@@ -31,14 +31,14 @@ class Layer : public torch::nn::Module {
   const LayerBody body_;
 };
 
-// x + out(tanh(fc(x))).
+// Returns x + out(tanh(fc(x))).
 at::Tensor WholeLayer(Layer& layer, const at::Tensor& x);
 
 class Net;
 using NetBody = std::function<at::Tensor(Net&, const at::Tensor&)>;
 
-// head(body(x)), where the body calls the layers, and `embed` if it wants to.
-// The layers are named layer0, layer1 and so on.
+// Computes head(body(x)); the body calls the layers, and may call `embed`. The
+// layers are named layer0, layer1 and so on.
 class Net : public torch::nn::Module {
  public:
   static constexpr int kLayers = 3;

@@ -1,4 +1,4 @@
-// What LibTorch allocates.
+// Measures what LibTorch allocates.
 #ifndef FSDP_TESTING_MEMORY_METER_H_
 #define FSDP_TESTING_MEMORY_METER_H_
 
@@ -27,7 +27,7 @@ class MemoryMeter : public c10::MemoryReportingInfoBase {
   int64_t allocated() const { return allocated_; }  // freed or not
   int64_t live() const { return live_; }
   int64_t peak() const { return peak_; }
-  // Since the last call.
+  // Returns the peak since the last call.
   int64_t TakePeak() { return std::exchange(peak_, live_); }
 
  private:

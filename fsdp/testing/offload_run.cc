@@ -132,7 +132,7 @@ class Run {
     return CheckTraffic();
   }
 
-  // Nothing was compared if nothing has left memory.
+  // If nothing has left memory, nothing was compared.
   absl::Status CheckTraffic() const {
     const OffloadSpace* const space = model_->sharded_model().offload();
     if (space == nullptr) return absl::OkStatus();

@@ -1,5 +1,5 @@
-// Trains the toy net with whatever resting where, and tells all that came of
-// it, to the bit.
+// Trains the toy net with its tensors resting on given tiers, and records all
+// results exactly.
 #ifndef FSDP_TESTING_OFFLOAD_RUN_H_
 #define FSDP_TESTING_OFFLOAD_RUN_H_
 
@@ -23,7 +23,7 @@ namespace fsdp::testing {
 
 using ToyModel = FullyShardedDataParallel<NetImpl>;
 
-// What happens besides where things rest.
+// What a training does, apart from where things rest.
 struct OffloadScenario {
   std::string name;
   int world_size = 2;
@@ -33,11 +33,11 @@ struct OffloadScenario {
   bool no_sync = false;
   bool step_in_backward = false;
   bool sgd = false;     // else AdamW
-  double max_norm = 0;  // 0: gradients are not clipped
+  double max_norm = 0;  // 0 for no clipping
   bool scaler = false;  // gradients are scaled
   bool zero_to_none = true;
   std::function<void(Options&)> configure = [](Options&) {};
-  // Before each step.
+  // Called before each step.
   std::function<absl::Status(ToyModel&, torch::optim::Optimizer&, int step)>
       before_step = [](ToyModel&, torch::optim::Optimizer&, int) {
         return absl::OkStatus();
@@ -50,12 +50,12 @@ struct OffloadRecord {
   std::map<std::string, at::Tensor> tensors;  // parameters and states, whole
 };
 
-// On this rank, all of which do the same.
+// Trains on this rank; all ranks must do the same.
 absl::StatusOr<OffloadRecord> Train(const OffloadScenario& scenario,
                                     const comm::Mesh& mesh,
                                     const OffloadOptions& offload);
 
-// Internal, naming the first difference in any bit.
+// Returns Internal with the first difference in any bit.
 absl::Status CheckSameBits(const OffloadRecord& actual,
                            const OffloadRecord& expected);
 

@@ -1,4 +1,4 @@
-// Checkpointed regions whose arguments are offloaded, and what they come to.
+// Checkpointed regions whose arguments are offloaded, and their results.
 #ifndef FSDP_TESTING_OFFLOADED_REGIONS_H_
 #define FSDP_TESTING_OFFLOADED_REGIONS_H_
 
@@ -28,11 +28,11 @@ using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 inline constexpr int64_t kRows = 3;
 inline constexpr int64_t kDim = 5;
 
-// Stores with room for `regions` of up to a page.
+// Return stores with room for `regions` arguments of up to a page.
 std::unique_ptr<ParamStore> Host(int64_t regions = 64);
 std::unique_ptr<ParamStore> File();
 
-// Any tensor is large enough to be moved.
+// In the result, any tensor is large enough to be moved.
 std::shared_ptr<ActivationOffload> Offload(
     std::unique_ptr<ParamStore> store,
     absl::Duration timeout = absl::Seconds(60));
@@ -48,7 +48,8 @@ class Chain {
  public:
   explicit Chain(int length);
 
-  // The loss of a forward; `memory` gets what the regions were called with.
+  // Returns the loss of a forward. Sets `memory` to the memory of the regions'
+  // arguments.
   at::Tensor Loss(const CheckpointOptions& options,
                   std::vector<WeakStorage>* memory = nullptr);
 
@@ -61,7 +62,7 @@ class Chain {
   std::vector<Linear> layers_;
 };
 
-// The loss and all gradients of a step.
+// Returns the loss and all gradients of a step.
 std::vector<at::Tensor> Step(Chain& chain, const CheckpointOptions& options);
 
 bool Same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);

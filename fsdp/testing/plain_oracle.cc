@@ -117,7 +117,7 @@ absl::Status CheckSameTraining(const TrainingRecord& actual,
                                double absolute) {
   for (size_t i = 0; i < expected.losses.size(); ++i) {
     const double error = std::abs(actual.losses[i] - expected.losses[i]);
-    // Not NaN either.
+    // This form also refuses NaN.
     if (error <= relative * std::abs(expected.losses[i]) + absolute) continue;
     return absl::InternalError(absl::StrCat("loss of step ", i, ": ",
                                             actual.losses[i], " not ",

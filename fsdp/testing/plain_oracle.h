@@ -1,4 +1,4 @@
-// Training the toy net sharded, and the same in one process on all rows.
+// Trains the toy net sharded, and in one process on the rows of all ranks.
 #ifndef FSDP_TESTING_PLAIN_ORACLE_H_
 #define FSDP_TESTING_PLAIN_ORACLE_H_
 
@@ -22,7 +22,8 @@ struct TrainingPlan {
   int blocks = 3;
   int64_t rows = 4;  // per rank and backward
   int steps = 5;
-  // Of each step; all but the last under NoSync where `no_sync` says so.
+  // The backwards of each step; with `no_sync` all but the last run under
+  // NoSync.
   int backwards = 1;
   bool no_sync = false;
   bool adam = true;  // else SGD with momentum
@@ -37,19 +38,20 @@ struct TrainingRecord {
   std::map<std::string, at::Tensor> parameters;  // afterwards
 };
 
-// One process on the rows of all ranks.
+// Trains in one process on the rows of all ranks.
 TrainingRecord TrainPlain(const TrainingPlan& plan, int world_size);
 
-// `losses` of all ranks. Ends with an error if something gathered is left.
+// Trains sharded; `losses` are those of all ranks. Returns an error if
+// something gathered is left.
 absl::Status TrainSharded(const TrainingPlan& plan, const comm::Mesh& mesh,
                           const Options& options, TrainingRecord* record);
 
-// Internal, naming the first difference. Relative and absolute bounds.
+// Returns Internal with the first difference beyond the bounds.
 absl::Status CheckSameTraining(const TrainingRecord& actual,
                                const TrainingRecord& expected,
                                double relative = 1e-4, double absolute = 1e-5);
 
-// TrainSharded on `communicator`'s ranks against TrainPlain.
+// Compares TrainSharded() over `mesh` with TrainPlain().
 absl::Status CheckAgainstPlain(const TrainingPlan& plan, const comm::Mesh& mesh,
                                const Options& options, double relative = 1e-4,
                                double absolute = 1e-5);

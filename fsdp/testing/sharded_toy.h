@@ -24,10 +24,10 @@ using Model = FullyShardedDataParallel<NetImpl>;
 absl::StatusOr<Model> MakeModel(comm::Communicator& world,
                                 const Options& options = BlockUnits());
 
-// Whether LibTorch refuses to read it.
+// Returns whether LibTorch refuses to read it.
 bool IsFreed(const at::Tensor& parameter);
 
-// Names the parameter of `module` that is not freed.
+// Returns an error with the parameter of `module` that is not freed.
 absl::Status CheckAllFreed(const torch::nn::Module& module);
 
 }  // namespace fsdp::testing::toy

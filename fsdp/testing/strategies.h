@@ -15,7 +15,8 @@ inline constexpr ShardingStrategy kStrategies[] = {
     ShardingStrategy::kShardOptimizer, ShardingStrategy::kNoShard,
     ShardingStrategy::kHybridShard,    ShardingStrategy::kHybridShardGradOp};
 
-// Rows of two ranks where the number of ranks is even, else of all ranks.
+// Returns a mesh with rows of two ranks, or of all ranks if their number is
+// odd.
 inline absl::StatusOr<comm::Mesh> MeshOf(comm::Communicator& world) {
   const int row = world.world_size() % 2 == 0 ? 2 : world.world_size();
   return comm::Mesh::Create(Unowned(world),

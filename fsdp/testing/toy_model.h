@@ -17,7 +17,7 @@
 
 namespace fsdp::testing {
 
-// x + out(tanh(fc(x))).
+// Computes x + out(tanh(fc(x))).
 class BlockImpl : public torch::nn::Module {
  public:
   explicit BlockImpl(int64_t dim);
@@ -27,7 +27,7 @@ class BlockImpl : public torch::nn::Module {
   torch::nn::Linear out;
 };
 
-// head(blocks(embed(x))), calling its blocks by fsdp::Forward.
+// Computes head(blocks(embed(x))) and calls its blocks by fsdp::Forward.
 class NetImpl : public torch::nn::Module {
  public:
   NetImpl(int64_t dim, int num_blocks);
@@ -44,16 +44,16 @@ void FillParameters(torch::nn::Module& module, int seed);
 
 std::shared_ptr<NetImpl> MakeNet(int64_t dim, int num_blocks, int seed = 0);
 
-// Rows [begin, begin + rows) of an endless fixed data set of `dim` columns.
+// Returns rows [begin, begin + rows) of an endless fixed data set of `dim`
+// columns.
 at::Tensor Rows(int64_t begin, int64_t rows, int64_t dim);
 
-// Mean squared distance of the net's output from tanh of its input.
+// Returns the mean squared distance of the net's output from tanh of its input.
 at::Tensor Loss(const at::Tensor& output, const at::Tensor& input);
 
-// Every BlockImpl a unit.
 Options BlockUnits();
 
-// A pointer to what the caller owns, for a communicator given by reference.
+// Returns a pointer to a communicator that the caller owns.
 std::shared_ptr<comm::Communicator> Unowned(comm::Communicator& communicator);
 
 }  // namespace fsdp::testing

@@ -40,7 +40,7 @@ class LayerImpl : public torch::nn::Module {
   torch::nn::Linear out_;
 };
 
-// Logits by a weight that another module has, too.
+// Computes logits with a weight that another module has, too.
 class TiedHeadImpl : public torch::nn::Module {
  public:
   explicit TiedHeadImpl(const at::Tensor& weight)
@@ -56,7 +56,7 @@ struct ToyTransformerOptions {
   bool batch_norm = false;  // of the embedded tokens
 };
 
-// Tokens [sequences, kToyTokens] to logits [sequences, kToyTokens,
+// Maps tokens [sequences, kToyTokens] to logits [sequences, kToyTokens,
 // kToyVocabulary]; calls its layers by fsdp::Forward.
 class TransformerImpl : public torch::nn::Module {
  public:
@@ -72,17 +72,17 @@ class TransformerImpl : public torch::nn::Module {
   std::shared_ptr<TiedHeadImpl> head_;
 };
 
-// With the values of FillParameters().
+// Returns a net with the values of FillParameters().
 std::shared_ptr<TransformerImpl> MakeTransformer(
     const ToyTransformerOptions& options = ToyTransformerOptions());
 
-// Sequences of one more than kToyTokens, whose last tokens are to be predicted.
+// Returns sequences of kToyTokens + 1 tokens, of which the last ones are
+// predicted.
 at::Tensor Sequences(int64_t begin, int64_t sequences);
 at::Tensor TransformerLoss(
     const std::function<at::Tensor(const at::Tensor&)>& forward,
     const at::Tensor& sequences);
 
-// Every LayerImpl a unit.
 Options LayerUnits();
 
 }  // namespace fsdp::testing

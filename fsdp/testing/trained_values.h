@@ -1,4 +1,4 @@
-// What training has come to.
+// The values with which a training has ended.
 #ifndef FSDP_TESTING_TRAINED_VALUES_H_
 #define FSDP_TESTING_TRAINED_VALUES_H_
 
@@ -17,19 +17,19 @@ namespace fsdp::testing {
 
 using Values = std::map<std::string, at::Tensor>;  // by name
 
-// Parameters, buffers and the optimizer's states, whole. A collective.
+// Returns whole parameters, buffers and optimizer states. A collective.
 absl::StatusOr<Values> ValuesOf(ShardedModuleBase& model,
                                 torch::optim::Optimizer& optimizer);
 
-// Shards are their parts of the parameters of `plain`, nearly.
+// Checks that shards nearly equal their parts of the parameters of `plain`.
 absl::Status CheckShards(const ShardedModuleBase& model,
                          const torch::nn::Module& plain);
 
-// Buffers are those of `expected`, nearly.
+// Checks that buffers nearly equal those of `expected`.
 absl::Status SameBuffers(const torch::nn::Module& module,
                          const torch::nn::Module& expected);
 
-// An error where there are other names or bits.
+// Returns an error if names or bits differ.
 absl::Status CheckEqual(const Values& actual, const Values& expected);
 
 }  // namespace fsdp::testing

@@ -41,11 +41,11 @@ struct Training {
 };
 
 inline torch::optim::SGDOptions SgdOptions() {
-  // Decay tells a gradient of zeros from none, momentum an order of steps.
+  // Decay shows a gradient of zeros instead of none, momentum the order of
+  // steps.
   return torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01);
 }
 
-// The loss on the rows of one rank.
 inline at::Tensor LossOn(const at::Tensor& output) {
   return output.square().mean();
 }
@@ -64,7 +64,7 @@ at::Tensor Output(Model& model, const at::Tensor& x) {
   }
 }
 
-// Tied parameters once, unlike parameters().
+// Returns tied parameters once, unlike parameters().
 inline std::vector<at::Tensor> DistinctParameters(
     const torch::nn::Module& module) {
   std::vector<at::Tensor> distinct;
@@ -77,8 +77,8 @@ inline std::vector<at::Tensor> DistinctParameters(
   return distinct;
 }
 
-// Losses of every step on this rank's rows, gradients by way of what they do to
-// the parameters, and the memory that is left after a step.
+// Checks the losses of every step on this rank's rows, gradients by their
+// effect on parameters, and the memory that is left after a step.
 template <typename Net>
 absl::Status CheckTraining(comm::Communicator& communicator,
                            const Training<Net>& training) {

@@ -33,7 +33,7 @@ absl::Status CheckNumbers(absl::string_view what,
   }
   for (size_t step = 0; step < expected.size(); ++step) {
     const double error = std::abs(actual[step] - expected[step]);
-    // Not NaN either.
+    // This form also refuses NaN.
     if (error <= relative * std::abs(expected[step])) continue;
     return absl::InternalError(absl::StrCat(
         what, " of step ", step, ": ", actual[step], ", not ", expected[step]));

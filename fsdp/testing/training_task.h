@@ -1,5 +1,4 @@
-// Trains any model sharded, and the same in one process on the data of all
-// ranks.
+// Trains any model sharded, and in one process on the data of all ranks.
 #ifndef FSDP_TESTING_TRAINING_TASK_H_
 #define FSDP_TESTING_TRAINING_TASK_H_
 
@@ -45,38 +44,39 @@ struct ClipBy {
 
 // A training that can be done with any model.
 struct TrainingTask {
-  // Mean loss over the data with the number `part`; every rank has a part of
-  // its own for each backward.
+  // Returns the mean loss over the data number `part`; every rank has its own
+  // part for each backward.
   std::function<at::Tensor(const TensorFunction& forward, int64_t part)> loss;
   OptimizerFactory optimizer = Sgd();
   int steps = 5;
   int backwards = 1;  // per step, all but the last one under NoSync()
   std::optional<ClipBy> clip;
-  // Between the last backward of a step and the optimizer's step, where set.
+  // If set, called between the last backward of a step and the optimizer's
+  // step.
   std::function<void(const NamedTensors&)> before_step;
 };
 
 struct TaskRecord {
   std::vector<double> losses;  // of each step, over all parts
   std::vector<double> norms;   // before clipping
-  // Afterwards; a tied parameter under one name only if sharded.
+  // The parameters afterwards. Only a sharded run has a tied one under one
+  // name.
   std::map<std::string, at::Tensor> parameters;
 };
 
-// The distinct ones, with their first names.
+// Returns distinct parameters with their first names.
 NamedTensors DistinctParameters(const torch::nn::Module& module);
 NamedTensors Shards(const ShardedModuleBase& model);
 std::vector<at::Tensor> TensorsOf(const NamedTensors& named);
 
-// The sum over ranks.
 absl::StatusOr<double> SumOverRanks(comm::Communicator& world, double value);
 
-// Internal, naming the first number that is farther off than `relative` times
-// what is expected (parameters: and 1e-6).
+// Returns Internal with the first number that is off by more than `relative`
+// times the expected one (for parameters, and 1e-6).
 absl::Status CheckSameRecord(const TaskRecord& actual,
                              const TaskRecord& expected, double relative);
 
-// One process on the parts of `world_size` ranks.
+// Trains in one process on the parts of `world_size` ranks.
 template <typename Net>
 TaskRecord RunPlain(const TrainingTask& task, const std::shared_ptr<Net>& net,
                     int world_size) {
@@ -109,8 +109,8 @@ TaskRecord RunPlain(const TrainingTask& task, const std::shared_ptr<Net>& net,
   return record;
 }
 
-// `model` on this rank's parts. Ends with an error if something gathered is
-// left.
+// Trains `model` on this rank's parts. Returns an error if something gathered
+// is left.
 template <typename Net>
 absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
                                       FullyShardedDataParallel<Net>& model) {
@@ -158,8 +158,8 @@ absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
   return record;
 }
 
-// Shards what `make` makes over `mesh`, trains it, and compares with a plain
-// one.
+// Shards the model of `make` over `mesh`, trains it, and compares it with a
+// plain one.
 template <typename Net>
 absl::Status CheckTask(const TrainingTask& task,
                        const std::function<std::shared_ptr<Net>()>& make,

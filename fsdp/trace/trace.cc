@@ -26,7 +26,7 @@
 namespace fsdp {
 namespace {
 
-// What this thread records into.
+// The buffer into which this thread records.
 thread_local std::shared_ptr<TraceBuffer> current;
 
 int64_t SteadyNanos() {
@@ -35,8 +35,8 @@ int64_t SteadyNanos() {
       .count();
 }
 
-// Since 1970, by the system's clock when it is first asked. That clock may go
-// back afterwards, and spans with it would overlap.
+// Returns nanoseconds since 1970. Reads the system's clock only once: it may be
+// set back, and spans would overlap.
 int64_t NowNanos() {
   static const int64_t begin = absl::GetCurrentTimeNanos() - SteadyNanos();
   return begin + SteadyNanos();
@@ -46,13 +46,13 @@ void Begin(TraceScope scope, absl::string_view name) {
   current->Begin(scope, name, NowNanos());
 }
 
-// Of a scope that began with `buffer` as the current one.
+// Ends a scope that began while `buffer` was the current one.
 void End(const TraceBuffer* buffer) {
   if (buffer == nullptr || buffer != current.get()) return;
   current->End(NowNanos());
 }
 
-// ShardedModel gives the sizes of the unit to the scopes of its events.
+// ShardedModel passes the unit's sizes as inputs of its events' scopes.
 std::unique_ptr<at::ObserverContext> OnStart(
     const at::RecordFunction& function) {
   if (current == nullptr) return nullptr;
@@ -69,8 +69,8 @@ void OnEnd(const at::RecordFunction&, at::ObserverContext*) {
   End(current.get());
 }
 
-// Looked up rather than remembered: autograd's engine restores the callbacks of
-// a thread after each node.
+// Looks the handles up, because autograd's engine restores a thread's callbacks
+// after each node.
 void RemoveCallbacks() {
   std::vector<at::CallbackHandle> handles;
   for (const at::RecordFunctionCallbacksEntry& entry :

@@ -13,11 +13,11 @@ namespace fsdp {
 namespace {
 
 constexpr size_t kMostOpen = 256;
-// A program that makes up names as it goes must not fill memory with them.
+// Bounds the memory of a program that makes up names as it goes.
 constexpr size_t kMostNames = 1 << 16;
 constexpr absl::string_view kNameBeyondThose = "(one of very many names)";
 
-// Whether `kind` is the name of one; if so, which.
+// Returns whether `kind` names a value up to `last`, and sets `found` to it.
 template <typename Kind>
 bool Find(absl::string_view kind, Kind last, Kind& found) {
   for (int i = 0; i <= static_cast<int>(last); ++i) {
@@ -82,7 +82,7 @@ void TraceBuffer::End(int64_t now_ns) {
   if (open_.empty()) return;
   Record record = open_.back();
   open_.pop_back();
-  // The clock of the wall may be set back.
+  // A wall clock may be set back.
   record.end_ns = std::max(record.begin_ns, now_ns);
   ring_[next_] = record;
   next_ = (next_ + 1) % ring_.size();
@@ -102,7 +102,7 @@ std::vector<TraceBuffer::Record> TraceBuffer::Records() const {
     return list.begin() + static_cast<std::ptrdiff_t>(i);
   };
   std::vector<Record> records(ring_.begin(), at(ring_, size_));
-  // Once it is full, the next one goes where the oldest is.
+  // In a full ring, the next record replaces the oldest.
   if (size_ == ring_.size()) {
     std::rotate(records.begin(), at(records, next_), records.end());
   }

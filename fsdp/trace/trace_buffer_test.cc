@@ -113,7 +113,7 @@ TEST(TraceBufferTest, ScopesTooDeepAreDropped) {
   for (int i = 0; i < kDepth; ++i) buffer.End(kDepth + i);
   EXPECT_EQ(buffer.Records().size() + buffer.num_dropped(), kDepth);
   EXPECT_GT(buffer.num_dropped(), 0);
-  // The innermost that is kept has the end that belongs to it.
+  // The innermost record that is kept has its own end.
   const TraceBuffer::Record first = buffer.Records().front();
   EXPECT_EQ(first.begin_ns + first.end_ns, 2 * kDepth - 1);
 }

@@ -17,8 +17,8 @@ namespace {
 
 using Span = TraceTimeline::Span;
 
-// Rows of the rank in a viewer, from top to bottom. Those of what is in flight
-// come last, as many as there are lanes.
+// Rows of the rank in a viewer, from top to bottom. Collectives in flight come
+// last, in as many rows as there are lanes.
 enum Row {
   kStepRow = 1,
   kComputeRow,

@@ -35,7 +35,7 @@ std::string TextOf(const Json& event, absl::string_view key) {
   return value == nullptr ? "" : value->ToString();
 }
 
-// What viewers ask of each kind of event.
+// Viewers require these fields of each kind of event.
 TEST(TraceJsonTest, EveryEventHasWhatItsKindNeeds) {
   const std::string events = TraceEvents(SmallTimeline(), {3, 1'500, 5});
   ASSERT_OK_AND_ASSIGN(const Json file, Json::Parse(TraceFile({events})));

@@ -23,7 +23,7 @@ class Builder {
 
   TraceTimeline Build() {
     std::vector<Record> records = buffer_.Records();
-    // A scope is around another when it began before and ended behind it.
+    // A scope surrounds another if it began before it and ended after it.
     std::vector<size_t> order(records.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -85,7 +85,7 @@ class Builder {
   CollectiveSpans collectives_{buffer_, &unit_spans_, &timeline_.memory};
 };
 
-// Drops what was before, but for the memory that there was by then.
+// Drops spans from before `first_ns`, but keeps the memory in use at that time.
 void StartAt(int64_t first_ns, TraceTimeline& timeline) {
   std::vector<Span>& spans = timeline.spans;
   spans.erase(std::remove_if(spans.begin(), spans.end(),
@@ -105,7 +105,7 @@ void StartAt(int64_t first_ns, TraceTimeline& timeline) {
   memory.erase(memory.begin(), kept);
 }
 
-// Outer spans before those inside them.
+// Puts outer spans before those inside them.
 void Sort(std::vector<Span>& spans) {
   std::stable_sort(spans.begin(), spans.end(),
                    [](const Span& a, const Span& b) {
@@ -133,7 +133,7 @@ void AssignLanes(TraceCategory category, std::vector<Span>& spans) {
 }  // namespace
 
 TraceTimeline MakeTimeline(const TraceBuffer& buffer, int64_t last_steps) {
-  std::vector<int64_t> steps;  // when they began
+  std::vector<int64_t> steps;  // their begins
   for (const Record& record : buffer.Records()) {
     if (record.scope.kind != TraceScope::Kind::kStep) continue;
     steps.push_back(record.begin_ns);
@@ -265,7 +265,7 @@ void CollectiveSpans::FinishGather(const Record& action) {
   began.reset();
 }
 
-// Of the oldest, unless the buffer has dropped how it began.
+// Ends the oldest reduction, unless the buffer has dropped its begin.
 void CollectiveSpans::FinishReduction(const Record& action) {
   if (reductions_.empty() || reductions_.front().unit != action.name) return;
   const Reduction done = reductions_.front();
@@ -342,8 +342,8 @@ void ComputeSpans::EndEvent(const Record& event) {
   }
 }
 
-// Units that end in another order than they began in reverse are those of a
-// graph that is no chain.
+// Looks for the unit: in a graph that is no chain, units may end in another
+// order than the reverse of their begins.
 void ComputeSpans::Leave(int unit, bool in_backward) {
   for (size_t i = running_.size(); i-- > 0;) {
     const bool is_backward = running_[i].category == TraceCategory::kBackward;
@@ -366,7 +366,7 @@ void ComputeSpans::EndBackward(const Record& event) {
                 *backward_began_, event.end_ns);
   }
   backward_began_.reset();
-  // A unit without anything trainable does not say that it is done.
+  // A unit without anything trainable does not report its end.
   running_.erase(std::remove_if(running_.begin(), running_.end(),
                                 [](const Running& running) {
                                   return running.category ==

@@ -20,8 +20,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Scopes of a rank whose clock counts the beginnings and ends of scopes, if
-// nothing else is said.
+// Builds a rank's scopes; by default the clock counts their begins and ends.
 class TraceTimelineTest : public ::testing::Test {
  protected:
   TraceTimelineTest() { UseBuffer(1000); }
@@ -40,7 +39,7 @@ class TraceTimelineTest : public ::testing::Test {
     if (inside) inside();
     buffer_->End(now_++);
   }
-  // The event with these actions inside.
+  // Records the event with these actions inside.
   void Event(absl::string_view event,
              const std::vector<std::string>& actions = {}) {
     Scope(event, [&] {
@@ -139,7 +138,7 @@ TEST_F(TraceTimelineTest, UnitsMayEndInAnyOrder) {
 
 TEST_F(TraceTimelineTest, AnIterationGivenUpLeavesNothingBehind) {
   Event("fsdp::PreForward(root)", {"fsdp::Gather(root)"});
-  // Its gather fails.
+  // The gather of unit a fails.
   Event("fsdp::PreForward(a)", {"fsdp::Gather(a)", "fsdp::Reset(root)"});
   now_ = 50;
   Event("fsdp::PreForward(root)");   // 50-51
@@ -237,7 +236,7 @@ TEST_F(TraceTimelineTest, OnlyTheLastStepsAreKept) {
   EXPECT_THAT(SpansOf({TraceCategory::kStep, TraceCategory::kUser}, 2),
               ElementsAre("step 2 200-203", "data 201-202", "step 3 300-303",
                           "data 301-302", "after 400-401"));
-  // What was gathered before is there from the beginning.
+  // What was gathered before counts from the beginning.
   EXPECT_THAT(Memory(2), ElementsAre("200: 200 0"));
   for (const int64_t all : {0, 3, 4}) {
     EXPECT_EQ(SpansOf({TraceCategory::kStep}, all).size(), 3) << all;

@@ -30,8 +30,8 @@ using Tags = absl::InlinedVector<const StorageTag*, 4>;
 thread_local int observers_of_thread = 0;
 thread_local int operators_under_way = 0;
 
-// Given to a range that is none: of the engine, or of a user's own recording.
-// It holds no addresses.
+// Marks a range without inputs: it is no operator but the engine's, or a user's
+// own recording.
 struct NotAnOperator : at::ObserverContext {};
 
 void CollectFrom(const at::Tensor& tensor, Tags& tags) {
@@ -47,7 +47,7 @@ void CollectFrom(const c10::IValue& value, Tags& tags) {
     CollectFrom(value.toTensor(), tags);
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
-      // Lists are of one type, and most are of integers.
+      // All elements have one type, and most lists are of integers.
       if (!element.isTensor() && !element.isNone()) return;
       CollectFrom(element, tags);
     }
@@ -70,15 +70,15 @@ void Tell(const Tags& tags, bool nested) {
   }
 }
 
-// By the name, which costs nothing: operators that write in place have one that
-// ends so, or write to an argument "out".
+// Judges by the name, which costs nothing: the name of an in-place operator
+// ends in "_", and others write to an argument "out".
 bool MayWrite(const at::RecordFunction& function) {
   return absl::EndsWith(function.name(), "_") ||
          absl::StrContains(function.overload_name(), "out");
 }
 
-// Operators that change how a tensor sees its memory, or what autograd knows of
-// it, and no values.
+// Returns whether the operator changes only a tensor's view of its memory or
+// its autograd state.
 bool LeavesValues(absl::string_view name) {
   static constexpr absl::string_view kNames[] = {
       "aten::as_strided_", "aten::detach_",
@@ -116,7 +116,7 @@ std::unique_ptr<at::ObserverContext> OnStart(
     const at::RecordFunction& function) {
   c10::ArrayRef<const c10::IValue> inputs = function.inputs();
   if (inputs.empty()) return std::make_unique<NotAnOperator>();
-  // An operator called through the stack sees all of the stack.
+  // An operator that is called through the stack shows the whole stack.
   const size_t count = function.num_inputs();
   if (count < inputs.size()) inputs = inputs.slice(inputs.size() - count);
   const bool nested = operators_under_way++ > 0;
@@ -132,8 +132,8 @@ void OnEnd(const at::RecordFunction&, at::ObserverContext* context) {
   if (context == nullptr) --operators_under_way;
 }
 
-// Looked up rather than remembered: autograd's engine restores the callbacks of
-// a thread after each node, whatever was added or removed meanwhile.
+// Looks the handles up, because autograd's engine restores a thread's callbacks
+// after each node.
 std::vector<at::CallbackHandle> OwnCallbacks() {
   std::vector<at::CallbackHandle> handles;
   for (const at::RecordFunctionCallbacksEntry& entry :
@@ -147,7 +147,7 @@ std::vector<at::CallbackHandle> OwnCallbacks() {
 
 const StorageTag* TagOf(const at::Tensor& tensor) {
   if (!tensor.defined()) return nullptr;
-  // A sparse tensor has no storage, which is no error here.
+  // A sparse tensor has no storage; that is no error here.
   return static_cast<const StorageTag*>(
       flat_param::TagOf(tensor.unsafeGetTensorImpl()->unsafe_storage()));
 }
@@ -191,7 +191,7 @@ int WriteWatch::Mode() const {
          (model_->is_training() ? 1 : 0);
 }
 
-// A forward inside a watched one is watched, too.
+// Also watches a forward inside a watched one.
 void WriteWatch::AfterPreForward(int unit) {
   if (InsideBackward()) return;
   bool& seen = units_[unit].seen[Mode()];
@@ -224,7 +224,7 @@ absl::Status WriteWatch::TakeFailure() {
 void WriteWatch::OnWrite(const at::Tensor& tensor, int unit) {
   if (watched_ == 0 || InsideBackward()) return;
   failure_.Update(model_->RefuseWrite(unit, tensor));
-  // The next forward may do it again.
+  // The next forward may write again, so every unit is watched anew.
   for (UnitState& state : units_) state.seen = {};
 }
 

@@ -185,7 +185,7 @@ TEST(OpObserverTest, SeesOperatorsOfBackward) {
   EXPECT_TRUE(at::hasThreadLocalCallbacks());
 }
 
-// As autograd's engine treats a thread around each node.
+// Autograd's engine uses such a guard around each node.
 TEST(OpObserverTest, OutlivesAGuardThatRestoresTheThreadsState) {
   Remembering listener;
   Tagged a(&listener, 0);

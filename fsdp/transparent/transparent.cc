@@ -79,7 +79,7 @@ absl::Status TransparentUnits::BeforePreForward(int unit) {
 
 absl::Status TransparentUnits::Begin() {
   TakeFailure().IgnoreError();
-  // Operators on a parameter that looks elsewhere would not be seen.
+  // Operators on a parameter with foreign memory would not be seen.
   for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
     for (const auto& flat : model_->flats(unit)) {
       FSDP_RETURN_IF_ERROR(flat->CheckBinding());
@@ -114,7 +114,8 @@ absl::Status TransparentUnits::BeforePostForward(
   return absl::OkStatus();
 }
 
-// Of any unit: those inside end with this one at the latest.
+// Checks for parameters of any unit: those inside end with this one at the
+// latest.
 absl::Status TransparentUnits::CheckNoneIsAParameter(
     const std::vector<at::Tensor*>& outputs) const {
   for (const at::Tensor* output : outputs) {
@@ -135,8 +136,8 @@ void TransparentUnits::AfterPostForward(
   ObserveAsLongAsNeeded();
 }
 
-// Autograd's engine hands the callbacks that a thread has when backward begins
-// on to the threads that run it; inside backward it is too late to add them.
+// The engine passes a thread's callbacks on when backward begins, to the
+// threads that run it; inside backward it is too late to add them.
 void TransparentUnits::ObserveAsLongAsNeeded() {
   DropExpired(graphs_);
   if (stack_.empty() && graphs_.empty()) observer_.reset();
@@ -154,7 +155,7 @@ void TransparentUnits::OnOperator(absl::Span<const int> units, bool nested) {
     status = CheckThread(units.front());
     if (status.ok() && !acting_) status = OnForwardOperator(units, nested);
   }
-  // Between steps there is nothing to do: the storage raises its own error.
+  // Between steps, an empty storage raises its own error.
   if (!status.ok()) Fail(status);
 }
 
@@ -183,7 +184,7 @@ absl::Status TransparentUnits::OnForwardOperator(absl::Span<const int> units,
   std::sort(missing.begin(), missing.end());
   EnterRecomputation();
   const Acting acting(this);
-  // An operator around this one may be in the middle of reading.
+  // An operator around this one may be reading its inputs.
   if (!nested) FSDP_RETURN_IF_ERROR(CloseUnlessAround(units));
   for (int unit : missing) {
     if (units_[unit].forwards == 0) FSDP_RETURN_IF_ERROR(OpenUnit(unit));
@@ -191,8 +192,8 @@ absl::Status TransparentUnits::OnForwardOperator(absl::Span<const int> units,
   return absl::OkStatus();
 }
 
-// The graph of a forward may begin after its first operator, which runs under a
-// NoGradGuard for example: the unit gets its node at once.
+// The unit gets its node at once: the graph of its forward may begin only after
+// its first operator, which may run under a NoGradGuard.
 absl::Status TransparentUnits::OpenUnit(int unit) {
   if (model_->CastsInputs(unit)) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -242,8 +243,8 @@ absl::Status TransparentUnits::CloseUnlessAround(absl::Span<const int> units) {
 
 // --- Recomputations of checkpointed regions ---------------------------------
 
-// One is a forward inside backward: its units get nodes of their own, which the
-// backward nested in the region's runs, and end when it does.
+// A recomputation is a forward inside backward: its units get nodes of their
+// own, which the region's nested backward runs. They end with it.
 void TransparentUnits::EnterRecomputation() {
   RecomputeScope* const scope = RecomputeScope::Current();
   if (scope == nullptr || scope == recomputation_) return;

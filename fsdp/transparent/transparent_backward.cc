@@ -22,8 +22,9 @@
 namespace fsdp {
 namespace {
 
-// Of the node that backward runs now. Any node with a higher one has run by now
-// or never will; those of leaves have the highest, and tell nothing.
+// Returns the sequence number of the node that backward runs. Nodes with higher
+// numbers have run or never will, except for leaves', whose number is the
+// highest and says nothing.
 uint64_t CurrentSequence() {
   const std::shared_ptr<torch::autograd::Node> node =
       torch::autograd::get_current_node();
@@ -36,7 +37,7 @@ uint64_t CurrentSequence() {
 
 absl::Status TransparentUnits::OnBackwardOperator(absl::Span<const int> units,
                                                   bool nested) {
-  // One that threw has not told of its end.
+  // A backward that threw has not reported its end.
   if (!model_->in_backward()) ForgetBackward();
   absl::InlinedVector<int, 4> missing;
   for (int unit : units) {
@@ -55,7 +56,7 @@ absl::Status TransparentUnits::BeginBackward(int unit) {
   UnitState& state = units_[unit];
   state.read_by_backward = true;
   PreBackwardInfo info{unit, CurrentSequence(), std::nullopt, false};
-  // The use this operator belongs to is the last one that began before it.
+  // The operator belongs to the last use that began before it.
   for (const std::weak_ptr<Node>& weak : state.nodes) {
     const std::shared_ptr<Node> node = weak.lock();
     if (node == nullptr || node->sequence_nr() > info.exit_sequence) continue;
@@ -110,7 +111,7 @@ absl::Status TransparentUnits::BeforePreBackward(int unit) {
   return absl::OkStatus();
 }
 
-// As the exits of a unit do for the one unit they know.
+// The exits of a unit check this only for that unit.
 absl::Status TransparentUnits::CheckNotCaptured() const {
   const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
   if (exec_info == nullptr || exec_info->empty()) return absl::OkStatus();

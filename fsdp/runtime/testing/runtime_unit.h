@@ -11,10 +11,10 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/runtime/runtime.h"
 
-// What a Runtime is made of, for tests of it alone.
+// Makes the units of a Runtime, for tests of it alone.
 namespace fsdp::testing {
 
-// Without flat parameters.
+// Returns a unit without flat parameters.
 RuntimeUnit EmptyUnit(std::string name, Placement placement);
 
 // Adds a flat parameter of `parameters`, whose gradients become the mean over
@@ -23,7 +23,7 @@ void AddFlat(std::vector<flat_param::NamedParameter> parameters,
              c10::ScalarType compute_dtype, const comm::Communicator& world,
              RuntimeUnit& unit);
 
-// "unit", of one float parameter, "p".
+// Returns a unit "unit" with one float parameter "p".
 RuntimeUnit UnitOf(const at::Tensor& parameter, Placement placement,
                    const comm::Communicator& world,
                    c10::ScalarType compute_dtype = c10::kFloat);

@@ -99,7 +99,7 @@ void MemoryModel::BeforeActions(const Event& event) {
 
 void MemoryModel::AfterActions(const Event& event) {
   Unit& unit = units_[event.unit];
-  // Asked for twice, it is what it was.
+  // A second request does not change the values.
   if (event.kind == EventKind::kUnshard && unit.version_asked_for < 0) {
     unit.version_asked_for = unit.version;
   }
@@ -110,7 +110,7 @@ void MemoryModel::AfterActions(const Event& event) {
     in_backward_ = false;
     accumulates_ = !event.synchronizes;
     num_finished_ = num_gradients_;
-    // Nothing is stepped that a forward still computes with.
+    // A unit with which a forward still computes is not stepped.
     const bool waits = options_.step_in_backward && !forwards_.empty();
     CheckEndOfBackward(event.synchronizes && !waits);
   }
@@ -130,7 +130,7 @@ void MemoryModel::BeginForward(const Event& event) {
                                             : unit.version_asked_for;
       unit.version_asked_for = -1;
     } else if (!unit.is_copy || unit.memory == Unit::Memory::kFree) {
-      unit.due = unit.version_at_start;  // what was asked for is used up
+      unit.due = unit.version_at_start;  // the request is used up
     }
   }
   forwards_.push_back(event.unit);
@@ -138,15 +138,15 @@ void MemoryModel::BeginForward(const Event& event) {
 
 void MemoryModel::BeginIteration() {
   ++iteration_;
-  in_backward_ = false;  // one that has thrown has no end
+  in_backward_ = false;  // a backward that threw has no end
   for (Unit& unit : units_) {
     unit.backwards = 0;
     unit.version_at_start = unit.version;
   }
 }
 
-// What the iteration has computed does not matter any more, nor what it has
-// read. Its gradients, and what was being reduced, may be there or not.
+// Ignores what the iteration has computed and read. Its gradients, and those in
+// reduction, may exist or not.
 void MemoryModel::GiveUp() {
   forwards_.clear();
   in_backward_ = false;
@@ -160,9 +160,9 @@ void MemoryModel::GiveUp() {
     unit.backwards = 0;
     unit.version_asked_for = -1;
     Doom(unit, {unit.expected.lower_bound(num_finished_), unit.expected.end()});
-    // What was asked for before a write leaves no graph.
+    // A unit requested before a write leaves no usable graph.
     if (unit.due != unit.version_at_start) unit.user_writes_at_forward = -1;
-    // A step that was due is not made up for.
+    // A step that was due does not come later.
     if (options_.step_in_backward) Doom(unit, unit.of_shard);
   }
 }
@@ -288,12 +288,12 @@ void MemoryModel::DropPart(int index) {
   unit.part_version = -1;
 }
 
-// In common memory a gather moves nothing, and orders ranks only where they
-// write their parts of a copy. To write the same bytes once more harms nobody.
+// In common memory, a gather moves nothing, and orders ranks only if they write
+// their parts of a copy. Writing the same bytes again does no harm.
 void MemoryModel::Gather(Unit& unit) {
   unit.memory = Unit::Memory::kInFlight;
   unit.reads_shards = false;
-  if (unit.is_copy) {  // of the values of now, whoever writes meanwhile
+  if (unit.is_copy) {  // keeps its values, whoever writes
     unit.gathered_version = unit.version;
     return;
   }
@@ -405,7 +405,8 @@ void MemoryModel::OpenShards() {
   for (Unit& unit : units_) unit.part_is_current = false;
 }
 
-// Ranks of other units' groups may be others.
+// Returns clocks if the unit shares memory: other units' groups may have other
+// ranks.
 std::vector<RaceDetector::Clock> MemoryModel::ReleaseAll(const Unit& unit) {
   std::vector<RaceDetector::Clock> clocks;
   if (!unit.in_place && !unit.common) return clocks;
@@ -514,7 +515,8 @@ void MemoryModel::Compute() {
       Violate(static_cast<int>(i), "it computes and is not gathered");
       continue;
     }
-    // A graph whose parameters the user has written since has no right values.
+    // If the user has written the parameters since, the graph has no right
+    // values.
     if (unit.user_writes != unit.user_writes_at_forward) continue;
     Read(static_cast<int>(i), unit.due);
   }

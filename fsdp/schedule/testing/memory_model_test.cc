@@ -117,7 +117,7 @@ EndOfBackward:
           "unit 1: the values of write 1 are read, and those of write 0"));
 }
 
-// A forward without grad finds what was asked for as it was then.
+// A forward without grad finds the values from the time of the request.
 TEST(MemoryModelTest, AUnitThatWasAskedForHasTheValuesOfThen) {
   const std::string trace = R"(
 Unshard(1): GatherCopy(1)
@@ -221,7 +221,7 @@ TEST(SharedMemoryModelTest, AForwardBeginsBeforeAllHaveWritten) {
       Violation(Shared(1), steps),
       HasSubstr("PreForward(0): unit 0: rank 0 reads what rank 1 may be "
                 "writing"));
-  // A copy is stale.
+  // The copy is stale.
   EXPECT_THAT(
       Violation(Shared(1, Sharing::kCommonCopy), steps),
       HasSubstr("PreForward(0): unit 0: the values of write 0 are read"));
@@ -299,8 +299,8 @@ PreForward(0): OpenShards(0) Gather(0) WaitGather(0)
               StrEq(""));
 }
 
-// A unit steps while others go backward through it: its reductions order that,
-// but not of what comes after them.
+// A unit steps while other ranks run its backward. Its reductions order that,
+// but not what comes after them.
 TEST(SharedMemoryModelTest, AUnitStepsWhileOthersReadIt) {
   Setting setting = Shared(0);
   setting.options.step_in_backward = true;

@@ -71,7 +71,7 @@ TEST(RaceDetectorTest, OrderIsPassedOnByThirds) {
   ranks.Acquire(1, ranks.Release(0));
   ranks.Acquire(2, ranks.Release(1));
   EXPECT_TRUE(ranks.Read(2, cell).ordered());
-  // Rank 0 knows nothing of them.
+  // Rank 0 has not synchronized with them.
   EXPECT_EQ(ranks.Write(0, cell, 2).other_rank, 2);
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMaxUnits = 12;
 constexpr int kMaxNonsense = 40;
-// What is there twice is twice as likely.
+// Events that appear twice are twice as likely.
 constexpr EventKind kNonsense[] = {
     EventKind::kPreForward,  EventKind::kPostForward,
     EventKind::kPreForward,  EventKind::kPostForward,
@@ -131,7 +131,7 @@ RandomModel::Call RandomModel::MakeCall(int unit) {
 }
 
 void RandomModel::AppendForward(const Call& call, Mode mode, Events& events) {
-  // A region that is recomputed runs without grad at first.
+  // A region that will be recomputed first runs without grad.
   const bool records =
       mode != Mode::kNoGrad && (mode == Mode::kRecompute || !call.recomputed);
   Event pre{EventKind::kPreForward, call.unit};
@@ -161,7 +161,7 @@ void RandomModel::AppendPostBackward(int unit, Events& events) {
   events.push_back(event);
 }
 
-// Last in, first out: as autograd orders what the forward has built.
+// Goes last in, first out, as autograd orders the graph.
 void RandomModel::AppendBackwardOf(const Call& call, Events& events) {
   const bool runs = call.needs_grad && call.reached;
   if (runs && call.recomputed) AppendForward(call, Mode::kRecompute, events);
@@ -207,9 +207,9 @@ void RandomModel::InsertRequests(Events& events) {
   }
 }
 
-// Only what the model never does is left out: a forward that begins inside
-// backward without recomputing or ends as another than it began, a backward
-// that ends inside a recomputation or synchronises in part.
+// Leaves out only what a model never does: a forward that begins inside
+// backward without recomputing or ends as another one, and a backward that ends
+// inside a recomputation or synchronizes in part.
 Events RandomModel::Nonsense() {
   Events events;
   std::vector<Event> forwards;  // under way
@@ -224,7 +224,7 @@ Events RandomModel::Nonsense() {
         event.records_graph = choices_.Chance(60);
         event.recomputes = in_backward || choices_.Chance(10);
         in_backward |= event.recomputes;
-        // Others are refused.
+        // Other forwards are refused.
         if (event.unit == 0 || !forwards.empty() || event.recomputes ||
             !event.records_graph) {
           forwards.push_back(event);

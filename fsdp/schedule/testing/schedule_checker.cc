@@ -69,7 +69,7 @@ bool ScheduleChecker::BeginsIteration(const Event& event) const {
          forwards_.empty();
 }
 
-// Where its values and gradients are stays, and what the user has set.
+// Keeps where values and gradients are, and the user's settings.
 void ScheduleChecker::Reset(Unit& unit) {
   const Unit before = unit;
   unit = Unit();
@@ -83,7 +83,7 @@ void ScheduleChecker::Reset(Unit& unit) {
   unit.all_reduces = before.all_reduces;
 }
 
-// What has ended before the actions are carried out.
+// Notes what ends before the actions are carried out.
 void ScheduleChecker::BeforeActions(const Event& event) {
   Unit& unit = units_[event.unit];
   begins_iteration_ = BeginsIteration(event);
@@ -140,7 +140,7 @@ void ScheduleChecker::BeforeActions(const Event& event) {
   }
 }
 
-// What begins once they have been.
+// Notes what begins after the actions.
 std::string ScheduleChecker::AfterActions(const Event& event) {
   Unit& unit = units_[event.unit];
   switch (event.kind) {
@@ -183,7 +183,7 @@ std::string ScheduleChecker::AfterActions(const Event& event) {
   }
 }
 
-// A unit inside itself goes on with what it has.
+// A unit inside itself continues with the values that it has.
 std::string ScheduleChecker::BeginToUse(Unit& unit, int& uses) {
   unit.guessed = unit.requested = false;
   const bool is_current = unit.in_use() || unit.gathered == unit.shard;
@@ -236,7 +236,7 @@ std::string ScheduleChecker::ApplyOpen(const Event& event) {
   if (shards_open_) return "open already";
   shards_open_ = true;
   ApplyFence();
-  // What is gathered is of before, and other ranks may write it no longer.
+  // Gathered units have old values, and other ranks may write over them.
   for (size_t i = 0; i < units_.size(); ++i) {
     if (units_[i].is_read) {
       return absl::StrCat(ToString(event), " reads ", i, " as it was before");
@@ -270,8 +270,8 @@ void ScheduleChecker::ApplyFence() {
   }
 }
 
-// Outside forward and backward only what the user asks for is gathered, apart
-// from what other ranks write.
+// Outside forward and backward, only the user's requests are gathered, apart
+// from memory that other ranks write.
 std::string ScheduleChecker::ApplyGatherCopy(const Event& event, int index) {
   Unit& unit = units_[index];
   if (!forwards_.empty() || in_backward_) return "a copy of shards at rest";
@@ -324,7 +324,7 @@ std::string ScheduleChecker::ApplyFree(const Event& event,
     return "the user has asked for it";
   }
   unit.memory = Memory::kSharded;
-  // What was kept for a backward, and none is under way.
+  // The unit was kept for a backward, and none is under way.
   if (forwards_.empty() && !in_backward_ &&
       event.kind != EventKind::kEndOfBackward) {
     unit.is_read = false;
@@ -423,7 +423,7 @@ std::string ScheduleChecker::ApplyReplicateSums(const Event& event, int index) {
              : "too many reductions";
 }
 
-// Whether the gradients of this event's unit are not kept whole.
+// Returns whether the gradients of this event's unit are reduced.
 bool ScheduleChecker::Reduces(const Event& event) const {
   return event.synchronizes && units_[event.unit].synchronizes;
 }
@@ -464,7 +464,7 @@ std::string ScheduleChecker::ApplyStep(const Event& event, int index) {
   return "";
 }
 
-// A gather that no event has asked for.
+// Checks a gather that no event needs yet.
 std::string ScheduleChecker::CheckGuess(const Event& event) const {
   const bool forward = event.kind == EventKind::kPreForward;
   if ((!forward && event.kind != EventKind::kPreBackward) || event.recomputes) {
@@ -537,7 +537,7 @@ bool ScheduleChecker::EndsParts(const Event& event) const {
          event.kind == EventKind::kReset || event.kind == EventKind::kRelease;
 }
 
-// What has to be over after some events.
+// Checks what must be over after some events.
 std::string ScheduleChecker::CheckEnds(const Event& event) const {
   const bool ends_backward = event.kind == EventKind::kEndOfBackward;
   const bool ends = ends_backward || event.kind == EventKind::kReset;
@@ -576,7 +576,7 @@ std::string ScheduleChecker::CheckFences(const Event& event) const {
   for (size_t i = 0; is_idle && i < units_.size(); ++i) {
     const Unit& unit = units_[i];
     const bool is_there = unit.memory != Memory::kSharded;
-    // What stays for a backward is read by nobody before.
+    // Nobody reads what stays for a backward before that.
     if (unit.is_read && !is_there && event.kind != EventKind::kReset) {
       return absl::StrCat("another rank may be reading ", i);
     }

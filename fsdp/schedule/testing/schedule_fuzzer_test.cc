@@ -1,4 +1,4 @@
-// Replays what the fuzzer has found worth keeping, and mutations of it.
+// Replays the fuzzer's corpus, and mutations of it.
 #include "fsdp/schedule/testing/schedule_fuzzer.h"
 
 #include <algorithm>

@@ -30,8 +30,8 @@ bool IsBackward(const Event& event) {
          event.kind == EventKind::kEndOfBackward;
 }
 
-// Whether a user may write shards before each of the events of a step: only
-// before its first forward, and after its last backward.
+// Returns before which events of a step a user may write shards: up to its
+// first forward, and after its last backward.
 std::vector<bool> MayWriteBefore(const Events& step) {
   const auto first = std::find_if(
       step.begin(), step.end(),
@@ -68,7 +68,7 @@ class Run {
 
  private:
   void Step() {
-    // Nonsense may go backward through what is older than a write.
+    // Nonsense may run backward through graphs that are older than a write.
     const bool nonsense = choices_.Chance(15);
     if (nonsense && writes_) Report(Reset());
     const Events events = nonsense ? model_.Nonsense() : model_.Step();
@@ -76,8 +76,7 @@ class Run {
     const bool trains = std::any_of(events.begin(), events.end(), IsBackward);
     for (size_t i = 0; i < events.size() && result_.error.empty(); ++i) {
       if (writes_ && !nonsense && may_write[i]) UserActs(events[i].unit);
-      // A request is refused and nothing more; anything else has the iteration
-      // given up.
+      // A refused request has no effect; other failures give up the iteration.
       const bool refused = (trains || nonsense || events[i].records_graph) &&
                            IsRefusedAbove(events[i]);
       const bool goes_on =
@@ -107,7 +106,7 @@ class Run {
            schedule_.IsOlderThanShards(event.unit);
   }
 
-  // False: refused.
+  // Returns false if the event is refused.
   bool Report(const Event& event) {
     ++result_.num_events;
     const absl::StatusOr<Actions> actions = schedule_.Next(event);
@@ -124,7 +123,6 @@ class Run {
     return actions.ok();
   }
 
-  // Of this step.
   void Record(const Event& event, const absl::StatusOr<Actions>& actions) {
     absl::StrAppend(&history_, "\n  ", ToString(event), ":");
     if (!actions.ok()) absl::StrAppend(&history_, " refused");

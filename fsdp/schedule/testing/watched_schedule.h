@@ -15,8 +15,8 @@ class WatchedSchedule {
  public:
   WatchedSchedule(std::vector<ScheduledUnit> units, ScheduleOptions options);
 
-  // These do what Schedule does. Internal: the actions are wrong, or earlier
-  // ones were.
+  // These do what Schedule does. Next() returns Internal if these or earlier
+  // actions are wrong.
   absl::StatusOr<Actions> Next(const Event& event);
   void SetKept(int unit, bool whole_gradients, bool sums);
   bool synchronizes(int unit) const { return schedule_.synchronizes(unit); }

@@ -15,7 +15,7 @@
 namespace fsdp::testing {
 namespace {
 
-// "Name(2)": the name, and the unit, 0 where none is given.
+// Returns the name in "Name(2)", and sets `unit`, or 0 if none is given.
 std::string NameOf(absl::string_view call, int& unit) {
   const std::vector<std::string> parts = absl::StrSplit(call, '(');
   unit = 0;
@@ -34,7 +34,8 @@ Kind KindOf(absl::string_view name, Kind last) {
   return last;
 }
 
-// "Unsync PostBackward(1)"; Recompute and Frozen likewise.
+// Reads an event such as "Unsync PostBackward(1)"; Recompute and Frozen are
+// prefixes, too.
 Event EventOf(absl::string_view text) {
   Event event{EventKind::kReset};
   event.reduces = !absl::ConsumePrefix(&text, "Frozen ");

@@ -41,7 +41,8 @@ class PlainRun {
     return program.tied && name == "head.weight" ? "embedding.weight" : name;
   }
 
-  // Gives the model the values that `rank` computes with; takes its buffers.
+  // Gives the model the values with which `rank` computes, and takes its
+  // buffers back.
   void Load(int rank);
   void TakeBuffers(int rank);
   at::Tensor Forward(const ProgramPlace& place, const at::Tensor& input);
@@ -71,7 +72,7 @@ class PlainRun {
   NamedTensors values_;  // stored, leaves
   std::map<std::string, at::Tensor> by_name_;
   std::map<std::string, bool> trainable_;  // at first
-  TensorMap pinned_;                       // what is unsharded has these values
+  TensorMap pinned_;                       // the values of unsharded parameters
   std::vector<TensorMap> buffers_;
   ProgramOptimizers optimizers_;
   float scale_;
@@ -160,7 +161,7 @@ void PlainRun::ClearGradients() {
   }
 }
 
-// Adds what one backward has given.
+// Adds the gradients of one backward.
 void PlainRun::Harvest() {
   const torch::NoGradGuard no_grad;
   for (const auto& item : model_->named_parameters()) {
@@ -249,7 +250,7 @@ void PlainRun::Call(int step, int call) {
       return;
     case kLoad:
       for (int rank = 0; rank < p_.ranks; ++rank) {
-        // With rank0_only all get those of rank 0.
+        // With rank0_only, all ranks get the buffers of rank 0.
         if (p_.salt % 3 == 0) buffers_[rank] = buffers_[0];
       }
       for (TensorMap& buffers : buffers_) {
@@ -287,7 +288,7 @@ void PlainRun::Call(int step, int call) {
   }
 }
 
-// On all ranks alike; only buffers show it.
+// Fails alike on all ranks; only buffers show it.
 void PlainRun::RunFailing(int step, bool backward) {
   ProgramUnitModule& unit = *model_->units()[step % p_.num_units];
   if (!backward) unit.set_failure(ProgramFailure::kInForward);
@@ -377,8 +378,8 @@ void PlainRun::Optimize(int step) {
   for (auto& [name, value] : values_) value.mutable_grad() = at::Tensor();
 }
 
-// A unit that is alone in the group that shards it, computed as it is stored
-// and resting in memory, is shown and not copied.
+// Returns whether unsharded parameters are the shard itself: the unit must be
+// alone in its group, compute in the stored dtype and rest in memory.
 bool ShowsItsShard(const Program& p, int index) {
   const int strategy = StrategyOf(p, p.units[index]);
   const int group = strategy == 3   ? 1

@@ -31,7 +31,7 @@ class FieldList {
   void Flag(absl::string_view name, int* value, int percent) {
     Int(name, value, 0, 1, 1, percent);
   }
-  // On where nothing else is said.
+  // Adds a field that is on by default.
   void On(absl::string_view name, int* value, int percent_off) {
     Int(name, value, 1, 0, 0, percent_off);
   }
@@ -219,7 +219,7 @@ Program DrawProgram(uint32_t seed, const DrawOptions& options) {
   Program program;
   SeededChoices choices(seed);
   for (const Field& field : Fields(program, /*all=*/true)) {
-    // Both are drawn for every field, so that what is off changes no other.
+    // Draws both for every field, so that a field that is off changes no other.
     const bool drawn = choices.Chance(field.percent);
     const int value = choices.Between(field.low, field.high);
     *field.value =

@@ -1,9 +1,9 @@
 // A training program as plain data: a model, how it is sharded and trained, and
-// what else is called meanwhile. Drawn from a seed, printed as text, read back,
-// made smaller. Free of LibTorch.
+// which other calls are made. It can be drawn from a seed, printed, read back
+// and made smaller. Free of LibTorch.
 //
 // All values are ints, so that one table of fields (Fields()) draws, prints,
-// reads and shrinks them. Each has a plain value, that of the simplest program.
+// reads and shrinks them. Each has a plain value: that of the simplest program.
 #ifndef FSDP_TESTING_PROGRAM_PROGRAM_H_
 #define FSDP_TESTING_PROGRAM_PROGRAM_H_
 
@@ -19,19 +19,22 @@
 
 namespace fsdp::testing {
 
-// Of Program::group.
+// The values of Program::group.
 enum { kLocalGroup, kSharedGroup, kGlooGroup, kSharedHosts, kLocalHosts };
-// Of Program::precision: what is stored, and what is computed in.
+// The values of Program::precision: a dtype that is stored and computed in, or
+// the dtype in which double parameters are computed.
 enum { kDouble, kFloat, kComputeFloat, kComputeBFloat16, kComputeHalf };
-// Of Program::optimizer. The first three have fused forms.
+// The values of Program::optimizer. The first three have fused forms.
 enum { kSgd, kAdamW, kAdam, kAdagrad, kRmsProp };
-// Of Program::zero: what drops gradients, and whether they become zero instead.
+// The values of Program::zero: what drops gradients, and whether to none or
+// zero.
 enum { kModelToNone, kModelToZero, kOptimizersToNone, kOptimizersToZero };
-// Of Program::tied: the head's weight is the embedding's; and of the two, one
-// is frozen.
+// The values of Program::tied: the head's weight may be the embedding's, and
+// one of the two may be frozen.
 enum { kUntied, kTied, kTiedHeadFrozen, kTiedEmbeddingFrozen };
 
-// Of ProgramUnit::outputs: what else a unit returns, and what its parent does.
+// The values of ProgramUnit::outputs: what else a unit returns and its parent
+// does.
 enum {
   kOneOutput,
   kUnusedOutput,     // a second one that nobody uses
@@ -40,14 +43,14 @@ enum {
   kViewOutput,       // the second is a view of the first, which is written
   kWrittenOutput,    // the parent writes the only one in place
 };
-// Of ProgramUnit::frozen.
+// The values of ProgramUnit::frozen.
 enum { kTrainable, kWeightFrozen, kAllFrozen };
-// Of ProgramUnit::hook: one on a parameter, registered before or after
-// sharding.
+// The values of ProgramUnit::hook: a parameter's hook is registered before or
+// after sharding.
 enum { kNoHook, kHookBefore, kHookAfter };
 
-// Calls between forwards, backwards and steps; the first ones, up to
-// kLastHarmless, change neither parameters nor gradients.
+// Calls between forwards, backwards and steps. Up to kLastHarmless they change
+// neither parameters nor gradients.
 enum {
   kNoCall,
   kLook,           // Unshard(), Wait(), Reshard() of each unit
@@ -92,7 +95,7 @@ enum {
 struct ProgramUnit {
   int hidden, bias, checkpoint, twice, scale, unused, sometimes, counter,
       layer_norm, batch_norm, child, frozen, empty, outputs, hook, writes_input,
-      strategy, skipped_in,  // step + 1; 0: in none
+      strategy, skipped_in,  // step + 1, or 0
       recompute;             // Options::recompute.units has it
 };
 
@@ -101,8 +104,8 @@ struct ProgramStep {
   int between[2];  // harmless calls between the last backward and the step
   int style;
   // Units (bits) that are unsharded before the optimizer's step and resharded
-  // after it; whether they are waited for before the step; whether a forward
-  // in eval mode comes first, in which they have the values of before.
+  // after it; whether the step waits for them; whether a forward in eval mode
+  // comes first, in which they still have the old values.
   int hold, hold_waits, hold_evals;
 };
 
@@ -110,11 +113,11 @@ struct Program {
   static constexpr int kMaxUnits = 4;
   static constexpr int kMaxSteps = 6;
 
-  // The group. `rows` of the mesh and, of a hierarchical group, `hosts`; 0:
-  // one; 1: two; 2: as many as ranks.
+  // The group. `rows` of the mesh and `hosts` of a hierarchical group are 0 for
+  // one, 1 for two, 2 for as many as ranks.
   int ranks, group, rows, hosts;
-  int late, yields;  // rank + 1 that is late; yields of a delay, as 10^n
-  int salt;          // decides where a choice is of no interest by itself
+  int late, yields;  // the late rank + 1; its delay is 10^n yields
+  int salt;          // decides choices of no interest
 
   // The model.
   int precision, exact_reduce, dim, num_units, tied, bare, writes_input,
@@ -126,7 +129,7 @@ struct Program {
       backward_prefetch, check_order, divide, predivide, quantize_gather,
       quantize_reduce, low_precision_gradients;
 
-  // Where it rests: 0 the device, 1 files.
+  // Where it rests: 0 is the device, 1 files.
   int rest_parameters, rest_gradients, rest_states, budget, keep, rollback,
       checksums, big_blocks, distance, offload_activations;
 
@@ -146,14 +149,13 @@ struct Field {
   int plain;
   int low, high;
   int percent;  // chance that it is drawn from low ... high; else it is plain
-  // Texts of low ... high; empty: numbers.
+  // The texts of low ... high; empty if they are numbers.
   std::vector<absl::string_view> texts;
 };
 
-// Of all units and steps, used or not, or of those in use.
+// Returns the fields of all units and steps if `all`, else of those in use.
 std::vector<Field> Fields(Program& program, bool all);
 
-// The simplest program.
 Program PlainProgram();
 
 struct DrawOptions {
@@ -162,36 +164,37 @@ struct DrawOptions {
   std::set<std::string> held;      // see Held()
 };
 
-// The same for the same seed and options, on every machine. Valid.
+// Returns a valid program, the same for a seed and options on every machine.
 Program DrawProgram(uint32_t seed, const DrawOptions& options = DrawOptions());
 
-// What is drawn only when it is asked for, since the library is known not to do
-// it right: names for DrawOptions::held, with what they stand for.
+// Returns what is drawn only on request, because the library is known not to do
+// it right: names for DrawOptions::held and their meanings.
 const std::map<std::string, std::string>& Held();
 
-// Of features that exclude each other, takes one back, so that the program
-// means something for a plain model and is permitted to a sharded one. Valid
-// programs stay as they are.
+// Takes back features that exclude each other, so that the program means
+// something for a plain model and is permitted for a sharded one. Leaves valid
+// programs as they are.
 void MakeValid(Program& program);
 // Takes back what only `held` allows.
 void TakeBackHeld(const std::set<std::string>& held, Program& program);
 
-// What `rows` and `hosts` stand for.
+// Returns the number for which a value of `rows` or `hosts` stands.
 int CountOf(int choice, int ranks);
-// Whether parents call units by fsdp::Forward(), not directly.
+// Returns whether parents call units by fsdp::Forward(), not directly.
 bool CallsByForward(const Program& program);
-// Whether several uses' gradients of one parameter are added up.
+// Returns whether gradients of several uses of a parameter are added up.
 bool ReusesParameters(const Program& program);
-// Whether units have regions that backward recomputes.
+// Returns whether units have regions that backward recomputes.
 bool RecomputesRegions(const Program& program);
-// The strategy of a unit: 0 ... 5 as Program::strategy has them.
+// Returns the strategy of a unit: 0 ... 5 as in Program::strategy.
 int StrategyOf(const Program& program, const ProgramUnit& unit);
 
-// What is not plain: "ranks=3 step0.style=retain". "" for the plain program.
+// Returns what is not plain, as in "ranks=3 step0.style=retain"; "" for the
+// plain program.
 std::string ToString(const Program& program);
-// Back. InvalidArgument names what it does not know.
+// Reads ToString()'s text. Returns InvalidArgument with what it does not know.
 absl::StatusOr<Program> ParseProgram(absl::string_view text);
-// "name=value,name=value" for DrawOptions::set.
+// Reads "name=value,name=value" for DrawOptions::set.
 absl::StatusOr<std::map<std::string, int>> ParseSettings(
     absl::string_view text);
 

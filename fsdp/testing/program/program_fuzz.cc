@@ -148,7 +148,7 @@ int Main() {
     if (absl::GetFlag(FLAGS_backend) == "processes") {
       return RunInProcesses(programs, scratch);
     }
-    // For whoever finds the program dead.
+    // Names the current program, in case the process dies.
     std::ofstream(scratch + "/now") << ToString(programs[0]) << "\n";
     ProgramOutcome outcome = RunProgram(programs[0], scratch);
     const bool same = outcome.kind == ProgramOutcome::kSame;

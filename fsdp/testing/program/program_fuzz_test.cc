@@ -1,4 +1,4 @@
-// Random training programs, sharded and plain: always the same seeds.
+// Compares random training programs, sharded and plain, for fixed seeds.
 // //fsdp/testing/program:program_fuzz runs others.
 #include <string>
 #include <utility>

@@ -118,7 +118,7 @@ class Fuzzer {
   }
 
   const FuzzOptions options_;
-  const BatchRun& run_;  // of the caller
+  const BatchRun& run_;  // owned by the caller
   const absl::Time start_;
   FuzzReport report_;
 };

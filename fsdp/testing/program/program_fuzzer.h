@@ -1,4 +1,4 @@
-// Seed after seed: draws programs, runs them, shrinks those that fail.
+// Draws programs from successive seeds, runs them, and shrinks those that fail.
 #ifndef FSDP_TESTING_PROGRAM_PROGRAM_FUZZER_H_
 #define FSDP_TESTING_PROGRAM_PROGRAM_FUZZER_H_
 
@@ -21,9 +21,9 @@ struct FuzzOptions {
   absl::Duration limit = absl::InfiniteDuration();
   int batch = 1;  // programs for one call
   int max_failures = 10;
-  int max_shrinks = 120;  // runs for each failure; 0: none
+  int max_shrinks = 120;  // runs for each failure; 0 for none
   DrawOptions draw;
-  bool verbose = false;     // every program before it runs
+  bool verbose = false;     // prints programs before they run
   std::FILE* out = stderr;  // not owned
 };
 
@@ -40,7 +40,7 @@ struct FuzzReport {
   std::vector<FuzzFailure> failures;
 };
 
-// Runs programs, one after the other, until one does not end as plain LibTorch.
+// Runs programs, one after the other, until one differs from plain LibTorch.
 using BatchRun = std::function<BatchEnd(const std::vector<Program>&)>;
 FuzzReport Fuzz(const FuzzOptions& options, const BatchRun& run);
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kRows = 3;
 
-// Numbers of both signs, other ones for each `k`.
+// Returns numbers of both signs, which differ for each `k`.
 at::Tensor Numbers(at::IntArrayRef sizes, int k, c10::ScalarType dtype) {
   return at::arange(c10::multiply_integers(sizes), at::kDouble)
       .mul(0.7 + 0.13 * k)
@@ -166,7 +166,7 @@ std::vector<at::Tensor> ProgramUnitModule::forward(const at::Tensor& x,
   if (unit_.writes_input) x.mul_(1.25);
   at::Tensor y = Region(x, call);
   if (child_) {
-    // A failure is the unit's own.
+    // The child must not fail, too.
     call.failure = ProgramFailure::kNone;
     y = (kind_.forwards ? Forward(child_, y, call)
                         : child_->forward(y, call))[0];
@@ -246,7 +246,7 @@ at::Tensor ProgramModel::CallUnit(ProgramUnitModule& unit,
     default:
       break;
   }
-  // The input is used once more, as the unit has left it.
+  // Uses the input again, as the unit has left it.
   if (unit.unit().writes_input) y = y + x * 0.1;
   return y;
 }

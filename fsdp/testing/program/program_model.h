@@ -18,29 +18,29 @@
 
 namespace fsdp::testing {
 
-// What parameters are stored in, and what units compute in.
+// Return the dtypes in which parameters are stored, and units compute.
 c10::ScalarType StoredDtype(const Program& program);
 c10::ScalarType ComputeDtype(const Program& program);
 
-// Where one forward is: the same model does other things in other places.
+// The place of one forward: the model does other things in other places.
 struct ProgramPlace {
   int step = 0;
   int micro = 0;
   int rank = 0;
 };
 
-// How a model is made of a program.
+// How a model is made from a program.
 struct ModelKind {
   c10::ScalarType dtype;
   bool recomputes = false;  // regions are checkpointed
   bool forwards = false;    // units are called by fsdp::Forward()
 };
 
-// What the user's code in a unit does next: throw?
+// Where the user's code in a unit throws.
 enum class ProgramFailure { kNone, kInForward, kInBackward };
 
-// What a call of a unit depends on besides its tensors. An argument, so that a
-// call that is made again does the same.
+// What a unit's call depends on besides its tensors. It is an argument, so that
+// a repeated call does the same.
 struct ProgramCall {
   ProgramPlace place;
   ProgramFailure failure = ProgramFailure::kNone;
@@ -53,10 +53,9 @@ class ProgramUnitModule : public torch::nn::Module {
   ProgramUnitModule(const ProgramUnit& unit, int dim, int index,
                     const ModelKind& kind, bool is_child);
 
-  // One output, or two as `unit` says.
+  // Returns one output, or two if `unit` says so.
   std::vector<at::Tensor> forward(const at::Tensor& x, ProgramCall call);
 
-  // What the next call is to be given.
   const ProgramCall& call() const { return call_; }
   void set_place(const ProgramPlace& place);
   void set_failure(ProgramFailure failure) { call_.failure = failure; }
@@ -69,7 +68,7 @@ class ProgramUnitModule : public torch::nn::Module {
 
  private:
   at::Tensor Body(const at::Tensor& x, const ProgramCall& call);
-  // Body(), as a checkpointed region where the unit has one.
+  // Runs Body(), in a checkpointed region if the unit has one.
   at::Tensor Region(const at::Tensor& x, const ProgramCall& call);
   std::vector<at::Tensor> Outputs(const at::Tensor& x, const at::Tensor& y);
   void RegisterVectors(int dim, c10::ScalarType dtype);
@@ -88,7 +87,7 @@ class ProgramUnitModule : public torch::nn::Module {
 
 class ProgramModel : public torch::nn::Module {
  public:
-  // The values depend on `program` alone. Nothing is tied or frozen jointly.
+  // Parameters depend on `program` alone. Tied weights are not frozen here.
   ProgramModel(const Program& program, const ModelKind& kind);
 
   at::Tensor forward(const at::Tensor& x);
@@ -111,17 +110,17 @@ class ProgramModel : public torch::nn::Module {
   std::vector<std::shared_ptr<ProgramUnitModule>> units_;
 };
 
-// Freezes one of the two weights where Program::tied says so.
+// Freezes one of the two tied weights if Program::tied says so.
 void FreezeTied(const Program& program, ProgramModel& model);
 
-// The hook of a program's on parameters: not linear, so that it shows which
-// gradient it sees.
+// A hook on parameters that is not linear, so that it shows which gradient it
+// sees.
 at::Tensor ScaleByItsMaximum(const at::Tensor& gradient);
 
-// Which rows `micro` stands for besides a step's own micro-batches.
+// Values of `micro` besides those of a step's own micro-batches.
 enum { kEvalBatch = 9, kMeasureBatch = 8, kFailingBatch = 7 };
 
-// What a rank trains on; of kEvalBatch all have the same.
+// Returns the data of a rank; all ranks have the same for kEvalBatch.
 at::Tensor BatchOf(const Program& program, const ProgramPlace& place);
 at::Tensor LossOf(const at::Tensor& output, const at::Tensor& batch, int micro);
 

@@ -28,7 +28,7 @@ using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
 constexpr double kRate = 0.02;
 
-// The same in every process, unlike std::hash.
+// Returns the same value in every process, unlike std::hash.
 uint32_t HashOf(absl::string_view text, int salt) {
   uint32_t hash = 2166136261u + static_cast<uint32_t>(salt);
   for (const char c : text) {
@@ -37,7 +37,7 @@ uint32_t HashOf(absl::string_view text, int salt) {
   return hash >> 8;
 }
 
-// By optimizer, then by group.
+// Returns the tensors by optimizer, then by group.
 std::vector<std::vector<std::vector<at::Tensor>>> Distribute(
     const Program& p, const NamedTensors& tensors) {
   const int optimizers = p.two_optimizers ? 2 : 1;
@@ -47,7 +47,7 @@ std::vector<std::vector<std::vector<at::Tensor>>> Distribute(
     const uint32_t hash = HashOf(name, p.salt);
     if (p.omits && hash % 7 == 0) continue;
     auto& group = all[hash % optimizers][hash / 2 % p.groups];
-    // Orders that are not those of the model.
+    // The order must not be that of the model.
     group.insert(hash % 5 == 0 ? group.begin() : group.end(), tensor);
   }
   return all;
@@ -90,7 +90,7 @@ void AddEither(bool fused, const Groups& groups, const Options& options,
   all->all.push_back(std::move(optimizer));
 }
 
-// States are compared, so that small denominators must not blow up rounding.
+// States are compared, so small denominators must not magnify rounding.
 constexpr double kEpsilon = 1e-3;
 
 void AddOptimizer(const Program& p, bool fused, int index,

@@ -21,7 +21,7 @@ namespace fsdp::testing {
 
 struct ProgramOptimizers {
   std::vector<std::unique_ptr<torch::optim::Optimizer>> all;
-  // For StepInBackward(), one for each.
+  // One step for StepInBackward() per optimizer.
   std::vector<ShardedModel::UnitStep> unit_steps;
 
   void ZeroGrad(bool set_to_none);
@@ -30,15 +30,14 @@ struct ProgramOptimizers {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// `sharded`: the library's fused ones where the program says so, else those of
-// torch::optim. Names alone decide on groups.
+// Makes this library's fused optimizers if `sharded` and the program says so,
+// else those of torch::optim. Names alone decide on groups.
 ProgramOptimizers MakeOptimizers(const Program& program, bool sharded,
                                  const NamedTensors& tensors);
 
-// Other rates from this step on.
+// Sets the learning rates from this step on.
 void SetRates(int step, ProgramOptimizers& optimizers);
 
-// The tensors of a parameter's state by name.
 std::map<std::string, at::Tensor> StateTensors(
     const torch::optim::OptimizerParamState& state);
 

@@ -1,4 +1,4 @@
-// How a program ends.
+// The outcome of a program.
 #ifndef FSDP_TESTING_PROGRAM_PROGRAM_OUTCOME_H_
 #define FSDP_TESTING_PROGRAM_PROGRAM_OUTCOME_H_
 
@@ -23,11 +23,11 @@ struct ProgramOutcome {
   bool is_failure() const { return kind == kDiffers || kind == kFails; }
 };
 
-// Of what RunShardedProgram() returns.
+// Returns the outcome for a status of RunShardedProgram().
 ProgramOutcome OutcomeOf(const absl::Status& status);
 
-// Where a run of several programs, one after the other, has ended: at the first
-// one that is not kSame, or behind the last.
+// The end of a run of several programs: the first that is not kSame, or the
+// position behind the last.
 struct BatchEnd {
   size_t index = 0;
   ProgramOutcome outcome;

@@ -32,7 +32,7 @@ absl::Status WritePrograms(const std::string& file,
   return absl::UnavailableError(absl::StrCat("cannot write ", file));
 }
 
-// Of the ranks' reports one that is not the echo of another.
+// Returns one of the ranks' reports that is not a consequence of another.
 BatchEnd CauseOf(const std::string& file, const comm::LaunchReport& report) {
   BatchEnd cause{0, {ProgramOutcome::kFails, report.ToString()}};
   bool found = false;

@@ -10,14 +10,14 @@
 
 namespace fsdp::testing {
 
-// Starts this same program once per rank with --batch_of_rank=FILE, and returns
-// where the first rank that failed has ended. The programs have equally many
-// ranks. Refused ones are passed over. To be called before LibTorch is used, by
-// a process of one thread.
+// Starts this executable once per rank with --batch_of_rank=FILE. Returns the
+// end of the first rank that failed. The programs must have equally many ranks;
+// refused ones are passed over. Must be called before LibTorch is used, in a
+// process with one thread.
 BatchEnd RunInProcesses(const std::vector<Program>& programs,
                         const std::string& scratch);
 
-// What such a process does: its exit code.
+// Runs such a process and returns its exit code.
 int RunRankOfBatch(const std::string& file);
 
 }  // namespace fsdp::testing

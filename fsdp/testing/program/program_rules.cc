@@ -61,8 +61,8 @@ void MakeGroupValid(Program& p) {
   }
 }
 
-// Units that own something, whose calls are seen, and that leave what they are
-// given alone.
+// Returns whether the unit owns something, its calls are seen, and it does not
+// write its arguments.
 bool CanRecompute(const Program& p, const ProgramUnit& unit) {
   return CallsByForward(p) && !p.no_wrap && !p.wrap_linear &&
          p.precision <= kComputeFloat && !unit.writes_input;
@@ -76,31 +76,32 @@ void MakeModelValid(Program& p) {
   const bool reuses = ReusesParameters(p);
   for (ProgramUnit& unit : p.units) {
     if (quantizes) unit.layer_norm = unit.batch_norm = 0;
-    // It magnifies what sums in half precision differ by.
+    // It magnifies the differences of sums in half precision.
     if (p.precision > kComputeFloat && reuses) unit.layer_norm = 0;
     if (p.precision >= kComputeFloat) unit.batch_norm = 0;
-    // Of two numbers it makes 1 and -1: its gradients are roundings alone.
+    // It turns two numbers into 1 and -1, so that its gradients are roundings
+    // alone.
     if (p.dim <= 2) unit.layer_norm = 0;
     if (unit.hook != kNoHook && (unit.twice || unit.frozen)) {
       unit.hook = kNoHook;
     }
-    // All ranks use the same units, and here a layer is one.
+    // All ranks must use the same units, and here each layer is a unit.
     if (p.wrap_linear) unit.sometimes = 0;
-    // Where the first output is the child's, the gradient of the second alone
+    // If the first output is the child's, only the gradient of the second
     // enters the unit before the child.
     const bool needs_all_outputs =
         p.wrap_linear || (p.transparent && unit.child);
     if (needs_all_outputs && unit.outputs == kSometimesOutput) {
       unit.outputs = kOneOutput;
     }
-    // Ranks fail at one place: what some have gathered by then others have not.
+    // Ranks fail at one place, at which they must have gathered the same units.
     if (fails && unit.outputs == kSometimesOutput) unit.outputs = kOneOutput;
-    // Zeros that a failed backward leaves are gradients, to an optimizer that
-    // decays: it depends on where the backward has failed.
+    // A failed backward leaves zeros, which count for an optimizer that decays:
+    // the result depends on where the backward has failed.
     if (fails && p.zero % 2 == 1) unit.sometimes = 0;
-    // To divide by the maximum of a gradient magnifies how it is rounded.
+    // Dividing by the maximum of a gradient magnifies its rounding.
     if (p.precision > kComputeFloat) unit.hook = kNoHook;
-    // Sums of several gradients round in the order that a graph has them.
+    // Sums of several gradients round in the order of the graph.
     if (p.precision > kComputeFloat) {
       unit.outputs = kOneOutput;
       unit.checkpoint = unit.writes_input = 0;
@@ -124,14 +125,15 @@ void MakeRestValid(Program& p) {
   if (!RecomputesRegions(p)) p.offload_activations = 0;
 }
 
-// Optimizers that divide by what small gradients leave magnify how sums round.
-// In double precision, or where both round alike, that does not matter.
+// Takes back optimizers that divide by what small gradients leave, which
+// magnifies the rounding of sums. In double precision, or if both models round
+// alike, that does not matter.
 void MakeRoundingValid(Program& p) {
   const bool rounds_otherwise = p.precision == kFloat || !p.exact_reduce ||
                                 p.low_precision_gradients ||
                                 (p.precision > kFloat && ReusesParameters(p));
   if (rounds_otherwise && p.optimizer > kAdam) p.optimizer = kSgd;
-  // What is added before a mean is taken away has gradients of roundings alone.
+  // Gradients of what is added before a mean is subtracted are roundings alone.
   const bool has_idle_parameters =
       AnyUnit(p, [](const ProgramUnit& unit) { return unit.batch_norm; });
   if (rounds_otherwise && has_idle_parameters) p.optimizer = kSgd;
@@ -182,12 +184,12 @@ void MakeCallsValid(const Program& p, ProgramStep& step) {
     if (call == kWriteShards && p.rest_parameters) call = kNoCall;
     if (call == kToggle && p.zero % 2 == 1) call = kNoCall;
   }
-  // The units of such models cannot all be named to Reshard().
+  // Such models have units that Reshard() cannot name.
   for (int* call :
        {&step.before[0], &step.before[1], &step.between[0], &step.between[1]}) {
     if (*call == kRebuild && (p.no_wrap || p.wrap_linear)) *call = kNoCall;
   }
-  // What is unsharded here has the values of now.
+  // What is unsharded here keeps the current values.
   if (step.before[0] == kUnshard && step.before[1] > kLastHarmless) {
     step.before[1] = kNoCall;
   }
@@ -200,7 +202,7 @@ void MakeCallsValid(const Program& p, ProgramStep& step) {
     if (p.units[i].twice) step.hold &= ~(1 << i);
   }
   if (p.halve_gradients) step.hold_evals = 0;
-  // Which unit rests in memory, and is shown where it lies, the budget decides.
+  // The budget decides which units rest in memory and show their shards.
   if (p.budget) step.hold_evals = 0;
   if (step.hold == 0) {
     step.hold_waits = 1;
@@ -239,10 +241,10 @@ void MakeValid(Program& p) {
   const bool has_styles = std::any_of(
       p.steps.begin(), p.steps.begin() + p.num_steps,
       [](const ProgramStep& step) { return step.style != kPlainStep; });
-  // An optimizer zeroes only what it has, and a dropped backward leaves the
-  // rest.
+  // An optimizer zeroes only its own gradients; a dropped backward leaves the
+  // others.
   if (p.omits && has_styles) p.zero %= 2;
-  // Reads gradients that rest elsewhere.
+  // This would read gradients that rest elsewhere.
   if (p.zero == kOptimizersToZero && p.rest_gradients) p.zero = kModelToZero;
   // Kept files have no buffers.
   for (ProgramUnit& unit : p.units) {

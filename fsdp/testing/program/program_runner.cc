@@ -86,7 +86,7 @@ absl::Status RunAsRank(const Program& program, const std::string& directory,
   return Annotate(status, absl::StrCat("rank ", world.rank()));
 }
 
-// A directory below `scratch` for as long as it lives.
+// A directory below `scratch` that is removed with the object.
 class Directory {
  public:
   Directory(const std::string& scratch, absl::string_view name)

@@ -1,4 +1,4 @@
-// Runs a program sharded and plain, in this process.
+// Runs programs sharded and plain, in this process.
 #ifndef FSDP_TESTING_PROGRAM_PROGRAM_RUNNER_H_
 #define FSDP_TESTING_PROGRAM_PROGRAM_RUNNER_H_
 
@@ -12,18 +12,18 @@
 
 namespace fsdp::testing {
 
-// Ranks are threads, in the program's own group. `scratch`: a directory that
-// exists.
+// Runs ranks as threads, in the program's own group. `scratch` must be an
+// existing directory.
 ProgramOutcome RunProgram(const Program& program, const std::string& scratch);
 
-// The same of `programs` in turn, as one of several processes that share
-// memory: the rank that the environment says (comm/startup/environment.h). They
-// run in one group until one fails; refused ones are passed over. `report`: the
-// file that says where this rank is, for a rank that ends halfway.
+// Runs `programs` in turn as one of several processes that share memory; the
+// environment says which rank (comm/startup/environment.h). They share one
+// group until one fails; refused ones are passed over. The file `report` says
+// where this rank is, in case it dies.
 BatchEnd RunBatchAsRank(const std::vector<Program>& programs,
                         const std::string& scratch, const std::string& report);
 
-// Such a file.
+// Write and read such a report.
 absl::Status WriteBatchEnd(const std::string& path, const BatchEnd& end);
 absl::StatusOr<BatchEnd> ReadBatchEnd(const std::string& path);
 

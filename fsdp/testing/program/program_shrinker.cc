@@ -13,10 +13,10 @@ class Shrinker {
   Shrinker(Program program, ProgramFails fails, int max_runs)
       : program_(program), fails_(fails), runs_left_(max_runs) {}
 
-  // One pass over all fields; whether it has changed anything.
+  // Goes over all fields once. Returns whether anything has changed.
   bool Pass() {
     const std::string before = ToString(program_);
-    // Fewer steps and units first: fewer fields remain.
+    // Starts with steps and units: with fewer of them, fewer fields remain.
     for (const char* name : {"steps", "units", "micro", "ranks"}) Try(name);
     std::vector<std::string> names;
     for (const Field& field : Fields(program_, /*all=*/false)) {
@@ -29,7 +29,7 @@ class Shrinker {
   const Program& program() const { return program_; }
 
  private:
-  // The plain value, then values between it and the present one.
+  // Tries the plain value, then values between it and the present one.
   void Try(const std::string& name) {
     int distance = 0;
     for (const Field& field : Fields(program_, /*all=*/false)) {

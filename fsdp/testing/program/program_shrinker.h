@@ -7,7 +7,7 @@
 
 namespace fsdp::testing {
 
-// Whether a program fails in the way that matters.
+// Returns whether a program fails in the way that matters.
 using ProgramFails = absl::FunctionRef<bool(const Program&)>;
 
 // Sets one field after the other to its plain value, or closer to it, as long

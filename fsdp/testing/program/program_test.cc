@@ -50,12 +50,12 @@ TEST(ProgramTest, ValidProgramsStayAsTheyAre) {
   EXPECT_EQ(ToString(plain), "");
 }
 
-// What cannot be drawn is not tested by any number of seeds.
+// A value that cannot be drawn would be tested by no seed.
 TEST(ProgramTest, EveryValueOfEveryFieldIsDrawn) {
   std::set<std::string> missing;
   Program program;
   for (const Field& field : Fields(program, /*all=*/true)) {
-    // Numbers with a wide range: some of them do.
+    // Of numbers with a wide range, only some are drawn.
     if (field.high - field.low > 10) continue;
     for (int value = field.low; value <= field.high; ++value) {
       missing.insert(absl::StrCat(field.name, "=", value));

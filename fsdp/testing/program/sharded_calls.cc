@@ -26,11 +26,12 @@
 
 namespace fsdp::testing {
 
-// The root and, where these are units, the program's and their children.
+// Returns the root and, if they are units, the program's units and their
+// children.
 std::vector<torch::nn::Module*> ShardedRun::UnitModules() const {
   std::vector<torch::nn::Module*> modules;
   if (!p_.bare) modules.push_back(model_.module().get());
-  // A unit of wrapped layers may own nothing, and be none.
+  // With wrapped layers, a program's unit may own nothing and be no unit.
   if (p_.no_wrap || p_.wrap_linear) return modules;
   for (const auto& unit : model_.module()->units()) {
     modules.push_back(unit.get());

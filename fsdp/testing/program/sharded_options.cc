@@ -34,7 +34,7 @@ MixedPrecision PrecisionOf(const Program& p) {
   return precision;
 }
 
-// Of the root, of units, and of what is inside these.
+// Returns the strategy of the root, of a unit, or of a module inside a unit.
 ShardingStrategy StrategyAt(const Program& p, const std::string& path) {
   for (int i = 0; i < p.num_units; ++i) {
     if (!absl::StartsWith(path, absl::StrCat("unit", i))) continue;
@@ -43,7 +43,7 @@ ShardingStrategy StrategyAt(const Program& p, const std::string& path) {
   return static_cast<ShardingStrategy>(p.strategy);
 }
 
-// One of the sizes that a row of the mesh can be divided into.
+// Returns a size that divides a row of the mesh.
 std::optional<int> BackwardGroupOf(const Program& p) {
   if (p.backward_group == 0) return std::nullopt;
   const int row = p.ranks / CountOf(p.rows, p.ranks);
@@ -132,10 +132,11 @@ std::vector<comm::MeshDimension> MeshOf(const Program& p) {
   return dimensions;
 }
 
-// In double precision only the order of sums differs. Where units compute in
-// another dtype, and gradients are reduced in double, both round at the same
-// places: what differs in the last bit of a double is hardly ever rounded to
-// another number. Otherwise a few roundings of the coarser dtype differ.
+// In double precision, only the order of sums differs. If units compute in
+// another dtype and gradients are reduced in double, both models round at the
+// same places, and a difference in the last bit of a double is hardly ever
+// rounded to another number. Otherwise, a few roundings of the coarser dtype
+// differ.
 double ToleranceOf(const Program& p) {
   constexpr double kTolerances[] = {1e-8, 2e-3, 1e-4, 5e-2, 1e-2};
   if (p.quantize_gather || p.quantize_reduce) return 0.1;
@@ -143,7 +144,7 @@ double ToleranceOf(const Program& p) {
                              !p.low_precision_gradients && !ReusesParameters(p);
   // A region that is recomputed first adds up the gradients of its own uses.
   if (same_rounding) return RecomputesRegions(p) ? 1e-5 : 1e-6;
-  // Sums of gradients that are rounded to half precision before.
+  // The summed gradients were rounded to half precision before.
   if (p.precision == kComputeHalf && ReusesParameters(p)) return 5e-2;
   if (p.precision == kComputeBFloat16 && ReusesParameters(p)) return 0.2;
   return kTolerances[p.precision];

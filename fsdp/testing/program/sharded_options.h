@@ -1,4 +1,4 @@
-// Options of FullyShard() that a Program asks for.
+// The options of FullyShard() for a Program.
 #ifndef FSDP_TESTING_PROGRAM_SHARDED_OPTIONS_H_
 #define FSDP_TESTING_PROGRAM_SHARDED_OPTIONS_H_
 
@@ -14,7 +14,7 @@ namespace fsdp::testing {
 Options OptionsOf(const Program& program, const std::string& directory);
 std::vector<comm::MeshDimension> MeshOf(const Program& program);
 
-// How far numbers may be from plain LibTorch's: absolute and relative.
+// Returns the tolerance to plain LibTorch's numbers, absolute and relative.
 double ToleranceOf(const Program& program);
 
 }  // namespace fsdp::testing

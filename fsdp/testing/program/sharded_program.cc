@@ -70,7 +70,7 @@ void AddHooks(int kind, ProgramModel& model) {
   }
 }
 
-// Of what rounds to less than double precision.
+// Returns whether the tolerance is that of less than double precision.
 bool IsCoarse(double tolerance) { return tolerance >= 1e-6; }
 
 }  // namespace
@@ -89,7 +89,7 @@ void ShardedRun::MaybeDelay() {
   const bool is_late = p_.late == world_.rank() + 1;
   const bool now = delays_.Chance(is_late ? 60 : 5);
   if (!now) return;
-  // On a busy machine a yield takes as long as others have work.
+  // On a busy machine, a yield takes as long as others have work.
   const absl::Time latest = absl::Now() + absl::Milliseconds(2);
   const int yields = static_cast<int>(std::pow(10, p_.yields));
   for (int i = 0; i < yields && absl::Now() < latest; ++i) {
@@ -109,7 +109,7 @@ absl::Status ShardedRun::Differ(absl::string_view what, const at::Tensor& got,
   }
   const at::Tensor a = got.detach().to(at::kDouble);
   const at::Tensor b = expected.detach().to(at::kDouble);
-  // Terms of a sum round by what the largest of them is.
+  // The terms of a sum round as the largest of them does.
   const double largest =
       IsCoarse(tolerance_) && b.numel() > 0 ? b.abs().max().item<double>() : 0;
   if (at::allclose(a, b, tolerance_, tolerance_ * std::max(scale_, largest),
@@ -198,7 +198,7 @@ absl::Status ShardedRun::FailOnPurpose(int step, ProgramFailure failure) {
   });
   unit.set_failure(ProgramFailure::kNone);
   const bool failed = !thrown.ok() || !backward.ok();
-  // Without anything trainable before it a unit has no backward.
+  // A unit without anything trainable before it has no backward.
   if (failure == ProgramFailure::kInForward && can_fail && !failed) {
     return Different("a forward that throws returned");
   }

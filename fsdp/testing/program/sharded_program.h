@@ -12,13 +12,14 @@
 
 namespace fsdp::testing {
 
-// What an error begins with, after the rank: other numbers than plain LibTorch
-// has; a program that FullyShard() does not take.
+// Errors begin with these after the rank: numbers differ from plain LibTorch's,
+// or FullyShard() refuses the program.
 inline constexpr absl::string_view kDiffers = "differs: ";
 inline constexpr absl::string_view kRefused = "refused: ";
 
-// This rank's part; all ranks of `world` call it with the same arguments.
-// `directory`: for files of tiers, empty, of this program alone.
+// Runs this rank's part; all ranks of `world` must call it with the same
+// arguments. `directory` must be empty and of this program alone; it takes the
+// files of tiers.
 absl::Status RunShardedProgram(const Program& program,
                                const ProgramRecord& record,
                                comm::Communicator& world,

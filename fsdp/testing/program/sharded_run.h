@@ -92,8 +92,8 @@ class ShardedRun {
   std::vector<torch::nn::Module*> UnitModules() const;
   absl::Status Differ(absl::string_view what, const at::Tensor& got,
                       const at::Tensor& expected) const;
-  // Where ranks may drift apart: the late one yields a number of times that
-  // depends on the program alone.
+  // Lets ranks drift apart: yields at moments that the program's salt decides,
+  // on the late rank far more often.
   void MaybeDelay();
 
   const Program p_;
@@ -101,8 +101,9 @@ class ShardedRun {
   comm::Communicator& world_;
   const std::string directory_;
   const double tolerance_;
-  // The largest loss, at least 1, to which tolerances are relative: gradients
-  // that should be zero are roundings of what a model that diverges subtracts.
+  // The largest loss, at least 1. Tolerances are relative to it: in a model
+  // that diverges, gradients that should be zero are roundings of large
+  // numbers.
   double scale_ = 1;
   SeededChoices delays_;
   std::optional<comm::Mesh> mesh_;

@@ -1,7 +1,7 @@
 #include "fsdp/autograd/autograd.h"
 
-// How sharded units behave in autograd graphs of every shape, each against the
-// same module without sharding.
+// Sharded units in autograd graphs of every shape, each compared with the same
+// module without sharding.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
@@ -59,7 +59,7 @@ TEST(AutogradTest, AUnitUsedTwiceInOneForward) {
                                  UnitsOf<UnitImpl>());
 }
 
-// Siamese: the uses are siblings, not one behind the other.
+// A Siamese net: the uses are siblings, not one behind the other.
 class UsedOnBothSides : public UsedTwice {
  public:
   at::Tensor forward(const at::Tensor& x) {
@@ -255,7 +255,8 @@ TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
   }));
 }
 
-// Each on a thread of its own, which has ended when backward begins.
+// Runs each forward on a thread of its own, which has ended when backward
+// begins.
 absl::Status TwoForwardsOnThreads(Communicator& world, bool one_backward) {
   FSDP_ASSIGN_OR_RETURN(
       FullyShardedDataParallel<UsedTwice> model,
@@ -303,7 +304,7 @@ TEST(AutogradTest, OneBackwardThroughForwardsOfTwoThreadsIsRefused) {
                        HasSubstr("through forwards of two threads")));
 }
 
-// Control flow that depends on the data.
+// A net whose control flow depends on the data.
 class MaybeUsed : public torch::nn::Module {
  public:
   MaybeUsed() : linear(register_module("linear", Linear(kDim, kDim))) {}
@@ -341,7 +342,8 @@ TEST(AutogradTest, AUnitWhoseParametersOnlyOneRankUses) {
         model->Backward(model->forward(x, communicator.rank() == 0).sum()));
     for (const NamedShard& named : model->NamedShards()) {
       if (named.name != "maybe.linear.weight") continue;
-      // The mean over two ranks, one of which has none.
+      // The expected gradient is the mean over two ranks, one of which has
+      // none.
       const at::Tensor expected =
           plain->maybe->linear->weight.grad().reshape({-1}) / 2;
       FSDP_RETURN_IF_ERROR(

@@ -1,4 +1,4 @@
-// What a recomputation does to buffers: nothing that stays.
+// Recomputations leave no changes in buffers.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/zeros.h>
@@ -36,7 +36,8 @@ using ::fsdp::testing::Unowned;
 
 constexpr int64_t kDim = 5;
 
-// Statistics of LibTorch's, and a buffer that every use changes.
+// A block with LibTorch's running statistics, and a buffer that every use
+// changes.
 class BlockImpl : public torch::nn::Module {
  public:
   BlockImpl()
@@ -104,7 +105,7 @@ class Net : public torch::nn::Module {
   const Regions regions_;
 };
 
-// Two steps on rows of this rank.
+// Runs two steps on this rank's rows.
 absl::Status Check(Communicator& world, Regions regions, bool transparent) {
   Options options;
   options.transparent = transparent;
@@ -190,7 +191,7 @@ TEST(CheckpointBuffersTest, StayAsTheyAreWhereThatIsWanted) {
   EXPECT_EQ(block->norm->num_batches_tracked.item<int64_t>(), 2);
 }
 
-// What has saved a buffer before may still go back.
+// A graph that has saved a buffer before may still run backward.
 TEST(CheckpointBuffersTest, ArePutBackWithoutCountingAsModified) {
   auto block = MakeBlock();
   block->eval();

@@ -1,5 +1,5 @@
-// Offloaded arguments of regions around and inside units: losses and gradients
-// of all ranks have the bits of those with arguments in memory.
+// Regions with offloaded arguments around and inside units: losses and
+// gradients of all ranks have the same bits as with arguments in memory.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
@@ -66,8 +66,8 @@ using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 constexpr int64_t kRows = 3;
 
-// Of this rank: where regions offload to, and the memory they were called with
-// outside of backward.
+// This rank's offload of regions, and the memory of their arguments outside of
+// backward.
 thread_local std::shared_ptr<ActivationOffload> offload_of_rank;
 thread_local std::vector<WeakStorage> arguments_of_rank;
 
@@ -119,7 +119,7 @@ at::Tensor NestedRegions(Net& net, const at::Tensor& x) {
   return LayersNested(kRegion, first, net, x);
 }
 
-// One argument of all regions.
+// All regions share one argument.
 at::Tensor RegionsWithASharedArgument(Net& net, const at::Tensor& x) {
   const at::Tensor shared = at::tanh(x);
   at::Tensor y = x;
@@ -137,7 +137,7 @@ struct Scenario {
   std::string name;
   LayerBody layer;
   NetBody body;
-  int tensors;  // that are moved out in one forward and backward
+  int tensors;  // moved out in one forward and backward
 };
 
 std::ostream& operator<<(std::ostream& out, const Scenario& scenario) {
@@ -183,7 +183,8 @@ at::Tensor Loss(FullyShardedDataParallel<Net>& model, int batch, int rank) {
       .mean();
 }
 
-// The losses of a step over two batches, of which only the second is reduced.
+// Returns the losses of a step over two batches, of which only the second is
+// reduced.
 absl::StatusOr<std::vector<at::Tensor>> Step(
     FullyShardedDataParallel<Net>& model, int step, int rank) {
   model->zero_grad();
@@ -247,8 +248,8 @@ TEST_P(OffloadedUnitsTest, TrainWithTheBitsOfThoseInMemory) {
           }
           offload_of_rank = nullptr;
           const ActivationOffloadStats stats = offload->stats();
-          // A region inside one whose argument is still being written has the
-          // same.
+          // A region may share an argument that is still being written with the
+          // region around it.
           const int64_t most = int64_t{4} * scenario.tensors;
           return stats.failed == 0 && stats.full == 0 &&
                          stats.tensors_out <= most &&
@@ -285,8 +286,8 @@ TEST(OffloadedMemoryTest, ArgumentsOfAllRegionsAreGoneAfterForward) {
       }
       FSDP_RETURN_IF_ERROR(model->Backward(loss));
       offload_of_rank = nullptr;
-      // The residual connection of a unit saves nothing, and the product with
-      // what is shared is computed in the region.
+      // A unit's residual connection saves nothing, and the product with the
+      // shared argument is computed in the region.
       return alive == 0 ? absl::OkStatus()
                         : absl::InternalError(
                               absl::StrCat(alive, " arguments are in memory"));
@@ -294,7 +295,7 @@ TEST(OffloadedMemoryTest, ArgumentsOfAllRegionsAreGoneAfterForward) {
   }
 }
 
-// On all ranks alike, so that their collectives stay in step.
+// The read fails alike on all ranks, so that their collectives stay in step.
 TEST(OffloadedFaultTest, AReadThatFailsNamesTheUnitAndTheNextStepIsExact) {
   const Scenario scenario = {"", InThreeRegions, EachLayer, 9};
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
@@ -302,7 +303,7 @@ TEST(OffloadedFaultTest, AReadThatFailsNamesTheUnitAndTheNextStepIsExact) {
     FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, world));
     Fault fault;
     fault.operation = Fault::Operation::kRead;
-    fault.nth = 4;  // ahead: of the second unit's second region
+    fault.nth = 4;  // read ahead for the second unit's second region
     fault.count = 2;
     offload_of_rank = Make(offload::testing::WithFaults(Host(), {fault}));
     const absl::Status status = model->Backward(Loss(model, 0, world.rank()));

@@ -1,5 +1,5 @@
-// Nets with checkpointed regions around and inside units, and what is expected
-// of their steps.
+// Nets with checkpointed regions around and inside units, and the checks of
+// their steps.
 #ifndef FSDP_TESTS_AUTOGRAD_CHECKPOINT_SCENARIO_H_
 #define FSDP_TESTS_AUTOGRAD_CHECKPOINT_SCENARIO_H_
 
@@ -25,7 +25,7 @@
 
 namespace fsdp::testing {
 
-// Each rank switches its own, so that one model runs with its regions and
+// Each rank has its own switch, so that one model runs with its regions and
 // without.
 inline thread_local bool regions_are_on = true;
 
@@ -41,7 +41,7 @@ at::Tensor EachLayer(Net& net, const at::Tensor& x);
 at::Tensor EachLayerInARegion(Net& net, const at::Tensor& x);
 at::Tensor LayersInNestedRegions(Net& net, const at::Tensor& x);
 
-// All-gathers and reduce-scatters of one step.
+// The all-gathers and reduce-scatters of one step.
 struct Counts {
   int64_t gathers;
   int64_t reductions;
@@ -66,8 +66,8 @@ struct Scenario {
   bool transparent = false;
   std::string ignored = {};
   bool counts_matter = true;
-  // The gradients have the same bits as without regions: they are added in the
-  // same order.
+  // Gradients have the same bits as without regions, because they are added in
+  // the same order.
   bool exact = true;
   std::vector<int> world_sizes = {1, 2, 3};
 };
@@ -87,11 +87,12 @@ at::Tensor LossOf(Model& model, int step) {
   return model.forward(Rows(step, 2, Layer::kDim)).square().mean();
 }
 
-// Those of every unit in one step.
+// Checks the counts of every unit in one step.
 absl::Status CheckCounts(const comm::CollectiveLog& log,
                          const Scenario& scenario);
 
-// `exact`: they have the bits of those of `without_regions`.
+// Checks gradients against `plain`; if `exact`, also the bits against
+// `without_regions`.
 absl::Status CheckGradients(const ShardedModuleBase& model,
                             const ShardedModuleBase& without_regions,
                             Net& plain, bool exact);

@@ -1,5 +1,5 @@
-// Checkpointed regions around and inside units: gradients are those of the same
-// model without regions, and no collective is added.
+// Checkpointed regions around and inside units: gradients equal those of the
+// same model without regions, and no collective is added.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/equal.h>
@@ -54,7 +54,7 @@ using ::fsdp::testing::ShardNet;
 using ::fsdp::testing::WholeLayer;
 using ::testing::Eq;
 
-// A part of the unit's parameters outside, another inside.
+// Uses some of the unit's parameters outside the region, others inside.
 at::Tensor LayerPartlyInARegion(Layer& layer, const at::Tensor& x) {
   const at::Tensor y = at::tanh(layer.fc->forward(x));
   return x +
@@ -70,8 +70,7 @@ at::Tensor LayerWithDropoutInOneRegion(Layer& layer, const at::Tensor& x) {
                 x);
 }
 
-// Without the gradient of an input: the first region has none but its
-// parameters'.
+// The input has no gradient: the first region has only its parameters'.
 at::Tensor EachLayerInARegionFromTheInput(Net& net, const at::Tensor& x) {
   at::Tensor y = x;
   for (const auto& layer : net.layers) {
@@ -240,8 +239,8 @@ std::vector<Scenario> WithFrozenUnits() {
   inputs_need_it.layer = LayerInOneRegion;
   inputs_need_it.body = EachLayer;
   scenarios.push_back(inputs_need_it);
-  // Computed once: nothing in it needs a gradient. The root owns nothing that
-  // is used before it.
+  // The unit is computed once, because nothing in it needs a gradient. The root
+  // owns nothing that is used before it.
   Scenario nothing = {"FrozenUnitThatNoGradientReaches", WholeLayer,
                       EachLayerInARegionFromTheInput};
   nothing.prepare = [](Net& net) {
@@ -282,8 +281,7 @@ std::vector<Scenario> WithTiedParameters() {
   return scenarios;
 }
 
-// A parameter that is nobody's is trained, too, although all of the units'
-// are frozen.
+// An ignored parameter is trained, although all parameters of units are frozen.
 std::vector<Scenario> WithIgnoredParameters() {
   Scenario scenario = {"IgnoredParameterOfAFrozenUnit", WholeLayer,
                        EachLayerInARegionFromTheInput};
@@ -318,7 +316,8 @@ at::Tensor LayersDirectlyInOneRegion(Net& net, const at::Tensor& x) {
                 x);
 }
 
-// Nobody sees where such a unit begins and ends: regions may cost collectives.
+// Nobody sees where such a unit begins and ends, so regions may cost
+// collectives.
 std::vector<Scenario> WithTransparentUnits() {
   std::vector<Scenario> scenarios = {
       {"TransparentAround", WholeLayer, EachLayerDirectlyInARegion},

@@ -55,7 +55,7 @@ using ::testing::HasSubstr;
 using ::testing::Le;
 using Code = absl::StatusCode;
 
-// The first event of its backward is a recomputation.
+// The first event of such a model's backward is a recomputation.
 TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
   ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
   std::vector<comm::CollectiveLog> logs(group.size());
@@ -87,8 +87,8 @@ TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
   EXPECT_OK(AllOk(RunRanks(group, run)));
 }
 
-// Data-dependent control flow in a region: the reduction of the rank that has
-// no gradient takes its place after the nested backward.
+// Control flow depends on the data: a rank without a gradient reduces after the
+// nested backward.
 TEST(CheckpointedStepTest, AUnitInARegionWhoseParametersOnlyOneRankUses) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     Scenario scenario = {"", WholeLayer, EachLayerInARegion};
@@ -121,7 +121,8 @@ struct Fuse {
   }
 };
 
-// The step in which region code throws fails, and the one after it is exact.
+// Checks that the step in which a region throws fails, and that the next one is
+// exact.
 absl::Status CheckExceptionInRegion(
     Communicator& communicator, int fails_at, const NetBody& body,
     const std::function<LayerBody(Fuse*)>& layer, bool through_us) {
@@ -152,7 +153,7 @@ absl::Status CheckExceptionInRegion(
   return CheckGradients(*model, *reference, *plain, /*exact=*/true);
 }
 
-// `runs`: of layers, in forward and backward together.
+// `runs` counts layers that run in forward and backward together.
 void ExpectExactAfterException(int runs, const NetBody& body,
                                const std::function<LayerBody(Fuse*)>& layer) {
   for (int fails_at = 0; fails_at < runs; ++fails_at) {
@@ -202,8 +203,8 @@ TEST(CheckpointedStepTest, AfterAnExceptionInNestedRegionsTheNextStepIsExact) {
                             });
 }
 
-// Regions keep fewer activations; memory of parameters is that of one unit in
-// addition to the root and a prefetched one.
+// Regions keep fewer activations. The parameters in memory are those of one
+// unit, the root and a prefetched unit.
 TEST(CheckpointedStepTest, RegionsAroundUnitsHoldTheRootAndTwoUnitsAtMost) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     const Scenario scenario = {"", WholeLayer, EachLayerInARegion};

@@ -10,8 +10,8 @@
 
 namespace fsdp::testing {
 
-// `region`: calls a function of a tensor with one, as a region. Regions outlive
-// the call: copies of it, and of `first`, do.
+// `region` calls a function of a tensor with one, as a region. Regions outlive
+// the call, so they hold copies of `region` and of `first`.
 
 template <typename Region>
 at::Tensor LayerInThree(const Region& region, Layer& layer,
@@ -23,8 +23,8 @@ at::Tensor LayerInThree(const Region& region, Layer& layer,
   return x + y;
 }
 
-// Each layer of three in a region inside that of the layer before; `first`: up
-// to the first layer.
+// Runs each of three layers in a region inside that of the layer before;
+// `first` computes what precedes the first layer.
 template <typename Region, typename First>
 at::Tensor LayersNested(Region region, First first, Net& net,
                         const at::Tensor& x) {

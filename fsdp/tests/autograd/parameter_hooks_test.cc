@@ -1,6 +1,6 @@
 #include "fsdp/autograd/autograd.h"
 
-// Hooks on parameters, against plain LibTorch on each rank.
+// Compares hooks on parameters with plain LibTorch on each rank.
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -86,7 +86,7 @@ std::shared_ptr<HookedNet> MakeNet(Way way) {
   return net;
 }
 
-// Neither linear nor the same in another order.
+// A hook that is not linear, and whose order with others matters.
 at::Tensor Clamp(const at::Tensor& gradient) {
   return gradient.clamp(-0.01, 0.02);
 }
@@ -198,7 +198,7 @@ class TiedNet : public torch::nn::Module {
   Linear a, b;
 };
 
-// As a hook does on one tensor with two names.
+// A hook on one tensor with two names sees the sum, too.
 TEST(ParameterHooksTest, OfATiedParameterSeeTheSum) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     at::Tensor expected;

@@ -1,5 +1,5 @@
-// What Options::recompute.units refuses, on all ranks: choices that are no
-// units, and calls that cannot be made again.
+// Options::recompute.units refuses, on all ranks, choices that are no units and
+// calls that cannot be repeated.
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -55,7 +55,7 @@ WrapPolicy None() {
 
 // --- When the model is sharded ----------------------------------------------
 
-// `options_of`: of a rank.
+// `options_of` returns the options of a rank.
 void ExpectNotSharded(const std::function<Options(int)>& options_of,
                       const Matcher<const absl::Status&>& matches) {
   std::vector<absl::Status> statuses(2);
@@ -120,7 +120,7 @@ TEST(RecomputePolicyTest, HasToChooseAlikeOnAllRanks) {
                AllOf(HasSubstr("blocks.0"), HasSubstr("recomputed"))));
 }
 
-// A unit whose parameters are all another's, too, is none.
+// A module whose parameters all belong to another unit, too, is no unit.
 class Tied : public torch::nn::Module {
  public:
   Tied()
@@ -266,7 +266,7 @@ TEST(RecomputedCallTest, HasToBeRepeatable) {
   }
 }
 
-// Nobody sees where such a unit begins.
+// A transparent model does not see where such a unit begins.
 TEST(RecomputedCallTest, HasToBeSeenInATransparentModel) {
   ExpectRefusedCall(Calls::kDirect, /*transparent=*/true,
                     "unit block is to be run again in backward, as "

@@ -1,6 +1,5 @@
-// Options::recompute.units: gradients have the bits of the same model with a
-// region around each unit, and are those of plain LibTorch; activations are not
-// kept.
+// Options::recompute.units gives the bits of the same model with a region
+// around each unit, and plain LibTorch's gradients; activations are not kept.
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
@@ -66,7 +65,7 @@ using ::torch::nn::LinearImpl;
 constexpr int64_t kRows = 4;
 constexpr int kBlocks = 3;
 
-// x + out(tanh(norm(fc(x)))), which tells how often it has run, and what it has
+// Computes x + out(tanh(norm(fc(x)))), counts its runs, and notes what it has
 // computed since the last Clear().
 class BlockImpl : public torch::nn::Module {
  public:
@@ -154,7 +153,7 @@ Options Recomputing(Options options) {
   return options;
 }
 
-// Two micro-batches; the second alone reduces.
+// Runs two micro-batches; only the second reduces.
 template <typename Model>
 absl::Status Accumulate(Model& model, int rank, int step) {
   for (int micro = 0; micro < 2; ++micro) {
@@ -181,7 +180,8 @@ absl::Status SameBits(const ShardedModuleBase& model,
   return absl::OkStatus();
 }
 
-// `plain`: the net of this rank alone, after the same batches.
+// Compares with the mean of `plain`, this rank's own net after the same
+// batches.
 absl::Status IsMeanOf(const torch::nn::Module& plain,
                       const ShardedModuleBase& model, Communicator& world) {
   Gradients actual = ShardGradients(model);
@@ -326,7 +326,7 @@ TEST(RecomputedMemoryTest, WithoutGradAUnitIsJustCalled) {
   EXPECT_OK(RunAllRanks(2, CheckWithoutGrad));
 }
 
-// In both runs.
+// This holds in both runs.
 TEST(RecomputedUnitTest, InputsAreCastToWhatAUnitComputesIn) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = BlockUnits();
@@ -347,7 +347,7 @@ TEST(RecomputedUnitTest, InputsAreCastToWhatAUnitComputesIn) {
   }));
 }
 
-// Random numbers of this process are drawn by one rank.
+// Only one rank may draw random numbers of this process.
 TEST(RecomputedUnitTest, DropoutIsTheSameTheSecondTime) {
   EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
@@ -371,7 +371,7 @@ TEST(RecomputedUnitTest, DropoutIsTheSameTheSecondTime) {
   }));
 }
 
-// BatchNorm in no unit: nobody but the unit's module knows its buffers.
+// The BatchNorm is in no unit: only the unit's module knows its buffers.
 TEST(RecomputedUnitTest, BuffersOfIgnoredModulesInsideCountABatchOnce) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = Recomputing(BlockUnits());
@@ -448,7 +448,7 @@ class Nested : public torch::nn::Module {
   Linear head;
 };
 
-// How often the outer unit and the one inside run in a step.
+// Checks how often the outer unit and the one inside run in a step.
 absl::Status CheckNested(Communicator& world, const WrapPolicy& recomputed,
                          int outer_runs, int inner_runs) {
   Options options = testing::UnitsOf<BlockImpl, OuterImpl>();

@@ -1,5 +1,5 @@
-// Checkpointed regions around units that nobody reports: gradients are those of
-// the same model without regions, however often backward comes.
+// Checkpointed regions around transparent units: gradients equal those of the
+// same model without regions, however often backward runs.
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
@@ -72,7 +72,6 @@ class RegionNet : public torch::nn::Module {
 
 enum class Backwards { kOne, kRetained, kTwoAfterTwo, kTwoReversed, kOneOfTwo };
 
-// `forward` and `backward` of one model.
 template <typename Forward, typename Backward>
 absl::Status Run(Backwards backwards, int rank, const Forward& forward,
                  const Backward& backward) {

@@ -1,6 +1,6 @@
-// What units take and return, viewed and modified in place by them and by their
-// callers: values and gradients are those of the same code without sharding,
-// and what LibTorch refuses stays refused.
+// Inputs and outputs of units are viewed and modified in place by them and by
+// their callers: values and gradients equal those of the same code without
+// sharding, and what LibTorch refuses stays refused.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -266,7 +266,7 @@ struct Outcome {
   Gradients gradients;  // of the net
 };
 
-// A layer before the net, the net, its caller, the loss.
+// Runs a layer before the net, the net, its caller and the loss.
 template <typename Call, typename Backward>
 absl::StatusOr<Outcome> Run(int rank, const Caller& caller, const Call& call,
                             const Backward& backward) {
@@ -295,7 +295,7 @@ absl::StatusOr<Outcome> Run(int rank, const Caller& caller, const Call& call,
 
 absl::StatusOr<Outcome> RunPlain(int rank, const Body& body, Mode mode,
                                  const Caller& caller) {
-  // Regions are ours.
+  // Plain LibTorch has no regions.
   BodyNet net(body, mode == Mode::kFrozen ? mode : Mode::kTrainable);
   FSDP_ASSIGN_OR_RETURN(
       Outcome outcome,
@@ -337,8 +337,8 @@ absl::Status CheckClose(const at::Tensor& actual, const at::Tensor& expected,
   return CheckTensor(actual, expected, 1e-4, 1e-5, what);
 }
 
-// A region computes with its arguments again and refuses that they change. Its
-// results may be modified where LibTorch refuses it for those of one operator.
+// A region repeats its computation and refuses changed arguments. Its results
+// may be modified where LibTorch refuses this for one operator's results.
 bool MayDiffer(const Body& body, Mode mode, const Caller& caller,
                bool is_refused) {
   if (mode != Mode::kRegion && mode != Mode::kRegionInside) return false;
@@ -404,8 +404,8 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
-// Without a gradient it is not called by autograd; with one of undefined values
-// it would make zeros of it.
+// Without a gradient, autograd does not call this function; with an undefined
+// one, it would make zeros of it.
 struct MaterializingScale : torch::autograd::Function<MaterializingScale> {
   static at::Tensor forward(torch::autograd::AutogradContext* context,
                             const at::Tensor& x, const at::Tensor& scale) {

@@ -1,6 +1,6 @@
 // Models on a device with streams whose checkpointed regions offload what they
-// keep, as one of N ranks: the values of the same steps on the CPU, nothing
-// that streams leave unordered, no wait of the host.
+// keep, as one of N ranks: values equal those on the CPU, streams leave nothing
+// unordered, and the host does not wait.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/tanh.h>
@@ -94,7 +94,7 @@ NetBody EachLayer(const Offload& /*offload*/) {
   };
 }
 
-// One of their arguments is the same.
+// The regions share one argument.
 NetBody RegionsAround(const Offload& offload) {
   return [offload](Net& net, const at::Tensor& x) {
     at::Tensor y = net.embed->forward(x);
@@ -136,8 +136,8 @@ absl::StatusOr<Offload> InAFile(c10::Device /*device*/) {
 
 using MakeOffload = absl::StatusOr<Offload> (*)(c10::Device);
 
-// The shards after some steps on `device`; what the device has to say of all
-// but the first step goes to `waits`.
+// Returns the shards after some steps on `device`. Sets `waits` to the device's
+// reports on all steps but the first.
 absl::StatusOr<Values> Train(const Program& program, const Offload& offload,
                              c10::Device device, int world_size,
                              std::vector<std::string>& waits) {
@@ -194,7 +194,8 @@ TEST_P(CheckpointOffloadDeviceTest, TrainsAsTheCpuDoesAndTheHostDoesNotWait) {
   EXPECT_THAT(waits, IsEmpty());
   const ActivationOffloadStats stats = offload->stats();
   EXPECT_GE(stats.found + stats.prefetched + stats.missed, kSteps);
-  // A file may be slower than the step, which then finds what is not written.
+  // A file may be slower than the step, which then finds what is not written
+  // yet.
   if (make_offload != &InAFile) {
     EXPECT_GE(stats.tensors_out, kSteps);
   }

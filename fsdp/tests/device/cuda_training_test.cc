@@ -1,5 +1,5 @@
-// Training on a GPU: the CPU's values, and no call by which the host waits for
-// it. Runs where a GPU is.
+// Training on a GPU gives the CPU's values, and the host does not wait for it.
+// Needs a GPU.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <c10/core/Device.h>
@@ -44,7 +44,7 @@ void RefuseWaits(bool refuse) {
              : c10::cuda::SyncDebugMode::L_DISABLED);
 }
 
-// A wait of the host in any step but the first is an error of that step.
+// If the host waits in any step but the first, that step fails.
 TrainingDevice Gpu() {
   TrainingDevice gpu;
   gpu.device = c10::Device(c10::kCUDA, 0);
@@ -74,7 +74,7 @@ void ExpectTheValuesOfTheCpu(const DeviceProgram& program, int world_size,
 class CudaTrainingTest
     : public ::testing::TestWithParam<std::tuple<DeviceProgram, int>> {
  protected:
-  // A step that fails does not come to its end.
+  // A step that fails does not reach its end.
   void TearDown() override { RefuseWaits(false); }
 };
 
@@ -92,7 +92,8 @@ INSTANTIATE_TEST_SUITE_P(
                           std::get<1>(info.param));
     });
 
-// The first of `world_size` ranks, which the host's collectives are played for.
+// Returns the first of `world_size` ranks, for which the host's collectives are
+// played.
 absl::StatusOr<std::shared_ptr<comm::Communicator>> OverNccl(int world_size) {
   FSDP_ASSIGN_OR_RETURN(auto device, comm::CreateNcclCommunicator(
                                          c10::make_intrusive<c10d::HashStore>(),
@@ -103,7 +104,7 @@ absl::StatusOr<std::shared_ptr<comm::Communicator>> OverNccl(int world_size) {
   return comm::CreatePairedCommunicator(std::move(host), std::move(device));
 }
 
-// With memory of NCCL's.
+// Tests with NCCL's memory.
 class NcclTrainingTest : public ::testing::TestWithParam<DeviceProgram> {
  protected:
   void TearDown() override { RefuseWaits(false); }
@@ -119,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(All, NcclTrainingTest,
                          ::testing::ValuesIn(DevicePrograms()),
                          [](const auto& info) { return info.param.name; });
 
-// The ranks' collectives are the device's, wherever the values lie.
+// Collectives run on the device, wherever the values are.
 TEST(CudaFullParamsTest, WhatIsWrittenOnTheCpuGoesBackToTheGpu) {
   const TrainingDevice gpu = Gpu();
   const std::shared_ptr<testing::NetImpl> net =

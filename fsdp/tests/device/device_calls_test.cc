@@ -1,5 +1,5 @@
-// What a step asks of a device beyond what the same model asks unsharded: per
-// unit, with everything in place.
+// The device calls of a step, per unit, beyond those of the unsharded model,
+// with everything on the device.
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
@@ -119,7 +119,8 @@ void PrintTo(const Setting& setting, std::ostream* out) {
   *out << setting.name << " of " << setting.world_size;
 }
 
-// Of `kMoreBlocks` blocks, which are units: with them less without them.
+// Returns the calls that `kMoreBlocks` more blocks add to a sharded model
+// beyond those that they add to a plain one.
 absl::StatusOr<Calls> AddedByUnits(const Setting& setting) {
   Options options = BlockUnits();
   setting.configure(options);

@@ -1,5 +1,5 @@
-// Steps on a device with streams, as one of N ranks: the values of the same
-// steps on the CPU, nothing that streams leave unordered, no wait of the host.
+// Steps on a device with streams, as one of N ranks: values equal those on the
+// CPU, streams leave nothing unordered, and the host does not wait.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <torch/nn/module.h>
@@ -40,7 +40,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// What the device has to say of all steps but the first goes to `waits`.
+// Sets `waits` to the device's reports on all steps but the first.
 TrainingDevice Fake(std::vector<std::string>& waits) {
   FakeDevice::Register();
   TrainingDevice fake;
@@ -56,8 +56,8 @@ TrainingDevice Fake(std::vector<std::string>& waits) {
 class DeviceTrainingTest
     : public ::testing::TestWithParam<std::tuple<DeviceProgram, int>> {
  protected:
-  // Before the first backward, which is the CPU's: autograd counts the kinds of
-  // devices only once.
+  // The device must be registered before the first backward, which is the
+  // CPU's: autograd counts kinds of devices only once.
   static void SetUpTestSuite() { FakeDevice::Register(); }
 };
 

@@ -1,4 +1,4 @@
-// When the memory of gradients goes that the user has dropped.
+// When the memory of dropped gradients is freed.
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
@@ -46,7 +46,8 @@ absl::StatusOr<Model> MakeModel(int world_size, c10::Device device) {
                         comm::CreateLoopback(loopback));
   std::shared_ptr<NetImpl> net = MakeNet(kDim, /*num_blocks=*/3);
   if (!device.is_cpu()) FakeDevice::Move(net->parameters());
-  // Shards and gradients in float, which buffers of one rank become, too.
+  // Shards and gradients are float, and so are the buffers that become
+  // gradients on one rank.
   Options options = BlockUnits();
   options.unit.precision.param_dtype = at::kBFloat16;
   options.unit.precision.reduce_dtype = at::kFloat;
@@ -88,7 +89,7 @@ TEST_P(GradientMemoryTest, OfADeviceIsTheForwardsOnceTheyAreDropped) {
     optimizer.step();
     const std::vector<Memory> memory = GradientsOf(model);
     ASSERT_FALSE(memory.empty());
-    // What the user has not dropped is added to by the next backward.
+    // The next backward adds to gradients that the user has not dropped.
     ASSERT_OK(model->Backward(Loss(model->forward(x), x)));
     EXPECT_EQ(NumHeld(memory), memory.size());
     optimizer.zero_grad();
@@ -101,7 +102,7 @@ TEST_P(GradientMemoryTest, OfADeviceIsTheForwardsOnceTheyAreDropped) {
   EXPECT_THAT(FakeDevice::Races(), IsEmpty());
 }
 
-// Where new memory would cost page faults.
+// On the CPU, new memory would cost page faults.
 TEST_P(GradientMemoryTest, OfTheCpuIsKeptForTheNextStep) {
   ASSERT_OK_AND_ASSIGN(Model model, MakeModel(GetParam(), at::kCPU));
   const at::Tensor x = Rows(0, 3, kDim);

@@ -26,7 +26,8 @@ using Code = absl::StatusCode;
 inline constexpr int64_t kDim = 4;
 inline constexpr int kRanks = 2;
 
-// Does what `act` says; without it, what a plain model of three layers does.
+// Does what `act` says; without one, computes like a plain model of three
+// layers.
 class Acting : public torch::nn::Module {
  public:
   using Act = std::function<at::Tensor(Acting& net, const at::Tensor& x)>;
@@ -46,22 +47,22 @@ class Acting : public torch::nn::Module {
 
 using Model = FullyShardedDataParallel<Acting>;
 
-// Every layer a unit, transparently.
+// Makes every layer a transparent unit.
 Options TransparentOptions();
 
 absl::StatusOr<Model> ShardActing(
     Communicator& communicator, const Options& options = TransparentOptions());
 
-// Whatever has happened before: nothing is gathered, and a step has the loss
-// and the gradients of a model that has never failed.
+// Checks that nothing is gathered, whatever has happened, and that a step has
+// the loss and gradients of a model that has never failed.
 absl::Status CheckStepIsExact(Model& model, Communicator& communicator);
 
-// An error where `status` is another one.
+// Returns an error if `status` has another code or text.
 absl::Status Expect(const absl::Status& status, Code code,
                     const std::string& text);
 
-// `act` fails alike on all ranks, as the model's forward or in a backward of
-// it, and the model is as good as new afterwards.
+// Expects `act` to fail alike on all ranks, in the model's forward or its
+// backward, and the model to be as good as new afterwards.
 void ExpectFails(const Acting::Act& act, Code code, const std::string& text);
 
 }  // namespace fsdp::acting_net

@@ -1,6 +1,6 @@
-// Which gradients there are after a forward or backward that has failed, while
-// the ranks go on: those of the units that it has been through, as LibTorch's
-// leaves have them, and all that was there before.
+// The gradients after a forward or backward that has failed, while ranks go on:
+// those of the units that it has passed, as LibTorch's leaves have them, and
+// all that were there before.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <torch/nn/module.h>
@@ -64,7 +64,8 @@ absl::Status Fail(const std::string& text) { return absl::InternalError(text); }
 
 constexpr int kHoldsAt = 3;
 
-// head(blocks(x)). Backward throws when the gradient leaves block `throws_at`.
+// Computes head(blocks(x)). Backward throws when the gradient leaves block
+// `throws_at`.
 class ThrowingImpl : public torch::nn::Module {
  public:
   ThrowingImpl()
@@ -100,9 +101,8 @@ class ThrowingImpl : public torch::nn::Module {
 };
 using Model = FullyShardedDataParallel<ThrowingImpl>;
 
-// One letter for each micro-step: S synchronizes, N does not, f fails in its
-// forward; s and n in their backward, when blocks 3 and 2 have been gone
-// through.
+// Each micro-step has a letter: S synchronizes, N does not; f fails in forward,
+// s and n fail in backward, after blocks 3 and 2.
 constexpr int kFailsAt = 2;
 bool FailsInBackward(char step) { return step == 's' || step == 'n'; }
 
@@ -110,8 +110,8 @@ at::Tensor Data(int step, int rank) {
   return Rows(step * 50 + rank * 7, 3, kDim);
 }
 
-// What plain LibTorch has on one rank. Of a backward that fails the root, whose
-// parts are before and after its blocks, has not been gone through.
+// Computes one rank with plain LibTorch. A backward that fails has not passed
+// the root, which is on both sides of its blocks.
 void RunPlain(const std::string& steps, int rank, Gradients& sum) {
   ThrowingImpl plain;
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -285,8 +285,8 @@ class WithToldReductions final : public comm::ForwardingCommunicator {
   const std::function<void()> tell_;
 };
 
-// The last rank goes on with its backward when rank 0's has failed and rank 0
-// either waits for what it has in flight or has made its gradients zero.
+// The last rank continues its backward after rank 0's has failed and rank 0
+// either waits for reductions in flight or has zeroed its gradients.
 class Late {
  public:
   void BeginToFail() { fails_ = true; }
@@ -303,7 +303,7 @@ class Late {
   }
 
  private:
-  bool fails_ = false;  // of rank 0
+  bool fails_ = false;  // whether rank 0 fails
   absl::Notification reached_;
 };
 
@@ -322,7 +322,7 @@ absl::Status FailThenMakeZero(Communicator& world, By by, Late& late) {
                                                         }
                                                       }),
                  options));
-  // From here on gradients are there, and sums are added to them.
+  // From here on gradients exist, and sums are added to them.
   FSDP_RETURN_IF_ERROR(RunStep(model, 'S', 0, world.rank(), by));
   model.module()->on_throw = [&] {
     if (is_first) late.BeginToFail();

@@ -1,4 +1,4 @@
-// Models that fail at a point of one's choice, and what is done with them.
+// Models that fail at a chosen point, and what is done with them.
 #ifndef FSDP_TESTS_ERRORS_FAULT_CASES_H_
 #define FSDP_TESTS_ERRORS_FAULT_CASES_H_
 
@@ -35,7 +35,7 @@ class Block;
 
 class Net : public torch::nn::Module {
  public:
-  // `injector` outlives the net.
+  // `injector` must outlive the net.
   Net(FaultInjector* injector, const NetOptions& options);
 
   at::Tensor forward(const at::Tensor& x);
@@ -62,13 +62,13 @@ struct Trainer {
 
 // --- What is done with it ----------------------------------------------------
 
-// Throws what goes wrong. `part` numbers the data.
+// An iteration throws on any error. `part` numbers the data.
 using Iteration = void (*)(Trainer& trainer, int64_t part);
 
 void Train(Trainer& trainer, int64_t part);
-// By the user's own backward().
+// Trains with the user's own backward().
 void TrainByPlainBackward(Trainer& trainer, int64_t part);
-// A visitor may return what it fails with.
+// Edits parameters one by one; the visitor may return its error.
 void EditEach(Trainer& trainer, int64_t part);
 
 struct Case {
@@ -80,9 +80,9 @@ struct Case {
   int replicas = 1;
   bool hooks = false;            // the model's own hooks
   bool edits = false;            // parameters may have changed before an error
-  bool frees_at_failure = true;  // and not at the next step
+  bool frees_at_failure = true;  // rather than at the next step
   bool tells_peers = true;       // when one rank fails
-  // Some collectives are in no forward or backward: when they fail, they may
+  // Some collectives run outside forward and backward: if they fail, they may
   // abort their group whatever the options say.
   bool outside_iteration = false;
 };
@@ -95,7 +95,7 @@ absl::StatusOr<Trainer> MakeTrainer(const Case& c,
                                     const std::shared_ptr<Net>& net,
                                     Communicator& world,
                                     FaultInjector* injector);
-// Of a new net.
+// Makes a trainer of a new net.
 absl::StatusOr<Trainer> MakeTrainer(const Case& c, Communicator& world,
                                     FaultInjector* injector);
 

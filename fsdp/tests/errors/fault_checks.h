@@ -1,4 +1,4 @@
-// What is expected of a model that has failed.
+// Checks of a model that has failed.
 #ifndef FSDP_TESTS_ERRORS_FAULT_CHECKS_H_
 #define FSDP_TESTS_ERRORS_FAULT_CHECKS_H_
 
@@ -22,7 +22,7 @@ namespace fsdp::faults {
 
 using ::fsdp::testing::FaultType;
 
-// How an iteration has ended, and with which type of exception.
+// The end of an iteration, and the type of its exception.
 struct Outcome {
   absl::Status status;
   std::optional<FaultType> type;
@@ -32,8 +32,8 @@ Outcome Iterate(const Case& c, Trainer& trainer, int64_t part);
 
 absl::Status Wrong(const std::string& text);
 
-// The fault as it was injected, by its text and code, and by its type where
-// nothing returns a Status on the way.
+// Checks that the outcome is the injected fault, by text and code, and with
+// `keeps_type` by type, too.
 absl::Status CheckReported(const Outcome& outcome,
                            const FaultInjector& injector, FaultType type,
                            bool keeps_type);
@@ -43,14 +43,15 @@ using Values = std::vector<at::Tensor>;
 Values ShardsOf(const Trainer& trainer);
 void SetShards(Trainer& trainer, const Values& values);
 
-// Each parameter has one of these values, and not something in between.
+// Checks that each parameter has one of these values, and nothing in between.
 absl::Status CheckNotTorn(const Trainer& trainer,
                           const std::vector<Values>& choices);
 absl::Status CheckNothingGathered(const Trainer& trainer);
-// Both have done the same iteration.
+// Checks that both have done the same iteration.
 absl::Status CheckSame(const Trainer& trainer, const Trainer& reference);
 
-// A peer of rank `faulty_rank` has ended with its name, or not at all.
+// Checks that a peer of rank `faulty_rank` has ended with its name, or without
+// an error.
 absl::Status CheckNamed(const absl::Status& status, int faulty_rank);
 
 // A new group whose ranks have injectors.
@@ -59,7 +60,7 @@ class Group {
   Group(int world, bool aborts);
 
   FaultInjector* injector(int rank) { return &injectors_[rank]; }
-  // Whether any rank has failed as it was told.
+  // Returns whether an injected fault has occurred on any rank.
   bool has_failed() const;
 
   absl::Status Run(const std::function<absl::Status(Communicator&)>& run);
@@ -69,7 +70,7 @@ class Group {
   std::vector<std::unique_ptr<Communicator>> communicators_;
 };
 
-// Waits until all ranks have called it, so that none is told of a failure by
+// Waits until all ranks have called it, so that no rank learns of a failure by
 // the end of another.
 class EndOfAll {
  public:

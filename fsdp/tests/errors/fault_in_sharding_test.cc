@@ -23,8 +23,8 @@ namespace {
 
 class FaultInShardingTest : public ::testing::TestWithParam<Case> {};
 
-// With the same modules, unless some units are sharded already, and with a new
-// group: the first may be aborted.
+// They try again with the same modules, unless some units are sharded already,
+// and with a new group, because the first may be aborted.
 TEST_P(FaultInShardingTest, RanksThatFailAlikeMayTryAgain) {
   const Case& c = GetParam();
   bool goes_on = true;

@@ -1,7 +1,6 @@
-// Training that fails at any of its points, one after the other: in user code,
-// in autograd, in hooks and in collectives. Where all ranks fail alike, the
-// next step is the one of a model that has never failed, bit by bit. A
-// parameter is never half written.
+// Training fails at each of its points: in user code, autograd, hooks and
+// collectives. If all ranks fail alike, the next step is that of a model that
+// has never failed, bit by bit. A parameter is never half written.
 #include <cstdint>
 #include <string>
 
@@ -30,7 +29,7 @@ bool IsNamedAbort(const absl::Status& status, const FaultInjector& injector) {
          absl::StrContains(status.message(), injector.text());
 }
 
-// Returns whether the iteration has come to the fault.
+// Returns whether the iteration has reached the fault.
 absl::StatusOr<bool> CheckOneFault(const Case& c, Trainer& trainer,
                                    Trainer& reference, int64_t point,
                                    FaultType type) {
@@ -55,7 +54,7 @@ absl::StatusOr<bool> CheckOneFault(const Case& c, Trainer& trainer,
   if (c.frees_at_failure) FSDP_RETURN_IF_ERROR(CheckNothingGathered(trainer));
   FSDP_RETURN_IF_ERROR(
       CheckNotTorn(trainer, {before, c.edits ? ShardsOf(reference) : before}));
-  // Nothing is left of the values that the iteration has worked with.
+  // The next step must not use values of the failed iteration.
   for (const at::Tensor& values : before) values.mul_(0.75);
   SetShards(trainer, before);
   SetShards(reference, before);
@@ -68,7 +67,7 @@ absl::StatusOr<bool> CheckOneFault(const Case& c, Trainer& trainer,
   return true;
 }
 
-// Returns whether any rank has come to the fault.
+// Returns whether any rank has reached the fault.
 absl::StatusOr<bool> CheckFaults(const Case& c, Communicator& world,
                                  FaultInjector* injector, int64_t first_point,
                                  FaultType type) {

@@ -23,10 +23,10 @@
 namespace fsdp::faults {
 namespace {
 
-// A point in user code that the model does not see: it concerns its rank only.
+// Returns whether the point is in user code that the model does not see.
 bool ConcernsOneRank(const std::string& point) { return point == "a scope"; }
 
-// What each rank has done twice.
+// The outcomes of two iterations on each rank.
 struct Outcomes {
   absl::Status first;
   absl::Status second;
@@ -92,7 +92,7 @@ void ExpectAllRanksEnd(const Case& c, FaultType type, absl::string_view part) {
     if (!goes_on) continue;
     EXPECT_FALSE(outcomes[faulty].first.ok());
     for (const Outcomes& of_rank : outcomes) {
-      // All ranks go on, or none.
+      // Either all ranks go on, or none.
       EXPECT_EQ(of_rank.second.ok(), outcomes[faulty].second.ok());
       if (ConcernsOneRank(failed_at)) {
         EXPECT_OK(of_rank.second);
@@ -113,8 +113,8 @@ TEST_P(OneRankFaultTest, ARankThatFailsAloneEndsItsPeersWithItsName) {
       ExpectAllRanksEnd(c, type, /*part=*/"");
       continue;
     }
-    // Agreements between steps use the group of all ranks, and nothing tells
-    // the others when that fails on one rank only.
+    // Agreements between steps use the group of all ranks: the others do not
+    // learn of a failure on one rank alone.
     ExpectAllRanksEnd(c, type, /*part=*/" of first");
     Case one_group = c;
     one_group.replicas = 1;

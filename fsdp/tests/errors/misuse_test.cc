@@ -1,6 +1,6 @@
-// What users do wrong: the same error on every rank, which says what to do, and
-// a model that trains on exactly as one process does. Refusals that need no
-// second look are tested beside what refuses: shard_module_test.cc (wrapping),
+// Misuse gives the same error on every rank, which says what to do, and the
+// model trains on exactly as one process does. Simple refusals are tested
+// beside the code that refuses: shard_module_test.cc (wrapping),
 // sharded_model_test.cc (steps), strategies_test.cc (meshes),
 // mixed_precision_test.cc (dtypes), full_params_test.cc (scopes).
 #include <ATen/core/Tensor.h>
@@ -90,7 +90,7 @@ absl::Status CheckRefused(const absl::Status& status, Code code,
       absl::StrCat("expected ", text, ", got ", status.ToString()));
 }
 
-// As a model does that has never seen a misuse.
+// Checks that it trains like a model that has never been misused.
 template <typename Net>
 absl::Status CheckTrains(FullyShardedDataParallel<Net>& model,
                          const std::shared_ptr<Net>& plain) {
@@ -113,7 +113,7 @@ std::ostream& operator<<(std::ostream& out, const Misuse& misuse) {
   return out << misuse.name;
 }
 
-// What `act` throws.
+// Returns a misuse whose status is the exception of `act`.
 std::function<absl::Status(Model&)> Throws(std::function<void(Model&)> act) {
   return [act = std::move(act)](Model& model) {
     return TorchToStatus("misuse", [&] { act(model); });
@@ -207,8 +207,8 @@ INSTANTIATE_TEST_SUITE_P(All, BetweenStepsTest,
                          ::testing::ValuesIn(kBetweenSteps),
                          [](const auto& info) { return info.param.name; });
 
-// What replaces the data of a parameter is noticed by the next forward; when
-// the user puts the data back, the model trains on.
+// The next forward notices that a parameter's data was replaced. If the user
+// puts the data back, the model trains on.
 TEST(ReplacedDataTest, IsRefusedByTheNextForwardUntilItIsPutBack) {
   const std::vector<std::function<at::Tensor(const at::Tensor&)>> replacements =
       {[](const at::Tensor&) {
@@ -240,7 +240,7 @@ TEST(ReplacedDataTest, IsRefusedByTheNextForwardUntilItIsPutBack) {
 
 // --- In a forward ------------------------------------------------------------
 
-// A layer that does once what `act` says.
+// A layer that runs `act` once.
 class Misbehaving : public torch::nn::Module {
  public:
   using Act = std::function<at::Tensor(const at::Tensor& x, at::Tensor& p)>;

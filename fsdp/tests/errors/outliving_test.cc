@@ -1,5 +1,5 @@
-// What outlives a scope of full parameters, and an InferenceMode of the
-// caller's: nothing that holds memory, and everything that trains.
+// After a scope of full parameters and the caller's InferenceMode, no memory is
+// held and everything trains.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -85,7 +85,7 @@ TEST(HandedOutTest, ViewsOfSummonedParametersAndGradientsEndWithTheScope) {
       }
       FSDP_RETURN_IF_ERROR(
           CheckIsOver(views, "the scope of SummonFullParams() is over"));
-      // What hangs on to them is no obstacle, and gets nothing.
+      // Graphs that hold these tensors do not disturb, and get nothing.
       FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
       FSDP_RETURN_IF_ERROR(
           CheckIsOver(views, "the scope of SummonFullParams() is over"));
@@ -206,7 +206,7 @@ const InMode kInMode[] = {
      }},
 };
 
-// The parameters after three steps, before each of which `act` runs, inside an
+// Returns the parameters after three steps; before each, `act` runs inside an
 // InferenceMode or a NoGradGuard.
 absl::StatusOr<StateDict> TrainAround(Communicator& world,
                                       const Options& options,

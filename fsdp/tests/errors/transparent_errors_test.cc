@@ -1,4 +1,4 @@
-// What transparent units refuse.
+// The refusals of transparent units.
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -130,7 +130,7 @@ at::Tensor OnAnotherThread(const std::function<at::Tensor()>& run) {
 }
 
 TEST(TransparentErrorsTest, OperatorsOnAnotherThread) {
-  // Of a unit that is not gathered, and of one that is.
+  // The parameter's unit may be gathered or not.
   ExpectFails(
       [](Acting& net, const at::Tensor& x) {
         return OnAnotherThread([&] { return net.first->forward(x); });
@@ -144,7 +144,7 @@ TEST(TransparentErrorsTest, OperatorsOnAnotherThread) {
       Code::kFailedPrecondition, "unit first on another thread");
 }
 
-// Swallows an error of ours and goes on.
+// The model catches our error and goes on.
 TEST(TransparentErrorsTest, AnErrorThatTheModelCatches) {
   ExpectFails(
       [](Acting& net, const at::Tensor& x) {
@@ -168,7 +168,7 @@ TEST(TransparentErrorsTest, AUnitThatIsToCastItsInputs) {
   }));
 }
 
-// Takes its weight before any operator has: nobody could know of it.
+// Takes its weight before any operator does, so that nobody can know of it.
 class TakesWeight : public torch::autograd::Function<TakesWeight> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context,
@@ -230,7 +230,7 @@ TEST(TransparentErrorsTest, CreateGraph) {
   }));
 }
 
-// Through a tensor that does not pass the root's output.
+// The gradient goes through a tensor that bypasses the root's output.
 TEST(TransparentErrorsTest, CreateGraphOfAnInnerTensor) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
     FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
@@ -264,7 +264,7 @@ TEST(TransparentErrorsTest, AutogradGradWithRespectToAParameter) {
     });
     FSDP_RETURN_IF_ERROR(
         Expect(status, Code::kFailedPrecondition, "a parameter of unit first"));
-    // With respect to the input it is as good as without sharding.
+    // The gradient with respect to the input equals that without sharding.
     const at::Tensor again = model->forward(x).sum();
     const at::Tensor gradient = torch::autograd::grad({again}, {x})[0];
     Acting plain;
@@ -290,7 +290,7 @@ TEST(TransparentErrorsTest, ABackwardAfterTheModelIsGone) {
 
 // --- Operators inside operators ----------------------------------------------
 
-// What the operator below runs between two reads of its own input.
+// Called by the operator below between two reads of its input.
 thread_local std::function<void()> between_reads;
 
 at::Tensor ReadTwice(const at::Tensor& input) {

@@ -1,5 +1,4 @@
-// What failures inside operators leave behind: LibTorch swallows what an
-// operator's callback throws.
+// Failures inside operators, whose callbacks' exceptions LibTorch swallows.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
@@ -89,7 +88,7 @@ TEST(TransparentErrorsTest, AnExceptionInBackward) {
                      : TorchToStatus("backward", [&] { loss.backward(); });
       FSDP_RETURN_IF_ERROR(Expect(status, Code::kUnknown, "in a hook"));
       if (!through_us) {
-        // The next forward finds out.
+        // The next forward reports it.
         c10::NoGradGuard no_grad;
         model->module()->act = nullptr;
         model->forward(Rows(0, 3, kDim));
@@ -107,7 +106,7 @@ TEST(TransparentErrorsTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
     const at::Tensor x = Rows(0, 3, kDim);
     const at::Tensor fails = model->forward(x).sum();
     at::Tensor other = model->forward(x);
-    // Enters backward without the root's output.
+    // This loss enters backward without the root's output.
     const at::Tensor loss = other.square().mean();
     const at::Tensor bad = fails * 2;
     fails.register_hook(
@@ -127,8 +126,8 @@ TEST(TransparentErrorsTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
   }));
 }
 
-// A collective that fails inside an operator's callback: the error of the
-// step is its own, not that of the operator which then finds no memory.
+// If a collective fails inside an operator's callback, the step's error is the
+// collective's, not that of the operator, which then finds no memory.
 void ExpectReportsFailureOf(const std::string& label, int64_t nth,
                             bool through_us) {
   auto group = comm::CreateLocalGroup(kRanks);

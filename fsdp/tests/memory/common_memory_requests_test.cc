@@ -1,5 +1,5 @@
-// What users gather between steps, beside ranks that are late with writing
-// their shards: where they compute with each other's memory, and where not.
+// Requests of users between steps, beside ranks that write their shards late,
+// with and without common memory.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
@@ -51,19 +51,19 @@ using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::Unowned;
 
-// The last rank writes its shards when rank 0 has gone as far as it gets
+// The last rank writes its shards after rank 0 has gone as far as it can
 // without: to a fence of its next forward, or through it.
 class LateRank {
  public:
   explicit LateRank(int steps) : reached_(steps) {}
 
-  // Of rank 0.
+  // Called by rank 0.
   void Begin(int step) { step_ = step; }
   void Reach() {
     const int step = step_.exchange(-1);
     if (step >= 0) reached_[step].Notify();
   }
-  // Of the late one.
+  // Called by the late rank.
   absl::Status Await(int step) {
     return reached_[step].WaitForNotificationWithTimeout(kPatience)
                ? absl::OkStatus()
@@ -92,7 +92,7 @@ absl::Status TrainWith(const Request& request, const Way& way,
     model->zero_grad();
     FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
     FSDP_RETURN_IF_ERROR(request.before(model));
-    // Elsewhere a gather waits for all ranks anyway.
+    // Without common memory, a gather waits for all ranks anyway.
     if (way.shares && world.rank() + 1 == world.world_size()) {
       FSDP_RETURN_IF_ERROR(late.Await(step));
     }
@@ -137,14 +137,15 @@ TEST_P(RequestTest, EveryRankComputesWithFinishedWritesOrTheValuesAskedFor) {
   }
 }
 
-// Nobody waits for another rank to ask for a unit, and writes at once.
+// A rank writes after its own request without waiting for other ranks'
+// requests.
 absl::Status WriteAfterAsking(const Way& way, Communicator& world,
                               absl::Notification& written) {
   FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
                                               Unowned(world), OptionsFor(way)));
   c10::NoGradGuard no_grad;
   torch::nn::Module& block = Block(model, 1);
-  // Memory is there afterwards: to allocate it is collective.
+  // Allocates first, because that is collective.
   FSDP_RETURN_IF_ERROR(UnshardAndWait(block));
   FSDP_RETURN_IF_ERROR(Reshard(block));
   const auto write = [&](double value) {

@@ -135,7 +135,8 @@ TEST(CommonMemoryTest, NothingMovesToGather) {
     for (CollectiveLog& log : logs) log.Clear();
     EXPECT_OK(RunSharing(2, [&](Communicator& world) -> absl::Status {
       CollectiveLog* log = &logs[world.rank()];
-      // Split() takes all ranks' ends away from the caller.
+      // The group is split, because Split() takes all ranks' ends from the
+      // caller.
       FSDP_ASSIGN_OR_RETURN(auto part, world.Split(0, 0));
       const std::shared_ptr<Communicator> recording =
           comm::Record(std::move(part), log);
@@ -155,7 +156,7 @@ TEST(CommonMemoryTest, NothingMovesToGather) {
       return CheckThat(stats.reserved_bytes, Eq(0),
                        "bytes for gathered parameters");
     }));
-    // One for each unit and step tells that all have cast their part.
+    // One per unit and step shows that all ranks have cast their parts.
     EXPECT_EQ(logs[0].TotalsOf(Collective::kAllGather).count,
               is_bf16 ? 2 * (kBlocks + 1) : 0);
     EXPECT_EQ(logs[0].TotalsOf(Collective::kReduceScatter).count,
@@ -163,7 +164,7 @@ TEST(CommonMemoryTest, NothingMovesToGather) {
   }
 }
 
-// Counts what the runtime asks for.
+// Counts the runtime's requests for memory.
 class CountingCommunicator final : public comm::ForwardingCommunicator {
  public:
   CountingCommunicator(std::unique_ptr<Communicator> base, int* allocations)
@@ -197,7 +198,7 @@ TEST(CommonMemoryTest, NothingIsAllocatedAfterTheFirstStep) {
       torch::optim::SGD optimizer(model->Parameters(), 0.1);
       FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
       const int after_first = std::exchange(allocations, 0);
-      // The second prefetches.
+      // The second step prefetches.
       FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
       if (after_first == 0 || allocations > 1) {
         return absl::InternalError(absl::StrCat(after_first, allocations));
@@ -229,8 +230,8 @@ class GatedImpl : public torch::nn::Module {
   const std::function<void()> inside_;
 };
 
-// What rank 0's forward returns when rank 1 is late: before its own forward, or
-// inside it.
+// Returns the status of rank 0's forward when rank 1 is late, before its own
+// forward or inside it.
 absl::Status ForwardWithALateRank(bool inside, bool with_grad) {
   absl::Notification rank0_is_out;
   const std::vector<absl::Status> results =
@@ -269,8 +270,8 @@ TEST(CommonMemoryTest, NoRankGoesOnToWriteBeforeAllHaveRead) {
   }
 }
 
-// Every rank writes as soon as its call returns and reads at once again, so
-// that a missing fence shows in the values.
+// Every rank writes as soon as its call returns and reads again at once, so
+// that a missing fence changes values.
 TEST(CommonMemoryTest, WritesBetweenForwardsAreSeenByAllAndByNobodyTooEarly) {
   constexpr int kRounds = 200;
   for (const bool is_bf16 : {false, true}) {

@@ -53,8 +53,8 @@ using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Backward would gather the new values of what forward has the old ones of, and
-// so would a region's recomputation.
+// Backward, or a region's recomputation, would gather new values where forward
+// had the old ones.
 absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
                               Communicator& world) {
   FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
@@ -83,7 +83,7 @@ absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
     return Fail(refused.ToString());
   }
   FSDP_RETURN_IF_ERROR(Reshard(unit));
-  // Asked for after the step it is as good as not asked for.
+  // A request after the step has no effect on the values.
   FSDP_RETURN_IF_ERROR(UnshardAndWait(unit));
   model->zero_grad();
   const at::Tensor loss = Loss(model->forward(x), x);
@@ -112,7 +112,7 @@ TEST(HeldUnitTest, TrainingOnValuesOfBeforeAStepIsRefusedByEveryBackend) {
   }
 }
 
-// What is not sharded is its shard, which nothing is older than.
+// A unit that is not sharded is its shard, which cannot be newer.
 TEST(HeldUnitTest, AUnitThatIsNotShardedFollowsItsShard) {
   ASSERT_OK_AND_ASSIGN(const Group group, comm::CreateLocalGroup(1));
   EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {

@@ -1,5 +1,5 @@
-// What users gather between steps, the ways in which ranks hold the parameters,
-// and the same training with plain LibTorch.
+// What users gather between steps, how ranks hold parameters, and the same
+// training with plain LibTorch.
 #ifndef FSDP_TESTS_MEMORY_MEMORY_REQUESTS_H_
 #define FSDP_TESTS_MEMORY_MEMORY_REQUESTS_H_
 
@@ -47,12 +47,12 @@ absl::StatusOr<Group> MakeGroup(const Way& way, int world_size);
 
 Options OptionsFor(const Way& way);
 
-// Calls `tell` when the rank reaches a fence of memory in common.
+// Calls `tell` when the rank reaches a fence of common memory.
 std::shared_ptr<Communicator> WithToldFences(std::shared_ptr<Communicator> base,
                                              std::function<void()> tell);
 
-// One thing a user does after backward and before the optimizer steps, and
-// after; and which blocks have the values of before the step meanwhile.
+// What a user does after backward, before and after the optimizer's step, and
+// which blocks meanwhile have the values from before the step.
 struct Request {
   std::string name;
   std::function<absl::Status(Net&)> before;
@@ -74,10 +74,11 @@ class Plain {
 
   void Step(int step);
 
-  // With the values of before the step in what `request` holds.
+  // Computes with the values from before the step in what `request` holds.
   at::Tensor Output(const Request& request, const at::Tensor& x);
 
-  // After a step, so that values of before it are others in bf16, too.
+  // A factor that is applied after a step, so that the values before it differ
+  // in bf16, too.
   static double Growth(int step);
 
   static at::Tensor Data(int step, int rank);

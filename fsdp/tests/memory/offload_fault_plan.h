@@ -30,16 +30,16 @@ inline constexpr int64_t kDim = 5;
 inline constexpr int kSteps = 4;
 inline constexpr char kInjected[] = "injected failure";
 
-// Of one rank's store of one kind.
+// The faults of one rank's store of one kind.
 struct Plan {
   int rank = 0;
   RestingKind kind = RestingKind::kOptimizer;
   std::vector<Fault> faults;
-  // What rests in stores; the rest stays in memory.
+  // What rests in stores; everything else stays in memory.
   enum class Away { kAll, kStates, kParameters, kGradients };
   Away away = Away::kAll;
   bool two_groups = false;
-  // So few that every use is a transfer.
+  // With so few pages, every use is a transfer.
   int64_t buffer_pages = 10;
 };
 
@@ -50,14 +50,14 @@ OffloadOptions Offloading(int rank, const Plan& plan);
 absl::StatusOr<Model> MakeModel(Communicator& world,
                                 const OffloadOptions& offload);
 
-// With two groups, those of every unit are mixed.
+// With two groups, each unit has parameters in both.
 FusedAdamW MakeAdamW(Model& model, bool two_groups);
 
 absl::Status Backward(Model& model, int step);
 
 absl::Status Step(FusedAdamW& optimizer);
 
-// What an undisturbed run ends with.
+// Returns the values at the end of an undisturbed run.
 absl::StatusOr<Values> Undisturbed(Communicator& world, bool two_groups);
 
 }  // namespace fsdp::offload_faults

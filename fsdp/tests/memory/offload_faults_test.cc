@@ -48,13 +48,13 @@ using ::fsdp::testing::Values;
 using ::fsdp::testing::ValuesOf;
 using ::testing::HasSubstr;
 
-// What came of a disturbed one on a rank.
+// The outcome of a disturbed run on a rank.
 struct Outcome {
   int failed_steps = 0;
   absl::Status ended;  // where something else failed, which ends the run
 };
 
-// A failed step is tried again: it has changed nothing.
+// Repeats a failed step, which must have changed nothing.
 absl::StatusOr<Outcome> Disturbed(Communicator& world, const Plan& plan,
                                   const Values& expected) {
   Outcome outcome;
@@ -92,8 +92,8 @@ absl::StatusOr<Outcome> Disturbed(Communicator& world, const Plan& plan,
   return outcome;
 }
 
-// Every transfer of a run fails once, in a run of its own; `check` sees what
-// came of it on each rank. Until a run that has no such transfer any more.
+// Lets transfers fail, each in a run of its own and ever farther apart, until a
+// run has no such transfer. `check` gets the outcomes of each rank.
 template <typename Check>
 void FailEach(Fault fault, Plan plan, const Check& check) {
   std::vector<Values> expected(kRanks);
@@ -119,7 +119,7 @@ void FailEach(Fault fault, Plan plan, const Check& check) {
   FAIL() << "a run has more transfers than are tried";
 }
 
-// At the end of the run nothing is left that could fail.
+// Returns whether the run has reached its end without a failure.
 bool NothingFailed(const std::vector<Outcome>& outcomes,
                    const std::vector<absl::Status>& results) {
   for (const absl::Status& result : results) {
@@ -131,7 +131,7 @@ bool NothingFailed(const std::vector<Outcome>& outcomes,
   return true;
 }
 
-// Only where all ranks had the same.
+// Expects that all ranks had the same failures.
 void ExpectOneStory(int64_t nth, const std::vector<Outcome>& outcomes,
                     const std::vector<absl::Status>& results) {
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -139,14 +139,15 @@ void ExpectOneStory(int64_t nth, const std::vector<Outcome>& outcomes,
         << nth << ": " << results[rank] << " and " << results[0];
     EXPECT_EQ(outcomes[rank].failed_steps, outcomes[0].failed_steps) << nth;
     if (results[rank].ok()) continue;
-    // A failed forward or backward, of which all ranks know.
+    // A forward or backward has failed, and all ranks know of it.
     EXPECT_FALSE(outcomes[rank].ended.ok()) << nth << ": " << results[rank];
     EXPECT_THAT(std::string(results[rank].message()), HasSubstr(kInjected))
         << nth;
   }
 }
 
-// Each read of states, which only steps and state dicts make; how many failed.
+// Lets each read of states fail, which only steps and state dicts do. Returns
+// how many failed.
 int FailEachRead(const Plan& plan) {
   Fault fault;
   fault.operation = Fault::Operation::kRead;
@@ -161,7 +162,8 @@ int FailEachRead(const Plan& plan) {
   return failures;
 }
 
-// The first transfers of `kind`, up to `most`; how many runs that disturbed.
+// Lets the first transfers of `kind` fail, up to `most`. Returns how many runs
+// that disturbed.
 int FailFirst(RestingKind kind, int64_t most) {
   Plan plan;
   plan.kind = kind;
@@ -212,7 +214,7 @@ TEST(OffloadFaultsTest, AGradientThatCannotBeMovedEndsTheRunOfAllRanks) {
   EXPECT_GT(FailFirst(RestingKind::kGradients, 60), 5);
 }
 
-// States in memory cannot be undone, and nothing says that they were.
+// States in memory cannot be undone, and no error says that they were.
 TEST(OffloadFaultsTest, WithoutStatesInStoresAFailedStepStaysAsItIs) {
   for (const auto& [away, kind] :
        {std::pair{Away::kParameters, RestingKind::kParameters},
@@ -222,7 +224,7 @@ TEST(OffloadFaultsTest, WithoutStatesInStoresAFailedStepStaysAsItIs) {
       Plan plan;
       plan.away = away;
       plan.kind = kind;
-      // Two gradients may be under way.
+      // Two gradients may be in memory.
       plan.buffer_pages = away == Away::kGradients ? 2 : 1;
       plan.faults.emplace_back().operation = Fault::Operation::kRead;
       plan.faults.back().nth = nth;
@@ -244,8 +246,8 @@ TEST(OffloadFaultsTest, WithoutStatesInStoresAFailedStepStaysAsItIs) {
   }
 }
 
-// The copies of parameters that undo a step lie among the states, which cannot
-// be read any more.
+// The copies of parameters that undo a step are in the states' store, which can
+// no longer be read.
 TEST(OffloadFaultsTest, AfterAStepThatCouldNotBeUndoneNoOtherBegins) {
   bool told = false;
   for (int64_t nth = 0; nth < 40 && !told; ++nth) {

@@ -58,7 +58,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kDim = 6;
 
-// Ends a run at a moment.
+// The moment at which a run ends.
 enum class End {
   kAfterStep,      // as programs end
   kAfterBackward,  // gradients were on their way
@@ -99,7 +99,7 @@ class OffloadKeepTest : public ::testing::TestWithParam<bool> {
                                         torch::optim::AdamWOptions(1e-2));
   }
 
-  // To step it without an optimizer.
+  // Returns the space, to be stepped without an optimizer.
   static OffloadSpace* SpaceOf(const Model& model) {
     const at::Tensor& shard = model->NamedShards().front().shard;
     return RestingMemory::Of(shard)->space().get();
@@ -112,7 +112,8 @@ class OffloadKeepTest : public ::testing::TestWithParam<bool> {
     return model->Backward(Loss(model->forward(x), x));
   }
 
-  // One run up to `last` steps in all; `seed` of what the module has at first.
+  // Runs up to `last` steps in all; `seed` is that of the module's initial
+  // values.
   static absl::StatusOr<Values> Run(Communicator& world, const Options& options,
                                     int64_t last, int seed = 0,
                                     End end = End::kAfterStep) {
@@ -155,7 +156,7 @@ TEST_P(OffloadKeepTest, GoesOnAsIfItHadNotEnded) {
       FSDP_ASSIGN_OR_RETURN(const Values expected,
                             Run(world, BlockUnits(), /*last=*/7));
       FSDP_RETURN_IF_ERROR(Run(world, kept, /*last=*/3).status());
-      // What the module had at first counts no more.
+      // The module's initial values no longer matter.
       FSDP_RETURN_IF_ERROR(Run(world, kept, /*last=*/4, /*seed=*/5).status());
       FSDP_ASSIGN_OR_RETURN(const Values actual,
                             Run(world, kept, /*last=*/7, /*seed=*/6));
@@ -191,7 +192,7 @@ TEST_P(OffloadKeepTest, StatesAreThereBeforeTheFirstStep) {
   }));
 }
 
-// The run ends when the next step has begun, which commits what was loaded.
+// The run ends after the next step's begin, which commits what was loaded.
 TEST_P(OffloadKeepTest, WhatWasLoadedIsKeptWholeOrNotAtAll) {
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     StateDict parameters;
@@ -241,7 +242,7 @@ TEST_P(OffloadKeepTest, ARunThatHasFinishedNoStepBeginsAnew) {
   }));
 }
 
-// A rank that was killed between the commits of others: its files are those of
+// A rank was killed between the other ranks' commits: its files are those of
 // the step before.
 TEST_P(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
   const fs::path older = directory_ / "older";
@@ -303,7 +304,7 @@ TEST_P(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
   for (const absl::Status& status : run(/*dim=*/kDim + 1)) {
     EXPECT_FALSE(status.ok());
   }
-  // One rank's file that is another rank's.
+  // One rank's file is replaced by another rank's.
   fs::copy_file(directory_ / "run.optimizer.0-of-2",
                 directory_ / "run.optimizer.1-of-2",
                 fs::copy_options::overwrite_existing);
@@ -313,13 +314,14 @@ TEST_P(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
   }
 }
 
-// Of one rank, somewhere in what it has committed.
+// The byte is in one rank's file, somewhere in what it has committed.
 TEST_P(OffloadKeepTest, AChangedByteIsFoundBeforeItIsUsed) {
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     return Run(world, Kept(), /*last=*/3).status();
   }));
   const fs::path file = directory_ / "run.optimizer.1-of-2";
-  // Every block is changed, whichever of its places counts; not the records.
+  // Changes every block, because only one of its copies counts, but not the
+  // records.
   std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
   const auto size = static_cast<int64_t>(fs::file_size(file));
   for (int64_t offset = size / 2; offset < size; offset += 512) {

@@ -49,7 +49,7 @@ struct Placing {
   OffloadOptions offload;
 };
 
-// Files are what users have; memory is faster, so that it can try more.
+// Users have files; stores in memory are faster, so tests can try more.
 OffloadOptions OnFiles(Tier parameters, Tier gradients, Tier optimizer) {
   OffloadOptions offload;
   offload.parameters = parameters;
@@ -70,7 +70,7 @@ OffloadOptions InMemory(Tier parameters, Tier gradients, Tier optimizer) {
   return offload;
 }
 
-// Every third transfer takes its time.
+// Delays every third transfer.
 OffloadOptions Hesitating() {
   OffloadOptions offload = InMemory(Tier::kSsd, Tier::kSsd, Tier::kSsd);
   offload.make_store = [](RestingKind, int64_t capacity)
@@ -119,7 +119,7 @@ std::vector<Placing> Placings() {
 
 // --- What happens ------------------------------------------------------------
 
-// Values change hands in every way there is.
+// Replaces values in every possible way.
 absl::Status Disturb(ToyModel& model, torch::optim::Optimizer& optimizer,
                      int step) {
   if (step == 4) {
@@ -167,7 +167,7 @@ absl::Status FreezeAndUnfreeze(ToyModel& model, torch::optim::Optimizer&,
   return absl::OkStatus();
 }
 
-// A parameter gets a group of its own, with another learning rate.
+// Gives a parameter a group of its own with another learning rate.
 absl::Status Regroup(ToyModel&, torch::optim::Optimizer& optimizer, int step) {
   if (step != 6 && step != 13) return absl::OkStatus();
   std::vector<at::Tensor>& params = optimizer.param_groups()[0].params();
@@ -175,13 +175,13 @@ absl::Status Regroup(ToyModel&, torch::optim::Optimizer& optimizer, int step) {
   params.pop_back();
   auto options = optimizer.param_groups()[0].options().clone();
   options->set_lr(1e-3);
-  // Not add_param_group(), which wants parameters without states.
+  // This is not add_param_group(), which wants parameters without states.
   optimizer.param_groups().emplace_back(std::vector<at::Tensor>{moved},
                                         std::move(options));
   return absl::OkStatus();
 }
 
-// What comes of it is left in the parameters.
+// Evaluates in some steps, and adds the mean output to the parameters.
 absl::Status EvaluateNowAndThen(ToyModel& model, torch::optim::Optimizer&,
                                 int step) {
   if (step % 5 != 3) return absl::OkStatus();

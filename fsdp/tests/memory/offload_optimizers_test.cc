@@ -76,7 +76,7 @@ Split SplitOf(const Model& model) {
   return split;
 }
 
-// One process with all ranks' data.
+// Trains in one process with all ranks' data.
 std::shared_ptr<NetImpl> TrainPlain() {
   const std::shared_ptr<NetImpl> net = MakeNet(kDim, 2);
   Split split;
@@ -99,8 +99,8 @@ std::shared_ptr<NetImpl> TrainPlain() {
 
 class OffloadOptimizersTest : public ::testing::TestWithParam<Tier> {};
 
-// The units' biases lie between weights: each optimizer has parts of each
-// shard, and on rank 1 one may begin where the other does on rank 0.
+// Biases lie between weights, so each optimizer has parts of each shard; on
+// rank 1 one may begin where the other does on rank 0.
 TEST_P(OffloadOptimizersTest, OverDisjointParametersTrainAsInOneProcess) {
   const std::shared_ptr<NetImpl> plain = TrainPlain();
   const std::string directory = EmptyDirectory();
@@ -129,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(Tiers, OffloadOptimizersTest,
                            return std::string(ToString(info.param));
                          });
 
-// Of files that are kept, one step() is one step of the run.
+// With kept files, one step() is one step of the run.
 TEST(OffloadOptimizersKeepTest, ASecondOneIsRefusedOnAllRanks) {
   const std::string directory = EmptyDirectory();
   EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {

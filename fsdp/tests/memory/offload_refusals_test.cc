@@ -1,5 +1,4 @@
-// What training that rests in stores refuses, on all ranks, and what one is
-// told.
+// The refusals and messages of offloaded training, on all ranks.
 #include <ATen/core/Tensor.h>
 #include <torch/optim/adamw.h>
 

@@ -1,4 +1,4 @@
-// What a rank answers that is stuck in a store or in the optimizer's step.
+// The answers of a rank that is stuck in a store or in the optimizer's step.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <torch/optim/adamw.h>
@@ -63,7 +63,7 @@ constexpr absl::Duration kLimit = absl::Seconds(60);
 class Stop {
  public:
   void Arm() { armed_ = true; }
-  // What is done at the place: `where` is for whoever asks what it was.
+  // Stops at this place; `where` names it.
   void Pass(absl::string_view where) {
     if (!armed_.exchange(false)) return;
     where_ = std::string(where);
@@ -74,7 +74,7 @@ class Stop {
     return stopped_.WaitForNotificationWithTimeout(kLimit);
   }
   void GoOn() { go_on_.Notify(); }
-  // Once it has stopped.
+  // Must be called after it has stopped.
   const std::string& where() const { return where_; }
 
  private:
@@ -101,7 +101,7 @@ class StoppedTransfer final : public offload::Transfer {
   Stop* const stop_;
 };
 
-// Stops whoever waits for a read, or for a flush.
+// A store that stops those who wait for a read or a flush.
 class StoppingStore final : public offload::testing::ForwardingStore {
  public:
   StoppingStore(std::unique_ptr<offload::ParamStore> base, Stop* reads,
@@ -137,8 +137,8 @@ class StoreWaitsTest : public ::testing::Test {
       : ranks_(comm::Connect(comm::Environment(), comm::ConnectOptions())
                    .value()) {}
 
-  // Runs `run` in a thread of its own. What the rank answers while it has
-  // stopped; afterwards it waits for nothing.
+  // Runs `run` in a thread and returns the rank's answer while it has stopped.
+  // Afterwards it must wait for nothing.
   std::string AnswerAt(Stop& stop, const std::function<void()>& run) {
     absl::Status status;
     std::thread rank([&] { status = TorchToStatus("a rank", run); });
@@ -154,12 +154,13 @@ class StoreWaitsTest : public ::testing::Test {
     return answer;
   }
 
-  // Where `kind` rests in a store that may stop, and all else in others.
+  // Returns options by which `kind` rests in a store that may stop, and
+  // everything else in others.
   Options Offloading(RestingKind kind) {
     Options options = BlockUnits();
     OffloadOptions& offload = options.offload;
     offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
-    // So few that every use is a transfer.
+    // With so few bytes, every use is a transfer.
     offload.buffer_bytes = 10 * offload::kPageBytes;
     offload.make_store = [this, kind](RestingKind of, int64_t capacity)
         -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
@@ -185,7 +186,7 @@ class StoreWaitsTest : public ::testing::Test {
     ThrowIfError(model->Backward(Loss(model->forward(x), x)));
   }
 
-  // In the thread of the rank, since that is whom a model belongs to.
+  // Must run in the rank's thread, to which a model belongs.
   static void Train(Model& model, FusedAdamW& optimizer) {
     Backward(model);
     optimizer.step();
@@ -197,7 +198,7 @@ class StoreWaitsTest : public ::testing::Test {
   Stop flushes_;
 };
 
-// "blocks.1" of the region "blocks.1 #2, exp_avg".
+// Returns "blocks.1" for the region "blocks.1 #2, exp_avg".
 std::string UnitOf(const std::string& region) {
   return region.substr(0, region.find(" #"));
 }

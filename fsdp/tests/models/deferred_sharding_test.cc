@@ -1,4 +1,4 @@
-// Models without memory that are sharded.
+// Sharding models without memory.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -109,7 +109,7 @@ DeferredInitOptions Everything() { return {/*min_bytes=*/0}; }
 
 std::shared_ptr<NetImpl> MakeDeferred(uint64_t seed, int64_t dim = kDim,
                                       int layers = 2) {
-  // Ranks that are threads share the generator.
+  // The ranks are threads, which share the generator.
   static absl::Mutex mutex;
   const absl::MutexLock lock(&mutex);
   torch::manual_seed(seed);
@@ -134,7 +134,7 @@ Values ValuesOf(const torch::nn::Module& module) {
   return values;
 }
 
-// What construction gives where nothing is sharded.
+// Returns the values of construction without sharding.
 Values PlainValues(uint64_t seed) {
   const std::shared_ptr<NetImpl> net = MakeDeferred(seed);
   ThrowIfError(Materialize(*net));
@@ -230,7 +230,7 @@ TEST_P(WorldTest, TrainsAsTheMaterializedModelDoes) {
   }));
 }
 
-// Values from elsewhere, for modules one by one.
+// A function gives the values, module by module.
 TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
   const Values constructed = PlainValues(kSeed);
   for (const bool broadcast : {true, false}) {
@@ -284,7 +284,8 @@ TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
   }
 }
 
-// As with files: nothing is drawn, and nothing computes with what is missing.
+// Values come later, as with files: nothing is drawn, and nothing computes with
+// missing values.
 TEST_P(WorldTest, WhatIsLoadedLaterIsNotDrawn) {
   const auto missing = [](const std::string& name) {
     return StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -303,7 +304,7 @@ TEST_P(WorldTest, WhatIsLoadedLaterIsNotDrawn) {
     const absl::Status gathered = model->GatherStateDict().status();
     EXPECT_THAT(gathered, missing("embed.weight"));
     const at::Tensor x = Rows(0, 4, kDim);
-    // Ranks that have nothing of the first have nothing to refuse.
+    // A rank that has no part of the first one has nothing to refuse.
     if (model->NamedShards()[0].shard.numel() > 0) {
       EXPECT_THAT(TorchToStatus("forward", [&] { model->forward(x); }),
                   missing("embed.weight"));
@@ -346,7 +347,8 @@ TEST(MemoryTest, ConstructionAndShardingTakeTheShardsAndAFewUnits) {
   constexpr int64_t kWide = 64;
   constexpr int64_t kUnit = 4 * kWide * (kWide + 3);
   constexpr int64_t kModel = kLayers * kUnit + 4 * kWide * (kWide + 2);
-  // The flat unit; the initialisation's temporaries: Q, R, and copies of them.
+  // The bound covers the flat unit and the initialization's temporaries: Q, R,
+  // and copies of them.
   constexpr int64_t kBound = kModel / kRanks + 8 * kUnit;
   static_assert(kBound < kModel * 3 / 4);
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {

@@ -142,7 +142,7 @@ TEST(DescribeTest, ShowsUnitsStrategiesDtypesAndMemory) {
   }));
 }
 
-// A profiler sees what the library does under names of its own.
+// A profiler sees the library's actions under their names.
 TEST(DescribeTest, ActionsAreRangesThatNameTheUnit) {
   static std::mutex mutex;
   static std::set<std::string> seen;

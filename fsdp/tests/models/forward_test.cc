@@ -75,7 +75,8 @@ TEST(ForwardTest, RunsModulesThatReturnNothing) {
   }));
 }
 
-// Moves its argument, has a default one, and counts references.
+// A module that moves one argument, has a default for another, and counts
+// references.
 class TakesMany : public torch::nn::Module {
  public:
   TakesMany()
@@ -126,7 +127,7 @@ TEST(UnitHandleTest, TellsWhichModulesAreUnitsAndKeepsTheModelAlive) {
       FSDP_RETURN_IF_ERROR(
           root->model()->Backward(Forward(net, x).sum(), false));
     }
-    // Without a handle or a wrapper the model is gone, and its parameters are.
+    // Without a handle or a wrapper, the model and its parameters are gone.
     if (FindUnit(*net).has_value()) return absl::InternalError("is left");
     const absl::Status status =
         TorchToStatus("forward", [&] { Forward(net, x); });
@@ -136,7 +137,7 @@ TEST(UnitHandleTest, TellsWhichModulesAreUnitsAndKeepsTheModelAlive) {
   }));
 }
 
-// By reference what holds no tensor; literals, too.
+// Takes by reference what holds no tensor; literals, too.
 class TakesReferences : public torch::nn::Module {
  public:
   TakesReferences()

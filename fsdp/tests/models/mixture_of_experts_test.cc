@@ -1,5 +1,5 @@
-// Experts that are plain modules or sharded models of their own, between shared
-// units, against one process that has the data of all ranks.
+// Experts between shared units, as plain modules or as sharded models of their
+// own, compared with one process that has the data of all ranks.
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
@@ -57,8 +57,8 @@ std::shared_ptr<BlockImpl> MakeExpert(int number) {
   return expert;
 }
 
-// Between two shared units an expert, which is a plain module or a sharded
-// model of its own.
+// An expert between two shared units: a plain module, or a sharded model of its
+// own.
 template <typename Expert>
 class Mixture : public torch::nn::Module {
  public:
@@ -84,7 +84,7 @@ struct PlainMixture {
     for (int e = 0; e < count; ++e) {
       experts.push_back(
           std::make_shared<Mixture<std::shared_ptr<BlockImpl>>>(MakeExpert(e)));
-      // All of them have the same shared layers.
+      // All experts have the same shared layers.
       if (e > 0) {
         experts[e]->in = experts[0]->in;
         experts[e]->out = experts[0]->out;
@@ -147,7 +147,8 @@ MoeRecord TrainPlainMixture(int group, int steps, double max_norm) {
   return record;
 }
 
-// `model` and the shards of its expert, which it knows nothing of.
+// Trains `model` and the shards of its expert, of which the model knows
+// nothing.
 template <typename Net>
 absl::StatusOr<MoeRecord> TrainMixture(FullyShardedDataParallel<Net>& model,
                                        const std::vector<NamedShard>& expert,
@@ -213,7 +214,7 @@ TEST_P(MixtureOfExpertsTest, AnIgnoredExpertIsEachRanksOwn) {
   }));
 }
 
-// Experts that `group` consecutive ranks share.
+// Checks experts that `group` consecutive ranks share.
 absl::Status CheckShardedExpert(Communicator& world, int group,
                                 double max_norm) {
   using Expert = FullyShardedDataParallel<BlockImpl>;

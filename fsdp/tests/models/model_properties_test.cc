@@ -1,4 +1,4 @@
-// What one sees of a sharded model, and what edits of it come to.
+// The visible properties of a sharded model, and the effects of edits.
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
@@ -72,7 +72,7 @@ TEST(ModelPropertiesTest, NamesAndSizesAreThoseOfTheUnwrappedModel) {
   }
 }
 
-// fairscale's test_param_change_after_init.
+// Follows fairscale's test_param_change_after_init.
 TEST(ModelPropertiesTest, EditsBeforeTheFirstForwardAreUsed) {
   for (const int ranks : {1, 2, 3}) {
     EXPECT_OK(RunAllRanks(ranks, [](Communicator& world) -> absl::Status {

@@ -1,4 +1,4 @@
-// What tests of models of many kinds have in common.
+// Helpers for tests of models of many kinds.
 #ifndef FSDP_TESTS_MODELS_MODEL_ZOO_H_
 #define FSDP_TESTS_MODELS_MODEL_ZOO_H_
 
@@ -45,7 +45,7 @@ inline absl::StatusOr<Mesh> Line(Communicator& communicator) {
   return Mesh::Create(Unowned(communicator), {{"shard", -1}});
 }
 
-// Mean squared error on three rows per part.
+// Returns a task whose loss is the mean squared error on three rows per part.
 inline TrainingTask RowsTask(int64_t dim = kDim) {
   TrainingTask task;
   task.loss = [dim](const TensorFunction& forward, int64_t part) {
@@ -70,7 +70,7 @@ inline Options UnitsAt(std::set<std::string> paths) {
   return options;
 }
 
-// `task` with a sharded model of `make` on each of `ranks` ranks.
+// Runs `task` with a sharded model of `make` on each of `ranks` ranks.
 template <typename Net>
 void ExpectTrainsAsOneProcess(int ranks, const TrainingTask& task,
                               const std::function<std::shared_ptr<Net>()>& make,

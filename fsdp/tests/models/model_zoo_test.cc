@@ -1,5 +1,5 @@
-// Models of the kinds that people train, sharded, against one process that has
-// the data of all ranks. After the parity tests of fairscale and PyTorch.
+// Sharded models of common kinds, compared with one process that has the data
+// of all ranks. Follows the parity tests of fairscale and PyTorch.
 #include "fsdp/tests/models/model_zoo.h"
 
 #include <ATen/Parallel.h>
@@ -87,7 +87,7 @@ const StrategyCase kStrategies[] = {
 class StrategiesOfModelsTest
     : public ::testing::TestWithParam<std::tuple<int, StrategyCase>> {
  protected:
-  // Ranks are threads, which would compete for the cores.
+  // The ranks are threads, which would compete for the cores.
   static void SetUpTestSuite() { at::set_num_threads(1); }
   static int ranks() { return std::get<0>(GetParam()); }
   static Options Apply(Options options) {
@@ -105,8 +105,8 @@ TEST_P(StrategiesOfModelsTest, NestedUnitsTrainAsOneProcess) {
       Apply(UnitsAt({"middle", "middle.inner", "third"})));
 }
 
-// Tied embedding, layer norm, batch norm, and gradients that are clipped by
-// either norm.
+// The model has a tied embedding, layer norm and batch norm; gradients are
+// clipped by either norm.
 TEST_P(StrategiesOfModelsTest, AClippedTransformerTrainsAsOneProcess) {
   TrainingTask task;
   task.loss = [](const TensorFunction& forward, int64_t part) {
@@ -216,7 +216,7 @@ TEST(NestedFreezingTest, AFrozenTrunkTrainsAsInOneProcessEitherWay) {
 
 class UnevenTest : public ::testing::TestWithParam<int> {};
 
-// Nine elements over up to eight ranks, some of which have none.
+// Nine elements lie over up to eight ranks, some of which have none.
 TEST_P(UnevenTest, OneSgdStepOfA3x3WeightIsExact) {
   EXPECT_OK(RunAllRanks(GetParam(), [](Communicator& world) -> absl::Status {
     const auto options = torch::nn::LinearOptions(3, 3).bias(false);
@@ -251,7 +251,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, UnevenTest,
 
 // --- Autocast ----------------------------------------------------------------
 
-// While it lives, this thread computes in bf16 what autocast knows of.
+// While it lives, autocast lets this thread compute in bf16.
 class Autocast {
  public:
   Autocast() {
@@ -268,8 +268,8 @@ class Autocast {
   Autocast& operator=(const Autocast&) = delete;
 };
 
-// A region over many steps sees what the optimizer has written: parameters are
-// no leaves in forward, so that autocast keeps no copies of them.
+// One region over many steps sees what the optimizer has written: in forward,
+// parameters are no leaves, so autocast keeps no copies of them.
 TEST(AutocastTest, OneRegionOverAllStepsTrainsAsARegionForEachForward) {
   TrainingTask task = RowsTask();
   task.loss = [](const TensorFunction& forward, int64_t part) {
@@ -292,7 +292,7 @@ TEST(AutocastTest, OneRegionOverAllStepsTrainsAsARegionForEachForward) {
 
 // --- Parameter groups --------------------------------------------------------
 
-// Biases at a rate of their own and without decay, the head frozen out of the
+// Biases have a rate of their own and no decay; the head is left out of the
 // optimizer.
 TEST(ParameterGroupsTest, EachParameterHasTheOptionsOfItsGroup) {
   TrainingTask task = RowsTask();

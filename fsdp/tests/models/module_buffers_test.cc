@@ -55,7 +55,7 @@ class HoldsABuffer : public torch::nn::Module {
   at::Tensor buffer;
 };
 
-// A dense copy, comparable.
+// Returns a dense copy that can be compared.
 at::Tensor Values(const at::Tensor& buffer) {
   at::Tensor dense = buffer.layout() == at::kStrided ? buffer.resolve_conj()
                                                      : buffer.to_dense();
@@ -165,7 +165,8 @@ TEST(BufferTest, AnExpandedOneTakesNoValueThatDiffersWithinIt) {
   }));
 }
 
-// What one rank cannot send all refuse, with one text, and nothing is changed.
+// If one rank has a buffer that cannot be sent, all ranks refuse it with the
+// same text, and nothing is changed.
 TEST(BufferTest, ThatCannotBeSentIsRefusedByAllRanks) {
   const std::vector<std::function<at::Tensor()>> makes = {
       [] {

@@ -1,5 +1,5 @@
 // Modules stay as their users have made them, whatever they hold and however
-// they are walked.
+// they are traversed.
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
@@ -63,8 +63,8 @@ Options LinearUnits() {
   return options;
 }
 
-// Whether a step of `make()` sharded gives the gradients of the mean over the
-// ranks' data, and what memory it takes at most.
+// Checks that a step of a sharded `make()` gives the mean of the gradients on
+// all ranks' data, and bounds its memory.
 template <typename Net>
 absl::Status CheckGradients(Communicator& world, const Options& options,
                             int64_t* peak = nullptr) {
@@ -196,7 +196,7 @@ TEST(SequentialTest, AtTwoPlacesHoldsNoMoreThanAtOne) {
   EXPECT_EQ(once, twice);
 }
 
-// Its first child returns a tuple in a tuple, the second takes it.
+// The first child returns a tuple in a tuple, which the second takes.
 class LastOutputImpl : public torch::nn::Module {
  public:
   LastOutputImpl() : linear(register_module("linear", Linear(kDim, kDim))) {}
@@ -298,7 +298,7 @@ class SumsKeptLosses : public torch::nn::Module {
   std::vector<std::shared_ptr<KeepsALossImpl>> units;
 };
 
-// Its output, too, is what it keeps, from use to use.
+// A module that returns what it keeps, from use to use.
 class KeepsItsStateImpl : public torch::nn::Module {
  public:
   KeepsItsStateImpl() : linear(register_module("linear", Linear(kDim, kDim))) {}

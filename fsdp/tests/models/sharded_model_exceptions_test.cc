@@ -1,5 +1,5 @@
-// What the user's own exceptions and backwards leave behind: a clear error on
-// every rank, no hang, and a model that still works.
+// After exceptions and backwards of the user's own, every rank has a clear
+// error, none hangs, and the model still works.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
@@ -223,8 +223,8 @@ TEST(ShardedModelTest, AVisitorThatFailsOnOneRankFailsOnAll) {
               Each(StatusIs(Code::kDataLoss, HasSubstr("disk full"))));
 }
 
-// Backward inside forward, as for a penalty on gradients, and parameters of the
-// unit around it that are used afterwards.
+// Runs a backward inside forward, as for a penalty on gradients, and then uses
+// parameters of the unit around.
 class InnerBackward : public torch::nn::Module {
  public:
   InnerBackward()

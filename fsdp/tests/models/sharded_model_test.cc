@@ -1,5 +1,4 @@
-// What a step refuses, with a clear error on every rank and a model that still
-// works.
+// A step refuses with a clear error on every rank, and the model still works.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -208,7 +207,7 @@ TEST(ShardedModelTest, RefusesAutogradGradWithRespectToAParameter) {
                                    HasSubstr("this rank's gradient alone")))) {
       return absl::InternalError(status.ToString());
     }
-    // With respect to the input it is as good as without sharding.
+    // The gradient with respect to the input equals that without sharding.
     at::Tensor again = Loss(model->forward(x), x);
     const at::Tensor gradient = torch::autograd::grad({again}, {x})[0];
     auto plain = MakeNet(kDim, 2);
@@ -289,8 +288,8 @@ class LeavesOneOut : public torch::nn::Module {
   torch::nn::Linear used, left;
 };
 
-// What rank 0 is told by `steps` of `Net`, each of `losses` backwards of one
-// output each.
+// Returns rank 0's warnings in `steps` steps of `Net`, each of `losses`
+// backwards of one output each.
 template <typename Net>
 std::string ToldIn(int steps, int losses, bool step_between) {
   Warnings warnings;
@@ -326,7 +325,8 @@ TEST(ShardedModelTest, NamesParametersWithoutGradientOnce) {
                         "trained: left.weight, left.bias"));
 }
 
-// A policy for 0 and a value for 1, say, each with a loss of its own.
+// Uses one of two layers, such as a policy for 0 and a value for 1, each with a
+// loss of its own.
 class TakesTurns : public LeavesOneOut {
  public:
   at::Tensor forward(const at::Tensor& x) {
@@ -336,7 +336,7 @@ class TakesTurns : public LeavesOneOut {
 
 TEST(ShardedModelTest, LossesThatTakeTurnsUseAllParameters) {
   EXPECT_EQ(ToldIn<TakesTurns>(5, 2, /*step_between=*/false), "");
-  // Each with an optimizer of its own, which skips what has no gradient.
+  // Each loss has its own optimizer, which skips what has no gradient.
   EXPECT_EQ(ToldIn<TakesTurns>(5, 2, /*step_between=*/true), "");
 }
 

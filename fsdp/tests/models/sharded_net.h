@@ -1,4 +1,4 @@
-// A sharded net, and whether it is as good as new.
+// A sharded net, and a check that it is as good as new.
 #ifndef FSDP_TESTS_MODELS_SHARDED_NET_H_
 #define FSDP_TESTS_MODELS_SHARDED_NET_H_
 
@@ -22,8 +22,8 @@ inline constexpr int kRanks = 2;
 absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(
     Communicator& communicator, const Options& options = BlockUnits());
 
-// The losses and gradients of a step are what they are in a model that has
-// never seen a misuse.
+// Checks that a step has the losses and gradients of a model that has never
+// been misused.
 absl::Status CheckStepIsExact(FullyShardedDataParallel<NetImpl>& model,
                               Communicator& communicator);
 

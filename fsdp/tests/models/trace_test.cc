@@ -82,7 +82,6 @@ int64_t Nanoseconds(const Json& event, absl::string_view key) {
   return std::llround(event.Find(key)->NumberOr(-1) * 1e3);
 }
 
-// The complete events of a file.
 absl::StatusOr<std::vector<Event>> ReadEvents(const std::string& text) {
   FSDP_ASSIGN_OR_RETURN(const Json file, Json::Parse(text));
   std::vector<Event> events;
@@ -97,7 +96,7 @@ absl::StatusOr<std::vector<Event>> ReadEvents(const std::string& text) {
   return events;
 }
 
-// Of one rank; outer ones before those inside them, by indentation.
+// Returns the events of one rank as an indented outline.
 std::string Outline(const std::vector<Event>& events, int64_t rank) {
   std::string text;
   std::vector<int64_t> open;
@@ -113,7 +112,6 @@ std::string Outline(const std::vector<Event>& events, int64_t rank) {
   return text;
 }
 
-// What the counters of a rank show, in order.
 std::vector<int64_t> Samples(const std::string& text, absl::string_view name,
                              int64_t rank) {
   std::vector<int64_t> samples;
@@ -126,7 +124,8 @@ std::vector<int64_t> Samples(const std::string& text, absl::string_view name,
   return samples;
 }
 
-// What the schedule's own tests expect of a step, with the time between.
+// The events that the schedule's own tests expect of a step, and the time
+// between.
 constexpr char kStepOutline[] = R"(step 1
   forward of root
     PreForward root
@@ -227,7 +226,8 @@ TEST(TraceTest, EveryGatherHasItsWaitAndMemoryGoesBack) {
         if (event.rank != rank) continue;
         ++counts[event.name.substr(0, event.name.find(' '))];
       }
-      // The root once for a step, the two blocks twice; a forward alone.
+      // A step gathers the root once and the two blocks twice each; then comes
+      // a forward alone.
       EXPECT_EQ(counts["Gather"], 3 * 5 + 3);
       EXPECT_EQ(counts["WaitGather"], counts["Gather"]);
       EXPECT_EQ(counts["all-gather"], counts["Gather"]);
@@ -322,7 +322,8 @@ TEST(TraceTest, TheOldestSpansGoWhenThereIsNoRoom) {
                        Trace::Start({0, /*capacity=*/2}));
   for (int i = 0; i < 5; ++i) const TraceSpan span(absl::StrCat("span ", i));
   EXPECT_EQ(trace->num_dropped(), 3);
-  // Since 1970 nanoseconds would be too many for a double.
+  // Counts from the trace's begin: nanoseconds since 1970 have too many digits
+  // for a double.
   const std::string text = TraceFile({trace->Events(trace->start_ns(), 0)});
   ASSERT_OK_AND_ASSIGN(const std::vector<Event> events, ReadEvents(text));
   EXPECT_EQ(Outline(events, 0), "span 3\nspan 4\n");

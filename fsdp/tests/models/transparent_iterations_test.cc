@@ -1,5 +1,5 @@
-// Transparent units over iterations that differ, in evaluation, and what they
-// cost in collectives and memory.
+// Transparent units over different iterations and in evaluation, and their
+// costs in collectives and memory.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/linear.h>
@@ -264,7 +264,7 @@ struct Counts {
   int64_t reductions;
 };
 
-// Of one step after two others.
+// Counts one step after two others.
 template <typename Net>
 absl::StatusOr<Counts> CountInSteadyState(const Options& options) {
   FSDP_ASSIGN_OR_RETURN(auto group, comm::CreateLocalGroup(2));
@@ -290,12 +290,12 @@ absl::StatusOr<Counts> CountInSteadyState(const Options& options) {
 }
 
 TEST(TransparentTest, AStepTakes2nMinus1AllGathersAndNReduceScatters) {
-  // The root owns nothing: three units of one use each.
+  // The root owns nothing; there are three units with one use each.
   ASSERT_OK_AND_ASSIGN(Counts mlp, CountInSteadyState<Mlp>(
                                        Transparent<torch::nn::LinearImpl>()));
   EXPECT_EQ(mlp.reductions, 3);
   EXPECT_EQ(mlp.gathers, 6);
-  // The root, which is kept, and two units.
+  // There are the root, which is kept, and two units.
   ASSERT_OK_AND_ASSIGN(Counts nested,
                        CountInSteadyState<Nested>(Transparent<Layer>()));
   EXPECT_EQ(nested.reductions, 3);

@@ -1,4 +1,5 @@
-// Shapes of models that know nothing of units, against a plain model.
+// Models of different shapes that know nothing of units, compared with plain
+// ones.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
@@ -80,7 +81,7 @@ TEST(TransparentTest, AChildThatRunsBeforeItsParentsOwnParameters) {
   ExpectTrainsAsPlain<HoldsChildFirst, ChildFirst, torch::nn::LinearImpl>();
 }
 
-// y = x w^T, with a weight that may be another module's.
+// Computes y = x w^T with a weight that may be another module's.
 class Project : public torch::nn::Module {
  public:
   explicit Project(const at::Tensor& w)
@@ -161,7 +162,8 @@ TEST(TransparentTest, ViewsOfParameters) {
   ExpectTrainsAsPlain<Views, torch::nn::LinearImpl>();
 }
 
-// Modules of LibTorch that hand lists of parameters to one operator, or views.
+// Uses modules of LibTorch that pass lists of parameters, or views, to one
+// operator.
 class Library : public torch::nn::Module {
  public:
   Library()
@@ -188,7 +190,7 @@ TEST(TransparentTest, ModulesOfLibTorch) {
                       torch::nn::MultiheadAttentionImpl>();
 }
 
-// Children called by fsdp::Forward beside children called directly.
+// Calls some children by fsdp::Forward and others directly.
 class MixedCalls : public torch::nn::Module {
  public:
   MixedCalls()

@@ -1,4 +1,4 @@
-// Models that know nothing of units, trained against plain ones.
+// Models that know nothing of units, trained and compared with plain ones.
 #ifndef FSDP_TESTS_MODELS_TRANSPARENT_TRAINING_H_
 #define FSDP_TESTS_MODELS_TRANSPARENT_TRAINING_H_
 
@@ -81,7 +81,7 @@ class Mlp : public torch::nn::Module {
   Linear first, second, third;
 };
 
-// A unit with parameters of its own around, between and after other units.
+// A unit with its own parameters around, between and after other units.
 class Layer : public torch::nn::Module {
  public:
   Layer()

@@ -1,4 +1,4 @@
-// What the user guide shows, against plain LibTorch.
+// Compares the user guide's examples with plain LibTorch.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <torch/optim/adamw.h>
@@ -35,7 +35,7 @@ using ::fsdp::testing::Unowned;
 constexpr int64_t kDim = 5;
 constexpr double kPi = 3.14159265358979323846;
 
-// Weights decay, biases do not; the rate falls along a cosine.
+// Weights decay, biases do not; the rate follows a cosine.
 TEST(GuideTest, GroupsThatDecayAndACosineSchedule) {
   constexpr int kRanks = 2;
   constexpr int kSteps = 5;

@@ -1,5 +1,5 @@
-// Behaviours of docs/parity.md to the last element: what other tests show only
-// in passing. Ranks have different data.
+// Behaviours of docs/parity.md, checked element by element, that other tests
+// show only in passing. Ranks have different data.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
@@ -82,7 +82,7 @@ TEST(ScopeTest, OfWhatEachRankWritesExactlyItsRangeIsKept) {
             }
             FSDP_RETURN_IF_ERROR(full.Close());
           }
-          // The ranks' ranges, and so all elements between them.
+          // Checks the ranks' ranges, which cover all elements.
           for (const NamedShard& named : model->NamedShards()) {
             FSDP_RETURN_IF_ERROR(Check(
                 (named.shard == world.rank()).all().item<bool>(), named.name));
@@ -169,7 +169,7 @@ TEST(ScopeTest, WithGradsThoseThatHaveOneShowItTheOthersNone) {
   }));
 }
 
-// What a unit keeps from forward to backward is of before the edit.
+// What a unit keeps from forward to backward dates from before the edit.
 TEST(ScopeTest, ACopyInBf16KeptForABackwardIsNotUsedAfterAnEdit) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = BlockUnits();
@@ -189,7 +189,7 @@ TEST(ScopeTest, ACopyInBf16KeptForABackwardIsNotUsedAfterAnEdit) {
   }));
 }
 
-// A graph of before the scope, a unit that the user has unsharded.
+// Holds a graph from before the scope, and a unit that the user has unsharded.
 absl::Status SummonBetweenForwardAndBackward(Communicator& world,
                                              const Options& options) {
   FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
@@ -245,7 +245,8 @@ TEST(ScopeTest, WhatWasGatheredBeforeIsFreedAndAGraphOfBeforeGathersItAgain) {
   }
 }
 
-// A weight of two sibling units is their parent's; the biases are their own.
+// A weight of two sibling units belongs to their parent; the biases are their
+// own.
 class TiedSiblings : public torch::nn::Module {
  public:
   struct Scaling : torch::nn::Module {
@@ -283,7 +284,7 @@ TEST(TiedTest, WhetherItIsGatheredIsOneAnswerForAllNames) {
         auto model,
         FullyShard(std::make_shared<TiedSiblings>(), Unowned(world), options));
     TiedSiblings& net = *model.module();
-    // Freed: both weights, left's bias, right's bias.
+    // Returns which are freed of both weights, left's bias and right's bias.
     const auto seen = [&net] {
       std::string freed;
       for (const at::Tensor& p : {net.left->weight, net.right->weight,
@@ -404,8 +405,8 @@ TEST(BufferTest, StartFromRank0AndAreEachRanksOwnFromThenOn) {
   }));
 }
 
-// One element is as large as its shard on one rank, and tied it is gathered
-// once for both uses.
+// On one rank, one element is as large as its shard. Tied, it is gathered once
+// for both uses.
 class OneElement : public torch::nn::Module {
  public:
   OneElement() : scale(register_parameter("scale", at::full({1}, 0.5))) {

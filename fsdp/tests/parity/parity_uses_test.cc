@@ -1,6 +1,6 @@
 // Behaviours of docs/parity.md about the uses of a unit: when it is gathered,
-// when its gradients are reduced, when a forward is over. Ranks have different
-// data, and plain modules say what is right.
+// when gradients are reduced, when a forward ends. Ranks have different data,
+// and plain modules give the expected values.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
@@ -56,7 +56,8 @@ at::Tensor DataOf(int rank, int step) {
   return InputOf(rank, Rows(int64_t{4} * step, 3, kDim));
 }
 
-// This rank's gradients are the means of those that `plain` has summed.
+// Checks that this rank's gradients are the means of those that `plain` has
+// summed.
 absl::Status CheckMeans(const ShardedModuleBase& model,
                         const torch::nn::Module& plain, int world_size) {
   const auto parameters = plain.named_parameters();
@@ -84,7 +85,7 @@ class LooksAtItself : public torch::nn::Module {
   }
   Linear linear;
   std::vector<at::Tensor> values;
-  // Kept, so that no two have one address.
+  // Keeps nodes, so that no two have the same address.
   std::vector<std::shared_ptr<torch::autograd::Node>> nodes;
 };
 
@@ -184,8 +185,8 @@ class UsesOf : public torch::nn::Module {
   Linear head;
 };
 
-// Too early would be a part of a sum and another reduction, twice a sum that is
-// too large.
+// A reduction that is too early is a part of a sum plus another reduction; two
+// are a sum that is too large.
 template <Uses kUses>
 void ExpectReductions(int expected) {
   ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
@@ -246,7 +247,7 @@ TEST(UnitUseTest, OfTwoForwardsIsReducedByTheBackwardOfEach) {
 
 // --- The end of a forward ----------------------------------------------------
 
-// The library looks for the tensors in it when the module has run.
+// The library looks for its tensors after the module has run.
 struct Found {
   at::Tensor y;
   torch::nn::Module* module = nullptr;
@@ -282,7 +283,7 @@ TEST(EndOfForwardTest, ComesAfterItsOutputsAreKnown) {
         Check(absl::IsFailedPrecondition(refused) &&
                   absl::StrContains(refused.message(), "inside a forward"),
               refused.ToString()));
-    // It is over now, and backward comes in by the exits of its output.
+    // The forward has ended, and backward enters by its output's exits.
     FSDP_RETURN_IF_ERROR(SummonFullParams(*model.module()).status());
     FSDP_RETURN_IF_ERROR(model->Backward(found.y.square().mean()));
     for (int rank = 0; rank < world.world_size(); ++rank) {

@@ -1,6 +1,6 @@
-// Losses and gradient norms against those that PyTorch's FSDP1, FSDP2 and DDP
-// had with the same models, values and data: testing/pytorch_figures.txt, which
-// tools/record_pytorch_figures.py writes.
+// Compares losses and gradient norms with those of PyTorch's FSDP1, FSDP2 and
+// DDP with the same models, values and data: testing/pytorch_figures.txt,
+// written by tools/record_pytorch_figures.py.
 #include <torch/nn/module.h>
 
 #include <fstream>
@@ -52,7 +52,7 @@ using ::fsdp::testing::TransformerLoss;
 using ::fsdp::testing::Unowned;
 using ::testing::Pointwise;
 
-// What a case of the script is here.
+// The counterpart of a case of the script.
 struct Case {
   TrainingTask task;
   Options options;
@@ -116,7 +116,7 @@ std::map<std::string, Case> Cases() {
   return cases;
 }
 
-// "mlp_sgd fsdp1 2 loss 0.67 0.37"
+// One line of the file, such as "mlp_sgd fsdp1 2 loss 0.67 0.37".
 struct Figures {
   std::string name;
   std::string implementation;

@@ -1,5 +1,5 @@
-// What LibTorch's own idioms do to a sharded model: they work, or they are
-// refused by a text, where plain LibTorch would do something else.
+// LibTorch's own idioms work on a sharded model, or are refused with a text
+// where plain LibTorch would do something else.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
@@ -81,7 +81,7 @@ at::Tensor LossOf(Model& model) {
   return Loss(model->forward(x), x);
 }
 
-// As a model does that has never seen a misuse.
+// Checks that it trains like a model that has never been misused.
 template <typename Net>
 absl::Status CheckTrains(FullyShardedDataParallel<Net>& model,
                          const std::shared_ptr<Net>& plain) {
@@ -125,7 +125,7 @@ TEST(OwnGradientTest, IsRefusedByNameWhoeverAsks) {
   }
 }
 
-// What has no gradient to ask for, and what is whole, is as in LibTorch.
+// Frozen, ignored and whole parameters behave as in LibTorch.
 TEST(OwnGradientTest, OfWhatIsFrozenIgnoredOrWholeIsTheTensors) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
     Options options = BlockUnits();
@@ -243,7 +243,7 @@ absl::Status CheckStaleGraphIsRefused(Communicator& world, Options options,
   FSDP_RETURN_IF_ERROR(write.act(model));
   FSDP_RETURN_IF_ERROR(CheckRefused(
       model->Backward(stale), "whose parameters have changed since: shards"));
-  // A forward of now goes with what is there now.
+  // A new forward uses the present values.
   model->zero_grad();
   return model->Backward(LossOf(model));
 }
@@ -265,7 +265,7 @@ TEST_P(WriteTest, BeforeABackwardIsRefusedAsInPlainLibTorch) {
 INSTANTIATE_TEST_SUITE_P(All, WriteTest, ::testing::ValuesIn(kWrites),
                          [](const auto& info) { return info.param.name; });
 
-// A look changes nothing.
+// Reading changes nothing.
 TEST(StaleGraphTest, WhatOnlyReadsIsNoWrite) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
@@ -285,7 +285,7 @@ TEST(StaleGraphTest, WhatOnlyReadsIsNoWrite) {
   }));
 }
 
-// x + p: backward needs no value of p, here as in plain LibTorch.
+// Computes x + p: backward needs no value of p, here as in plain LibTorch.
 class Adds : public torch::nn::Module {
  public:
   Adds() : p(register_parameter("p", at::ones({kDim}))) {}
@@ -320,8 +320,8 @@ TEST(StaleGraphTest, AGraphThatHasSavedNoParameterIsNotStale) {
 
 // --- Writes to unsharded parameters ------------------------------------------
 
-// Clips its weight in every forward as long as it is told to, in the way that
-// no version counter tells of.
+// Clips its weight in every forward while `clips` is set, in a way that no
+// version counter shows.
 class ClipsItsWeight : public torch::nn::Module {
  public:
   ClipsItsWeight()
@@ -369,7 +369,7 @@ TEST(WriteInForwardTest, ByDataIsRefusedAlikeWhereverParametersLie) {
   }
 }
 
-// A training forward is watched, although one without grad has come before it.
+// A training forward is watched even after one without grad.
 TEST(WriteInForwardTest, IsLookedForInEachModeAnew) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto model,

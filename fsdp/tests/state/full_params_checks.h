@@ -1,4 +1,4 @@
-// What tests of whole parameters do around them.
+// Helpers for tests of whole parameters.
 #ifndef FSDP_TESTS_STATE_FULL_PARAMS_CHECKS_H_
 #define FSDP_TESTS_STATE_FULL_PARAMS_CHECKS_H_
 
@@ -9,10 +9,10 @@
 
 namespace fsdp::testing {
 
-// A step of one's own data.
+// Runs a backward on this rank's own data.
 absl::Status Backward(toy::Model& model);
 
-// Whether all parameters of `net` have the values they were made with.
+// Checks that all parameters of `net` have their initial values.
 absl::Status CheckInitialValues(const torch::nn::Module& net);
 
 }  // namespace fsdp::testing

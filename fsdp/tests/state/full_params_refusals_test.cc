@@ -1,4 +1,4 @@
-// When whole parameters are refused, and what is refused while they are there.
+// When whole parameters are refused, and what is refused while they exist.
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
@@ -152,7 +152,7 @@ TEST(SummonFullParamsTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
                             HasSubstr("the options of SummonFullParams()"))));
 }
 
-// Whole access that this rank alone has taken.
+// Takes whole access on this rank alone.
 class WholeInUse {
  public:
   explicit WholeInUse(ShardedModel& model) : model_(model) {
@@ -198,7 +198,7 @@ TEST(ForEachFullParameterTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
                     HasSubstr("the options of ForEachFullParameter()"))));
 }
 
-// One rank is already inside: the others are told, and are not left inside.
+// If one rank is already inside, the others are told and leave.
 TEST(SummonFullParamsTest, WhatOneRankCannotEnterAllLeave) {
   const auto run = [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));

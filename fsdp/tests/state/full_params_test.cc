@@ -75,7 +75,7 @@ TEST(SummonFullParamsTest, IsInFullPrecisionWhateverIsComputedIn) {
       for (at::Tensor& p : model.module()->parameters()) p.mul_(2);
     }
     const at::Tensor after = model->forward(x);
-    // No low-precision copy from before is used.
+    // The low-precision copy from before must not be used.
     return Check(
         after.scalar_type() == at::kBFloat16 && !at::allclose(before, after),
         "the low-precision copy is stale");
@@ -110,7 +110,7 @@ TEST(SummonFullParamsTest, WithoutAnythingShardedDoesNothing) {
   EXPECT_OK(full.Close());
 }
 
-// Several sharded models in a module that is none.
+// A plain module may contain several sharded models.
 TEST(SummonFullParamsTest, TakesSeveralRootsAtOnce) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model first, MakeModel(world));

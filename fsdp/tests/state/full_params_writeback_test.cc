@@ -1,4 +1,4 @@
-// What is kept of what ranks write to whole parameters.
+// Which writes of ranks to whole parameters are kept.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
@@ -91,7 +91,7 @@ TEST_P(WritebackTest, KeepsWhatItPromises) {
             return Check(at::allclose(added, at::ones_like(added), 1e-4, 1e-5),
                          name + " is not rank 0's");
           }
-          // Every element is what one rank of the group has written.
+          // Every element has the value that one rank of the group has written.
           FSDP_RETURN_IF_ERROR(
               Check(added.min().item<float>() > 0.99, name + " was lost"));
           return absl::OkStatus();

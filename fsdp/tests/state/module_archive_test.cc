@@ -42,7 +42,7 @@ using ::testing::HasSubstr;
 constexpr int kDim = 5;
 constexpr int kBlocks = 2;
 
-// A folder of this test alone.
+// Returns a folder of this test alone.
 std::filesystem::path Folder(const std::string& name) {
   const auto folder = std::filesystem::path(::testing::TempDir()) / name;
   std::filesystem::remove_all(folder);
@@ -78,7 +78,7 @@ TEST(SaveTest, Rank0AloneWritesAFileForPlainAndShardedModules) {
           FSDP_ASSIGN_OR_RETURN(auto model,
                                 FullyShard(MakeNet(kDim, kBlocks, /*seed=*/7),
                                            Unowned(world), BlockUnits()));
-          // Were another rank to write, there would be its file.
+          // If another rank wrote, its file would exist.
           torch::save(model, (folder / std::to_string(world.rank())).string());
           const std::string written = (folder / "0").string();
           FSDP_ASSIGN_OR_RETURN(auto other,

@@ -60,7 +60,7 @@ constexpr int64_t kRows = 30;  // of all ranks together, per step
 
 using Model = FullyShardedDataParallel<NetImpl>;
 
-// Two groups, the second of biases with options of its own.
+// Returns two groups; the second has the biases and options of its own.
 template <typename OptionsType>
 std::vector<OptimizerParamGroup> GroupsOf(
     const std::vector<std::pair<std::string, at::Tensor>>& parameters,
@@ -119,7 +119,8 @@ std::vector<std::pair<std::string, at::Tensor>> NamedLeaves(Model& model) {
   return named;
 }
 
-// The same rows whatever the number of ranks, which divides kRows.
+// Trains on the same rows whatever the number of ranks, which must divide
+// kRows.
 absl::Status Train(Model& model, Optimizer& optimizer, int begin, int end) {
   const Communicator& world = model->communicator();
   const int64_t rows = kRows / world.world_size();
@@ -141,7 +142,6 @@ struct Snapshot {
   OptimizerStateDict optimizer;
 };
 
-// What `steps` steps on `world_size` ranks lead to.
 Snapshot TrainedOn(int world_size, const Kind& kind, int steps) {
   Snapshot snapshot;
   EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
@@ -179,7 +179,7 @@ INSTANTIATE_TEST_SUITE_P(All, KindTest, ::testing::ValuesIn(Kinds()),
                            return std::string(info.param.name);
                          });
 
-// The whole state is that of the unsharded optimizer.
+// The whole state equals that of the unsharded optimizer.
 TEST_P(KindTest, FullStateIsThatOfOneRankWithNamesAndShapes) {
   const Snapshot one = TrainedOn(1, GetParam(), 3);
   const Snapshot three = TrainedOn(3, GetParam(), 3);
@@ -207,7 +207,7 @@ TEST_P(KindTest, TrainingGoesOnWithAnotherNumberOfRanks) {
       FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 3, 6));
       FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       if (world_size == 3) {
-        // Unbroken, bit for bit.
+        // The result equals an unbroken training's, bit for bit.
         for (const auto& item : unbroken.model) {
           if (!at::equal(dict[item.key()], item.value())) {
             return absl::InternalError(item.key());
@@ -297,7 +297,7 @@ TEST(OptimizerStateTest, OnRank0Only) {
   }));
 }
 
-// What is done to a model, and what the error says.
+// An action on a model, and a part of its error.
 using Misuse = std::pair<std::function<absl::Status(Model&)>, const char*>;
 
 std::vector<Misuse> WrongOptimizers(const OptimizerStateDict& state) {
@@ -336,7 +336,7 @@ std::vector<Misuse> WrongStates(const OptimizerStateDict& state) {
          return model->LoadOptimizerState(*adamw, wrong);
        },
        "head.bias.exp_avg: shape [4] instead of [3]"},
-      // Nothing has a slot yet that could tell.
+      // No slot exists yet that could show it.
       {[](Model& model) {
          const auto adamw = Kinds()[0].make(NamedLeaves(model));
          const auto sgd = Kinds()[2].make(NamedLeaves(model));

@@ -52,8 +52,8 @@ using ::testing::Each;
 using ::testing::Eq;
 using ::testing::HasSubstr;
 
-// One of each kind: tied across units, frozen, transposed, a scalar, an empty
-// one, in double, with buffers.
+// Has a parameter of each kind: tied across units, frozen, transposed, a
+// scalar, empty, in double; and buffers.
 class InnerImpl : public torch::nn::Module {
  public:
   explicit InnerImpl(const at::Tensor& tied)
@@ -112,7 +112,7 @@ StateDict PlainDict(const torch::nn::Module& module) {
   return dict;
 }
 
-// Every value is another one.
+// Returns a state dict in which every value is changed.
 StateDict Changed(double by) {
   StateDict dict = PlainDict(VariedImpl());
   for (auto& item : dict) {
@@ -155,7 +155,7 @@ TEST_P(WorldTest, FullDictIsThatOfTheUnwrappedModuleTwiceInARow) {
                                  "strides"));
       FSDP_RETURN_IF_ERROR(
           Check(dict["inner.same"].is_same(dict["linear.weight"]), "untied"));
-      // They are copies.
+      // The values are copies.
       dict["scalar"].fill_(17);
     }
     return absl::OkStatus();
@@ -210,7 +210,7 @@ TEST(FullStateDictTest, IsInTheOriginalDtypesForEveryStrategy) {
           FullyShard(std::make_shared<VariedImpl>(), mesh, options));
       FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       FSDP_RETURN_IF_ERROR(CheckSame(dict, expected));
-      // And back into bf16 buffers.
+      // Loading goes back into bf16 buffers.
       FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(1)));
       FSDP_ASSIGN_OR_RETURN(const StateDict changed, model->GatherStateDict());
       return CheckSame(changed, Changed(1));

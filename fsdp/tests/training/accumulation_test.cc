@@ -62,7 +62,7 @@ class LayerImpl : public torch::nn::Module {
   torch::nn::Linear out;
 };
 
-// Units with frozen parameters, with tied ones, one that some backwards use and
+// Has units with frozen and tied parameters, one that some backwards use and
 // one that none does.
 class TestNet : public torch::nn::Module {
  public:
@@ -107,8 +107,8 @@ at::Tensor LossOn(TestNet& net, const std::function<at::Tensor(at::Tensor)>& f,
   return (f(x) - x.tanh()).square().mean();
 }
 
-// One backward of a step: 'S' synchronises, 'n' does not; capital 'N' and 'S'
-// use every unit but one, lower case 'n' and 's' leave another one out.
+// One backward of a step: 'S' and 's' synchronize, 'N' and 'n' do not. Capital
+// letters use all units but one; small ones leave out another one.
 struct Backward {
   bool synchronizes;
   bool uses_all;
@@ -122,7 +122,7 @@ std::vector<Backward> Parse(const std::string& text) {
   return backwards;
 }
 
-// Means over all ranks' rows, summed over backwards.
+// Returns means over all ranks' rows, summed over backwards.
 Gradients PlainGradients(const std::string& text, int world_size) {
   TestNet net;
   int64_t part = 0;
@@ -221,7 +221,7 @@ INSTANTIATE_TEST_SUITE_P(All, OrderTest, ::testing::ValuesIn(kStrategies),
                            return absl::StrCat("Strategy", info.index);
                          });
 
-// The mean over the rows of one large batch.
+// The expected gradients are means over the rows of one large batch.
 TEST(NoSyncTest, GivesTheGradientsOfTheConcatenatedBatch) {
   EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
     TestNet plain;
@@ -268,7 +268,7 @@ TEST(NoSyncTest, ScopesNest) {
   }));
 }
 
-// An evaluation, and full parameters, between the backwards of a step.
+// Between the backwards of a step come an evaluation and full parameters.
 TEST(NoSyncTest, OutlivesWhatElseIsDoneWithTheModel) {
   for (const ShardingStrategy strategy : kStrategies) {
     EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
@@ -402,8 +402,8 @@ TEST(ReductionHookTest, WhatItThrowsEndsTheBackwardWithItsText) {
           &absl::Status::message, ::testing::HasSubstr("my compressor"))));
 }
 
-// A gradient that was kept whole belongs to nobody once its parameter is
-// frozen: an optimizer must not step it.
+// A gradient that was kept whole must be dropped if its parameter is frozen: an
+// optimizer must not step it.
 TEST(NoSyncTest, AParameterFrozenBeforeTheReductionHasNoGradient) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));

@@ -1,4 +1,4 @@
-// What a sharded model notes of itself for whoever asks why a rank hangs.
+// The notes of a sharded model for those who ask why a rank hangs.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
@@ -44,7 +44,7 @@ using ::testing::Eq;
 
 constexpr int64_t kDim = 7;
 
-// What one rank has noted, each phase once where it is noted again and again.
+// The notes of one rank; a repeated phase appears once.
 class Notes final : public comm::RankActivity {
  public:
   void Note(comm::Phase phase, absl::string_view unit,
@@ -77,7 +77,7 @@ class NotedRanks final : public comm::ForwardingCommunicator {
   const std::shared_ptr<Notes> notes_;
 };
 
-// What each rank notes in a step, and what its pools hold then.
+// Records the notes of each rank in a step, and the pools' bytes.
 absl::Status NoteSteps(Communicator& ranks,
                        std::vector<std::vector<std::string>>& results) {
   const auto notes = std::make_shared<Notes>();

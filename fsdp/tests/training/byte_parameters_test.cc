@@ -1,5 +1,5 @@
-// Frozen parameters of bytes: gathered as they are, whatever the rest computes
-// in, and never trained.
+// Frozen byte parameters are gathered as they are, in whatever dtype the rest
+// computes, and are never trained.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -49,7 +49,7 @@ using ::fsdp::testing::UnitsOf;
 using ::fsdp::testing::Unowned;
 using ::testing::HasSubstr;
 
-// linear(x) + x W^T, W being the bytes as numbers from -1 to 1.
+// Computes linear(x) + x W^T, where W is the bytes as numbers from -1 to 1.
 class MixedImpl : public torch::nn::Module {
  public:
   MixedImpl()
@@ -107,7 +107,8 @@ absl::Status ExpectBytes(FullyShardedDataParallel<NetImpl>& model) {
   return absl::OkStatus();
 }
 
-// With all parameters in the optimizer, which leaves the bytes alone.
+// Checks trainings with all parameters in the optimizer, which leaves the bytes
+// alone.
 absl::Status TrainsAlike(Communicator& world, ShardingStrategy strategy) {
   Options options = Units();
   options.unit.strategy = strategy;
@@ -148,7 +149,7 @@ TEST(ByteParametersTest, EveryStrategyAndNumberOfRanks) {
   }
 }
 
-// Neither mixed precision nor quantised gathers touch them.
+// Mixed precision and quantized gathers leave the bytes alone.
 TEST(ByteParametersTest, BytesAreNotCast) {
   const auto run = [](Communicator& world) -> absl::Status {
     Options options = Units();
@@ -171,7 +172,8 @@ TEST(ByteParametersTest, BytesAreNotCast) {
   for (const int ranks : {1, 2, 3}) EXPECT_OK(RunAllRanks(ranks, run));
 }
 
-// Floating-point numbers as they are, and whether it saw anything else.
+// Passes floating-point numbers unchanged, and notes whether it saw anything
+// else.
 class SeesDtypes final : public comm::GatherExtension {
  public:
   std::string ToString() const override { return "as they are"; }

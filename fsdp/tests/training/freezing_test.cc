@@ -40,7 +40,7 @@ using ::fsdp::testing::Unowned;
 using ::fsdp::testing::UsedTwice;
 using ::testing::Eq;
 
-// LoRA: a frozen trunk below and above what is trained.
+// Like LoRA, has a frozen trunk below and above what is trained.
 class FrozenEnds : public torch::nn::Module {
  public:
   FrozenEnds()
@@ -104,7 +104,7 @@ TEST(FreezingTest, FreezingAndUnfreezingBetweenSteps) {
       FSDP_ASSIGN_OR_RETURN(const int count, gradients_of_unit());
       if (count != expected) return absl::InternalError(absl::StrCat(count));
     }
-    // The flag of the module's own parameter is read at every forward, too.
+    // Every forward also reads the flag of the module's own parameter.
     model->module()->unit->linear->bias.set_requires_grad(false);
     FSDP_ASSIGN_OR_RETURN(const int count, gradients_of_unit());
     return CheckThat(count, Eq(1),

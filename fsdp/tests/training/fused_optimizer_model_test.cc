@@ -59,7 +59,6 @@ absl::Status Backward(Model& model, const at::Tensor& x) {
   return model->Backward(Loss(model->forward(x), x));
 }
 
-// This rank's part of step `step`.
 at::Tensor PartOf(const Communicator& world, int step) {
   const int64_t rows = kRows / world.world_size();
   return Rows(step * kRows + world.rank() * rows, rows, kDim);
@@ -105,8 +104,8 @@ TEST(FusedModelTest, TrainsAsTorchsOptimizerTrainsTheUnshardedModel) {
   }
 }
 
-// With equal rows on all ranks: sums of two or four equal numbers are exact, so
-// that gradients are those of one rank.
+// Trains with equal rows on all ranks: sums of two or four equal numbers are
+// exact, so gradients equal those of one rank.
 absl::StatusOr<StateDict> TrainedOnEqualRows(Communicator& world) {
   FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
   FusedAdamW optimizer(model->Parameters(), AdamWOptions(1e-2));
@@ -172,7 +171,7 @@ TEST(FusedModelTest, StepsUnitsInBackwardToTheSameBits) {
   }
 }
 
-// A unit's step in backward is one of its parameters that this optimizer has.
+// In backward, a step of a unit covers only parameters that this optimizer has.
 TEST(FusedModelTest, LeavesGradientsOfOtherOptimizersAlone) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
@@ -263,7 +262,8 @@ TEST(FusedModelTest, StepsByGradientsOfLowPrecision) {
           Check(low->Parameters()[0].grad().scalar_type() == at::kBFloat16 &&
                     full->Parameters()[0].grad().scalar_type() == at::kFloat,
                 "dtypes"));
-      // Values that half the bits hold, whatever the scaling after reductions.
+      // Copies values that half the bits hold, whatever the scaling after
+      // reductions.
       for (size_t i = 0; i < low->Parameters().size(); ++i) {
         full->Parameters()[i].grad().copy_(low->Parameters()[i].grad());
       }
@@ -302,7 +302,7 @@ TEST(FusedModelTest, StepsUnderAGradScaler) {
   }));
 }
 
-// The gradient of a unit is given back although the optimizer has seen it.
+// A unit's gradient is freed although the optimizer has seen it.
 TEST(FusedModelTest, KeepsNoGradients) {
   const auto train = [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
@@ -312,7 +312,8 @@ TEST(FusedModelTest, KeepsNoGradients) {
       optimizer.step();
       const at::Tensor gradient = model->Parameters()[0].grad();
       optimizer.zero_grad();
-      // This one, and on several ranks that of the buffer of gradients.
+      // The users are this tensor and, on several ranks, that of the gradient
+      // buffer.
       const size_t users = world.world_size() == 1 ? 1 : 2;
       FSDP_RETURN_IF_ERROR(Check(
           gradient.use_count() == 1 && gradient.storage().use_count() == users,

@@ -1,4 +1,4 @@
-// Training whose parameters are gathered by an extension of the user's.
+// Training whose parameters are gathered by the user's own extension.
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/sgd.h>
@@ -53,7 +53,7 @@ constexpr int kBlocks = 2;
 constexpr int kSteps = 3;
 constexpr double kRate = 0.1;
 
-// Numbers in steps of 1/64, as int16.
+// Sends numbers as int16, in steps of 1/64.
 class FixedPoint : public comm::GatherExtension {
  public:
   explicit FixedPoint(std::string name = "fixed point")
@@ -92,7 +92,8 @@ at::Tensor RowsOf(int step, int rank, int ranks) {
   return Rows(int64_t{3} * (step * ranks + rank), 3, kDim);
 }
 
-// Plain LibTorch: computes with rounded parameters and steps exact ones.
+// Trains with plain LibTorch: computes with rounded parameters and steps exact
+// ones.
 std::shared_ptr<NetImpl> TrainPlain(int ranks) {
   const std::shared_ptr<NetImpl> exact = MakeNet(kDim, kBlocks);
   const std::shared_ptr<NetImpl> rounded = MakeNet(kDim, kBlocks);

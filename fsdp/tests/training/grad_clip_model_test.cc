@@ -1,4 +1,4 @@
-// Clipping the gradients of a model against clipping those of a plain one.
+// Compares clipping the gradients of a sharded model with those of a plain one.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
@@ -40,7 +40,7 @@ using ::fsdp::testing::Unowned;
 constexpr int64_t kDim = 7;
 constexpr int64_t kRowsPerRank = 3;
 
-// Layers that are not trained and not used beside those that are.
+// Has layers that are not trained or not used beside others.
 class PartlyTrainedImpl : public torch::nn::Module {
  public:
   PartlyTrainedImpl()

@@ -37,7 +37,7 @@ using ::fsdp::testing::Unowned;
 
 constexpr int64_t kDim = 7;
 
-// Parameters of this rank after five clipped steps.
+// Returns this rank's parameters after five clipped steps.
 absl::StatusOr<std::vector<at::Tensor>> TrainClipped(Communicator& c,
                                                      bool scaled) {
   FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
@@ -73,7 +73,7 @@ TEST(ScaledTrainingTest, ClippedStepsEqualThoseWithoutAScale) {
       FSDP_ASSIGN_OR_RETURN(const std::vector<at::Tensor> plain,
                             TrainClipped(c, false));
       for (size_t i = 0; i < plain.size(); ++i) {
-        // Powers of two change no bit of what float32 holds.
+        // A power of two as the scale changes no bit of float32 values.
         FSDP_RETURN_IF_ERROR(
             Check(at::equal(scaled[i], plain[i]), "another parameter"));
       }

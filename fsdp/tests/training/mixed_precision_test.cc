@@ -215,8 +215,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 // --- Values ------------------------------------------------------------------
 
-// One step at a time: parameters rounded to `dtype`, gradients of that, summed
-// in fp32, and an update of the fp32 values.
+// Computes steps by hand: parameters and gradients rounded to `dtype`, sums in
+// fp32, and updates of the fp32 values.
 class HandMade {
  public:
   explicit HandMade(at::ScalarType dtype)
@@ -293,7 +293,7 @@ TEST(MixedPrecisionTest, TrainsAsRoundingByHandDoes) {
   }
 }
 
-// 256 + 1 is 256 in bf16.
+// In bf16, 256 + 1 is 256.
 TEST(MixedPrecisionTest, AnFp32ReductionKeepsWhatBf16WouldLose) {
   class Scale : public torch::nn::Module {
    public:
@@ -347,7 +347,7 @@ TEST(MixedPrecisionTest, HalvesTheBytesOfGathersAndReductions) {
     EXPECT_OK(AllOk(comm::testing::RunRanks(group, [&](Communicator& world) {
       auto model = ValueOrThrow(FullyShard(std::make_shared<ProbedNet>(),
                                            Unowned(world), Probed(precision)));
-      if (world.rank() == 0) log.Clear();  // it is that rank's
+      if (world.rank() == 0) log.Clear();  // the log is that of rank 0
       const at::Tensor y = model->forward(Rows(0, 2, kDim));
       return model->Backward(y.to(at::kFloat).sum());
     })));

@@ -1,5 +1,5 @@
-// Gradients on one rank, which nothing is packed or sent of: their bits are
-// those of plain LibTorch, whoever else looks at what autograd computes.
+// On one rank, gradients are neither packed nor sent: their bits equal plain
+// LibTorch's, whoever else holds what autograd computes.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
@@ -37,8 +37,8 @@ using ::fsdp::testing::Unowned;
 
 using Tensors = std::vector<at::Tensor>;
 
-// Parameters whose gradients are fresh, one tensor for two of them, expanded,
-// of other strides than theirs, a part of another tensor, sparse, none.
+// Has parameters whose gradients are fresh, one tensor for two, expanded, with
+// other strides, a part of another tensor, sparse, or missing.
 class OddImpl : public torch::nn::Module {
  public:
   explicit OddImpl(bool is_sparse)
@@ -75,7 +75,6 @@ using Gradients = std::map<std::string, at::Tensor>;
 
 at::Tensor Inputs(int index) { return Rows(int64_t{4} * index, 4, 6); }
 
-// One model that is trained, sharded or not.
 struct Training {
   Odd module{nullptr};
   std::function<at::Tensor(int index)> loss;
@@ -102,7 +101,7 @@ absl::Status RunPlain(const Program& program, bool is_sparse,
   for (const auto& item : odd->named_parameters()) {
     const at::Tensor& gradient = item.value().grad();
     if (!gradient.defined()) continue;
-    // In the order of the parameter's memory.
+    // Brings the gradient into the order of the parameter's memory.
     const at::Tensor ordered =
         at::empty_like(item.value().detach()).copy_(gradient.to_dense());
     gradients[item.key()] = ordered.as_strided({ordered.numel()}, {1});
@@ -195,7 +194,7 @@ TEST(OneRankTest, GradientsThatTheUserKeepsStayWhatTheyAre) {
   });
 }
 
-// Writes to gradients reach nothing that a hook, or another gradient, has.
+// Writes to a gradient must not reach what a hook, or another gradient, has.
 TEST(OneRankTest, WhatHooksKeepIsNotTheGradient) {
   ExpectTheBitsOfLibTorch([](Training& t) -> absl::Status {
     Tensors seen;
@@ -234,7 +233,8 @@ TEST(OneRankTest, GradientsOfTheUsersAreAddedTo) {
   });
 }
 
-// Kept whole they go through a buffer, which joins what was taken before.
+// Gradients kept whole go through a buffer, which adds to what was taken
+// before.
 TEST(OneRankTest, WhatIsKeptWholeIsAddedToWhatWasTaken) {
   Gradients expected;
   ASSERT_OK(RunPlain(
@@ -263,7 +263,7 @@ TEST(OneRankTest, WhatIsKeptWholeIsAddedToWhatWasTaken) {
       if (actual.defined() != (found != expected.end())) {
         return absl::InternalError(named.name);
       }
-      // Sums in another order.
+      // The order of sums differs.
       if (actual.defined() && !actual.allclose(found->second, 1e-5, 1e-6)) {
         return absl::InternalError(named.name);
       }

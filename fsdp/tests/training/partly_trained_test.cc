@@ -1,5 +1,5 @@
-// Units of which some parameters are frozen: what is reduced, what gradients
-// take, and what they are.
+// Units with some frozen parameters: what is reduced, the memory of gradients,
+// and their values.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/zeros.h>
@@ -51,7 +51,7 @@ using ::fsdp::testing::Unowned;
 constexpr int64_t kDim = 14;
 constexpr int kLayers = 2;
 
-// tanh(linear(x) + x a^T b), a unit.
+// A unit that computes tanh(linear(x) + x a^T b).
 class LayerImpl : public torch::nn::Module {
  public:
   LayerImpl()
@@ -88,20 +88,20 @@ bool IsBias(const std::string& name) { return absl::StrContains(name, "bias"); }
 bool IsAny(const std::string&) { return true; }
 using Trains = bool (*)(const std::string& name);
 
-// As a user does, on the module's own tensors.
+// Sets requires_grad as a user does, on the module's own tensors.
 void SetTrained(torch::nn::Module& net, Trains trains) {
   for (auto& item : net.named_parameters()) {
     item.value().set_requires_grad(trains(item.key()));
   }
 }
 
-// Each rank has rows of its own.
+// Returns the loss on the rank's own rows.
 at::Tensor LossOf(const std::function<at::Tensor(at::Tensor)>& forward,
                   int rank, int turn) {
   return forward(Rows(100 * turn + 7 * rank, 3, kDim)).square().mean();
 }
 
-// What plain LibTorch does on every rank, and the mean of that.
+// Computes every rank with plain LibTorch, and the mean.
 class Plain {
  public:
   explicit Plain(int ranks) {
@@ -118,7 +118,7 @@ class Plain {
   void ZeroGrad() {
     for (const auto& net : nets_) net->zero_grad();
   }
-  // Undefined where no rank has one.
+  // Returns the mean; undefined if no rank has a gradient.
   at::Tensor Mean(const std::string& name) const {
     return MeanGradient(nets_, name);
   }
@@ -182,9 +182,9 @@ class PartlyTrainedTest : public ::testing::TestWithParam<Case> {
   }
 };
 
-// All that is sent for the parameters of a unit: for each rank as much as for
-// the one with most to reduce, each parameter on a boundary of 16 bytes, and a
-// flag for each.
+// Returns the bytes that are sent for a unit's parameters: each rank's segment
+// is as long as the longest, each parameter begins on a boundary of 16 bytes,
+// and each has a flag.
 int64_t ReducedBytes(const std::vector<std::pair<int, int64_t>>& elements,
                      int ranks, int64_t flags) {
   std::vector<int64_t> of_rank(ranks, 0);
@@ -195,7 +195,7 @@ int64_t ReducedBytes(const std::vector<std::pair<int, int64_t>>& elements,
   return (longest + flags + 3) / 4 * 4 * 4 * ranks;
 }
 
-// What every rank holds, by which unit.
+// The elements that each rank holds of a unit.
 struct Held {
   std::vector<std::pair<int, int64_t>> elements;  // rank, number
   int64_t flags = 0;
@@ -226,8 +226,8 @@ absl::StatusOr<int64_t> ExpectedBytes(const ShardedModuleBase& model,
   return bytes;
 }
 
-// Two backwards of a model that trains `trains`, frozen before it is sharded or
-// after that; returns what one reduces.
+// Runs two backwards of a model that trains `trains` and was frozen before or
+// after sharding. Returns the bytes that one of them reduces.
 absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
                                    Trains trains, bool freeze_first) {
   CollectiveLog log;
@@ -293,8 +293,8 @@ TEST_P(PartlyTrainedTest, OnlyWhatIsTrainedIsReducedAndHasMemory) {
   });
 }
 
-// Gradients are added to from one backward to the next, kept whole or not,
-// while other parameters are trained.
+// Gradients accumulate over backwards, kept whole or not, while the trained
+// parameters change.
 TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
   const Case& c = GetParam();
   struct Turn {
@@ -375,8 +375,8 @@ TEST(PartlyTrainedReplicasTest, GradientsAreTheMeanOverAll) {
       }));
 }
 
-// No rank takes its own gradients for those of all, where nothing of the unit
-// was trained when the model was sharded and nothing is left to divide.
+// Checks that no rank takes its own gradients for the mean if nothing of the
+// unit was trained when it was sharded and nothing is left to divide.
 absl::Status CheckThawed(const comm::Mesh& mesh, ShardingStrategy strategy,
                          Communicator& communicator) {
   Options options = LayerUnits({});
@@ -422,7 +422,7 @@ TEST(PartlyTrainedReplicasTest, WhatIsTrainedSinceIsTheSumOverAll) {
   }
 }
 
-// lora_a and lora_b are equally large, and so are what the ranks would send.
+// lora_a and lora_b are equally large, so ranks would send equally much.
 TEST(PartlyTrainedErrorsTest, RanksThatTrainOthersAreRefused) {
   const std::vector<absl::Status> statuses =
       RunRanks(2, [](Communicator& communicator) -> absl::Status {

@@ -1,5 +1,5 @@
-// What gathers and sums that send int8 leave exact, what all ranks have alike,
-// and what it costs.
+// With gathers and sums that send int8: what stays exact, what is equal on all
+// ranks, and what it costs.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <torch/nn/module.h>
@@ -71,7 +71,7 @@ absl::Status TrainSteps(Net& model, int steps) {
 
 // --- What is exact, and what all ranks have alike ----------------------------
 
-// What ranks compute with, unit after unit, and what they rest with.
+// The parameters with which ranks compute, unit after unit, and their shards.
 struct Parameters {
   std::vector<at::Tensor> computed;
   std::vector<at::Tensor> full;
@@ -85,7 +85,7 @@ absl::StatusOr<Parameters> ReadParameters(Net& model) {
     result.computed.push_back(unit.flat.detach().clone());
   }
   for (size_t i = 0; i < rebuilt.size(); ++i) {
-    // The root first, which is the model's own; blocks by themselves.
+    // The root, which is the model's own, comes first, then the blocks.
     FSDP_RETURN_IF_ERROR(
         i == 0 ? Reshard(*model->module())
                : Reshard(*model->module()->blocks[static_cast<int>(i) - 1]));
@@ -152,8 +152,8 @@ TEST(QuantizedStateDictTest, HoldsTheShardsOwnValues) {
   }
 }
 
-// One unit with many parameters and one with few, so that what has to stay
-// exact is of different sizes.
+// One unit has many parameters and one has few, so that exact parts differ in
+// size.
 class BranchImpl : public torch::nn::Module {
  public:
   explicit BranchImpl(int layers)
@@ -162,7 +162,7 @@ class BranchImpl : public torch::nn::Module {
       this->layers->push_back(torch::nn::Linear(kWidth, kWidth));
     }
   }
-  // The last layer is used by nobody, the one before it where told so.
+  // Nobody uses the last layer; the one before it is used if told so.
   at::Tensor forward(at::Tensor x) {
     const int used = static_cast<int>(layers->size()) - (uses_rare ? 1 : 2);
     for (int i = 0; i < used; ++i) {
@@ -189,7 +189,7 @@ class TreeImpl : public torch::nn::Module {
   std::shared_ptr<BranchImpl> narrow;
 };
 
-// Next to gradients like these a flag is nothing in a block.
+// Next to such gradients, a flag would vanish in a block.
 TEST(QuantizedGradientsTest, OnlyParametersThatARankUsedHaveOne) {
   for (const int world_size : {2, 3}) {
     EXPECT_OK(RunAllRanks(world_size, [](Communicator& world) -> absl::Status {
@@ -245,7 +245,7 @@ struct Sent {
   int64_t reduced = 0;
 };
 
-// Of three steps of rank 0, without what sharding takes.
+// Returns what rank 0 sends in three steps, without that of sharding.
 absl::StatusOr<Sent> SentBy(const Options& options) {
   FSDP_ASSIGN_OR_RETURN(auto group, comm::CreateLocalGroup(2));
   CollectiveLog log;
@@ -291,8 +291,8 @@ absl::StatusOr<MemoryPlan> PlanOf(Communicator& world,
   return model->PlanMemory();
 }
 
-// 2048 numbers of each of two ranks: as many bytes, a scale for each 256, and
-// with a sum the 16 bytes of a flag, sent and received.
+// Each of two ranks sends 2048 numbers as bytes and a scale for each 256; sums
+// also have 16 bytes of a flag, sent and received.
 TEST(QuantizedMemoryTest, MessagesAreInThePlanAndTheDescription) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Quantization quantization;

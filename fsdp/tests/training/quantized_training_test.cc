@@ -65,7 +65,7 @@ absl::StatusOr<TrainingRecord> Train(Communicator& world,
   return record;
 }
 
-// Momentum makes errors of one sign grow: none may be.
+// Momentum magnifies errors of one sign, so there must be none.
 TrainingPlan LongTraining() {
   TrainingPlan plan;
   plan.dim = kDim;
@@ -99,9 +99,9 @@ struct Setting {
 class QuantizedTrainingTest
     : public ::testing::TestWithParam<std::tuple<Setting, int>> {};
 
-// The int8 step of a block is 1/127 of its largest number, which is about 0.3
-// for parameters. Each of the steps rounds by at most a half of it, up as often
-// as down, so that halves add up as the square root of their number.
+// A block's int8 step is 1/127 of its largest number, about 0.3 for parameters.
+// Each training step rounds by at most half of it, up as often as down, so that
+// errors grow with the square root of the number of steps.
 constexpr double kRelative = 0.03;
 const double kAbsolute = 0.3 / 127 / 2 * std::sqrt(LongTraining().steps);
 
@@ -126,7 +126,7 @@ TEST_P(QuantizedTrainingTest, ConvergesAsExactTrainingDoes) {
             CheckSameTraining(actual, exact, kRelative, kAbsolute));
         FSDP_RETURN_IF_ERROR(CheckThat(
             actual.losses.back(), Le(actual.losses.front() / 2), "last loss"));
-        // What is off shows that int8 was sent.
+        // A difference shows that int8 was sent.
         const bool same = CheckSameTraining(actual, exact, 0, 0).ok();
         return same == (world.world_size() == 1)
                    ? absl::OkStatus()

@@ -1,4 +1,4 @@
-// How gradients are reduced: hooks, and what sums are divided by.
+// How gradients are reduced: hooks and divisors.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -61,7 +61,7 @@ TEST(ReductionHookTest, CompressedReductionsTrainAlikeWithAndWithoutReplicas) {
       FSDP_RETURN_IF_ERROR(CheckAgainstPlain(plan, mesh, options,
                                              /*relative=*/0.02,
                                              /*absolute=*/0.005));
-      // Rounding shows: the hooks have been called.
+      // Rounding shows that the hooks were called.
       return CheckAgainstPlain(plan, mesh, options, 1e-7, 1e-8).ok()
                  ? absl::InternalError("nothing was rounded")
                  : absl::OkStatus();
@@ -112,7 +112,7 @@ TEST(DivideFactorsTest, AnySplitGivesTheMeanAndOneGivesTheSum) {
   }));
 }
 
-// A sum over ranks of 40,000 each is no fp16 number.
+// fp16 cannot hold a sum over ranks of 40,000 each.
 TEST(DivideFactorsTest, InFp16APartComesBeforeTheReductionWhateverTheFactor) {
   for (const std::optional<double> factor : {std::optional<double>(), {2.0}}) {
     EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {

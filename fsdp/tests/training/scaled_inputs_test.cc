@@ -1,6 +1,6 @@
-// Where a communicator prefers scaled inputs, gradients are divided before they
-// are summed, and exactly once. Of four ranks with different data: a quarter is
-// exact, so the bits are those of a division afterwards.
+// If a communicator prefers scaled inputs, gradients are divided before they
+// are summed, and exactly once. With four ranks a quarter is exact, so the bits
+// are those of a division afterwards.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -53,7 +53,7 @@ using ::testing::Gt;
 constexpr int kRanks = 4;
 constexpr int64_t kDim = 7;
 
-// Says what it prefers and writes down what it is asked for instead.
+// Has a preference, and records what it is asked for.
 class Preferring final : public comm::ForwardingCommunicator {
  public:
   Preferring(std::shared_ptr<Communicator> base, bool scaled_inputs,
@@ -86,7 +86,6 @@ class Preferring final : public comm::ForwardingCommunicator {
 using Model = FullyShardedDataParallel<NetImpl>;
 using Gradients = std::map<std::string, at::Tensor>;
 
-// One training of a few backwards.
 struct Training {
   std::string name;
   std::function<void(Options&)> configure = [](Options&) {};
@@ -94,7 +93,7 @@ struct Training {
       run = [](Model& model, const std::function<at::Tensor()>& loss) {
         return model->Backward(loss());
       };
-  std::set<double> scales = {1};  // where scaled inputs are preferred
+  std::set<double> scales = {1};  // if scaled inputs are preferred
 };
 
 absl::StatusOr<Gradients> Train(Communicator& communicator,
@@ -158,7 +157,8 @@ absl::Status ByAHook(Model& model, const std::function<at::Tensor()>& loss) {
   return TwoBackwards(model, loss);
 }
 
-// Gradients so small that fp16 loses bits of them, and more of their quarter.
+// Reduces gradients so small that fp16 loses bits of them, and more of their
+// quarter.
 absl::Status ByAHookInHalf(Model& model,
                            const std::function<at::Tensor()>& loss) {
   FSDP_RETURN_IF_ERROR(model->SetReductionHooks(

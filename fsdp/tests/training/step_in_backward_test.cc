@@ -1,4 +1,4 @@
-// The optimizer inside backward, unit by unit, does what it does after it.
+// Stepping inside backward, unit by unit, equals stepping after it.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <torch/nn/module.h>
@@ -59,7 +59,8 @@ class LayerImpl : public torch::nn::Module {
   torch::nn::Linear linear;
 };
 
-// Units that are used once, twice, at times and never; frozen parameters.
+// Has units that are used once, twice, at times and never, and frozen
+// parameters.
 class TestNet : public torch::nn::Module {
  public:
   TestNet()
@@ -104,7 +105,7 @@ absl::Status Backward(Model& model, int64_t part) {
   return model->Backward(loss);
 }
 
-// Momentum and decay tell a second step, or one of zeros, from none.
+// Momentum and decay show a second step, or one with zeros.
 std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(const Model& model,
                                                        bool adam) {
   if (adam) {

@@ -1,5 +1,5 @@
-// How a step may run: with ranks that are late, with several forwards, with
-// gathers that the user starts, in which order, and in how much memory.
+// Steps with late ranks, several forwards, gathers by the user and different
+// orders, and their memory.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -88,7 +88,6 @@ TrainingTask TenStepsOfAdam() {
   return task;
 }
 
-// Bit for bit.
 absl::Status CheckEqual(const TaskRecord& actual, const TaskRecord& expected) {
   FSDP_RETURN_IF_ERROR(CheckThat(actual.losses, Eq(expected.losses), "losses"));
   for (const auto& [name, value] : expected.parameters) {
@@ -122,7 +121,7 @@ class LateRankTest : public ::testing::TestWithParam<std::tuple<LateAt, int>> {
     return {};
   }
 
-  // The late rank goes on once its peers have come to their next collective.
+  // The late rank continues once its peers have reached their next collective.
   static TrainingTask Delayed(Progress& progress, int rank) {
     TrainingTask task = TenStepsOfAdam();
     if (rank != late_rank()) return task;
@@ -247,7 +246,7 @@ TEST(ExplicitPrefetchTest, ChangesTheOrderOfGathersAndNothingElse) {
 
 // --- Order -------------------------------------------------------------------
 
-// Runs its two blocks in the order that it is told.
+// Runs its two blocks in a given order.
 class Ordered : public torch::nn::Module {
  public:
   Ordered()
@@ -289,7 +288,7 @@ TEST(OrderTest, ABackendThatSeesLabelsNamesBothUnitsOnAllRanks) {
                                   HasSubstr("rank 1")))));
 }
 
-// Like a backend that moves bytes and asks no questions.
+// Behaves like a backend that moves bytes and compares no labels.
 class Unlabelled final : public comm::ForwardingCommunicator {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
@@ -306,7 +305,7 @@ class Unlabelled final : public comm::ForwardingCommunicator {
   }
 };
 
-// Without prefetching the ranks differ in nothing but the units.
+// Without prefetching, the ranks differ only in the units' order.
 std::vector<absl::Status> StepsOverBlindRanks(bool check_order) {
   Options options = BlockUnits();
   options.checks.order = check_order;
@@ -375,8 +374,8 @@ absl::StatusOr<Measured> MeasureSteps(Communicator& world, MemoryMeter& meter,
   return measured;
 }
 
-// All that torch allocates: shards and their gradients, the root and two units,
-// two reduce buffers, and the gradients of one unit as autograd makes them.
+// Torch allocates shards and their gradients, the root and two units, two
+// reduce buffers, and one unit's gradients as autograd makes them.
 TEST(MemoryTest, AllAllocationsOfAStepFitTheUnitsThatAreWholeAndRepeat) {
   constexpr int64_t kWidth = 64;
   constexpr int kManyBlocks = 8;
