@@ -1,9 +1,10 @@
-// Tokens that a model of 26 M random parameters generates, with a cache and by
+// Generates tokens with a model of 26 M random parameters, with a cache and by
 // computing all of the sequence again for each.
 //   ./bazelw run -c opt //examples/llama/generation:generation_benchmark
 //
 // Arguments: tokens of the prompt, and whether it computes in bfloat16.
-// Counters: parameters, tokens/s behind the prompt, as the caller sees them.
+// Counters: parameters, and tokens/s behind the prompt, as the caller sees
+// them.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
