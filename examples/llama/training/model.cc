@@ -145,7 +145,7 @@ absl::StatusOr<Model> MakeModel(
   }
   if (options.loaded_later) {
     sharding.init.loaded_later = [](const std::string& name) {
-      // adapters' factors are not loaded
+      // Factors of adapters are initialized.
       return !absl::StrContains(name, ".lora_");
     };
   }
