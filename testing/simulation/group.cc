@@ -293,7 +293,8 @@ void Group::Died(int rank) {
 
 void Group::Fail(Failure failure, bool at_once) {
   if (failure_) {
-    // Another one was first; whoever gives up now takes part no longer, either.
+    // Another failure was first; a rank that gives up now takes no further
+    // part, either.
     Learn(failure.rank);
     return;
   }
