@@ -14,7 +14,7 @@
 namespace fsdp::interleavings {
 namespace {
 
-// Only calls that update this place are dropped as a whole.
+// Calls are only dropped if they update this place.
 constexpr absl::string_view kRings = "rings";
 constexpr absl::string_view kWatchedNamespace = "fsdp::comm::";
 

@@ -64,7 +64,7 @@ std::optional<int> Search::ChooseThread(const Candidates& candidates) {
     return std::nullopt;
   }
   const int thread = nodes_[depth_].thread;
-  // executions are the same up to here
+  // Executions are the same up to here.
   FSDP_CHECK(candidates[thread].is_enabled);
   Execute(thread, candidates);
   ++depth_;
