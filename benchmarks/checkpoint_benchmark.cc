@@ -133,8 +133,7 @@ Model MakeModel(comm::Communicator& world) {
       options));
 }
 
-// Returns the seconds of rank 0 from when all ranks begin until all have
-// finished.
+// Returns rank 0's seconds from when all ranks begin until all have finished.
 using Timed = std::function<double(const std::function<void()>& work)>;
 
 struct Figures {

@@ -292,8 +292,7 @@ void Ranks(benchmark::internal::Benchmark* benchmark) {
       benchmark::kMillisecond);
 }
 
-// The cases mostly compute, mostly step and communicate, and have many small
-// units.
+// The cases mostly compute, mostly step and communicate, or have small units.
 const Case kCompute = {{256, 256, 6, 4, 128}, 4};
 const Case kParameters = {{256, 512, 4, 8, 32}, 1};
 const Case kSmallUnits = {{256, 128, 16, 4, 64}, 2};

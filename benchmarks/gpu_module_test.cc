@@ -62,7 +62,7 @@ TEST(GpuModuleTest, TwoHaveTheSameValuesAndTheyAreAsLayersDrawThem) {
   for (const auto& named : other->named_parameters()) {
     EXPECT_TRUE(at::equal(values[named.key()], named.value())) << named.key();
   }
-  // Values are uniform below 1 / sqrt(inputs), whose deviation is that over
+  // Values are uniform below 1 / sqrt(inputs); the deviation is that over
   // sqrt(3).
   const at::Tensor& linear = values["blocks.1.fc.weight"];
   EXPECT_LE(linear.abs().max().item<double>(), 1 / std::sqrt(128.0));

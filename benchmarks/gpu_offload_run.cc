@@ -234,8 +234,8 @@ namespace {
 
 using Gpt = FullyShardedDataParallel<GpuGptImpl>;
 
-// A step reads parameter, gradient and two states, and writes all but the
-// gradient.
+// A step reads parameter, gradient and two states; all but the second are
+// written.
 constexpr double kStepMoves = 7;
 constexpr double kCopyMoves = 2;
 

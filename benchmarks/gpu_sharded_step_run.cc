@@ -87,8 +87,7 @@ class ShardedStepRun final : public TurnRun {
   double Turn() override {
     double seconds = 0;
     if (what_.offload.any()) {
-      // The optimizer is timed apart: here it takes long, so that a wait is
-      // nothing.
+      // The optimizer is timed apart: it takes so long that a wait is nothing.
       const double backward = Time(place_.device, [this] { Backward(); }).whole;
       optimizer_seconds_.push_back(
           Time(place_.device, [this] { Step(); }).whole);

@@ -45,8 +45,7 @@ torch::optim::AdamWOptions SmallSteps() {
   return torch::optim::AdamWOptions(1e-5);
 }
 
-// Makes what the first matrix product of a thread allocates for all that
-// follow.
+// Makes what a thread's first matrix product allocates for all that follow.
 void AllocateWorkspaces(c10::Device device) {
   const at::Tensor matrix =
       at::ones({64, 64}, at::TensorOptions(device)).requires_grad_();

@@ -136,8 +136,7 @@ ADAMW(kernel_per_slice, KernelPerSlice, kNeighbours);
 ADAMW(kernel_per_slice_with_gaps, KernelPerSlice, kGaps);
 ADAMW(torch, Torch, kNeighbours);
 
-// Measures what a step costs on the host besides the kernel: slices have 16
-// elements.
+// Measures a step's cost on the host besides the kernel: slices of 16 elements.
 void BM_HostCost(benchmark::State& state) {
   const int threads = at::get_num_threads();
   at::set_num_threads(1);

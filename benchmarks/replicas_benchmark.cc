@@ -159,8 +159,7 @@ void BM_Finish(benchmark::State& state) {
   state.counters["votes_ms"] = 1e3 * Median(FinishSeconds(1, 20));
 }
 
-// Returns the seconds from BeginStep() of a replica without the state until it
-// has it.
+// Returns how long BeginStep() of a replica without the state takes to get it.
 double JoinSeconds(int64_t megabytes) {
   const Keeper keeper;
   double seconds = 0;

@@ -140,8 +140,7 @@ class Prediction {
     scenario_.costs.overlap = backend == "gloo" && 2 * ranks() <= cores_;
   }
 
-  // Measures what the costs are now, and returns the predicted seconds of a
-  // step.
+  // Measures the current costs, and returns the predicted seconds of a step.
   double Measure() {
     const PlainSeconds alone = alone_.Measure();
     for (size_t i = 0; i < alone.forward.size(); ++i) {

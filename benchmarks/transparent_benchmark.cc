@@ -93,8 +93,7 @@ void BM_AddOfOtherTensors(benchmark::State& state) {
 }
 BENCHMARK(BM_AddOfOtherTensors)->Unit(benchmark::kMillisecond);
 
-// Parameters of the unit are looked up, and each call runs two operators
-// inside.
+// Each call looks up parameters of the unit and runs two operators inside.
 void LinearOfAUnit(benchmark::State& state, bool with_grad) {
   Compare(state, with_grad, [](Net& net, const at::Tensor& x) {
     for (int i = 0; i < kOperators; ++i) {

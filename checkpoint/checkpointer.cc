@@ -327,8 +327,7 @@ class Checkpointer::Impl {
     return std::optional<int64_t>(step);
   }
 
-  // Refuses a first save that would meet, now or later, what an earlier run
-  // left.
+  // Refuses a first save that meets, now or later, what an earlier run left.
   absl::Status CheckFirst(int64_t step) {
     if (!goes_on_ && !options_.overwrite && step <= left_) {
       return comm::AsAgreed(absl::AlreadyExistsError(absl::StrCat(

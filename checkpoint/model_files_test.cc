@@ -154,8 +154,7 @@ TEST(ModelFilesTest, FilesDoNotDependOnTheRanks) {
   for (const int ranks : {1, 2, 3}) {
     ASSERT_OK(ExportNet(ranks, absl::StrCat(root, "/", ranks), /*seed=*/1));
   }
-  // It is exported by ranks that have all of it, and by a program without
-  // ranks.
+  // Ranks that have all of it export it, and so does a program without ranks.
   ASSERT_OK(RunAllRanks(2, [&](Communicator& world) {
     ExportOptions options;
     options.ranks = &world;

@@ -43,12 +43,10 @@ using checkpoint::TrainingRun;
 
 constexpr char kWhat[] = "handing a run over to a replica";
 
-// Bytes of the broadcasts that are under way at a time; a single one may be
-// larger.
+// Bytes of the broadcasts under way at a time; a single one may be larger.
 constexpr int64_t kMostInFlight = int64_t{64} << 20;
 
-// Describes the shards and buffers of a rank; equal texts can be copied to each
-// other.
+// Describes shards and buffers: equal texts can be copied to each other.
 std::string LayoutOf(const RunValues& values) {
   std::string text;
   for (const ValueRange& range : values.model().parameters) {

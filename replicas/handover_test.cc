@@ -80,8 +80,7 @@ struct Shape {
   int steps_of_others = 0;
 };
 
-// Checks that after the handover every replica is as the root was, and goes on
-// alike.
+// After the handover every replica is as the root was, and goes on alike.
 absl::Status CheckHandover(Communicator& world, const Shape& shape,
                            const TrainingSetup& setup) {
   FSDP_ASSIGN_OR_RETURN(const Groups groups, Groups::Make(world, shape.ranks));

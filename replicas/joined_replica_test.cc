@@ -170,8 +170,7 @@ void ExpectSame(const ThreadsResult& a, const ThreadsResult& b) {
   }
 }
 
-// There are so many losses, each at any moment, and once more as the history
-// says.
+// Has so many losses, each at any moment, and then does as the history says.
 TEST(JoinedReplicaTest, ManyLossesAndTheirReplay) {
   const char* const wanted = std::getenv("REPLICA_LOSSES");
   const int losses = wanted == nullptr ? 20 : std::atoi(wanted);

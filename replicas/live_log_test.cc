@@ -194,8 +194,7 @@ TEST(ReplayLogTest, WhoIsThereLaterIsStartedAgain) {
               StatusIs(absl::StatusCode::kAborted, HasSubstr("later lives")));
 }
 
-// A replica that was lost only in the replay must not seem to have come to the
-// end.
+// A replica lost only in the replay must not seem to have come to the end.
 TEST(ReplayLogTest, ALifeAfterALossThatIsNotInTheHistoryIsRefused) {
   EXPECT_THAT(Enter({0, 2}), StatusIs(absl::StatusCode::kInvalidArgument,
                                       AllOf(HasSubstr("of replica 0.2"),

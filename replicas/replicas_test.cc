@@ -1,5 +1,4 @@
-// Calls it as users do, with a keeper in this process and ranks that are
-// threads.
+// Calls it as users do, with a keeper in this process and threads as ranks.
 #include "replicas/replicas.h"
 
 #include <ATen/core/Tensor.h>

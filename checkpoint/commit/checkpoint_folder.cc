@@ -129,8 +129,7 @@ absl::Status CheckpointFolder::SettleCommitBy() {
                         files_.List(root_));
   if (IsByManifest(names) == by_manifest()) return absl::OkStatus();
   if (by_manifest()) return BeginByManifest(files_, root_);
-  // In a folder by manifest `latest` may be old; from here on it has to be
-  // right.
+  // By manifest `latest` may be old; from here on it has to be right.
   FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
                         LatestCheckpoint(files_, root_));
   if (latest.has_value()) {

@@ -280,8 +280,7 @@ TEST_P(CommitCrashTest, PowerIsLostAfterAFailure) {
   }
 }
 
-// By manifest the step that is replaced is gone for a moment; `latest` names it
-// until then.
+// By manifest the replaced step is gone for a moment, and `latest` names it.
 absl::Status ReplaceStepTwo(FileSystem& files) {
   FSDP_ASSIGN_OR_RETURN(
       const std::unique_ptr<CheckpointFolder> folder,

@@ -75,8 +75,7 @@ TEST(ManifestTest, EveryFlippedBitAndEveryCutIsNoticed) {
   }
 }
 
-// The checksums are right, so that these are texts that no program of ours
-// writes.
+// The checksums are right, so that no program of ours writes such texts.
 TEST(ManifestTest, HostileTextIsRefused) {
   struct Case {
     absl::string_view from;

@@ -156,8 +156,7 @@ TEST_P(RangeReaderTest, ABlockIsReadOnceInFileOrder) {
     EXPECT_OK(ReadAndCompare(*reader,
                              {{0, at, std::min<int64_t>(300007, size - at)}}));
   }
-  // Of files without checksums whole pages are read, and pages at ends of
-  // ranges twice.
+  // Without checksums whole pages are read, those at ends of ranges twice.
   const int64_t before = counting.read_bytes();
   EXPECT_LE(before, size + (GetParam() ? 0 : 40 * 4096));
   std::vector<ReadRange> ranges;

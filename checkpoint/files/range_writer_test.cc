@@ -65,8 +65,7 @@ absl::Status WriteFrom(RangeWriter& writer, int64_t file,
   return status;
 }
 
-// Writes everything by as many writers, to which ranges are dealt in random
-// order.
+// Writes everything by as many writers, dealing ranges to them at random.
 void WriteAsRanks(FileSystem& files, const std::vector<std::string>& paths,
                   const std::vector<std::string>& contents, int ranks) {
   std::mt19937 random(ranks);

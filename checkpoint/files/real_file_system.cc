@@ -85,8 +85,7 @@ absl::Status Held(const std::string& path, int descriptor) {
                    "; end that run first, or choose another folder"));
 }
 
-// Returns -1 and sets errno on an error; `created` is set to whether it made
-// the file.
+// Returns -1 and sets errno on an error; `created` tells if it made the file.
 int OpenLockFile(const std::string& path, bool* created) {
   constexpr int kFlags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
   int descriptor = -1;

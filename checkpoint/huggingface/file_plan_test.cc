@@ -40,8 +40,8 @@ std::vector<TensorInfo> OfBytes(const std::vector<int64_t>& sizes) {
   return tensors;
 }
 
-// Returns the number of each tensor's file, from 1, and the number of files
-// behind them.
+// Returns the number of each tensor's file, from 1, and how many files there
+// are.
 std::vector<int> FilesOf(const std::vector<int64_t>& sizes, int64_t limit) {
   FilePlanOptions options;
   options.max_file_bytes = limit;

@@ -93,8 +93,7 @@ absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& json) {
   return info;
 }
 
-// Ignores members that it does not know, as the format's own implementation
-// does.
+// Ignores unknown members, as the format's own implementation does.
 absl::StatusOr<PlacedTensor> ParseEntry(std::string name, const Json& json) {
   PlacedTensor tensor;
   FSDP_ASSIGN_OR_RETURN(tensor.info, ParseInfo(std::move(name), json));

@@ -217,8 +217,7 @@ absl::Status Train(const Flags& flags, torch::Device device,
     }
     optimizer.zero_grad();
     if (is_first) progress.Step(step, guard.mean_loss());
-    // This saves when a save is due, and ends a run that a signal has told to
-    // stop.
+    // Saves when a save is due, and ends a run that a signal has told to stop.
     FSDP_RETURN_IF_ERROR(guard.EndStep(step, /*is_last=*/step == flags.steps));
   }
   if (!flags.export_folder.empty()) {

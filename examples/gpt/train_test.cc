@@ -64,8 +64,7 @@ class Program {
     pclose(out_);
   }
 
-  // Reads until a line has `text`; returns false if the program ends without
-  // one.
+  // Reads until a line has `text`; false: the program has ended without one.
   bool ReadUntil(const std::string& text) {
     while (ReadLine()) {
       if (absl::StrContains(line_, text)) return true;

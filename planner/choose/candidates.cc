@@ -77,8 +77,7 @@ std::string Verdict(const Candidate& each, const Candidate* chosen,
   return more < 0 ? "slower" : "the same";
 }
 
-// Returns whether `a` and `b` differ at most in strategy and prefetching, to no
-// effect.
+// Returns whether `a` and `b` are alike but for strategy and prefetching.
 bool AreAlike(const Candidate& a, const Candidate& b) {
   return a.units == b.units && a.recompute == b.recompute &&
          a.rests == b.rests && a.refused == b.refused &&

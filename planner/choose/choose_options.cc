@@ -157,8 +157,7 @@ simulator::ModelShape ShapeOf(const Division& division,
 }
 
 // Assumes that no transfer runs beside compute. Parameters come for forward and
-// backward, gradients go and come back, and all that the optimizer steps comes
-// and goes.
+// backward, gradients go and come, and so does all that the optimizer steps.
 double TransferSeconds(const OffloadPlan& plan, Tier tier, int backwards,
                        const StepCosts& costs) {
   const auto away = [&](RestingKind kind) {
@@ -287,8 +286,7 @@ class Search {
     return absl::OkStatus();
   }
 
-  // Lets as much rest on the device as has room beside what a step computes
-  // with.
+  // Lets as much rest on the device as has room beside what computes.
   absl::Status FitIntoBudget(const Division& division, int64_t activations,
                              Options& options, PlannedModel& planned) const {
     const MemoryPlan away = planned.PlanMemory(options_.memory);

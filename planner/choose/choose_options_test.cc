@@ -240,8 +240,7 @@ struct Variant {
 };
 void PrintTo(const Variant& v, std::ostream* out) { *out << v.name; }
 
-// Autograd adds up the gradients of tied weights' uses in memory that nobody
-// counts.
+// Autograd adds up gradients of tied weights in memory that nobody counts.
 constexpr double kOfTied = 0.04;
 
 class VariantTest : public ::testing::TestWithParam<Variant> {};

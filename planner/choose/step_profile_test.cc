@@ -29,8 +29,7 @@ ModuleVisit Visit(int module, double seconds, int64_t saved, int64_t input) {
   return visit;
 }
 
-// Returns a root that embeds and ends, modules 0 and 3, around two units of a
-// module each.
+// A root embeds and ends, modules 0 and 3; two units have a module each.
 StepProfile TwoUnits() {
   StepProfile profile;
   profile.forward = {Visit(0, 1, 10, 0), Visit(1, 4, 100, 10),
@@ -149,8 +148,8 @@ TEST(ActivationBytesTest, WhatAVisitWorksWithComesOnTop) {
 }
 
 TEST(ActivationBytesTest, GradientsAreHeldUntilTheirUnitIsDone) {
-  // The root's last module comes first, then unit 2, then, when 2 is reduced,
-  // unit 1.
+  // The root's last module comes first, then unit 2, then unit 1, with 2
+  // reduced.
   EXPECT_EQ(ActivationBytes(TwoUnits(), TwoUnitsOfOne(), {0, 0, 0, 5}), 355);
   // This includes what comes to the borders of the units.
   EXPECT_EQ(ActivationBytes(TwoUnits(), TwoUnitsOfOne(), {0, 0, 50, 5}),

@@ -94,8 +94,7 @@ void AddUnit(const UnitShape& unit, const FlatLayout& layout,
   UnitBytes& bytes = shape.bytes.emplace_back();
   bytes.trainable = unit.trainable && layout.num_parameters() > 0;
   bytes.shard = layout.shard_numel() * options.stored_bytes;
-  // The sum of a reduce-scatter may become the gradient as it is, with its
-  // flags.
+  // A sum may become the gradient as it is, with its flags.
   if (bytes.trainable) bytes.gradient = segment * options.stored_bytes;
   const bool is_shard = shape.shard.size == 1 && !shape.casts();
   if (!is_shard) bytes.unsharded = messages.gather;

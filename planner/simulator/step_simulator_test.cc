@@ -124,8 +124,8 @@ TEST(StepBytesTest, FullShardingMovesThreeTimesTheModel) {
       sharding.reshard_root = true;
       const Spent total = Simulate(model, sharding, Free()).total;
       const Padding padding = PaddingOf(model, ranks, element);
-      // The bytes are 6 psi (N - 1) / N for two bytes, and padding, which moves
-      // as well.
+      // The bytes are 6 psi (N - 1) / N for two bytes, and padding that moves,
+      // too.
       EXPECT_EQ(
           TimesRanks(total.bytes(), ranks),
           (int64_t{3} * element * psi + 2 * padding.gather + padding.reduce) *
@@ -271,20 +271,18 @@ TEST(StepTimeTest, CommunicationIsGathersAndReductions) {
   }
 }
 
-// Gathers and reductions take 1 s, forwards 2 s, backwards 4 s; the root has 3
-// units.
+// Gathers and reductions take 1 s, forwards 2 s, backwards 4 s; 3 units.
 TEST(StepTimeTest, OverlapsWhatIsPrefetched) {
   const ModelShape model = Chain(3, int64_t{4} * 16, 2);
   CostOptions costs = Network(1, kInfinity);
   const StepResult step = Simulate(model, Over(2), costs);
-  // The gathers of the root and, behind it, of the first layer are waited for,
-  // and the reductions of the first layer, which computes backward last, and of
-  // the root.
+  // The gathers of the root and, behind it, of the first layer are waited for;
+  // so are the reductions of that layer, the last in backward, and of the root.
   EXPECT_DOUBLE_EQ(step.total.exposed_gather, 1 + 1);
   EXPECT_DOUBLE_EQ(step.total.exposed_reduce, 1 + 1);
   EXPECT_DOUBLE_EQ(step.seconds, 4 * 6 + 4);
   const StepResult without = Simulate(model, Over(2), costs, WithoutPrefetch());
-  // The root's gather and each layer's two are waited for; two come behind a
+  // The root's gather and each layer's two; two of them come behind a
   // reduction.
   EXPECT_DOUBLE_EQ(without.total.exposed_gather, 1 + 3 * 2 + 2);
   costs.overlap = false;
@@ -381,8 +379,7 @@ TEST(StepTimeTest, CopiesAndTheOptimizerReadAndWriteMemory) {
   costs.memory_bandwidth = 1;
   const ModelShape model = Chain(0, 1024, 0);
   StepResult step = Simulate(model, Over(2), costs);
-  // Gradients go into the buffer with its flags, and half of that into the
-  // shard's.
+  // Gradients go into the buffer with its flags, half of that into the shard's.
   EXPECT_EQ(step.total.copies, 4096 + (4096 + 32) + (2048 + 16) + 2048);
   // Parameters and two states are read and written, gradients read.
   EXPECT_EQ(step.total.optimizer, 7 * 2048);

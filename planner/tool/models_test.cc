@@ -29,8 +29,7 @@ TEST(ModelsTest, AGptIsARootAndItsBlocks) {
   EXPECT_EQ(model.units[3].name, "blocks.2");
   EXPECT_EQ(model.units[3].parent, 0);
   EXPECT_EQ(model.units[3].parameters.size(), 12u);
-  // There are two norms, four linear layers with biases; embeddings, norm and
-  // head.
+  // Two norms, four linear layers with biases; embeddings, norm and head.
   const int64_t block = 2 * 20 + (30 + 10 + 40) * 10 + 10 * 40 + 30 + 10 + 50;
   EXPECT_EQ(model.num_elements(), 3 * block + 70 + 50 + 20 + 70);
   EXPECT_EQ(model.units[1].forward.flops,

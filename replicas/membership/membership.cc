@@ -197,8 +197,7 @@ absl::Status Membership::VoteFor(const Roster& roster) {
     voted_for_ = roster.number;
     voted_at_ = options_.now();
   }
-  // The last one to vote makes the entry, so that nobody has to wait for a
-  // poll.
+  // The last one to vote makes the entry, so that nobody waits for a poll.
   FSDP_ASSIGN_OR_RETURN(const bool all, HasAllVotes(roster));
   if (!all) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(pending_, notices_.ReadAfter(roster.notices_seen));

@@ -73,8 +73,7 @@ TEST(GoneTest, WhoLeftAndWhoIsReplaced) {
   EXPECT_THAT(Gone(roster, {}), IsEmpty());
   EXPECT_THAT(Texts(Gone(roster, {Leave(2, 0), Join(1, 2)})),
               ElementsAre("1.1", "2.0"));
-  // These are a late notice of a life before, a request made twice, and
-  // somebody else's.
+  // A late notice of a life before, a request made twice, and somebody else's.
   EXPECT_THAT(Gone(roster, {Leave(1, 0), Join(1, 0), Join(1, 1), Join(3, 9)}),
               IsEmpty());
 }

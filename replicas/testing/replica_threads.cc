@@ -109,8 +109,7 @@ class Fate {
  public:
   explicit Fate(const ThreadsOptions& options) : losses_(options.losses) {}
 
-  // Returns Unavailable if the end has come. If the rank dies, its `life` is
-  // over then.
+  // Returns Unavailable if the end has come. `life` is over if it dies.
   absl::Status At(Moment moment, const Whereabouts& where, Life& life,
                   int rank) {
     absl::MutexLock lock(&mutex_);

@@ -77,8 +77,7 @@ struct ThreadsResult {
 int SeedOf(const ReplicaId& id);
 inline constexpr int64_t kDim = 5;
 inline constexpr int kBlocks = 2;
-// Returns the data of a rank in a step in which its replica is number `index`
-// of `size`.
+// Returns a rank's data in a step of replica number `index` of `size`.
 at::Tensor RowsOf(int64_t step, int index, int size, int rank, int ranks);
 
 // Trains until all replicas say that the run is over; one that ends is started

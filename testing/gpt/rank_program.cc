@@ -447,8 +447,7 @@ class RankRun {
 }  // namespace
 
 absl::Status RunRank(const TrainOptions& options, const RankContext& context) {
-  // The program that starts replicas divides the host's cores among the ranks
-  // of all.
+  // Who starts replicas divides the host's cores among the ranks of all.
   if (options.threads > 0 || !context.replica.join) {
     at::set_num_threads(options.threads > 0 ? options.threads
                                             : fsdp::comm::ThreadsPerRank(
@@ -460,8 +459,7 @@ absl::Status RunRank(const TrainOptions& options, const RankContext& context) {
     status = RankRun(options, context).Run();
   });
   status.Update(guarded);
-  // An agreed error keeps nobody waiting, and some ranks may still have to hear
-  // of it.
+  // An agreed error lets nobody wait, and some may still have to hear of it.
   const bool is_alone =
       !absl::IsCancelled(status) && !fsdp::comm::IsAgreed(status);
   if (!status.ok() && is_alone) context.communicator->Abort(status);

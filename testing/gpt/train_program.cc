@@ -173,8 +173,7 @@ ReplicaHooks ReplicaOf(const TrainOptions& options,
   return replica;
 }
 
-// Runs this process as the only rank or as one of those that somebody has
-// started.
+// Runs this process as the only rank or as one that somebody has started.
 absl::Status RunProcess(const TrainOptions& options,
                         const Environment& environment, const StopRequest& stop,
                         const std::string& argv0, const NcclOn& nccl_on,

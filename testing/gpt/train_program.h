@@ -12,8 +12,7 @@
 
 namespace gpt {
 
-// Changes for the programs of tests, in ranks that are processes. Each may be
-// empty.
+// What programs for tests change in ranks that are processes; may be empty.
 struct TrainHooks {
   std::function<void(fsdp::comm::ConnectOptions&)> connecting;
   std::function<std::unique_ptr<fsdp::comm::Communicator>(

@@ -57,8 +57,7 @@ class Arena {
 
   // Names what is at these bytes, for messages and for places in code.
   void Name(uint64_t offset, int64_t bytes, std::string name);
-  // Returns "arrived", for example; the full name has the rank that created the
-  // segment.
+  // Returns "arrived"; the full name has the rank that created the segment.
   std::string NameOf(uint64_t offset) const;
   std::string FullNameOf(uint64_t offset) const;
 

@@ -1,5 +1,4 @@
-// The scenarios that are explored, by name, with the bounds that keep them
-// short.
+// Scenarios that are explored, by name, with bounds that keep them short.
 #ifndef TESTING_INTERLEAVINGS_CASES_H_
 #define TESTING_INTERLEAVINGS_CASES_H_
 

@@ -41,8 +41,7 @@ void Execute(const MakeScenario& make, Machine& machine, Search& search,
 }  // namespace
 
 CheckResult Explore(const MakeScenario& make, const CheckOptions& options) {
-  // The time of a machine stands still, so that this is read before there is
-  // one.
+  // The time of a machine stands still: this is read before there is one.
   const auto begin = std::chrono::steady_clock::now();
   CheckResult result;
   {

@@ -49,8 +49,7 @@ struct CheckResult {
 
 CheckResult Explore(const MakeScenario& make, const CheckOptions& options);
 
-// Returns "1234 executions (1200 complete) of up to 210 steps in 0.5 s", for
-// example.
+// Returns "1234 executions (1200 complete) of up to 210 steps in 0.5 s".
 std::string ToString(const CheckResult& result);
 std::ostream& operator<<(std::ostream& out, const CheckResult& result);
 

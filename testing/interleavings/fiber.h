@@ -11,8 +11,7 @@
 
 namespace fsdp::interleavings {
 
-// Runs one function after another. One thread of the system makes all of its
-// switches.
+// Runs one function after another; one system thread makes all its switches.
 class Fiber {
  public:
   // `at_end` runs on the fiber whenever a function has ended, and switches
@@ -22,8 +21,7 @@ class Fiber {
   Fiber& operator=(const Fiber&) = delete;
   ~Fiber();
 
-  // Sets what the next switch to this fiber begins; the last function has
-  // ended.
+  // Sets what the next switch to this fiber begins; the last one has ended.
   void Start(std::function<void()> function);
   // Runs on the caller's own stack until somebody switches back there.
   static void Switch(jmp_buf* from, Fiber* to);

@@ -281,8 +281,7 @@ int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t* set) {
 
 // --- Abseil, of the releases that this repository is built with --------------
 
-// These are absl::Now() and absl::Mutex. The library's own calls stay as they
-// are.
+// These are absl::Now() and absl::Mutex; the library's own calls stay.
 #define ABSEIL(release)                                                        \
   __attribute__((weak)) absl::Time __real__ZN4absl##release##3NowEv();         \
   absl::Time __wrap__ZN4absl##release##3NowEv() {                              \

@@ -27,8 +27,7 @@ constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
 constexpr auto kSeqCst = std::memory_order_seq_cst;
 
-// Variables that the threads share, zero at first, and what each thread has
-// read.
+// Variables that threads share, zero at first, and what each has read.
 struct Shared {
   std::atomic<int> x;
   std::atomic<int> y;

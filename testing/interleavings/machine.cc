@@ -170,8 +170,7 @@ Candidates Machine::PendingSteps() const {
   return candidates;
 }
 
-// Hands on to the thread that the search wants to go next, which may be the
-// caller.
+// Hands on to the thread that the search wants next, maybe the caller.
 void Machine::Reschedule() {
   if (is_launching_) return GoToMain();
   while (true) {

@@ -47,8 +47,7 @@ class Machine {
   Machine& operator=(const Machine&) = delete;
   ~Machine();
 
-  // Returns the one whose threads the caller's thread of the system runs, or
-  // null.
+  // Returns the machine whose threads this system thread runs, or null.
   static Machine* Current() { return current_; }
 
   // --- An execution ---------------------------------------------------------
@@ -140,8 +139,7 @@ class Machine {
     return is_exploring() && arena_.Find(address).has_value();
   }
   uint64_t CheckedOffset(uintptr_t address);
-  // Returns once the search wants the step to be taken; false: the machine
-  // drains.
+  // Returns once the search wants the step to be taken; false: it drains.
   bool Step(const Footprint& footprint);
   bool BeforeAtomic(uintptr_t address, int bytes, bool writes, uintptr_t site);
   void Reschedule();
@@ -169,8 +167,7 @@ class Machine {
   void RecordAt(const char* what, uint64_t offset, uint64_t value, bool is_old,
                 uintptr_t site);
 
-  // Every function that is watched reads it, so that it is no std::thread_local
-  // object.
+  // Every watched function reads it, and thread_local would add a wrapper.
   static __thread Machine* current_;
 
   const MachineOptions options_;

@@ -1,5 +1,4 @@
-// Numbers of the places that steps conflict on. Offsets in shared memory are
-// their own.
+// Numbers of the places that steps conflict on. Shared offsets are their own.
 #ifndef TESTING_INTERLEAVINGS_PLACES_H_
 #define TESTING_INTERLEAVINGS_PLACES_H_
 

@@ -1,5 +1,4 @@
-// Atomic operations of the processor, seq_cst, by address and size: 1, 2, 4 or
-// 8 bytes.
+// The processor's atomic operations, seq_cst, on 1, 2, 4 or 8 bytes.
 #ifndef TESTING_INTERLEAVINGS_RAW_ATOMICS_H_
 #define TESTING_INTERLEAVINGS_RAW_ATOMICS_H_
 

@@ -34,8 +34,7 @@ struct Training {
   int steps = 2;
   // Each step is only a forward, without gradients.
   bool evaluates = false;
-  // The user asks for a unit's parameters before the optimizer's step
-  // (Unshard()).
+  // The user asks for a unit's parameters before the step (Unshard()).
   bool user_unshards = false;
   // All ranks leave out this fence, from 0, or waits for reductions.
   int left_out_fence = -1;

@@ -121,8 +121,7 @@ void Search::Execute(int thread, const Candidates& candidates) {
   }
 }
 
-// Finds steps that `step` could have come before; `clock` is what it follows
-// now.
+// Finds steps that `step` could precede; `clock` is what it follows now.
 void Search::FindRaces(int thread, const Footprint& step,
                        const VectorClock& clock) {
   if (!step.may_be_reordered) return;
@@ -199,8 +198,7 @@ void Search::Synchronize() {
   clocks_.fill(all);
 }
 
-// Moves to the next choice that has not been made; returns whether there is
-// one.
+// Moves to the next choice not made yet; returns whether there is one.
 bool Search::Advance() {
   while (!nodes_.empty()) {
     Node& node = nodes_.back();

@@ -67,8 +67,7 @@ class Search {
   Epoch last_step(int thread) const {
     return {thread, clocks_[thread][thread]};
   }
-  // No thread could go on until time passed: whatever comes follows everything
-  // before.
+  // No thread could go on until time passed: all that comes follows it.
   void Synchronize();
 
   // Ends the execution; returns whether there is another one to explore.

@@ -22,8 +22,7 @@ struct TraceLine {
 };
 using Trace = std::vector<TraceLine>;
 
-// Writes a line for each, without those of one thread that looks again and sees
-// the same.
+// Writes a line for each, without a thread's repeated looks that see the same.
 std::string ToString(const Trace& trace, const Arena& arena);
 
 }  // namespace fsdp::interleavings

@@ -34,8 +34,7 @@ TEST(TrainingTest, AnOptimizerThatWritesWhatAPeerStillReadsIsFound) {
   EXPECT_THAT(ResultOf(training).violation, IsStaleRead());
 }
 
-// This fence is between the optimizer's writes and the next forward; nothing
-// else waits.
+// Nothing else waits between the optimizer's writes and the next forward.
 TEST(TrainingTest, AForwardThatDoesNotOpenShardsIsFound) {
   Training training;
   constexpr int kSecondOpening = 2;

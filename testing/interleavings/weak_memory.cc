@@ -6,8 +6,7 @@
 namespace fsdp::interleavings {
 namespace {
 
-// A store becomes visible in finite time: after so many looks in a row that saw
-// something older.
+// A store becomes visible after so many looks in a row at something older.
 constexpr int kMaxOldLooks = 12;
 
 constexpr int64_t kWordBytes = 8;

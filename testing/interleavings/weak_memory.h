@@ -28,8 +28,7 @@ struct Race {
   uintptr_t other_site;  // where in the program
 };
 
-// Models one execution. Threads are numbered from 0, and addresses are any
-// numbers.
+// Models one execution. Threads count from 0; addresses are any numbers.
 class WeakMemory {
  public:
   using Order = std::memory_order;

@@ -19,7 +19,7 @@ std::vector<char> ReduceInOrder(at::ScalarType dtype, comm::ReduceOp op,
                                 const std::vector<const char*>& inputs,
                                 int64_t count);
 
-// Returns what ScaledSum makes of `before`, of `out_dtype`, with `sum`, of
+// Returns what `scaled` makes of `before`, of `out_dtype`, and `sum`, of
 // `dtype`.
 std::vector<char> ScaleInto(at::ScalarType dtype, const std::vector<char>& sum,
                             comm::ScaledSum scaled, at::ScalarType out_dtype,

@@ -31,8 +31,7 @@ class AttemptFaults {
 
   // Plants the faults of rank `rank` before it runs.
   void Plant(int rank, DiskView& disk, SimulatedSsd& ssd);
-  // Plants faults of what is on the disk before the ranks run, and undoes them
-  // afterwards.
+  // Plants faults on the disk before the ranks run; undoes them afterwards.
   void PlantRot(checkpoint::FileSystem& disk);
   void RemoveRot(checkpoint::FileSystem& disk);
   std::optional<int64_t> ThrowsAt(int rank) const;
@@ -40,11 +39,9 @@ class AttemptFaults {
   int64_t StepOf(FaultKind kind, int rank) const;
   // Returns the signal that the rank has been told so far, 0 if none.
   int SignalOf(int rank) const;
-  // Returns whether all ranks have to end with one text, as after kSignal and
-  // kNotFinite.
+  // Returns whether all ranks end with one text: after kSignal and kNotFinite.
   bool AllEndAlike() const;
-  // Takes in, after the rank has run, which of its faults have happened, and
-  // when.
+  // Takes in, after the rank has run, which faults have happened, and when.
   void Collect(int rank, const DiskView& disk, const SimulatedSsd& ssd,
                std::optional<int64_t> thrown_at);
 

@@ -20,8 +20,7 @@ namespace fsdp::simulation {
 // byte, neither having seen the other's change, are a violation.
 class CommonMemories {
  public:
-  // How much of each member's changes a process had written or seen, by memory,
-  // by member.
+  // What a process had written or seen of changes: by memory, by member.
   using Clock = std::vector<std::vector<size_t>>;
 
   explicit CommonMemories(Simulation& simulation) : simulation_(simulation) {}

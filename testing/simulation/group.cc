@@ -293,8 +293,7 @@ void Group::Died(int rank) {
 
 void Group::Fail(Failure failure, bool at_once) {
   if (failure_) {
-    // Another failure was first; a rank that gives up now takes no further
-    // part, either.
+    // Another failure was first; who gives up now takes no further part.
     Learn(failure.rank);
     return;
   }

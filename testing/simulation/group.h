@@ -59,8 +59,7 @@ class Group : public std::enable_shared_from_this<Group> {
                                                    const comm::Call& call,
                                                    comm::ReduceOp op, int root,
                                                    const Buffers& buffers);
-  // Blocks until the result is there, or all is done. Returns errors as
-  // Work::Wait() does.
+  // Blocks until the result is there, or all is done. Errors: see Work::Wait().
   absl::Status Wait(int rank, const std::shared_ptr<Operation>& operation,
                     bool result_only, absl::Time deadline);
 

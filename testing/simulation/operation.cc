@@ -30,8 +30,7 @@ uint64_t Hash(uint64_t hash, const char* data, size_t bytes) {
   return hash;
 }
 
-// Returns null if the storage has no memory any more, which it may say by
-// throwing.
+// Returns null if no memory is left, which the storage may say by throwing.
 const char* DataOf(const c10::StorageImpl& storage) {
   try {
     return static_cast<const char*>(storage.data());

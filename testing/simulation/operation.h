@@ -1,5 +1,4 @@
-// One collective of a simulated group: which ranks have called, and when which
-// bytes move.
+// One collective of a simulated group: who has called, and when bytes move.
 #ifndef TESTING_SIMULATION_OPERATION_H_
 #define TESTING_SIMULATION_OPERATION_H_
 

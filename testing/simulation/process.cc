@@ -13,8 +13,7 @@ void PrepareProcess() {
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 16 << 20);
-  // A page or two of a stack are used, so that huge pages would only cost
-  // clearing.
+  // Stacks use a page or two, so that huge pages would only cost clearing.
   prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
 }
 

@@ -13,8 +13,7 @@ namespace {
 
 constexpr int kWorldSizes[] = {1, 2, 3, 5, 8};
 
-// The engine's numbers are the same everywhere, those of standard distributions
-// are not.
+// The engine is the same everywhere; standard distributions are not.
 class Choices {
  public:
   explicit Choices(uint64_t seed) : random_(seed * 0x9E3779B97F4A7C15U + 1) {}
@@ -67,8 +66,7 @@ void DrawOptionsOf(Choices& choices, Training& t) {
   t.divide = kDivisors[choices.Int(0, 4)];
   t.optimizer = static_cast<Optimizer>(choices.Int(0, 1));
   t.fused = choices.Chance(40);
-  // With several backwards, sums of scaled sums round otherwise unless scaling
-  // is exact.
+  // Sums of several backwards' scaled sums round otherwise unless it is exact.
   if (t.backwards > 1 && t.divide == 0) t.divide = 2;
 }
 

@@ -115,8 +115,7 @@ struct DrawOptions {
 Scenario DrawScenario(uint64_t seed,
                       const DrawOptions& options = DrawOptions());
 
-// Draws a run whose ranks are guarded, and are told to stop, lose a number or
-// finish.
+// Draws guarded ranks that are told to stop, lose a number or finish.
 Scenario DrawGuarded(uint64_t seed);
 
 // Returns the network of the seed's scenario.
@@ -125,8 +124,7 @@ NetworkOptions DrawNetwork(uint64_t seed);
 // Writes one line per part, for people.
 std::string ToString(const Scenario& scenario);
 
-// Returns what the scenario has, to be counted: "strategy FULL_SHARD", "3
-// ranks".
+// Returns what it has, to be counted: "strategy FULL_SHARD", "3 ranks".
 std::vector<std::string> FeaturesOf(const Scenario& scenario);
 
 }  // namespace fsdp::simulation

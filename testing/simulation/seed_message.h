@@ -16,8 +16,7 @@ struct SeedMessage {
 };
 
 std::string ToBytes(const SeedMessage& message);
-// Takes the first message from the front of `bytes`, or nothing while it is not
-// complete.
+// Takes the first message from the front of `bytes` once it is complete.
 std::optional<SeedMessage> TakeMessage(std::string& bytes);
 
 }  // namespace fsdp::simulation

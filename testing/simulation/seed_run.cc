@@ -210,8 +210,7 @@ class SeedRun {
     }
   }
 
-  // All ranks end after the same step, and a run that saves has a checkpoint of
-  // it.
+  // All end after one step, of which a run that saves has a checkpoint.
   void JudgeAlike(const std::vector<Rank>& ranks) {
     const absl::Status& first = ranks[0].report.status;
     for (const Rank& rank : ranks) {

@@ -19,8 +19,7 @@ struct SeedOptions {
 
 struct SeedResult {
   std::string problem;  // empty: none
-  // Those of the scenario and of what has happened, such as "killed",
-  // "restarted".
+  // The scenario's, and what has happened: "killed", "restarted".
   std::vector<std::string> features;
   uint64_t log_hash = 0;
   std::vector<std::string> log;

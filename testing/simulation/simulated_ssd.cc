@@ -25,8 +25,7 @@ class SimulatedSsd::Queue final : public IoQueue {
   void Start(IoRequest* request) override {
     const int64_t number = ssd_.requests_++;
     const bool fails = number == ssd_.fails_at_;
-    // Tears the first write from then on, or shortens the first request that
-    // moves bytes.
+    // Tears the next write, or shortens the next request that moves bytes.
     const bool tears = ssd_.tears_at_ >= 0 && number >= ssd_.tears_at_ &&
                        request->kind == IoRequest::Kind::kWrite;
     const bool is_mutant =

@@ -65,8 +65,7 @@ class Simulation {
   void Sleep(absl::Duration duration);
   int process() const;
 
-  // Returns the simulated wall clock, and the time since the start, which never
-  // jumps.
+  // The simulated wall clock, and the time since the start, which never jumps.
   absl::Time Now() const;
   int64_t elapsed_nanos() const { return now_; }
 
@@ -82,8 +81,7 @@ class Simulation {
   absl::Duration RandomDelay(absl::Duration most);
 
   // --- What happens to processes --------------------------------------------
-  // `hook` is called at each Event() of a process with its number in the
-  // process.
+  // `hook` is told of each Event() of a process, with its number there.
   void set_on_event(std::function<void(int process, int64_t number)> hook) {
     on_event_ = std::move(hook);
   }
@@ -113,8 +111,7 @@ class Simulation {
   void AwaitTask(Task* task);    // after it the thread can be joined
   Task* FindTask(uint64_t thread);
   void RemoveTask(Task* task);
-  // These are Abseil's semaphores of threads, by identity; AwaitPost() is for
-  // the caller's.
+  // Abseil's semaphores of threads, by identity; AwaitPost() for the caller's.
   bool AwaitPost(const void* identity, absl::Time deadline);
   bool Post(const void* identity);
   int process_of_new_threads() const;

@@ -22,8 +22,7 @@ struct WorkersOptions {
 
   // Is called in one of the processes.
   std::function<SeedResult(int64_t seed)> simulate;
-  // Is called in this process for each seed, in any order; false: no further
-  // seeds begin.
+  // Is called in this process, in any order; false: no further seeds begin.
   std::function<bool(int64_t seed, const SeedResult& result)> take;
 };
 

@@ -20,8 +20,7 @@ std::string Ms(double seconds) {
   return absl::StrFormat("%.2f", seconds * 1e3);
 }
 
-// Makes columns as wide as their contents: the first to the left, numbers to
-// the right.
+// Makes columns as wide as needed: the first to the left, numbers to the right.
 class Table {
  public:
   void AddRow(std::vector<std::string> cells) {
@@ -249,8 +248,7 @@ class Report {
   const std::vector<std::string> kinds_;
   Steps all_;
   std::map<int, Steps> by_rank_;
-  // The key is the step's number, behind how often that number was there
-  // before.
+  // The key is how often the step's number was there before, and the number.
   std::map<std::pair<int, int64_t>, Steps> by_step_;
   std::string text_;
 };

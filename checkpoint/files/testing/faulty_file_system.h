@@ -1,5 +1,4 @@
-// A file system that fails at a call, or acts as if its process were killed
-// there.
+// A file system that fails, or whose process is as if killed, at a call.
 #ifndef CHECKPOINT_FILES_TESTING_FAULTY_FILE_SYSTEM_H_
 #define CHECKPOINT_FILES_TESTING_FAULTY_FILE_SYSTEM_H_
 

@@ -11,8 +11,7 @@
 
 namespace fsdp::checkpoint::testing {
 
-// A test links :file_system_contract and names one of these for each way of
-// making it:
+// A test links :file_system_contract and names one for each way of making it:
 //   INSTANTIATE_TEST_SUITE_P(Real, FileSystemContract, ::testing::Values(...));
 struct FileSystemUnderTest {
   // Also keeps what has to live as long as the file system.

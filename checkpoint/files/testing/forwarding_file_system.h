@@ -23,8 +23,7 @@ class ForwardingFileSystem : public FileSystem {
 
   // Counts bytes of PRead().
   int64_t read_bytes() const { return read_bytes_; }
-  // Count files that were opened, and the most of them that were open at a
-  // time.
+  // Count opened files, and the most of them that were open at a time.
   int64_t opened() const { return opened_; }
   int64_t most_open() const { return most_open_; }
 

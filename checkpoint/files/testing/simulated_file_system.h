@@ -28,8 +28,7 @@ class SimulatedFileSystem : public FileSystem {
   explicit SimulatedFileSystem(int64_t capacity_bytes = int64_t{1} << 40);
   ~SimulatedFileSystem() override;
 
-  // Closes and unlocks everything: calls on such files are Aborted. What was
-  // done stays.
+  // Closes and unlocks everything: calls on these files are Aborted. Data stay.
   void KillProcess();
   // Does the same; and `seed` decides what of all that was not synced is lost:
   // each page of a file; its size; names in a folder, those that a rename joins

@@ -3,8 +3,7 @@
 //   ./bazelw run -c opt //examples/llama/generation:generation_benchmark
 //
 // Arguments: tokens of the prompt, and whether it computes in bfloat16.
-// Counters: parameters, and tokens/s behind the prompt, as the caller sees
-// them.
+// Counters: parameters, tokens/s behind the prompt, as the caller sees them.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>

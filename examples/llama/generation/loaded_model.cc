@@ -72,8 +72,7 @@ absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
 
 namespace {
 
-// Returns the bytes of the UTF-8 sequence that begins with `first`, 1 if none
-// does.
+// Returns the length of the UTF-8 sequence that `first` begins, or else 1.
 size_t LengthBy(unsigned char first) {
   if (first < 0xC2 || first > 0xF4) return 1;
   return first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;

@@ -165,8 +165,7 @@ at::Tensor OfLastToken(const at::Tensor& queries, const at::Tensor& keys,
       .unsqueeze(2);
 }
 
-// Turns [batch, tokens, heads * head_dim] into [batch, tokens, heads,
-// head_dim].
+// [batch, tokens, heads * head_dim] becomes [batch, tokens, heads, head_dim].
 at::Tensor SplitHeads(const at::Tensor& x, int64_t head_dim) {
   return x.unflatten(-1, {-1, head_dim});
 }

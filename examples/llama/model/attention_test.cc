@@ -158,8 +158,7 @@ TEST(RotaryTest, InverseFrequenciesAreThoseOfTransformers) {
   EXPECT_EQ(scaled, 2);
 }
 
-// The file is written as by transformers 5; older ones have "type" and a theta
-// outside.
+// The file is of transformers 5; older ones have "type" and a theta outside.
 TEST(RotaryTest, TablesOfEveryTypeAreThoseOfTransformers) {
   std::ifstream file("examples/llama/testing/recorded/rope_types.json");
   const std::string text{std::istreambuf_iterator<char>(file), {}};

@@ -1,6 +1,5 @@
-// Compares with models that transformers has made
-// (examples/llama/testing/record_models.py) and with what it has computed with
-// them.
+// Compares with models made by examples/llama/testing/record_models.py, and
+// with what transformers has computed with them.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>

@@ -24,8 +24,7 @@
 namespace llama {
 namespace {
 
-// The seed by which documents are shuffled before packing, the same for all
-// runs.
+// By this seed documents are shuffled before packing, the same way in all runs.
 constexpr uint64_t kEvaluationSeed = 0;
 
 absl::StatusOr<std::shared_ptr<const RowSource>> RowsOf(const TokenFile& tokens,

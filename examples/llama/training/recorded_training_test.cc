@@ -81,8 +81,7 @@ std::vector<int64_t> OrderOf(int64_t num_rows) {
   return NumbersOf(batch->tokens);
 }
 
-// Has the rows of all steps, numbered so that TokenBatches takes them in their
-// order.
+// Has the rows of all steps in the order in which TokenBatches takes them.
 class RecordedRows final : public RowSource {
  public:
   RecordedRows() : places_(num_rows()) {

@@ -1,5 +1,4 @@
-// Compares with plain LibTorch: one process, one large batch, all logits at
-// once.
+// Compares with plain LibTorch: one process, one large batch, all logits.
 #include "examples/llama/training/trainer.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -198,8 +197,7 @@ absl::Status ExpectValues(Model& model,
   return absl::OkStatus();
 }
 
-// The parameters are micro-batches, and whether all but the last leave
-// gradients whole.
+// Are micro-batches, and whether all but the last leave gradients whole.
 class TrainerTest : public ::testing::TestWithParam<std::pair<int64_t, bool>> {
 };
 

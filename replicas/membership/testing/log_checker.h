@@ -24,8 +24,7 @@ struct State {
   }
 };
 
-// Returns the state after the step of `roster`, which its members began with
-// `state`.
+// Returns the state after `roster`'s step, which began with `state`.
 State Trained(const State& state, const Roster& roster);
 
 class LogChecker {

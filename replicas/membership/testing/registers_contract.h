@@ -11,15 +11,13 @@
 
 namespace fsdp::replicas::testing {
 
-// A test links :registers_contract and names one of these for each way of
-// making it:
+// A test links :registers_contract and names one for each way of making it:
 //   INSTANTIATE_TEST_SUITE_P(Memory, RegistersContract,
 //                            ::testing::Values(...));
 struct RegistersUnderTest {
-  // Makes registers without values, and keeps what has to live as long as they
-  // do.
+  // Makes registers without values, and keeps what has to live with them.
   std::function<std::shared_ptr<Registers>()> make;
-  // Makes another process's view of the same; null: all threads use those of
+  // Makes another process's view of them; null: all threads use those of
   // `make`.
   std::function<std::shared_ptr<Registers>(const std::shared_ptr<Registers>&)>
       connect_another;

@@ -36,8 +36,7 @@ struct SimulatedReplica {
 struct RankSurroundings {
   LogChecker* checker;
   std::function<int(int)> random;  // 0 to n - 1
-  // Returns the rank with the same number of that replica, null if it does not
-  // run.
+  // Returns that replica's rank of the same number, null if it does not run.
   std::function<SimulatedRank*(const ReplicaId&)> peer;
   std::function<void(const State&)> save;
 };

@@ -17,8 +17,7 @@ struct OffloadTier {
   fsdp::Tier tier = fsdp::Tier::kDevice;
 };
 
-// Its text is a list such as "parameters,optimizer". Indexed by
-// fsdp::RestingKind.
+// Its text is "parameters,optimizer", for example. By fsdp::RestingKind.
 struct OffloadKinds {
   std::array<bool, fsdp::kNumRestingKinds> chosen = {true, true, true};
 };

@@ -26,8 +26,7 @@ enum class Device { kCpu, kCuda };
 // Moves tensors that are on a GPU. kAuto is kNccl where each rank of a host has
 // a GPU of its own.
 using fsdp::comm::DeviceBackend;
-// With kNone every rank trains on its own; the others are as in
-// fsdp::ShardingStrategy.
+// With kNone each rank is on its own; others are as fsdp::ShardingStrategy.
 enum class Sharding { kFull, kGradients, kOptimizer, kReplicated, kNone };
 // A run is started again with as many ranks, or without those that have failed.
 enum class RestartRanks { kSame, kFewer };
@@ -56,8 +55,7 @@ struct TrainOptions {
   int64_t warmup = 2;
   uint64_t seed = 0;
   double lr = 3e-4;
-  // A block on rank jitter_rank takes longer by up to this part of its time, at
-  // random.
+  // Each block on rank jitter_rank takes longer by a random part up to this.
   double jitter = 0;
   int jitter_rank = 0;
   int threads = 0;   // per rank; 0: the host's cores divided among its ranks

@@ -25,8 +25,7 @@ void ComputeFor(double seconds) {
   }
 }
 
-// CPU time per layer of forward and backward, of layers that take `seconds`
-// each way.
+// CPU time of a layer's forward and backward that take `seconds` each.
 struct Costs {
   double forward = 0;
   double backward = 0;

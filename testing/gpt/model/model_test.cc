@@ -48,8 +48,7 @@ TEST(ModelTest, HasTheParametersOfThePeer) {
   EXPECT_EQ(parameters["head.weight"].sizes(), (std::vector<int64_t>{11, 8}));
 }
 
-// benchmarks/peers/peer_gpt.py seeds the default generator and then constructs,
-// too.
+// benchmarks/peers/peer_gpt.py seeds the default generator and constructs, too.
 TEST(ModelTest, InitialParametersAreThoseOfASeededConstruction) {
   Gpt model(kSmall);
   InitializeParameters(*model, 5);

@@ -91,8 +91,7 @@ Json OffloadToJson(const Report& report) {
   return json;
 }
 
-// Returns "parameters 12.0 MB, gradients 6.0 MB, optimizer 12.0 MB", for
-// example.
+// Returns "parameters 12.0 MB, gradients 6.0 MB, optimizer 12.0 MB".
 std::string MegabytesPerStep(const BytesByKind& bytes, const Report& report) {
   std::vector<std::string> parts;
   parts.reserve(fsdp::kNumRestingKinds);

@@ -43,8 +43,7 @@ struct Fault {
 // What is left out is as in Fault. InvalidArgument names what is wrong.
 absl::StatusOr<std::vector<Fault>> ParseFaultPlan(absl::string_view text);
 
-// Returns the first fault of `plan` for this rank in this attempt of its
-// replica.
+// Returns `plan`'s first fault for this rank in this attempt of its replica.
 std::optional<Fault> FaultOf(const std::vector<Fault>& plan, int restart,
                              int replica, int rank);
 

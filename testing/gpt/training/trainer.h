@@ -29,8 +29,7 @@ struct SavingOptions {
   bool resume = false;  // from the newest one, if there is one
   // The flags of the run: see fsdp::checkpoint::NoteFlags().
   std::map<std::string, std::string> flags = {};
-  // Is called after the checkpoint of `step` was loaded; `odd` are lines of
-  // NoteFlags().
+  // The checkpoint of `step` was loaded; `odd` are lines of NoteFlags().
   std::function<void(int64_t step, const std::vector<std::string>& odd)>
       on_resumed;
 };
@@ -45,8 +44,7 @@ struct ReplicaHooks {
       join;
   // Selects part `part` of `step`, from 0, for the next batch.
   std::function<void(int64_t step, int part)> on_part;
-  // Tells that `members`, of Members(), were the first to finish `step`, from
-  // 1.
+  // `members`, as of Members(), were the first to finish `step`, from 1.
   std::function<void(int64_t step, const std::string& members)> on_members;
 };
 

@@ -52,8 +52,7 @@ constexpr BatchShape kShape{/*batch=*/4, /*seq=*/10};
 constexpr int64_t kSteps = 12;
 constexpr int64_t kFirstSteps = 7;
 
-// Gives this rank its rows; all ranks together have the same, however many they
-// are.
+// Gives this rank its part of rows that do not depend on the number of ranks.
 class SharedRows final : public BatchSource {
  public:
   explicit SharedRows(const Communicator& ranks)
