@@ -234,8 +234,7 @@ namespace {
 
 using Gpt = FullyShardedDataParallel<GpuGptImpl>;
 
-// A step reads parameter, gradient and two states; all but the second are
-// written.
+// A step reads parameter, gradient, two states; writes all but the gradient.
 constexpr double kStepMoves = 7;
 constexpr double kCopyMoves = 2;
 
