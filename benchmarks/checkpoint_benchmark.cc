@@ -1,14 +1,17 @@
 // Saves and loads a model of 2 GB on two ranks, in the folder that the
-// environment variable CHECKPOINT_DIRECTORY names (default /var/tmp). CRC32C
-// and fsync included; what was written is dropped from the page cache before it
-// is read. Counters: `GB/s`; `of_plain`, the speed over that of a program that
-// does nothing but write, or read, a file in pieces of 8 MiB past the page
-// cache, three at a time, in the same run, with fdatasync; `blocked_ms`, how
-// long SaveAsync() keeps the training waiting the first time, when its memory
-// is new, `later_ms`, how long after that, and `copy_ms`, how long a copy of as
-// many bytes takes. Steps of the model, one core for each rank: `alone_ms`, of
-// one of kSteps, and `beside_ms`, where a save is under way when they begin,
-// without what SaveAsync() takes.
+// environment variable CHECKPOINT_DIRECTORY names (default /var/tmp), with
+// CRC32C and fsync. What was written is dropped from the page cache before it
+// is read. Counters:
+// - `GB/s`;
+// - `of_plain`: the speed over that of a program that only writes, or reads, a
+//   file in pieces of 8 MiB past the page cache, three at a time, in the same
+//   run, with fdatasync;
+// - `blocked_ms`: how long SaveAsync() keeps the training waiting the first
+//   time, when its memory is new; `later_ms`: how long after that; `copy_ms`:
+//   how long a copy of as many bytes takes;
+// - `alone_ms`: one of kSteps steps of the model, one core for each rank;
+//   `beside_ms`: the same while a save is under way that has begun before,
+//   without the time of SaveAsync().
 #include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -72,7 +75,6 @@ double SecondsOf(const std::function<void()>& work) {
   return absl::ToDoubleSeconds(absl::Now() - start);
 }
 
-// Writes or reads kBytes, and nothing else.
 double PlainSeconds(bool writes) {
   const std::string path = Directory() + ".plain";
   auto& files = checkpoint::RealFileSystem();
@@ -102,7 +104,7 @@ double PlainSeconds(bool writes) {
   return seconds;
 }
 
-// Out of the page cache, so that it has to be read from the disk.
+// Drops the files from the page cache, so that they are read from the disk.
 void Forget(const std::string& folder) {
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
     if (!entry.is_regular_file()) continue;
@@ -131,7 +133,7 @@ Model MakeModel(comm::Communicator& world) {
       options));
 }
 
-// Seconds of rank 0, from when all ranks begin until all have finished.
+// Returns rank 0's seconds from when all ranks begin until all have finished.
 using Timed = std::function<double(const std::function<void()>& work)>;
 
 struct Figures {
@@ -153,7 +155,7 @@ void Train(Model& model) {
   }
 }
 
-// Copies of all shards, in memory that is not new.
+// Copies all shards into memory that is not new.
 double CopySeconds(Model& model, const Timed& timed) {
   const std::vector<NamedShard> shards = model->NamedShards();
   std::vector<at::Tensor> copies;
@@ -170,7 +172,7 @@ double CopySeconds(Model& model, const Timed& timed) {
 
 enum class Measured { kFiles, kBesideTraining };
 
-// One of each that is measured; rank 0 keeps them.
+// Measures everything once and keeps what rank 0 has seen.
 void Measure(comm::Communicator& world, Measured what, Figures* figures) {
   Model model = MakeModel(world);
   const Timed timed = [&](const std::function<void()>& work) {
@@ -220,7 +222,7 @@ void Report(benchmark::State& state, double seconds, double plain) {
   state.counters["of_plain"] = plain / seconds;
 }
 
-// What one run has measured, in turns, so that the disk is the same for all.
+// One run measures in turns, so that the disk is the same for all.
 struct Run {
   Figures figures;
   std::vector<double> plain_writes;
@@ -251,7 +253,7 @@ void TakeTurn(Measured what, Run* run) {
   fs::remove_all(Directory());
 }
 
-// Measured once for all benchmarks that show something of it.
+// Measures once for all benchmarks that show something of it.
 template <Measured what>
 const Run& RunOf() {
   constexpr int kTurns = 3;

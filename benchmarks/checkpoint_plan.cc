@@ -1,5 +1,6 @@
-// What a rank of very many computes for a save, without the values: less than a
-// second for 4,096 ranks and 10,000 parameters with two states each.
+// Measures what one of very many ranks computes for a save, without the values:
+// less than a second for 4,096 ranks and 10,000 parameters with two states
+// each.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -20,7 +21,7 @@ using ::fsdp::checkpoint::testing::LargePlan;
 
 constexpr int64_t kMaxFileBytes = 5'000'000'000;
 
-// Each rank.
+// Measures what each rank computes.
 void BM_Plan(benchmark::State& state) {
   const LargePlan large(static_cast<int>(state.range(1)),
                         static_cast<int>(state.range(0)));
@@ -37,7 +38,7 @@ BENCHMARK(BM_Plan)
     ->Args({4096, 10'000})
     ->Unit(benchmark::kMillisecond);
 
-// Rank 0, of what all have written.
+// Measures what rank 0 computes from the reports of all ranks.
 void BM_CombineReports(benchmark::State& state) {
   const auto ranks = static_cast<int>(state.range(0));
   const LargePlan large(static_cast<int>(state.range(1)), ranks);

@@ -1,13 +1,14 @@
-// How good fsdp::ChooseOptions() is on this machine: in each iteration all that
-// it considered and that fits trains a step, in turns, and what it chose is
-// held against the fastest by their medians. Ranks are threads that share
-// memory; the argument says how many. With plenty of memory, and with a byte
-// less than what needs no recomputation. `ratio_to_best`: time of a step of the
-// choice over that of the fastest. `predicted_ms`: what ChooseOptions() said of
-// the choice. `of_plan`: measured over planned bytes of shards, optimizer,
-// gathered parameters and gradients; `of_bytes`: of those and activations. Both
-// are at 1 rank bounds from above: a gradient is there only until the optimizer
-// has used it.
+// Shows how good fsdp::ChooseOptions() is on this machine. In each iteration
+// all candidates that fit train a step, in turns, and the choice is compared
+// with the fastest one by their medians. Ranks are threads that share memory;
+// the argument says how many. Memory is plentiful, or a byte less than it
+// takes without recomputation. Counters:
+// - `ratio_to_best`: time of a step of the choice over that of the fastest;
+// - `predicted_ms`: the prediction of ChooseOptions() for the choice;
+// - `of_plan`: measured over planned bytes of shards, optimizer, gathered
+//   parameters and gradients; `of_bytes`: of those and activations. At 1 rank
+//   both are upper bounds: a gradient is there only until the optimizer has
+//   used it.
 //   ./bazelw run -c opt //benchmarks:choice_benchmark
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randint.h>
@@ -97,7 +98,7 @@ AutoChoice ChooseFor(const Case& c, Memory memory,
   return Choose(c, ranks, smallest_kept - 1);
 }
 
-// What a candidate is made of, by the words that it is described by.
+// Returns the options that the words of a candidate describe.
 Options OptionsOf(const Candidate& candidate) {
   Options options;
   if (candidate.units != "root alone") {
@@ -121,7 +122,7 @@ std::string NameOf(const Candidate& candidate) {
                       candidate.recompute ? ", recompute" : "");
 }
 
-// A rank's part of a candidate that is trained.
+// Trains a candidate on one rank.
 class Training {
  public:
   Training(const Case& c, std::shared_ptr<comm::Communicator> ranks,
@@ -139,7 +140,7 @@ class Training {
     optimizer_.zero_grad();
   }
 
-  // Of this rank.
+  // Returns the bytes of this rank's gradients.
   int64_t GradientBytes() const {
     int64_t bytes = 0;
     for (const NamedShard& named : model_->NamedShards()) {
@@ -148,15 +149,15 @@ class Training {
     return bytes;
   }
 
-  // Of the kinds of the memory plan, measured.
+  // Returns the measured bytes of what the memory plan counts.
   int64_t PlannedKinds() const {
     const MemoryStats stats = model_->memory_stats();
-    // Parameters and two states are as large as gradients.
+    // Parameters and two states are as large as the gradients.
     return 4 * GradientBytes() + stats.parameters.peak_in_use_bytes +
            stats.gradients.peak_in_use_bytes;
   }
 
-  // What comes and goes in a step.
+  // Returns the most bytes that come and go in a step.
   int64_t Activations() {
     const auto meter = std::make_shared<testing::MemoryMeter>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
@@ -172,7 +173,7 @@ class Training {
   at::Tensor tokens_;
 };
 
-// A candidate on all ranks, and how long its steps took.
+// Trains a candidate on all ranks and keeps how long its steps took.
 class Contestant {
  public:
   Contestant(const Case& c, const Group& group, const Candidate& candidate)
@@ -183,7 +184,8 @@ class Contestant {
     Step();
   }
 
-  // Of the slowest rank. The others' memory has been in the caches.
+  // Returns the seconds of the slowest rank. The first step brings this
+  // candidate's memory back into the caches.
   double TimeStep() {
     Step();
     const absl::Time begin = absl::Now();
@@ -200,7 +202,7 @@ class Contestant {
 
   int64_t PlannedKinds() const { return ranks_[0]->PlannedKinds(); }
 
-  // Of rank 0.
+  // Returns what rank 0 measures.
   int64_t Activations() {
     int64_t bytes = 0;
     OnAllRanks(size(), [&](int rank) {
@@ -220,7 +222,7 @@ class Contestant {
   std::vector<double> seconds_;
 };
 
-// All that fits of what was considered.
+// Has all candidates that fit.
 class Contest {
  public:
   Contest(const Case& c, Memory memory, const Group& group) {
@@ -236,7 +238,7 @@ class Contest {
     }
   }
 
-  // A step of each; seconds of that of the choice.
+  // Runs a step of each, and returns the seconds of the choice.
   double Turn() {
     double seconds = 0;
     for (size_t i = 0; i < contestants_.size(); ++i) {
@@ -290,7 +292,7 @@ void Ranks(benchmark::internal::Benchmark* benchmark) {
       benchmark::kMillisecond);
 }
 
-// Mostly compute; mostly optimizer and communication; many small units.
+// The cases mostly compute, mostly step and communicate, or have small units.
 const Case kCompute = {{256, 256, 6, 4, 128}, 4};
 const Case kParameters = {{256, 512, 4, 8, 32}, 1};
 const Case kSmallUnits = {{256, 128, 16, 4, 64}, 2};

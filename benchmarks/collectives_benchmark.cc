@@ -1,12 +1,13 @@
-// Collectives between ranks that are threads of this process: of a local group,
-// in shared memory as processes have it, over Gloo's TCP, and hierarchical:
-// shared memory inside two hosts of half the ranks each, Gloo between them.
-// Counters: `GB/s` of the whole tensor; `of_memcpy`, the time of one thread's
-// memcpy of the whole tensor, measured right before, over the time of the
-// collective; and `of_bandwidth`, the same for the bytes that all ranks have to
-// read and write, at the speed at which as many threads copy side by side.
+// Runs collectives between ranks that are threads of this process: of a local
+// group, in shared memory as processes have it, over Gloo's TCP, and
+// hierarchical, with shared memory inside two hosts of half the ranks each and
+// Gloo between them. Counters: `GB/s` of the whole tensor; `of_memcpy`, the
+// time of one thread's memcpy of the whole tensor, measured right before, over
+// the time of the collective; `of_bandwidth`, the same for the bytes that all
+// ranks have to read and write, at the speed at which as many threads copy side
+// by side.
 //
-// `in_place` is what gathering costs where all ranks compute with the same
+// `in_place` shows what gathering costs where all ranks compute with the same
 // memory: they agree that it is written and read it for the first time. `cast`
 // is the same after each rank has cast its part from float32 to bfloat16.
 #include <ATen/ops/ones.h>
@@ -58,7 +59,7 @@ Group CreateSharedMemory(int world_size) {
   return *std::move(group);
 }
 
-// Two hosts, by name only: what is between them is this machine's loopback.
+// The hosts are two by name only: between them is this machine's loopback.
 Group CreateHierarchical(int world_size) {
   HostLayout layout;
   layout.num_hosts = 2;
@@ -70,12 +71,12 @@ Group CreateHierarchical(int world_size) {
   return *std::move(group);
 }
 
-// What one rank does, with buffers of its own.
+// Runs a collective on one rank, with buffers of its own.
 class Exchange {
  public:
   virtual ~Exchange() = default;
   virtual absl::Status Run() = 0;
-  // Bytes that this rank reads and writes, at least.
+  // Returns the least bytes that this rank reads and writes.
   virtual int64_t Traffic() const = 0;
 };
 
@@ -84,7 +85,7 @@ absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
   return (*work)->Wait(absl::Now() + kTimeout);
 }
 
-// In memory that the backend reaches best, and in place, as the library does.
+// Runs in place in memory that the backend reaches best, as the library does.
 class PlainExchange final : public Exchange {
  public:
   PlainExchange(Communicator* comm, Collective collective, int64_t bytes)
@@ -134,8 +135,7 @@ class PlainExchange final : public Exchange {
   const at::Tensor shard_;
 };
 
-// All ranks read one memory. `bytes` of float32, or as much in bfloat16 after
-// a cast.
+// All ranks read one memory of `bytes`, float32 or, after a cast, bfloat16.
 class CommonExchange final : public Exchange {
  public:
   CommonExchange(Communicator* comm, bool casts, int64_t bytes)
@@ -192,7 +192,7 @@ std::unique_ptr<Exchange> Common(Communicator* comm, int64_t bytes) {
   return std::make_unique<CommonExchange>(comm, casts, bytes);
 }
 
-// The best of a few, in seconds.
+// Returns the least seconds of a few runs.
 double MemcpySeconds(int64_t bytes) {
   const std::vector<char> from(bytes, 1);
   std::vector<char> to(bytes);
@@ -206,10 +206,10 @@ double MemcpySeconds(int64_t bytes) {
   return best;
 }
 
-// Read and written per second by `threads` that copy at the same time, between
-// them as much as `bytes`. The best of a few.
+// Returns the bytes read and written per second by `threads` that copy `bytes`
+// in all at the same time, the most of a few runs.
 double BytesPerSecond(int threads, int64_t bytes) {
-  constexpr int64_t kLeastBytes = 64 << 20;  // to hide the start of threads
+  constexpr int64_t kLeastBytes = 64 << 20;  // hides the start of threads
   const int64_t part = bytes / threads;
   const int64_t repeats = std::max<int64_t>(1, kLeastBytes / bytes);
   std::vector<std::vector<char>> from(threads, std::vector<char>(part, 1));
@@ -313,8 +313,8 @@ BENCHMARK_CAPTURE(BM_Collective, gloo_all_reduce, CreateGloo,
                   Plain<Collective::kAllReduce>)
     ->Apply(Sizes);
 
-// What two ranks per host save of the bytes between hosts, beside gloo_* with
-// as many ranks.
+// Shows how many bytes between hosts two ranks per host save, beside gloo_*
+// with as many ranks.
 void HierarchicalSizes(benchmark::internal::Benchmark* benchmark) {
   benchmark->UseRealTime()->ArgNames({"bytes", "ranks"});
   for (int64_t bytes : {64 << 10, 1 << 20, 16 << 20, 128 << 20}) {

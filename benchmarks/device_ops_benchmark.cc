@@ -1,6 +1,6 @@
-// The operators of //device_ops beside memcpy and what LibTorch's operators
-// take for the same, in bytes read and written per second. On the CPU, and on
-// CUDA in a build with --config=cuda where there is a GPU.
+// Compares the operators of //device_ops with memcpy and with LibTorch's
+// operators for the same, in bytes read and written per second: on the CPU, and
+// on CUDA in a build with --config=cuda where there is a GPU.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_chunk_cat.h>
@@ -23,12 +23,12 @@
 namespace fsdp::device_ops {
 namespace {
 
-// Of a block of a GPT; on a GPU so wide that its caches do not hold it.
+// Returns the width of a block of a GPT; a GPU's caches do not hold it.
 int64_t WidthOn(c10::Device device) { return device.is_cpu() ? 768 : 4096; }
 
 constexpr int64_t kRanks = 4;
 constexpr int64_t kBlock = 256;
-// Calls before the host waits for a device.
+// Calls before the host waits for the device.
 constexpr int kCalls = 10;
 
 at::TensorOptions On(c10::Device device, at::ScalarType dtype) {
@@ -43,12 +43,11 @@ void Measure(benchmark::State& state, c10::Device device, int64_t bytes,
     for (int i = 0; i < calls; ++i) call();
     if (!device.is_cpu()) guard.getStream(device).synchronize();
   };
-  run();  // pages, kernels and caches are there
+  run();  // makes pages, kernels and caches
   for (auto _ : state) run();
   state.SetBytesProcessed(state.iterations() * calls * bytes);
 }
 
-// The gradients of a block of a GPT, split over ranks.
 struct Gradients {
   Gradients(c10::Device device, at::ScalarType from, at::ScalarType to) {
     const int64_t width = WidthOn(device);
@@ -129,7 +128,7 @@ void PackByOperators(benchmark::State& state, c10::Device device,
   });
 }
 
-// As PyTorch's FSDP2 packs, which sends no flags along.
+// Packs as PyTorch's FSDP2 does, which sends no flags along.
 void ChunkCat(benchmark::State& state, c10::Device device, at::ScalarType from,
               at::ScalarType to) {
   const Gradients gradients(device, from, to);
@@ -151,7 +150,6 @@ void Copy(benchmark::State& state, c10::Device device, int64_t size) {
   Measure(state, device, 2 * size, [&] { out.copy_(in); });
 }
 
-// `rows` of `size` numbers each.
 struct Blocks {
   Blocks(c10::Device device, at::ScalarType dtype, int64_t rows, int64_t size)
       : numbers(at::ones({rows, size}, On(device, dtype))),
@@ -199,7 +197,7 @@ void DequantizeSumOfRanks(benchmark::State& state, c10::Device device,
   });
 }
 
-// The same with operators of LibTorch alone, as a yardstick.
+// Quantizes by operators of LibTorch alone, for comparison.
 void QuantizeByOperators(benchmark::State& state, c10::Device device,
                          at::ScalarType dtype, int64_t size) {
   const Blocks blocks(device, dtype, 1, size / kBlock * kBlock);
@@ -259,7 +257,7 @@ void RegisterAll(c10::Device device) {
       DequantizeSumOfRanks(state, device, dtype, size);
     });
   }
-  // Last: where LibTorch refuses a combination, that ends the program.
+  // These come last: if LibTorch refuses a combination, that ends the program.
   for (const Types& types :
        {Types{"float_to_float", at::kFloat, at::kFloat},
         Types{"bf16_to_float", at::kBFloat16, at::kFloat},

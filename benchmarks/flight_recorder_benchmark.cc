@@ -1,8 +1,8 @@
-// What it costs that every operation is recorded: `ns_per_operation` from its
-// call to the end of its wait, beyond what the backend takes, `ns_per_note` of
-// a phase, `ns_per_wait` for a store, and, with how many of each a training
-// step has, `percent_of_step`; also of one whose parameters, gradients and
-// states rest in a store, here memory of the host.
+// Shows what recording every operation costs: `ns_per_operation` from its call
+// to the end of its wait, beyond what the backend takes; `ns_per_note` of a
+// phase; `ns_per_wait` for a store; and `percent_of_step`, from how many of
+// each a training step has, also a step whose parameters, gradients and states
+// rest in a store, here host memory.
 //   ./bazelw run -c opt //benchmarks:flight_recorder_benchmark
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
@@ -52,7 +52,7 @@ class DoneWork final : public comm::Work {
   absl::Status BlockCurrentStream() override { return absl::OkStatus(); }
 };
 
-// Whose all-reduces take no time.
+// All-reduces of these ranks take no time.
 class DoneRanks final : public comm::ForwardingCommunicator {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
@@ -94,7 +94,7 @@ struct Costs {
   double ns_per_wait;
 };
 
-// In turn with the same without a recorder.
+// Measures right after the same without a recorder.
 Costs Measure() {
   const at::Tensor tensor = at::ones({4});
   const auto plain = MakeDoneRanks();
@@ -126,7 +126,7 @@ void BM_Operation(benchmark::State& state) {
 }
 BENCHMARK(BM_Operation)->Unit(benchmark::kMillisecond);
 
-// Of all ranks.
+// Counts for all ranks.
 struct Counts {
   std::atomic<int64_t> notes{0};
   std::atomic<int64_t> waits{0};
@@ -176,7 +176,7 @@ Options Offloading() {
   return options;
 }
 
-// What a rank records in a step, over the time that the step takes.
+// Reports what a rank records in a step, over the time of the step.
 void BM_Step(benchmark::State& state) {
   Counts counts;
   std::vector<std::shared_ptr<comm::Inspector>> inspectors;

@@ -12,27 +12,27 @@
 #include "benchmarks/gpu_train_step_run.h"
 #include "fsdp/options/offload_options.h"
 
-// The GPT of most steps, by default of a billion parameters.
+// These are for the GPT of most steps, by default of a billion parameters.
 ABSL_FLAG(int, layers, 20, "Blocks of the model.");
 ABSL_FLAG(int, dim, 2048, "Width of the model, a multiple of --heads.");
 ABSL_FLAG(int, heads, 16, "Heads of the attention.");
 ABSL_FLAG(int, seq, 1024, "Tokens of a row.");
 ABSL_FLAG(int, batch, 4, "Rows of a step.");
 ABSL_FLAG(int, vocab, 8192, "Different tokens.");
-// That of full_finetune, by default of seven billion.
+// These are for the GPT of full_finetune, by default of seven billion.
 ABSL_FLAG(int, large_layers, 34, "Blocks of the large model.");
 ABSL_FLAG(int, large_dim, 4096, "Width of the large model.");
 ABSL_FLAG(int, large_heads, 32, "Heads of the large model's attention.");
 ABSL_FLAG(int, large_batch, 16, "Rows of a backward of the large model.");
 ABSL_FLAG(int, large_micro_batches, 2, "Backwards of the large model's step.");
 ABSL_FLAG(int, large_turns, 4, "How often the large model steps at most.");
-// Offload.
+// These are for offload.
 ABSL_FLAG(int, units, 8, "Units of offload's model, of two matrices each.");
 ABSL_FLAG(int, matrix, 4096, "Rows and columns of such a matrix.");
 ABSL_FLAG(int, rows, 4096,
           "Rows of a step in fp32; four times as many in bf16, which computes "
           "that much faster and more.");
-// Collectives.
+// This is for collectives.
 ABSL_FLAG(int, largest_mib, 256, "Of the sizes of 1, 16 and 256 MiB.");
 
 namespace fsdp::benchmarks {
@@ -63,7 +63,7 @@ void AddTrainStep(const std::string& name, const TrainStepCase& what,
                [what, place] { return MakeTrainStepRun(what, place); });
 }
 
-// Beside plain LibTorch.
+// Their yardstick is plain LibTorch.
 void AddTrainSteps(const Place& place, int turns,
                    const DeviceGraphMaker& graph) {
   TrainStepCase what;
@@ -111,7 +111,7 @@ void AddShardedStep(const std::string& name, const ShardedStepCase& what,
                [what, place] { return MakeShardedStepRun(what, place); });
 }
 
-// Beside PyTorch, where bf16 computes over fp32 shards, too.
+// Their yardstick is PyTorch, where bf16 computes over fp32 shards, too.
 void AddShardedSteps(const Place& place, int turns) {
   ShardedStepCase what;
   what.model = Billion();
@@ -155,7 +155,7 @@ const char* NameOf(StepOn step_on) {
   return "unknown";
 }
 
-// Beside the same with all on the device.
+// Its yardstick is the same step with everything on the device.
 void AddOffload(const Place& place, int turns) {
   if (place.device.is_cpu()) return;  // nothing rests elsewhere
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -175,7 +175,8 @@ void AddOffload(const Place& place, int turns) {
   }
 }
 
-// Beside device copies of as many bytes: played ranks, and NCCL's one.
+// Their yardstick is a device copy of as many bytes, for played ranks and for
+// NCCL's single one.
 void AddCollectives(const Place& place, int turns, const MakeGroup& nccl) {
   Place played = place;
   if (played.ranks == 1) played.ranks = kPlayedRanks;
@@ -187,7 +188,7 @@ void AddCollectives(const Place& place, int turns, const MakeGroup& nccl) {
     for (const int64_t mib : {1, 16, 256}) {
       if (mib > absl::GetFlag(FLAGS_largest_mib)) continue;
       const int64_t bytes = mib << 20;
-      // Equal shards, of whole numbers.
+      // Shards are equal and have whole numbers.
       const int64_t granule =
           int64_t{played.ranks} * static_cast<int64_t>(sizeof(float));
       const std::string size = absl::StrCat("/", mib, "_MiB");

@@ -1,5 +1,5 @@
-// Steps of training, offload, the optimizer and collectives on one GPU, each
-// beside its yardstick (docs/performance.md, "On a GPU").
+// Measures steps of training, offload, the optimizer and collectives on one
+// GPU, each beside its yardstick (docs/performance.md, "On a GPU").
 //   ./bazelw run --config=opt --config=cuda //benchmarks:gpu_benchmarks --
 //       --benchmark_filter=train_step/bf16
 #include "benchmarks/gpu_benchmarks.h"

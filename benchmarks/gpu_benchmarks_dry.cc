@@ -1,4 +1,4 @@
-// The benchmarks for a GPU on the fake device, for dry runs of
+// Runs the benchmarks for a GPU on the fake device, for dry runs of
 // tools/gpu_suite: their figures mean nothing.
 #include "base/testing/fake_device.h"
 #include "base/testing/fake_device_graph.h"

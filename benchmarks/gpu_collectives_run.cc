@@ -17,7 +17,7 @@
 namespace fsdp::benchmarks {
 namespace {
 
-// One after the other, so that a device never waits for the host.
+// Calls in a row, so that the device never waits for the host.
 constexpr int kCalls = 10;
 
 class CollectiveRun final : public TurnRun {
@@ -52,7 +52,7 @@ class CollectiveRun final : public TurnRun {
   }
 
  private:
-  // Memory that the group reaches best.
+  // Returns memory that the group reaches best.
   at::Tensor OnDevice(int64_t numel) const {
     at::Tensor memory = ValueOrThrow(
         group_->AllocateSymmetric(numel * static_cast<int64_t>(sizeof(float))));

@@ -1,4 +1,4 @@
-// The benchmark's code where there is no GPU.
+// Runs the benchmark's code without a GPU.
 #include <cmath>
 #include <cstdint>
 #include <memory>

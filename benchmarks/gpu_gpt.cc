@@ -69,7 +69,7 @@ void DrawOn(c10::Device device, at::ScalarType dtype,
   for (at::Tensor& parameter : module.parameters()) {
     const at::Tensor there =
         at::empty(parameter.sizes(), at::TensorOptions(device).dtype(dtype));
-    // As set_data() does, for any device.
+    // set_data() does the same, but not for every device.
     parameter.unsafeGetTensorImpl()->shallow_copy_from(there.getIntrusivePtr());
   }
   for (const std::shared_ptr<torch::nn::Module>& part : module.modules()) {

@@ -25,7 +25,7 @@ class GpuGptImpl : public torch::nn::Module {
   // With `checkpointing` each block keeps only its input.
   GpuGptImpl(const gpt::GptConfig& config, bool checkpointing);
 
-  // Tokens [batch, tokens] -> logits [batch, tokens, vocab].
+  // Turns tokens [batch, tokens] into logits [batch, tokens, vocab].
   at::Tensor forward(const at::Tensor& tokens);
 
  private:
@@ -36,8 +36,7 @@ class GpuGptImpl : public torch::nn::Module {
   torch::nn::Linear head_;
 };
 
-// The data of a step: rows of numbers that count upwards, with the next of
-// each.
+// The data of a step: rows of numbers that count upwards, and the next of each.
 struct CountingRows {
   CountingRows(const gpt::GptConfig& model, int64_t batch, c10::Device device);
   at::Tensor tokens;   // [batch, model.seq]

@@ -62,7 +62,8 @@ TEST(GpuModuleTest, TwoHaveTheSameValuesAndTheyAreAsLayersDrawThem) {
   for (const auto& named : other->named_parameters()) {
     EXPECT_TRUE(at::equal(values[named.key()], named.value())) << named.key();
   }
-  // Uniform below 1 / sqrt(inputs), whose deviation is that over sqrt(3).
+  // Values are uniform below 1 / sqrt(inputs); the deviation is that over
+  // sqrt(3).
   const at::Tensor& linear = values["blocks.1.fc.weight"];
   EXPECT_LE(linear.abs().max().item<double>(), 1 / std::sqrt(128.0));
   EXPECT_NEAR(linear.std().item<double>(), 1 / std::sqrt(3 * 128.0), 1e-3);
@@ -82,7 +83,7 @@ TEST(GpuModuleTest, TheDeviceItselfDraws) {
   EXPECT_EQ(FakeDevice::HostWaits(), std::vector<std::string>());
   const auto values = Make(Place(), at::kFloat);
   ASSERT_OK(Materialize(*values));
-  // Whose random numbers are the CPU's.
+  // Random numbers are the CPU's.
   const auto expected = values->named_parameters();
   for (const auto& named : model->named_parameters()) {
     EXPECT_EQ(named.value().device(), place.device);

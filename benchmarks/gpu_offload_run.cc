@@ -75,7 +75,7 @@ Model MakeModel(const OffloadCase& what, const Place& place,
       FullyShard(std::move(net), LoopbackGroup(place), options));
 }
 
-// A model with its optimizer, made warm.
+// Is a model with its optimizer, after kWarmUp steps.
 class Training {
  public:
   Training(const OffloadCase& what, const Place& place,
@@ -189,7 +189,7 @@ class OffloadRun final : public TurnRun {
   }
 
  private:
-  // Parameters come for forward and for backward, and gradients go. The device
+  // Parameters come for forward and for backward, and gradients go. A device
   // that steps gets parameters, gradients and both states, and gives all but
   // the gradients back.
   double MovedBytes() const {
@@ -234,11 +234,11 @@ namespace {
 
 using Gpt = FullyShardedDataParallel<GpuGptImpl>;
 
-// Parameter, gradient and two states are read, all but the gradient written.
+// A step reads parameter, gradient, two states; writes all but the gradient.
 constexpr double kStepMoves = 7;
 constexpr double kCopyMoves = 2;
 
-// With the gradients of one backward, which lie as a training has them.
+// The model has the gradients of one backward, laid out as in a training.
 Gpt MakeModel(const gpt::GptConfig& config, at::ScalarType dtype,
               const Place& place) {
   Options options;

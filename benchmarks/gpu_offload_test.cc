@@ -1,4 +1,4 @@
-// The benchmark's code where there is no GPU.
+// Runs the benchmark's code without a GPU.
 #include <cmath>
 #include <memory>
 
@@ -32,7 +32,7 @@ TEST(GpuOffloadTest, TrainsAsTheResidentModelDoes) {
       EXPECT_GT(figures.at(name), 0) << name;
       EXPECT_TRUE(std::isfinite(figures.at(name))) << name;
     }
-    // What the faster moves is not said.
+    // It is not known what kFaster moves.
     EXPECT_EQ(figures.count("GB/s"), step_on == StepOn::kFaster ? 0 : 1);
     EXPECT_LE(figures.at("loss_difference"), 1e-5);
   }

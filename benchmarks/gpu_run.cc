@@ -70,7 +70,8 @@ absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
         absl::StrCat("running on ", name, ": this machine has ", count,
                      " of such devices; nvidia-smi shows GPUs with a driver"));
   }
-  at::globalContext().lazyInitDevice(device.type());  // its allocator counts
+  // Makes the allocator count.
+  at::globalContext().lazyInitDevice(device.type());
   return device;
 }
 

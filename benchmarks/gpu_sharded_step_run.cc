@@ -24,7 +24,7 @@ using Model = FullyShardedDataParallel<GpuGptImpl>;
 
 constexpr int kWarmUp = 2;
 
-// Before a machine ends the program for taking too much.
+// Refuses before the machine ends the program for taking too much memory.
 absl::Status CheckHostMemory(const torch::nn::Module& net,
                              const OffloadOptions& offload) {
   const int copies = (offload.parameters == Tier::kCpu ? 1 : 0) +
@@ -87,7 +87,7 @@ class ShardedStepRun final : public TurnRun {
   double Turn() override {
     double seconds = 0;
     if (what_.offload.any()) {
-      // Apart: here it is what takes long, next to which a wait is nothing.
+      // The optimizer is timed apart: it takes so long that a wait is nothing.
       const double backward = Time(place_.device, [this] { Backward(); }).whole;
       optimizer_seconds_.push_back(
           Time(place_.device, [this] { Step(); }).whole);

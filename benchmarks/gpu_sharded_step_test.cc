@@ -1,4 +1,4 @@
-// The code of the benchmarks of sharded steps where there is no GPU.
+// Runs the code of the benchmarks of sharded steps without a GPU.
 #include <cmath>
 #include <memory>
 
@@ -30,7 +30,7 @@ ShardedStepCase Tiny() {
 
 class GpuShardedStepTest : public ::testing::Test {
  protected:
-  // Before the first backward.
+  // The device is registered before the first backward.
   static void SetUpTestSuite() { FakeDevice::Register(); }
 
   static Place OnFakeDevice() {

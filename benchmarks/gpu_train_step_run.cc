@@ -28,7 +28,7 @@ namespace {
 
 using Model = FullyShardedDataParallel<GpuGptImpl>;
 
-// The second half of a captured step's is its capture and a replay.
+// A captured step is captured and replayed in its last two warm-up steps.
 int WarmUpOf(const TrainStepCase& what) {
   return what.make_graph == nullptr ? 2 : CaptureOptions().warm_up_steps + 2;
 }
@@ -40,23 +40,23 @@ std::shared_ptr<GpuGptImpl> MakeModel(const TrainStepCase& what,
   });
 }
 
-// Small steps: where a loss is next to nothing, or steps are large, last bits
-// that kernels add up in any order decide what two trainings have in common.
+// Steps are small: where a loss is next to nothing or steps are large, two
+// trainings differ by the last bits, which kernels add up in any order.
 torch::optim::AdamWOptions SmallSteps() {
   return torch::optim::AdamWOptions(1e-5);
 }
 
-// What the first matrix product of a thread allocates for all that follow.
+// Makes what a thread's first matrix product allocates for all that follow.
 void AllocateWorkspaces(c10::Device device) {
   const at::Tensor matrix =
       at::ones({64, 64}, at::TensorOptions(device)).requires_grad_();
   matrix.mm(matrix).sum().backward();
 }
 
-// One of the two, with what it was seen to do. The step gives its loss.
+// Trains one of the two and keeps what was measured. The step gives its loss.
 class Contender {
  public:
-  // Runs what `make` gives until it is warm.
+  // Runs the step that `make` returns until it is warm.
   Contender(c10::Device device, int warm_up,
             const std::function<std::function<at::Tensor()>()>& make)
       : device_(device) {
@@ -92,7 +92,7 @@ class Contender {
   int64_t peak_bytes_ = 0;
 };
 
-// Steps leave their gradients, which the plan counts.
+// The step leaves its gradients, which the plan counts.
 std::function<at::Tensor()> PlainStep(const TrainStepCase& what,
                                       const Place& place,
                                       const CountingRows& rows) {

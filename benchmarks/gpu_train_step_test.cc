@@ -1,4 +1,4 @@
-// The benchmark's code where there is no GPU.
+// Runs the benchmark's code without a GPU.
 #include <cmath>
 #include <memory>
 
@@ -41,7 +41,7 @@ void ExpectTimes(const Figures& figures) {
 
 class GpuTrainStepTest : public ::testing::Test {
  protected:
-  // Before the first backward.
+  // The device is registered before the first backward.
   static void SetUpTestSuite() { FakeDevice::Register(); }
 };
 

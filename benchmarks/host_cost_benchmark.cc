@@ -1,6 +1,7 @@
-// What sharding costs the host where layers compute next to nothing: a step of
-// 100 units with one small parameter each, against the same model unsharded.
-// Counter: `us_per_unit`, what the step takes longer, per unit and step.
+// Shows what sharding costs the host where layers compute next to nothing: a
+// step of 100 units with one small parameter each, against the same model
+// unsharded. Counter: `us_per_unit`, how much longer the step takes, per unit
+// and step.
 //   ./bazelw run -c opt //benchmarks:host_cost_benchmark
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -81,7 +82,7 @@ double Seconds(const Step& step) {
   return absl::ToDoubleSeconds(absl::Now() - begin);
 }
 
-// Every step of a rank in turn with one of the plain model.
+// Runs each step of a rank in turn with one of the plain model.
 void Measure(benchmark::State& state, const Step& sharded) {
   const Step plain = PlainStep();
   for (int i = 0; i < 5; ++i) {
@@ -106,7 +107,7 @@ void BM_OneRank(benchmark::State& state) {
 }
 BENCHMARK(BM_OneRank)->UseManualTime()->Unit(benchmark::kMicrosecond);
 
-// What ranks wait for each other is in it.
+// The time includes what ranks wait for each other.
 void BM_SharedMemory(benchmark::State& state) {
   const auto ranks = static_cast<int>(state.range(0));
   const auto store = c10::make_intrusive<c10d::HashStore>();

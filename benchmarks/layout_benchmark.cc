@@ -1,4 +1,4 @@
-// Cost of laying out a unit's parameters and of asking where they are.
+// Measures laying out a unit's parameters and asking where they are.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -16,7 +16,7 @@ namespace {
 constexpr int kWorldSize = 8;
 constexpr int64_t kElementSize = 4;
 
-// Matrices and vectors in turn, as in a transformer block.
+// Returns matrices and vectors in turn, as in a transformer block.
 std::vector<ParameterSpec> Parameters(int64_t count) {
   std::vector<ParameterSpec> parameters;
   parameters.reserve(count);
@@ -56,7 +56,7 @@ void BM_Create(benchmark::State& state) {
 }
 BENCHMARK(BM_Create)->Arg(12)->Arg(1'000)->Arg(50'000);
 
-// What one rank asks about all its parameters.
+// Asks what one rank asks about all its parameters.
 void BM_Query(benchmark::State& state) {
   const FlatLayout layout = Layout(state.range(0));
   int rank = 0;

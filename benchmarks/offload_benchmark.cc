@@ -1,10 +1,10 @@
-// The optimizer's step of a model whose states are on an SSD, in the directory
-// that the environment variable OFFLOAD_DIRECTORY names (default /var/tmp):
-// one rank, AdamW, units of 32 MiB.
-// Counters: `GB/s` that the step reads and writes; `of_disk`, that over what
-// the disk gives to a program that only reads and writes as much of each, in
-// turns with the steps, median; `of_resident`, the time of the same step in
-// memory over this one's; `MB_in_memory`, buffers and what rests there.
+// Measures the optimizer's step of a model whose states are on an SSD, in the
+// directory that the environment variable OFFLOAD_DIRECTORY names (default
+// /var/tmp): one rank, AdamW, units of 32 MiB. Counters: `GB/s` that the step
+// reads and writes; `of_disk`, that over what the disk gives to a program that
+// only reads and writes as much of each, in turns with the steps, median;
+// `of_resident`, the time of the same step in memory over this one's;
+// `MB_in_memory`, buffers and what rests there.
 //   ./bazelw run -c opt //benchmarks:offload_benchmark
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -78,7 +78,7 @@ std::string Directory() {
   return directory != nullptr ? directory : "/var/tmp";
 }
 
-// A model with its optimizer, of which the step is timed.
+// Is a model with its optimizer, whose step is timed.
 class Training {
  public:
   explicit Training(const OffloadOptions& offload) {
@@ -112,7 +112,7 @@ class Training {
   std::unique_ptr<FusedAdamW> optimizer_;
 };
 
-// Of all stores so far.
+// Bytes of all stores so far.
 struct Moved {
   int64_t read = 0;
   int64_t written = 0;
@@ -133,7 +133,7 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-// Whole blocks.
+// Rounds down to whole blocks.
 int64_t InBlocks(int64_t bytes) { return bytes / kBlockBytes * kBlockBytes; }
 
 void BM_Step(benchmark::State& state, OffloadOptions offload) {
@@ -142,7 +142,7 @@ void BM_Step(benchmark::State& state, OffloadOptions offload) {
   offload.queue_depth = kDepth;
   Training resident{OffloadOptions()};
   Training training(offload);
-  // As much as a step moves, at most.
+  // A step moves at most so much.
   constexpr int64_t kPlainBytes = int64_t{1} << 30;
   PlainFile plain(Directory(), kPlainBytes, kBlockBytes, kDepth);
   auto memory = offload::PageMemory::Allocate(offload::PageAllocator::System(),

@@ -1,10 +1,9 @@
-// Sequential reads and writes of a file store, in the directory that the
-// environment variable OFFLOAD_DIRECTORY names (default /var/tmp).
-// Counters: `GB/s` of the store; `of_plain`, its speed over that of a program
-// that does nothing but keep as many blocks of the same size in flight, with
-// io_uring and O_DIRECT, in a file whose space is reserved, as fio(1) does. The
-// two take turns, and which one begins alternates; the counter is the median of
-// all turns.
+// Reads and writes a file store sequentially, in the directory that the
+// environment variable OFFLOAD_DIRECTORY names (default /var/tmp). Counters:
+// `GB/s` of the store; `of_plain`, its speed over that of a program that only
+// keeps as many blocks of the same size in flight, with io_uring and O_DIRECT,
+// in a file whose space is reserved, as fio(1) does. The two take turns, and
+// which one begins alternates; the counter is the median of all turns.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -72,7 +71,7 @@ void BM_Store(benchmark::State& state, bool write, bool checksums,
   std::memset(memory->data(), 1, kBytes);
   PlainFile plain(Directory(), kBytes, options.block_bytes,
                   options.queue_depth);
-  // Space is reserved without being written: the first write is another one.
+  // The first write to space that is only reserved costs more.
   Move(**store, true, memory->data());
   plain.Move(0, kBytes, memory->data());
 
@@ -100,7 +99,7 @@ void BM_Store(benchmark::State& state, bool write, bool checksums,
                          benchmark::Counter::kIsIterationInvariantRate);
 }
 
-// {KiB of a block, blocks in flight}
+// Arguments are KiB of a block and blocks in flight.
 void Shapes(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"KiB", "depth"});
   for (const auto& [block, depth] :

@@ -1,5 +1,5 @@
-// One step of AdamW over shards: 25 M parameters, cut into slices of one
-// tensor, with their gradients in another.
+// Measures one step of AdamW over shards: 25 M parameters, cut into slices of
+// one tensor, with their gradients in another.
 //   ./bazelw run -c opt //benchmarks:optimizer_benchmark
 //
 // Arguments: slices, threads. Counters: GB/s with 28 bytes per element
@@ -34,8 +34,8 @@ constexpr int64_t kNumel = 25'000'000;
 constexpr int64_t kBytesPerElement = 28;
 constexpr int64_t kBytesPerElementOfSum = 12;
 
-// Where slices begin: next to each other, or at multiples of four elements as
-// in a flat shard of parameters of odd sizes.
+// Slices begin next to each other, or at multiples of four elements as in a
+// flat shard of parameters of odd sizes.
 enum Layout { kNeighbours, kGaps };
 
 struct Slices {
@@ -69,7 +69,7 @@ Step Torch(const Slices& slices) {
   return [optimizer] { optimizer->step(); };
 }
 
-// The kernel, given every slice by itself.
+// Gives every slice to the kernel by itself.
 Step KernelPerSlice(const Slices& slices) {
   std::vector<at::Tensor> gradients, means, squares, steps;
   for (const at::Tensor& leaf : slices.leaves) {
@@ -136,7 +136,7 @@ ADAMW(kernel_per_slice, KernelPerSlice, kNeighbours);
 ADAMW(kernel_per_slice_with_gaps, KernelPerSlice, kGaps);
 ADAMW(torch, Torch, kNeighbours);
 
-// What a step costs on the host besides the kernel: slices of 16 elements.
+// Measures a step's cost on the host besides the kernel: slices of 16 elements.
 void BM_HostCost(benchmark::State& state) {
   const int threads = at::get_num_threads();
   at::set_num_threads(1);

@@ -22,7 +22,7 @@ PlainFile::PlainFile(const std::string& directory, int64_t bytes,
   FSDP_CHECK(descriptor_ >= 0);
   unlink(name.c_str());
   FSDP_CHECK(fallocate(descriptor_, 0, 0, bytes) == 0);
-  // Where it is refused, this and the stores go through the page cache.
+  // If it is refused, this file and the stores use the page cache.
   fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) | O_DIRECT);
   FSDP_CHECK(io_uring_queue_init(depth, &ring_, 0) == 0);
 }
@@ -38,7 +38,7 @@ double PlainFile::Move(int64_t read_bytes, int64_t write_bytes, char* memory) {
   int64_t written = 0;
   int in_flight = 0;
   while (read < read_bytes || written < write_bytes) {
-    // Both end together.
+    // Reads and writes end together.
     const bool writes = written * read_bytes <= read * write_bytes
                             ? written < write_bytes
                             : read >= read_bytes;

@@ -1,13 +1,14 @@
-// What replicas cost: two of one rank each, threads of this process that share
-// memory as processes of one host do, and a keeper. `finish` is FinishStep()
-// for gradients of so many MB; `votes_ms` of it is what it takes with next to
-// no gradients: two messages to the keeper, and waiting for the slower one.
-// `of_all_reduce`: the time of an all-reduce of as many bytes by the same
-// backend, in the same run, over that of FinishStep(), which copies the
-// gradients first and writes the means last. `join` is what a replica waits for
-// that is given a model of so many MB with the two states of AdamW: `GB/s`, and
-// `of_broadcast`, the time of a broadcast of as many bytes in one tensor over
-// it; the others wait as long.
+// Shows what replicas cost: two of one rank each, threads of this process that
+// share memory as processes of one host do, and a keeper.
+// - `finish` is FinishStep() for gradients of so many MB. `votes_ms` of it is
+//   what it takes with next to no gradients: two messages to the keeper, and
+//   waiting for the slower one. `of_all_reduce`: the time of an all-reduce of
+//   as many bytes by the same backend, in the same run, over that of
+//   FinishStep(), which copies the gradients first and writes the means last.
+// - `join` is how long a replica waits that is given a model of so many MB with
+//   the two states of AdamW; the others wait as long. `GB/s`, and
+//   `of_broadcast`: the time of a broadcast of as many bytes in one tensor over
+//   it.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -45,7 +46,7 @@ constexpr int kReplicas = 2;
 constexpr absl::Duration kTimeout = absl::Minutes(2);
 constexpr int64_t kMegabyte = 1'000'000;
 
-// A keeper of this process, and the environment of its replicas.
+// Runs a keeper in this process and makes the environments of its replicas.
 class Keeper {
  public:
   Keeper() {
@@ -70,7 +71,7 @@ class Keeper {
   std::unique_ptr<comm::StoreServer> server_;
 };
 
-// Layers of a megabyte of parameters, unsharded: what one rank holds.
+// Has layers of a megabyte of parameters, unsharded: what one rank holds.
 struct Training {
   explicit Training(int64_t megabytes) {
     for (int64_t i = 0; i < megabytes; ++i) {
@@ -99,7 +100,8 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-// Of `steps` steps, as replica 0 sees them; the first ones find memory.
+// Returns the seconds of `steps` steps of replica 0, without the first ones,
+// which allocate memory.
 std::vector<double> FinishSeconds(int64_t megabytes, int64_t steps) {
   const Keeper keeper;
   std::vector<double> seconds;
@@ -157,7 +159,7 @@ void BM_Finish(benchmark::State& state) {
   state.counters["votes_ms"] = 1e3 * Median(FinishSeconds(1, 20));
 }
 
-// From BeginStep() of a replica without the state until it has it.
+// Returns how long BeginStep() of a replica without the state takes to get it.
 double JoinSeconds(int64_t megabytes) {
   const Keeper keeper;
   double seconds = 0;

@@ -1,4 +1,4 @@
-// Cost of the control plane: what one training step asks of the schedule.
+// Measures the control plane: what one training step asks of the schedule.
 #include <utility>
 #include <vector>
 
@@ -11,7 +11,7 @@
 namespace fsdp {
 namespace {
 
-// A root and `count` - 1 units in it.
+// Makes a root and `count` - 1 units in it.
 Schedule MakeSchedule(int count) {
   std::vector<ScheduledUnit> units = {
       {"root", /*parent=*/-1, /*reshard_after_forward=*/false}};
@@ -21,7 +21,7 @@ Schedule MakeSchedule(int count) {
   return Schedule(std::move(units), ScheduleOptions());
 }
 
-// Forward and backward of all units, the root around the others.
+// Returns forward and backward of all units, the root around the others.
 std::vector<Event> TrainingStep(int count) {
   const auto pre_forward = [](int unit) {
     Event event{EventKind::kPreForward, unit};
@@ -66,9 +66,9 @@ void BM_TrainingStep(benchmark::State& state) {
   const int count = static_cast<int>(state.range(0));
   Schedule schedule = MakeSchedule(count);
   const std::vector<Event> events = TrainingStep(count);
-  Run(schedule, events);  // From now on it knows the order of the forward.
+  Run(schedule, events);  // makes it know the order of the forward
   for (auto _ : state) Run(schedule, events);
-  // Printed with a prefix: "90n" are nanoseconds.
+  // The unit is printed with a prefix: "90n" are nanoseconds.
   state.counters["s/unit"] =
       benchmark::Counter(count, benchmark::Counter::kIsIterationInvariantRate |
                                     benchmark::Counter::kInvert);

@@ -1,8 +1,8 @@
-// The simulator's predictions beside measured steps of a residual MLP. What a
-// step needs to know of this machine (compute of one unsharded rank, memory
-// and the communicator's collectives) is measured in turns with the steps that
-// are predicted from it, so that both see the same noise. Counters, medians of
-// the iterations: `predicted_ms`, `measured_ms`, and `predicted/measured`.
+// Compares the simulator's predictions with measured steps of a residual MLP.
+// What a prediction needs to know of this machine (compute of one unsharded
+// rank, memory and the communicator's collectives) is measured in turns with
+// the steps that it is for, so that both see the same noise. Counters, medians
+// of the iterations: `predicted_ms`, `measured_ms`, and `predicted/measured`.
 //   ./bazelw run -c opt //benchmarks:simulated_step_benchmark
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randn.h>
@@ -59,7 +59,6 @@ Group MakeGroup(const std::string& backend, int ranks) {
   return group;
 }
 
-// Sharded models of all ranks.
 class ShardedModels {
  public:
   ShardedModels(const Group& group, int64_t rows) : ranks_(group.size()) {
@@ -74,7 +73,7 @@ class ShardedModels {
     });
   }
 
-  // Of the second of two steps, on the rank that takes longest.
+  // Returns the seconds of the second of two steps on the slowest rank.
   double Measure() {
     std::vector<double> seconds(ranks_.size());
     OnAllRanks(static_cast<int>(ranks_.size()), [&](int rank) {
@@ -124,7 +123,6 @@ simulator::ModelShape Shape() {
   return model;
 }
 
-// Predicts steps on the ranks of a group.
 class Prediction {
  public:
   Prediction(const Group& group, const std::string& backend, int64_t rows)
@@ -142,7 +140,7 @@ class Prediction {
     scenario_.costs.overlap = backend == "gloo" && 2 * ranks() <= cores_;
   }
 
-  // Measures what the costs are now. Returns the seconds of a step.
+  // Measures the current costs, and returns the predicted seconds of a step.
   double Measure() {
     const PlainSeconds alone = alone_.Measure();
     for (size_t i = 0; i < alone.forward.size(); ++i) {
@@ -170,7 +168,7 @@ class Prediction {
 
   int ranks() const { return static_cast<int>(group_.size()); }
 
-  // The ring that takes as long as the collectives do.
+  // Returns the ring that takes as long as the collectives do.
   simulator::NetworkLevel MeasureNetwork() {
     simulator::NetworkLevel level;
     level.bandwidth = kInfinity;

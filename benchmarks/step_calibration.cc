@@ -69,7 +69,7 @@ PlainSeconds PlainModels::Measure() {
   return mean;
 }
 
-// Cuts the graph between the units, so that each has a backward of its own.
+// Cuts the graph between the units, so that each has its own backward.
 PlainSeconds PlainModels::Step(const Model& model) {
   PlainSeconds seconds;
   seconds.forward.resize(kBuffers + 1);
@@ -105,7 +105,7 @@ double CopyBandwidth(int threads) {
   OnAllRanks(threads, [&](int i) {
     std::vector<at::Tensor> from, to;
     for (int k = 0; k < kBuffers; ++k) {
-      // Written, as pages of zeros need not exist yet.
+      // Ones are written, while pages of zeros might not exist yet.
       from.push_back(at::ones({kBlockElements}));
       to.push_back(at::ones({kBlockElements}));
     }

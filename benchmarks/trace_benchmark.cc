@@ -1,5 +1,5 @@
-// What recording a trace costs (fsdp/trace/trace.h), and what it costs when
-// nobody records.
+// Measures what recording a trace costs (fsdp/trace/trace.h), and what tracing
+// costs when nobody records.
 #include <ATen/record_function.h>
 
 #include <memory>
@@ -13,7 +13,7 @@
 namespace fsdp {
 namespace {
 
-// An argument other than zero: while a trace is recorded.
+// A trace is recorded if the argument is not zero.
 std::unique_ptr<Trace> TraceIf(bool records) {
   if (!records) return nullptr;
   return ValueOrThrow(Trace::Start({/*rank=*/0, /*capacity=*/1 << 12}));
@@ -25,7 +25,7 @@ void BM_Span(benchmark::State& state) {
 }
 BENCHMARK(BM_Span)->Arg(0)->Arg(1);
 
-// As the runtime announces its actions.
+// Announces actions as the runtime does.
 void BM_ScopeOfAnAction(benchmark::State& state) {
   const std::unique_ptr<Trace> trace = TraceIf(state.range(0) != 0);
   const std::string unit = "blocks.11";
@@ -35,7 +35,7 @@ void BM_ScopeOfAnAction(benchmark::State& state) {
 }
 BENCHMARK(BM_ScopeOfAnAction)->Arg(0)->Arg(1);
 
-// Of a full buffer; per span.
+// Measures a full buffer; the figure is per span.
 void BM_Events(benchmark::State& state) {
   const std::unique_ptr<Trace> trace = TraceIf(true);
   for (int i = 0; i < 1 << 12; ++i) const TraceSpan span("data");

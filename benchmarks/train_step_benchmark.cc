@@ -1,8 +1,8 @@
-// One training step of a residual MLP: sharded over two ranks that are threads,
-// against the floor of two independent plain models (each rank doing all of the
-// optimizer's work and no communication). `of_plan`: the most memory of
-// gathered parameters and reduce buffers in use on a rank, over what the plan
-// says; none where no such memory is used. `sent_MB`: what a rank sends.
+// Compares a training step of a residual MLP, sharded over two ranks that are
+// threads, with the floor of two independent plain models (each rank does all
+// of the optimizer's work and does not communicate). `of_plan`: the most memory
+// of gathered parameters and reduce buffers in use on a rank, over what the
+// plan says; absent where no such memory is used. `sent_MB`: what a rank sends.
 //   ./bazelw run -c opt //benchmarks:train_step_benchmark
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randn.h>
@@ -131,7 +131,7 @@ void BM_Step(benchmark::State& state, const std::string& backend,
   state.counters["floor_ms"] = 1e3 * plain_seconds / static_cast<double>(steps);
   state.counters["ratio_to_floor"] = sharded_seconds / plain_seconds;
   const double gathered = per_rank_step(comm::Collective::kAllGather);
-  // Quantised sums are all-to-alls.
+  // Quantized sums are all-to-alls.
   const double reduced = per_rank_step(comm::Collective::kReduceScatter) +
                          per_rank_step(comm::Collective::kAllToAll);
   state.counters["gathered_MB"] = gathered / 1e6;

@@ -1,5 +1,6 @@
-// What it costs that every operator is seen (fsdp/transparent/transparent.h):
-// small operators with and without, in the same forward of one rank, in turns.
+// Measures what it costs that every operator is seen
+// (fsdp/transparent/transparent.h): small operators with and without it, in the
+// same forward of one rank, in turns.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
@@ -26,7 +27,7 @@ namespace {
 
 constexpr int64_t kDim = 16;
 
-// Two units and a forward that runs what it is told.
+// Has two units and a forward that runs what it is told.
 class Net : public torch::nn::Module {
  public:
   using Run = std::function<void(Net&, const at::Tensor& x)>;
@@ -71,7 +72,7 @@ void Compare(benchmark::State& state, bool with_grad, const Net::Run& batch) {
   double seen = 0;
   double unseen = 0;
   model->module()->run = [&](Net& net, const at::Tensor& input) {
-    // The unit is gathered by the first, and both find warm caches.
+    // The first batch gathers the unit and warms the caches for both.
     batch(net, input);
     seen += Nanoseconds([&] { batch(net, input); });
     const at::DisableRecordFunctionGuard guard;
@@ -92,7 +93,7 @@ void BM_AddOfOtherTensors(benchmark::State& state) {
 }
 BENCHMARK(BM_AddOfOtherTensors)->Unit(benchmark::kMillisecond);
 
-// Its parameters are looked up, and it runs two operators inside.
+// Each call looks up parameters of the unit and runs two operators inside.
 void LinearOfAUnit(benchmark::State& state, bool with_grad) {
   Compare(state, with_grad, [](Net& net, const at::Tensor& x) {
     for (int i = 0; i < kOperators; ++i) {
@@ -103,8 +104,8 @@ void LinearOfAUnit(benchmark::State& state, bool with_grad) {
 BENCHMARK_CAPTURE(LinearOfAUnit, NoGrad, false)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(LinearOfAUnit, Grad, true)->Unit(benchmark::kMillisecond);
 
-// A unit's forward begins with every operator: all that one rank does to
-// gather, hand over and free.
+// Each operator begins a unit's forward: the figure is all that one rank does
+// to gather, hand over and free.
 void BM_UnitsInTurns(benchmark::State& state) {
   Model model = ShardNet();
   const c10::NoGradGuard no_grad;

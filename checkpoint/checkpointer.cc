@@ -47,7 +47,7 @@ constexpr char kLabel[] = "checkpoint";
 constexpr char kSaving[] = "saving a checkpoint";
 constexpr char kTexts[] = "CheckpointerOptions::texts";
 
-// The checkpoint has files of these names itself.
+// Returns whether a checkpoint has a file of this name itself.
 bool IsTaken(const std::string& name) {
   return name == kTrainingName || name == kManifestName;
 }
@@ -96,14 +96,14 @@ SaveContext ContextOf(std::string folder, const CheckpointerOptions& options) {
   return context;
 }
 
-// What a save of a run writes, once all ranks go on.
+// Plans what a save of a run writes, once all ranks go on.
 class RunPlanner {
  public:
   RunPlanner(const CheckpointerOptions& options, const SaveContext& context)
       : options_(options), context_(context) {}
 
-  // Whether all go on to Plan(). Where that takes no messages it is asked of
-  // this rank alone.
+  // Returns OK if all ranks go on to Plan(). If Plan() sends no messages, only
+  // the status of this rank counts.
   absl::Status AllGoOn(const TrainingRun& run, absl::string_view what,
                        const absl::StatusOr<RunValues>& read,
                        const absl::Status& mine) const {
@@ -120,7 +120,7 @@ class RunPlanner {
     return CheckSameParts(together, *read, Parts());
   }
 
-  // What is to be written, with the values where they are.
+  // Fills `job` with what is to be written; the values stay where they are.
   absl::Status Plan(const RunValues& values, const TrainingRun& run,
                     SaveJob* job) const {
     FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
@@ -130,7 +130,7 @@ class RunPlanner {
         RecordOf(run, values.optimizer(), job->step, context_.world_size());
     FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
     FSDP_ASSIGN_OR_RETURN(job->plan, PlanFiles(groups, texts));
-    // Numbers and options are those of all ranks, entries are rank 0's.
+    // Ranks have to agree on numbers and options; the entries are rank 0's.
     record.entries.clear();
     FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
     absl::StrAppend(&job->plan.text, numbers);
@@ -139,7 +139,7 @@ class RunPlanner {
     FSDP_ASSIGN_OR_RETURN(std::string rank_file, Format(of_rank));
     job->plan.own.push_back(
         WholeFile(RankFileName(context_.rank()), std::move(rank_file)));
-    // Of a single rank they cannot differ from those of others.
+    // A single rank has no copies of buffers that could differ.
     if (context_.world_size() == 1) return absl::OkStatus();
     return TorchToStatus("copying buffers", [&] {
       job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
@@ -189,7 +189,7 @@ class Checkpointer::Impl {
       // Saves run on a thread of their own, beside the ranks' other calls.
       FSDP_ASSIGN_OR_RETURN(ranks_, ranks->Split(/*color=*/0, ranks->rank()));
       context_.ranks = ranks_.get();
-      // Else they would not send the same messages.
+      // Ranks with different answers would send different messages.
       FSDP_RETURN_IF_ERROR(comm::CheckSame(
           *ranks_, absl::StrCat(static_cast<int>(options_.commit_by)),
           "CheckpointerOptions::commit_by", absl::Now() + options_.timeout));
@@ -225,7 +225,7 @@ class Checkpointer::Impl {
     FSDP_RETURN_IF_ERROR(CheckFirst(step));
     {
       const NormalMode normal;
-      // Lives until all is written: live values belong to the save.
+      // They live until all is written: the save reads the live values.
       std::optional<RunValues> values;
       saver_.Save(context_, Begin(step, run, "Save()", values));
     }
@@ -292,7 +292,7 @@ class Checkpointer::Impl {
   }
 
  private:
-  // Null: nobody asks.
+  // Null if there are no other ranks.
   std::shared_ptr<comm::RankActivity> Activity() const {
     return ranks_ == nullptr ? nullptr : ranks_->activity();
   }
@@ -301,7 +301,7 @@ class Checkpointer::Impl {
     return Together(context_.ranks, what, options_.timeout).Agree(mine);
   }
 
-  // Rank 0's, on all ranks.
+  // Gives all ranks the text of rank 0.
   absl::Status ShareText(std::string* text) {
     if (context_.ranks == nullptr) return absl::OkStatus();
     FSDP_ASSIGN_OR_RETURN(
@@ -310,7 +310,7 @@ class Checkpointer::Impl {
     return absl::OkStatus();
   }
 
-  // What rank 0 sees, on all ranks: others may not see yet what it does.
+  // Returns what rank 0 sees: other ranks may not see yet what it does.
   absl::StatusOr<std::optional<int64_t>> LatestStep() {
     absl::StatusOr<std::optional<Committed>> latest = std::nullopt;
     if (context_.rank() == 0) {
@@ -327,7 +327,7 @@ class Checkpointer::Impl {
     return std::optional<int64_t>(step);
   }
 
-  // One of the later saves would meet what an earlier run has left.
+  // Refuses a first save that meets, now or later, what an earlier run left.
   absl::Status CheckFirst(int64_t step) {
     if (!goes_on_ && !options_.overwrite && step <= left_) {
       return comm::AsAgreed(absl::AlreadyExistsError(absl::StrCat(
@@ -340,8 +340,8 @@ class Checkpointer::Impl {
     return absl::OkStatus();
   }
 
-  // Higher steps are of a line that the user has given up: they are replaced
-  // when the run gets there.
+  // Marks checkpoints of higher steps, which the user has given up, to be
+  // replaced when the run gets there.
   absl::Status GoOnFrom(int64_t step) {
     context_.retention.keep = {step};
     goes_on_ = true;
@@ -354,8 +354,8 @@ class Checkpointer::Impl {
     return absl::OkStatus();
   }
 
-  // What to save, or why nothing can be. `values`: nobody else's as long as
-  // they live.
+  // Returns what to save, or why nothing can be. The save owns `values` as long
+  // as they live.
   SaveJob Begin(int64_t step, const TrainingRun& run, absl::string_view what,
                 std::optional<RunValues>& values) {
     SaveJob job;
@@ -389,10 +389,10 @@ class Checkpointer::Impl {
   std::unique_ptr<comm::Communicator> ranks_;
   std::unique_ptr<CheckpointFolder> folder_;
   SaveContext context_;
-  // Steps of a line that was given up; of rank 0.
+  // steps that the user has given up; filled on rank 0 only
   std::set<int64_t> abandoned_;
-  int64_t left_ = -1;     // the newest step when it was opened
-  bool goes_on_ = false;  // from a checkpoint, or has saved one
+  int64_t left_ = -1;     // the newest step when the folder was opened
+  bool goes_on_ = false;  // has loaded a checkpoint or saved one
   Saver saver_;
 };
 

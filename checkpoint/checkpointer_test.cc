@@ -72,7 +72,6 @@ constexpr int kBlocks = 2;
 using Model = FullyShardedDataParallel<NetImpl>;
 using Optimizer = torch::optim::AdamW;
 
-// A sharded model and its optimizer on one rank.
 struct Training {
   static absl::StatusOr<Training> Make(Communicator& world, int seed,
                                        const Options& options = BlockUnits()) {
@@ -85,8 +84,8 @@ struct Training {
     return training;
   }
 
-  // A step whose values do not depend on how many ranks there are: gradients
-  // are functions of names and elements.
+  // Takes a step whose values do not depend on how many ranks there are:
+  // gradients are functions of names and elements.
   void StepAlike(int step) {
     for (const NamedShard& named : model->NamedShards()) {
       at::Tensor gradient =
@@ -112,7 +111,7 @@ struct Training {
     TrainingRun run;
     run.model = model.get();
     run.optimizer = optimizer.get();
-    run.random_state = false;  // of all threads together
+    run.random_state = false;  // threads have one generator together
     return run;
   }
 
@@ -120,7 +119,7 @@ struct Training {
   std::unique_ptr<Optimizer> optimizer;
 };
 
-// What the state dicts say: another way to the same values.
+// Returns what the state dicts say, which is another way to the same values.
 absl::StatusOr<std::map<std::string, at::Tensor>> ValuesOf(Training& training) {
   std::map<std::string, at::Tensor> values;
   FSDP_ASSIGN_OR_RETURN(const StateDict dict,
@@ -196,7 +195,7 @@ TEST(CheckpointerTest, AnyNumberOfRanksLoadsThem) {
             readers,
             [&](Communicator& world) -> absl::Status {
               Options options;
-              options.unit.strategy = strategy;  // and all in one unit
+              options.unit.strategy = strategy;  // with all in one unit
               FSDP_ASSIGN_OR_RETURN(Training training,
                                     Training::Make(world, /*seed=*/2, options));
               FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
@@ -307,7 +306,7 @@ TEST(CheckpointerTest, AModuleWithoutRanks) {
                        Checkpointer::Open(folder, nullptr));
   ASSERT_OK_AND_ASSIGN(const auto step, checkpoints->LoadLatest(run));
   EXPECT_EQ(step, 7);
-  // And back: the same files.
+  // Saving again gives the same files.
   ASSERT_OK(checkpoints->Save(8, run));
   auto first = ReadFilesBelow(folder + "/step-7");
   auto second = ReadFilesBelow(folder + "/step-8");
@@ -395,7 +394,7 @@ TEST(CheckpointerTest, RefusalsOfOneRankAreThoseOfAll) {
     if (world.rank() == 1) run.model = nullptr;
     absl::Status failed = checkpoints->Save(2, run);
     run.model = training.model.get();
-    // Nothing is left of it, and all goes on.
+    // Nothing is left of the save, and all goes on.
     FSDP_RETURN_IF_ERROR(checkpoints->Save(2, run));
     return failed;
   });
@@ -430,14 +429,14 @@ TEST(CheckpointerTest, AStepIsSavedOnce) {
                        Checkpointer::Open(folder, nullptr));
   ASSERT_OK(checkpoints->Save(1, run));
   EXPECT_EQ(checkpoints->Save(1, run).code(), absl::StatusCode::kAlreadyExists);
-  // Also where it is found out beside the training.
+  // The same is found out beside the training.
   ASSERT_OK(checkpoints->SaveAsync(1, run));
   EXPECT_EQ(checkpoints->Wait().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_OK(checkpoints->Wait());
   EXPECT_EQ(checkpoints->Load(2, run).code(), absl::StatusCode::kNotFound);
 }
 
-// Before it has trained as far as the step that is there already.
+// The run has not trained as far as the step that is there already.
 TEST(CheckpointerTest, TheFirstSaveRefusesAFolderOfAnotherRun) {
   const std::string folder = FreePath("another");
   const auto refused = StatusIs(absl::StatusCode::kAlreadyExists,
@@ -456,7 +455,7 @@ TEST(CheckpointerTest, TheFirstSaveRefusesAFolderOfAnotherRun) {
       EXPECT_THAT(checkpoints->SaveAsync(10, run), refused);
       EXPECT_THAT(checkpoints->Save(10, run), refused);
       EXPECT_THAT(checkpoints->SaveAsync(20, run), refused);
-      // It may still go on from there.
+      // The run may still go on from there.
       FSDP_RETURN_IF_ERROR(checkpoints->LoadLatest(run).status());
       FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(30, run));
       FSDP_RETURN_IF_ERROR(checkpoints->Wait());
@@ -476,8 +475,8 @@ TEST(CheckpointerTest, TheFirstSaveRefusesAFolderOfAnotherRun) {
   EXPECT_OK(checkpoints->Save(10, run));
 }
 
-// What is said when a run goes on with schedulers of these settings from one
-// that had 10 and 4.
+// Returns what is said when a run goes on with schedulers of these settings
+// from one that had 10 and 4.
 std::string ToldOf(unsigned step_size, int64_t warm_up) {
   const std::string folder =
       FreePath(absl::StrCat("schedulers_", step_size, "_", warm_up));
@@ -496,7 +495,7 @@ std::string ToldOf(unsigned step_size, int64_t warm_up) {
     const auto checkpoints = *Checkpointer::Open(folder, nullptr);
     if (!saves) {
       EXPECT_EQ(*checkpoints->LoadLatest(run), 1);
-      // The next step's, by what the scheduler is made with here.
+      // The rate is the next step's, by the options of this scheduler.
       EXPECT_DOUBLE_EQ(optimizer.param_groups()[0].options().get_lr(),
                        0.1 * WarmUpCosine::At(1, options));
     }
@@ -541,7 +540,7 @@ TEST(CheckpointerTest, AnOlderStepBeginsANewLine) {
     ASSERT_OK(checkpoints->Load(7, run));
     net->parameters()[0].detach().fill_(5);
     ASSERT_OK(checkpoints->Save(8, run));
-    // What is of this line is not replaced.
+    // A checkpoint of this line is not replaced.
     EXPECT_EQ(checkpoints->Save(8, run).code(),
               absl::StatusCode::kAlreadyExists);
   }
@@ -615,7 +614,7 @@ TEST(CheckpointerTest, ADamagedFileIsNamed) {
     std::ofstream(path, std::ios::binary) << good;
   }
   EXPECT_OK(checkpoints->Load(1, run));
-  // Sound bytes that say nothing.
+  // These bytes are sound and say nothing.
   FileSystem& files = RealFileSystem();
   const std::string step = folder + "/step-1";
   ASSERT_OK_AND_ASSIGN(const testing::Contents good,

@@ -1,4 +1,4 @@
-// Exports of some tensors, by other names.
+// Exports some tensors, by other names.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 
@@ -34,7 +34,7 @@ using ::testing::IsEmpty;
 
 class ExportNamesTest : public ::testing::TestWithParam<int> {
  protected:
-  // Of a net with the values of seed 1, by as many ranks as the test has.
+  // Exports a net with the values of seed 1 by as many ranks as the test has.
   absl::Status Export(const ExportOptions& options) {
     return comm::testing::RunAllRanks(
         GetParam(), [&](Communicator& world) -> absl::Status {

@@ -1,4 +1,4 @@
-// Models as other programs leave them in folders.
+// Loads models as other programs leave them in folders.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -82,14 +82,14 @@ void Write(const std::string& path, const std::vector<Stored>& tensors) {
 constexpr int64_t kRows = 130;
 constexpr int64_t kColumns = 259;
 
-// E4M3, and what that is.
+// Bytes of E4M3, and the numbers that they are.
 constexpr std::pair<char, float> kEightBits[] = {
     {'\x38', 1}, {'\x40', 2}, {'\x3c', 1.5}, {'\xb8', -1}, {'\x30', 0.5}};
 
 struct Scaling {
-  std::string name;  // behind "weight"
+  std::string name;  // added to "weight"
   std::vector<int64_t> shape;
-  // Where its factor of an element is.
+  // Returns the place of the factor of an element.
   int64_t (*factor)(int64_t row, int64_t column);
 };
 
@@ -103,7 +103,7 @@ const Scaling kScalings[] = {
        return row / 128 * 3 + column / 128;
      }}};
 
-// The file of a Linear, and its values, computed one by one.
+// Writes the file of a Linear and returns its values, computed one by one.
 at::Tensor WriteScaled(const std::string& path, const Scaling& scaling) {
   Stored weight{{"weight", Dtype::kF8E4M3, {kRows, kColumns}}, ""};
   int64_t factors = 1;
@@ -151,7 +151,7 @@ TEST(ScaledModelsTest, EightBitsAreMultipliedByWhatIsBesideThem) {
         return absl::InternalError(absl::StrCat("sharded, ", scaling.name));
       }));
     }
-    // The other way round, as in Conv1D, with a conversion of one's own.
+    // A conversion of one's own may transpose, as for Conv1D.
     LoadModelOptions options;
     options.mapping = [](const std::string& name) {
       TensorRecipe recipe = TensorRecipe::Of(name);
@@ -192,7 +192,7 @@ TEST(ScaledModelsTest, EightBitsWithoutAKnownScaleAreRefused) {
                                HasSubstr("block of 128 x 128"))));
   }
   EXPECT_TRUE(at::equal(layer->weight, before));
-  // As what they are they need none.
+  // A module of the file's own dtype needs none.
   layer->to(at::kFloat8_e4m3fn);
   Write(path, {weight});
   ASSERT_OK(LoadModel(path, *layer));

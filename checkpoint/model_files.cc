@@ -94,7 +94,7 @@ class ModelLoad {
   absl::Status ReadCatalog() {
     FSDP_ASSIGN_OR_RETURN(const bool is_folder, IsFolder(files_, path_));
     const std::string root = is_folder ? path_ : FolderOf(path_);
-    // One of ours: each byte is held against its checksum.
+    // A file of one of our checkpoints is read with its checksums.
     FSDP_ASSIGN_OR_RETURN(const bool is_checkpoint,
                           Exists(files_, JoinPath(root, kTrainingName)));
     FSDP_ASSIGN_OR_RETURN(const bool has_manifest,
@@ -145,7 +145,7 @@ class ModelExport {
   absl::Status Run() {
     const NormalMode normal;
     absl::StatusOr<RunValues> values = ReadValues(module_, "ExportModel()");
-    // What follows may need all ranks.
+    // Later errors may have to be agreed on by all ranks.
     FSDP_RETURN_IF_ERROR(
         together_.Agree(values.ok() ? Check(*values) : values.status()));
     PartOptions parts;
@@ -184,7 +184,7 @@ class ModelExport {
     return absl::OkStatus();
   }
 
-  // This rank's ranges, to the disk.
+  // Writes this rank's ranges.
   absl::Status Write() {
     std::vector<std::string> paths;
     paths.reserve(plan_.files.size());

@@ -86,7 +86,7 @@ absl::StatusOr<Values> Gather(Model& model) {
   return values;
 }
 
-// Of the names in `expected`.
+// Compares the values of the names in `expected`.
 absl::Status ExpectEqual(const Values& expected, const Values& actual) {
   for (const auto& [name, value] : expected) {
     const auto found = actual.find(name);
@@ -154,11 +154,11 @@ TEST(ModelFilesTest, FilesDoNotDependOnTheRanks) {
   for (const int ranks : {1, 2, 3}) {
     ASSERT_OK(ExportNet(ranks, absl::StrCat(root, "/", ranks), /*seed=*/1));
   }
-  // By ranks that have all of it, and by a program without ranks.
+  // Ranks that have all of it export it, and so does a program without ranks.
   ASSERT_OK(RunAllRanks(2, [&](Communicator& world) {
     ExportOptions options;
     options.ranks = &world;
-    // Rank 0's values count.
+    // The values of rank 0 count.
     return ExportModel(root + "/whole",
                        *MakeNet(kDim, kBlocks, 1 + world.rank()), options);
   }));
@@ -208,7 +208,7 @@ TEST(ModelFilesTest, SeveralFilesLinksAndAnIndex) {
   ASSERT_OK(ExportNet(3, root + "/m", /*seed=*/1, options));
   ASSERT_THAT(NamesIn(root + "/m"),
               ::testing::Contains("model.safetensors.index.json"));
-  // As in the cache of Hugging Face's hub.
+  // The cache of Hugging Face's hub has links, too.
   fs::create_directory(root + "/cache");
   for (const std::string& name : NamesIn(root + "/m")) {
     fs::create_symlink(absl::StrCat("../m/", name),
@@ -224,7 +224,7 @@ TEST(ModelFilesTest, SeveralFilesLinksAndAnIndex) {
   }
 }
 
-// q, k, v and a projection as GPT-2's Conv1D has them.
+// Has q, k, v and a projection as GPT-2's Conv1D has them.
 struct SplitImpl : torch::nn::Module {
   SplitImpl() {
     for (const char* name : {"q", "k", "v", "c"}) {
@@ -233,7 +233,7 @@ struct SplitImpl : torch::nn::Module {
   }
 };
 
-// One fused projection, transposed, and a Linear.
+// Has one fused projection, transposed, and a Linear.
 struct FusedImpl : torch::nn::Module {
   FusedImpl()
       : qkv(register_module("qkv", torch::nn::Linear(kDim, 3 * kDim))),
@@ -307,7 +307,7 @@ TEST(ModelFilesTest, NoFiniteValueBecomesInfinite) {
   RowConversion as_they_are;
   as_they_are.sizes = {kDim, kDim};
   as_they_are.convert = [](const at::Tensor& rows) { return rows; };
-  // As it is, put together, and converted.
+  // The weight is loaded as it is, put together, and converted.
   for (const int way : {0, 1, 2}) {
     LoadModelOptions options;
     options.mapping = [&](const std::string& name) {
@@ -326,7 +326,7 @@ TEST(ModelFilesTest, NoFiniteValueBecomesInfinite) {
       });
     };
     EXPECT_OK(load("/inf")) << way;
-    // One rank has the value, and all say it.
+    // One rank has the value, and all name it.
     EXPECT_THAT(
         load("/m"),
         StatusIs(
@@ -347,11 +347,11 @@ TEST(ModelFilesTest, AllThatDoesNotFitIsSaidAtOnceWithNothingChanged) {
   const auto load = [&](Communicator& world, bool strict) -> absl::Status {
     LoadModelOptions options;
     options.strict = strict;
-    // One block less than the files.
+    // The model has one block less than the files.
     FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, /*seed=*/2, 1));
     absl::Status loaded = LoadModel(root + "/m", *model, options);
     FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
-    // Refused: as it was. Otherwise: what both have.
+    // If it is refused, the model is as it was; else it has what both have.
     Values expected = ValuesOf(*MakeNet(kDim, strict ? 1 : kBlocks,
                                         /*seed=*/strict ? 2 : 1));
     for (const auto& [name, value] : actual) {
@@ -474,7 +474,7 @@ TEST(ModelFilesTest, TiedWeightsAndBuffers) {
                                                  Unowned(world), LayerUnits()));
     return ExportModel(root + "/m", *model);
   }));
-  // Once, by its first name.
+  // The tied weight is written once, by its first name.
   const std::string file = ReadWholeFile(root + "/m/model.safetensors");
   EXPECT_NE(absl::StrContains(file, "\"head.weight\""),
             absl::StrContains(file, "\"embed.weight\""));

@@ -28,7 +28,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Looks through the models of all ranks; nothing else of the run is read.
+// Looks through the models of all ranks, and reads nothing else of the run.
 absl::StatusOr<NotFinite> FindIn(const TrainingRun& run,
                                  comm::Communicator* ranks,
                                  const std::string& label) {
@@ -74,7 +74,7 @@ RunGuard::RunGuard(std::shared_ptr<comm::Communicator> ranks,
 absl::StatusOr<bool> RunGuard::MayStep(int64_t step, double loss,
                                        double grad_norm) {
   FSDP_RETURN_IF_ERROR(Exchange(step, loss));
-  // A sum that is not finite may be one of finite losses, which is none either.
+  // The sum of finite losses may not be finite; that is an error, too.
   if (std::isfinite(mean_loss_) && std::isfinite(grad_norm)) {
     skipped_ = 0;
     return true;
@@ -108,7 +108,7 @@ absl::Status RunGuard::EndStep(int64_t step, bool is_last) {
                          : ", of which nothing was saved")));
 }
 
-// Every rank's loss, and whether one has been told to stop.
+// Exchanges the ranks' losses, and whether one of them has been told to stop.
 absl::Status RunGuard::Exchange(int64_t step, double loss) {
   has_exchanged_ = true;
   int signal = 0;
@@ -117,7 +117,7 @@ absl::Status RunGuard::Exchange(int64_t step, double loss) {
   } else if (const auto* stop = comm::StopRequest::Current()) {
     signal = stop->signal();
   }
-  // A sum of which each rank fills its own two numbers.
+  // Each rank fills its own two numbers of the sum.
   const int ranks = ranks_ == nullptr ? 1 : ranks_->world_size();
   const at::Tensor all = at::zeros({2 * int64_t{ranks}}, at::kDouble);
   const int64_t rank = ranks_ == nullptr ? 0 : ranks_->rank();

@@ -64,12 +64,12 @@ struct Plan {
   // Before this step the last element of this parameter becomes infinite.
   int64_t broken_step = 0;
   std::string broken = "head.bias";
-  bool breaks_gradient = false;  // instead, after its backward
-  double loss_instead = 0;       // of rank 1 in broken_step; 0: the loss
+  bool breaks_gradient = false;  // instead; after its backward
+  double loss_instead = 0;       // for rank 1 in broken_step; 0: its own
   double rate = 0.01;
 };
 
-// One rank's run, by hand as the header has it. Losses by step.
+// Is one rank's run, written by hand as the header has it.
 class GuardedRun {
  public:
   GuardedRun(const Plan& plan, Communicator& ranks)
@@ -83,7 +83,7 @@ class GuardedRun {
     TrainingRun run;
     run.model = model_.get();
     run.optimizer = optimizer_.get();
-    run.random_state = false;  // of all threads together
+    run.random_state = false;  // threads have one generator together
     std::unique_ptr<Checkpointer> checkpoints;
     int64_t first = 0;
     if (!plan_.folder.empty()) {
@@ -104,8 +104,8 @@ class GuardedRun {
     return absl::OkStatus();
   }
 
-  std::vector<double> losses;  // of this rank
-  int64_t last_step = 0;       // that has ended
+  std::vector<double> losses;  // of this rank, by step
+  int64_t last_step = 0;       // the last one that has ended
   std::vector<int64_t> left_out;
 
  private:
@@ -159,7 +159,7 @@ std::vector<int64_t> StepsIn(const std::string& folder) {
   return *steps;
 }
 
-// On so many ranks; each ends with this.
+// Trains on so many ranks and returns how each has ended.
 std::vector<absl::Status> Train(
     const Plan& plan, int ranks,
     std::vector<std::unique_ptr<GuardedRun>>* runs) {
@@ -186,7 +186,7 @@ TEST(RunGuardTest, AWeightThatIsNotFiniteEndsTheRunBeforeItsStep) {
         Each(StatusIs(kRefused, AllOf(HasSubstr("step 4: the loss of rank "),
                                       HasSubstr("head.bias is the first "
                                                 "parameter with a value")))));
-    // All name the same.
+    // All ranks name the same.
     for (const absl::Status& end : ends) EXPECT_EQ(end, ends[0]);
     for (const auto& run : runs) EXPECT_EQ(run->last_step, 3);
     EXPECT_EQ(StepsIn(plan.folder), std::vector<int64_t>{3});
@@ -240,7 +240,7 @@ TEST(RunGuardTest, StepsMayBeLeftOut) {
 
 TEST(RunGuardTest, OnlySoManyInARowAreLeftOut) {
   Plan plan;
-  plan.broken_step = 2;  // and every step after it, as the value stays
+  plan.broken_step = 2;  // and in every step after it, as the value stays
   plan.guard.max_skipped = 2;
   std::vector<std::unique_ptr<GuardedRun>> runs;
   EXPECT_THAT(Train(plan, 2, &runs),
@@ -248,7 +248,7 @@ TEST(RunGuardTest, OnlySoManyInARowAreLeftOut) {
   EXPECT_EQ(runs[0]->left_out, (std::vector<int64_t>{2, 3}));
 }
 
-// Its loss and its gradients are finite: tanh of infinity is one.
+// The loss and the gradients are finite: tanh of infinity is 1.
 TEST(RunGuardTest, AModelThatIsNotFiniteIsNotSaved) {
   Plan plan;
   plan.folder = FreePath("not_saved");
@@ -266,8 +266,8 @@ TEST(RunGuardTest, AModelThatIsNotFiniteIsNotSaved) {
   EXPECT_EQ(StepsIn(plan.folder), std::vector<int64_t>{2});
 }
 
-// Whichever rank gets the signal, in whichever step; the run that goes on has
-// the losses of one that was never stopped.
+// This holds for any rank and any step; the run that goes on has the losses of
+// one that was never stopped.
 TEST(RunGuardTest, ASignalToOneRankStopsAllAfterTheSameStep) {
   for (const int ranks : {1, 2, 3}) {
     Plan unbroken;
@@ -282,7 +282,7 @@ TEST(RunGuardTest, ASignalToOneRankStopsAllAfterTheSameStep) {
       const std::vector<absl::Status> ends =
           RunRefusedRanks(ranks, [&](Communicator& rank) {
             Plan mine = plan;
-            int64_t asked = 0;  // once a step
+            int64_t asked = 0;  // counts up once a step
             if (rank.rank() == victim) {
               mine.guard.signal = [&asked, step] {
                 return ++asked >= step ? SIGUSR1 : 0;
@@ -328,7 +328,7 @@ TEST(RunGuardTest, ASignalInTheLastStepChangesNothing) {
   EXPECT_EQ(StepsIn(plan.folder), std::vector<int64_t>{6});
 }
 
-// They go with the checkpoints, as all entries do.
+// Flags go with the checkpoints, as all entries do.
 TEST(RunGuardTest, FlagsThatHaveChangedAreNamed) {
   TrainingRun run;
   EXPECT_THAT(NoteFlags({{"--seed", "1"}, {"--seq", "64"}}, 0, 5, &run),
@@ -368,7 +368,7 @@ TEST(RunGuardTest, SavesEverySoManyStepsAndTheLast) {
   EXPECT_EQ(StepsIn(plan.folder), (std::vector<int64_t>{6, 7}));
 }
 
-// Those of other ranks name the step in which one has finished.
+// The errors of other ranks name the step in which one has finished.
 TEST(RunGuardTest, WhoHasFinishedIsSaidToHaveLeftInItsStep) {
   auto group = comm::CreateLocalGroup(2);
   ASSERT_OK(group);

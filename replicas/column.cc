@@ -27,7 +27,7 @@ absl::Status EpochIsOver(int64_t epoch) {
 
 absl::Status Column::Connect(int64_t epoch, int index, int size) {
   {
-    // Ends outside the lock: that may take a while.
+    // Destroyed outside the lock, since that may take a while.
     std::shared_ptr<comm::Communicator> before;
     absl::MutexLock lock(&mutex_);
     before = std::exchange(ranks_, nullptr);
@@ -103,7 +103,7 @@ void Column::Abort(const absl::Status& reason) {
   End(ended, reason);
 }
 
-// Outside the lock.
+// Call it without the lock.
 void Column::End(const Groups& groups, const absl::Status& reason) {
   for (const auto& group : groups) {
     if (group != nullptr) group->Abort(reason);

@@ -30,7 +30,6 @@ using ::testing::_;
 
 constexpr absl::Duration kLimit = absl::Minutes(1);
 
-// Two replicas, whose ranks are threads.
 class ColumnTest : public ::testing::TestWithParam<comm::Backend> {
  protected:
   void SetUp() override {
@@ -62,7 +61,7 @@ absl::Status AddUp(comm::Communicator& ranks) {
   return work->Wait(absl::Now() + kLimit);
 }
 
-// The other one has connected and is silent, as if it were stopped.
+// The other rank has connected and is silent, as if it were stopped.
 TEST_P(ColumnTest, WhoWaitsInAGroupReturnsWhereItsEpochEnds) {
   for (const bool in_part : {false, true}) {
     const absl::Time began = absl::Now();

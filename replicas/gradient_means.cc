@@ -32,11 +32,11 @@ namespace {
 
 constexpr char kWhat[] = "averaging gradients over replicas";
 
-// Of one collective: long enough to be fast, short enough to travel while the
-// next ones are copied.
+// Bytes of one collective: long enough to be fast, short enough to travel while
+// the next ones are copied.
 constexpr int64_t kBucketBytes = int64_t{16} << 20;
 
-// A dtype as a number between 1 and 255.
+// The code of a leaf without a gradient; a dtype has one from 1 to 255.
 constexpr uint8_t kNone = 0;
 
 uint8_t CodeOf(const at::Tensor& leaf) {
@@ -70,13 +70,13 @@ absl::Status GradientMeans::Sum(absl::Time deadline) {
     FSDP_RETURN_IF_ERROR(Plan(deadline));
     return AddUp(deadline);
   });
-  // The others wait for this rank, and do not know.
+  // The others wait for this rank and do not know that it failed.
   if (!status.ok()) column_.Abort(status);
   return status;
 }
 
-// Which leaves have a gradient anywhere, of which dtype, which may be another
-// than the leaf's, and where their sums go.
+// Finds out which leaves have a gradient in any replica and where their sums
+// go. The dtype of a gradient may be another than its leaf's.
 absl::Status GradientMeans::Plan(absl::Time deadline) {
   at::Tensor dtypes =
       at::zeros({static_cast<int64_t>(leaves_.size())}, at::kByte);
@@ -103,7 +103,7 @@ absl::Status GradientMeans::Plan(absl::Time deadline) {
   return Reserve(counts);
 }
 
-// Equal in all of the column, so that symmetric memory can be had.
+// The counts are equal in all of the column, as AllocateSymmetric() needs.
 absl::Status GradientMeans::Reserve(
     const std::map<Kind, int64_t, LessKind>& counts) {
   for (const auto& [kind, count] : counts) {
@@ -138,7 +138,7 @@ absl::Status GradientMeans::CopyGradient(const Part& part) const {
   return absl::OkStatus();
 }
 
-// Sets off each stretch of sums as soon as it is copied.
+// Starts the sum of each stretch as soon as it is copied.
 absl::Status GradientMeans::AddUp(absl::Time deadline) {
   std::vector<std::unique_ptr<comm::Work>> works;
   std::map<Kind, int64_t, LessKind> sent;  // elements

@@ -44,12 +44,12 @@ absl::Time Deadline() { return absl::Now() + absl::Seconds(60); }
 struct LeafShape {
   int64_t numel;
   at::ScalarType dtype = at::kFloat;  // of the gradient
-  // Which ranks have no gradient.
+  // The rank that has no gradient; -1: none.
   int without = -1;
   bool anywhere = true;
 };
 
-// Small whole numbers, so that sums are exact in all dtypes.
+// Values are small whole numbers, so that sums are exact in all dtypes.
 std::optional<at::Tensor> GradientOf(const LeafShape& shape, int leaf,
                                      int rank) {
   if (!shape.anywhere || shape.without == rank) return std::nullopt;
@@ -80,7 +80,7 @@ std::vector<at::Tensor> MakeLeaves(const std::vector<LeafShape>& shapes,
   return leaves;
 }
 
-// Against the mean as it is said: the sum over ranks, divided once.
+// Compares with the mean by its definition: the sum over ranks, divided once.
 absl::Status CheckMeans(const std::vector<LeafShape>& shapes, int ranks,
                         const std::vector<at::Tensor>& leaves) {
   for (size_t i = 0; i < shapes.size(); ++i) {

@@ -43,10 +43,10 @@ using checkpoint::TrainingRun;
 
 constexpr char kWhat[] = "handing a run over to a replica";
 
-// Of broadcasts that are under way at a time, unless one is larger.
+// Bytes of the broadcasts under way at a time; a single one may be larger.
 constexpr int64_t kMostInFlight = int64_t{64} << 20;
 
-// The shards and buffers of a rank: equal texts can be copied to each other.
+// Describes shards and buffers: equal texts can be copied to each other.
 std::string LayoutOf(const RunValues& values) {
   std::string text;
   for (const ValueRange& range : values.model().parameters) {
@@ -64,7 +64,7 @@ std::string LayoutOf(const RunValues& values) {
   return text;
 }
 
-// A state of the optimizer: "exp_avg float32 weight".
+// A state tensor of the optimizer, such as exp_avg.
 struct Slot {
   std::string name;
   c10::ScalarType dtype;
@@ -83,7 +83,7 @@ std::string FormatSlots(const OptimizerValues* optimizer) {
   return text;
 }
 
-// Of a rank of this job, which runs the same program.
+// Reads what FormatSlots() wrote on another rank.
 absl::StatusOr<SlotsByParameter> ParseSlots(const std::string& text) {
   SlotsByParameter slots;
   for (const absl::string_view line :
@@ -101,14 +101,13 @@ absl::StatusOr<SlotsByParameter> ParseSlots(const std::string& text) {
   return slots;
 }
 
-// Fills the memory of ranks with what the root has in its own, several
-// tensors at a time.
+// Copies tensors of the root into those of the other ranks, several at a time.
 class Broadcasts {
  public:
   Broadcasts(comm::Communicator& ranks, int root, absl::Time deadline)
       : ranks_(ranks), root_(root), deadline_(deadline) {}
 
-  // `values`, dense, of all ranks become those of the root by the next Flush().
+  // Gives `values` of all ranks the root's elements by the next Flush().
   absl::Status Send(const at::Tensor& values, const std::string& label) {
     const auto count = static_cast<int64_t>(values.nbytes());
     if (count == 0) return absl::OkStatus();
@@ -130,7 +129,7 @@ class Broadcasts {
     return absl::OkStatus();
   }
 
-  // Until all that is under way has arrived.
+  // Waits until everything under way has arrived.
   absl::Status Flush() {
     for (const Transfer& transfer : in_flight_) {
       FSDP_RETURN_IF_ERROR(transfer.work->Wait(deadline_));
@@ -146,12 +145,11 @@ class Broadcasts {
   int64_t bytes_in_flight() const { return bytes_in_flight_; }
 
  private:
-  // A broadcast under way.
   struct Transfer {
     std::unique_ptr<comm::Work> work;
     Resident resident;
     at::Tensor values;
-    at::Tensor dense;  // `values` themselves where they are
+    at::Tensor dense;  // `values` if they are dense, else a dense copy
   };
 
   bool gives() const { return ranks_.rank() == root_; }
@@ -180,7 +178,7 @@ class Handover {
                                          deadline_));
     FSDP_RETURN_IF_ERROR(SendRecord());
     FSDP_RETURN_IF_ERROR(Agree(Caught(kWhat, [this] { return Plan(); })));
-    // From here on ranks are filled: who cannot go on tells the others.
+    // From here on ranks are filled: one that cannot go on tells the others.
     absl::Status status = Caught(kWhat, [this] { return Fill(); });
     if (!status.ok()) ranks_.Abort(status);
     return status;
@@ -264,7 +262,7 @@ class Handover {
     return gives() ? absl::OkStatus() : Restore(record_, run_);
   }
 
-  // A buffer may be expanded, or sparse.
+  // A buffer may be expanded or sparse, hence its parts and distinct elements.
   absl::Status SendWhole(const WholeValue& other) {
     for (const at::Tensor& part : PartsOf(other.tensor.detach())) {
       FSDP_RETURN_IF_ERROR(broadcasts_.Send(DistinctOf(part), other.name));
@@ -284,12 +282,12 @@ class Handover {
     return found == slots_.end() ? std::vector<Slot>() : found->second;
   }
 
-  // A few states at a time, so that those that rest elsewhere are never all in
-  // memory.
+  // Sends a few states at a time, so that states that rest on the CPU or an SSD
+  // are never all in memory.
   absl::Status FillOptimizer() {
     std::map<std::string, OptimizerSlots> present = values_->ReleaseStates();
     if (!gives()) ApplyOptions(replacement_, *run_.optimizer);
-    std::vector<at::Tensor> arriving;  // leaves
+    std::vector<at::Tensor> arriving;
     for (const NamedShard& leaf : values_->leaves()) {
       if (broadcasts_.bytes_in_flight() > kMostInFlight / 2) {
         FSDP_RETURN_IF_ERROR(TakeUp(arriving));
@@ -308,7 +306,7 @@ class Handover {
     return TakeUp(arriving);
   }
 
-  // Once they have arrived, states of these leaves may go where they rest.
+  // Waits for the states of these leaves, which may then go where they rest.
   absl::Status TakeUp(std::vector<at::Tensor>& arriving) {
     FSDP_RETURN_IF_ERROR(broadcasts_.Flush());
     const std::vector<at::Tensor> leaves = std::exchange(arriving, {});

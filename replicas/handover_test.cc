@@ -57,7 +57,7 @@ using ::testing::HasSubstr;
 
 absl::Time Deadline() { return absl::Now() + absl::Seconds(60); }
 
-// Ranks of one process as replicas of as many ranks each.
+// Makes ranks of one process replicas of as many ranks each.
 struct Groups {
   static absl::StatusOr<Groups> Make(Communicator& world, int ranks) {
     Groups groups;
@@ -80,7 +80,7 @@ struct Shape {
   int steps_of_others = 0;
 };
 
-// After the handover every replica is the root as it was, and goes on alike.
+// After the handover every replica is as the root was, and goes on alike.
 absl::Status CheckHandover(Communicator& world, const Shape& shape,
                            const TrainingSetup& setup) {
   FSDP_ASSIGN_OR_RETURN(const Groups groups, Groups::Make(world, shape.ranks));
@@ -113,7 +113,7 @@ absl::Status CheckHandover(Communicator& world, const Shape& shape,
     FSDP_ASSIGN_OR_RETURN(losses.emplace_back(), training->Step(step));
   }
   FSDP_ASSIGN_OR_RETURN(const Values later, training->Gather());
-  // Each against the root's, rank by rank of the column.
+  // Each value is compared with the root's, rank by rank of the column.
   for (const Values* const values : {&std::as_const(after), &later}) {
     for (const auto& [name, value] : *values) {
       at::Tensor other = value.clone().contiguous();
@@ -188,7 +188,7 @@ TEST(HandoverTest, ARootWithoutStatesLeavesNone) {
   }));
 }
 
-// A module without shards, and gradients between backward and step.
+// Has a module without shards, and gradients between backward and step.
 struct Plain {
   explicit Plain(int width, double start)
       : net(torch::nn::Linear(3, width), torch::nn::BatchNorm1d(width)),

@@ -89,7 +89,7 @@ absl::Status HistoryFile::Add(const Roster& roster) {
   absl::Status status = absl::ErrnoToStatus(
       errno, absl::StrCat("writing the history of replicas to ", path_));
   file.close();
-  std::filesystem::resize_file(path_, size, ignored);  // no part of a line
+  std::filesystem::resize_file(path_, size, ignored);  // leaves no half line
   return status;
 }
 

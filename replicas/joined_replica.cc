@@ -28,8 +28,8 @@
 namespace fsdp::replicas {
 namespace {
 
-// Random states are a rank's own: one that begins with another's state begins
-// with a seed that follows from the history.
+// Random states belong to one rank: a rank that begins with the state of
+// another one seeds itself anew, with a seed that the history determines.
 void SeedAnew(int64_t epoch, int replica, int rank) {
   constexpr uint64_t kFactor = 0x9e3779b97f4a7c15;
   uint64_t seed = static_cast<uint64_t>(epoch);
@@ -55,8 +55,8 @@ absl::StatusOr<std::optional<Roster>> JoinedReplica::BeginStep() {
   Roster begin = roster_;
   const bool is_new = IsNew();
   FSDP_RETURN_IF_ERROR(Settle());
-  // By the epoch with which the step begins, as a replay does, which knows
-  // nothing of losses before FinishStep().
+  // The seed depends on the epoch with which the step begins: a replay knows of
+  // no losses before FinishStep(), and has to draw the same numbers.
   if (is_new && run_.random_state) {
     SeedAnew(begin.epoch, options_.self.replica, options_.rank);
   }
@@ -76,7 +76,7 @@ absl::Status JoinedReplica::Settle() {
 }
 
 absl::Status JoinedReplica::ConnectAll() {
-  means_ = nullptr;  // it is of the column before
+  means_ = nullptr;  // it belongs to the column before
   FSDP_RETURN_IF_ERROR(column_.Connect(
       roster_.epoch, Index(), static_cast<int>(roster_.members.size())));
   FSDP_RETURN_IF_ERROR(HandOverToNew());
@@ -85,7 +85,7 @@ absl::Status JoinedReplica::ConnectAll() {
 
 absl::Status JoinedReplica::HandOverToNew() {
   const bool gives = Donor(roster_)->id == options_.self;
-  int index = 0;  // of this one, behind the donor
+  int index = 0;  // of this replica among the receivers; 0 is the donor
   int size = 1;
   for (const Member& member : roster_.members) {
     if (!member.is_new) continue;
@@ -109,11 +109,11 @@ absl::Status JoinedReplica::ReadLeaves() {
 
 absl::Status JoinedReplica::AwaitLoss(const absl::Status& failure) {
   column_.Abort(failure);
-  // It does not fit to the others, who go on without it.
+  // This replica does not fit the others, who go on without it.
   if (IsNew() && absl::IsInvalidArgument(failure)) return failure;
   if (options_.stop_requested && options_.stop_requested()) return failure;
-  // One waits longer than the others, so that it goes on where nobody is to
-  // blame: one that has the state, without which nobody could.
+  // The donor waits longer than the others: if nobody is to blame, one replica
+  // goes on, and it has to be one that has the state.
   const bool is_last = Donor(roster_)->id == options_.self;
   const absl::Duration patience = options_.patience * (is_last ? 2 : 1);
   absl::StatusOr<Roster> next = log_.AwaitNext(roster_, absl::Now() + patience);
@@ -124,7 +124,8 @@ absl::Status JoinedReplica::AwaitLoss(const absl::Status& failure) {
                                  absl::FormatDuration(patience)));
   }
   FSDP_RETURN_IF_ERROR(next.status());
-  if (next->cause != Cause::kLost) return failure;  // a replay: nobody was lost
+  // In a replay nobody may have been lost.
+  if (next->cause != Cause::kLost) return failure;
   roster_ = *std::move(next);
   return absl::OkStatus();
 }

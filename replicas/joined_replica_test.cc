@@ -39,7 +39,7 @@ int IndexOf(const ReplicaId& id, const std::vector<ReplicaId>& ids) {
   return static_cast<int>(std::find(ids.begin(), ids.end(), id) - ids.begin());
 }
 
-// What one process without any of this makes of the same data.
+// Returns what one process that knows no replicas makes of the same data.
 std::map<std::string, at::Tensor> TrainPlain(
     const std::map<int64_t, StepRecord>& steps, int ranks) {
   const std::shared_ptr<NetImpl> net =
@@ -90,7 +90,7 @@ void ExpectRight(const ThreadsOptions& options, const ThreadsResult& result) {
   for (int64_t step = 0; step < options.steps; ++step) {
     ASSERT_EQ(result.steps.count(step), 1) << step;
   }
-  // Rounding decides in the long run.
+  // In the long run rounding decides.
   if (options.steps > kComparableSteps) return;
   const auto plain = TrainPlain(result.steps, options.ranks);
   ASSERT_EQ(plain.size(), result.parameters.size());
@@ -149,7 +149,7 @@ TEST(JoinedReplicaTest, WithEveryStrategy) {
   }
 }
 
-// The same steps by the same replicas with the same bits.
+// Checks that the same replicas took the same steps with the same bits.
 void ExpectSame(const ThreadsResult& a, const ThreadsResult& b) {
   ASSERT_OK(a.status);
   ASSERT_OK(b.status);
@@ -158,7 +158,7 @@ void ExpectSame(const ThreadsResult& a, const ThreadsResult& b) {
     const StepRecord& other = b.steps.at(step);
     ASSERT_EQ(record.began, other.began) << step;
     ASSERT_EQ(record.finished, other.finished) << step;
-    // Of those that ended after the step not all have written it down.
+    // Not all that ended after the step have written it down.
     for (const auto& [replica, values] : record.values) {
       const auto theirs = other.values.find(replica);
       if (theirs == other.values.end()) continue;
@@ -170,7 +170,7 @@ void ExpectSame(const ThreadsResult& a, const ThreadsResult& b) {
   }
 }
 
-// So many losses, each at any moment; and once more as its history says.
+// Has so many losses, each at any moment, and then does as the history says.
 TEST(JoinedReplicaTest, ManyLossesAndTheirReplay) {
   const char* const wanted = std::getenv("REPLICA_LOSSES");
   const int losses = wanted == nullptr ? 20 : std::atoi(wanted);

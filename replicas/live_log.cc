@@ -31,14 +31,15 @@
 namespace fsdp::replicas {
 namespace {
 
-// How long a rank waits before it asks whether the program is to end, and
-// whether the keeper still answers.
+// A rank waits so long before it asks whether the program is to end and whether
+// the keeper still answers.
 constexpr absl::Duration kSlice = absl::Seconds(1);
 
-constexpr int64_t kNotYet = -1;  // as the number of an entry
+constexpr int64_t kNotYet = -1;  // stands for the number of an entry
 constexpr char kEntering[] = "entering replicas";
 
-// What was a member and is none any more is lost; the process may start anew.
+// Turns an error of a replica that is not a member any more into kAborted, with
+// which its process may start anew.
 absl::Status AsLost(const absl::Status& status) {
   if (!absl::IsFailedPrecondition(status) && !absl::IsAlreadyExists(status) &&
       !absl::IsOutOfRange(status)) {
@@ -75,7 +76,7 @@ LiveLog::~LiveLog() {
     stops_ = true;
   }
   if (thread_.joinable()) thread_.join();
-  // Those who cannot be told find out by the silence.
+  // If this fails, the others notice the silence.
   if (entered_ && !over_) membership_->Leave().IgnoreError();
 }
 
@@ -131,7 +132,7 @@ absl::StatusOr<Roster> LiveLog::Enter(int64_t first_step) {
   absl::Status requested;
   if (options_.membership.rank == 0) {
     requested = membership_->Request(first_step);
-    // One that did not get through is made again.
+    // A request that did not get through is made again by AwaitMembership().
     if (absl::IsUnavailable(requested)) requested = absl::OkStatus();
   }
   std::optional<int64_t> number;
@@ -183,7 +184,7 @@ absl::StatusOr<Roster> LiveLog::AwaitNext(const Roster& roster,
   return next;
 }
 
-// What a person wants to know of; training goes on whatever becomes of it.
+// Tells a person about `roster`; training goes on even if that fails.
 void LiveLog::Note(const Roster& roster) {
   const ReplicaId& self = options_.membership.self;
   if (roster.cause == Cause::kFounded && roster.epoch > 0 &&
@@ -215,7 +216,7 @@ void LiveLog::Watch() {
   }
 }
 
-// A keeper that does not answer is asked again; who needs it says so.
+// Ignores that the keeper does not answer: a call that needs it reports that.
 void LiveLog::WatchOnce() {
   TakeUpEnds(membership_->latest());
   const absl::StatusOr<Roster> newest = membership_->Poll();
@@ -226,7 +227,8 @@ void LiveLog::WatchOnce() {
   if (options_.on_epoch) options_.on_epoch(epoch_);
 }
 
-// Ranks that wait for the one because of which their replica is lost.
+// Ends the wait of this replica's other ranks for the rank because of which the
+// replica is lost.
 void LiveLog::EndIfLost(const Roster& newest) {
   const int64_t entered = entered_with_;
   if (options_.inside == nullptr || entered < 0 || newest.number <= entered ||
@@ -264,8 +266,8 @@ absl::StatusOr<Roster> ReplayLog::Enter(int64_t first_step) {
   return HasNoStep(roster);
 }
 
-// OK would say that the run has come to its end, of which this one knows
-// nothing: whoever took part may have ended with an error, in this replay.
+// Does not return OK, which would say that the run has come to its end: whoever
+// took part may have ended with an error in this replay.
 absl::Status ReplayLog::HasNoStep(const Roster& end) {
   const std::string what =
       absl::StrCat("the history has no step of replica ", ToString(self_));

@@ -33,7 +33,7 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
 
-// Silent for so many votes.
+// Is silent for so many votes.
 class SilentRegisters final : public testing::ForwardingRegisters {
  public:
   SilentRegisters(Registers* base, std::atomic<int>* silent_votes)
@@ -93,7 +93,7 @@ TEST_F(LiveLogTest, AKeeperThatStaysSilentEndsTheStep) {
               StatusIs(absl::StatusCode::kUnavailable, _));
 }
 
-// They may wait for the one because of which it is lost, which is stopped.
+// They may wait for the stopped rank because of which the replica is lost.
 TEST_F(LiveLogTest, RanksOfAReplicaThatIsLostDoNotWaitForEachOther) {
   ASSERT_OK_AND_ASSIGN(const auto inside, comm::CreateLocalGroup(2));
   LiveLogOptions options = OptionsOf(0, 1);
@@ -109,7 +109,7 @@ TEST_F(LiveLogTest, RanksOfAReplicaThatIsLostDoNotWaitForEachOther) {
     auto stopped = Start(std::move(second));
     EXPECT_OK(stopped.status());
     entered = (*stopped)->Enter(0).status();
-  });  // whose end is the replica's
+  });  // the replica ends with it
   EXPECT_OK(log->Enter(0).status());
   ASSERT_OK_AND_ASSIGN(const auto work,
                        inside[0]->Broadcast(at::ones({1}), 1, "of the test"));
@@ -135,7 +135,7 @@ TEST_F(LiveLogTest, WhoEndsTellsTheOthersAtOnce) {
   EXPECT_LT(absl::Now() - began, absl::Seconds(15));
 }
 
-// As a launcher does that has seen its replica end.
+// A launcher does this when it has seen its replica end.
 TEST_F(LiveLogTest, WhomALauncherHasSeenEndIsGoneAtOnce) {
   ASSERT_OK_AND_ASSIGN(const auto stays, Start(OptionsOf(0, 2)));
   ASSERT_OK_AND_ASSIGN(auto ends, Start(OptionsOf(1, 2)));
@@ -194,14 +194,14 @@ TEST(ReplayLogTest, WhoIsThereLaterIsStartedAgain) {
               StatusIs(absl::StatusCode::kAborted, HasSubstr("later lives")));
 }
 
-// Who was lost in the replay alone must not seem to have come to the end.
+// A replica lost only in the replay must not seem to have come to the end.
 TEST(ReplayLogTest, ALifeAfterALossThatIsNotInTheHistoryIsRefused) {
   EXPECT_THAT(Enter({0, 2}), StatusIs(absl::StatusCode::kInvalidArgument,
                                       AllOf(HasSubstr("of replica 0.2"),
                                             HasSubstr("replica 0.1 took"))));
   EXPECT_THAT(Enter({1, 4}), StatusIs(absl::StatusCode::kInvalidArgument,
                                       HasSubstr("replica 1.3 took")));
-  // Also where the history goes on to lose it, after the steps of this run.
+  // The same holds if the history loses it after the steps of this run.
   EXPECT_THAT(Enter({2, 2}, /*steps=*/8),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("replica 2.1 took")));

@@ -42,20 +42,20 @@ using ::fsdp::replicas::ReplicaId;
 using ::fsdp::replicas::Roster;
 using ::fsdp::replicas::StoreRegisters;
 
-// In front of all keys of a run.
+// All keys of a run begin with it.
 constexpr char kPrefix[] = "replicas";
 
-// Signs of life, and looks at those of others, within loss_timeout.
+// Beats, and looks at those of others, within loss_timeout.
 constexpr int kBeats = 20;
 constexpr absl::Duration kShortestBeat = absl::Milliseconds(20);
 constexpr absl::Duration kLongestBeat = absl::Milliseconds(200);
 
-// What the groups of so many epochs have left in the keeper stays: somebody may
-// be about to leave them.
+// Keys of the groups of so many epochs stay in the keeper: some rank may be
+// about to leave these groups.
 constexpr int64_t kKeptEpochs = 4;
 
 constexpr absl::Duration kLongestReplay = absl::Hours(24 * 365);
-// In the keeper: why a replay cannot go on.
+// This key in the keeper says why a replay cannot go on.
 constexpr char kReplayFailed[] = "replay/failed";
 
 absl::Status Check(const comm::Environment& environment,
@@ -90,7 +90,7 @@ absl::Status Check(const comm::Environment& environment,
 
 }  // namespace
 
-// Sees to it that calls come in their order, and none after an error.
+// Refuses calls in the wrong order and calls after an error.
 class Replicas::Impl {
  public:
   explicit Impl(const ReplicaOptions& options)
@@ -139,7 +139,7 @@ class Replicas::Impl {
   absl::Status failure_;
 };
 
-// There are no others.
+// Is used where a run has no other replicas.
 class Replicas::Impl::Alone final : public Impl {
  public:
   explicit Alone(const ReplicaOptions& options)
@@ -191,12 +191,11 @@ class Replicas::Impl::Joined final : public Impl {
   }
 
  private:
-  // Silence has to be noticed, and an entry to be made.
+  // Time for noticing a silence and for making an entry.
   absl::Duration Patience() const {
     return 2 * options_.loss_timeout + absl::Seconds(10);
   }
 
-  // The place where the ranks of a column meet.
   static comm::Environment KeeperFor(const comm::Environment& environment) {
     comm::Environment keeper = environment;
     keeper.master_addr = environment.keeper_addr;
@@ -211,12 +210,12 @@ class Replicas::Impl::Joined final : public Impl {
   comm::ConnectOptions ColumnOptions() const {
     comm::ConnectOptions column = options_.between;
     column.stop_requested = StopRequested();
-    // Who comes back waits for the others to get that far.
+    // A replica that comes back waits for the others to get that far.
     if (!options_.replay.empty()) column.connect_timeout = kLongestReplay;
     return column;
   }
 
-  // Whether nobody is to be waited for any more.
+  // Returns whether a rank is to give up waiting.
   std::function<bool()> StopRequested() const {
     if (options_.replay.empty()) return options_.between.stop_requested;
     return [this] {
@@ -226,8 +225,8 @@ class Replicas::Impl::Joined final : public Impl {
     };
   }
 
-  // A replay that has failed ends for all: others may wait for a life of this
-  // replica that does not come.
+  // Makes a replay that has failed fail in all replicas: others may wait for a
+  // life of this replica that does not come.
   absl::Status EndReplay(const absl::Status& status) {
     if (status.ok() || replay_ == nullptr || replay_->ends_as_recorded()) {
       return status;
@@ -283,8 +282,8 @@ class Replicas::Impl::Joined final : public Impl {
     return LiveLog::Start(std::move(log), std::move(registers));
   }
 
-  // Takes what groups up to `epoch` have left out of the keeper. What cannot be
-  // taken out now stays, which is little.
+  // Removes from the keeper what groups of epochs before `epoch` have left
+  // there. Errors are ignored, since what then stays is little.
   void Forget(StoreRegisters& keeper, int64_t epoch) {
     forgotten_ = std::max(forgotten_, epoch - kKeptEpochs);
     for (; forgotten_ < epoch; ++forgotten_) {
@@ -310,13 +309,13 @@ class Replicas::Impl::Joined final : public Impl {
   const ReplicaOptions options_;
   checkpoint::TrainingRun& run_;
   const ReplicaId self_;
-  std::unique_ptr<StoreRegisters> registers_;  // of a replay
+  std::unique_ptr<StoreRegisters> registers_;  // set for a replay
   Column column_;
   std::unique_ptr<replicas::StepLog>
-      log_;                      // whose thread ends what column_ has
-  ReplayLog* replay_ = nullptr;  // log_, where it is one
+      log_;                      // its thread calls column_ and is joined first
+  ReplayLog* replay_ = nullptr;  // log_ if it is a replay
   std::optional<JoinedReplica> replica_;
-  int64_t forgotten_ = 0;  // epochs before it; of the log's thread
+  int64_t forgotten_ = 0;  // epochs before this one; for the log's thread
 };
 
 absl::StatusOr<std::unique_ptr<Replicas>> Replicas::Join(

@@ -1,4 +1,4 @@
-// As users call it, with a keeper in this process and ranks that are threads.
+// Calls it as users do, with a keeper in this process and threads as ranks.
 #include "replicas/replicas.h"
 
 #include <ATen/core/Tensor.h>
@@ -78,7 +78,7 @@ struct Training {
   checkpoint::TrainingRun run;
 };
 
-// An environment of rank 0 of 1 in replica `replica`, and its keeper.
+// Has an environment of rank 0 of 1 in replica `replica`, and its keeper.
 class ReplicasTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -103,7 +103,7 @@ class ReplicasTest : public ::testing::Test {
   std::unique_ptr<comm::StoreServer> keeper_;
 };
 
-// Every thread a replica of one rank.
+// Makes each thread a replica of one rank.
 absl::Status RunReplicas(
     int replicas,
     const std::function<absl::Status(int replica, Communicator& inside)>& fn) {
@@ -213,7 +213,7 @@ TEST_F(ReplicasTest, CallsHaveTheirOrder) {
                     StatusIs(absl::StatusCode::kFailedPrecondition,
                              HasSubstr("FinishStep")));
         FSDP_RETURN_IF_ERROR(training->Compute(0));
-        return replicas->FinishStep();  // neither was the end
+        return replicas->FinishStep();  // no step is the last
       }));
 }
 
@@ -275,7 +275,7 @@ TEST_F(ReplicasTest, AKeeperThatDiesEndsAll) {
       }));
 }
 
-// Replica 1 waits in its second life for one that is lost in the replay alone.
+// Replica 1 waits in its second life for one that is lost only in the replay.
 TEST_F(ReplicasTest, AReplayThatHasFailedEndsForAll) {
   const std::string history = checkpoint::testing::FreePath("history");
   ASSERT_TRUE(std::filesystem::create_directory(history));

@@ -28,9 +28,9 @@ namespace {
 constexpr char kWhat[] = "the keeper of the replicas' log";
 constexpr char kIdentityKey[] = "identity";
 
-// Of an answer that need not wait; connecting again takes its time, too.
+// Time for an answer that need not wait; connecting again takes part of it.
 constexpr absl::Duration kAnswerTime = absl::Seconds(3);
-// The longest wait in the store at a time.
+// The longest single wait in the store.
 constexpr absl::Duration kWaitSlice = absl::Seconds(2);
 // Before a store that could not be reached is tried again.
 constexpr absl::Duration kPause = absl::Milliseconds(50);
@@ -88,7 +88,7 @@ absl::Status StoreRegisters::Call(FallibleRef call) {
   }
   const absl::Status status = TorchToStatus(kWhat, call);
   if (status.ok()) return absl::OkStatus();
-  if (absl::IsFailedPrecondition(status)) {  // it was refused
+  if (absl::IsFailedPrecondition(status)) {  // the store refused
     return absl::InvalidArgumentError(status.message());
   }
   broke_off_ = true;

@@ -48,7 +48,6 @@ struct Keeper {
   std::unique_ptr<comm::StoreServer> server;
 };
 
-// Registers and what keeps them.
 struct Kept {
   std::shared_ptr<Keeper> keeper;
   std::unique_ptr<StoreRegisters> registers;

@@ -20,13 +20,13 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// For those whom the lock refuses.
+// Describes this process to those whom the lock refuses.
 std::string Holder() {
   return absl::StrCat(ThisProcess(), ", since ",
                       absl::FormatTime(absl::Now(), absl::UTCTimeZone()));
 }
 
-// Of 64 bits: no two runs have the same.
+// Returns 64 random bits as text, so that no two runs have the same token.
 std::string RandomToken() {
   std::random_device random;
   const uint64_t high = random();
@@ -45,14 +45,14 @@ absl::Status CheckIsOurs(const std::string& root,
       kMarkerName, " as well"));
 }
 
-// The lock, or null by manifest. Either makes the file that says whose folder
-// it is.
+// Makes the file that marks the folder as ours. Returns the lock, null if
+// commits are by manifest.
 absl::StatusOr<std::unique_ptr<FileLock>> Mark(
     FileSystem& files, const std::string& root, CommitBy commit_by,
     const std::vector<std::string>& names) {
   const std::string marker = JoinPath(root, kMarkerName);
   if (commit_by == CommitBy::kRename) return files.Lock(marker, Holder());
-  // Ours is not empty without it.
+  // A folder of ours that is not empty has its marker.
   if (names.empty()) {
     FSDP_RETURN_IF_ERROR(
         WriteNewFile(files, marker, absl::StrCat(Holder(), "\n")));
@@ -60,12 +60,12 @@ absl::StatusOr<std::unique_ptr<FileLock>> Mark(
   return nullptr;
 }
 
-// Its name survives a loss of power, whoever has made it: a run that failed
-// behind that may not have come to it.
+// Makes the folder and syncs its parent, even if the folder was there: a run
+// that made it may have failed before it could sync.
 absl::Status MakeRoot(FileSystem& files, const std::string& root) {
   FSDP_ASSIGN_OR_RETURN(const bool made, files.MakeFolder(root));
   const std::string parent = FolderOf(root);
-  // Who may not look into the parent cannot sync it.
+  // A parent that this process may not look into cannot be synced.
   if (!made && absl::IsPermissionDenied(files.List(parent).status())) {
     return absl::OkStatus();
   }
@@ -93,7 +93,7 @@ absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Claim(
   FSDP_RETURN_IF_ERROR(CheckIsOurs(root, names));
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<FileLock> lock,
                         Mark(files, root, commit_by, names));
-  // The marker is there before anything that it has to explain.
+  // The marker is on the disk before anything that it has to explain.
   FSDP_RETURN_IF_ERROR(files.SyncFolder(root));
   auto folder = absl::WrapUnique(
       new CheckpointFolder(files, root, commit_by, std::move(lock)));
@@ -105,7 +105,7 @@ absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Claim(
 absl::Status CheckpointFolder::RemoveLeftovers() {
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                         files_.List(root_));
-  // While the folder is there that would have been committed.
+  // The folder that would have been committed has to be there still.
   FSDP_RETURN_IF_ERROR(SettleNext());
   for (const std::string& name : names) {
     const std::string path = JoinPath(root_, name);
@@ -129,7 +129,7 @@ absl::Status CheckpointFolder::SettleCommitBy() {
                         files_.List(root_));
   if (IsByManifest(names) == by_manifest()) return absl::OkStatus();
   if (by_manifest()) return BeginByManifest(files_, root_);
-  // From now on `latest` has to be right.
+  // By manifest `latest` may be old; from here on it has to be right.
   FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
                         LatestCheckpoint(files_, root_));
   if (latest.has_value()) {
@@ -149,7 +149,7 @@ absl::Status CheckpointFolder::SettleReplaced(int64_t step) {
   if (exists) {
     absl::Status sound = ReadManifest(files_, live).status();
     if (sound.ok()) return Remove(step, old);
-    // Only what is known to be damaged makes room for the old one.
+    // Only a checkpoint that is known to be damaged makes room for the old one.
     if (!absl::IsDataLoss(sound) && !absl::IsNotFound(sound)) return sound;
     FSDP_RETURN_IF_ERROR(Remove(step, live));
   }
@@ -200,7 +200,7 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
   FSDP_ASSIGN_OR_RETURN(
       const bool is_there,
       Exists(files_, JoinPath(StepPath(root_, step), kManifestName)));
-  // Then nothing of it is for Discard().
+  // A committed checkpoint is not for Discard() to remove.
   if (is_there) begun_.erase(step);
   return committed;
 }
@@ -280,8 +280,8 @@ absl::StatusOr<bool> CheckpointFolder::IsUncommitted(int64_t step) {
         folder->stage != Stage::kIncomplete) {
       continue;
     }
-    // Without one it was not about to get its name: ranks of a run that was
-    // killed may still write there.
+    // Without a manifest it was not about to be committed: ranks of a run that
+    // was killed may still write there.
     FSDP_ASSIGN_OR_RETURN(
         const bool has_manifest,
         Exists(files_, JoinPath(JoinPath(root_, name), kManifestName)));
@@ -310,11 +310,11 @@ absl::Status CheckpointFolder::MoveAside(int64_t step) {
 absl::Status CheckpointFolder::Discard(int64_t step) {
   const bool was_begun = begun_.erase(step) > 0;
   if (by_manifest()) {
-    // Otherwise what is there is another one.
+    // If nothing was begun, another save has made what is there.
     return was_begun ? RemoveByManifest(files_, PathToWrite(step))
                      : absl::OkStatus();
   }
-  // Before what shows that it was not committed.
+  // The folder shows that the step was not committed, so that this comes first.
   absl::Status removed = SettleNext();
   removed.Update(RemoveTree(files_, PathToWrite(step)));
   if (removed.ok()) {

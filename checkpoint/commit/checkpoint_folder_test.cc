@@ -81,7 +81,7 @@ TEST_F(CheckpointFolderTest, SavesOneAfterTheOther) {
     EXPECT_OK(Save(files_, *folder, 5, ContentsOf(2)));
   }
   EXPECT_THAT(Steps(), ElementsAre(5, 10));
-  EXPECT_EQ(Latest(), 5);  // what was saved last
+  EXPECT_EQ(Latest(), 5);  // it was saved last
   EXPECT_EQ(*Load(files_, "/r/step-5"), ContentsOf(2));
   EXPECT_THAT(*files_.List("/r"),
               ElementsAre(kMarkerName, "latest", "step-10", "step-5"));
@@ -167,7 +167,7 @@ TEST_F(CheckpointFolderTest, DeadRunsDoNotWriteIntoTheNextOnes) {
     ASSERT_OK(Save(files_, *folder, 2, ContentsOf(2)));
   }
   EXPECT_EQ(*Load(files_, "/r/step-2"), ContentsOf(2));
-  // As if the run had ended before it could name the latest.
+  // This is how it is if the run ended before it could name the latest.
   ASSERT_OK(files_.RemoveFile("/r/latest"));
   ASSERT_OK(ReplaceFile(files_, "/r/latest.tmp", "step-2\n"));
   Claim();
@@ -181,7 +181,7 @@ TEST_F(CheckpointFolderTest, AReplacementThatWasNotFinished) {
   EXPECT_EQ(Latest(), 2);
   Claim();
   EXPECT_EQ(*Load(files_, "/r/step-2"), ContentsOf(2));
-  // A damaged one makes room for the one before.
+  // A damaged checkpoint makes room for the one before.
   ASSERT_OK(files_.Rename("/r/step-2", "/r/step-2.replaced"));
   ASSERT_OK(files_.MakeFolder("/r/step-2"));
   ASSERT_OK(ReplaceFile(files_, "/r/step-2/manifest.json", "{}"));
@@ -202,8 +202,8 @@ TEST_F(CheckpointFolderTest, LatestThatSaysNothingTrue) {
   EXPECT_EQ(Latest(), 1);
   ASSERT_OK(files_.RemoveFile("/r/latest"));
   EXPECT_EQ(Latest(), 2);
-  // One that is damaged is said to be so by whoever loads it, instead of an
-  // older one being taken for the latest.
+  // Whoever loads a damaged checkpoint is told so; an older one is not taken
+  // for the latest.
   ASSERT_OK(ReplaceFile(files_, "/r/step-2/manifest.json", "{}"));
   EXPECT_THAT(Steps(), ElementsAre(1, 2));
   EXPECT_EQ(Latest(), 2);

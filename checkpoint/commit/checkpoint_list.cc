@@ -15,8 +15,8 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Written whole, or named by `latest`, which comes after that: whatever is
-// wrong with such a one later, whoever loads it has to hear.
+// Returns whether `one` was written whole, as one is that `latest` names. If it
+// is damaged nevertheless, whoever loads it has to learn that.
 bool IsFinished(FileSystem& files, const Committed& one,
                 absl::string_view latest) {
   if (latest == StepName(one.step)) return true;
@@ -24,8 +24,8 @@ bool IsFinished(FileSystem& files, const Committed& one,
   return !absl::IsDataLoss(manifest) && !absl::IsNotFound(manifest);
 }
 
-// Of checkpoints that are committed by manifests: `latest` may be old. Paths of
-// newer ones that are torn go to `torn`.
+// Returns the newest of checkpoints that are committed by manifests, where
+// `latest` may be old. Adds the paths of newer ones that are torn to `torn`.
 absl::StatusOr<std::optional<Committed>> NewestByManifest(
     FileSystem& files, const std::vector<Committed>& list,
     absl::string_view latest, std::vector<std::string>& torn) {
@@ -70,7 +70,7 @@ absl::StatusOr<std::vector<Committed>> ListCheckpoints(
       FSDP_ASSIGN_OR_RETURN(const bool committed,
                             Exists(files, JoinPath(path, kManifestName)));
       if (!committed) continue;
-      // The one that it replaces is still there, and better than a damaged one.
+      // A damaged checkpoint does not hide the one that it was to replace.
       const bool has_other = found.count(folder->step) > 0;
       if (has_other && !ReadManifest(files, path).ok()) continue;
       found[folder->step] = path;

@@ -1,4 +1,4 @@
-// A run that dies, or whose disk fails, at every call that changes the disk.
+// A run dies, or its disk fails, at every call that changes the disk.
 #include <array>
 #include <cerrno>
 #include <cstdint>
@@ -40,11 +40,10 @@ struct Saved {
 };
 constexpr Saved kBefore[] = {{1, 1}, {2, 2}};
 
-// What a run saves after that.
 using Run = std::array<Saved, 2>;
 
 Run RunOf(CommitBy commit_by) {
-  // By rename, the last one replaces the one before.
+  // By rename, the last checkpoint replaces the one before.
   return commit_by == CommitBy::kRename ? Run{{{3, 3}, {3, 4}}}
                                         : Run{{{3, 3}, {4, 4}}};
 }
@@ -58,7 +57,7 @@ struct Machine {
     return *mount;
   }
 
-  // What the mount knew of open files is gone, too.
+  // What the mount knows of open files goes with the process.
   void KillProcess() {
     disk.KillProcess();
     mount = std::make_unique<ObjectStoreMount>(disk);
@@ -74,7 +73,7 @@ struct Machine {
       std::make_unique<ObjectStoreMount>(disk);
 };
 
-// What a run does; `done` becomes how many of RunOf() were committed.
+// Does what a run does; `done` becomes how many of RunOf() were committed.
 absl::Status RunOnce(FileSystem& files, CommitBy commit_by, size_t& done) {
   FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointFolder> folder,
                         CheckpointFolder::Claim(files, kRoot, commit_by));
@@ -88,7 +87,7 @@ absl::Status RunOnce(FileSystem& files, CommitBy commit_by, size_t& done) {
   return folder->Prune(retention).status();
 }
 
-// With the checkpoints of an earlier run.
+// Makes a machine with the checkpoints of an earlier run.
 std::unique_ptr<Machine> MakeMachine(CommitBy commit_by) {
   auto machine = std::make_unique<Machine>(commit_by);
   FileSystem& files = machine->files();
@@ -100,7 +99,7 @@ std::unique_ptr<Machine> MakeMachine(CommitBy commit_by) {
   return machine;
 }
 
-// The version of a checkpoint that is sound; 0 for none.
+// Returns the version of a sound checkpoint, 0 for none.
 uint32_t VersionOf(FileSystem& files, const std::string& path) {
   const absl::StatusOr<Contents> contents = Load(files, path);
   EXPECT_OK(contents);
@@ -110,7 +109,7 @@ uint32_t VersionOf(FileSystem& files, const std::string& path) {
   return 0;
 }
 
-// All that is left is checkpoints.
+// Checks that nothing but checkpoints is left.
 void CheckIsTidy(FileSystem& files) {
   ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, files.List(kRoot));
   for (const std::string& name : names) {
@@ -121,9 +120,9 @@ void CheckIsTidy(FileSystem& files) {
   }
 }
 
-// After a run that had committed `done`: the latest is the last of them or the
-// one that was under way, to the bit; all else that claims to be one is sound;
-// the next run finds and leaves order.
+// Checks the disk after a run that had committed `done`: the latest is the last
+// of these or the one that was under way, to the bit; everything else that
+// claims to be a checkpoint is sound; the next run finds and leaves order.
 void Check(Machine& machine, size_t done) {
   FileSystem& files = machine.files();
   ASSERT_OK_AND_ASSIGN(const std::optional<Committed> latest,
@@ -135,7 +134,7 @@ void Check(Machine& machine, size_t done) {
   ASSERT_OK_AND_ASSIGN(const std::vector<Committed> list,
                        ListCheckpoints(files, kRoot));
   for (const Committed& one : list) {
-    // By manifest, one that it has died at is passed over.
+    // By manifest, the checkpoint at which the run has died is passed over.
     if (machine.commit_by == CommitBy::kManifest && one.step > latest->step) {
       continue;
     }
@@ -145,7 +144,7 @@ void Check(Machine& machine, size_t done) {
   ASSERT_OK(folder);
   const auto again = LatestCheckpoint(files, kRoot);
   ASSERT_OK(again);
-  // What was committed, if nobody has said so yet.
+  // This claim may have announced what was committed.
   EXPECT_GE(VersionOf(files, (*again)->path), version);
   EXPECT_EQ((*again)->step, (*ListCheckpoints(files, kRoot)).back().step);
   EXPECT_EQ((*again)->path, absl::StrCat(kRoot, "/step-", (*again)->step));
@@ -154,7 +153,7 @@ void Check(Machine& machine, size_t done) {
   EXPECT_EQ((*LatestCheckpoint(files, kRoot))->step, 9);
 }
 
-// Of a run that has replaced any of them.
+// Checks a run that has replaced any of them.
 void CheckNewest(FileSystem& files, bool fresh) {
   const absl::StatusOr<std::optional<Committed>> latest =
       LatestCheckpoint(files, kRoot);
@@ -242,8 +241,9 @@ TEST_P(CommitCrashTest, TheDiskFailsAtEveryCall) {
   }
 }
 
-// What a run finds done by one that failed may never have come to the disk: all
-// it saves survives a loss of power, and at any call of it the newest is sound.
+// A call that failed may never have come to the disk, although a run finds its
+// effects: everything that the run saves survives a loss of power, and at any
+// call of it the newest checkpoint is sound.
 TEST_P(CommitCrashTest, PowerIsLostAfterAFailure) {
   const auto make = [](bool fresh) {
     return fresh ? std::make_unique<Machine>(GetParam())
@@ -280,8 +280,7 @@ TEST_P(CommitCrashTest, PowerIsLostAfterAFailure) {
   }
 }
 
-// By manifest there is a moment without the step that is replaced, which
-// `latest` names until then.
+// By manifest the replaced step is gone for a moment, and `latest` names it.
 absl::Status ReplaceStepTwo(FileSystem& files) {
   FSDP_ASSIGN_OR_RETURN(
       const std::unique_ptr<CheckpointFolder> folder,
@@ -313,7 +312,7 @@ TEST(ReplacedByManifestTest, TheNewestIsSoundWhereverTheRunDies) {
       ASSERT_FALSE(::testing::Test::HasFailure());
     }
   }
-  // That of step 2 before, of step 1 in between, and of step 2 after it.
+  // They are of step 2 before, of step 1 in between, and of step 2 after it.
   EXPECT_THAT(versions, ::testing::ElementsAre(1, 2, 3));
 }
 

@@ -24,7 +24,7 @@ namespace {
 
 constexpr absl::string_view kFormat = "libtorch_fsdp checkpoint";
 constexpr int64_t kVersion = 1;
-// Of 16 TiB, and of what names take.
+// Enough for a checkpoint of 16 TiB and the names of its files.
 constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
 constexpr size_t kMaxNameBytes = 255;
 
@@ -53,7 +53,6 @@ bool ParseHex(absl::string_view digits, uint32_t& sum) {
   return true;
 }
 
-// Whether `value` is an object with exactly these keys, in this order.
 bool HasKeys(const Json& value, const std::vector<absl::string_view>& keys) {
   const auto* const object = value.As<Json::Object>();
   if (object == nullptr || object->size() != keys.size()) return false;
@@ -96,7 +95,6 @@ absl::StatusOr<FileSums> ParseSums(const Json& value, absl::string_view name,
   return sums;
 }
 
-// Checks the checksum at the end.
 absl::Status CheckSum(absl::string_view text, absl::string_view path) {
   absl::string_view rest = text;
   uint32_t expected = 0;
@@ -182,7 +180,7 @@ std::string FormatManifest(const Manifest& manifest) {
                                        {"block_bytes", kBlockBytes},
                                        {"files", std::move(files)}})
                          .ToString();
-  text.pop_back();  // '}'
+  text.pop_back();  // the sum goes before the '}'
   const std::string sum = Hex(offload::Crc32c(text));
   return absl::StrCat(text, kBeforeSum, sum, kAfterSum);
 }
@@ -226,8 +224,8 @@ Problem Make(Kind kind, const std::string& file, absl::string_view what) {
   return {kind, file, absl::StrCat(file, ": ", what)};
 }
 
-// Adds all that is in a folder, by name relative to `root`, its subfolders'
-// files as well, but not what is deeper.
+// Adds everything in a folder and in its subfolders, but nothing deeper, by
+// name relative to `root`.
 absl::Status Find(FileSystem& files, const std::string& root,
                   const std::string& inside,
                   std::map<std::string, FileInfo>& found) {
@@ -246,7 +244,7 @@ absl::Status Find(FileSystem& files, const std::string& root,
   return absl::OkStatus();
 }
 
-// Where `blocks`, which may be too few, are not as they should be.
+// Says where `blocks`, which may be too few, differ from `expected`.
 std::vector<Problem> Compare(const std::string& name, const FileSums& expected,
                              const std::vector<Piece>& blocks) {
   std::vector<Problem> problems;
@@ -314,7 +312,7 @@ absl::StatusOr<std::vector<Problem>> VerifyFiles(
     };
     if (std::any_of(problems.begin(), problems.end(), is_it)) continue;
     names.push_back(name);
-    // Without its checksums, as every wrong one is wanted.
+    // The reader gets no checksums, since it would stop at the first wrong one.
     sources.push_back({JoinPath(folder, name), nullptr});
     total += sums.bytes;
   }

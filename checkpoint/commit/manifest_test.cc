@@ -36,7 +36,7 @@ Manifest Example() {
   return manifest;
 }
 
-// With the checksum that such a text has.
+// Gives the text the checksum that it should have.
 std::string Resealed(absl::string_view text) {
   const std::string body(text.substr(0, text.rfind(", \"crc32c\"")));
   return absl::StrCat(body, ", \"crc32c\": \"",
@@ -75,7 +75,7 @@ TEST(ManifestTest, EveryFlippedBitAndEveryCutIsNoticed) {
   }
 }
 
-// Under a checksum of its own: what no program of ours writes.
+// The checksums are right, so that no program of ours writes such texts.
 TEST(ManifestTest, HostileTextIsRefused) {
   struct Case {
     absl::string_view from;

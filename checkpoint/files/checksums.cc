@@ -22,7 +22,7 @@ std::string Range(int64_t begin, int64_t end) {
   return absl::StrCat("bytes [", begin, ", ", end, ")");
 }
 
-// `piece` is the next one of its file, whose first `done` bytes have been.
+// Checks that `piece` follows the first `done` bytes of its file.
 absl::Status CheckNext(const Piece& piece, const NamedSize& file,
                        int64_t done) {
   int64_t end = 0;
@@ -50,7 +50,6 @@ absl::Status CheckNext(const Piece& piece, const NamedSize& file,
   return absl::OkStatus();
 }
 
-// Appends a piece to the checksums of its file.
 void Append(const Piece& piece, FileSums& sums) {
   if (piece.offset % kBlockBytes == 0) {
     sums.blocks.push_back(piece.crc32c);

@@ -39,7 +39,7 @@ TEST(Crc32cCombineTest, HugeSizesAreSumsOfSmallOnes) {
        {int64_t{1} << 28, int64_t{1} << 29, int64_t{5} << 33,
         (int64_t{1} << 47) + 12345, std::numeric_limits<int64_t>::max()}) {
     const int64_t half = size / 3;
-    // Zeros behind "a", whose own checksum shifts it only.
+    // The checksum of "a" is only shifted by the zeros behind it.
     const uint32_t at_once = Crc32cCombine(Crc32c("a"), 0, size);
     const uint32_t twice =
         Crc32cCombine(Crc32cCombine(Crc32c("a"), 0, half), 0, size - half);

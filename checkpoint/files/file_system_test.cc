@@ -34,7 +34,7 @@ std::shared_ptr<FileSystem> Real() {
   return std::shared_ptr<FileSystem>(&RealFileSystem(), [](FileSystem*) {});
 }
 
-// The wrapper, and what it is over.
+// Keeps `base` alive with its wrapper.
 std::shared_ptr<FileSystem> FaultyOver(
     const std::shared_ptr<FileSystem>& base) {
   return std::shared_ptr<FileSystem>(
@@ -108,7 +108,7 @@ TEST(RealFileSystemTest, TheLimitOnFilesIsAnError) {
   EXPECT_OK(RealFileSystem().RemoveFile(path));
 }
 
-// As on a full disk: there is no room for who holds it.
+// On a full disk there is no room for the name of the holder.
 TEST(RealFileSystemTest, ALockThatCannotBeWrittenLeavesNoFile) {
   FileSystem& files = RealFileSystem();
   const std::string fresh = TempFolder("fresh_lock");

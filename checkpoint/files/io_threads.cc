@@ -52,7 +52,7 @@ void IoThreads::Work() {
 
 namespace {
 
-// How soon a cancellation is noticed.
+// A cancellation is noticed within this time.
 constexpr absl::Duration kSlice = absl::Milliseconds(50);
 
 PaceOptions WithTime(PaceOptions options) {

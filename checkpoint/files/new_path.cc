@@ -32,7 +32,7 @@ NewPath::~NewPath() { Discard(); }
 
 absl::Status NewPath::Claim(absl::string_view what) {
   FSDP_CHECK(lock_ == nullptr);
-  // So that a refusal, where that is all, changes nothing on the disk.
+  // A path that is taken is refused before anything on the disk changes.
   FSDP_RETURN_IF_ERROR(CheckIsFree());
   auto lock =
       files_.Lock(lock_path_, absl::StrCat(ThisProcess(), ", which ", what));
@@ -47,7 +47,7 @@ absl::Status NewPath::Claim(absl::string_view what) {
 }
 
 absl::Status NewPath::Begin() {
-  // Whoever had the lock may have committed.
+  // The process that had the lock may have committed.
   FSDP_RETURN_IF_ERROR(CheckIsFree());
   FSDP_RETURN_IF_ERROR(RemoveIncomplete());
   if (kind_ != Kind::kFolder) return absl::OkStatus();
@@ -62,8 +62,8 @@ absl::Status NewPath::Commit() {
     return renamed;
   }
   Release();
-  // Or the lock's file may be back after a loss of power, which is no reason to
-  // fail.
+  // If this fails, the lock's file may be back after a loss of power, which is
+  // no reason to fail.
   files_.SyncFolder(FolderOf(path_)).IgnoreError();
   return absl::OkStatus();
 }
@@ -94,7 +94,7 @@ absl::Status NewPath::UndoRename(const absl::Status& why) {
                                      "after a loss of power: ",
                                      why.message()));
   }
-  // As long as the disk may still have it under its name, it stays whole.
+  // While the disk may still have the output under its name, it stays whole.
   if (!files_.SyncFolder(FolderOf(path_)).ok()) Release();
   return absl::Status(why.code(),
                       absl::StrCat(path_, " is not made: ", why.message()));
@@ -102,7 +102,7 @@ absl::Status NewPath::UndoRename(const absl::Status& why) {
 
 void NewPath::Discard() {
   if (lock_ == nullptr) return;
-  // An error that the caller has says more than one of this.
+  // The error that the caller returns says more than one of this.
   RemoveIncomplete().IgnoreError();
   Release();
 }
@@ -141,7 +141,7 @@ absl::Status NewPath::RemoveIncomplete() {
                                                : files_.RemoveFile(incomplete_);
 }
 
-// The file first: whoever has opened it meanwhile finds it gone.
+// Removes the file before it unlocks it: whoever has opened it finds it gone.
 void NewPath::Release() {
   files_.RemoveFile(lock_path_).IgnoreError();
   lock_.reset();
@@ -233,7 +233,7 @@ Advice AdviceOn(int error) {
 absl::Status FileError(int error, absl::string_view what,
                        absl::string_view path) {
   const Advice advice = AdviceOn(error);
-  // So say the system and OpenRegularFile() of FIFOs, sockets and devices.
+  // The system and OpenRegularFile() report FIFOs, sockets and devices so.
   const absl::string_view why =
       error == ENXIO ? "it is no regular file" : std::strerror(error);
   return absl::Status(

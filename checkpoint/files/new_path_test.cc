@@ -41,7 +41,7 @@ using Kind = NewPath::Kind;
 
 constexpr char kWhat[] = "tests";
 
-// What a test writes: one file, or a folder with one.
+// Writes one file, or a folder with one.
 absl::Status Fill(FileSystem& files, const NewPath& output,
                   const std::string& text) {
   return WriteFile(files,
@@ -160,7 +160,7 @@ TEST_P(NewPathTest, OneHasTheClaim) {
 
 TEST_P(NewPathTest, WhatAKilledOneHasLeftIsReplaced) {
   ASSERT_OK(WriteFile(*files_, path_ + ".incomplete.lock", "process 7"));
-  // Even of another kind.
+  // What is left may be of another kind.
   ASSERT_OK(files_->MakeFolder(path_ + ".incomplete"));
   ASSERT_OK(WriteFile(*files_, path_ + ".incomplete/b", "a longer text"));
   ASSERT_OK(Make(*files_, path_, kind_, "text"));
@@ -232,7 +232,7 @@ TEST_P(NewPathTest, NothingWrittenIsNoFile) {
   EXPECT_THAT(Names(), IsEmpty());
 }
 
-// Many that want one name: whoever gets it finds nothing of the others.
+// Of many that want one name, whoever gets it finds nothing of the others.
 TEST_P(NewPathTest, SeveralAtOnce) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 100;
@@ -265,8 +265,8 @@ INSTANTIATE_TEST_SUITE_P(All, NewPathTest, ::testing::ValuesIn(Cases()),
 
 class NewPathFaultsTest : public ::testing::TestWithParam<Kind> {
  protected:
-  // A disk where a killed call has left something, and, for a file that is
-  // replaced, what it replaces.
+  // Returns a disk where a killed call has left something, and the file to be
+  // replaced if there is one.
   static std::unique_ptr<SimulatedFileSystem> Disk() {
     auto disk = std::make_unique<SimulatedFileSystem>();
     if (GetParam() == Kind::kReplacedFile) {
@@ -287,7 +287,7 @@ class NewPathFaultsTest : public ::testing::TestWithParam<Kind> {
     return files.calls();
   }
 
-  // Whole, or as before.
+  // Checks that the output is whole, or as it was before.
   static void ExpectSound(FileSystem& files, bool whole) {
     const auto text = TextOf(files, "/out", GetParam());
     if (whole) {
@@ -299,7 +299,7 @@ class NewPathFaultsTest : public ::testing::TestWithParam<Kind> {
     }
   }
 
-  // Somebody who comes after a crash succeeds.
+  // Checks that a call after a crash succeeds.
   static void ExpectNextWorks(FileSystem& files) {
     if (GetParam() != Kind::kReplacedFile && *Exists(files, "/out")) {
       EXPECT_THAT(Run(files),
@@ -319,7 +319,7 @@ TEST_P(NewPathFaultsTest, TheProcessIsKilledAtEveryCall) {
     const auto disk = Disk();
     FaultyFileSystem files(*disk);
     files.StopAtCall(call);
-    // Behind the last sync there is but the lock to remove.
+    // After the last sync only the lock is left to be removed.
     const bool committed = Run(files).ok();
     EXPECT_EQ(committed, call >= calls - 2);
     disk->KillProcess();
@@ -351,8 +351,8 @@ TEST_P(NewPathFaultsTest, PowerIsLostAtEveryCall) {
   }
 }
 
-// What fails once leaves nothing, and an error says so: but for a file that is
-// replaced, which nobody can bring back.
+// A call that fails once leaves nothing, and an error says so. A file that was
+// replaced cannot be brought back.
 TEST_P(NewPathFaultsTest, TheDiskFailsOnceAtEveryCall) {
   const int64_t calls = Calls();
   for (int64_t call = 0; call < calls; ++call) {
@@ -372,7 +372,7 @@ TEST_P(NewPathFaultsTest, TheDiskFailsOnceAtEveryCall) {
       EXPECT_EQ(replaced,
                 GetParam() == Kind::kReplacedFile && call == calls - 3);
       ExpectSound(*disk, replaced);
-      if (call == 0) continue;  // it had no claim to what was left
+      if (call == 0) continue;  // at call 0 it had no claim to what was left
       EXPECT_EQ(disk->List("/")->size(),
                 GetParam() == Kind::kReplacedFile ? 1u : 0u);
     }
@@ -403,7 +403,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, NewPathFaultsTest,
                          ::testing::Values(Kind::kFolder, Kind::kFile,
                                            Kind::kReplacedFile));
 
-// What one call does: moves so many bytes, or fails with an errno.
+// What one call does: it moves so many bytes, or fails with an errno.
 struct Call {
   ssize_t count;
   int error = 0;

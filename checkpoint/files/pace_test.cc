@@ -41,7 +41,7 @@ TEST_F(PaceTest, WaitsUntilWhatWasTakenIsPaidFor) {
   EXPECT_EQ(now_, start_ + absl::Milliseconds(500));
   EXPECT_OK(pace.Take(1));
   EXPECT_EQ(now_, start_ + absl::Milliseconds(2500));
-  // What was not used is not saved up.
+  // Time that was not used is not saved up.
   now_ += absl::Seconds(100);
   EXPECT_OK(pace.Take(1000));
   EXPECT_OK(pace.Take(1000));

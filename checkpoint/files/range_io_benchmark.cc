@@ -1,9 +1,9 @@
-// Ranges of one large file, written and read with checksums, in the directory
+// Writes and reads ranges of one large file with checksums, in the directory
 // that the environment variable CHECKPOINT_DIRECTORY names (default /var/tmp).
-// Counters: `GB/s`; `of_plain`, the speed over that of a program that does
-// nothing but keep as many pieces of 8 MiB in flight, past the page cache, by
-// threads. The two take turns, and which one begins alternates; the counter is
-// the median of all turns. Arguments: MiB of a buffer, buffers.
+// Counters: `GB/s`; `of_plain`, the speed over that of a program that only
+// keeps as many pieces of 8 MiB in flight, past the page cache, by threads. The
+// two take turns, and which one begins alternates; the counter is the median of
+// all turns. Arguments: MiB of a buffer, buffers.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -35,7 +35,7 @@ namespace {
 
 constexpr int64_t kBytes = int64_t{1} << 30;
 constexpr int64_t kPlainPiece = int64_t{8} << 20;
-// As parameters are: an odd size behind an odd beginning.
+// Ranges have odd sizes and offsets, as parameters do.
 constexpr int64_t kRange = (int64_t{33} << 20) + 1028;
 
 std::string PathOf(const char* name) {
@@ -115,7 +115,7 @@ void ReadRanges(const std::string& path, const FileSums* sums,
   for (int64_t at = 0; at < kBytes; at += kRange) {
     ranges.push_back({0, at, std::min(kRange, kBytes - at)});
   }
-  // Larger than the processor's caches, as a shard is.
+  // It is larger than the processor's caches, as a shard is.
   std::string shard(int64_t{64} << 20, '\0');
   size_t at = 0;
   const auto take = [&](size_t, int64_t, absl::Span<const char> bytes) {
@@ -127,7 +127,7 @@ void ReadRanges(const std::string& path, const FileSums* sums,
   FSDP_CHECK((*reader)->Read(ranges, take).ok());
 }
 
-// As many turns as there are iterations.
+// Runs both once in each iteration.
 template <typename Ours, typename Plain>
 void TakeTurns(benchmark::State& state, Ours ours, Plain plain) {
   std::vector<double> ratios;

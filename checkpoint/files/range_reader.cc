@@ -14,7 +14,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// What files without checksums are read in multiples of.
+// Files without checksums are read in multiples of this.
 constexpr int64_t kUncheckedUnit = 4096;
 
 int64_t UnitOf(const SourceFile& source) {
@@ -50,7 +50,7 @@ RangeReader::RangeReader(FileSystem& files, std::vector<SourceFile> sources,
       memory_(std::move(memory)),
       sizes_(sources_.size(), -1),
       chunks_(options_.chunks),
-      threads_(options_.chunks - 1) {  // while one is handed out
+      threads_(options_.chunks - 1) {  // one chunk is handed out
   for (size_t i = 0; i < chunks_.size(); ++i) {
     chunks_[i].memory = memory_.data() + i * options_.chunk_bytes;
     free_.push_back(&chunks_[i]);
@@ -131,8 +131,8 @@ absl::Status RangeReader::TakeFrom(Chunk& chunk,
       const bool inside =
           range.file == chunk.source && at >= chunk.begin && at < chunk.end;
       if (!inside) break;
-      // One block after the other, so that `take` finds in the processor's
-      // cache what was just verified.
+      // Pieces are single blocks, so that `take` finds in the processor's cache
+      // what was just verified.
       const int64_t size =
           std::min({range.bytes - cursor.position, chunk.end - at,
                     kBlockBytes - at % kBlockBytes});
@@ -158,7 +158,7 @@ void RangeReader::Plan(absl::Span<const ReadRange> ranges, Cursor& cursor,
   const int64_t unit = UnitOf(sources_[chunk.source]);
   chunk.begin = (ranges[cursor.range].offset + cursor.position) / unit * unit;
   chunk.end = chunk.begin;
-  // As far as wanted bytes follow without a unit between them.
+  // Grows the chunk while wanted bytes follow without a unit between them.
   while (cursor.range < ranges.size()) {
     const ReadRange& range = ranges[cursor.range];
     const int64_t at = range.offset + cursor.position;
@@ -240,7 +240,7 @@ absl::Status RangeReader::ReadAll(absl::Span<const ReadRange> ranges,
                                   Take take) {
   FSDP_RETURN_IF_ERROR(CheckRanges(ranges));
   Cursor taken;
-  // Passes over empty ranges, and what the call before has left.
+  // Skips empty ranges, and takes what the call before has left.
   Chunk nothing;
   FSDP_RETURN_IF_ERROR(
       TakeFrom(current_ != nullptr ? *current_ : nothing, ranges, taken, take));
@@ -255,7 +255,7 @@ absl::Status RangeReader::ReadAll(absl::Span<const ReadRange> ranges,
 }
 
 void RangeReader::Drop() {
-  // Not to be trusted any more.
+  // After an error the chunk is not trusted any more.
   if (current_ != nullptr) free_.push_back(std::exchange(current_, nullptr));
   while (!pending_.empty()) {
     static_cast<void>(AwaitNext());

@@ -51,7 +51,6 @@ FileSums SumsOf(const std::string& bytes) {
       *CombinePieces(pieces, {{"f", static_cast<int64_t>(bytes.size())}}))[0];
 }
 
-// Two files of a disk, and what they should be.
 class RangeReaderTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
@@ -72,7 +71,7 @@ class RangeReaderTest : public ::testing::TestWithParam<bool> {
     return *RangeReader::Create(files, sources, Small());
   }
 
-  // Reads, and compares what was handed out.
+  // Reads and compares what is handed out.
   absl::Status ReadAndCompare(RangeReader& reader,
                               const std::vector<ReadRange>& ranges) {
     std::vector<std::string> found(ranges.size());
@@ -157,7 +156,7 @@ TEST_P(RangeReaderTest, ABlockIsReadOnceInFileOrder) {
     EXPECT_OK(ReadAndCompare(*reader,
                              {{0, at, std::min<int64_t>(300007, size - at)}}));
   }
-  // Of files that nobody has checksums of, pages are; their ends twice.
+  // Without checksums whole pages are read, those at ends of ranges twice.
   const int64_t before = counting.read_bytes();
   EXPECT_LE(before, size + (GetParam() ? 0 : 40 * 4096));
   std::vector<ReadRange> ranges;
@@ -258,7 +257,7 @@ TEST_P(DamageTest, AFlippedBitIsNamedAndNothingOfItsBlockIsHandedOut) {
   // Other blocks are as good as before.
   EXPECT_OK(ReadAndCompare(*reader, {{0, 6 * kBlockBytes, 3 * kBlockBytes}}));
   EXPECT_FALSE(ReadAndCompare(*reader, {{0, 5 * kBlockBytes, 1}}).ok());
-  // Damage before what is wanted of a block.
+  // Damage is found before the wanted bytes of a block, too.
   EXPECT_FALSE(ReadAndCompare(*reader, {{0, 5 * kBlockBytes + 9, 1}}).ok());
 }
 

@@ -46,7 +46,7 @@ RangeWriter::RangeWriter(FileSystem& files, std::vector<std::string> paths,
       ends_(paths_.size(), 0),
       buffers_(options_.buffers),
       pace_(options_.pace),
-      // While the last one is filled.
+      // One buffer is filled meanwhile.
       threads_(options_.in_order ? 1 : options_.buffers - 1) {
   absl::MutexLock lock(&mutex_);
   for (size_t i = 0; i < buffers_.size(); ++i) {

@@ -49,7 +49,7 @@ RangeWriterOptions Small() {
   return options;
 }
 
-// The bytes of `contents` from `offset` on, in order and completely.
+// Writes the bytes of `contents` from `offset` on, in order and completely.
 absl::Status WriteFrom(RangeWriter& writer, int64_t file,
                        absl::string_view contents, int64_t offset,
                        int64_t bytes) {
@@ -65,7 +65,7 @@ absl::Status WriteFrom(RangeWriter& writer, int64_t file,
   return status;
 }
 
-// All of it, its ranges dealt to as many writers in random order.
+// Writes everything by as many writers, dealing ranges to them at random.
 void WriteAsRanks(FileSystem& files, const std::vector<std::string>& paths,
                   const std::vector<std::string>& contents, int ranks) {
   std::mt19937 random(ranks);
@@ -144,7 +144,7 @@ TEST(RangeWriterTest, WithoutThreadsItWritesItself) {
   WriteAsRanks(files, {"/f"}, {RandomBytes(3 * kBlockBytes + 5)}, 2);
 }
 
-// Each rank's first and last page apart from the rest.
+// The first and the last page of a rank are written apart from the rest.
 TEST(RangeWriterTest, RangesThatFollowAreOneWrite) {
   SimulatedFileSystem base;
   FaultyFileSystem files(base);
@@ -158,7 +158,7 @@ TEST(RangeWriterTest, RangesThatFollowAreOneWrite) {
   EXPECT_EQ(files.calls(), 1 + 3 + 1);  // open, parts, sync
 }
 
-// Wherever it stops, there is what comes first, and no more.
+// Wherever it stops, what comes first is there, and no more.
 TEST(RangeWriterTest, InOrderFilesGrow) {
   const std::string a = RandomBytes(5 * kBlockBytes + 4099);
   const std::string b = RandomBytes(2 * kBlockBytes + 1);

@@ -30,7 +30,7 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr size_t kMaxHolderBytes = 512;
-// To lock a file that others remove.
+// Tries to lock a file that others remove.
 constexpr int kMaxTries = 1000;
 
 class Descriptor {
@@ -47,7 +47,7 @@ class Descriptor {
   const int descriptor_;
 };
 
-// Goes when its descriptor is closed, by us or by the end of the process.
+// The lock goes when its descriptor is closed, also by the end of the process.
 class RealLock : public FileLock {
  public:
   explicit RealLock(std::unique_ptr<Descriptor> file)
@@ -57,7 +57,7 @@ class RealLock : public FileLock {
   const std::unique_ptr<Descriptor> file_;
 };
 
-// False while somebody else has it.
+// Returns false while somebody else has the lock.
 absl::StatusOr<bool> TryLock(const std::string& path, int descriptor) {
   while (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return false;
@@ -66,7 +66,7 @@ absl::StatusOr<bool> TryLock(const std::string& path, int descriptor) {
   return true;
 }
 
-// Whether the open file is the one that has this name now.
+// Returns whether `path` still names the open file.
 bool IsAt(const std::string& path, int descriptor) {
   struct stat opened = {};
   struct stat named = {};
@@ -85,11 +85,11 @@ absl::Status Held(const std::string& path, int descriptor) {
                    "; end that run first, or choose another folder"));
 }
 
-// -1 and an errno; `created`: there was none.
+// Returns -1 and sets errno on an error; `created` tells if it made the file.
 int OpenLockFile(const std::string& path, bool* created) {
   constexpr int kFlags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
   int descriptor = -1;
-  // Somebody may remove it between the two.
+  // Somebody may remove the file between the two calls.
   for (int tries = 0; descriptor < 0 && tries < kMaxTries; ++tries) {
     descriptor = open(path.c_str(), kFlags | O_CREAT | O_EXCL, 0666);
     *created = descriptor >= 0;
@@ -159,7 +159,7 @@ class Real : public FileSystem {
         open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (folder.get() < 0) return FileError(errno, "open folder", path);
     while (fsync(folder.get()) != 0) {
-      // Some file systems of a network have no such thing.
+      // Some network file systems cannot sync a folder.
       if (errno == EINVAL) break;
       if (errno != EINTR) return FileError(errno, "sync folder", path);
     }
@@ -206,8 +206,8 @@ class Real : public FileSystem {
     std::unique_ptr<Descriptor> file;
     bool locked = false;
     bool created = false;
-    // A holder may remove the file while we open it, and then we would have a
-    // lock that nobody else meets.
+    // A holder may remove the file while we open it: a lock of that file would
+    // keep nobody out.
     for (int tries = 0; file == nullptr || !IsAt(path, file->get()); ++tries) {
       if (tries == kMaxTries) {
         return absl::UnavailableError(
@@ -222,7 +222,7 @@ class Real : public FileSystem {
     if (!locked) return Held(path, file->get());
     absl::Status written = WriteHolder(path, file->get(), holder);
     if (!written.ok()) {
-      // While it is locked: nobody else's.
+      // Nobody else can have locked it yet.
       if (created) unlink(path.c_str());
       return written;
     }
@@ -243,7 +243,7 @@ FileSystem& OrReal(FileSystem* files) {
 
 namespace {
 
-// Of memory, offset and size; no disk asks for more.
+// Alignment of memory, offset and size; no disk asks for more.
 int64_t DirectBytes() {
   static const int64_t bytes = std::max<int64_t>(4096, sysconf(_SC_PAGESIZE));
   return bytes;
@@ -267,7 +267,7 @@ absl::StatusOr<std::unique_ptr<File>> RealFile::Open(const std::string& path,
                                                      Caching caching) {
   const int cached = OpenRegularFile(path, flags);
   if (cached < 0) return FileError(errno, "open", path);
-  // Without it, all goes through the cache.
+  // If this fails, everything goes through the page cache.
   const int direct = caching == Caching::kDirect
                          ? OpenRegularFile(path, flags | O_DIRECT)
                          : -1;

@@ -33,8 +33,8 @@ absl::Status CheckNames(absl::Span<const TensorInfo> tensors) {
   return absl::OkStatus();
 }
 
-// Which tensors each file has, as huggingface_hub cuts them: what is larger
-// than a file goes into one of its own, while the file before it stays open.
+// Returns which tensors each file has, cut as huggingface_hub does: a tensor
+// that is larger than a file gets its own, while the file before it stays open.
 std::vector<std::vector<size_t>> Group(absl::Span<const int64_t> bytes,
                                        int64_t max_file_bytes) {
   std::vector<std::vector<size_t>> files;
@@ -62,7 +62,7 @@ std::string FileName(absl::string_view stem, size_t index, size_t count) {
                                       index + 1, count);
 }
 
-// One line for each tensor, for people and for diff.
+// Writes one line for each tensor, for people and for diff.
 std::string FormatIndex(absl::Span<const TensorInfo> tensors,
                         const FilePlan& plan) {
   std::string text =
@@ -79,7 +79,6 @@ std::string FormatIndex(absl::Span<const TensorInfo> tensors,
   return text;
 }
 
-// Of the tensors that `group` names.
 absl::StatusOr<PlannedFile> PlanFile(absl::Span<const TensorInfo> tensors,
                                      absl::Span<const size_t> group,
                                      const FilePlanOptions& options,
@@ -139,10 +138,10 @@ absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
 
 namespace {
 
-// Of each member but the tensors: far more than any index has.
+// Values of each member but the tensors; no index has nearly as many.
 constexpr int64_t kMaxValues = 10'000;
 
-// Some writers print it as 1e9 or 1000000000.0.
+// Some writers print the total as 1e9 or 1000000000.0.
 absl::StatusOr<std::optional<int64_t>> TotalBytes(const Json& metadata) {
   const Json* total = metadata.Find("total_size");
   if (total == nullptr || *total == Json()) return std::nullopt;
@@ -173,8 +172,8 @@ absl::StatusOr<std::string> FileOf(absl::string_view tensor,
   return *file;
 }
 
-// `numbers`: of files, as index.weights has them. They become those of the
-// sorted names.
+// Sorts the files of `index` by name. `numbers` says which number each has in
+// index.weights so far.
 void SortFiles(std::map<std::string, int> numbers, FileIndex& index) {
   std::vector<int> sorted(numbers.size());
   index.files.reserve(numbers.size());
@@ -202,7 +201,7 @@ absl::StatusOr<FileIndex> ParseFileIndex(absl::string_view json) {
     has_weights |= name == "weight_map" && value.As<Json::Object>() != nullptr;
     return absl::OkStatus();
   };
-  std::map<std::string, int> numbers;  // in the order of the text
+  std::map<std::string, int> numbers;  // numbers in the order of the text
   const auto take_weight = [&](std::string tensor,
                                const Json& value) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(std::string file, FileOf(tensor, value));

@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
-// Tensors "0", "1", ... of so many bytes.
+// Returns tensors "0", "1", ... of so many bytes.
 std::vector<TensorInfo> OfBytes(const std::vector<int64_t>& sizes) {
   std::vector<TensorInfo> tensors;
   tensors.reserve(sizes.size());
@@ -40,7 +40,8 @@ std::vector<TensorInfo> OfBytes(const std::vector<int64_t>& sizes) {
   return tensors;
 }
 
-// The number of the file of each tensor, from 1, and at last how many.
+// Returns the number of each tensor's file, from 1, and how many files there
+// are.
 std::vector<int> FilesOf(const std::vector<int64_t>& sizes, int64_t limit) {
   FilePlanOptions options;
   options.max_file_bytes = limit;
@@ -54,10 +55,10 @@ std::vector<int> FilesOf(const std::vector<int64_t>& sizes, int64_t limit) {
 }
 
 TEST(FilePlanTest, FilesAreCutAsHuggingfaceHubDoes) {
-  // The cases of its own test.
+  // These cases are huggingface_hub's own.
   EXPECT_THAT(FilesOf({6, 10, 30, 2, 2}, 100), ElementsAre(1, 1, 1, 1, 1, 1));
   EXPECT_THAT(FilesOf({6, 10, 30, 2, 2}, 10), ElementsAre(1, 3, 2, 4, 4, 4));
-  // At the limit, one beyond it, larger than it, and nothing.
+  // These are at the limit, one byte beyond it, larger than it, and empty.
   EXPECT_THAT(FilesOf({4, 6}, 10), ElementsAre(1, 1, 1));
   EXPECT_THAT(FilesOf({4, 7}, 10), ElementsAre(1, 2, 2));
   EXPECT_THAT(FilesOf({11}, 10), ElementsAre(1, 1));
@@ -105,7 +106,7 @@ TEST(FilePlanTest, TheIndexNamesAFileForEachTensor) {
   EXPECT_EQ(index.files[1], plan.files[1].name);
 }
 
-// What the plan says of places is what a reader finds in the headers.
+// A reader finds the places of the plan in the headers.
 TEST(FilePlanTest, OffsetsAreThoseOfTheHeaders) {
   std::vector<TensorInfo> tensors;
   for (int i = 0; i < 3 * kNumDtypes; ++i) {
@@ -163,7 +164,7 @@ TEST(FilePlanTest, ManyTensorsTakeNoTimeToSpeakOf) {
   const absl::Time begin = absl::Now();
   ASSERT_OK_AND_ASSIGN(FilePlan plan, PlanFiles(tensors));
   EXPECT_EQ(plan.files.size(), 6);
-  // 0.7 s when built for speed; a sanitizer may take much longer.
+  // It takes 0.7 s when built for speed; a sanitizer may take much longer.
   EXPECT_LT(absl::Now() - begin, absl::Seconds(45));
 }
 
@@ -197,7 +198,7 @@ TEST(FileIndexTest, ATotalIsNotNeeded) {
   EXPECT_EQ(index.total_bytes, 13'000'000'000);
 }
 
-// The `i`th of the shortest names.
+// Returns the `i`th of the shortest names.
 std::string ShortName(int i) {
   std::string name;
   for (; i > 0 || name.empty(); i /= 62) {
@@ -209,7 +210,7 @@ std::string ShortName(int i) {
 }
 
 TEST(FileIndexTest, ManyTinyMembersTakeLittleMemory) {
-  // Around where tables grow.
+  // Numbers are around those where tables grow.
   for (const int members : {3000, 100'000, 114'000, 115'000, 131'073}) {
     std::string one_file, own_files, outside;
     for (int i = 0; i < members; ++i) {

@@ -22,9 +22,9 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr absl::string_view kMetadata = "__metadata__";
-// Of one tensor's entry, or of the metadata.
+// Values of one tensor's entry or of the metadata.
 constexpr int64_t kMaxValues = 1 << 20;
-// How others begin.
+// How files of other formats begin.
 constexpr std::pair<absl::string_view, absl::string_view> kOthers[] = {
     {"PK\x03\x04",
      "a zip, as torch.save() writes it: `tools/interop/dcp.py model` makes "
@@ -40,7 +40,7 @@ absl::Status TensorError(absl::string_view name, absl::string_view what) {
       absl::StrCat("tensor \"", name, "\": ", what));
 }
 
-// A JSON array of integers that are not negative.
+// Reads a JSON array of integers that are not negative.
 absl::StatusOr<std::vector<int64_t>> Sizes(absl::string_view tensor,
                                            absl::string_view key,
                                            const Json& json) {
@@ -62,7 +62,7 @@ absl::StatusOr<std::vector<int64_t>> Sizes(absl::string_view tensor,
   return sizes;
 }
 
-// The product of the sizes that are not 0 has to fit, too.
+// Sizes of 0 are passed over: the product of the others has to fit, too.
 absl::Status CheckSizes(const TensorInfo& tensor) {
   int64_t bits = BitsOf(tensor.dtype);
   for (const int64_t size : tensor.shape) {
@@ -93,8 +93,7 @@ absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& json) {
   return info;
 }
 
-// As in the format's own implementation, members that it does not know do no
-// harm.
+// Ignores unknown members, as the format's own implementation does.
 absl::StatusOr<PlacedTensor> ParseEntry(std::string name, const Json& json) {
   PlacedTensor tensor;
   FSDP_ASSIGN_OR_RETURN(tensor.info, ParseInfo(std::move(name), json));
@@ -138,7 +137,7 @@ absl::Status ParseMetadata(const Json& json, SafetensorsMetadata& metadata) {
   return absl::OkStatus();
 }
 
-// Tensors in the order of their bytes must follow each other from 0 to the end.
+// The tensors' bytes have to follow each other from 0 to the end.
 absl::Status CheckCoverage(absl::Span<const PlacedTensor> tensors,
                            int64_t data_bytes) {
   int64_t end = 0;
@@ -275,7 +274,7 @@ absl::StatusOr<int64_t> ParseSafetensorsLength(absl::string_view first_bytes,
 
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view json,
                                                          int64_t file_bytes) {
-  // Asked for by the format, so that other kinds of file are told early.
+  // The format asks for this; it reveals other kinds of file early.
   if (!absl::StartsWith(json, "{")) {
     return absl::InvalidArgumentError(
         "no safetensors file: its header does not begin with '{'");

@@ -24,7 +24,7 @@ using ::testing::Pair;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
-// The JSON of a header that PlaceTensors() and FormatSafetensorsHeader() make.
+// Returns the JSON of a header of FormatSafetensorsHeader().
 absl::string_view JsonOf(absl::string_view header) {
   return header.substr(kSafetensorsLengthBytes);
 }
@@ -77,7 +77,7 @@ TEST(SafetensorsHeaderTest, ReadsBackWhatItWrites) {
 }
 
 TEST(SafetensorsHeaderTest, IsTheSameBytesEachTimeAndFillsBlocks) {
-  // Names of all lengths around a block, so that the padding is 0 once.
+  // Names have all lengths around a block, so that the padding is 0 once.
   bool is_full = false;
   for (int length = 3900; length < 4100; ++length) {
     const std::vector<PlacedTensor> tensors = {
@@ -162,7 +162,7 @@ struct Hostile {
 
 class HostileHeaderTest : public ::testing::TestWithParam<Hostile> {};
 
-// Of files with 8 bytes of data.
+// The files have 8 bytes of data.
 TEST_P(HostileHeaderTest, IsRefusedWithItsReason) {
   const absl::string_view header = GetParam().header;
   EXPECT_THAT(ParseSafetensorsHeader(header, 8 + header.size() + 8),

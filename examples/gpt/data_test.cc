@@ -43,7 +43,7 @@ TEST(ReadTextTest, TakesAllTextBelowAFolderInTheOrderOfPaths) {
   std::filesystem::remove_all(folder);
 }
 
-// Bytes that say where they are.
+// Returns bytes that say where they are.
 torch::Tensor Places() { return torch::arange(256).to(torch::kByte); }
 
 TEST(BatchOfTest, TargetsFollowTheirInputs) {

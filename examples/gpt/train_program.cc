@@ -91,7 +91,7 @@ absl::StatusOr<Model> MakeModel(const Flags& flags, torch::Device device,
   return fsdp::FullyShard(net, ranks, options);
 }
 
-// Lines of how far the training is, about kLinesPerRun of them.
+// Prints about kLinesPerRun lines of how far the training is.
 class Progress {
  public:
   Progress(int64_t steps, int64_t bytes_per_step)
@@ -119,8 +119,8 @@ class Progress {
   absl::Time shown_ = absl::Now();
 };
 
-// What the model writes behind a piece of the text. Collective: all ranks write
-// the same.
+// Returns what the model writes behind a piece of the text. All ranks call it
+// and get the same.
 std::string Sample(Model& model, const torch::Tensor& text, int64_t seq,
                    torch::Device device) {
   const torch::NoGradGuard no_grad;
@@ -149,7 +149,7 @@ std::string Sample(Model& model, const torch::Tensor& text, int64_t seq,
   return printed;
 }
 
-// One rank.
+// Trains as one of the ranks.
 absl::Status Train(const Flags& flags, torch::Device device,
                    const std::shared_ptr<Communicator>& ranks) {
   const c10::DeviceGuard guard_of_device(device);
@@ -157,7 +157,7 @@ absl::Status Train(const Flags& flags, torch::Device device,
   absl::Status ready = is_first ? CheckOutputs(flags) : absl::OkStatus();
   const auto text = ReadText(flags.data, flags.model.seq);
   ready.Update(text.status());
-  // All ranks end with the same error where one cannot begin.
+  // All ranks end with the same error if one of them cannot begin.
   FSDP_RETURN_IF_ERROR(fsdp::comm::Agree(
       *ranks, ready, "preparing", absl::Now() + ranks->default_timeout()));
 
@@ -179,7 +179,7 @@ absl::Status Train(const Flags& flags, torch::Device device,
       done = newest.value_or(0);
     }
   }
-  // What decides which rows a step trains on.
+  // These flags decide which rows a step trains on.
   const auto other_than_saved = fsdp::checkpoint::NoteFlags(
       {{"--batch", absl::StrCat(flags.batch)},
        {"--data", flags.data},
@@ -217,7 +217,7 @@ absl::Status Train(const Flags& flags, torch::Device device,
     }
     optimizer.zero_grad();
     if (is_first) progress.Step(step, guard.mean_loss());
-    // Saves where that is due, and ends a run that a signal has told to stop.
+    // Saves when a save is due, and ends a run that a signal has told to stop.
     FSDP_RETURN_IF_ERROR(guard.EndStep(step, /*is_last=*/step == flags.steps));
   }
   if (!flags.export_folder.empty()) {

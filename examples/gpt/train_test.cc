@@ -1,5 +1,5 @@
-// The program as a user runs it. It is this test's runfile examples/gpt/train,
-// below the directory that the test starts in.
+// Runs the program as a user does. It is this test's runfile
+// examples/gpt/train, below the directory that the test starts in.
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -44,7 +44,7 @@ constexpr int64_t kRows = 2;
 constexpr int64_t kSteps = 40;
 constexpr double kRate = 0.01;
 
-// A run of the program with a model that takes no time.
+// Runs the program with a model that takes no time.
 class Program {
  public:
   explicit Program(const std::string& flags)
@@ -64,7 +64,7 @@ class Program {
     pclose(out_);
   }
 
-  // Until a line has `text`; false: the program ends without.
+  // Reads until a line has `text`; false: the program has ended without one.
   bool ReadUntil(const std::string& text) {
     while (ReadLine()) {
       if (absl::StrContains(line_, text)) return true;
@@ -72,7 +72,7 @@ class Program {
     return false;
   }
   void Stop() { kill(pid_, SIGTERM); }
-  // The exit code.
+  // Returns the exit code.
   int Wait() {
     while (ReadLine()) continue;
     const int status = pclose(out_);
@@ -82,7 +82,7 @@ class Program {
 
   const std::string& output() const { return output_; }
 
-  // As printed: "2.7183" by step.
+  // Returns the losses by step, as printed: "2.7183".
   std::map<int64_t, std::string> Losses() const {
     std::map<int64_t, std::string> losses;
     for (absl::string_view line : absl::StrSplit(output_, '\n')) {
@@ -131,7 +131,7 @@ class TrainTest : public ::testing::Test {
     return absl::StrCat("--data=", Path("text"), " --ranks=", ranks,
                         " --steps=", steps, " ", more);
   }
-  // The rows that `ranks` ranks train on in a step, seq + 1 bytes each.
+  // Returns the rows that `ranks` ranks train on in a step, seq + 1 bytes each.
   torch::Tensor Rows(int64_t step, int ranks) const {
     torch::manual_seed(step);
     const auto places = static_cast<int64_t>(text_.size()) - kModel.seq;
@@ -162,12 +162,12 @@ struct Plain {
   std::vector<double> losses;
 };
 
-// LibTorch alone, on the rows of all ranks as one batch.
+// Trains by LibTorch alone, on the rows of all ranks as one batch.
 Plain TrainPlain(const std::function<torch::Tensor(int64_t)>& rows) {
   Plain plain;
   torch::manual_seed(0);
   {
-    const fsdp::DeferredInit deferred;  // draws other values than without
+    const fsdp::DeferredInit deferred;  // its values are others than without it
     plain.model = Gpt(kModel);
   }
   FSDP_CHECK(fsdp::Materialize(*plain.model).ok());
@@ -221,7 +221,7 @@ TEST_F(TrainTest, ARunThatIsStoppedAndGoesOnHasTheLossesOfAnUnbrokenOne) {
   constexpr int64_t kManySteps = 1000;
   Program unbroken(Flags(2, kManySteps));
   ASSERT_EQ(unbroken.Wait(), 0) << unbroken.output();
-  ASSERT_THAT(unbroken.Losses(), SizeIs(50));  // each 20th
+  ASSERT_THAT(unbroken.Losses(), SizeIs(50));  // every 20th step
 
   const std::string saved =
       Flags(2, kManySteps, absl::StrCat("--save=", Path("run"), " --resume"));

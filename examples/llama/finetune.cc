@@ -1,7 +1,8 @@
 // Fine-tunes a Hugging Face model, sharded over two ranks, and hands it back:
 //   bazel run //examples/llama:finetune -- MODEL_FOLDER TOKENS.bin NEW_FOLDER
-// --device=cuda behind them: on GPUs, ranks exchanging by way of host memory.
-// //examples/llama:train has all the choices; this is how little it takes.
+// A fourth argument --device=cuda trains on GPUs, whose ranks exchange by way
+// of host memory. //examples/llama:train has all the choices; this is how
+// little it takes.
 #include <torch/optim/adamw.h>
 #include <torch/types.h>
 

@@ -34,7 +34,7 @@ namespace {
 
 constexpr int64_t kByteVocab = 256;
 
-// InvalidArgument: the model's tokens are no bytes.
+// Returns InvalidArgument if the model's tokens are not bytes.
 absl::Status CheckTokensAreBytes(const std::string& folder,
                                  const LlamaConfig& config, std::ostream& log) {
   if (config.vocab_size == kByteVocab) return absl::OkStatus();
@@ -53,8 +53,8 @@ absl::Status CheckTokensAreBytes(const std::string& folder,
   return absl::OkStatus();
 }
 
-// A checkpoint of a run that trained adapters has these alone, and the name of
-// their base.
+// Returns the folder of the base. A checkpoint of a run that trained adapters
+// has only these and the name of their base.
 absl::StatusOr<std::string> BaseOf(const std::string& folder,
                                    LoadedModelOptions& options) {
   std::error_code ignored;

@@ -65,8 +65,7 @@ using ::fsdp::comm::Communicator;
 
 constexpr char kPosition[] = "rows of the data that were trained on";
 
-// The steps of TrainRank() as methods on what they share, from the first to the
-// last.
+// Has the steps of TrainRank() as methods, in their order.
 class TrainRun {
  public:
   TrainRun(const TrainFlags& flags, c10::Device device,
@@ -87,7 +86,7 @@ class TrainRun {
  private:
   bool IsFirst() const { return ranks_->rank() == 0; }
   bool HasAdapters() const { return model_.lora.has_value(); }
-  // The base is that of the files.
+  // With --from_scratch no file has the base, so that it has to be saved, too.
   bool SavesAdapters() const { return HasAdapters() && !flags_.from_scratch; }
   c10::ScalarType Dtype() const {
     return DtypeOf(flags_.precision, device_.type(), /*log=*/nullptr);
@@ -146,7 +145,7 @@ class TrainRun {
     return CheckCanResume();
   }
 
-  // Before the training, not after it.
+  // Refuses before the training what could not be written after it.
   static absl::Status CheckIsNew(absl::string_view flag,
                                  const std::string& path) {
     if (path.empty()) return absl::OkStatus();
@@ -154,7 +153,8 @@ class TrainRun {
                           absl::StrCat("--", flag));
   }
 
-  // Only the end is left, of which SaveAdapter() may have done its part.
+  // Returns whether only the end of the job is left; SaveAdapter() may have
+  // done its part of it.
   bool IsTrained() const {
     if (flags_.resume == Resume::kNo) return false;
     const auto newest = fsdp::checkpoint::NewestStep(flags_.save);
@@ -233,13 +233,13 @@ class TrainRun {
 
   // --- Together -------------------------------------------------------------
 
-  // The values that training starts from: those of a checkpoint, or the files'.
+  // Gives the model the values of a checkpoint, or else those of the files.
   absl::Status Begin() {
     run_.model = model_made_.get();
     run_.optimizer = &trainer_->optimizer();
     run_.schedulers = {&trainer_->scheduler()};
     FSDP_RETURN_IF_ERROR(OpenCheckpoints());
-    // Later, since it makes a file.
+    // This comes later since it makes a file.
     FSDP_RETURN_IF_ERROR(Agree(IsFirst() ? OpenProgress() : absl::OkStatus(),
                                "opening files to write"));
     if (SavesAdapters()) {
@@ -308,7 +308,7 @@ class TrainRun {
     return data_->Seek(position);
   }
 
-  // What decides which batch is that of which step.
+  // Returns the flags that decide which batch a step trains on.
   std::map<std::string, std::string> Noted() const {
     return {{"--data", flags_.data},
             {"--rows", flags_.rows == Rows::kPacked ? "packed" : "stream"},
@@ -361,8 +361,8 @@ class TrainRun {
     return absl::OkStatus();
   }
 
-  // Those that are there count as this run's, which has trained no more since,
-  // if they have its values.
+  // Adapters that are there already are taken for this run's if they have its
+  // values and it has not trained since.
   absl::Status SaveAdapter() {
     const absl::Status saved = fsdp::adapters::SaveAdapter(
         flags_.save_adapter, *model_made_, *model_.lora);
@@ -383,8 +383,9 @@ class TrainRun {
     return Agree(loaded.ok() && same ? loaded : saved, "comparing adapters");
   }
 
-  // The adapters on the weights of the files, in place of those in int8, whose
-  // memory they need. Nothing is trained with it that would have to be chosen.
+  // Replaces the base in int8, whose memory is needed, by the weights of the
+  // files, with the adapters on them. Nothing is trained with it, so that no
+  // options are chosen.
   absl::Status MakeMergeable() {
     trainer_.reset();
     model_made_ = Model(nullptr);
@@ -400,12 +401,12 @@ class TrainRun {
   const c10::Device device_;
   const std::shared_ptr<Communicator> ranks_;
   LlamaConfig config_{};
-  std::map<std::string, std::string> texts_;  // beside the weights
+  std::map<std::string, std::string> texts_;  // from beside the weights
   ModelOptions model_;
   std::optional<TokenBatches> data_;
   std::optional<EvaluationBatches> eval_;
   int64_t num_rows_ = 0;
-  std::unique_ptr<Progress> progress_;  // null but on rank 0
+  std::unique_ptr<Progress> progress_;  // null except on rank 0
   Model model_made_{nullptr};
   std::optional<Trainer> trainer_;
   fsdp::checkpoint::TrainingRun run_;

@@ -19,7 +19,7 @@ namespace {
 
 double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-// The fastest of those that fit; -1: none does.
+// Returns the index of the fastest candidate that fits, -1 if none does.
 int FastestThatFits(absl::Span<const Candidate> candidates,
                     int64_t memory_bytes) {
   int fastest = -1;
@@ -77,7 +77,7 @@ std::string Verdict(const Candidate& each, const Candidate* chosen,
   return more < 0 ? "slower" : "the same";
 }
 
-// Whether they differ in strategy and prefetching alone, to no effect.
+// Returns whether `a` and `b` are alike but for strategy and prefetching.
 bool AreAlike(const Candidate& a, const Candidate& b) {
   return a.units == b.units && a.recompute == b.recompute &&
          a.rests == b.rests && a.refused == b.refused &&
@@ -85,10 +85,9 @@ bool AreAlike(const Candidate& a, const Candidate& b) {
          a.plan.total() == b.plan.total();
 }
 
-// A line of the table.
 struct Line {
   int candidate;
-  int others = 0;  // that are alike
+  int others = 0;  // candidates like this one
 };
 
 std::vector<Line> LinesOf(absl::Span<const Candidate> candidates,
@@ -108,7 +107,8 @@ std::vector<Line> LinesOf(absl::Span<const Candidate> candidates,
   return lines;
 }
 
-// What fits, then what does not, then what cannot be; each from its best on.
+// Orders the chosen candidate, those that fit, those that do not and those that
+// were refused, each from the best on.
 std::vector<int> InOrder(absl::Span<const Candidate> candidates, int chosen,
                          int64_t memory_bytes) {
   std::vector<int> order(candidates.size());

@@ -32,7 +32,7 @@ Candidate Of(double seconds, int64_t bytes, int64_t activations = 0) {
   return candidate;
 }
 
-// -1: none.
+// Returns -1 for none.
 int Chosen(const std::vector<Candidate>& candidates, int64_t memory_bytes) {
   return ChooseCandidate(candidates, memory_bytes).value_or(-1);
 }
@@ -92,7 +92,7 @@ std::vector<Candidate> Random(SeededChoices& choices) {
   return candidates;
 }
 
-// By sorting, where the code looks for the least twice.
+// Sorts, while the code looks for the least twice.
 absl::StatusOr<int> Oracle(const std::vector<Candidate>& candidates,
                            int64_t memory) {
   std::vector<int> fitting;
@@ -162,7 +162,7 @@ TEST(TableOfTest, SaysOfEachWhyItWasNotTaken) {
                    HasSubstr("no faster, 1.00 MiB more"), HasSubstr("the same"),
                    HasSubstr("slower by 200 %"), HasSubstr("lacks 4.00 MiB"),
                    HasSubstr("the host lacks 7 MiB")));
-  // In this order.
+  // They are in this order.
   size_t at = 0;
   for (const char* verdict :
        {"chosen", "the same", "slower by", "lacks 4.00", "the host lacks"}) {

@@ -156,9 +156,8 @@ simulator::ModelShape ShapeOf(const Division& division,
   return model;
 }
 
-// Nothing is said to run beside what is computed: parameters come for forward
-// and backward, gradients go and come back, and all that the optimizer steps
-// comes and goes.
+// Assumes that no transfer runs beside compute. Parameters come for forward and
+// backward, gradients go and come, and so does all that the optimizer steps.
 double TransferSeconds(const OffloadPlan& plan, Tier tier, int backwards,
                        const StepCosts& costs) {
   const auto away = [&](RestingKind kind) {
@@ -174,16 +173,15 @@ double TransferSeconds(const OffloadPlan& plan, Tier tier, int backwards,
 
 // --- The choice -------------------------------------------------------------
 
-// What one combination consists of.
 struct Combination {
   const Division* division;
   ShardingStrategy strategy;
   bool prefetch;
   bool recompute;
-  Tier tier;  // of all kinds, as far as the device has no room
+  Tier tier;  // of all that has no room on the device
 };
 
-// Looks at combinations one after the other, without other ranks.
+// Estimates combinations on this rank alone.
 class Search {
  public:
   Search(const AutoOptions& options, const comm::Mesh& mesh,
@@ -273,7 +271,7 @@ class Search {
       const absl::Status fitted = FitIntoBudget(
           *combination.division, candidate.activations, options, planned);
       candidate.refused = std::string(fitted.message());
-      // Then it is what it is without tiers.
+      // A candidate without tiers says the same.
       if (fitted.ok() && !planned.offload->leaves_device()) {
         return absl::OkStatus();
       }
@@ -288,7 +286,7 @@ class Search {
     return absl::OkStatus();
   }
 
-  // Lets as much stay on the device as has room beside what computes.
+  // Lets as much rest on the device as has room beside what computes.
   absl::Status FitIntoBudget(const Division& division, int64_t activations,
                              Options& options, PlannedModel& planned) const {
     const MemoryPlan away = planned.PlanMemory(options_.memory);
@@ -343,10 +341,9 @@ class Search {
   const StepProfile& profile_;
   const StepCosts& costs_;
   std::vector<Candidate> candidates_;
-  std::vector<Options> choices_;  // of the candidates
+  std::vector<Options> choices_;  // by candidate
 };
 
-// ChooseOptions() as methods on what they share.
 class Chooser {
  public:
   Chooser(const std::shared_ptr<torch::nn::Module>& module,
@@ -359,7 +356,7 @@ class Chooser {
 
   absl::StatusOr<AutoChoice> Run() {
     absl::Status prepared;
-    // A policy of the user's may throw.
+    // A wrap policy of the user may throw.
     const absl::Status thrown =
         TorchToStatus("choosing options", [&] { prepared = FindDivisions(); });
     prepared.Update(thrown);
@@ -392,7 +389,7 @@ class Chooser {
     return absl::OkStatus();
   }
 
-  // Rank 0's, while all do the same.
+  // All ranks measure; the result is that of rank 0.
   absl::StatusOr<StepProfile> Profile() {
     const absl::StatusOr<StepProfile> own =
         MeasureStep(divisions_.front().plan, options_.loss, options_.rows,
@@ -434,7 +431,7 @@ class Chooser {
   comm::Communicator& world_;
   const AutoOptions& options_;
   absl::Duration timeout_;
-  Options base_;  // without what is chosen
+  Options base_;  // what was asked for, without what is chosen
   std::vector<Division> divisions_;
 };
 

@@ -90,7 +90,7 @@ AutoOptions Wanted(const std::shared_ptr<NetImpl>& net, int64_t memory_bytes) {
   wanted.rows = kRows;
   wanted.loss = [net = net.get()](int64_t rows) {
     const at::Tensor x = Rows(0, rows, kDim);
-    // As the sharded model does.
+    // The sharded model casts, too.
     const at::Tensor cast = x.to(net->embed->weight.scalar_type());
     return Loss(net->forward(cast).to(at::kFloat), x);
   };
@@ -103,7 +103,7 @@ const Candidate& ChosenOf(const AutoChoice& choice) {
   return choice.considered[choice.chosen];
 }
 
-// Ranks are threads, with a core for each at most.
+// Runs ranks as threads, each on one core at most.
 absl::Status OnRanks(int ranks,
                      const std::function<absl::Status(Communicator&)>& run) {
   return RunAllRanks(ranks, [&](Communicator& communicator) {
@@ -114,7 +114,7 @@ absl::Status OnRanks(int ranks,
 
 bool RanksShareMemory() { return std::getenv("RUN_RANKS_SHARING_MEMORY"); }
 
-// What a rank allocates at most while it trains by `choice`.
+// Returns the most that a rank allocates while it trains by `choice`.
 absl::StatusOr<int64_t> MeasuredPeak(const std::shared_ptr<NetImpl>& net,
                                      Communicator& ranks,
                                      const AutoChoice& choice) {
@@ -140,7 +140,7 @@ absl::StatusOr<int64_t> MeasuredPeak(const std::shared_ptr<NetImpl>& net,
                                           "is\n", plan.ToString()));
 }
 
-// The choice trains, by the plan, and in the memory that was said.
+// Checks that the choice trains, by the plan, and in the memory that was said.
 absl::Status CheckChoice(const std::shared_ptr<NetImpl>& net,
                          Communicator& ranks, const AutoChoice& choice,
                          double tolerance = 0.02) {
@@ -150,7 +150,7 @@ absl::Status CheckChoice(const std::shared_ptr<NetImpl>& net,
     return absl::InternalError(choice.ToString());
   }
   FSDP_ASSIGN_OR_RETURN(const int64_t peak, MeasuredPeak(net, ranks, choice));
-  // Common memory is no tensor's own, and one rank's gradients come and go.
+  // Common memory belongs to no tensor, and one rank's gradients come and go.
   if (RanksShareMemory() || ranks.world_size() == 1) return absl::OkStatus();
   const auto part =
       static_cast<double>(peak) / static_cast<double>(chosen.bytes());
@@ -173,7 +173,7 @@ TEST_P(WorldTest, TrainsInTheMemoryThatWasPlanned) {
   }));
 }
 
-// The least memory that something fits into is that of the smallest.
+// The least memory that something fits into is that of the smallest candidate.
 TEST_P(WorldTest, FitsIntoTheLeastMemory) {
   EXPECT_OK(OnRanks(GetParam(), [](Communicator& ranks) -> absl::Status {
     const auto net = DeferredNet();
@@ -203,7 +203,7 @@ TEST_P(WorldTest, FitsIntoTheLeastMemory) {
 
 TEST_P(WorldTest, FilesMakeRoom) {
   EXPECT_OK(OnRanks(GetParam(), [](Communicator& ranks) -> absl::Status {
-    // Units are small against the model, so that transfers are.
+    // Units, and so transfers, are small beside the model.
     std::shared_ptr<NetImpl> net;
     {
       const DeferredInit deferred;
@@ -240,7 +240,7 @@ struct Variant {
 };
 void PrintTo(const Variant& v, std::ostream* out) { *out << v.name; }
 
-// Autograd adds the gradients of their uses up, in memory that nobody counts.
+// Autograd adds up gradients of tied weights in memory that nobody counts.
 constexpr double kOfTied = 0.04;
 
 class VariantTest : public ::testing::TestWithParam<Variant> {};
@@ -316,7 +316,7 @@ TEST(ChooseOptionsTest, DeferredTensorsStayDeferred) {
   }));
 }
 
-// Batch normalisation, whose buffers a forward writes, and dropout, which
+// Has batch normalisation, whose buffers a forward writes, and dropout, which
 // draws.
 class NormImpl : public torch::nn::Module {
  public:
@@ -422,7 +422,7 @@ TEST(ChooseOptionsTest, UnitsAreThoseOfThePolicy) {
                        WrapModules<BlockImpl, torch::nn::LinearImpl>();
                  },
                  0));
-  // All; blocks alone, as what is smaller is left out; none.
+  // All are units; or blocks alone, as smaller ones are left out; or none.
   EXPECT_THAT(table, AllOf(HasSubstr("root and 14"), HasSubstr("root and 6"),
                            HasSubstr("root alone")));
 }
@@ -468,7 +468,7 @@ void ExpectRefusal(const std::function<void(AutoOptions&)>& change, int rank,
     AutoOptions wanted = Wanted(net, kPlenty);
     if (rank < 0 || ranks.rank() == rank) change(wanted);
     errors[ranks.rank()] = ChooseOptions(net, Unowned(ranks), wanted).status();
-    // The group is of use, and so is the model.
+    // The group and the model are still of use.
     return FullyShard(net, Unowned(ranks), BlockUnits()).status();
   }));
   for (const absl::Status& error : errors) {
@@ -519,7 +519,7 @@ TEST(ChooseOptionsTest, WhatALossThrowsIsTheErrorOfAll) {
         };
       },
       2, absl::StatusCode::kUnknown, "no data");
-  // With stand-ins in place.
+  // Stand-ins are in place here.
   ExpectRefusal(
       [](AutoOptions& wanted) {
         const auto loss = wanted.loss;

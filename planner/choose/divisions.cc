@@ -25,10 +25,9 @@
 namespace fsdp {
 namespace {
 
-// More would cost time and hardly be better.
+// More thresholds would cost time and would hardly find better options.
 constexpr size_t kMostThresholds = 4;
 
-// Modules that `policy` wants and that have at least `least` elements.
 WrapPolicy AtLeast(const WrapPolicy& policy, int64_t least) {
   if (least == 0) return policy;
   return [policy, least](const WrapCandidate& candidate) {
@@ -56,7 +55,7 @@ UnitMembership MembershipOf(const ShardPlan& plan) {
   return membership;
 }
 
-// The paths of units that may be recomputed are what a policy is asked for.
+// The policy of the division names these units by their paths.
 void FindRecomputable(const WrapPolicy& policy, Division& division) {
   const ShardPlan& plan = division.plan;
   std::set<std::string> paths;
@@ -89,8 +88,8 @@ absl::StatusOr<Division> MakeDivision(
   return division;
 }
 
-// One more than what some of the units own: those are left out then. The
-// largest leaves out all, which is the root alone.
+// Each threshold leaves out the units up to one of the sizes. The largest size
+// is not used: it would leave the root alone.
 std::vector<int64_t> ThresholdsOf(const ShardPlan& plan) {
   std::set<int64_t> sizes;
   for (size_t i = 1; i < plan.units.size(); ++i) {
@@ -134,7 +133,8 @@ absl::StatusOr<std::vector<Division>> DivisionsOf(
     policies.push_back(AtLeast(options.wrap_policy, least));
   }
   if (divisions.front().plan.units.size() > 1) policies.emplace_back();
-  // The first plan refers to all parameters.
+  // The first plan refers to all parameters, which a check of the others would
+  // take for an outside reference.
   Options checked = options;
   checked.checks.outside_references = false;
   for (WrapPolicy& policy : policies) {

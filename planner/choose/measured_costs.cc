@@ -38,7 +38,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr char kLabel[] = "measuring what collectives cost";
 constexpr int kRepetitions = 4;
 
-// Numbers of bytes between which a unit tells something.
+// Messages are measured at the size of a unit, between these two.
 constexpr int64_t kLeastBytes = int64_t{64} << 10;
 constexpr int64_t kMostBytes = int64_t{32} << 20;
 
@@ -51,10 +51,10 @@ class Measurement {
         bytes_(std::clamp(bytes, kLeastBytes, kMostBytes)),
         timeout_(timeout) {}
 
-  // Throw.
+  // Both throw.
   void MeasureMemory(StepCosts& costs) {
     const auto options = at::TensorOptions(at::kByte).device(device_);
-    // Written, since pages of zeros need not exist yet.
+    // Ones are written, while pages of zeros might not exist yet.
     const at::Tensor from = at::ones({kMostBytes}, options);
     const at::Tensor to = at::ones({kMostBytes}, options);
     costs.memory_bandwidth = 2.0 * kMostBytes / Least([&] { to.copy_(from); });
@@ -96,7 +96,7 @@ class Measurement {
                      RunsBeside([&] { return gather(shard); }, gathering);
   }
 
-  // Of this rank alone.
+  // Measures on this rank alone.
   absl::Status MeasureSsd(const std::string& directory, StepCosts& costs) {
     costs.ssd_bandwidth = kInfinity;
     if (directory.empty()) return absl::OkStatus();
@@ -139,7 +139,7 @@ class Measurement {
     Synchronize(device_);
     return std::max(1e-9, absl::ToDoubleSeconds(absl::Now() - begin));
   }
-  // Of some, the first of which warms up.
+  // Returns the least seconds of some runs, after one that warms up.
   double Least(const std::function<void()>& run) const {
     double least = kInfinity;
     run();
@@ -148,8 +148,8 @@ class Measurement {
     return least;
   }
 
-  // Whether what takes `seconds` alone takes about as long beside as much
-  // compute.
+  // Returns whether what takes `seconds` alone takes less than 1.5 times as
+  // long beside as much compute.
   bool RunsBeside(const std::function<Started()>& start, double seconds) const {
     constexpr double kTogether = 1.5;
     const double both = Least([&] {

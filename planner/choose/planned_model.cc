@@ -33,11 +33,10 @@ int64_t SizeOf(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-// The ranks that a unit lies on.
 struct Groups {
   simulator::Group shard;
   simulator::Group replicate;
-  int part = 0;  // 0: the shard group gathers for backward, too
+  int part = 0;  // ranks that gather for backward; 0: the shard group
   bool shares_memory = false;
 };
 
@@ -69,7 +68,6 @@ Groups GroupsOf(const UnitOptions& unit, const comm::Mesh& mesh,
   return groups;
 }
 
-// A flat parameter to be.
 struct PlannedFlat {
   FlatKind kind;
   flat_param::FlatLayout layout;
@@ -82,7 +80,7 @@ struct PlannedFlat {
   int64_t whole_bytes() const {
     return layout.padded_numel() * SizeOf(kind.computed);
   }
-  // What is trained is all of it.
+  // Counts all parameters as trained.
   int64_t segment_numel() const {
     return GradientLayout(layout,
                           std::vector<bool>(layout.num_parameters(), true),
@@ -114,8 +112,8 @@ bool IsOnCpu(const ModuleTree& tree) {
   return true;
 }
 
-// Units one after the other into a PlannedModel, as Sharder makes them and
-// Describe() counts them.
+// Plans units in the order in which Sharder makes them, and counts their bytes
+// as Describe() does.
 class Planner {
  public:
   Planner(const ShardPlan& plan, const comm::Mesh& mesh, const Options& options)
@@ -185,7 +183,7 @@ class Planner {
     }
   }
 
-  // Of what is trained of a unit.
+  // Counts the gradients of the parameters of a unit that are trained.
   void CountGradients(const PlannedUnit& planned) {
     for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
       const int parameter = planned.unit.parameters[i].parameter;
@@ -261,7 +259,8 @@ class Planner {
     bytes.gradient += flat.shard_gradient_bytes();
   }
 
-  // Autograd's gradients become the shard's, as one rank's may.
+  // Returns whether the gradients of autograd become those of the shard, as
+  // they may on one rank.
   bool TakesGradients(const PlannedFlat& flat) const {
     const GradientOptions& scaling = options_.gradients;
     return mesh_.world()->world_size() == 1 && !options_.offload.any() &&

@@ -1,4 +1,4 @@
-// What is planned before sharding is what the sharded model says of itself.
+// The sharded model says of itself what was planned before sharding.
 #include "planner/choose/planned_model.h"
 
 #include <ATen/core/Tensor.h>
@@ -47,7 +47,7 @@ struct Case {
   std::function<void(Options&)> choose;
   std::function<void(NetImpl&)> change = [](NetImpl&) {};
   int rows_of_mesh = 0;  // 0: one dimension
-  // Of all ranks, what may stay in memory; 0: nothing rests in files.
+  // Bytes of all ranks that may stay in memory; 0: nothing rests in files.
   int64_t in_files = 0;
 };
 

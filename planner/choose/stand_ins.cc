@@ -28,8 +28,8 @@
 namespace fsdp {
 namespace {
 
-// All of it is the one page of zeros that the system has, as long as nobody
-// writes.
+// Makes zeros that need no memory until somebody writes: reading gives the
+// system's one page of zeros.
 at::Tensor UntouchedZeros(const at::Tensor& like, c10::ScalarType dtype) {
   const auto options = like.options().dtype(dtype).requires_grad(false);
   const int64_t bytes =
@@ -106,7 +106,7 @@ void StandIns::ReplaceAll(const ShardPlan& plan) {
   }
 }
 
-// The tensor object stays what modules and graphs refer to.
+// Keeps the tensor object, to which modules and graphs refer.
 void StandIns::Replace(const at::Tensor& tensor, const at::Tensor& zeros) {
   kept_.push_back({tensor, tensor.variable_data(), false});
   tensor.unsafeGetTensorImpl()->shallow_copy_from(zeros.getIntrusivePtr());

@@ -49,7 +49,7 @@ void CollectTensors(const c10::IValue& value,
   }
 }
 
-// Follows the operators of a forward from module to module, and all that is
+// Follows the operators of a step from module to module, and the memory that is
 // allocated and freed.
 class StepMeter : public c10::MemoryReportingInfoBase {
  public:
@@ -62,7 +62,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
   }
 
   void BeginForward() {
-    forward_.emplace_back();  // of the root, module 0
+    forward_.emplace_back();  // for the root, module 0
     since_ = absl::Now();
   }
   void EndForward() {
@@ -75,7 +75,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
   }
   void EndBackward() { backward_seconds_ = SpendUntilNow(); }
 
-  // `gradient` has just become a parameter's.
+  // Takes note that `gradient` has become the gradient of a parameter.
   void OnGradient(const at::Tensor& gradient) {
     if (StorageOf(gradient) == nullptr) return;
     const auto found = alive_.find(gradient.storage().data());
@@ -84,7 +84,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
 
   StepProfile Profile() const {
     StepProfile profile{forward_, backward_seconds_};
-    std::vector<int64_t> before = {0};  // saved, by visit
+    std::vector<int64_t> before = {0};  // bytes, by visit
     for (const ModuleVisit& visit : forward_) {
       before.push_back(before.back() + visit.saved);
     }
@@ -121,7 +121,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
     if (module >= 0 && module != forward_[at_].module) {
       is_forward ? Enter(module) : GoBackTo(module);
     }
-    // An operator may have looked at parameters alone.
+    // Earlier operators of the visit may have read parameters alone.
     if (is_forward && forward_[at_].input == 0) forward_[at_].input = others;
   }
 
@@ -134,7 +134,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
       return;
     }
     const auto found = alive_.find(address);
-    if (found == alive_.end()) return;  // from before
+    if (found == alive_.end()) return;  // allocated before this step
     events_.push_back({found->second, at_, -1});
     alive_.erase(found);
   }
@@ -144,7 +144,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
   struct Block {
     int64_t bytes;
     size_t visit;
-    bool is_gradient;  // of a parameter
+    bool is_gradient;
   };
   struct Event {
     size_t block;
@@ -158,7 +158,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
     forward_.emplace_back().module = module;
   }
 
-  // Backward has come to the last visit of `module` that is still to come.
+  // Moves to the last visit of `module` whose backward is still to come.
   void GoBackTo(int module) {
     for (size_t i = at_ + 1; i-- > 0;) {
       if (forward_[i].module != module) continue;
@@ -167,7 +167,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
     }
   }
 
-  // Seconds since the last call.
+  // Returns the seconds since the last call.
   double SpendUntilNow() {
     Synchronize(device_);
     const absl::Time begin = since_;
@@ -190,19 +190,20 @@ class StepMeter : public c10::MemoryReportingInfoBase {
 
 std::unique_ptr<at::ObserverContext> OnStart(
     const at::RecordFunction& function) {
-  // The callback is a plain function; what counts memory is told to.
+  // The callback is a plain function, so that it finds the meter by its other
+  // role, that of counting memory.
   auto* const meter = dynamic_cast<StepMeter*>(
       c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
   if (meter == nullptr) return nullptr;
   c10::ArrayRef<const c10::IValue> inputs = function.inputs();
-  // An operator called through the stack sees all of the stack.
+  // The inputs of an operator called through the stack are the whole stack.
   const size_t count = function.num_inputs();
   if (count < inputs.size()) inputs = inputs.slice(inputs.size() - count);
   meter->OnOperator(inputs);
   return nullptr;
 }
 
-// While one is alive, the meter is told of what this thread runs.
+// While an object is alive, the meter is told what operators this thread runs.
 class Observation {
  public:
   Observation()
@@ -250,7 +251,7 @@ absl::StatusOr<StepProfile> RunStep(const ShardPlan& plan, const Loss& loss,
   return meter->Profile();
 }
 
-// The faster one of two, after one that warms up.
+// Returns the faster one of two steps, after one that warms up.
 absl::StatusOr<StepProfile> RunSteps(const ShardPlan& plan, const Loss& loss,
                                      int64_t rows) {
   FSDP_RETURN_IF_ERROR(RunStep(plan, loss, rows).status());
@@ -262,7 +263,7 @@ absl::StatusOr<StepProfile> RunSteps(const ShardPlan& plan, const Loss& loss,
   return seconds(second) < seconds(first) ? second : first;
 }
 
-// Bytes of activations, at most.
+// Returns the most bytes of activations that are alive at a time.
 int64_t MostAlive(const StepProfile& profile) {
   int64_t saved = 0;
   int64_t most = 0;

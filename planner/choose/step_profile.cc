@@ -18,7 +18,7 @@
 namespace fsdp {
 namespace {
 
-// The straight line through what 1 and 2 rows take, at `rows`.
+// Returns the value at `rows` of the line through those at 1 and 2 rows.
 double Line(double one, double two, int64_t rows) {
   return std::max(0.0, one + (two - one) * static_cast<double>(rows - 1));
 }
@@ -26,7 +26,8 @@ int64_t Line(int64_t one, int64_t two, int64_t rows) {
   return std::max<int64_t>(0, one + (two - one) * (rows - 1));
 }
 
-// The outermost region around `unit`, a unit; -1: none.
+// Returns the outermost recomputed unit among `unit` and its parents, -1 if
+// there is none.
 int RegionAround(const UnitMembership& membership, int unit) {
   int region = -1;
   for (; unit >= 0; unit = membership.parents[unit]) {
@@ -43,14 +44,13 @@ bool GoTheSameWay(const StepProfile& one, const StepProfile& two) {
                     });
 }
 
-// What backward of a unit below the root holds at its border and that of a
-// plain module does not, in multiples of what the unit is called with: the
-// gradient that has come to its output; of a region its input's and what it
-// returns, too.
+// Backward of a unit below the root holds more at its border than that of a
+// plain module does, in multiples of its input: the gradient of its output, and
+// for a recomputed unit also its input's gradient and its output.
 constexpr int64_t kAtBorder = 1;
 constexpr int64_t kAtBorderOfRegion = 3;
 
-// The memory of a step, visit after visit.
+// Follows the memory of a step visit by visit.
 class StepMemory {
  public:
   StepMemory(const StepProfile& profile, const UnitMembership& membership,
@@ -84,8 +84,8 @@ class StepMemory {
  private:
   void Forward(size_t i) {
     if (regions_[i] < 0) kept_[i] = visits_[i].saved;
-    // What comes out of a region stays, which the region does not count. What
-    // comes out of another visit is among what that has saved.
+    // The output of a region stays, and the region does not count it. The
+    // output of another visit is part of what that visit has saved.
     const bool comes_out = i > 0 && regions_[i - 1] >= 0;
     if (comes_out && regions_[i] != regions_[i - 1]) {
       kept_[i] += visits_[i].input;
@@ -110,13 +110,13 @@ class StepMemory {
     peak_ = std::max(peak_, live_ + visit.backward_working);
     if (regions_[i] >= 0) live_ -= visit.saved;
     live_ -= kept_[i];
-    // Units of which this was the last visit are reduced.
+    // The gradients of a unit are reduced after its last visit.
     for (int each = unit; each >= 0; each = membership_.parents[each]) {
       if (--left_[each] == 0) live_ -= std::exchange(held_[each], 0);
     }
   }
 
-  // Its forward runs again, and saves.
+  // Runs forward of the region again, which saves.
   void OpenRegion(int region) {
     if (is_open_[region]) return;
     is_open_[region] = true;
@@ -129,13 +129,13 @@ class StepMemory {
 
   const std::vector<ModuleVisit>& visits_;
   const UnitMembership& membership_;
-  std::vector<int64_t> gradients_;  // by module, what is still to come
+  std::vector<int64_t> gradients_;  // by module, until backward reaches it
   std::vector<int> regions_;        // by visit; -1: none
-  std::vector<int64_t> kept_;       // from forward to backward, by visit
-  std::vector<bool> is_open_;       // by unit, of regions
-  std::vector<int64_t> border_;     // to be held, by unit
-  std::vector<int64_t> held_;       // until it is reduced, by unit
-  std::vector<int> left_;           // visits of a unit and those inside
+  std::vector<int64_t> kept_;       // by visit, from forward to backward
+  std::vector<bool> is_open_;       // by unit; only for recomputed ones
+  std::vector<int64_t> border_;     // by unit, until its backward begins
+  std::vector<int64_t> held_;       // by unit, until it is reduced
+  std::vector<int> left_;  // by unit: visits to come of it and of units inside
   int64_t live_ = 0;
   int64_t peak_ = 0;
 };
@@ -152,7 +152,7 @@ StepProfile Extrapolate(const StepProfile& one, const StepProfile& two,
                         int64_t rows) {
   const bool same = GoTheSameWay(one, two);
   StepProfile result = two;
-  // Through 0 and 2 rows where 1 row says nothing about them.
+  // Where 1 row says nothing, the line goes through 0 and 2 rows.
   const auto at = [&](auto of_one, auto of_two) {
     return same ? Line(of_one, of_two, rows) : Line(of_two / 2, of_two, rows);
   };

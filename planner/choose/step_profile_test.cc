@@ -29,8 +29,7 @@ ModuleVisit Visit(int module, double seconds, int64_t saved, int64_t input) {
   return visit;
 }
 
-// A root that embeds and ends, modules 0 and 3, around two units of a module
-// each.
+// A root embeds and ends, modules 0 and 3; two units have a module each.
 StepProfile TwoUnits() {
   StepProfile profile;
   profile.forward = {Visit(0, 1, 10, 0), Visit(1, 4, 100, 10),
@@ -111,7 +110,7 @@ TEST(ByUnitTest, SharesBackwardOutAsForward) {
   EXPECT_THAT(units[0].share_before, DoubleEq(0.25));
   EXPECT_THAT(units[1].forward, DoubleEq(4));
   EXPECT_THAT(units[2].backward, DoubleEq(12));
-  // Nothing is inside them.
+  // Nothing is inside these units.
   EXPECT_THAT(units[2].share_before, DoubleEq(1));
 }
 
@@ -143,15 +142,16 @@ TEST(ActivationBytesTest, WhatAVisitWorksWithComesOnTop) {
   StepProfile profile = TwoUnits();
   profile.forward[1].working = 1000;  // beside the 10 of before
   EXPECT_EQ(ActivationBytes(profile, TwoUnitsOfOne(), kNoGradients), 1010);
-  // Beside its own 100, too, and the gradient at its border.
+  // This is beside its own 100, too, and the gradient at its border.
   profile.forward[1].backward_working = 1000;
   EXPECT_EQ(ActivationBytes(profile, TwoUnitsOfOne(), kNoGradients), 1120);
 }
 
 TEST(ActivationBytesTest, GradientsAreHeldUntilTheirUnitIsDone) {
-  // The root's last module; then unit 2; then unit 1, when 2 is reduced.
+  // The root's last module comes first, then unit 2, then unit 1, with 2
+  // reduced.
   EXPECT_EQ(ActivationBytes(TwoUnits(), TwoUnitsOfOne(), {0, 0, 0, 5}), 355);
-  // With what comes to the borders of the units.
+  // This includes what comes to the borders of the units.
   EXPECT_EQ(ActivationBytes(TwoUnits(), TwoUnitsOfOne(), {0, 0, 50, 5}),
             310 + 55 + 20);
   EXPECT_EQ(ActivationBytes(TwoUnits(), TwoUnitsOfOne(), {0, 500, 50, 5}),
@@ -177,10 +177,10 @@ TEST(ActivationBytesTest, AModuleThatIsVisitedTwiceHasOneGradient) {
 TEST(ActivationBytesTest, RegionsKeepWhatTheyTakeAndReturn) {
   UnitMembership recomputed = TwoUnitsOfOne();
   recomputed.recomputed = {false, true, true};
-  // 10 of the root, which unit 1 takes; what that gives unit 2, and what that
-  // gives the root.
+  // The root's 10, which unit 1 takes, what unit 1 gives unit 2, and what that
+  // gives the root are kept.
   const int64_t kept = 10 + 20 + 30 + 40;
-  // The last unit's backward: the root has let go of what it has saved.
+  // In the last unit's backward the root has let go of what it has saved.
   EXPECT_EQ(ActivationBytes(TwoUnits(), recomputed, kNoGradients),
             kept - 40 - 30 + 200 + 3 * 20);
   StepProfile loss = TwoUnits();
@@ -193,13 +193,13 @@ TEST(ActivationBytesTest, ARegionRunsItsForwardAgain) {
   profile.forward[2].working = 500;
   UnitMembership recomputed = TwoUnitsOfOne();
   recomputed.recomputed = {false, false, true};
-  // Beside the root's 10 and unit 1's 100.
+  // This is beside the root's 10 and unit 1's 100.
   EXPECT_EQ(ActivationBytes(profile, recomputed, kNoGradients),
             10 + 100 + 500 + 3 * 20);
 }
 
-// Random models: never more memory with regions than without, never less than
-// the largest visit, and the same bits every time.
+// Random models never take more memory with regions than without, never less
+// than the largest visit, and the same every time.
 TEST(ActivationBytesTest, RegionsCostNoMemory) {
   for (uint32_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(seed);
@@ -227,7 +227,7 @@ TEST(ActivationBytesTest, RegionsCostNoMemory) {
       recomputed.recomputed[unit] = choices.Chance(70);
     }
     const int64_t less = ActivationBytes(profile, recomputed, gradients);
-    // But for what is at the border of one.
+    // A region's border may cost more.
     int64_t border = 0;
     for (const ModuleVisit& visit : profile.forward) {
       border = std::max(border, 2 * visit.input);

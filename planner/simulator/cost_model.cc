@@ -177,8 +177,8 @@ double CostModel::ExchangeSeconds(const Group& group, double piece,
       seconds += SharedMemorySeconds(group, piece, reduces);
       continue;
     }
-    // What a rank passes on stands for the ranks of levels above, too, and all
-    // ranks of a member send at once.
+    // A rank sends what it has of ranks in other members of the levels above,
+    // too, and all ranks of a member send at once.
     const double block = piece * group.size / reached * below_[i];
     const double members = DivideUp(reached, inside);
     const double messages = options_.algorithm == Algorithm::kRecursive
@@ -213,7 +213,7 @@ double CostModel::RingSeconds(const Group& group, double piece,
 double CostModel::SharedMemorySeconds(const Group& group, double piece,
                                       bool reduces) const {
   if (!reduces) return options_.fence_seconds;
-  // Everyone's pieces are read, one's own sum is written.
+  // A rank reads everyone's pieces and writes its own sum.
   const int ranks = RanksOnHost(group);
   const double block = piece * group.size / ranks;
   return options_.fence_seconds + CopySeconds((ranks + 1) * block);

@@ -26,7 +26,7 @@ CostOptions OneLevel(double latency, double bandwidth) {
   return options;
 }
 
-// Hosts of 8 ranks.
+// Has hosts of 8 ranks.
 CostOptions TwoLevels() {
   CostOptions options = OneLevel(0, 1);
   options.levels = {{8, 1e-6, 100e9}, {0, 10e-6, 50e9}};
@@ -90,7 +90,7 @@ TEST(CostModelTest, ARingIsAsFastAsItsSlowestLink) {
   };
   EXPECT_DOUBLE_EQ(gather({32, 1}), 31 * (10e-6 + 1e6 / 50e9));
   EXPECT_DOUBLE_EQ(gather({8, 1}), 7 * (1e-6 + 1e6 / 100e9));
-  // One rank of each host: 8 rings share the host's link.
+  // The group has one rank of each host: 8 rings share the host's link.
   EXPECT_DOUBLE_EQ(gather({4, 8}), 3 * (10e-6 + 8e6 / 50e9));
 }
 
@@ -174,7 +174,7 @@ TEST(CostModelTest, InSharedMemoryAnAllGatherIsAFence) {
   EXPECT_DOUBLE_EQ(
       model.CollectiveSeconds(Collective::kAllGather, {8, 1}, 8000000), 2e-6);
   EXPECT_EQ(model.BytesSent(Collective::kAllGather, {8, 1}, 8000000), 0);
-  // Reads all pieces and writes one.
+  // A rank reads all pieces and writes one.
   EXPECT_DOUBLE_EQ(
       model.CollectiveSeconds(Collective::kReduceScatter, {8, 1}, 8000000),
       2e-6 + 9e6 / 1e9);

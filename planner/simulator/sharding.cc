@@ -58,7 +58,7 @@ absl::Status CheckOptions(const ShardingOptions& options) {
       options.shard_ranks == 0 ? options.ranks : options.shard_ranks);
 }
 
-// GradientBuffer's: the shard, a flag per parameter, padding.
+// As in GradientBuffer: the shard, a flag per parameter, padding.
 int64_t SegmentNumel(const FlatLayout& layout, int64_t element_size) {
   const int64_t alignment =
       std::max<int64_t>(1, FlatLayout::kAlignmentBytes / element_size);
@@ -94,7 +94,7 @@ void AddUnit(const UnitShape& unit, const FlatLayout& layout,
   UnitBytes& bytes = shape.bytes.emplace_back();
   bytes.trainable = unit.trainable && layout.num_parameters() > 0;
   bytes.shard = layout.shard_numel() * options.stored_bytes;
-  // A sum may land there as it is, with its flags.
+  // A sum may become the gradient as it is, with its flags.
   if (bytes.trainable) bytes.gradient = segment * options.stored_bytes;
   const bool is_shard = shape.shard.size == 1 && !shape.casts();
   if (!is_shard) bytes.unsharded = messages.gather;
@@ -116,7 +116,6 @@ absl::StatusOr<ShardedShape> Shard(const ModelShape& model,
   if (options.strategy == Strategy::kReplicated) shape.shard.size = 1;
   shape.replicate = {options.ranks / shape.shard.size, shape.shard.size};
   shape.part.size = options.backward_group_size;
-  // A layout is aligned for the narrower of the dtypes it is stored in.
   const int element_size =
       std::min(options.stored_bytes, options.compute_bytes);
   for (const UnitShape& unit : model.units) {

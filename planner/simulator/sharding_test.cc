@@ -16,7 +16,7 @@ using ::fsdp::flat_param::FlatLayout;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// A root that owns 10 elements and two units.
+// Returns a root that owns 10 elements, and two units.
 ModelShape Model() {
   ModelShape model;
   model.units.resize(3);
@@ -42,7 +42,7 @@ TEST(ShardingTest, SizesAreThoseOfTheFlatLayout) {
     const UnitBytes& bytes = shape.bytes[1];
     EXPECT_EQ(bytes.shard, layout.shard_numel() * 4);
     EXPECT_EQ(bytes.unsharded, ranks == 1 ? 0 : layout.padded_numel() * 4);
-    // Two flags, to a multiple of four elements.
+    // Two flags take a multiple of four elements.
     EXPECT_EQ(shape.messages[1].segment, bytes.shard + 16);
     EXPECT_EQ(bytes.gradient, bytes.shard + 16);
     EXPECT_EQ(bytes.reduce_buffer, shape.messages[1].segment * ranks);
@@ -56,7 +56,8 @@ TEST(ShardingTest, LowPrecisionHalvesWhatIsGathered) {
   options.ranks = 4;
   options.compute_bytes = 2;
   ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(Model(), options));
-  // Aligned for the narrower dtype: 37 * 11 to a multiple of 8, and the bias.
+  // The layout is aligned for the narrower dtype: 37 * 11 to a multiple of 8,
+  // and the bias.
   const int shard = (408 + 37 + 4 * 8 - 1) / (4 * 8) * 8;
   EXPECT_TRUE(shape.casts());
   EXPECT_EQ(shape.bytes[1].shard, shard * 4);

@@ -59,7 +59,7 @@ void Timeline::Add(SpanKind kind, int unit, double begin, double end) {
 
 namespace {
 
-// One rank that runs the model and reports to its schedule.
+// Runs the model on one rank and reports to the rank's schedule.
 class Rank {
  public:
   Rank(const ModelShape& model, const ShardedShape& sharded,
@@ -204,10 +204,10 @@ void RankClock::Execute(const Action& action) {
   const int unit = action.unit;
   const UnitBytes& bytes = sharded_.bytes[unit];
   switch (action.kind) {
-    case ActionKind::kLoad:  // shards rest in memory here
+    case ActionKind::kLoad:  // shards rest on the device
       return;
     case ActionKind::kGather:
-    case ActionKind::kGatherCopy:  // no user asks for one here
+    case ActionKind::kGatherCopy:  // only users ask for one
       return Gather(unit);
     case ActionKind::kWaitGather:
       spent_[unit].exposed_gather +=
@@ -235,7 +235,7 @@ void RankClock::Execute(const Action& action) {
       return Replicate(unit);
     case ActionKind::kWaitReduce:
       return WaitReduce(unit);
-    case ActionKind::kKeepSums:  // nobody asks for it here
+    case ActionKind::kKeepSums:  // only users ask for it
     case ActionKind::kReplicateSums:
       return;
     case ActionKind::kStep:
@@ -255,7 +255,7 @@ void RankClock::PassFence(int unit) {
       timeline_.Wait(unit, timeline_.now() + seconds);
 }
 
-// Gatherer::GatherFlat() and GatherShared().
+// Follows Gatherer::GatherFlat() and GatherShared().
 void RankClock::Gather(int unit) {
   const UnitMessages& messages = sharded_.messages[unit];
   if (sharded_.units[unit].shares_memory) {
@@ -282,7 +282,7 @@ void RankClock::Gather(int unit) {
   }
 }
 
-// GradientBuffer::Fill() and Add().
+// Follows GradientBuffer::Fill() and Add().
 void RankClock::FillBuffer(int unit) {
   const UnitMessages& messages = sharded_.messages[unit];
   if (states_[unit].has_whole_gradients) {
@@ -325,20 +325,19 @@ void RankClock::StartReduction(SpanKind kind, int unit, double seconds) {
   }
 }
 
-// ShardGradient::AccumulateMean().
+// Follows ShardGradient::AccumulateMean().
 void RankClock::WaitReduce(int unit) {
   FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
   spent_[unit].exposed_reduce +=
       timeline_.Wait(unit, reductions_.front().done_at);
   reductions_.pop_front();
-  // Sums from shared memory go straight into the gradient.
   const bool direct =
       sharded_.units[unit].shares_memory && !sharded_.units[unit].replicated;
   if (direct) return;
   Copy(unit, sharded_.messages[unit].segment + sharded_.bytes[unit].shard);
 }
 
-// Reads the gradient, reads and writes parameters and state.
+// Counts reading the gradient, and reading and writing parameters and state.
 void RankClock::StepOptimizer(int unit) {
   const UnitBytes& bytes = sharded_.bytes[unit];
   if (!bytes.trainable) return;

@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 const int kWorldSizes[] = {1, 2, 3, 5, 8, 64, 1000, 4096, 16384};
 
-// Time passes only in what a test turns on.
+// Time passes only for what a test turns on.
 CostOptions Free() {
   CostOptions costs;
   costs.flops_per_second = costs.memory_bandwidth = kInfinity;
@@ -43,8 +43,8 @@ CostOptions Network(double latency, double bandwidth) {
   return costs;
 }
 
-// A root and `layers` units in it, of `elements` each, that compute `seconds`
-// in forward and twice as long in backward.
+// Returns a root and `layers` units in it, of `elements` each, that compute
+// `seconds` in forward and twice as long in backward.
 ModelShape Chain(int layers, int64_t elements, double seconds) {
   ModelShape model;
   for (int i = 0; i <= layers; ++i) {
@@ -89,8 +89,8 @@ ShardingOptions Over(int ranks, int bytes_per_element = 4) {
   return options;
 }
 
-// Bytes that the layouts add to the elements of the units, and flags to their
-// reduce buffers, on all ranks together.
+// Bytes on all ranks together that the layouts add to the elements of the
+// units, and with flags to their reduce buffers.
 struct Padding {
   int64_t gather = 0;
   int64_t reduce = 0;
@@ -111,7 +111,7 @@ Padding PaddingOf(const ModelShape& model, int ranks, int bytes_per_element) {
   return padding;
 }
 
-// Bytes times ranks, so that numbers stay whole.
+// Counts bytes times ranks, so that numbers stay whole.
 int64_t TimesRanks(int64_t bytes, int ranks) { return bytes * ranks; }
 
 TEST(StepBytesTest, FullShardingMovesThreeTimesTheModel) {
@@ -124,7 +124,8 @@ TEST(StepBytesTest, FullShardingMovesThreeTimesTheModel) {
       sharding.reshard_root = true;
       const Spent total = Simulate(model, sharding, Free()).total;
       const Padding padding = PaddingOf(model, ranks, element);
-      // 6 psi (N - 1) / N for two bytes, and padding, which moves as well.
+      // The bytes are 6 psi (N - 1) / N for two bytes, and padding that moves,
+      // too.
       EXPECT_EQ(
           TimesRanks(total.bytes(), ranks),
           (int64_t{3} * element * psi + 2 * padding.gather + padding.reduce) *
@@ -136,7 +137,7 @@ TEST(StepBytesTest, FullShardingMovesThreeTimesTheModel) {
   }
 }
 
-// 16384 * 8 divides them, so that only flags remain.
+// The sizes are divisible by 16384 * 8, so that only flags remain.
 TEST(StepBytesTest, WithoutPaddingItIsTheFormulaOfZero3) {
   const ModelShape model = Chain(3, int64_t{16384} * 8 * 3, 0);
   const int64_t psi = model.num_elements();
@@ -187,7 +188,7 @@ TEST(StepBytesTest, HybridShardingReducesAcrossReplicas) {
     const Padding padding = PaddingOf(model, kRow, 4);
     EXPECT_EQ(kRow * (step.total.gathered_bytes + step.total.reduced_bytes),
               (12 * psi + 2 * padding.gather + padding.reduce) * (kRow - 1));
-    // Each unit's segment in `rows` pieces: there and back.
+    // Each unit's segment goes in `rows` pieces there and back.
     int64_t replicated = 0;
     for (size_t i = 0; i < model.units.size(); ++i) {
       const int64_t segment = (psi * 4 + padding.reduce) / kRow /
@@ -262,7 +263,7 @@ TEST(StepTimeTest, CommunicationIsGathersAndReductions) {
     const StepResult step = Simulate(model, Over(ranks), Network(0.5, 1024));
     const double piece = double{1 << 18} / ranks;
     const double flags = FlatLayout::kAlignmentBytes;
-    // 2n - 1 gathers and n reductions.
+    // There are 2n - 1 gathers and n reductions.
     EXPECT_DOUBLE_EQ(step.total.gather,
                      (ranks - 1) * 15 * (0.5 + piece / 1024));
     EXPECT_DOUBLE_EQ(step.total.reduce,
@@ -270,19 +271,19 @@ TEST(StepTimeTest, CommunicationIsGathersAndReductions) {
   }
 }
 
-// 1 s gathers and reductions, 2 s forwards, 4 s backwards, 3 units in the root.
+// Gathers and reductions take 1 s, forwards 2 s, backwards 4 s; 3 units.
 TEST(StepTimeTest, OverlapsWhatIsPrefetched) {
   const ModelShape model = Chain(3, int64_t{4} * 16, 2);
   CostOptions costs = Network(1, kInfinity);
   const StepResult step = Simulate(model, Over(2), costs);
-  // Of gathers the root's is waited for and the first layer's, behind it; of
-  // reductions that of the first layer, which is the last to compute backward,
-  // and the root's.
+  // The gathers of the root and, behind it, of the first layer are waited for;
+  // so are the reductions of that layer, the last in backward, and of the root.
   EXPECT_DOUBLE_EQ(step.total.exposed_gather, 1 + 1);
   EXPECT_DOUBLE_EQ(step.total.exposed_reduce, 1 + 1);
   EXPECT_DOUBLE_EQ(step.seconds, 4 * 6 + 4);
   const StepResult without = Simulate(model, Over(2), costs, WithoutPrefetch());
-  // The root's and each layer's twice; two gathers are behind a reduction.
+  // The root's gather and each layer's two; two of them come behind a
+  // reduction.
   EXPECT_DOUBLE_EQ(without.total.exposed_gather, 1 + 3 * 2 + 2);
   costs.overlap = false;
   const StepResult blocking = Simulate(model, Over(2), costs);
@@ -316,7 +317,7 @@ TEST(StepTimeTest, PartsAddUp) {
         step.seconds,
         total.compute + total.copies + total.optimizer + total.exposed(), 1e-9);
     EXPECT_LE(total.exposed_gather, step.total.gather + total.reduce + 1e-9);
-    // Compute has no gaps, the network no overlaps.
+    // Compute has no gaps, and the network no overlaps.
     double compute_end = 0;
     double network_end = 0;
     for (const Span& span : step.timeline) {
@@ -378,9 +379,9 @@ TEST(StepTimeTest, CopiesAndTheOptimizerReadAndWriteMemory) {
   costs.memory_bandwidth = 1;
   const ModelShape model = Chain(0, 1024, 0);
   StepResult step = Simulate(model, Over(2), costs);
-  // Gradients into the buffer with its flags, and its half into the shard's.
+  // Gradients go into the buffer with its flags, half of that into the shard's.
   EXPECT_EQ(step.total.copies, 4096 + (4096 + 32) + (2048 + 16) + 2048);
-  // Parameters and two states read and written, gradients read.
+  // Parameters and two states are read and written, gradients read.
   EXPECT_EQ(step.total.optimizer, 7 * 2048);
   ShardingOptions sharding = Over(2);
   sharding.compute_bytes = 2;
@@ -396,7 +397,8 @@ TEST(StepTimeTest, InPlaceInSharedMemoryOnlyFencesAreLeft) {
   costs.fence_seconds = 0.25;
   const StepResult step = Simulate(Chain(3, 4096, 1), Over(4), costs);
   EXPECT_EQ(step.total.bytes(), 0);
-  // Before a forward and after it: the reductions tell when backward has ended.
+  // Fences come before a forward and after it; the reductions tell when
+  // backward has ended.
   EXPECT_DOUBLE_EQ(step.total.exposed_gather, 2 * 0.25);
   EXPECT_DOUBLE_EQ(step.total.exposed_reduce, 4 * 0.25);
   EXPECT_DOUBLE_EQ(step.seconds, 4 * 3 + 6 * 0.25);

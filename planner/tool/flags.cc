@@ -120,7 +120,6 @@ absl::Status Invalid(absl::string_view flag, absl::string_view value,
       absl::StrCat("--", flag, "=", value, ": expected ", expected));
 }
 
-// The value that goes with `text` in `choices`.
 template <typename T>
 absl::StatusOr<T> Choose(
     absl::string_view flag, const std::string& text,

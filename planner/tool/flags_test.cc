@@ -69,7 +69,7 @@ std::vector<std::string> EveryFlag() {
           "--csv=c"};
 }
 
-// The only test without BUILD_WORKING_DIRECTORY.
+// This is the only test without BUILD_WORKING_DIRECTORY.
 TEST(FlagsTest, ReadsEveryFlag) {
   unsetenv("BUILD_WORKING_DIRECTORY");
   ASSERT_OK_AND_ASSIGN(const Settings settings, Parse(EveryFlag()));

@@ -1,4 +1,4 @@
-// What the simulator says of a model is what the library does with it.
+// The library does with a model what the simulator says of it.
 #include <ATen/ops/randint.h>
 
 #include <cstdint>
@@ -79,7 +79,7 @@ absl::StatusOr<Model> ShardGpt(const Case& c, comm::CollectiveLog* log,
   config.layers = kLayers;
   config.heads = 2;
   config.seq = kSeq;
-  // A group of its own, which it takes with it.
+  // The library takes this group with it.
   FSDP_ASSIGN_OR_RETURN(auto group, communicator.Split(0, communicator.rank()));
   std::shared_ptr<comm::Communicator> ranks =
       comm::Record(std::move(group), log);
@@ -97,7 +97,7 @@ absl::Status Step(Model& model) {
       gpt::NextTokenLoss(model->forward(tokens).to(at::kFloat), tokens));
 }
 
-// Bytes of collectives, of whole tensors, by kind.
+// Bytes of collectives by kind, of whole tensors.
 struct Volumes {
   int64_t gathered = 0;
   int64_t reduced = 0;
@@ -113,7 +113,7 @@ Volumes VolumesOf(const comm::CollectiveLog& log, int64_t divisor) {
           bytes(comm::Collective::kAllReduce)};
 }
 
-// The same from what the simulated rank sends.
+// Returns the same from what the simulated rank sends.
 Volumes VolumesOf(const ShardedShape& sharded, const StepResult& step) {
   const int64_t shard = sharded.shard.size;
   Volumes volumes;

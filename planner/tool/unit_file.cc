@@ -25,7 +25,7 @@ const char* const kColumns[] = {"name",       "parent",        "elements",
                                 "trainable",  "forward_flops", "backward_flops",
                                 "forward_ms", "backward_ms"};
 
-// So that bytes fit 64 bits.
+// Bytes of so many elements fit 64 bits.
 constexpr int64_t kMostElements = int64_t{1} << 44;
 
 std::vector<std::string> SplitLine(absl::string_view line) {
@@ -36,7 +36,7 @@ std::vector<std::string> SplitLine(absl::string_view line) {
   return cells;
 }
 
-// Reads lines one after the other and knows where it is.
+// Reads a file line by line; errors name the line.
 class UnitReader {
  public:
   explicit UnitReader(absl::string_view source) : source_(source) {}
@@ -88,7 +88,7 @@ class UnitReader {
     return absl::OkStatus();
   }
 
-  // The default where the column is missing or its cell is empty.
+  // Returns `missing` where the column is missing or its cell is empty.
   absl::StatusOr<double> Number(const std::vector<std::string>& cells,
                                 const char* column, double missing) const {
     const auto found = columns_.find(column);
@@ -155,7 +155,7 @@ class UnitReader {
   const std::string source_;
   int number_ = 0;
   std::map<std::string, size_t> columns_;
-  std::map<std::string, int> index_;  // of units, by name
+  std::map<std::string, int> index_;  // by name
   ModelShape model_;
 };
 
@@ -172,7 +172,7 @@ absl::StatusOr<ModelShape> ParseUnits(absl::string_view text,
 
 namespace {
 
-// Up to these the bytes of a GPT fit 64 bits.
+// The bytes of a GPT up to these sizes fit 64 bits.
 constexpr int64_t kMostLayers = int64_t{1} << 16;
 constexpr int64_t kLargestDim = int64_t{1} << 20;
 constexpr int64_t kLargestCount = int64_t{1} << 28;
@@ -196,7 +196,7 @@ void AddNorm(const std::string& name, int64_t dim, UnitShape& unit) {
   unit.parameters.push_back(Parameter(name + ".bias", {dim}));
 }
 
-// In the order of testing/gpt/model/model.cc.
+// The parameters are in the order of testing/gpt/model/model.cc.
 UnitShape MakeBlock(const GptShape& gpt, int64_t index) {
   UnitShape block;
   block.name = absl::StrCat("blocks.", index);

@@ -1,7 +1,7 @@
-// A run of replicas for replica_kills_test.py, which kills what this starts.
+// Runs replicas for replica_kills_test.py, which kills these processes.
 //   trainer FOLDER STEPS REPLICAS RANKS [HISTORY]
-// Each rank appends a line for each step that it has finished to
-// FOLDER/replica-0.rank-1: the step, and a hash of its shards' bits after it.
+// Each rank appends a line to FOLDER/replica-0.rank-1 for each step that it has
+// finished: the step and a hash of the bits of its shards after it.
 #include <ATen/core/Tensor.h>
 #include <torch/optim/adamw.h>
 
@@ -40,7 +40,7 @@ struct Arguments {
   std::string replay;
 };
 
-// FNV-1a.
+// The hash is FNV-1a.
 uint64_t HashOf(const std::vector<at::Tensor>& shards) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const at::Tensor& shard : shards) {

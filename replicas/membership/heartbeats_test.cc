@@ -85,7 +85,7 @@ TEST_F(HeartbeatsTest, WhoStopsIsSilentAfterTheTimeout) {
   EXPECT_THAT(Silent(listener, both_, 6), IsEmpty());
   EXPECT_THAT(Silent(listener, both_, 15.9), IsEmpty());
   EXPECT_THAT(Silent(listener, both_, 17), ElementsAre("1.0"));
-  // And is not, once it beats again.
+  // It is not silent once it beats again.
   EXPECT_OK(other.Beat(At(17)));
   EXPECT_THAT(Silent(listener, both_, 18), IsEmpty());
 }
@@ -146,7 +146,7 @@ TEST_F(HeartbeatsTest, NobodyWasSilentWhileNobodyListened) {
   Heartbeats listener = Of({0, 0}, 0);
   EXPECT_THAT(Silent(listener, both_, 100), IsEmpty());
   listener.Forget();
-  // Also where the clock has gone back.
+  // The clock may have gone back.
   EXPECT_THAT(Silent(listener, both_, 50), IsEmpty());
   EXPECT_THAT(Silent(listener, both_, 59), IsEmpty());
   EXPECT_THAT(Silent(listener, both_, 60), ElementsAre("1.0"));

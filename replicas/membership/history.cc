@@ -24,7 +24,7 @@
 namespace fsdp::replicas {
 namespace {
 
-// Counts beyond this are no counts of this run.
+// A larger count in a file cannot come from a run.
 constexpr int64_t kFar = int64_t{1} << 61;
 
 constexpr absl::string_view kFounded = " founded at step ";
@@ -45,7 +45,7 @@ absl::string_view WordsFor(Cause cause) {
   return kWithin;
 }
 
-// Cuts `rest` at the first `end`, which has to be there.
+// Takes the part of `rest` up to `end`; false if `end` is not in it.
 bool TakeUntil(absl::string_view end, absl::string_view& rest,
                absl::string_view& taken) {
   const size_t at = rest.find(end);
@@ -71,7 +71,7 @@ bool Has(const std::vector<ReplicaId>& replicas, const ReplicaId& id) {
   return std::find(replicas.begin(), replicas.end(), id) != replicas.end();
 }
 
-// nullopt: no line of a history.
+// Returns nullopt if `line` is not a line of a history.
 std::optional<Span> ParseLine(absl::string_view line) {
   absl::string_view rest = line;
   absl::string_view epoch;
@@ -97,7 +97,7 @@ std::optional<Span> ParseLine(absl::string_view line) {
       if (!id.has_value() || !Has(span.replicas, *id)) return std::nullopt;
       span.founder = *id;
     }
-    if (ToLine(span) != line) return std::nullopt;  // " 7", "007", "+7"
+    if (ToLine(span) != line) return std::nullopt;  // refuses " 7", "007", "+7"
     return span;
   }
   return std::nullopt;
@@ -115,8 +115,8 @@ Span ToSpan(const Roster& roster) {
   return span;
 }
 
-// What `span` cannot be where `before` was the epoch before, if that is known;
-// empty: it can.
+// Says why `span` cannot follow `before`, the span before it as far as is
+// known; empty if it can.
 absl::string_view Misfit(const Span& before, const Span& span) {
   if (span.epoch <= before.epoch) return "its epoch does not rise";
   if (span.cause == Cause::kFounded) return "";
@@ -203,7 +203,7 @@ absl::StatusOr<History> History::Merge(absl::Span<const History> parts) {
                                          ? ""
                                          : Misfit(merged.spans_.back(), span);
     if (!misfit.empty()) {
-      // What was before a founding whose line is there does not matter.
+      // A later founding makes what was before it irrelevant.
       const bool is_replaced = std::any_of(
           by_epoch.upper_bound(epoch), by_epoch.end(), [](const auto& later) {
             return later.second.cause == Cause::kFounded;

@@ -91,7 +91,7 @@ TEST(HistoryTest, OtherLinesAreRefusedByNumber) {
         "epoch 7 founded at step 10 by 0.0: replicas 1.0",
         "epoch 7 from step 99999999999999999999: replicas 1.0",
         "epoch 7 from step 9223372036854775807: replicas 1.0",
-        // Which do not fit to those before.
+        // These do not fit those before.
         "epoch 6 from step 10: replicas 1.0",
         "epoch 7 from step 8: replicas 1.0",
         "epoch 7 from step 9: replicas 1.0",
@@ -109,7 +109,8 @@ TEST(HistoryTest, PartsOfARunAreOneHistory) {
   const std::string text = kText;
   const size_t third = text.find("epoch 2");
   const size_t fifth = text.find("epoch 4");
-  // Of one that was lost, one that came then, and one that was there for long.
+  // The files are of a replica that was lost, one that came then, and one that
+  // was there for long.
   const std::vector<History> parts = {Parsed(text.substr(fifth)),
                                       Parsed(text.substr(0, third)),
                                       Parsed(text.substr(0, fifth))};

@@ -86,7 +86,7 @@ absl::Status Replaced(const ReplicaId& self, int by) {
       ", and is to end"));
 }
 
-// What waits with a deadline goes on through.
+// Returns whether a wait with a deadline goes on after `status`.
 bool MayPass(const absl::Status& status) {
   return status.ok() || absl::IsUnavailable(status);
 }
@@ -132,8 +132,8 @@ absl::Status Membership::PostJoin(const Roster& newest) {
     FSDP_ASSIGN_OR_RETURN(join_->number, notices_.Reserve());
     join_->is_written = false;
   }
-  // One number for one request: a second that comes late might found a run with
-  // a state that this replica no longer has.
+  // A request is written once: a second one that arrives late might found a run
+  // with a state that this replica no longer has.
   if (join_->is_written) return absl::OkStatus();
   FSDP_RETURN_IF_ERROR(notices_.Write(
       join_->number, {Notice::Kind::kJoin, options_.self, join_->first_step}));
@@ -190,14 +190,14 @@ absl::Status Membership::VoteFor(const Roster& roster) {
       VoteKey(roster.number, options_.self, options_.rank), "1"));
   if (voted_for_ != roster.number) {
     if (voted_for_ >= 0) {
-      // The entry after that one has been made.
+      // The entry after that one exists, so that nobody reads the vote.
       registers_->Remove(VoteKey(voted_for_, options_.self, options_.rank))
           .IgnoreError();
     }
     voted_for_ = roster.number;
     voted_at_ = options_.now();
   }
-  // Who votes last makes the entry, so that nobody has to find out.
+  // The last one to vote makes the entry, so that nobody waits for a poll.
   FSDP_ASSIGN_OR_RETURN(const bool all, HasAllVotes(roster));
   if (!all) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(pending_, notices_.ReadAfter(roster.notices_seen));
@@ -328,7 +328,7 @@ absl::StatusOr<std::vector<ReplicaId>> Membership::Slow(const Roster& roster,
     return slow;
   }
   FSDP_ASSIGN_OR_RETURN(slow, NotVoted(roster));
-  // Better slow than without the state.
+  // A slow replica is better than a run without its state.
   if (!slow.empty() && Without(roster, slow).members.empty()) slow.clear();
   return slow;
 }

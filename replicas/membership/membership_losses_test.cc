@@ -1,4 +1,4 @@
-// Replicas that leave, are silent, asleep or slow, and what is left without
+// Replicas leave, are silent, asleep or slow, and the others go on without
 // them.
 #include "absl/status/status.h"
 #include "absl/time/time.h"

@@ -201,12 +201,12 @@ TEST_F(MembershipTest, OneRequestHasOneNumber) {
   AllVote(members);
   EXPECT_EQ(Poll(*late), "1 1 6 2 finished 0.0 3.0*");
   EXPECT_OK(late->AwaitMembership(now_));
-  EXPECT_OK(late->Request(0));  // it is one
+  EXPECT_OK(late->Request(0));  // it is a member
   EXPECT_EQ(registers_.adds, 1);
 }
 
 TEST_F(MembershipTest, NobodyRequestsAgainUnasked) {
-  // The state that the request spoke of has been trained since.
+  // The state that was requested with has been trained since.
   auto members = Founded(2);
   EXPECT_OK(members[1]->AwaitMembership(now_));
   EXPECT_OK(TellGone(memory_, {1, 0}));
@@ -355,7 +355,7 @@ TEST_F(MembershipTest, ALongRunKeepsNoMore) {
     Poll(*members[1]);
     AllVote(members);
   }
-  // What a life leaves: the last vote and the last beat of each rank.
+  // A life leaves the last vote and the last beat of each rank.
   EXPECT_LE(memory_.size(), keys + 6);
 }
 

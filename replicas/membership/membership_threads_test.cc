@@ -21,7 +21,7 @@ namespace {
 constexpr int kReplicas = 3;
 constexpr int64_t kSteps = 40;
 
-// One rank that computes in one thread and watches in another.
+// Is one rank that computes in one thread and watches in another.
 void Train(Membership& membership, std::vector<Roster>& seen) {
   const absl::Time deadline = absl::Now() + absl::Seconds(60);
   ASSERT_OK(membership.Request(0));

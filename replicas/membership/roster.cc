@@ -24,7 +24,7 @@
 namespace fsdp::replicas {
 namespace {
 
-// Of everything that counts up: further than any run comes, and one more fits.
+// No run counts further, and one more still fits into an int64_t.
 constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max() / 2;
 constexpr absl::string_view kCauses[] = {"founded", "finished", "lost"};
 
@@ -70,7 +70,7 @@ std::optional<int64_t> ParseCount(absl::string_view text) {
   return value;
 }
 
-// The part of a text that is refused which an error shows.
+// Returns as much of a refused text as an error shows.
 std::string Shown(absl::string_view text) {
   return absl::CHexEscape(text.substr(0, 80));
 }
@@ -80,7 +80,7 @@ absl::Status NoRoster(absl::string_view text, absl::string_view why) {
       absl::StrCat("no roster: \"", Shown(text), "\": ", why));
 }
 
-// What every roster has that a rule made; empty: so it is.
+// Says why no rule can have made `roster`; empty if one can.
 absl::string_view Wrong(const Roster& roster) {
   if (roster.epoch > roster.number) return "the epoch is beyond the number";
   for (size_t i = 1; i < roster.members.size(); ++i) {
@@ -261,7 +261,7 @@ absl::StatusOr<Roster> DecodeRoster(absl::string_view text) {
   if (const absl::string_view wrong = Wrong(roster); !wrong.empty()) {
     return NoRoster(text, wrong);
   }
-  // Numbers have one text each.
+  // Each number has one text, so that "007" is refused.
   if (Encode(roster) != text) return NoRoster(text, "it is written otherwise");
   return roster;
 }
@@ -277,7 +277,7 @@ absl::StatusOr<Notice> DecodeNotice(absl::string_view text) {
   const std::vector<absl::string_view> words =
       absl::StrSplit(text.substr(0, kMaxRosterBytes), absl::MaxSplits(' ', 2));
   Notice notice;
-  // A view of nothing at all has no words.
+  // A split of an empty view without data has no words.
   if (!words.empty() && words[0] == "leave") notice.kind = Notice::Kind::kLeave;
   const std::optional<ReplicaId> id =
       ParseReplicaId(words.size() > 1 ? words[1] : "");

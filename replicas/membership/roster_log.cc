@@ -77,7 +77,7 @@ absl::StatusOr<bool> RosterLog::Propose(const Roster& next) {
       const std::string now,
       registers_->CompareAndSet(slot, expected < 0 ? "" : Encode(there), text));
   if (now != text) return false;
-  // From here on nothing is needed: waits also look by themselves.
+  // The entry is made; the rest may fail, since waits also poll.
   registers_->Set(BellOf(next.number), "1").IgnoreError();
   if (expected >= 0) registers_->Remove(BellOf(expected)).IgnoreError();
   return true;
@@ -90,7 +90,7 @@ absl::Status RosterLog::Await(int64_t number, absl::Time deadline) {
 namespace {
 
 constexpr char kCount[] = "membership/notices";
-// How many are read at once; more wait for the entry after.
+// Notices that are read at once; the others wait for the entry after.
 constexpr int64_t kMostAtOnce = 4096;
 
 std::string KeyOf(int64_t number) {

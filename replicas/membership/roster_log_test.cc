@@ -94,7 +94,7 @@ TEST_P(RosterLogTest, AProposalThatComesLateIsNotMade) {
   }
 }
 
-// Another makes an entry between this process's look and its exchange.
+// Another process makes an entry between this one's look and its exchange.
 class Overtaken final : public testing::ForwardingRegisters {
  public:
   using ForwardingRegisters::ForwardingRegisters;

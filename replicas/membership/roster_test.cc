@@ -56,7 +56,7 @@ TEST(WaitingTest, TheLastJoinOfEachReplica) {
 TEST(WaitingTest, ALargerIncarnationEndsSmallerOnes) {
   EXPECT_THAT(Texts(Waiting({Join(1, 0), Join(1, 2), Join(1, 1)})),
               ElementsAre("join 1.2 0"));
-  // Also one that has left, and one that is known only by that.
+  // One that has left does not wait, even if it is known only by that.
   EXPECT_THAT(Waiting({Join(1, 0), Join(1, 2), Leave(1, 2)}), IsEmpty());
   EXPECT_THAT(Waiting({Leave(1, 1), Join(1, 0)}), IsEmpty());
 }
@@ -73,7 +73,7 @@ TEST(GoneTest, WhoLeftAndWhoIsReplaced) {
   EXPECT_THAT(Gone(roster, {}), IsEmpty());
   EXPECT_THAT(Texts(Gone(roster, {Leave(2, 0), Join(1, 2)})),
               ElementsAre("1.1", "2.0"));
-  // A late notice of a life before, a request made twice, somebody else.
+  // A late notice of a life before, a request made twice, and somebody else's.
   EXPECT_THAT(Gone(roster, {Leave(1, 0), Join(1, 0), Join(1, 1), Join(3, 9)}),
               IsEmpty());
 }
@@ -123,7 +123,7 @@ TEST(AfterStepTest, WhoLeftIsNoLongerThere) {
 }
 
 TEST(AfterStepTest, NobodyJoinsWhereNobodyStays) {
-  // What waits is for the founding that follows.
+  // A notice that waits is for the founding that follows.
   const Roster roster = Read("4 2 3 5 finished 0.0");
   EXPECT_EQ(Encode(AfterStep(roster, {Join(0, 1, 4), Join(1, 0, 4)}, 7)),
             "5 3 4 5 finished");
@@ -133,7 +133,7 @@ TEST(WithoutTest, TheSameStepWithFewer) {
   const Roster roster = Read("4 2 3 5 finished 0.0 1.1 2.0* 3.0*");
   EXPECT_EQ(Encode(Without(roster, {{1, 1}, {2, 0}, {1, 1}})),
             "5 3 3 5 lost 0.0 3.0*");
-  // Of another life.
+  // This one is of another life.
   EXPECT_EQ(Encode(Without(roster, {{0, 0}, {1, 0}})),
             "5 3 3 5 lost 1.1 2.0* 3.0*");
 }

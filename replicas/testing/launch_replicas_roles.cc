@@ -95,9 +95,9 @@ int PrintCores() {
   return 0;
 }
 
-// Rank 1 of replica 1 is killed, while the other rank of it lives. The other
+// Rank 1 of replica 1 is killed while the other rank of it lives. The other
 // replica waits for the second incarnation, which does not begin before all
-// have been told of the end of the first.
+// have been told of the first one's end.
 int KillOnce() {
   const Environment self = Self();
   PrintPlace();
@@ -111,7 +111,7 @@ int KillOnce() {
   return told && Ask(StoreAsk::kSet, {"again", "1"}).ok() ? 0 : 102;
 }
 
-// Replica 0 hears of it while a rank of replica 1 still runs.
+// Replica 0 hears of the end while a rank of replica 1 still runs.
 int EndSlowly() {
   const Environment self = Self();
   if (self.replica == 0 && self.rank == 1) return 0;
@@ -123,15 +123,15 @@ int EndSlowly() {
   return HasCome("heard") && Ask(StoreAsk::kSet, {"over", "1"}).ok() ? 4 : 104;
 }
 
-// Replica 1 exits with `code` each time; the other one goes on until it has
-// been given up after so many incarnations.
+// Replica 1 exits with `code` each time; the other one goes on until replica 1
+// has been given up after so many incarnations.
 int Replica1Exits(int code, int incarnations) {
   const Environment self = Self();
   if (self.replica == 1) return code;
   return HasCome(GoneKey(1, incarnations)) ? 0 : 105;
 }
 
-// The launcher of a rank's launcher.
+// Returns the launcher of this rank's launcher.
 pid_t Grandparent() {
   std::ifstream file(absl::StrCat("/proc/", getppid(), "/stat"));
   std::string number, name, state;
@@ -158,7 +158,7 @@ int AllFail() {
   return 4;
 }
 
-// Of a replica that is alone: fails until its second attempt.
+// The only replica fails until its second attempt.
 int FailOnce() {
   const Environment self = Self();
   PrintPlace();
@@ -166,14 +166,14 @@ int FailOnce() {
   return IsThere(GoneKey(self.replica, self.replica_incarnation - 1)) ? 0 : 107;
 }
 
-// More than a pipe takes.
+// Prints more than a pipe takes.
 int PrintMuch() {
   const std::string line(99, 'a');
   for (int i = 0; i < 2000; ++i) std::printf("%s\n", line.c_str());
   return 0;
 }
 
-// A training loop of 1 ms steps that stops when told to.
+// Trains steps of 1 ms and stops when told to.
 int Train() {
   const StopRequest stop;
   Print("ready");

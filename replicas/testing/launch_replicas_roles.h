@@ -9,17 +9,17 @@
 
 namespace fsdp::comm {
 
-// Environment variables: the role of a process, and the role of the ranks of
-// one that is a launcher of two replicas itself.
+// Name environment variables: the role of a process, and the role of the ranks
+// of a process that is a launcher of two replicas itself.
 inline constexpr char kReplicaRole[] = "REPLICAS_TEST_ROLE";
 inline constexpr char kRankRole[] = "REPLICAS_TEST_RANK_ROLE";
 
-// Two ranks of that role. They are never waited for long, but where they have
-// been told to end.
+// Returns options for two ranks of that role. They are not waited for long,
+// except when they have been told to end.
 LaunchOptions TwoRanks(const std::string& role);
 
-// Plays this process's role and returns the exit code; nullopt where it has
-// none, since it is the test itself.
+// Plays this process's role and returns the exit code; nullopt for the test
+// itself, which has no role.
 std::optional<int> PlayReplicaRole();
 
 }  // namespace fsdp::comm

@@ -48,7 +48,7 @@ namespace {
 constexpr int64_t kRows = 3;
 constexpr absl::Duration kLimit = absl::Minutes(10);
 
-// One life of a replica: what its ranks share.
+// One life of a replica, as its ranks share it.
 struct Life {
   ReplicaId id;
   std::atomic<bool> is_alive{true};
@@ -57,7 +57,7 @@ struct Life {
 // Nobody has to be patient with the dead.
 absl::Status Dead() { return absl::CancelledError("this rank is dead"); }
 
-// Reach the shared ones as long as the life lasts.
+// Reach the shared registers as long as the life lasts.
 class MortalRegisters final : public Registers {
  public:
   MortalRegisters(Registers& registers, const Life& life)
@@ -97,24 +97,23 @@ class MortalRegisters final : public Registers {
   const Life& life_;
 };
 
-// Where a rank is.
 struct Whereabouts {
   int64_t step = -1;
-  // The step began with all replicas, none of which was new.
+  // whether the step began with all replicas, none of which was new
   bool is_whole = false;
 };
 
 // Decides when a rank comes to its end. There is always another replica that
-// has the state: nobody ends before all are back.
+// has the state, since nobody ends before all are back.
 class Fate {
  public:
   explicit Fate(const ThreadsOptions& options) : losses_(options.losses) {}
 
-  // Unavailable where the end has come. `life` is over then, if it dies.
+  // Returns Unavailable if the end has come. `life` is over if it dies.
   absl::Status At(Moment moment, const Whereabouts& where, Life& life,
                   int rank) {
     absl::MutexLock lock(&mutex_);
-    // The others may not have noticed the last one in the step after it.
+    // In the step after a loss the others may not have noticed it.
     if (!where.is_whole || where.step < last_ + 2) return absl::OkStatus();
     const auto due =
         std::find_if(losses_.begin(), losses_.end(), [&](const Loss& loss) {
@@ -141,7 +140,7 @@ class Fate {
   int count_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Comes to its end between a sum and the vote for it, too.
+// Lets a rank come to its end between a sum and the vote for it, too.
 class MortalLog final : public StepLog {
  public:
   MortalLog(StepLog& log, std::function<absl::Status(Moment)> at)
@@ -191,7 +190,7 @@ absl::StatusOr<std::string> BytesOf(const checkpoint::TrainingRun& run) {
   return bytes;
 }
 
-// What the ranks of all lives write down.
+// Holds what the ranks of all lives write down.
 class Protocol {
  public:
   explicit Protocol(const ThreadsOptions& options) : options_(options) {}
@@ -251,7 +250,7 @@ class Protocol {
   ThreadsResult result_ ABSL_GUARDED_BY(mutex_);
 };
 
-// What is there as long as the run.
+// Lives as long as the run.
 struct Stage {
   const ThreadsOptions& options;
   MemoryRegisters registers;
@@ -269,7 +268,7 @@ class Rank {
         inside_(inside),
         column_(PlaceOf(stage, inside.rank()), ColumnOptions()) {}
 
-  // Until the run is over.
+  // Returns when the run is over.
   absl::Status Live() {
     FSDP_RETURN_IF_ERROR(Start());
     for (;;) {
@@ -295,7 +294,7 @@ class Rank {
   }
   static comm::ConnectOptions ColumnOptions() {
     comm::ConnectOptions options;
-    options.connect_timeout = kLimit;  // for who comes back in a replay
+    options.connect_timeout = kLimit;  // a replica comes back in a replay
     options.timeout = absl::Minutes(1);
     return options;
   }
@@ -313,7 +312,7 @@ class Rank {
         model_->Parameters(), torch::optim::AdamWOptions(0.01));
     run_.model = model_.get();
     run_.optimizer = optimizer_.get();
-    run_.random_state = false;  // threads have it in common
+    run_.random_state = false;  // threads have one generator together
     FSDP_RETURN_IF_ERROR(StartLog());
     mortal_log_.emplace(*log_, [this](Moment moment) { return At(moment); });
     JoinedReplicaOptions joined;

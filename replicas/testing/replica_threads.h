@@ -1,4 +1,4 @@
-// Replicas whose ranks are threads, that die where a test wants it and come
+// Replicas whose ranks are threads, which die where a test wants it and come
 // again.
 #ifndef REPLICAS_TESTING_REPLICA_THREADS_H_
 #define REPLICAS_TESTING_REPLICA_THREADS_H_
@@ -19,26 +19,26 @@
 
 namespace fsdp::replicas::testing {
 
-// Where in a step a replica comes to its end.
+// The moment of a step at which a replica comes to its end.
 enum class Moment {
   kBeforeBegin,
   kAfterBegin,
   kAfterBackward,
-  kBeforeVote,  // of one of its ranks, which has the sums
+  kBeforeVote,  // one of its ranks has the sums
   kAfterVote,
   kAfterFinish,  // before its optimizer steps
 };
 inline constexpr int kNumMoments = 6;
 
-// How it ends: it says so, as a program that returns an error does; or it says
-// nothing any more, as one that is killed.
+// How it ends: it says so, as a program that returns an error does, or it falls
+// silent, as one that is killed.
 enum class End { kLeaves, kDies };
 
-// Only once all replicas are back from an earlier one.
+// Comes only once all replicas are back from an earlier one.
 struct Loss {
-  int64_t step = 0;  // or the first after it where it can be
+  int64_t step = 0;  // or the first later step where it can come
   int replica = 0;
-  int rank = 0;  // which fails first; the others of the replica follow
+  int rank = 0;  // fails first; the replica's others follow
   Moment moment = Moment::kAfterBackward;
   End end = End::kDies;
 };
@@ -48,26 +48,26 @@ struct ThreadsOptions {
   int ranks = 2;
   int64_t steps = 10;
   absl::Duration loss_timeout = absl::Seconds(1);
-  // By rising step.
+  // They are sorted by step.
   std::vector<Loss> losses;
   std::string history_folder;
-  std::string replay;  // such a folder; no losses but those of it
+  std::string replay;  // such a folder; only its losses come
   fsdp::Options sharding;
 };
 
-// A step as those saw it who finished it.
+// A step as seen by those who finished it.
 struct StepRecord {
   std::vector<ReplicaId> began;
   std::vector<ReplicaId> finished;
-  // Shards and states of the optimizer, as bytes, after the step: of each rank
-  // of a replica.
+  // For each rank of a replica, shards and states of the optimizer, as bytes,
+  // after the step.
   std::map<int, std::vector<std::string>> values;
 };
 
 struct ThreadsResult {
   absl::Status status;  // Internal: replicas contradict each other, or hang
   std::map<int64_t, StepRecord> steps;
-  // In the end, by name; of the first replica.
+  // Those of the first replica at the end, by name.
   std::map<std::string, at::Tensor> parameters;
   int losses = 0;  // that came to pass
 };
@@ -77,8 +77,7 @@ struct ThreadsResult {
 int SeedOf(const ReplicaId& id);
 inline constexpr int64_t kDim = 5;
 inline constexpr int kBlocks = 2;
-// The data of a rank in a step in which its replica is number `index` of
-// `size`.
+// Returns a rank's data in a step of replica number `index` of `size`.
 at::Tensor RowsOf(int64_t step, int index, int size, int rank, int ranks);
 
 // Trains until all replicas say that the run is over; one that ends is started

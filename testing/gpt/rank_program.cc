@@ -53,18 +53,17 @@ using ::fsdp::comm::Communicator;
 
 constexpr int64_t kValidationTokens = 1 << 15;
 constexpr int64_t kPromptBytes = 64;
-// Between looks whether another replica has written the model.
+// How often it looks whether another replica has written the model.
 constexpr absl::Duration kExportPause = absl::Milliseconds(100);
 
-// Up to kPromptBytes from the beginning of a line, where there is one.
+// Returns up to kPromptBytes from the beginning of a line, if there is one.
 std::string Prompt(absl::string_view text) {
   const size_t newline = text.substr(0, text.size() / 2).find('\n');
   if (newline != absl::string_view::npos) text.remove_prefix(newline + 1);
   return std::string(text.substr(0, kPromptBytes));
 }
 
-// One rank's run; the steps of RunRank as methods on what they share, from the
-// first to the last, which is why it is long.
+// Is one rank's run: it has the steps of RunRank() as methods, in their order.
 class RankRun {
  public:
   RankRun(const TrainOptions& options, const RankContext& context)
@@ -98,7 +97,7 @@ class RankRun {
                              absl::Now() + communicator_.default_timeout());
   }
 
-  // Before anything takes time.
+  // Comes before anything that takes time.
   absl::Status OpenOutputs() {
     if (!IsFirst()) return absl::OkStatus();
     if (!context_.is_restarted) {
@@ -121,7 +120,7 @@ class RankRun {
     return absl::OkStatus();
   }
 
-  // An attempt before this one may have come so far.
+  // An attempt before this one may have written the model already.
   absl::Status Export() {
     if (options_.export_dir.empty()) return absl::OkStatus();
     if (context_.replica.join) return ExportOnce();
@@ -134,14 +133,14 @@ class RankRun {
     return ExportTrained(options_, *model_, communicator_);
   }
 
-  // All replicas have the same bits. Whichever comes first writes them; the
-  // others stay until they are there, since it may be lost before that.
+  // All replicas have the same bits. The first one writes them; the others stay
+  // until they are written, since the first one may be lost before that.
   absl::Status ExportOnce() {
-    // Not by the clock, by which ranks would differ.
+    // Tries are counted, since ranks would differ by the clock.
     auto tries = communicator_.default_timeout() / kExportPause;
     absl::Status status = ExportTrained(options_, *model_, communicator_);
     while (absl::IsFailedPrecondition(status) && tries-- > 0) {
-      absl::SleepFor(kExportPause);  // another one writes
+      absl::SleepFor(kExportPause);
       status = ExportTrained(options_, *model_, communicator_);
     }
     return absl::IsAlreadyExists(status) ? absl::OkStatus() : status;
@@ -158,8 +157,8 @@ class RankRun {
     return absl::OkStatus();
   }
 
-  // A model without values yet, unless every rank has it whole. Sharding gives
-  // it values on its device: no rank ever holds all.
+  // Makes a model without values, unless every rank has all of it: sharding
+  // gives it values on its device, so that no rank ever holds all.
   absl::Status InitializeModel(Gpt& model) {
     const absl::Status made = fsdp::TorchToStatus("making the model", [&] {
       const fsdp::DeferredInit deferred;
@@ -175,7 +174,7 @@ class RankRun {
     return Agree(fsdp::Materialize(*model), "making the model");
   }
 
-  // Each rank reads its own parts, unless the run goes on from other files.
+  // Reads this rank's own parts, unless the run goes on from other files.
   absl::Status ReadInit() {
     if (options_.init.empty()) return absl::OkStatus();
     if (model_->offload() != nullptr && model_->offload()->step() > 0) {
@@ -183,7 +182,7 @@ class RankRun {
     }
     absl::Status read =
         fsdp::checkpoint::LoadModel(options_.init, model_->module());
-    // Ranks of a sharded model have agreed.
+    // Ranks of a sharded model have agreed in LoadModel().
     if (options_.sharding != Sharding::kNone) return read;
     return Agree(read, "reading the initial parameters");
   }
@@ -220,14 +219,14 @@ class RankRun {
     return WriteInit();
   }
 
-  // Of a part of each step: ranks of other parts have other streams, those of
-  // a run without replicas and as many ranks.
+  // Makes the stream of a part of each step. Part p of n ranks has the streams
+  // that ranks p * n and later have without replicas.
   std::unique_ptr<BatchSource> MakeStream(int part) const {
     const int rank = part * communicator_.world_size() + communicator_.rank();
     if (corpus_ == nullptr) {
       return std::make_unique<CountData>(options_.model.vocab, Shape(), rank);
     }
-    // Streams of different seeds must not share those of some ranks.
+    // Streams of two seeds must not be those of different ranks of one seed.
     const uint64_t seed = (options_.seed << 16) + kDataSeed + rank;
     return std::make_unique<RandomWindows>(corpus_->train, Shape(), seed);
   }
@@ -297,7 +296,7 @@ class RankRun {
     saving.every = options_.save_every;
     saving.async = options_.save_async;
     saving.resume = options_.resume;
-    // What decides which batch is that of which step.
+    // These flags decide which batch a step trains on.
     saving.flags = {{"--batch", absl::StrCat(options_.batch)},
                     {"--data", options_.data},
                     {"--seed", absl::StrCat(options_.seed)},
@@ -333,7 +332,7 @@ class RankRun {
     Out() << std::flush;
   }
 
-  // Since the start.
+  // Counts from the start of the run.
   struct Traffic {
     CollectiveCounts collectives;
     fsdp::OffloadStats offload;
@@ -407,7 +406,7 @@ class RankRun {
     return json_->Write(ToJson(report_).ToString() + "\n");
   }
 
-  // Every rank samples the same, to gather together.
+  // Every rank samples the same, since all gather together.
   absl::Status SampleText() {
     if (corpus_ == nullptr || options_.sample == 0) return absl::OkStatus();
     const std::string prompt = Prompt(corpus_->validation);
@@ -440,7 +439,7 @@ class RankRun {
   std::unique_ptr<fsdp::checkpoint::Checkpointer> checkpoints_;  // or null
   TrainingResult result_;
   Report report_;
-  // Of the first rank, where they are asked for.
+  // Set on the first rank if they are asked for.
   std::optional<fsdp::OutputFile> json_;
   std::optional<fsdp::OutputFile> trace_;  // keeps a FIFO's reader
 };
@@ -460,7 +459,7 @@ absl::Status RunRank(const TrainOptions& options, const RankContext& context) {
     status = RankRun(options, context).Run();
   });
   status.Update(guarded);
-  // Where all return alike nobody waits, and some may have to hear of it yet.
+  // An agreed error lets nobody wait, and some may still have to hear of it.
   const bool is_alone =
       !absl::IsCancelled(status) && !fsdp::comm::IsAgreed(status);
   if (!status.ok() && is_alone) context.communicator->Abort(status);

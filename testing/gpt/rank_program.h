@@ -19,29 +19,28 @@
 
 namespace gpt {
 
-// Where a rank runs.
 struct RankContext {
   std::shared_ptr<fsdp::comm::Communicator> communicator;
-  // Into which `communicator` records.
+  // `communicator` records into it.
   const fsdp::comm::CollectiveLog* log = nullptr;
-  // Where the model is; `communicator` takes tensors there and on the CPU.
+  // The model's device; `communicator` takes tensors there and on the CPU.
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   int ranks_on_host = 1;
-  // Null for synthetic data. An error becomes that of all ranks.
+  // Null for synthetic data. An error of one rank becomes that of all.
   absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;
-  // What rank 0 prints: a terminal of that width, or no terminal.
+  // Rank 0 prints here: to a terminal of `columns`, or to no terminal.
   std::ostream* out = nullptr;
   std::optional<int> columns;
   std::function<int()> signal;
   // The same job has run before, until a rank failed.
   bool is_restarted = false;
-  // Of a replica; only `number` and `join` are set.
+  // Set in a replica, and only `number` and `join` of it.
   ReplicaHooks replica;
 };
 
-// Trains, validates, samples, and reports. Collective. Cancelled when the ranks
-// were asked to stop. On an error the communicator is aborted, so that no rank
-// waits for this one.
+// Trains, validates, samples, and reports. Collective. Returns Cancelled when
+// the ranks were asked to stop. On an error the communicator is aborted, so
+// that no rank waits for this one.
 absl::Status RunRank(const TrainOptions& options, const RankContext& context);
 
 }  // namespace gpt

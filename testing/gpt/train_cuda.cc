@@ -1,4 +1,4 @@
-// The same with CUDA and NCCL.
+// The program of train.cc with CUDA and NCCL.
 //   bazel run --config=cuda //testing/gpt:train_cuda -- --device=cuda
 #include <c10/core/Device.h>
 

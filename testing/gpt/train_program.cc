@@ -68,7 +68,6 @@ absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
   return std::make_shared<const TextCorpus>(std::move(corpus));
 }
 
-// How this process takes part.
 struct Place {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   int ranks_on_host = 1;
@@ -78,7 +77,6 @@ struct Place {
   ReplicaHooks replica;
 };
 
-// Runs one rank in this thread.
 absl::Status RunOne(const TrainOptions& options, const Place& place,
                     std::unique_ptr<Communicator> communicator) {
   CollectiveLog log(/*max_trace=*/0);
@@ -96,7 +94,7 @@ absl::Status RunOne(const TrainOptions& options, const Place& place,
   return RunRank(options, context);
 }
 
-// Ranks as threads of this process.
+// Runs ranks as threads of this process.
 absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop,
                         const std::string& argv0) {
   FSDP_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Communicator>> group,
@@ -118,7 +116,7 @@ absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop,
     group[rank]->Abort(thread.status());
   }
   for (std::thread& thread : threads) thread.join();
-  // Of several failures one that is not the echo of another.
+  // Returns a failure that is not the echo of another one, if there is one.
   absl::Status first = absl::OkStatus();
   for (const absl::Status& result : results) {
     if (first.ok() || absl::IsAborted(first)) first = result;
@@ -150,7 +148,7 @@ absl::StatusOr<DeviceChoice> DeviceChoiceOf(const TrainOptions& options,
   return fsdp::Annotate(found.status(), "--device=cuda");
 }
 
-// `between`: how replicas are connected.
+// Replicas are connected by `between`.
 ReplicaHooks ReplicaOf(const TrainOptions& options,
                        const Environment& environment,
                        const fsdp::comm::ConnectOptions& between,
@@ -161,7 +159,8 @@ ReplicaHooks ReplicaOf(const TrainOptions& options,
   joining.history_folder = options.replica_history;
   joining.replay = options.replica_replay;
   joining.between = between;
-  // Who has no checkpoint must not begin before who has one has loaded it.
+  // A replica without a checkpoint must not begin before one with a checkpoint
+  // has loaded it.
   if (options.resume) joining.found_timeout = absl::Minutes(10);
   if (hooks.joining) hooks.joining(joining);
   replica.number = environment.replica;
@@ -174,7 +173,7 @@ ReplicaHooks ReplicaOf(const TrainOptions& options,
   return replica;
 }
 
-// This process as the only rank, or as one of those that somebody has started.
+// Runs this process as the only rank or as one that somebody has started.
 absl::Status RunProcess(const TrainOptions& options,
                         const Environment& environment, const StopRequest& stop,
                         const std::string& argv0, const NcclOn& nccl_on,
@@ -209,7 +208,7 @@ fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
   if (options.restart_ranks == RestartRanks::kFewer) {
     restarts.on_restart = fsdp::comm::RanksLeft;
   }
-  // What others train meanwhile is no progress of a replica's own.
+  // What others train meanwhile is not a replica's own progress.
   if (options.replicas > 0) {
     restarts.max_without_progress = restarts.max_restarts + 1;
     return restarts;
@@ -227,7 +226,7 @@ fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
 int Launch(const TrainOptions& options, const ReplicaCounts& counts, int argc,
            char** argv) {
   if (options.max_restarts > 0) {
-    // Restarted ranks take what is there for the job's own.
+    // Restarted ranks take an export that is there for the job's own.
     const absl::Status exportable = CheckExport(options, options.ranks);
     if (!exportable.ok()) {
       return fsdp::comm::TellEnd(fsdp::comm::AsAgreed(exportable),

@@ -12,8 +12,7 @@
 
 namespace gpt {
 
-// What programs for tests do otherwise; each may be empty. Of ranks that are
-// processes.
+// What programs for tests change in ranks that are processes; may be empty.
 struct TrainHooks {
   std::function<void(fsdp::comm::ConnectOptions&)> connecting;
   std::function<std::unique_ptr<fsdp::comm::Communicator>(
@@ -22,7 +21,7 @@ struct TrainHooks {
   std::function<void(fsdp::ReplicaOptions&)> joining;
 };
 
-// What main() does, with NCCL where `nccl_on` is not empty. The exit code.
+// Runs main(), with NCCL if `nccl_on` is not empty, and returns the exit code.
 int TrainProgram(int argc, char** argv, const fsdp::comm::NcclOn& nccl_on,
                  const TrainHooks& hooks = {});
 

@@ -1,4 +1,4 @@
-// SIGQUIT and SIGUSR1 to a program whose ranks have not started, or have ended.
+// Sends SIGQUIT and SIGUSR1 when ranks have not started, or have ended.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/gpt/testing/child_process.h"

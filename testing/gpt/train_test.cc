@@ -1,4 +1,4 @@
-// The program as a user runs it. It is this test's runfile testing/gpt/train,
+// Runs the program as a user does. It is this test's runfile testing/gpt/train,
 // below the directory that the test starts in.
 #include <ATen/Parallel.h>
 #include <signal.h>
@@ -60,7 +60,7 @@ class TrainTest : public ::testing::Test {
     return absl::StrCat(directory_, "/", name);
   }
 
-  // A command line for a model that takes no time.
+  // Returns a command line for a model that takes no time.
   static std::vector<std::string> Command(std::vector<std::string> flags) {
     std::vector<std::string> command = {
         kProgram,   "--layers=2",  "--dim=16",    "--heads=2",
@@ -98,7 +98,7 @@ std::vector<double> Numbers(const Json& report, absl::string_view key) {
   return numbers;
 }
 
-// With the program's number of threads, which the bits depend on.
+// The number of threads is the program's, since the bits depend on it.
 std::vector<double> Plain(int ranks, Optimizer optimizer) {
   at::set_num_threads(1);
   testing::PlainTraining training{};
@@ -130,8 +130,8 @@ TEST_P(TrainOracleTest, LossesAreThoseOfPlainTrainingOnAllBatches) {
   if (ranks == 1) {
     EXPECT_EQ(losses, Plain(1, Optimizer::kFused)) << "not the same bits";
   }
-  // Two blocks and the root: n = 3 units, per step 2n - 1 and n. A single rank
-  // has everything.
+  // Two blocks and the root are n = 3 units, with 2n - 1 all-gathers and n
+  // reduce-scatters a step. A single rank communicates nothing.
   const int communicating = ranks == 1 ? 0 : kSteps;
   EXPECT_EQ(report.Find("all_gathers")->NumberOr(-1), 5 * communicating);
   EXPECT_EQ(report.Find("reduce_scatters")->NumberOr(-1), 3 * communicating);
@@ -145,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(All, TrainOracleTest,
 TEST_F(TrainTest, GoesOnFromTheInitialParametersOfAnotherRun) {
   const std::string init = Path("init.safetensors");
   const Json first = Run({"--data=count", "--save-init", init});
-  // Another seed makes other parameters, were it not for the file.
+  // The other seed would make other parameters, were it not for the file.
   const Json second = Run({"--data=count", "--init", init, "--seed=4",
                            "--ranks=3", "--backend=local"});
   const Json third = Run({"--data=count", "--seed=4"});
@@ -229,7 +229,7 @@ TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
     train.Signal(SIGKILL);
     train.Wait();
   }
-  // What is left of it, unless the last one was too quick.
+  // These are the steps that were left, none if the last kill came too late.
   const std::vector<double> rest = Numbers(Run(flags), "losses");
   ASSERT_LE(rest.size(), unbroken.size());
   EXPECT_TRUE(std::equal(rest.rbegin(), rest.rend(), unbroken.rbegin()));
@@ -243,7 +243,7 @@ TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
   EXPECT_THAT(again.output(), HasSubstr("goes on after step 40"));
 }
 
-// What --save has made, sorted.
+// Returns what --save has made, sorted.
 std::vector<std::string> Steps(const std::string& folder) {
   std::vector<std::string> steps;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -270,7 +270,7 @@ TEST_F(TrainTest, GoesOnFromItsNewestCheckpoint) {
               std::vector<double>(unbroken.begin() + 7, unbroken.end()));
     EXPECT_TRUE(std::filesystem::exists(exported + "/config.json"));
     // The trained model is where a longer run is after its 12th step; a
-    // training of its own takes it up. Both kinds of folder will do.
+    // training of its own takes it up. Both kinds of folder work.
     const Json from_export =
         Run({backend, "--steps=1", absl::StrCat("--init=", exported)});
     const Json from_step =
@@ -301,7 +301,7 @@ TEST_F(TrainTest, AKilledRunGoesOnFromItsNewestCheckpoint) {
   const std::vector<double> rest = Numbers(Run(flags), "losses");
   ASSERT_LE(rest.size(), unbroken.size());
   EXPECT_TRUE(std::equal(rest.rbegin(), rest.rend(), unbroken.rbegin()));
-  // Also the one that was loaded stays.
+  // The checkpoint that was loaded stays, too.
   EXPECT_THAT(Steps(Path("runs")),
               AllOf(Contains("step-39"), Contains("step-40")));
 }
@@ -429,7 +429,7 @@ TEST_F(TrainTest, FilesToWriteAreTriedBeforeTheTraining) {
     for (const char* flag : {"--json=", "--trace="}) {
       for (const std::string& path :
            {std::string("/no/such/file"), directory_, Path("fifo")}) {
-        // Without end, if it began.
+        // It would never end if it began.
         ChildProcess train(
             Command({backend, "--data=count", "--steps=1000000000",
                      absl::StrCat(flag, path)}));
@@ -446,7 +446,7 @@ TEST_F(TrainTest, FilesToWriteAreTriedBeforeTheTraining) {
               HasSubstr(absl::StrCat(directory_, " is there already")));
 }
 
-// The program below a shell that sets what a user may have set.
+// Runs the program below a shell that sets what a user may have set.
 class TrainUnderShellTest : public TrainTest {
  protected:
   int RunBelow(const std::string& before, const std::string& after,

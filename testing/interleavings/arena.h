@@ -1,4 +1,4 @@
-// The memory that the ranks of a model share: segments, as
+// The memory that the ranks of a model share: segments as
 // comm/host/shared_segment.h knows them, without the kernel.
 #ifndef TESTING_INTERLEAVINGS_ARENA_H_
 #define TESTING_INTERLEAVINGS_ARENA_H_
@@ -11,9 +11,9 @@
 
 namespace fsdp::interleavings {
 
-// Every rank maps all of it at an address of its own, as processes do. A place
-// is an offset, the same for all ranks. Nothing that has been given back is
-// handed out again before Reset().
+// Every rank maps all of it at its own address, as processes do. A place is an
+// offset, the same for all ranks. Nothing that has been given back is handed
+// out again before Reset().
 class Arena {
  public:
   static constexpr int kMaxRanks = 4;
@@ -24,21 +24,21 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
   ~Arena();
 
-  // Zeroed, as it was at first.
+  // Makes all of it zeros, as it was at first.
   void Reset();
 
   struct Place {
-    int rank;  // whose mapping
+    int rank;  // whose mapping it is in
     uint64_t offset;
   };
-  // None outside of this memory.
+  // Returns none outside of this memory.
   std::optional<Place> Find(uintptr_t address) const {
     const uintptr_t distance = address - base_;
     if (distance >= kMaxRanks * kMappingBytes) return std::nullopt;
     return Place{static_cast<int>(distance / kMappingBytes),
                  distance % kMappingBytes};
   }
-  // Has to be told of all writes: what is to be zeroed later.
+  // Is told of all writes, whose bytes Reset() makes zeros.
   void Touch(uint64_t offset, int64_t bytes);
 
   struct Segment {
@@ -48,22 +48,21 @@ class Arena {
     int mappings[kMaxRanks];
     int descriptors[kMaxRanks];  // open ones
   };
-  // The number of a new segment, mapped and open in `rank`.
+  // Returns the number of a new segment, mapped and open in `rank`.
   int Create(int rank, int64_t bytes);
-  // Null when there is no such segment.
   Segment* segment(int number);
-  // The segment around an offset, mapped by anybody or not; null: none.
+  // Returns the segment around an offset, mapped by anybody or not, or null.
   const Segment* Around(uint64_t offset) const;
   char* Data(int rank, const Segment& segment) const;
 
-  // What is at these bytes, for messages and for names of places in code.
+  // Names what is at these bytes, for messages and for places in code.
   void Name(uint64_t offset, int64_t bytes, std::string name);
-  // "arrived"; and with the rank that has created the segment.
+  // Returns "arrived"; the full name has the rank that created the segment.
   std::string NameOf(uint64_t offset) const;
   std::string FullNameOf(uint64_t offset) const;
 
  private:
-  static constexpr uint64_t kRankBytes = 16 << 20;  // what a rank can create
+  static constexpr uint64_t kRankBytes = 16 << 20;  // that a rank can create
   static constexpr uint64_t kMappingBytes = kMaxRanks * kRankBytes;
   static constexpr uint64_t kPage = 4096;
 
@@ -81,7 +80,7 @@ class Arena {
   uintptr_t base_;
   uint64_t next_[kMaxRanks];
   std::vector<Segment> segments_;
-  std::vector<bool> is_dirty_;  // pages
+  std::vector<bool> is_dirty_;  // by page
   std::vector<uint64_t> dirty_;
   std::map<uint64_t, Named> names_;  // by begin
 };

@@ -11,7 +11,7 @@ namespace fsdp::interleavings {
 namespace {
 
 constexpr int kAll = Search::kUnbounded;
-// Two hours: beyond the scenarios' deadlines.
+// Two hours are beyond the scenarios' deadlines.
 constexpr int64_t kTooLong = int64_t{7200} * 1'000'000'000;
 
 constexpr absl::string_view kForMutations[] = {
@@ -55,7 +55,7 @@ class Cases {
     Add(std::move(name), Calls(all), max_preemptions);
   }
   int ranks() const { return ranks_; }
-  // Fewer preemptions where there are three ranks.
+  // Allows fewer preemptions where there are three ranks.
   int Bound(int of_two, int of_three) const {
     return ranks_ == 2 ? of_two : of_three;
   }

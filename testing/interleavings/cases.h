@@ -1,4 +1,4 @@
-// What is explored, by name, with the bounds that keep it short.
+// Scenarios that are explored, by name, with bounds that keep them short.
 #ifndef TESTING_INTERLEAVINGS_CASES_H_
 #define TESTING_INTERLEAVINGS_CASES_H_
 
@@ -13,11 +13,11 @@ struct Case {
   std::string name;
   MakeScenario scenario;
   CheckOptions options;
-  // Quick, and sees what others would: with which the code is weakened.
+  // Is quick and sees what others would, so that it is run with mutations.
   bool is_for_mutations = false;
 };
 
-// Of 2 or 3 ranks.
+// Returns the cases of 2 or 3 ranks.
 std::vector<Case> AllCases(int ranks);
 
 }  // namespace fsdp::interleavings

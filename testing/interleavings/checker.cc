@@ -13,7 +13,7 @@
 namespace fsdp::interleavings {
 namespace {
 
-// Executions from call to call of on_progress.
+// Executions between two calls of on_progress.
 constexpr int64_t kReportInterval = 20'000;
 
 double SecondsSince(std::chrono::steady_clock::time_point begin) {
@@ -41,7 +41,7 @@ void Execute(const MakeScenario& make, Machine& machine, Search& search,
 }  // namespace
 
 CheckResult Explore(const MakeScenario& make, const CheckOptions& options) {
-  // Before there is a machine, whose time stands still.
+  // The time of a machine stands still: this is read before there is one.
   const auto begin = std::chrono::steady_clock::now();
   CheckResult result;
   {

@@ -14,14 +14,14 @@
 
 namespace fsdp::interleavings {
 
-// One execution. Has to do the same whenever it is executed, but for what its
-// threads learn from each other.
+// One execution. It has to do the same whenever it is executed, apart from what
+// its threads learn from each other.
 class Scenario {
  public:
   virtual ~Scenario() = default;
   // Adds threads; nobody runs yet.
   virtual void SetUp(Machine& machine) = 0;
-  // All threads have ended, but for those of a killed rank.
+  // All threads have ended, except those of a killed rank.
   virtual void Check(Machine&) {}
 };
 using MakeScenario = std::function<std::unique_ptr<Scenario>()>;
@@ -30,30 +30,30 @@ struct CheckOptions {
   MachineOptions machine;
   int max_preemptions = Search::kUnbounded;
   int64_t max_executions = INT64_MAX;
-  // Null: the code as it is.
+  // Null for the code as it is.
   const Mutation* mutation = nullptr;
   // Called now and then.
   std::function<void(int64_t executions, double progress)> on_progress;
 };
 
 struct CheckResult {
-  int64_t executions = 0;  // with those that were given up as explored before
+  int64_t executions = 0;  // also those that were given up as explored before
   int64_t completed = 0;
-  int64_t steps = 0;  // of the longest
+  int64_t steps = 0;  // of the longest execution
   double seconds = 0;
-  bool is_complete = false;  // all that the options allow was explored
-  std::string violation;     // the first; empty: none
+  bool is_complete = false;  // everything that the options allow was explored
+  std::string violation;     // the first one; empty: none
   std::string trace;         // what led to it
   Sites sites;
 };
 
 CheckResult Explore(const MakeScenario& make, const CheckOptions& options);
 
-// "1234 executions (1200 complete) of up to 210 steps in 0.5 s".
+// Returns "1234 executions (1200 complete) of up to 210 steps in 0.5 s".
 std::string ToString(const CheckResult& result);
 std::ostream& operator<<(std::ostream& out, const CheckResult& result);
 
-// For threads: what they see is wrong.
+// Threads call it when what they see is wrong.
 void Violate(std::string what);
 
 }  // namespace fsdp::interleavings

@@ -1,4 +1,4 @@
-// Collectives and common memory.
+// Scenarios of collectives and common memory.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
@@ -27,9 +27,9 @@ using ::fsdp::comm::SharedBuffers;
 using ::fsdp::comm::SharedGroup;
 using ::fsdp::comm::SharedSegment;
 
-// Elements of a rank's part: one, as no more shows more.
+// Elements of a rank's part; more would not show more.
 constexpr int64_t kPart = 1;
-// So many that an all-reduce goes by parts, which each rank has one of.
+// With so many an all-reduce goes by parts, of which each rank has one.
 constexpr int64_t kLong = 3 * comm::SharedRankBlock::kSlotBytes / sizeof(float);
 constexpr int64_t kLarge = (32 << 10) / sizeof(float) + 16;
 
@@ -42,17 +42,17 @@ at::Tensor SymmetricFloats(Rank& rank, int64_t count) {
       .view(at::kFloat);
 }
 
-// What rank `rank` sends to rank `to` in call `call`.
+// Returns what rank `rank` sends to rank `to` in call `call`.
 float Sent(int call, int rank, int to) {
   return static_cast<float>(100 * (call + 1) + 10 * rank + to);
 }
 
-// One call of one rank: its buffers, and what has to come of it.
+// One call of one rank: its buffers, and the expected result.
 struct Prepared {
   Collectives what;
   at::Tensor in;
   at::Tensor out;
-  std::vector<float> expected;  // of the first elements of each part of `out`
+  std::vector<float> expected;  // first elements of the parts of `out`
   std::shared_ptr<SharedGroup::Operation> operation;
 };
 
@@ -159,7 +159,7 @@ absl::Status FinishCall(Rank& rank, Prepared& prepared, size_t call,
       *prepared.operation, calls.waits_for_inputs, rank.deadline);
   if (!status.ok()) return status;
   ExpectReceived(rank, prepared, call);
-  // The next call's values, over these.
+  // The next call's values take the place of these.
   if (prepared.in.defined()) {
     prepared.in.mutable_data_ptr<float>()[0] = -1;
   }
@@ -200,7 +200,7 @@ MakeScenario Mismatch(int ranks) {
   RanksScenario::Options options;
   options.world_size = ranks;
   return OnAllRanks(options, [](Rank& rank) {
-    // One calls something else than the others.
+    // Rank 0 calls something else than the others.
     const Collectives what =
         rank.rank == 0 ? Collectives::kAllReduce : Collectives::kAllGather;
     Prepared prepared = Prepare(rank, what, Memory::kPrivate, 0);
@@ -281,7 +281,7 @@ MakeScenario FreedMemory(int ranks) {
       Prepared prepared =
           Prepare(rank, Collectives::kAllGather, Memory::kSymmetric, call);
       ExpectOk(StartCall(rank, prepared), rank, "calling");
-      // The group holds on to what it has lent.
+      // The group keeps what it has lent.
       prepared.in.reset();
       ExpectOk(rank.group->Wait(*prepared.operation, /*inputs_free=*/false,
                                 rank.deadline),

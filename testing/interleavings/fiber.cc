@@ -32,7 +32,7 @@ void Fiber::Start(std::function<void()> function) {
   function_ = std::move(function);
 }
 
-// What a function that takes integers only is passed a pointer by.
+// makecontext() passes integers only: two of them are the pointer.
 void Fiber::Enter(unsigned low, unsigned high) {
   const uintptr_t self = uintptr_t{high} << 32 | uintptr_t{low};
   // NOLINTNEXTLINE(performance-no-int-to-ptr)
@@ -41,13 +41,13 @@ void Fiber::Enter(unsigned low, unsigned high) {
 
 void Fiber::Loop() {
   while (true) {
-    // Ends before somebody starts another.
+    // The function is destroyed before somebody starts another one.
     std::exchange(function_, nullptr)();
     at_end_();
   }
 }
 
-// A context costs system calls, which only the first switch needs.
+// Uses a context, which costs system calls, for the first switch only.
 void Fiber::Resume() {
   if (has_begun_) longjmp(state_, 1);
   has_begun_ = true;

@@ -1,5 +1,5 @@
-// Threads of a model: they run one at a time, on stacks of their own, and
-// switch where they say.
+// Threads of a model: they run one at a time, each on its own stack, and switch
+// where they say so.
 #ifndef TESTING_INTERLEAVINGS_FIBER_H_
 #define TESTING_INTERLEAVINGS_FIBER_H_
 
@@ -11,8 +11,7 @@
 
 namespace fsdp::interleavings {
 
-// Runs one function after another; all of its switches are made by one thread
-// of the system.
+// Runs one function after another; one system thread makes all its switches.
 class Fiber {
  public:
   // `at_end` runs on the fiber whenever a function has ended, and switches
@@ -22,7 +21,7 @@ class Fiber {
   Fiber& operator=(const Fiber&) = delete;
   ~Fiber();
 
-  // What the next switch to this fiber begins. The last function has ended.
+  // Sets what the next switch to this fiber begins; the last one has ended.
   void Start(std::function<void()> function);
   // Runs on the caller's own stack until somebody switches back there.
   static void Switch(jmp_buf* from, Fiber* to);

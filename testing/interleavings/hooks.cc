@@ -1,8 +1,8 @@
-// What compilers call in code that they instrument for ThreadSanitizer
-// (-fsanitize=thread), and functions of libraries that such code calls, for a
-// Machine instead of the sanitizer's runtime. The code itself is that of
-// production, every access of it is seen, and no more than the machine's shared
-// memory is interfered with.
+// Serves a Machine, instead of the sanitizer's runtime, the functions that
+// compilers call in code that they instrument for ThreadSanitizer
+// (-fsanitize=thread), and library functions that such code calls. The code
+// itself is that of production, every access of it is seen, and only the
+// machine's shared memory is interfered with.
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -104,7 +104,7 @@ void __tsan_func_exit(void*) {
   if (machine != nullptr) machine->LeaveFunction();
 }
 
-// Where the vtable of an object is: never in shared memory.
+// The pointer to a vtable is never in shared memory.
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 
@@ -195,8 +195,8 @@ void __tsan_atomic_thread_fence(int order) {
 }
 void __tsan_atomic_signal_fence(int) {}
 
-// What the headers of absl::Mutex tell ThreadSanitizer under clang. The machine
-// has its own Lock and Unlock, which it sees.
+// The headers of absl::Mutex call these under clang. The machine sees Lock and
+// Unlock by its own wrappers.
 void __tsan_mutex_create(void*, unsigned) {}
 void __tsan_mutex_destroy(void*, unsigned) {}
 void __tsan_mutex_pre_lock(void*, unsigned) {}
@@ -210,7 +210,7 @@ void __tsan_mutex_post_divert(void*, unsigned) {}
 
 // --- The C library ----------------------------------------------------------
 
-// Also that of libstdc++ and LibTorch, which copy texts and tensors with it.
+// libstdc++ and LibTorch use this one, too, for copies of texts and tensors.
 void* memcpy(void* to, const void* from, size_t bytes) noexcept {
   Access(from, static_cast<int64_t>(bytes), false, SITE);
   Access(to, static_cast<int64_t>(bytes), true, SITE);
@@ -230,7 +230,7 @@ void* __wrap_memset(void* to, int value, size_t bytes) {
   return __real_memset(to, value, bytes);
 }
 
-// What clang calls in their place in code that is watched.
+// In code that is watched clang calls these instead.
 void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
   return memcpy(to, from, bytes);
 }
@@ -268,7 +268,7 @@ long __wrap_syscall(long number, ...) {
   return 0;
 }
 
-// One core, so that nobody spins: to look again shows nothing new.
+// With one core nobody spins: looking again shows nothing new.
 int __real_sched_getaffinity(pid_t pid, size_t size, cpu_set_t* set);
 int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t* set) {
   if (Machine::Current() == nullptr) {
@@ -281,7 +281,7 @@ int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t* set) {
 
 // --- Abseil, of the releases that this repository is built with --------------
 
-// absl::Now() and absl::Mutex. The library's own calls stay as they are.
+// These are absl::Now() and absl::Mutex; the library's own calls stay.
 #define ABSEIL(release)                                                        \
   __attribute__((weak)) absl::Time __real__ZN4absl##release##3NowEv();         \
   absl::Time __wrap__ZN4absl##release##3NowEv() {                              \

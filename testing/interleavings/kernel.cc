@@ -1,5 +1,5 @@
-// comm/host's SharedSegment and PeerProcess over the memory and the processes
-// of a Machine: what the kernel does for them, without the kernel.
+// Gives comm/host's SharedSegment and PeerProcess what the kernel does for
+// them, over the memory and the processes of a Machine.
 #include <cstdint>
 #include <memory>
 #include <string>

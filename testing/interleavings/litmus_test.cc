@@ -1,6 +1,6 @@
-// The checker against the C++ standard: small programs whose outcomes are known
-// ([intro.races], [atomics.order], and the papers that name them), all of which
-// have to be seen, and no others.
+// Holds the checker against the C++ standard: small programs with known
+// outcomes ([intro.races], [atomics.order], and the papers that name them). All
+// of these have to be seen, and no others.
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -27,7 +27,7 @@ constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
 constexpr auto kSeqCst = std::memory_order_seq_cst;
 
-// What the threads share, zero at first, and what each has read.
+// Variables that threads share, zero at first, and what each has read.
 struct Shared {
   std::atomic<int> x;
   std::atomic<int> y;
@@ -145,7 +145,7 @@ TEST(LitmusTest, OneLocationIsCoherent) {
   EXPECT_EQ(OutcomesOf(bodies).values, expected);
 }
 
-// Independent reads of independent writes: two readers that disagree.
+// Two readers of independent writes may disagree about their order.
 TEST(LitmusTest, ReadersDisagreeOnlyWithoutSequentialConsistency) {
   const std::string disagree = "00 00 10 10 ";
   for (auto [load, may_disagree] :
@@ -255,15 +255,15 @@ TEST(LitmusTest, PlainAccessesRaceUnlessOrdered) {
     EXPECT_THAT(OutcomesOf(GuardedPlain(store, load)).result.violation,
                 HasSubstr("data race"));
   }
-  // Whatever values are seen: without any choice, too.
+  // The race is found whatever values are seen, even where there is no choice.
   EXPECT_THAT(OutcomesOf({[](Shared& s, Seen&) { s.plain = 1; },
                           [](Shared& s, Seen& seen) { seen.a = s.plain; }})
                   .result.violation,
               HasSubstr("data race"));
 }
 
-// Of n independent threads one order is explored, of two that conflict in k
-// places as many as differ.
+// Independent threads have one order; two threads that conflict in k places
+// have as many as differ.
 TEST(LitmusTest, ExploresNoOrderTwice) {
   const Outcomes independent =
       OutcomesOf({[](Shared& s, Seen&) { s.x.store(1, kRelaxed); },
@@ -284,7 +284,7 @@ TEST(LitmusTest, ABoundOnPreemptionsLeavesOut) {
     seen.b = s.x.fetch_add(1, kRelaxed);
   };
   CheckOptions options;
-  const int numbers[] = {2, 4, 6};  // of the 6 orders of aabb
+  const int numbers[] = {2, 4, 6};  // how many of the 6 orders of aabb
   for (int bound : {0, 1, 2}) {
     options.max_preemptions = bound;
     EXPECT_EQ(OutcomesOf({twice, twice}, options).values.size(),

@@ -16,10 +16,10 @@
 namespace fsdp::interleavings {
 namespace {
 
-// An execution that is longer never ends: so long is none of ours.
+// No scenario takes so many steps: a longer execution never ends.
 constexpr int64_t kMaxSteps = 20'000;
 
-// 2001-09-09, so that nothing wraps.
+// The clock begins in 2001, so that nothing wraps.
 constexpr int64_t kBegin = 1'000'000'000'000'000'000;
 
 }  // namespace
@@ -72,7 +72,7 @@ void Machine::Run(Search& search) {
   search_ = &search;
   mode_ = Mode::kExplore;
   memory_.Synchronize();
-  // Each up to its first operation.
+  // Each thread runs up to its first operation.
   is_launching_ = true;
   for (int i = 0; i < num_threads(); ++i) SwitchTo(i);
   is_launching_ = false;
@@ -135,7 +135,8 @@ bool Machine::AllDone() const {
   return true;
 }
 
-// Threads, then one to kill each mortal rank, then one that lets time jump.
+// Candidates are threads, then one to kill each mortal rank, then one for a
+// jump of time.
 Candidates Machine::PendingSteps() const {
   Candidates candidates;
   for (int i = 0; i < num_threads(); ++i) {
@@ -169,7 +170,7 @@ Candidates Machine::PendingSteps() const {
   return candidates;
 }
 
-// Hands on to whoever the search wants to go next, which may be the caller.
+// Hands on to the thread that the search wants next, maybe the caller.
 void Machine::Reschedule() {
   if (is_launching_) return GoToMain();
   while (true) {
@@ -212,7 +213,8 @@ void Machine::ActAsEnvironment(int index) {
   }
 }
 
-// Nobody can go on: to the end of somebody's sleep. False: nobody's ends.
+// Moves the time to where the first sleep ends, since nobody can go on. Returns
+// false if no sleep ends.
 bool Machine::LetTimePass() {
   int64_t next = std::numeric_limits<int64_t>::max();
   for (int i = 0; i < num_threads(); ++i) {

@@ -1,8 +1,8 @@
-// One execution of threads of ranks, every operation of which on shared memory,
-// futexes, mutexes and the clock waits until the search lets it happen.
+// Runs one execution of threads of ranks: every operation of theirs on shared
+// memory, futexes, mutexes and the clock waits until the search lets it happen.
 //
-// The hooks (hooks.cc) call it for code that is compiled to be watched; what
-// others do to shared memory it does not see.
+// Code that is compiled to be watched calls it by the hooks (hooks.cc); it does
+// not see what other code does to shared memory.
 #ifndef TESTING_INTERLEAVINGS_MACHINE_H_
 #define TESTING_INTERLEAVINGS_MACHINE_H_
 
@@ -27,13 +27,13 @@
 namespace fsdp::interleavings {
 
 struct MachineOptions {
-  // Ranks that may be killed at any point, at most one of them.
+  // At most one of these ranks is killed, at any point.
   std::vector<int> mortal_ranks;
-  // Once, at any point, so much time passes (ns); 0: never.
+  // Nanoseconds that pass once, at any point; 0: never.
   int64_t time_jump = 0;
-  // FUTEX_WAIT returns so often for no reason.
+  // FUTEX_WAIT returns for no reason so often.
   int spurious_wakeups = 0;
-  // Nobody has to sleep until its time is over: others wake whom they should.
+  // A sleep until its time is over is a violation: others should have ended it.
   bool nobody_oversleeps = true;
 };
 
@@ -47,25 +47,25 @@ class Machine {
   Machine& operator=(const Machine&) = delete;
   ~Machine();
 
-  // The one whose threads the caller's thread of the system runs; null: none.
+  // Returns the machine whose threads this system thread runs, or null.
   static Machine* Current() { return current_; }
 
   // --- An execution ---------------------------------------------------------
   void Reset();
   void AddThread(int rank, std::function<void()> body);
-  // Until all threads have ended, or sleep for ever or are dead.
+  // Returns when all threads have ended, sleep for ever or are dead.
   void Run(Search& search);
-  // The rank on whose behalf code runs that belongs to no thread.
+  // The rank for which code runs that belongs to no thread.
   void set_rank(int rank) { rank_of_caller_ = rank; }
 
-  // What is wrong; only the first is kept.
+  // Reports what is wrong; only the first report is kept.
   void Violate(std::string what);
   const std::string& violation() const { return violation_; }
   std::string DescribeTrace() const;
   Candidates PendingSteps() const;
   bool was_killed(int rank) const { return is_dead_[rank]; }
   bool time_has_jumped() const { return time_has_jumped_; }
-  // All threads that live have ended, as the search wanted it.
+  // Returns whether all threads that live have ended, as the search wanted it.
   bool has_completed() const { return has_completed_; }
   int64_t num_steps() const { return num_steps_; }
   Arena& arena() { return arena_; }
@@ -82,16 +82,16 @@ class Machine {
                        uintptr_t site);
   void Fence(Order order);
   void Access(uintptr_t address, int64_t bytes, bool writes, uintptr_t site);
-  // Nanoseconds from now on; -1: for ever.
+  // The timeout is in nanoseconds from now on; -1: for ever.
   void FutexWait(uintptr_t address, uint32_t value, int64_t timeout,
                  uintptr_t site);
   void FutexWake(uintptr_t address, uintptr_t site);
-  // Until nobody holds the mutex.
+  // Waits until nobody holds the mutex.
   void Lock(void* mutex);
   void Unlock(void* mutex);
   int64_t Now();  // ns
-  // Before a look at, or a change of, something that belongs to `rank`, or to
-  // the segment with this number.
+  // Comes before a look at, or a change of, something that belongs to `rank`,
+  // or to the segment with this number.
   bool HasEnded(int rank);
   void TouchSegment(int number, bool writes);
   int current_rank() const;
@@ -109,9 +109,9 @@ class Machine {
  private:
   static constexpr int kMaxDepth = 128;
   enum class Mode {
-    kDirect,   // operations just happen: before and after the threads run
+    kDirect,   // operations just happen, before and after the threads run
     kExplore,  // the search decides
-    kDrain,    // threads end as soon as they can: nobody looks any more
+    kDrain,    // threads end as soon as they can, and nobody looks any more
   };
   enum class State { kReady, kAsleep, kLocking, kDone };
   struct Thread {
@@ -119,10 +119,10 @@ class Machine {
     int rank = 0;
     State state = State::kDone;
     Footprint next;
-    uintptr_t awaited = 0;  // kAsleep: the futex; kLocking: the mutex
+    uintptr_t awaited = 0;  // kAsleep: futex; kLocking: mutex
     int64_t wake_time = 0;
-    int64_t ticks = 0;  // of its clock
-    // Of the functions that are under way.
+    int64_t ticks = 0;  // of the thread's clock
+    // These are of the functions that are under way.
     int depth = 0;
     std::array<uintptr_t, kMaxDepth> callers;
   };
@@ -134,12 +134,12 @@ class Machine {
   Thread& self() { return threads_[self_]; }
   int num_threads() const { return num_threads_; }
   Footprint FootprintOf(uint64_t place, bool writes) const;
-  // Whether an operation is for the search to decide on.
+  // Returns whether the search decides on an operation.
   bool IsWatched(uintptr_t address) const {
     return is_exploring() && arena_.Find(address).has_value();
   }
   uint64_t CheckedOffset(uintptr_t address);
-  // Returns once the search wants the step to be taken; false: drains.
+  // Returns once the search wants the step to be taken; false: it drains.
   bool Step(const Footprint& footprint);
   bool BeforeAtomic(uintptr_t address, int bytes, bool writes, uintptr_t site);
   void Reschedule();
@@ -153,11 +153,10 @@ class Machine {
   void Drain();
   void CheckRace(uint64_t offset, int64_t bytes, bool writes, bool atomic,
                  uintptr_t site);
-  // The order of an operation there, after the mutation.
+  // Returns the order of an operation there, after the mutation.
   Order OrderAt(uintptr_t site, Order order, Operation operation,
                 uint64_t offset);
   bool IsDropped(uintptr_t site);
-  // Return addresses on the stack of the thread that runs.
   const uintptr_t* callers_begin() const {
     return threads_[self_].callers.data();
   }
@@ -168,7 +167,7 @@ class Machine {
   void RecordAt(const char* what, uint64_t offset, uint64_t value, bool is_old,
                 uintptr_t site);
 
-  // Looked at in every function that is watched: no wrapper around it.
+  // Every watched function reads it, and thread_local would add a wrapper.
   static __thread Machine* current_;
 
   const MachineOptions options_;
@@ -182,7 +181,7 @@ class Machine {
   Search* search_ = nullptr;
   Mode mode_ = Mode::kDirect;
   bool is_launching_ = false;
-  int self_ = -1;  // the thread that runs; -1: none of them
+  int self_ = -1;  // the thread that runs; -1: none
   int rank_of_caller_ = 0;
   WeakMemory memory_;
   std::unordered_map<void*, Mutex> mutexes_;

@@ -1,4 +1,4 @@
-// What the threads of a Machine do to shared memory and to each other.
+// Operations of a Machine's threads on shared memory and on each other.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace fsdp::interleavings {
 namespace {
 
-// Beyond every deadline of ours.
+// Nanoseconds beyond every deadline here.
 constexpr int64_t kAges = int64_t{1000} * 1'000'000'000;
 
 uint64_t Truncated(uint64_t value, int bytes) {
@@ -40,7 +40,7 @@ uint64_t Machine::CheckedOffset(uintptr_t address) {
   return place->offset;
 }
 
-// False: the operation just happens, nobody looks.
+// Returns false if the operation just happens and nobody looks.
 bool Machine::BeforeAtomic(uintptr_t address, int bytes, bool writes,
                            uintptr_t site) {
   if (!IsWatched(address)) return false;
@@ -103,8 +103,8 @@ uint64_t Machine::Update(uintptr_t address, int bytes, Modify modify,
   return old;
 }
 
-// Nothing of ours that is watched compares and exchanges, so a failure may be
-// taken for an update to the same value.
+// No watched code compares and exchanges, so that a failure may be taken for an
+// update to the same value.
 bool Machine::CompareExchange(uintptr_t address, int bytes, uint64_t* expected,
                               uint64_t desired, Order success, Order failure,
                               uintptr_t site) {
@@ -154,12 +154,12 @@ void Machine::CheckRace(uint64_t offset, int64_t bytes, bool writes,
       FunctionAt(race->other_site)));
 }
 
-// As the kernel: looks at the word and sleeps, in one step. It follows who has
-// woken sleepers of this word before; what else it sees is as old as what a
-// load sees that is ordered with the accesses of this thread.
+// Looks at the word and sleeps in one step, as the kernel does. It follows
+// those who have woken sleepers of this word before; what else it sees is as
+// old as what a load sees that is ordered with the accesses of this thread.
 void Machine::FutexWait(uintptr_t address, uint32_t value, int64_t timeout,
                         uintptr_t site) {
-  // Others end first, whom this thread may be waiting for.
+  // Others end first: this thread may be waiting for them.
   if (mode_ == Mode::kDrain && self_ >= 0) return GoToMain();
   if (!IsWatched(address)) return;
   const uint64_t offset = CheckedOffset(address);
@@ -245,7 +245,7 @@ int64_t Machine::Now() {
   if (self_ < 0) return now_;
   if (mode_ == Mode::kDrain) {
     now_ += kAges;
-    GoToMain();  // as FutexWait()
+    GoToMain();  // as in FutexWait()
   } else if (options_.time_jump > 0) {
     Step(FootprintOf(kClock, false));
   }
@@ -271,7 +271,7 @@ Machine::Order Machine::OrderAt(uintptr_t site, Order order,
   const auto [found, is_new] = sites_.try_emplace(site);
   if (is_new) found->second = {operation, order, arena_.NameOf(offset)};
   if (operation == Operation::kUpdate) {
-    // Whom the update is for is not far from it.
+    // The callers that the update is for are near.
     constexpr int kNear = 3;
     const auto near =
         std::min<ptrdiff_t>(kNear, callers_end() - callers_begin());

@@ -14,19 +14,19 @@
 namespace fsdp::interleavings {
 namespace {
 
-// Where calls that do not happen are seen.
+// Calls are only dropped if they update this place.
 constexpr absl::string_view kRings = "rings";
 constexpr absl::string_view kWatchedNamespace = "fsdp::comm::";
 
 std::string Symbol(uintptr_t site) {
   char name[1024];
-  // Of the call itself: what follows it may belong to another function.
+  // The site is after the call, and may belong to another function.
   // NOLINTNEXTLINE(performance-no-int-to-ptr)
   const void* call = reinterpret_cast<const void*>(site - 1);
   return absl::Symbolize(call, name, sizeof(name)) ? name : "?";
 }
 
-// Without what is in brackets, but for the (anonymous namespace).
+// Leaves out what is in brackets, except for (anonymous namespace).
 std::string WithoutParameters(absl::string_view symbol) {
   std::string text;
   int depth = 0;
@@ -47,7 +47,7 @@ void Add(std::map<std::string, Mutation>* found, std::string name,
   mutation.drops = drops;
 }
 
-// Orders that are one step weaker and differ for the operation.
+// Returns orders that are one step weaker and differ for the operation.
 std::vector<std::memory_order> Weaker(const Site& site) {
   switch (site.order) {
     case std::memory_order_seq_cst:
@@ -96,7 +96,7 @@ std::string FunctionAt(uintptr_t site) {
       {{"fsdp::comm::", ""},
        {"fsdp::interleavings::", ""},
        {"::::operator", "'s lambda"}});
-  // As clang calls it: "Start::$_2::operator".
+  // For clang it is "Start::$_2::operator".
   const size_t lambda = name.find("::$_");
   if (lambda != std::string::npos) {
     name = absl::StrCat(name.substr(0, lambda), "'s lambda");

@@ -1,5 +1,5 @@
-// Places in a program where it synchronizes, and what is changed there to see
-// whether somebody notices.
+// Places where a program synchronizes, and what is changed there to see whether
+// somebody notices.
 #ifndef TESTING_INTERLEAVINGS_MUTATION_H_
 #define TESTING_INTERLEAVINGS_MUTATION_H_
 
@@ -18,34 +18,34 @@ enum class Operation {
   kUpdate,
   kWait,  // futex
   kWake,
-  kCall,  // of a function that updates
+  kCall,  // a call of a function that updates
 };
 
-// Return addresses, with what was seen there.
 struct Site {
   Operation operation;
   std::memory_order order;
-  std::string place;  // in memory
+  std::string place;  // what it is in memory
 };
 using Sites = std::map<uintptr_t, Site>;
 
 struct Mutation {
   std::string name;
   std::set<uintptr_t> sites;
-  // What happens there, or in functions that are called there: operations have
-  // this order instead, or, with `drops`, updates and wake-ups do not happen.
+  // Operations there, or in functions that are called there, have this order
+  // instead, or, with `drops`, updates and wake-ups there do not happen.
   std::memory_order order = std::memory_order_relaxed;
   bool drops = false;
 };
 
-// "Doorbell::Ring", without namespaces and parameters, of a return address.
+// Returns the function of a return address without namespaces and parameters,
+// such as "Doorbell::Ring".
 std::string FunctionAt(uintptr_t site);
 
 const char* Name(std::memory_order order);
 
-// All that weakens one operation by one step at one place that code of
-// fsdp::comm has, alike where two of its places look alike: named by the
-// function, the operation and what it is done to. In the order of names.
+// Returns all changes that weaken one operation by one step at one place in
+// code of fsdp::comm, or at places that look alike, sorted by name. The name
+// says the function, the operation and what it is done to.
 std::vector<Mutation> AllMutations(const Sites& sites);
 
 }  // namespace fsdp::interleavings

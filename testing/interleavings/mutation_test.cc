@@ -1,6 +1,6 @@
-// Whether the checker would see what it is there for: each place where the
-// protocol synchronizes is weakened, one at a time, and some case has to find
-// it, or the place is in the list of those where nothing can be seen.
+// Shows that the checker sees what it is there for. Each place where the
+// protocol synchronizes is weakened, one at a time: some case has to find it,
+// unless the place is in the list of those where nothing can be seen.
 #include "testing/interleavings/mutation.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::IsEmpty;
 
-// Why nothing is lost by it, for mutations that nobody can see.
+// Mutations that nobody can see, and why nothing is lost by each.
 const std::map<std::string, std::string>& Equivalent() {
   constexpr char kCountOnly[] =
       "only the count matters: what is mapped anew is found by its identity";
@@ -59,7 +59,7 @@ bool Reaches(const Sites& sites, const Mutation& mutation) {
   return false;
 }
 
-// The name of the case that has found it; empty: none has.
+// Returns the name of the case that has found it, "" if none has.
 std::string FoundBy(const Mutation& mutation,
                     const std::vector<Explored>& cases) {
   for (const Explored& explored : cases) {
@@ -79,7 +79,7 @@ TEST(MutationTest, WhatMattersIsFound) {
   Sites sites;
   for (Case& c : AllCases(2)) {
     if (!c.is_for_mutations) continue;
-    // What is found is found early.
+    // Mutations that are found are found early.
     c.options.max_preemptions = std::min(c.options.max_preemptions, 1);
     CheckResult result = Explore(c.scenario, c.options);
     ASSERT_THAT(result.violation, IsEmpty()) << c.name;

@@ -1,4 +1,4 @@
-// Doorbells and fences.
+// Scenarios of doorbells and fences.
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -22,7 +22,7 @@ using ::fsdp::comm::SharedSegment;
 constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
 
-// What a waiter shows to those who ring: one message slot for each.
+// A waiter's bell, and one message slot for each rank that rings.
 struct Desk {
   Doorbell bell;
   struct alignas(64) Slot {
@@ -70,8 +70,8 @@ class DoorbellScenario final : public Scenario {
 
   void Wait() {
     Desk& desk = DeskOf(0);
-    // No time passes while one looks, so a turn of spinning ends at the time
-    // that the clock's own steps take.
+    // No time passes while one looks, so that a turn of spinning ends by the
+    // clock's own steps.
     const absl::Duration spin =
         spins_ ? absl::Nanoseconds(1) : absl::ZeroDuration();
     const absl::Time deadline = absl::Now() + absl::Hours(1);
@@ -127,14 +127,13 @@ class DoorbellDeadlineScenario final : public Scenario {
   bool has_ended_ = false;
 };
 
-// A part of common memory.
 struct alignas(64) Cell {
   uint64_t value;
 };
 
 Cell* Cells(const Rank& rank) { return reinterpret_cast<Cell*>(rank.data); }
 
-// What is true whatever ranks see of it: who has come how often.
+// How often each rank has come, which is true whatever ranks see of it.
 using Arrivals = std::vector<uint64_t>;
 
 void PassFences(Rank& rank, int fences, Failures failures, Arrivals& came) {

@@ -13,7 +13,7 @@ using ::testing::IsEmpty;
 
 class ProtocolTest : public ::testing::TestWithParam<int> {};
 
-// Prints what was explored: how much that is belongs to what passes.
+// Also prints how much was explored, which is part of what passing means.
 TEST_P(ProtocolTest, KeepsItsPromises) {
   for (const Case& c : AllCases(GetParam())) {
     const CheckResult result = Explore(c.scenario, c.options);

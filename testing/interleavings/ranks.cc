@@ -30,7 +30,7 @@ void NameWithin(Arena& arena, uint64_t segment, size_t begin, size_t bytes,
 }
 
 void NameMailbox(Arena& arena, uint64_t at) {
-  // Its members are its own business; their order is that of the header.
+  // The first members are private; their order is that of the header.
   NameWithin(arena, at, 0, 4, "rings");
   NameWithin(arena, at, 4, 4, "sleepers");
   NameWithin(arena, at, offsetof(SharedMailbox, frees), 8, "frees");

@@ -25,11 +25,10 @@ struct Rank {
   std::shared_ptr<comm::SharedGroup> group;
   std::unique_ptr<comm::Fence> fence;
   std::shared_ptr<comm::SharedSegment> common;
-  char* data = nullptr;  // of the common memory, behind the fence's counters
+  char* data = nullptr;  // common memory behind the fence's counters
   absl::Time deadline;   // an hour from the beginning
 
   int world_size() const { return group->world_size(); }
-  // Arrives and waits.
   absl::Status PassFence() {
     fence->Arrive();
     return fence->Wait(deadline);
@@ -44,7 +43,8 @@ struct RankThread {
 class RanksScenario final : public Scenario {
  public:
   // Common memory has `common_bytes`, zero at first. `before` runs when all are
-  // connected, before there are threads; `after` when all that live have ended.
+  // connected, before there are threads; `after` runs when all that live have
+  // ended.
   struct Options {
     int world_size = 2;
     int64_t common_bytes = 64;
@@ -66,11 +66,11 @@ class RanksScenario final : public Scenario {
   std::vector<Rank> ranks_;
 };
 
-// The same on all ranks.
+// Runs the same on all ranks.
 MakeScenario OnAllRanks(const RanksScenario::Options& options,
                         const std::function<void(Rank&)>& body);
 
-// A violation unless the status is ok.
+// Reports a violation unless the status is ok.
 void ExpectOk(const absl::Status& status, const Rank& rank, const char* what);
 
 }  // namespace fsdp::interleavings

@@ -1,5 +1,5 @@
-// What the protocols of comm/host and comm/shared_memory promise, as scenarios
-// that report it when a promise is broken.
+// Scenarios that report when a promise of the protocols of comm/host and
+// comm/shared_memory is broken.
 #ifndef TESTING_INTERLEAVINGS_SCENARIOS_H_
 #define TESTING_INTERLEAVINGS_SCENARIOS_H_
 
@@ -9,37 +9,37 @@
 
 namespace fsdp::interleavings {
 
-// One rank waits for `turns` messages of each of the others, which it is told
-// of by its doorbell; spins once before it sleeps, if it is to.
+// One rank waits for `turns` messages of each of the others, of which its
+// doorbell tells it. With `spins` it spins once before it sleeps.
 MakeScenario Doorbells(int ranks, int turns, bool spins);
-// A waiter for nothing, until a deadline, while others ring.
+// A rank waits until a deadline for what never comes, while others ring.
 MakeScenario DoorbellDeadline(int ranks);
 
-// How ranks go on when others may have died, or time may have run out.
+// How ranks go on when others may have died or time may have run out.
 enum class Failures {
   kNone,      // every call has to succeed
-  kExpected,  // may fail, as one does who has lost a peer
+  kExpected,  // calls may fail, as for a rank that has lost a peer
 };
 
 // Every rank writes its part of common memory and passes a fence, reads all
-// parts and passes another one, and so on: `fences` in all. Nobody passes
+// parts and passes another one, and so on, `fences` in all. Nobody passes
 // before all have come.
 MakeScenario Fences(int ranks, int fences, Failures failures = Failures::kNone);
 
-// A model of two units whose shards lie in common memory is trained as the real
+// Trains a model of two units whose shards lie in common memory as the real
 // Schedule says: ranks compute with each other's shards, and write their own in
-// place, as an optimizer does, between steps.
+// place between steps, as an optimizer does.
 struct Training {
   int ranks = 2;
   int steps = 2;
-  // A forward alone, without gradients, in each step.
+  // Each step is only a forward, without gradients.
   bool evaluates = false;
-  // Asks for a unit's parameters before the optimizer's step (Unshard()).
+  // The user asks for a unit's parameters before the step (Unshard()).
   bool user_unshards = false;
-  // What is left out, on all ranks: the nth fence from 0, waits for reductions.
+  // All ranks leave out this fence, from 0, or waits for reductions.
   int left_out_fence = -1;
   bool leaves_out_reductions = false;
-  // As it once was: what the user asks for opens shards and is gathered in
+  // Is a wrong runtime: what the user asks for opens shards and is gathered in
   // place, and the forward that comes next finds them open.
   bool unsharding_opens = false;
 };
@@ -52,7 +52,7 @@ enum class Collectives {
   kAllReduce,
   kLargeAllReduce,  // by parts
   kBroadcast,
-  kLongBroadcast,  // more chunks than are staged ahead
+  kLongBroadcast,  // of more chunks than are staged ahead
 };
 enum class Memory {
   kPrivate,    // peers read a copy in a slot
@@ -62,18 +62,17 @@ struct CollectiveCalls {
   int ranks = 2;
   std::vector<Collectives> calls;
   Memory memory = Memory::kPrivate;
-  // Start all, then wait for all.
+  // Starts all calls, then waits for all.
   bool in_flight_together = false;
-  // Wait() for inputs, too, before they are written again.
+  // Waits for the inputs, too, before they are written again.
   bool waits_for_inputs = true;
-  // Ranks leave as soon as they are done.
   bool leave = false;
   Failures failures = Failures::kNone;
 };
 // Every rank gets what all ranks sent, once and in the order of the calls.
 MakeScenario Calls(const CollectiveCalls& calls);
 
-// The ranks' calls differ: everybody is told.
+// The ranks' calls differ, which each rank is told.
 MakeScenario Mismatch(int ranks);
 
 // The last rank has posted as many calls as there is room for, and makes one
@@ -87,7 +86,7 @@ MakeScenario LeaveInstead(int ranks);
 MakeScenario AbortWhileWaiting();
 
 // A rank allocates memory that peers read, gives it back when it may, and does
-// it again: what peers read then is new.
+// so again: what peers read then is new.
 MakeScenario FreedMemory(int ranks);
 
 }  // namespace fsdp::interleavings

@@ -36,7 +36,7 @@ bool Search::IsWithinBound(const Node& node, int thread) const {
                               max_preemptions_;
 }
 
-// Whether there is a thread that is worth exploring.
+// Adds a node; returns whether some thread is worth exploring.
 bool Search::PushNode(const Candidates& candidates) {
   Node node;
   for (int i = 0; i < kMaxThreads; ++i) {
@@ -64,13 +64,14 @@ std::optional<int> Search::ChooseThread(const Candidates& candidates) {
     return std::nullopt;
   }
   const int thread = nodes_[depth_].thread;
-  FSDP_CHECK(candidates[thread].is_enabled);  // executions can be repeated
+  // Executions are the same up to here.
+  FSDP_CHECK(candidates[thread].is_enabled);
   Execute(thread, candidates);
   ++depth_;
   return thread;
 }
 
-// What the step follows if it is taken now.
+// Returns what the step follows if it is taken now.
 VectorClock Search::ClockOf(int thread, const Footprint& step) const {
   VectorClock clock = clocks_[thread];
   ++clock[thread];
@@ -88,8 +89,8 @@ void Search::Execute(int thread, const Candidates& candidates) {
   const Footprint& step = candidates[thread].next;
   const VectorClock clock = ClockOf(thread, step);
   if (depth_ >= num_replayed_) FindRaces(thread, step, clock);
-  // Who sleeps, or has been explored here, need not go before what does not
-  // conflict with it.
+  // Threads that sleep, or have been explored here, need not go before what
+  // does not conflict with them.
   sleeping_ = 0;
   if (!is_bounded()) {
     const Threads explored = (node.sleeping | node.done) & ~Bit(thread);
@@ -120,7 +121,7 @@ void Search::Execute(int thread, const Candidates& candidates) {
   }
 }
 
-// Steps that `step` could have come before; `clock` is what it follows now.
+// Finds steps that `step` could precede; `clock` is what it follows now.
 void Search::FindRaces(int thread, const Footprint& step,
                        const VectorClock& clock) {
   if (!step.may_be_reordered) return;
@@ -153,13 +154,13 @@ void Search::AddBacktrack(const Step& racing, int thread,
   if (begin != racing.index) AddBacktrackAt(begin, thread);
 }
 
-// Who can go first, instead of the racing step, where all comes that does not
-// follow it, and then the step of `thread`.
+// Returns the threads that can go first, instead of the racing step, in a run
+// of all steps that do not follow it and then the step of `thread`.
 Search::Threads Search::InitialsOf(const Step& racing, int thread,
                                    const VectorClock& clock) const {
   Threads initials = 0;
   Threads seen = 0;
-  VectorClock firsts;  // of all steps before, the first of each thread
+  VectorClock firsts;  // the first step of each thread that was considered
   const auto consider = [&](Epoch epoch, const VectorClock& follows) {
     if ((seen & Bit(epoch.thread)) != 0) return;
     bool is_first = true;
@@ -197,7 +198,7 @@ void Search::Synchronize() {
   clocks_.fill(all);
 }
 
-// To the next choice that has not been made; whether there is one.
+// Moves to the next choice not made yet; returns whether there is one.
 bool Search::Advance() {
   while (!nodes_.empty()) {
     Node& node = nodes_.back();
@@ -223,7 +224,7 @@ bool Search::Advance() {
 }
 
 bool Search::Finish(const Candidates& candidates) {
-  // Steps that were never taken, of threads that sleep, wait or are dead.
+  // These steps were never taken: their threads sleep, wait or are dead.
   for (int i = 0; i < kMaxThreads; ++i) {
     const Footprint& next = candidates[i].next;
     if (candidates[i].is_pending) FindRaces(i, next, ClockOf(i, next));

@@ -1,10 +1,12 @@
-// Which thread goes next: depth-first through all interleavings that differ in
-// the order of operations that conflict, each executed from its beginning.
+// Decides which thread goes next: depth-first through all interleavings that
+// differ in the order of operations that conflict, each executed from its
+// beginning.
 //
-// Dynamic partial-order reduction by source sets and sleep sets (Abdulla,
-// Aronis, Jonsson and Sagonas, POPL 2014). With a bound on preemptions that of
-// Flanagan and Godefroid (POPL 2005), without sleep sets and with the points
-// that Coons, Musuvathi and McKinley add (OOPSLA 2013).
+// The method is dynamic partial-order reduction by source sets and sleep sets
+// (Abdulla, Aronis, Jonsson and Sagonas, POPL 2014). With a bound on
+// preemptions it is that of Flanagan and Godefroid (POPL 2005), without sleep
+// sets and with the points that Coons, Musuvathi and McKinley add (OOPSLA
+// 2013).
 #ifndef TESTING_INTERLEAVINGS_SEARCH_H_
 #define TESTING_INTERLEAVINGS_SEARCH_H_
 
@@ -19,9 +21,9 @@
 
 namespace fsdp::interleavings {
 
-// What a step of a thread reads or writes: places have any numbers that are the
-// same in every execution. Two steps conflict where both touch a place and one
-// of them writes there.
+// Places that a step of a thread reads or writes; a place has the same number
+// in every execution. Two steps conflict if both touch a place and one of them
+// writes there.
 struct Footprint {
   struct Place {
     uint64_t number = 0;
@@ -29,8 +31,8 @@ struct Footprint {
   };
   std::array<Place, 3> places;
   int num_places = 0;
-  // Can come at another time: not so the end of a sleep, which somebody else
-  // brings about, and the release of a mutex.
+  // The step can come at another time. The end of a sleep, which somebody else
+  // brings about, and the release of a mutex cannot.
   bool may_be_reordered = true;
 
   void Add(uint64_t number, bool writes) {
@@ -41,7 +43,7 @@ struct Footprint {
 
 struct Candidate {
   bool is_enabled = false;
-  bool is_pending = false;      // has a step to do, now or later
+  bool is_pending = false;      // it has a step to do, now or later
   bool is_environment = false;  // its steps preempt nobody
   Footprint next;
 };
@@ -53,30 +55,31 @@ class Search {
   explicit Search(int max_preemptions = kUnbounded)
       : max_preemptions_(max_preemptions) {}
 
-  // The thread whose step comes next; none where what follows has been explored
-  // already. Some thread is enabled.
+  // Returns the thread whose step comes next, or none if what follows has been
+  // explored already. Some thread is enabled.
   std::optional<int> ChooseThread(const Candidates& candidates);
-  // One of `count` ways in which the step may end, once per step.
+  // Chooses one of `count` ways in which the step may end, once per step.
   int ChooseWay(int count);
-  // What the thread that was chosen last followed before its step, in the order
-  // in which conflicting steps were taken; and the last step of a thread.
+  // Return what the thread that was chosen last followed before its step, in
+  // the order in which conflicting steps were taken, and the last step of a
+  // thread.
   const VectorClock& executed_before() const { return executed_before_; }
   Epoch last_step(int thread) const {
     return {thread, clocks_[thread][thread]};
   }
-  // No thread could go on until time passed: whatever comes follows all of it.
+  // No thread could go on until time passed: all that comes follows it.
   void Synchronize();
 
-  // The execution is over; whether there is another one to explore.
+  // Ends the execution; returns whether there is another one to explore.
   bool Finish(const Candidates& candidates);
 
   int64_t depth() const { return static_cast<int64_t>(nodes_.size()); }
-  // Of the choices at the first steps of an execution, how many are behind: a
-  // guess of how much is done, 0 to 1.
+  // Returns how many of the choices at the first steps of an execution are
+  // behind: a guess of how much is done, 0 to 1.
   double Progress() const;
 
  private:
-  using Threads = uint32_t;  // a bit for each
+  using Threads = uint32_t;  // a bit for each thread
   struct Node {
     Threads enabled = 0;
     Threads sleeping = 0;
@@ -116,7 +119,7 @@ class Search {
   std::vector<Node> nodes_;
   Threads environment_ = 0;
 
-  // Of the execution under way.
+  // These are of the execution under way.
   int depth_ = 0;
   int num_replayed_ = 0;  // nodes whose races are known
   int previous_ = -1;

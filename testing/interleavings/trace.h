@@ -1,4 +1,4 @@
-// What threads did in one execution, for people.
+// Shows people what threads did in one execution.
 #ifndef TESTING_INTERLEAVINGS_TRACE_H_
 #define TESTING_INTERLEAVINGS_TRACE_H_
 
@@ -13,8 +13,8 @@ namespace fsdp::interleavings {
 struct TraceLine {
   int thread;
   int rank;
-  const char* what;  // static
-  bool in_arena;     // `offset` is a place in it
+  const char* what;
+  bool in_arena;  // `offset` is a place in it
   uint64_t offset = 0;
   uint64_t value = 0;
   bool is_old = false;  // a newer value was there
@@ -22,8 +22,7 @@ struct TraceLine {
 };
 using Trace = std::vector<TraceLine>;
 
-// A line for each, without those of one thread that look again and see the
-// same.
+// Writes a line for each, without a thread's repeated looks that see the same.
 std::string ToString(const Trace& trace, const Arena& arena);
 
 }  // namespace fsdp::interleavings

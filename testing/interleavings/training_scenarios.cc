@@ -1,4 +1,4 @@
-// Training in common memory, as the Schedule says.
+// Scenarios of training in common memory, as the Schedule says.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
@@ -33,7 +33,7 @@ std::vector<ScheduledUnit> SharingUnits() {
   return units;
 }
 
-// One rank's model: its runtime and its user.
+// Is one rank's model: its runtime and its user.
 class Trainer {
  public:
   Trainer(Rank& rank, const Training& training)
@@ -140,8 +140,9 @@ class Trainer {
     operations.erase(found);
   }
 
-  // Reads all of a unit, which has the values that all optimizers left; before
-  // it is freed, where its backward is over.
+  // Reads all of a unit, which has the values that all optimizers left, before
+  // it is freed; a unit that `actions` free is not read, since its backward is
+  // over.
   void Compute(int unit, const Actions& actions) {
     for (const Action& action : actions) {
       if (action.kind == ActionKind::kFree && action.unit == unit) return;

@@ -1,5 +1,5 @@
-// The bug that a checker of the schedule alone could not see: a rank wrote its
-// shard in place while another one still computed with it. Here ranks really
+// A checker of the schedule alone could not see this bug: a rank writes its
+// shard in place while another one still computes with it. Here ranks really
 // pass fences, or do not, and memory says what they read.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -13,7 +13,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// By the values, or because nothing orders the accesses.
+// The values show it, or that nothing orders the accesses.
 auto IsStaleRead() {
   return AnyOf(HasSubstr("data race at common memory"),
                HasSubstr("with a shard of rank"));
@@ -34,8 +34,7 @@ TEST(TrainingTest, AnOptimizerThatWritesWhatAPeerStillReadsIsFound) {
   EXPECT_THAT(ResultOf(training).violation, IsStaleRead());
 }
 
-// Between the optimizer's writes and the next forward, on which nothing else
-// waits.
+// Nothing else waits between the optimizer's writes and the next forward.
 TEST(TrainingTest, AForwardThatDoesNotOpenShardsIsFound) {
   Training training;
   constexpr int kSecondOpening = 2;

@@ -1,4 +1,4 @@
-// Who has seen how much of whom.
+// Clocks that say how much of each other threads have seen.
 #ifndef TESTING_INTERLEAVINGS_VECTOR_CLOCK_H_
 #define TESTING_INTERLEAVINGS_VECTOR_CLOCK_H_
 

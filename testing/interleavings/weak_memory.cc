@@ -6,8 +6,7 @@
 namespace fsdp::interleavings {
 namespace {
 
-// A store becomes visible in finite time: after so many looks in a row that
-// saw something older.
+// A store becomes visible after so many looks in a row at something older.
 constexpr int kMaxOldLooks = 12;
 
 constexpr int64_t kWordBytes = 8;
@@ -167,7 +166,8 @@ std::optional<Race> WeakMemory::Access(int thread, uint64_t address,
     }
     race = TouchWord(thread, word, mask, touch);
     address = stop;
-    // Of much memory, which is accessed from begin to end, a word of each page.
+    // Memory of more than a page is accessed from begin to end, so that one
+    // word of each page will do.
     if (bytes > kPage) {
       address = std::max(address, std::min(end - 1, address / kPage * kPage +
                                                         uint64_t{kPage}));

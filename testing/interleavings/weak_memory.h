@@ -1,11 +1,11 @@
-// Memory as the C++ standard has it: which older values a load may still see,
-// and which plain accesses race.
+// Memory as the C++ standard defines it: which older values a load may still
+// see, and which plain accesses race.
 //
 // Stores to one location take effect in the order in which they are executed,
 // and a load sees one that has been executed: what only load buffering could
 // show is not seen. A seq_cst load sees no store older than the last seq_cst
-// one; seq_cst fences are not modelled. C++20's release sequences: only
-// read-modify-writes continue one.
+// one; seq_cst fences are not modelled. Release sequences are those of C++20:
+// only read-modify-writes continue one.
 #ifndef TESTING_INTERLEAVINGS_WEAK_MEMORY_H_
 #define TESTING_INTERLEAVINGS_WEAK_MEMORY_H_
 
@@ -28,54 +28,56 @@ struct Race {
   uintptr_t other_site;  // where in the program
 };
 
-// Threads are numbered from 0. One execution. Addresses are any numbers.
+// Models one execution. Threads count from 0; addresses are any numbers.
 class WeakMemory {
  public:
   using Order = std::memory_order;
 
   // Stores that a load may see, by index into the location's history.
   struct Candidates {
-    // Those that no interleaving shows without staleness, and the newest.
+    // Stores that no interleaving shows without staleness, and the newest one.
     std::vector<int> indices;
   };
 
-  // `executed` is what `thread` follows in the order in which conflicting
-  // operations were executed: a load that does not follow the next store could
-  // have come before it, which another interleaving shows. `initial` is what
-  // the location holds if nobody has stored there. `is_futex`: the kernel
-  // looks, which follows all wake-ups of this futex.
+  // Returns the stores that a load may see. `executed` is what `thread` follows
+  // in the order in which conflicting operations were executed: a load that
+  // does not follow the next store could have come before it, which another
+  // interleaving shows. `initial` is what the location holds if nobody has
+  // stored there. With `is_futex` the kernel looks, which follows all wake-ups
+  // of this futex.
   Candidates Look(int thread, uint64_t address, Order order, uint64_t initial,
                   const VectorClock& executed, bool is_futex);
 
   uint64_t Load(int thread, uint64_t address, Order order, int index);
   void Store(int thread, uint64_t address, Order order, uint64_t value,
              Epoch executed);
-  // Of the newest value, which `Look` need not have been asked for.
+  // Returns the newest value; no Look() is needed.
   uint64_t Newest(uint64_t address, uint64_t initial);
   // Reads the newest value and stores `value`.
   void Update(int thread, uint64_t address, Order order, uint64_t value,
               Epoch executed);
   void Fence(int thread, Order order);
 
-  // `thread` wakes whoever sleeps on a futex, and one that has been woken goes
-  // on. What is there before a wake-up is seen after it, as Linux has it (its
-  // memory-barriers.txt), but orders no plain accesses: the language knows
-  // nothing of it.
+  // `thread` wakes those who sleep on a futex, and one that has been woken goes
+  // on. What is there before a wake-up is seen after it, as in Linux (its
+  // memory-barriers.txt), but the wake-up orders no plain accesses: the
+  // language knows nothing of it.
   void WakeFutex(int thread, uint64_t address);
   void LeaveFutex(int thread, uint64_t address);
 
-  // What has been stored up to now is seen by all: time has passed.
+  // Time has passed: all see what has been stored up to now.
   void Settle();
 
-  // A plain access; what it races with, if anything. Of more than a page only
-  // some words are looked at.
+  // Makes a plain access, and returns what it races with, if anything. Of more
+  // than a page it looks at some words only.
   std::optional<Race> Access(int thread, uint64_t address, int64_t bytes,
                              bool writes, bool atomic, uintptr_t site);
 
-  // What all threads have done is before what they do next, as between threads
-  // that have been joined and others that are then started.
+  // Orders what all threads have done before what they do next, as between
+  // threads that have been joined and others that are then started.
   void Synchronize();
-  // `thread` follows `other`, as when a mutex goes from one to the other.
+  // A thread that acquires `clock` follows those that have released it, as when
+  // a mutex goes from one to the other.
   void Release(int thread, VectorClock* clock);
   void Acquire(int thread, const VectorClock& clock);
 
@@ -83,7 +85,7 @@ class WeakMemory {
   struct Stored {
     uint64_t value;
     Epoch by;
-    VectorClock released;  // what who acquires it follows
+    VectorClock released;  // what a thread that acquires it follows
     Epoch executed;
   };
   struct Seen {
@@ -101,7 +103,7 @@ class WeakMemory {
   };
   struct Touch {
     Epoch by;
-    uint8_t mask;  // of the bytes of a word
+    uint8_t mask;  // bytes of a word
     bool writes;
     bool atomic;
     uintptr_t site;
@@ -116,7 +118,7 @@ class WeakMemory {
   Epoch Tick(int thread) { return {thread, ++clocks_[thread][thread]}; }
 
   std::array<VectorClock, kMaxThreads> clocks_;
-  // What the kernel has made visible, beyond that.
+  // What the kernel has made visible beyond that.
   std::array<VectorClock, kMaxThreads> shown_;
   // Of fences: what the next relaxed stores release, and what relaxed loads
   // have seen and a fence would acquire.

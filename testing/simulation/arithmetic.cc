@@ -15,7 +15,7 @@ namespace {
 
 using ::fsdp::comm::ReduceOp;
 
-// What a sum of T is computed in; of integers one that wraps.
+// The type in which a sum of T is computed; that of integers wraps.
 template <typename T, bool is_integer = std::is_integral<T>::value>
 struct WideOf {
   using type = float;

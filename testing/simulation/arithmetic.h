@@ -1,5 +1,5 @@
-// What collectives compute, as their contract says it and as slowly as that:
-// the simulated network owes nothing to the code that other backends share.
+// Computes what collectives do, as slowly as their contract says it: the
+// simulated network owes nothing to the code that other backends share.
 #ifndef TESTING_SIMULATION_ARITHMETIC_H_
 #define TESTING_SIMULATION_ARITHMETIC_H_
 
@@ -13,13 +13,14 @@
 
 namespace fsdp::simulation {
 
-// `count` elements of each input, reduced in the order of the inputs. Halves
-// are added as float32 and rounded once.
+// Reduces `count` elements of each input in the order of the inputs. Halves are
+// added as float32 and rounded once.
 std::vector<char> ReduceInOrder(at::ScalarType dtype, comm::ReduceOp op,
                                 const std::vector<const char*>& inputs,
                                 int64_t count);
 
-// What `sum` of `dtype` makes of `before`, of `out_dtype`.
+// Returns what `scaled` makes of `before`, of `out_dtype`, and `sum`, of
+// `dtype`.
 std::vector<char> ScaleInto(at::ScalarType dtype, const std::vector<char>& sum,
                             comm::ScaledSum scaled, at::ScalarType out_dtype,
                             const std::vector<char>& before);

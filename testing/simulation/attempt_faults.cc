@@ -120,7 +120,7 @@ void AttemptFaults::Collect(int rank, const DiskView& disk,
     const Fault& fault = attempt_.faults[i];
     if (fault.rank != rank || IsOfEvents(fault.kind)) continue;
     if (fault.kind == FaultKind::kRot) continue;
-    // Where the run has begun behind the step it is nobody's.
+    // If the run has begun behind the step, the fault is nobody's.
     if (fault.kind == FaultKind::kNotFinite ||
         fault.kind == FaultKind::kFinish) {
       happened_[i] = true;

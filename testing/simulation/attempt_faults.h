@@ -1,4 +1,4 @@
-// What goes wrong in one attempt of a scenario: planted and triggered.
+// Plants and triggers what goes wrong in one attempt of a scenario.
 #ifndef TESTING_SIMULATION_ATTEMPT_FAULTS_H_
 #define TESTING_SIMULATION_ATTEMPT_FAULTS_H_
 
@@ -20,7 +20,7 @@
 
 namespace fsdp::simulation {
 
-// Hooked into the simulation as long as it lives.
+// Is hooked into the simulation as long as it lives.
 class AttemptFaults {
  public:
   AttemptFaults(Simulation& simulation, Network& network,
@@ -29,28 +29,27 @@ class AttemptFaults {
   AttemptFaults& operator=(const AttemptFaults&) = delete;
   ~AttemptFaults();
 
-  // Of rank `rank`, before it runs.
+  // Plants the faults of rank `rank` before it runs.
   void Plant(int rank, DiskView& disk, SimulatedSsd& ssd);
-  // Of what is on the disk, before the ranks run; undone afterwards.
+  // Plants faults on the disk before the ranks run; undoes them afterwards.
   void PlantRot(checkpoint::FileSystem& disk);
   void RemoveRot(checkpoint::FileSystem& disk);
   std::optional<int64_t> ThrowsAt(int rank) const;
-  // The step of the rank's kNotFinite or kFinish; 0: it has none.
+  // Returns the step of the rank's kNotFinite or kFinish, 0 if it has none.
   int64_t StepOf(FaultKind kind, int rank) const;
-  // What the rank has been told so far; 0: nothing.
+  // Returns the signal that the rank has been told so far, 0 if none.
   int SignalOf(int rank) const;
-  // Whether all ranks have to end with one text: after kSignal and kNotFinite.
+  // Returns whether all ranks end with one text: after kSignal and kNotFinite.
   bool AllEndAlike() const;
-  // After it has run: which of these have happened, and when.
+  // Takes in, after the rank has run, which faults have happened, and when.
   void Collect(int rank, const DiskView& disk, const SimulatedSsd& ssd,
                std::optional<int64_t> thrown_at);
 
-  // What has happened.
   std::vector<Fault> Happened() const;
-  // That ranks may return as an error.
+  // Ranks may return these as errors.
   bool any_that_may_fail() const;
   bool power_is_lost() const;
-  // When the last one was over.
+  // Returns when the last fault was over.
   absl::Duration last() const { return last_; }
 
  private:

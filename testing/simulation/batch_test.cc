@@ -1,5 +1,5 @@
-// A fixed batch of simulated trainings: none has a problem, each is the same
-// every time, and bugs that are planted are found.
+// Runs a fixed batch of simulated trainings: none has a problem, each is the
+// same every time, and planted bugs are found.
 #include <cstdint>
 #include <iostream>
 #include <map>
@@ -42,7 +42,7 @@ TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
     ASSERT_EQ(result.problem, "") << ToString(DrawScenario(seed));
     for (const std::string& feature : result.features) ++features[feature];
   }
-  // What never happens tests nothing.
+  // A fault that never happens tests nothing.
   for (int kind = 0; kind < kNumFaultKinds; ++kind) {
     const std::string name =
         absl::StrCat("fault: ", ToString(static_cast<FaultKind>(kind)));

@@ -46,8 +46,8 @@ std::unique_ptr<Baton> MakeWakingBaton() {
 
 #if defined(__x86_64__)
 
-// Where a thread of execution goes on: its stack, on which lies what a function
-// has to leave as it was, and what its thread-local storage hangs on.
+// A place where a thread goes on: its stack, which holds what a function has to
+// leave as it was, and the base of its thread-local storage.
 struct Context {
   void* stack = nullptr;
   void* locals = nullptr;
@@ -55,9 +55,9 @@ struct Context {
 
 // Goes on at `to`; returns when somebody goes on at `from`.
 extern "C" void FsdpSwitchContext(Context* from, const Context* to);
-// Makes this the place to go on at and says so by `*arrived` = 1, at most once
-// awaited as a futex. Its thread sleeps until `*released` is 1, also a futex,
-// and goes on at `here` as it is then.
+// Makes this place the one to go on at, and says so by `*arrived` = 1, a futex
+// that is awaited at most once. The thread sleeps until `*released`, also a
+// futex, is 1, and goes on at `here` as it is then.
 extern "C" void FsdpParkContext(Context* here, std::atomic<int>* arrived,
                                 std::atomic<int>* released);
 
@@ -146,7 +146,7 @@ class SwitchingBaton final : public Baton {
   }
 
  private:
-  // glibc's thread begins with what the base of fs is.
+  // In glibc the thread's descriptor is at the base of fs.
   static void* Locals() {
     // NOLINTNEXTLINE(performance-no-int-to-ptr)
     return reinterpret_cast<void*>(pthread_self());

@@ -1,4 +1,4 @@
-// How threads of which one runs at a time hand on whose turn it is.
+// Threads of which one runs at a time hand on whose turn it is by batons.
 #ifndef TESTING_SIMULATION_BATON_H_
 #define TESTING_SIMULATION_BATON_H_
 
@@ -6,7 +6,7 @@
 
 namespace fsdp::simulation {
 
-// One thread's hand. The first that gives is that of a thread that runs; all
+// Is one thread's hand. The first that gives is that of a thread that runs; all
 // others call Await() first.
 class Baton {
  public:
@@ -15,26 +15,26 @@ class Baton {
   Baton& operator=(const Baton&) = delete;
   virtual ~Baton() = default;
 
-  // In its thread; returns when it has been given the baton.
+  // Is called in its thread; returns when it has been given the baton.
   virtual void Await() = 0;
-  // In its thread, which has the baton: `next`, of the same kind, goes on.
-  // Returns when the baton is back.
+  // Is called in its thread, which has the baton: `next`, of the same kind,
+  // goes on. Returns when the baton is back.
   virtual void GiveTo(Baton& next) = 0;
-  // The same for the last time. The thread ends by itself after Release(), by
-  // anybody, at the latest.
+  // Gives the baton for the last time. The thread ends by itself after
+  // anybody's Release() at the latest.
   virtual void GiveForEver(Baton& next) = 0;
   virtual void Release() = 0;
 };
 
-// Whether MakeSwitchingBaton() works here.
+// Returns whether MakeSwitchingBaton() works here.
 bool CanSwitchStacks();
 
-// One thread of the system, whichever gave first, runs them all in turn, each
-// on the stack and with the thread-local storage of a thread that sleeps: it
-// takes nanoseconds to hand on. System calls see one thread, debuggers are
+// One thread of the system, the first that gave, runs all of them in turn, each
+// on the stack and with the thread-local storage of a thread that sleeps.
+// Handing on takes nanoseconds. System calls see one thread, and debuggers are
 // confused.
 std::unique_ptr<Baton> MakeSwitchingBaton();
-// The system puts threads to sleep and wakes them: microseconds.
+// The system puts threads to sleep and wakes them, which takes microseconds.
 std::unique_ptr<Baton> MakeWakingBaton();
 
 }  // namespace fsdp::simulation

@@ -28,7 +28,7 @@ class BatonTest : public ::testing::TestWithParam<bool> {
     }
   }
 
-  // The test's own is the last one.
+  // The last baton is the test's own.
   Baton& baton(int i) { return *batons_[i]; }
   Baton& after(int i) { return *batons_[(i + 1) % (kThreads + 1)]; }
 
@@ -44,7 +44,7 @@ TEST_P(BatonTest, EachThreadGoesOnWithAllThatItHad) {
       baton(i).Await();
       mine = absl::StrCat("thread ", i);
       const auto id = std::this_thread::get_id();
-      // Of the processor, not of memory.
+      // This is a state of the processor, not of memory.
       std::fesetround(i % 2 == 0 ? FE_UPWARD : FE_TONEAREST);
       for (int round = 0; round < kRounds; ++round) {
         absl::StrAppend(&order, i);

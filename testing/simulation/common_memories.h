@@ -1,5 +1,5 @@
-// Memory that the processes of a simulation have in common, and when each of
-// them sees what others write to it.
+// Memory that processes of a simulation have in common, and when each of them
+// sees what others write to it.
 #ifndef TESTING_SIMULATION_COMMON_MEMORIES_H_
 #define TESTING_SIMULATION_COMMON_MEMORIES_H_
 
@@ -14,14 +14,13 @@
 
 namespace fsdp::simulation {
 
-// With late visibility each process has a copy of its own. What it has changed
-// goes to another one's copy when that process does what makes it visible at
-// the latest (Acquire()) behind what the first has done (Release()); before, it
-// may be seen or not. Two that change the same byte with neither of them having
-// seen the other's are a violation.
+// With late visibility each process has its own copy. What a process has
+// changed before Release() is in another's copy after that one's Acquire() at
+// the latest; before, it may be seen or not. Two processes that change the same
+// byte, neither having seen the other's change, are a violation.
 class CommonMemories {
  public:
-  // What a process had written and seen: by memory, by member.
+  // What a process had written or seen of changes: by memory, by member.
   using Clock = std::vector<std::vector<size_t>>;
 
   explicit CommonMemories(Simulation& simulation) : simulation_(simulation) {}
@@ -29,12 +28,12 @@ class CommonMemories {
   CommonMemories& operator=(const CommonMemories&) = delete;
   ~CommonMemories();
 
-  // That of each of `processes`, zeros.
+  // Returns the memory as each of `processes` sees it, zeros.
   std::vector<at::Tensor> Allocate(int64_t bytes, std::vector<int> processes,
                                    bool late_visibility);
 
   bool Contains(const void* data) const;
-  // A collective has written these bytes for `process`.
+  // Tells that a collective has written these bytes for `process`.
   void Delivered(int process, const void* data, size_t bytes);
 
   Clock Release(int process);
@@ -47,11 +46,11 @@ class CommonMemories {
   };
   struct Memory {
     size_t bytes = 0;
-    std::vector<int> processes;                // of the members
+    std::vector<int> processes;                // by member
     std::vector<char*> copies;                 // by member
-    std::vector<std::string> seen;             // as last compared
+    std::vector<std::string> seen;             // by member, as last compared
     std::vector<std::vector<Change>> changes;  // by member
-    // What a member's copy has of others' changes.
+    // How many of each other member's changes a member's copy has.
     std::vector<std::vector<size_t>> known;
   };
 
@@ -60,7 +59,7 @@ class CommonMemories {
   void Apply(Memory& memory, int member, int writer, const Change& change);
 
   Simulation& simulation_;
-  std::vector<Memory> memories_;  // those with copies
+  std::vector<Memory> memories_;  // only those with copies
   std::vector<void*> allocated_;
   std::vector<size_t> sizes_;
 };

@@ -17,7 +17,7 @@
 namespace fsdp::simulation {
 using checkpoint::File;
 
-// Says that it has synced, or written, what it has not.
+// Says that it has synced or written what it has not.
 class DiskView::LyingFile final : public File {
  public:
   LyingFile(std::shared_ptr<File> base, DiskView& disk)

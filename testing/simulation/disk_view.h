@@ -17,7 +17,7 @@
 
 namespace fsdp::simulation {
 
-// Calls are events, take time, and fail when they are to; those of a dead
+// Calls are events, take time, and fail when they are told to; those of a dead
 // process reach nothing.
 class DiskView : public checkpoint::testing::ForwardingFileSystem {
  public:
@@ -28,13 +28,13 @@ class DiskView : public checkpoint::testing::ForwardingFileSystem {
         process_(process),
         mutant_(mutant) {}
 
-  // Change number `call` of this rank, from 0, and all after it if `for_good`,
-  // fail with `error`, an errno.
+  // Makes change number `call` of this rank, from 0, and all after it if
+  // `for_good`, fail with `error`, an errno.
   void Fail(int64_t call, int error, bool for_good);
-  // Reads and writes are made in parts from now on, as by a system that moves
-  // less than it is asked to, or nothing as it is interrupted.
+  // From now on reads and writes are made in parts, as by a system that moves
+  // less than it is asked to, or nothing when it is interrupted.
   void MoveInParts() { in_parts_ = true; }
-  // Simulation::elapsed_nanos() when the first one has.
+  // Returns Simulation::elapsed_nanos() of the first call that has failed.
   std::optional<int64_t> failed_at() const { return failed_at_; }
 
   absl::StatusOr<std::unique_ptr<checkpoint::File>> OpenForReading(

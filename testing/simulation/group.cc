@@ -293,7 +293,7 @@ void Group::Died(int rank) {
 
 void Group::Fail(Failure failure, bool at_once) {
   if (failure_) {
-    // Another one was first; whoever gives up now takes part no longer, either.
+    // Another failure was first; who gives up now takes no further part.
     Learn(failure.rank);
     return;
   }

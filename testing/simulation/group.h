@@ -1,5 +1,5 @@
-// The ranks of a group on a simulated network: in which order they call, who
-// has failed, and when the others learn of it.
+// The ranks of a group on a simulated network: in which order they call, which
+// have failed, and when the others learn of it.
 #ifndef TESTING_SIMULATION_GROUP_H_
 #define TESTING_SIMULATION_GROUP_H_
 
@@ -25,12 +25,12 @@ namespace fsdp::simulation {
 
 class Group;
 
-// What all groups of a simulation have in common; outlives their ranks.
+// Is shared by all groups of a simulation; outlives their ranks.
 struct Network {
   Network(Simulation& of, NetworkOptions network_options)
       : simulation(of), options(network_options), memories(of) {}
 
-  // The ranks of `process` are dead, as far as their peers are concerned.
+  // Tells that the ranks of `process` are dead for their peers.
   void ProcessDied(int process);
 
   Simulation& simulation;
@@ -41,7 +41,7 @@ struct Network {
 
 class Group : public std::enable_shared_from_this<Group> {
  public:
-  // Its ranks are those of `processes`, in this order.
+  // The ranks are those of `processes`, in this order.
   static std::shared_ptr<Group> Make(Network& network,
                                      std::vector<int> processes,
                                      comm::RankNames names);
@@ -53,25 +53,25 @@ class Group : public std::enable_shared_from_this<Group> {
   const std::vector<int>& processes() const { return processes_; }
   bool IsDead(int rank) const;
 
-  // This rank's next operation. `label`, where it is no collective that moves
-  // bytes, is part of `call`.
+  // Starts this rank's next operation. `label` is part of `call` unless it is a
+  // collective that moves bytes.
   absl::StatusOr<std::shared_ptr<Operation>> Start(int rank,
                                                    const comm::Call& call,
                                                    comm::ReduceOp op, int root,
                                                    const Buffers& buffers);
-  // Blocks until the result is there, or all is done. Errors as Work::Wait().
+  // Blocks until the result is there, or all is done. Errors: see Work::Wait().
   absl::Status Wait(int rank, const std::shared_ptr<Operation>& operation,
                     bool result_only, absl::Time deadline);
 
-  // Memory of all ranks, this rank's. The same calls as of all ranks.
+  // Returns this rank's part of memory of all ranks, which make the same calls.
   absl::StatusOr<at::Tensor> AllocateCommon(int rank, int64_t bytes);
-  // The group of the ranks of this one's color.
+  // Returns the group of the ranks of this one's color.
   absl::StatusOr<std::pair<std::shared_ptr<Group>, int>> Split(int rank,
                                                                int color,
                                                                int key);
   absl::Status Barrier(int rank, const std::string& label);
 
-  // Fence number `fence` of the group, from 0.
+  // These are for fence number `fence` of the group, from 0.
   void Arrive(int rank, int64_t fence);
   absl::Status AwaitFence(int rank, int64_t fence, absl::Time deadline);
 
@@ -84,7 +84,7 @@ class Group : public std::enable_shared_from_this<Group> {
     int64_t next_sequence = 0;
     std::optional<comm::Call> last_call;
     bool left = false;
-    bool knows = false;  // that the group has failed
+    bool knows = false;  // knows that the group has failed
   };
   struct Failure {
     int rank;
@@ -92,7 +92,7 @@ class Group : public std::enable_shared_from_this<Group> {
     std::string text;
     absl::StatusCode code_of_others;
   };
-  // What ranks bring to a call that moves no bytes, and get.
+  // What ranks bring to a call that moves no bytes, and what they get.
   struct Meeting {
     std::vector<std::pair<int, int>> colors;  // and keys, by rank
     std::vector<std::pair<std::shared_ptr<Group>, int>> seats;
@@ -112,7 +112,7 @@ class Group : public std::enable_shared_from_this<Group> {
   void FailOnAbsentees(const Operation& operation);
   void Fail(Failure failure, bool at_once);
   void Learn(int rank);
-  // Those that somebody may still wait for, or that move bytes.
+  // Returns the operations that a rank may still wait for, or that move bytes.
   std::vector<std::shared_ptr<Operation>> Open();
   std::string LastSeen(int rank) const;
   absl::Status Error(int rank, absl::string_view what) const;
@@ -124,7 +124,7 @@ class Group : public std::enable_shared_from_this<Group> {
   const std::vector<int> processes_;
   const comm::RankNames names_;
   std::vector<Member> members_;
-  // That not all ranks have called, by sequence; and all there have been.
+  // By sequence, those that not all ranks have called yet.
   std::map<int64_t, std::shared_ptr<Operation>> operations_;
   std::vector<std::weak_ptr<Operation>> open_;
   std::map<int64_t, Meeting> meetings_;  // by sequence

@@ -1,6 +1,6 @@
-// What the threads of a simulation ask of the system, answered by it: the time,
-// chance, threads, and Abseil's ways to wait. Linked into a program it is there
-// for all of it, and does for threads that are no tasks what was done before.
+// Answers what threads of a simulation ask of the system: the time, chance,
+// threads, and Abseil's ways to wait. Linked into a program it is there for all
+// of it; for threads that are not tasks it does what was done before.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -38,7 +38,6 @@ bool IsSteady(clockid_t clock) {
          clock == CLOCK_MONOTONIC_COARSE || clock == CLOCK_BOOTTIME;
 }
 
-// What a thread of a simulation is started with.
 struct Start {
   Task* task;
   void* (*body)(void*);
@@ -63,8 +62,8 @@ Function Next(const char* name) {
 
 }  // namespace
 
-// What calls of absl::Now() are linked to (BUILD.bazel), and the function
-// itself.
+// Calls of absl::Now() are linked to WrappedNow() (BUILD.bazel); RealNow() is
+// the function itself.
 #define FSDP_STRING_OF_NAME(name) #name
 #define FSDP_STRING_OF(macro) FSDP_STRING_OF_NAME(macro)
 #define FSDP_NAME_OF_NOW \
@@ -77,7 +76,7 @@ absl::Time WrappedNow() {
   return simulation == nullptr ? RealNow() : simulation->Now();
 }
 
-// What libstdc++'s std::random_device gives.
+// std::random_device of libstdc++ calls this.
 unsigned RandomNumber(void* device) __asm__("_ZNSt13random_device9_M_getvalEv");
 
 unsigned RandomNumber(void* device) {
@@ -146,7 +145,7 @@ int pthread_join(pthread_t thread, void** result) {
   return error;
 }
 
-// Abseil's threads wait for these semaphores alone; both are weak there.
+// Abseil's threads wait for these semaphores only; both are weak symbols there.
 
 void ABSL_INTERNAL_C_SYMBOL(AbslInternalPerThreadSemPost)(
     ThreadIdentity* identity) {

@@ -97,7 +97,7 @@ std::optional<Flags> ParseFlags(int argc, char** argv) {
   return flags;
 }
 
-// A folder of its own, removed at the end.
+// Is a folder that is removed at the end.
 class Scratch {
  public:
   Scratch() {

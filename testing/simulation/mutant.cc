@@ -110,7 +110,7 @@ class MutantCommunicator final : public comm::ForwardingCommunicator {
   }
 
  private:
-  // `forgets`: the mutant that does not wait for it.
+  // `forgets` is the mutant that does not wait for this work.
   StartedWork Wrap(StartedWork work, Mutant forgets) const {
     FSDP_RETURN_IF_ERROR(work.status());
     return std::make_unique<MutantWork>(

@@ -1,4 +1,4 @@
-// Bugs that are planted, to see that simulations find them.
+// Planted bugs, to see that simulations find them.
 #ifndef TESTING_SIMULATION_MUTANT_H_
 #define TESTING_SIMULATION_MUTANT_H_
 
@@ -11,27 +11,27 @@ namespace fsdp::simulation {
 
 enum class Mutant {
   kNone,
-  // In what the library calls: as if it had forgotten to.
+  // These act as if the library had forgotten a call.
   kNoGatherWait,     // parameters are used before they have come
-  kNoReduceWait,     // gradients are
-  kNoBroadcastWait,  // parameters of rank 0 are
+  kNoReduceWait,     // gradients are used before they have come
+  kNoBroadcastWait,  // parameters are used before rank 0's have come
   kNoInputWait,      // Wait() of sums does no more than WaitForResult()
   kNoFenceWait,      // common memory is used in no order
-  kNoErrors,         // what fails goes on as if it had not
-  kNoDeadlines,      // waits for ever
-  // Of checkpoints.
+  kNoErrors,         // a failure goes on as if it had not happened
+  kNoDeadlines,      // waits last for ever
+  // These are bugs of checkpoints.
   kNoSync,  // of files
   kNoFolderSync,
-  kLateWrites,      // what ranks but 0 write comes after the commit
+  kLateWrites,      // ranks but 0 write after the commit
   kShortDiskMoves,  // the first part of a read or write is taken for all of it
-  // Of tiers.
-  kShortSsdMoves,    // the same, of every eighth one
+  // These are bugs of tiers.
+  kShortSsdMoves,    // the same, for every eighth request
   kForgetfulMemory,  // of the host: every third write does nothing
 };
 inline constexpr int kNumMutants = 14;
 const char* ToString(Mutant mutant);
 
-// `base`, with the mutant's behaviour.
+// Returns `base` with the mutant's behaviour.
 std::unique_ptr<comm::Communicator> Mutate(
     std::unique_ptr<comm::Communicator> base, Mutant mutant);
 

@@ -23,8 +23,9 @@ bool Has(absl::string_view text,
   });
 }
 
-// That others miss it: it is gone, has given up, or has not come. By its number
-// in the world, which is not that in the group of "rank 1 (world rank 5)".
+// Returns whether `text` says that others miss the rank: it is gone, has given
+// up, or has not come. `rank` is its number in the world, which may differ from
+// that in its group, as in "rank 1 (world rank 5)".
 bool NamesLostRank(absl::string_view text, int rank) {
   const std::string name = absl::StrCat(
       "(\\brank ", rank, "\\b(?! \\(world rank )|\\(world rank ", rank,
@@ -93,7 +94,7 @@ std::vector<int> RanksThatSayNothing(const std::vector<Fault>& faults,
         [&](const Fault& fault) { return IsNamedBy(fault, ends[rank]); });
     (tells ? lost : silent).push_back(rank);
   }
-  // Who names one that is lost is lost itself.
+  // A rank whose error names a lost rank counts as lost, too.
   for (size_t i = 0; i < lost.size(); ++i) {
     const auto told =
         std::stable_partition(silent.begin(), silent.end(), [&](int rank) {

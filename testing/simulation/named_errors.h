@@ -1,4 +1,4 @@
-// Whether the errors of ranks say what has gone wrong.
+// Judges whether the errors of ranks say what has gone wrong.
 #ifndef TESTING_SIMULATION_NAMED_ERRORS_H_
 #define TESTING_SIMULATION_NAMED_ERRORS_H_
 
@@ -9,13 +9,12 @@
 
 namespace fsdp::simulation {
 
-// Whether the error tells of this fault: of the cause that it leads to, and of
-// its rank where it is lost to the others.
+// Returns whether the error tells of this fault: of the cause that it leads to,
+// or of its rank if that is lost to the others.
 bool IsNamedBy(const Fault& fault, const absl::Status& error);
 
-// The ranks, of which each has ended with its place in `ends`, whose errors
-// tell neither of one of these faults nor of a rank that is lost because of
-// them: one whose own error is not listed here.
+// Returns the ranks whose errors, at their places in `ends`, tell neither of
+// one of these faults nor of a rank that is lost because of them.
 std::vector<int> RanksThatSayNothing(const std::vector<Fault>& faults,
                                      const std::vector<absl::Status>& ends);
 

@@ -21,7 +21,7 @@ Fault Of(FaultKind kind, int rank = 1) {
   return fault;
 }
 
-// What a fault of rank 1 leads to.
+// An error to which a fault of rank 1 leads.
 struct Told {
   FaultKind kind;
   absl::Status error;
@@ -67,7 +67,7 @@ std::vector<Told> All() {
 TEST(NamedErrorsTest, EachFaultHasItsOwnCause) {
   for (const Told& fault : All()) {
     for (const Told& error : All()) {
-      // Of who has thrown it is enough that it is gone.
+      // If a rank has thrown, it is enough to say that it is gone.
       const bool is_told =
           fault.kind == error.kind ||
           (fault.kind == FaultKind::kThrow && error.kind == FaultKind::kKill);

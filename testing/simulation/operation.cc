@@ -30,7 +30,7 @@ uint64_t Hash(uint64_t hash, const char* data, size_t bytes) {
   return hash;
 }
 
-// Null where there is none any more, which the storage may say by throwing.
+// Returns null if no memory is left, which the storage may say by throwing.
 const char* DataOf(const c10::StorageImpl& storage) {
   try {
     return static_cast<const char*>(storage.data());
@@ -70,7 +70,7 @@ Operation::Memory Operation::MemoryOf(const at::Tensor& tensor) {
           tensor.nbytes()};
 }
 
-// What a dead process does on its way to its end is nobody's business.
+// Violations of a dead process do not count.
 void Operation::Violation(int rank, absl::string_view text) {
   if (context_.simulation->IsDead(context_.processes[rank])) return;
   context_.simulation->Violation(text);
@@ -91,7 +91,7 @@ void Operation::CheckMemory(int rank, const Memory& memory) {
   Cancel(rank);
 }
 
-// `out` and `in` share memory.
+// Returns whether `out` and `in` share memory.
 bool Operation::IsSlice(const Side& side) {
   return side.out.data < side.in.data + side.in.bytes &&
          side.in.data < side.out.data + side.out.bytes;
@@ -104,7 +104,7 @@ bool Operation::SumsInto(int rank, const void* out) const {
 }
 
 void Operation::Poison(Side& side) {
-  if (side.in_front != nullptr) return;  // has done that
+  if (side.in_front != nullptr) return;  // `in_front` has done that
   if (side.out.bytes == 0 || context_.memories->Contains(side.out.data)) return;
   const bool is_gather = side.call->collective == Collective::kAllGather;
   const bool receives = side.call->collective == Collective::kBroadcast &&
@@ -116,8 +116,8 @@ void Operation::Poison(Side& side) {
   if (IsSlice(side)) std::memcpy(side.in.data, own.data(), own.size());
 }
 
-// But for the result, where that is a part of it. Elsewhere the result is its
-// owner's, who may have given it up.
+// Keeps the result if it is a part of the input. A result elsewhere belongs to
+// its owner, who may have given it up.
 void Operation::OverwriteInput(const Side& side) {
   const bool has_result = IsSlice(side);
   std::vector<char> kept;
@@ -126,7 +126,7 @@ void Operation::OverwriteInput(const Side& side) {
   if (has_result) std::memcpy(side.out.data, kept.data(), kept.size());
 }
 
-// Without what is also to be written.
+// Leaves out the part that is also to be written.
 uint64_t Operation::HashInput(int rank) const {
   const Side& side = sides_[rank];
   const char* const begin = side.in.data;
@@ -201,7 +201,7 @@ void Operation::LaunchAll() {
   }
 }
 
-// When this rank's result is read and written.
+// Plans when this rank's result is read and written.
 void Operation::Launch(int rank) {
   Simulation& simulation = *context_.simulation;
   const NetworkOptions& options = *context_.options;
@@ -221,7 +221,7 @@ void Operation::Launch(int rank) {
       const Side& side = self->sides_[source];
       if (side.taken.empty() && side.in.bytes > 0 &&
           (side.cancelled || side.lost)) {
-        return;  // never comes
+        return;  // the result never comes
       }
     }
     const std::vector<char> result = self->Compute(rank);

@@ -1,5 +1,4 @@
-// One collective of a simulated group: who has called, and when which bytes
-// move.
+// One collective of a simulated group: who has called, and when bytes move.
 #ifndef TESTING_SIMULATION_OPERATION_H_
 #define TESTING_SIMULATION_OPERATION_H_
 
@@ -20,14 +19,13 @@
 
 namespace fsdp::simulation {
 
-// What one rank brings to a collective.
+// The tensors that one rank brings to a collective.
 struct Buffers {
   at::Tensor out;
-  at::Tensor in;  // `out` where the collective is in place
+  at::Tensor in;  // `out` if the collective is in place
   std::optional<comm::ScaledSum> scaled;
 };
 
-// What an operation needs to know about its group.
 struct OperationContext {
   Simulation* simulation;
   const NetworkOptions* options;
@@ -35,20 +33,20 @@ struct OperationContext {
   std::vector<int> processes;  // by rank
 };
 
-// Until it is done an operation owns its buffers: it fills what it will write
-// with what nobody should read, and whoever changes what it still reads is a
-// violation of the contract, as is memory that is given up.
+// Owns its buffers until it is done: it fills what it will write with values
+// that nobody should read, and it is a violation of the contract to change what
+// it still reads, or to give up memory.
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
   Operation(OperationContext context, int64_t sequence);
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // `call` of this rank, once. Starts what can be started. `in_front`: an
-  // operation that sums into the same output, or null.
+  // Takes the one `call` of this rank, and starts what can be started.
+  // `in_front` is an operation that sums into the same output, or null.
   void Enter(int rank, const comm::Call& call, comm::ReduceOp op, int root,
              const Buffers& buffers, std::shared_ptr<Operation> in_front);
-  // Moves nothing from or to this rank any more.
+  // From then on nothing moves from or to this rank.
   void Cancel(int rank);
   // Nobody gets what this rank has not sent yet.
   void Lose(int rank);
@@ -61,9 +59,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool is_done(int rank) const { return sides_[rank].done; }
   bool is_lost(int rank) const { return sides_[rank].lost; }
   bool all_entered() const { return entered_ == sides_.size(); }
-  // Whether it is still to write a scaled sum to `out`.
+  // Returns whether it still has to write a scaled sum to `out`.
   bool SumsInto(int rank, const void* out) const;
-  // What this rank has to see when its call is done.
+  // Makes visible what this rank has to see when its call is done.
   void Acquire(int rank);
 
  private:
@@ -78,22 +76,22 @@ class Operation : public std::enable_shared_from_this<Operation> {
     Memory in;
     std::optional<comm::ScaledSum> scaled;
     std::shared_ptr<Operation> in_front;
-    bool in_place = false;  // `in` and `out` are one
+    bool in_place = false;  // `in` and `out` are the same tensor
     uint64_t in_hash = 0;
     std::vector<char> before;  // of `out`
-    std::vector<char> taken;   // `in`, where it was read at once
+    std::vector<char> taken;   // `in`, if it was read at once
     CommonMemories::Clock clock;
     bool launched = false;
     bool cancelled = false;
     bool lost = false;
-    size_t reads = 0;  // ranks that have read `in`
+    size_t reads = 0;
     bool has_result = false;
     bool done = false;
   };
 
   static Memory MemoryOf(const at::Tensor& tensor);
   void Violation(int rank, absl::string_view text);
-  // Whether what was given is still there.
+  // Checks that the memory that was given is still there.
   void CheckMemory(int rank, const Memory& memory);
   static bool IsSlice(const Side& side);
   bool IsThereAlready(const Side& side) const;
@@ -105,7 +103,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void LaunchAll();
   void Launch(int rank);
   bool Reads(int reader, int source) const;
-  // The bytes of `source`'s input, from `offset` on.
+  // Returns `source`'s input from byte `offset` on.
   const char* InputOf(int source, size_t offset);
   std::vector<char> Compute(int rank);
   std::vector<char> ComputeSum(int rank, size_t slot_bytes);

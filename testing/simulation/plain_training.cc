@@ -79,7 +79,7 @@ class PlainTraining::Run {
     }
   }
 
-  // In float32, of one rank.
+  // Computes in float32, for one rank.
   Tensors Backward(int step, int backward, int rank, int world_size,
                    float* loss_value) {
     const at::AutoGradMode with_grad(true);
@@ -120,8 +120,8 @@ class PlainTraining::Run {
 
   const Training t_;
   const NetworkOptions network_;
-  const std::shared_ptr<NetImpl> net_;     // what computes
-  const std::shared_ptr<NetImpl> master_;  // what is trained
+  const std::shared_ptr<NetImpl> net_;     // computes
+  const std::shared_ptr<NetImpl> master_;  // is trained
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 

@@ -1,5 +1,5 @@
-// What a simulated training has to give: the naive way, by plain LibTorch,
-// without shards, ranks and time.
+// Computes what a simulated training has to give in the naive way: by plain
+// LibTorch, without shards, ranks and time.
 #ifndef TESTING_SIMULATION_PLAIN_TRAINING_H_
 #define TESTING_SIMULATION_PLAIN_TRAINING_H_
 
@@ -18,17 +18,17 @@ namespace fsdp::simulation {
 
 using Values = std::map<std::string, at::Tensor>;  // by name
 
-// The rows of one backward of one rank.
+// Returns the rows of one backward of one rank.
 at::Tensor DataOf(const Training& training, int step, int backward, int rank,
                   int world_size);
 
-// A training, as far as somebody has asked for what it gives. Each step's
-// gradient is what the ranks compute one after the other, in the dtype that
-// they compute in, added in the order that the contract of comm::Communicator
-// has: float32, rank after rank; of a mesh first each row.
+// Is a training, as far as its results have been asked for. A step's gradients
+// are computed rank after rank, in the dtype that the ranks compute in, and
+// added in the order of comm::Communicator's contract: in float32, rank after
+// rank; in a mesh first each row.
 class PlainTraining {
  public:
-  // `world_sizes`: how many ranks each step has.
+  // `world_sizes` says how many ranks each step has.
   PlainTraining(const Training& training, const NetworkOptions& network,
                 std::vector<int> world_sizes);
   PlainTraining(const PlainTraining&) = delete;
@@ -36,7 +36,6 @@ class PlainTraining {
   ~PlainTraining();
 
   float Loss(int64_t step, int backward, int rank);
-  // After so many steps.
   const Values& ValuesAfter(int64_t steps);
 
  private:
@@ -44,12 +43,11 @@ class PlainTraining {
 
   const std::vector<int> world_sizes_;
   const std::unique_ptr<Run> run_;
-  // By step, backward and rank.
   std::vector<std::vector<std::vector<float>>> losses_;
-  std::vector<Values> values_;  // after so many steps
+  std::vector<Values> values_;  // by number of steps
 };
 
-// Empty, or the first value that differs in any bit.
+// Returns the first value that differs in any bit, "" if none does.
 std::string FirstDifference(const Values& actual, const Values& expected);
 
 }  // namespace fsdp::simulation

@@ -4,9 +4,9 @@
 
 namespace fsdp::simulation {
 
-// Once, before all else: LibTorch starts no threads of its own, which would run
-// beside, and what threads leave stays with the process, since a seed starts
-// tens of them.
+// Is called once, before all else. LibTorch then starts no threads of its own,
+// which would run beside the tasks, and memory that threads leave stays with
+// the process, since a seed starts tens of them.
 void PrepareProcess();
 
 }  // namespace fsdp::simulation

@@ -32,7 +32,7 @@ using ::fsdp::testing::ProgramRecord;
 
 Program DrawSimulatedProgram(uint64_t seed) {
   ::fsdp::testing::DrawOptions options;
-  // Files of tiers would be written by the system's queues; ranks are late in
+  // The system's queues would write files of tiers, and ranks are late in
   // simulated time.
   options.off = {"rest_parameters",
                  "rest_gradients",
@@ -46,7 +46,7 @@ Program DrawSimulatedProgram(uint64_t seed) {
   return ::fsdp::testing::DrawProgram(static_cast<uint32_t>(seed), options);
 }
 
-// The first error that is no echo of another one.
+// Returns the first error that is not an echo of another one.
 absl::Status FirstError(const std::vector<absl::Status>& statuses) {
   absl::Status first;
   for (size_t rank = 0; rank < statuses.size(); ++rank) {

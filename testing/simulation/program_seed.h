@@ -8,9 +8,10 @@
 
 namespace fsdp::simulation {
 
-// The program of `seed`, without tiers, on the seed's network, and without
-// faults: whatever the library is called for between steps. A problem is a
-// broken contract, an error, or other numbers than plain LibTorch's.
+// Runs the program of `seed`, which calls the library between steps for
+// whatever it offers, on the seed's network, without tiers and faults. A
+// problem is a broken contract, an error, or other numbers than plain
+// LibTorch's.
 SeedResult RunProgramSeed(uint64_t seed, const SeedOptions& options);
 
 }  // namespace fsdp::simulation

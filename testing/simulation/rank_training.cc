@@ -166,7 +166,7 @@ class RankRun {
     TrainingRun run;
     run.model = model_.get();
     run.optimizer = optimizer_.get();
-    run.random_state = false;  // of all threads together
+    run.random_state = false;  // threads have one generator together
     return run;
   }
 
@@ -230,7 +230,7 @@ class RankRun {
   void MaybeThrow() {
     if (world_.throws_at != forwards_++) return;
     report_.thrown_at = Simulation::Current()->elapsed_nanos();
-    // Where the library sees it, and where it does not.
+    // The library sees the first of these, and not the second.
     if (t_.dim % 2 == 1)
       return model_.module()->FailNext(std::string(kUsersError));
     throw std::runtime_error(std::string(kUsersError));
@@ -240,7 +240,7 @@ class RankRun {
     if (checkpoints_ == nullptr || step % t_.save_every != 0) {
       return absl::OkStatus();
     }
-    // Also that of the one before.
+    // Also awaits the save before.
     FSDP_RETURN_IF_ERROR(AwaitSave());
     world_.save_begins(step);
     if (t_.save_async) {
@@ -280,7 +280,7 @@ class RankRun {
   PlainTraining* expected_ = nullptr;
   int64_t forwards_ = 0;
   std::optional<int64_t> saving_;
-  checkpoint::RunGuard* guard_ = nullptr;  // null: the run has none
+  checkpoint::RunGuard* guard_ = nullptr;  // null if the run has none
 };
 
 }  // namespace

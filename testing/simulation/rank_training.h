@@ -19,25 +19,24 @@
 
 namespace fsdp::simulation {
 
-// What an error begins with that no fault explains: other numbers than plain
-// LibTorch has.
+// Begins errors that no fault explains: the numbers are not plain LibTorch's.
 inline constexpr absl::string_view kDiffers = "differs: ";
-// What a rank's own code throws (FaultKind::kThrow).
+// A rank's own code throws it (FaultKind::kThrow).
 inline constexpr absl::string_view kUsersError = "the user's code has failed";
 
 struct RankWorld {
   const Scenario* scenario;
-  // Its owner is the one who calls.
+  // It belongs to the caller.
   comm::Communicator* communicator;
   checkpoint::FileSystem* disk;
   offload::SystemCalls* ssd;
   Mutant mutant = Mutant::kNone;
-  std::optional<int64_t> throws_at;  // of its forwards, from 0
-  // What plain LibTorch gives from a checkpoint of `step` on, with the ranks of
-  // now; -1: from the start.
+  std::optional<int64_t> throws_at;  // number of a forward, from 0
+  // Returns what plain LibTorch gives from a checkpoint of `step` on, with as
+  // many ranks as now; -1: from the start.
   std::function<PlainTraining&(int64_t step)> expected;
   std::function<void(int64_t step)> save_begins;
-  // Of guarded runs: what this rank has been told, and the steps, from 1, in
+  // For guarded runs: what this rank has been told, and the steps, from 1, in
   // which its loss is NaN and after which it returns; 0: none.
   std::function<int()> signal;
   int64_t not_finite_step = 0;
@@ -48,12 +47,12 @@ struct RankReport {
   absl::Status status;
   int64_t ended_at = -1;  // Simulation::elapsed_nanos(); -1: it has not
   std::optional<int64_t> loaded;
-  std::optional<int64_t> saved;      // the newest that was said to be
+  std::optional<int64_t> saved;      // the newest one that was said to be
   std::optional<int64_t> thrown_at;  // as ended_at
 };
 
 // Trains from the newest checkpoint, or the start, to the end, and compares
-// every loss, what was loaded and what comes out with `expected`.
+// every loss, what was loaded and the result with `expected`.
 absl::Status TrainRank(const RankWorld& world, RankReport* report);
 
 }  // namespace fsdp::simulation

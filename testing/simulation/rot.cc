@@ -40,7 +40,7 @@ std::vector<std::pair<std::string, int64_t>> FilesBelow(
   return files;
 }
 
-// "" where there is none.
+// Returns "" if there is none.
 std::string NewestCheckpoint(FileSystem& disk) {
   std::string newest;
   int64_t newest_step = -1;

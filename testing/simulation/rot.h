@@ -11,10 +11,10 @@ namespace fsdp::simulation {
 
 class Rot {
  public:
-  // Turns a bit of the newest checkpoint below /run, which of all `choice`
-  // decides. False where there is none.
+  // Turns a bit of the newest checkpoint below /run; `choice` says which.
+  // Returns false if there is no checkpoint.
   bool Flip(checkpoint::FileSystem& disk, int64_t choice);
-  // Turns it back, where the file is still the one.
+  // Turns it back if the file is still the same one.
   void FlipBack(checkpoint::FileSystem& disk);
 
  private:

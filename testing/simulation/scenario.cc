@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kWorldSizes[] = {1, 2, 3, 5, 8};
 
-// The engine's numbers are the same everywhere, standard distributions are not.
+// The engine is the same everywhere; standard distributions are not.
 class Choices {
  public:
   explicit Choices(uint64_t seed) : random_(seed * 0x9E3779B97F4A7C15U + 1) {}
@@ -23,7 +23,7 @@ class Choices {
   }
   bool Chance(int percent) { return Int(0, 99) < percent; }
   uint64_t Any() { return random_(); }
-  // Small ones as often as large ones.
+  // Returns small numbers as often as large ones.
   int64_t Event(int64_t most) {
     const double part = static_cast<double>(random_() >> 11) / 9007199254740992;
     return static_cast<int64_t>(std::pow(static_cast<double>(most), part)) - 1;
@@ -66,8 +66,7 @@ void DrawOptionsOf(Choices& choices, Training& t) {
   t.divide = kDivisors[choices.Int(0, 4)];
   t.optimizer = static_cast<Optimizer>(choices.Int(0, 1));
   t.fused = choices.Chance(40);
-  // Of several backwards the sums of scaled sums round otherwise, unless
-  // scaling is exact.
+  // Sums of several backwards' scaled sums round otherwise unless it is exact.
   if (t.backwards > 1 && t.divide == 0) t.divide = 2;
 }
 
@@ -91,13 +90,13 @@ void DrawSaves(Choices& choices, Training& t) {
   if (choices.Chance(40)) t.keep_last = choices.Int(1, 2);
 }
 
-// By choices of its own, so that seeds keep what they had before.
+// Has its own choices, so that the seed's other draws do not depend on these.
 void DrawPlaces(Choices choices, Training& t) {
   if (choices.Chance(50)) t.memory_kinds = choices.Int(1, 7);
   t.cpu_tier = t.fused && choices.Chance(30);
-  // What is needed at once: the unit before is written while one is read, two
-  // gradients are summed at a time, a step has two states and what it may have
-  // to undo.
+  // Buffers that are needed at once: one unit is written while the next is
+  // read, two gradients are summed at a time, and a step has two states and
+  // what it may have to undo.
   const int least = (t.rest_parameters ? 2 : 0) + (t.rest_gradients ? 2 : 0) +
                     (t.rest_states ? 3 : 0);
   if (choices.Chance(75)) t.buffer_pages = least + choices.Int(0, 2);
@@ -131,13 +130,13 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size,
   } else {
     fault.kind = static_cast<FaultKind>(choices.Int(0, last));
   }
-  // What saves are for.
+  // Saves are for losses of power.
   const bool loses_power = t.save_every > 0 && choices.Chance(35);
   if (loses_power) fault.kind = FaultKind::kLosePower;
   if (t.save_every > 0 && !is_first && choices.Chance(40)) {
     fault.kind = FaultKind::kRot;
   }
-  // Torn writes are for checksums to find.
+  // Only checksums find torn writes.
   if (fault.kind == FaultKind::kSsdTorn && !t.checksums) {
     fault.kind = FaultKind::kSsdError;
   }
@@ -209,7 +208,7 @@ Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
   for (int i = 0; i <= with_faults; ++i) {
     Attempt& attempt = scenario.attempts.emplace_back();
     attempt.world_size = world_size;
-    // Without saves each attempt is the first.
+    // Without saves each attempt begins anew.
     const bool may_change = i > 0 && !IsHybrid(t.strategy);
     if (may_change && choices.Chance(30)) {
       attempt.world_size = kWorldSizes[choices.Int(0, 4)];
@@ -238,7 +237,7 @@ Scenario DrawGuarded(uint64_t seed) {
     constexpr FaultKind kKinds[] = {FaultKind::kSignal, FaultKind::kNotFinite,
                                     FaultKind::kFinish};
     Fault fault;
-    // Who is alone finishes a run by finishing.
+    // A rank that is alone cannot end before others.
     fault.kind = kKinds[choices.Int(0, attempt.world_size > 1 ? 2 : 1)];
     fault.rank = choices.Int(0, attempt.world_size - 1);
     fault.at = fault.kind == FaultKind::kSignal ? choices.Int(0, 250)

@@ -19,7 +19,7 @@ void Append(std::string& out, absl::string_view text) {
   out.append(text.data(), text.size());
 }
 
-// Reads what Append() wrote; not good() once something is missing.
+// Reads what Append() wrote; is not good() once something is missing.
 class Reader {
  public:
   explicit Reader(absl::string_view bytes) : rest_(bytes) {}

@@ -1,4 +1,4 @@
-// What a process tells another one about a seed.
+// A message in which a process tells another one about a seed.
 #ifndef TESTING_SIMULATION_SEED_MESSAGE_H_
 #define TESTING_SIMULATION_SEED_MESSAGE_H_
 
@@ -16,8 +16,7 @@ struct SeedMessage {
 };
 
 std::string ToBytes(const SeedMessage& message);
-// Takes the first one from the front of `bytes`, or nothing while it is not
-// there as a whole.
+// Takes the first message from the front of `bytes` once it is complete.
 std::optional<SeedMessage> TakeMessage(std::string& bytes);
 
 }  // namespace fsdp::simulation

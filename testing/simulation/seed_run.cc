@@ -31,8 +31,8 @@ namespace {
 
 using checkpoint::testing::SimulatedFileSystem;
 
-// After the last fault: a deadline of a collective, one of a save, and what is
-// done before and after.
+// Time after the last fault: a deadline of a collective, one of a save, and
+// what is done before and after.
 constexpr absl::Duration kLongestEnd = absl::Seconds(90);
 
 class SeedRun {
@@ -57,7 +57,6 @@ class SeedRun {
   }
 
  private:
-  // Of one attempt.
   struct Rank {
     std::unique_ptr<comm::Communicator> communicator;
     std::unique_ptr<DiskView> disk;
@@ -65,7 +64,7 @@ class SeedRun {
     RankReport report;
   };
 
-  // Whether all ranks have ended well.
+  // Returns whether all ranks have ended well.
   bool RunAttempt(const Attempt& attempt) {
     simulation_.Log(
         absl::StrCat("an attempt of ", attempt.world_size, " ranks"));
@@ -141,7 +140,7 @@ class SeedRun {
     rank.communicator.reset();
   }
 
-  // A training that goes on from step `step`, by as many ranks as now.
+  // Returns a training that goes on from step `step` with as many ranks as now.
   PlainTraining& Expected(int64_t step) {
     worlds_ = step < 0 ? std::vector<int>() : saved_by_[step];
     worlds_.resize(std::max<int64_t>(step, 0));
@@ -211,7 +210,7 @@ class SeedRun {
     }
   }
 
-  // One step for all, of which there is a checkpoint where the run saves.
+  // All end after one step, of which a run that saves has a checkpoint.
   void JudgeAlike(const std::vector<Rank>& ranks) {
     const absl::Status& first = ranks[0].report.status;
     for (const Rank& rank : ranks) {
@@ -249,10 +248,10 @@ class SeedRun {
   Simulation simulation_;
   SimulatedFileSystem disk_;
   int world_size_ = 0;
-  // By how many ranks each step had.
+  // The key says how many ranks each step had.
   std::map<std::vector<int>, std::unique_ptr<PlainTraining>> expected_;
-  std::vector<int> worlds_;                       // number of ranks, by step
-  std::map<int64_t, std::vector<int>> saved_by_;  // worlds_ of saves
+  std::vector<int> worlds_;                       // number of ranks by step
+  std::map<int64_t, std::vector<int>> saved_by_;  // worlds_ by saved step
   std::optional<int64_t> newest_saved_;
   SeedResult result_;
 };

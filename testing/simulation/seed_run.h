@@ -19,17 +19,17 @@ struct SeedOptions {
 
 struct SeedResult {
   std::string problem;  // empty: none
-  // Of the scenario, and of what has happened: "killed", "restarted".
+  // The scenario's, and what has happened: "killed", "restarted".
   std::vector<std::string> features;
   uint64_t log_hash = 0;
   std::vector<std::string> log;
   int64_t events = 0;
 };
 
-// A problem is: a contract of a communicator that is broken; other bits than
-// plain LibTorch's; an error that no fault explains; a rank that after a fault
-// neither ends well nor returns an error that says what has happened, or not
-// in time; a checkpoint that was said to be saved and cannot be loaded.
+// Problems are a broken contract of a communicator; other bits than plain
+// LibTorch's; an error that no fault explains; a rank that after a fault
+// neither ends well nor returns in time an error that says what has happened;
+// and a checkpoint that was said to be saved and cannot be loaded.
 SeedResult RunSeed(const Scenario& scenario, const SeedOptions& options);
 
 }  // namespace fsdp::simulation

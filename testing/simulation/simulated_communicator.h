@@ -10,9 +10,9 @@
 
 namespace fsdp::simulation {
 
-// The communicators of `processes`, by rank. `network` outlives them and the
-// tensors that they give. CPU tensors only. Sums are made rank after rank.
-// Calls may be made by any task of the simulation.
+// Creates the communicators of `processes`, by rank. `network` outlives them
+// and the tensors that they give. Only CPU tensors are supported. Sums are made
+// rank after rank. Any task of the simulation may call.
 std::vector<std::unique_ptr<comm::Communicator>> CreateSimulatedGroup(
     Network& network, std::vector<int> processes);
 

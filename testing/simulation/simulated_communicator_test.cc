@@ -25,13 +25,13 @@ using ::fsdp::simulation::Network;
 using ::fsdp::simulation::NetworkOptions;
 using ::fsdp::simulation::Simulation;
 
-// Of the test that runs.
+// Lives as long as the test that runs.
 struct World {
   Simulation simulation{Simulation::Options()};
   std::vector<std::unique_ptr<Network>> networks;
 };
 
-// Each rank has a process of its own; who calls for it are tasks of the test's.
+// Each rank has its own process; tasks of the test's call for it.
 ContractBackend Backend(const std::string& name, NetworkOptions options) {
   const auto world = std::make_shared<std::unique_ptr<World>>();
   ContractBackend backend;

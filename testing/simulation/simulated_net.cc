@@ -13,7 +13,7 @@
 namespace fsdp::simulation {
 namespace {
 
-// Where a rank computes; the oracle does so outside of time.
+// Takes time where a rank computes; the oracle computes outside of time.
 void Compute(absl::string_view what) {
   Simulation* const simulation = Simulation::Current();
   if (simulation == nullptr || simulation->process() == Simulation::kDriver) {

@@ -14,8 +14,8 @@
 
 namespace fsdp::simulation {
 
-// x + out(tanh(fc(x))). A rank that computes it lets others run in between,
-// forward and backward.
+// Computes x + out(tanh(fc(x))). A rank that computes it lets others run in
+// between, in forward and backward.
 class SimulatedBlockImpl : public torch::nn::Module {
  public:
   explicit SimulatedBlockImpl(int64_t dim);
@@ -25,13 +25,13 @@ class SimulatedBlockImpl : public torch::nn::Module {
   torch::nn::Linear out;
 };
 
-// head(blocks(embed(x))).
+// Computes head(blocks(embed(x))).
 class SimulatedNetImpl : public torch::nn::Module {
  public:
   SimulatedNetImpl(int64_t dim, int num_blocks);
   at::Tensor forward(const at::Tensor& x);
 
-  // The next forward throws std::runtime_error(`text`) half-way.
+  // Makes the next forward throw std::runtime_error(`text`) half-way.
   void FailNext(std::string text) { failure_ = std::move(text); }
 
   torch::nn::Linear embed;
@@ -42,7 +42,7 @@ class SimulatedNetImpl : public torch::nn::Module {
   std::string failure_;
 };
 
-// With fixed parameters.
+// Makes a net with fixed parameters.
 std::shared_ptr<SimulatedNetImpl> MakeSimulatedNet(int64_t dim, int num_blocks);
 
 }  // namespace fsdp::simulation

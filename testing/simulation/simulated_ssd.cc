@@ -25,7 +25,7 @@ class SimulatedSsd::Queue final : public IoQueue {
   void Start(IoRequest* request) override {
     const int64_t number = ssd_.requests_++;
     const bool fails = number == ssd_.fails_at_;
-    // The first write from then on; the first request that moves something.
+    // Tears the next write, or shortens the next request that moves bytes.
     const bool tears = ssd_.tears_at_ >= 0 && number >= ssd_.tears_at_ &&
                        request->kind == IoRequest::Kind::kWrite;
     const bool is_mutant =
@@ -44,7 +44,7 @@ class SimulatedSsd::Queue final : public IoQueue {
     }
     Simulation& simulation = ssd_.simulation_;
     const bool at_once = simulation.Chance(400);
-    // What a small model has lies in the front of its pages.
+    // A small model has its values in the front of its pages.
     const int64_t bytes = tears || shortens
                               ? static_cast<int64_t>(simulation.Random(
                                     std::min<int64_t>(request->bytes, 256)))
@@ -71,7 +71,7 @@ class SimulatedSsd::Queue final : public IoQueue {
   std::string Describe() const override { return "simulated"; }
 
  private:
-  // As pread(2) and pwrite(2) of a file that has its size for good.
+  // Moves bytes as pread(2) and pwrite(2) do in a file that keeps its size.
   void Move(IoRequest& request, int64_t bytes) const {
     const int64_t left = int64_t(file_->size()) - request.offset;
     const int64_t moved =

@@ -18,26 +18,26 @@
 
 namespace fsdp::simulation {
 
-// In memory. Requests are over in any order, and move their bytes when they
-// start, or when they are over. Outlives its queues.
+// Keeps files in memory. Requests are over in any order, and move their bytes
+// when they start or when they are over. Outlives its queues.
 class SimulatedSsd : public offload::SystemCalls {
  public:
   SimulatedSsd(Simulation& simulation, Mutant mutant)
       : simulation_(simulation), mutant_(mutant) {}
 
-  // A new file, whatever `path`.
+  // Makes a new file for any `path`.
   int Open(const std::string& path, int flags) override;
   int64_t FreeBytes(int descriptor) override;
   int Allocate(int descriptor, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<offload::IoQueue>> MakeQueue(
       offload::QueueKind kind, int descriptor, int depth) override;
 
-  // Request number `request` from 0 fails with EIO; or, a write, is done in
-  // part and said to be whole; or is done in part, and says so.
+  // Request number `request`, from 0, fails with EIO; or it is a write that is
+  // done in part and said to be whole; or it is done in part and says so.
   void Fail(int64_t request);
   void Tear(int64_t request);
   void Shorten(int64_t request);
-  // Simulation::elapsed_nanos() when it has.
+  // Returns Simulation::elapsed_nanos() of that request.
   std::optional<int64_t> failed_at() const { return failed_at_; }
 
  private:
@@ -45,7 +45,7 @@ class SimulatedSsd : public offload::SystemCalls {
 
   Simulation& simulation_;
   const Mutant mutant_;
-  // By descriptors of the system, which have nothing else in them.
+  // By descriptors of the system, whose files are empty.
   std::map<int, std::shared_ptr<std::vector<char>>> files_;
   int64_t requests_ = 0;
   int64_t fails_at_ = -1;

@@ -19,12 +19,12 @@
 namespace fsdp::simulation {
 namespace {
 
-// Far from now: whatever compares it with a real time waits for ever.
+// It is far from now: who compares it with a real time waits for ever.
 constexpr int64_t kWallStart = int64_t{4'102'444'800} * 1'000'000'000;  // 2100
 constexpr int64_t kSteadyStart = 1'000'000'000'000;
 constexpr int64_t kNever = -1;
 
-// Who this thread is: what its system calls have to know.
+// The task that this thread is, for its system calls.
 thread_local Task* current_task = nullptr;
 
 }  // namespace
@@ -61,7 +61,7 @@ void Simulation::Enter() {
   FSDP_CHECK(current_task == nullptr);
   Task* const task = StartTask(kDriver);
   current_task = task;
-  // Otherwise this version of Abseil has another way to tell the time.
+  // If they differ, this version of Abseil tells the time in another way.
   FSDP_CHECK(absl::Now() == Now());
 }
 
@@ -348,7 +348,7 @@ void Simulation::Log(absl::string_view text) {
       who == kDriver ? std::string("   ") : absl::StrCat("r", who, " "), text));
 }
 
-// What waits cannot be told to stop, so nothing can go on.
+// Tasks that wait cannot be told to stop, so that nothing can go on.
 void Simulation::Hang(absl::string_view why) const {
   std::fprintf(stderr, "the simulation of seed %llu hangs: %s\n",
                static_cast<unsigned long long>(options_.seed),

@@ -18,10 +18,10 @@ namespace fsdp::simulation {
 struct Task;
 
 // A task is a thread that runs only while it holds the baton. It gives it away
-// where it waits: for a mutex of Abseil's, a thread that it joins, a time, or
-// what Block() is told; and at Event(). Whatever a task calls sees simulated
-// time and starts threads that are tasks (interposed.cc). A process is a number
-// of tasks that die together: a rank.
+// at Event(), and where it waits: for a mutex of Abseil's, a thread that it
+// joins, a time, or what Block() is told. What a task calls sees simulated time
+// and starts threads that are tasks (interposed.cc). A process is a set of
+// tasks that die together: a rank.
 //
 // Not thread-safe, since only the holder of the baton calls it.
 class Simulation {
@@ -31,10 +31,10 @@ class Simulation {
   struct Options {
     uint64_t seed = 0;
     bool keep_log = false;
-    // Beyond these the simulation counts as one that never ends.
+    // With more events the simulation counts as one that never ends.
     int64_t most_events = 2'000'000;
-    // Whether the system hands on the baton, which is slower and shows
-    // debuggers threads as they are.
+    // The system hands on the baton, which is slower, and shows debuggers
+    // threads as they are.
     bool threads_of_system = false;
   };
 
@@ -43,24 +43,24 @@ class Simulation {
   Simulation& operator=(const Simulation&) = delete;
   ~Simulation();
 
-  // That of the task that calls it; null for any other thread.
+  // Returns the simulation of the calling task, null for any other thread.
   static Simulation* Current();
 
-  // The calling thread is a task of kDriver in between.
+  // Between these calls the calling thread is a task of kDriver.
   void Enter();
   void Leave();
 
-  // Runs all `bodies`, the first task of process 0, 1 and so on, until those
-  // that live have ended. Then what is dead runs to its end, see IsDead(), and
-  // what After() was given and has not happened never does.
-  // Between Enter() and Leave().
+  // Runs all `bodies`, the first tasks of process 0, 1 and so on, until those
+  // that live have ended. Then what is dead runs to its end (IsDead()), and
+  // actions of After() that have not happened never do. Is called between
+  // Enter() and Leave().
   void RunProcesses(const std::vector<std::function<void()>>& bodies);
 
   // --- For tasks ------------------------------------------------------------
   // Logs `text`, lets time pass and others run. What happens to a process
   // happens here.
   void Event(absl::string_view text);
-  // False: at `deadline` it was not. `ready` may be asked by any task, often.
+  // Returns false if `deadline` came first. Any task may ask `ready`, often.
   bool Block(const std::function<bool()>& ready, absl::Time deadline);
   void Sleep(absl::Duration duration);
   int process() const;
@@ -69,48 +69,49 @@ class Simulation {
   absl::Time Now() const;
   int64_t elapsed_nanos() const { return now_; }
 
-  // Calls `action` after `delay`, whoever runs then.
+  // Calls `action` after `delay`, in whichever task runs then.
   void After(absl::Duration delay, std::function<void()> action);
-  // Takes a place in the log.
+  // Also marks its place in the log.
   void Log(absl::string_view text);
 
-  // Less than `bound` > 0; in a thousand; from 0 to `most`, often short.
+  // Return a number below `bound` > 0; true so often in a thousand; a time from
+  // 0 to `most`, often short.
   uint64_t Random(uint64_t bound);
   bool Chance(int per_mille) { return Random(1000) < uint64_t(per_mille); }
   absl::Duration RandomDelay(absl::Duration most);
 
   // --- What happens to processes --------------------------------------------
-  // Asked at each Event() of a process: its number among those of the process.
+  // `hook` is told of each Event() of a process, with its number there.
   void set_on_event(std::function<void(int process, int64_t number)> hook) {
     on_event_ = std::move(hook);
   }
-  // No task of it runs again until all that live have ended. Then they run so
-  // that their threads end: nothing that they do may reach anybody, which is
-  // up to whoever simulates the world (IsDead()).
+  // No task of it runs again until all that live have ended. Then its tasks run
+  // so that their threads end: whoever simulates the world asks IsDead() and
+  // lets nothing that they do reach anybody.
   void Kill(int process);
   bool IsDead(int process) const;
   void Stop(int process, absl::Duration duration);
   void Slow(int process, int factor);
-  // Of the wall clock.
+  // Lets the wall clock jump.
   void JumpClock(absl::Duration by);
 
-  // A broken contract. The first one stays.
+  // Reports a broken contract. The first one stays.
   void Violation(absl::string_view text);
   const std::string& violation() const { return violation_; }
 
-  // Of all that was logged; the same for the same seed.
+  // Returns the hash of all that was logged, the same for the same seed.
   uint64_t log_hash() const { return log_hash_; }
   const std::vector<std::string>& log() const { return log_; }
   int64_t events() const { return events_; }
 
   // --- For interposed.cc ----------------------------------------------------
-  Task* StartTask(int process);  // of the thread that is about to be started
-  void BeginTask(Task* task);    // in it; returns with the baton
+  Task* StartTask(int process);  // for the thread that is about to be started
+  void BeginTask(Task* task);    // in that thread; returns with the baton
   void EndTask(Task* task);      // last; gives the baton away
-  void AwaitTask(Task* task);    // then its thread can be joined
+  void AwaitTask(Task* task);    // after it the thread can be joined
   Task* FindTask(uint64_t thread);
   void RemoveTask(Task* task);
-  // Abseil's semaphore of a thread, by its identity: the calling one's.
+  // Abseil's semaphores of threads, by identity; AwaitPost() for the caller's.
   bool AwaitPost(const void* identity, absl::Time deadline);
   bool Post(const void* identity);
   int process_of_new_threads() const;
@@ -122,11 +123,11 @@ class Simulation {
   struct Timer;
 
   Process& ProcessOf(int process) const;
-  // Gives the baton to whoever is next; returns when it is back.
+  // Gives the baton to the task that is next; returns when it is back.
   void Switch();
   void GiveBatonTo(Task* next);
   Task* Next();
-  // When the task can run: nanoseconds, or -1 for never so far.
+  // Returns when the task can run, in nanoseconds, or -1 for never so far.
   int64_t TimeOf(Task& task);
   int64_t SteadyTimeOf(absl::Time deadline) const;
   bool AllEnded(bool the_dead_too) const;
@@ -140,7 +141,7 @@ class Simulation {
   int64_t next_timer_ = 0;
   int64_t events_ = 0;
   bool ghosts_run_ = false;
-  int spawning_ = kDriver - 1;  // of a thread of RunProcesses()
+  int spawning_ = kDriver - 1;  // process of a thread of RunProcesses()
   std::vector<std::unique_ptr<Task>> tasks_;
   int next_task_ = 0;
   std::vector<std::unique_ptr<Process>> processes_;  // kDriver first

@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Of bodies that are the processes of a simulation.
+// Runs bodies as the processes of a simulation.
 struct Simulated {
   explicit Simulated(
       const std::vector<std::function<void(Simulation&)>>& bodies,

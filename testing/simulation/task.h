@@ -33,14 +33,14 @@ struct Task {
   const int process;
   const std::unique_ptr<Baton> baton;
   State state = State::kReady;
-  int64_t runs_at = 0;  // of a ready one
-  uint64_t tie = 0;     // among those of one time
-  // Of a blocked one.
+  int64_t runs_at = 0;  // of a ready task
+  uint64_t tie = 0;     // orders tasks of the same time
+  // These are of a blocked task.
   const std::function<bool()>* ready = nullptr;
   absl::Time deadline = absl::InfiniteFuture();
   bool timed_out = false;
 
-  const void* identity = nullptr;  // Abseil's, of the thread
+  const void* identity = nullptr;  // Abseil's identity of the thread
   int64_t posts = 0;
   pthread_t thread = {};
 };

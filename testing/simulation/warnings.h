@@ -9,7 +9,7 @@
 
 namespace fsdp::simulation {
 
-// Puts those of a thread into the log.
+// Puts warnings of a thread into the log.
 class Warnings : public c10::WarningHandler {
  public:
   explicit Warnings(Simulation& simulation)

@@ -26,10 +26,9 @@ namespace {
 
 constexpr int64_t kNone = -1;
 
-// What all processes see.
 struct Shared {
   struct Slot {
-    std::atomic<int64_t> seed{kNone};  // that it simulates
+    std::atomic<int64_t> seed{kNone};  // the seed that it simulates
     std::atomic<int64_t> since{0};     // Unix nanoseconds
   };
   static constexpr int kMostSlots = 1024;
@@ -46,7 +45,7 @@ Shared* Share() {
   return new (memory) Shared;
 }
 
-// The one with this number among those that the process may use.
+// Pins this process to core `number` of those that it may use.
 void UseCore(int number) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
@@ -70,7 +69,7 @@ void WriteAll(int descriptor, const std::string& bytes) {
   }
 }
 
-// How a process has ended, where it has not ended well.
+// Says how a process has ended that has not ended well.
 std::string Describe(int status) {
   if (WIFSIGNALED(status)) {
     return absl::StrCat("is ended by signal ", WTERMSIG(status), " (",
@@ -113,7 +112,7 @@ class Workers {
     const pid_t process = fork();
     FSDP_CHECK(process >= 0);
     if (process == 0) {
-      // Ends with whoever would read what it writes.
+      // The worker ends with the process that would read what it writes.
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != parent) _exit(1);
       close(ends[0]);
@@ -133,8 +132,8 @@ class Workers {
       slot.since = absl::ToUnixNanos(absl::Now());
       slot.seed = seed;
       const SeedResult result = options_.simulate(seed);
-      // What follows is no seed's fault, but what a reader has not seen yet is
-      // told by its message alone.
+      // What follows is not the fault of the seed; a reader that has not seen
+      // the message yet learns the result from it alone.
       WriteAll(descriptor, ToBytes({seed, result}));
       slot.seed = kNone;
     }

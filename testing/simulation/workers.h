@@ -1,4 +1,4 @@
-// Seeds that several processes simulate beside each other.
+// Runs seeds in several processes beside each other.
 #ifndef TESTING_SIMULATION_WORKERS_H_
 #define TESTING_SIMULATION_WORKERS_H_
 
@@ -17,16 +17,16 @@ struct WorkersOptions {
   int64_t first = 0;
   int64_t end = std::numeric_limits<int64_t>::max();
   absl::Time until = absl::InfiniteFuture();
-  // A seed that runs for longer is a problem.
+  // A seed that takes longer is a problem.
   absl::Duration longest = absl::Minutes(5);
 
-  // In one of the processes.
+  // Is called in one of the processes.
   std::function<SeedResult(int64_t seed)> simulate;
-  // In this one, for each seed, in any order; false: no further seeds begin.
+  // Is called in this process, in any order; false: no further seeds begin.
   std::function<bool(int64_t seed, const SeedResult& result)> take;
 };
 
-// Each process has a core of its own while there are enough. One that crashes
+// Each process has its own core while there are enough. A process that crashes
 // or runs for too long is the problem of its seed, and another one goes on.
 // This process may not have threads.
 void RunWorkers(const WorkersOptions& options);

@@ -21,7 +21,7 @@ using ::testing::SizeIs;
 constexpr int64_t kFirst = 100;
 constexpr int64_t kEnd = 140;
 
-// What is taken, by seed, and how often; until `last` is.
+// Counts what is taken, by seed, until `last` is.
 struct Taken {
   explicit Taken(WorkersOptions options, int64_t last = -1) {
     options.first = kFirst;

@@ -1,5 +1,4 @@
-// Serves the store that outlives the replicas of a job, where they are on
-// several hosts.
+// Serves the store that outlives the replicas of a job on several hosts.
 //   bazel run //tools/keeper -- --port=29400
 #include <signal.h>
 
@@ -91,7 +90,7 @@ std::string Greeting(const Settings& settings, int port) {
 }
 
 absl::Status Run(const Settings& settings) {
-  // Before there is another thread, which would take them.
+  // Signals are blocked before there is another thread, which would take them.
   sigset_t ends;
   sigemptyset(&ends);
   sigaddset(&ends, SIGTERM);

@@ -11,7 +11,8 @@
 namespace fsdp::trace_report {
 namespace {
 
-// What a moment may belong to, and whether it comes before what is around it.
+// Says whether a moment may belong to a span, and which open span it belongs
+// to: one of kOwn before one of kAround.
 enum class Claim { kNone, kAround, kOwn };
 
 Claim ClaimOf(TraceCategory category) {
@@ -45,11 +46,10 @@ std::string WhatOf(const Span& span) {
                                                : Name(span.category);
 }
 
-// A beginning or end of a span.
 struct Edge {
   double time;
   bool begins;
-  std::pair<Claim, size_t> span;  // the greatest one that is open wins
+  std::pair<Claim, size_t> span;  // the moment belongs to the greatest open one
 };
 
 std::vector<Edge> EdgesOf(const RankTrace& trace, double begin, double end) {
@@ -68,7 +68,7 @@ std::vector<Edge> EdgesOf(const RankTrace& trace, double begin, double end) {
   return edges;
 }
 
-// Appends, or makes the last one longer where it goes on.
+// Appends a slice, or extends the last one that it continues.
 void Append(const RankTrace& trace, double begin, double end,
             const std::set<std::pair<Claim, size_t>>& open,
             std::vector<Slice>& slices) {

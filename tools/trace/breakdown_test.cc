@@ -65,7 +65,7 @@ TEST(SlicesTest, TheUsersSpansHaveWhatIsLeftOfThem) {
   RankTrace trace;
   trace.spans = {{C::kUser, "forward and loss", "", 0, 10},
                  {C::kForward, "forward a", "a", 1, 4},
-                 // Goes on while the unit inside is gathered.
+                 // It goes on while the unit inside is gathered.
                  {C::kUser, "attention", "", 2, 8},
                  {C::kBookkeeping, "PreForward b", "b", 4, 6},
                  {C::kForward, "forward b", "b", 6, 7}};
@@ -76,7 +76,7 @@ TEST(SlicesTest, TheUsersSpansHaveWhatIsLeftOfThem) {
                   "8-10 forward and loss", "10-12 other"));
 }
 
-// Two ranks, two steps; every number below can be added up by hand.
+// Has two ranks and two steps; every number below can be added up by hand.
 std::vector<RankTrace> TwoRanks() {
   std::vector<RankTrace> traces(2);
   for (int rank = 0; rank < 2; ++rank) {
@@ -122,7 +122,7 @@ TEST(BreakDownTest, SumsAreThoseAddedUpByHand) {
     double sum = 0;
     for (const auto& [what, seconds] : steps[i].times) sum += seconds;
     EXPECT_DOUBLE_EQ(sum, 50);
-    // What belongs to no unit: data, the user's optimizer, the rest.
+    // Data, the user's optimizer and the rest belong to no unit.
     EXPECT_THAT(
         Lines(steps[i].units.at("a")),
         ElementsAre("agreement 0.5", "backward 15", "copy 2", "fence 1",

@@ -20,8 +20,7 @@ std::string Ms(double seconds) {
   return absl::StrFormat("%.2f", seconds * 1e3);
 }
 
-// Columns as wide as what is in them: the first to the left, numbers to the
-// right.
+// Makes columns as wide as needed: the first to the left, numbers to the right.
 class Table {
  public:
   void AddRow(std::vector<std::string> cells) {
@@ -194,7 +193,7 @@ class Report {
 
   void UnitTable() {
     std::set<std::string> kinds_of_units;
-    std::vector<std::string> units;  // in the order of the first step
+    std::vector<std::string> units;  // in the order of their first step
     for (const StepTimes* step : all_) {
       for (const auto& [unit, times] : step->units) {
         if (std::find(units.begin(), units.end(), unit) == units.end()) {
@@ -249,7 +248,7 @@ class Report {
   const std::vector<std::string> kinds_;
   Steps all_;
   std::map<int, Steps> by_rank_;
-  // By how often the number was there before, and the number.
+  // The key is how often the step's number was there before, and the number.
   std::map<std::pair<int, int64_t>, Steps> by_step_;
   std::string text_;
 };

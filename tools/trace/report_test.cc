@@ -19,7 +19,7 @@ using ::testing::Not;
 
 using C = TraceCategory;
 
-// In milliseconds; the second rank computes a millisecond longer, and begins
+// Times are in milliseconds. The second rank computes one longer, and begins
 // one later.
 std::vector<RankTrace> Traces(int world_size, int64_t num_steps) {
   std::vector<RankTrace> traces(world_size);

@@ -58,7 +58,7 @@ class Reader {
           "there is no array \"traceEvents\": this is no trace");
     }
     in_file_.clear();
-    // What says where times count from may come behind them.
+    // Spans may precede the event that says from where their times count.
     for (const Json& event : *events->As<Json::Array>()) {
       FSDP_RETURN_IF_ERROR(ReadHeader(event));
     }
@@ -167,7 +167,7 @@ class Reader {
     Span span;
     span.category = *known;
     span.name = *name;
-    // Spans that touch do so exactly.
+    // Whole nanoseconds make spans that touch do so exactly.
     const int64_t begin_ns = shift->second + Nanoseconds(*begin);
     span.begin = static_cast<double>(begin_ns) * 1e-9;
     span.end = static_cast<double>(begin_ns + Nanoseconds(*length)) * 1e-9;
@@ -181,8 +181,8 @@ class Reader {
   }
 
   std::map<int64_t, RankTrace> ranks_;
-  std::map<int64_t, int64_t> in_file_;  // ranks of this file: nanoseconds since
-  // first_base_
+  // For ranks of this file, nanoseconds from first_base_ to where times begin.
+  std::map<int64_t, int64_t> in_file_;
   int64_t first_base_ = 0;
 };
 

@@ -25,8 +25,8 @@ using ::testing::HasSubstr;
 
 constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 
-// A step of a millisecond with a forward inside, that began `begin_ns` after
-// the base.
+// Returns a step of a millisecond with a forward inside, which began `begin_ns`
+// after the base.
 std::string EventsOf(int rank, int64_t base_ns, int64_t begin_ns,
                      int64_t num_dropped = 0) {
   const int64_t now = base_ns + begin_ns;
@@ -64,7 +64,7 @@ TEST(TraceFileTest, ReadsWhatTheLibraryWrites) {
   EXPECT_DOUBLE_EQ(forward.end, 2.201e-6);
 }
 
-// Ranks of several hosts write files of their own.
+// Ranks of several hosts write their own files.
 TEST(TraceFileTest, TimesOfSeveralFilesCountFromTheFirstOnesBase) {
   constexpr int64_t kNow = 1'700'000'000'000'000'000;
   ASSERT_OK_AND_ASSIGN(

@@ -1,5 +1,5 @@
-// The parser of manifests under libFuzzer, whose flags come before DIR, which
-// keeps what it finds:
+// Runs the parser of manifests under libFuzzer, whose flags come before DIR,
+// which keeps what it finds:
 //   ./bazelw run --config=fuzz //checkpoint/commit/testing:manifest_fuzz --
 //     -max_total_time=600 -rss_limit_mb=512 DIR
 #include <cstddef>
@@ -31,7 +31,7 @@ void Try(absl::string_view text) {
   FSDP_CHECK(again.ok() && *again == *manifest);
 }
 
-// With the right checksum instead of what is at the end.
+// Tries the text with the right checksum at its end.
 void TryWithChecksum(absl::string_view text) {
   constexpr absl::string_view kBeforeSum = ", \"crc32c\": \"";
   const absl::string_view body = text.substr(0, text.rfind(kBeforeSum));
@@ -42,10 +42,10 @@ void TryWithChecksum(absl::string_view text) {
 }  // namespace
 }  // namespace fsdp::checkpoint
 
-// The text of a manifest, as it is, and once more with the checksum that it
-// should have, which a fuzzer cannot guess. What is accepted names files that
-// lie in the checkpoint, with a checksum for each block, and says the same when
-// it is written again.
+// Tries the text of a manifest as it is, and with the checksum that it should
+// have, which a fuzzer cannot guess. What is accepted names files that lie in
+// the checkpoint, with a checksum for each block, and says the same when it is
+// written again.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view text(reinterpret_cast<const char*>(data),  // NOLINT
                                size);

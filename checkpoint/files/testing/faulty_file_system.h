@@ -1,4 +1,4 @@
-// A file system that fails, or is as if its process were killed, at a call.
+// A file system that fails, or whose process is as if killed, at a call.
 #ifndef CHECKPOINT_FILES_TESTING_FAULTY_FILE_SYSTEM_H_
 #define CHECKPOINT_FILES_TESTING_FAULTY_FILE_SYSTEM_H_
 
@@ -19,18 +19,18 @@ class FaultyFileSystem : public ForwardingFileSystem {
  public:
   explicit FaultyFileSystem(FileSystem& base) : ForwardingFileSystem(base) {}
 
-  // Call number `call` from 0, and all after it if `for_good`, do nothing and
+  // Call number `call`, from 0, and all after it if `for_good`, do nothing and
   // fail with `error`, an errno.
   void FailCall(int64_t call, int error, bool for_good);
-  // Calls from number `call` on do nothing, and are Aborted, as are those that
-  // read: the process has ended in front of it.
+  // Calls from number `call` on, and calls that read after it, do nothing and
+  // are Aborted: the process has ended before it.
   void StopAtCall(int64_t call);
 
-  // That changed something, or would have.
+  // Counts calls that changed something, or would have.
   int64_t calls() const;
 
  private:
-  // Counts; whether the call may be made.
+  // Counts the call; returns whether it may be made.
   absl::Status BeforeChange(absl::string_view what,
                             const std::string& path) override;
   absl::Status BeforeReading(const std::string& path) override;

@@ -178,7 +178,7 @@ TEST_P(FileSystemContract, OneHasTheLock) {
               StatusIs(Code::kFailedPrecondition, HasSubstr("process 8")));
 }
 
-// Whoever holds a lock may remove its file, and still nobody shares it.
+// The holder of a lock may remove its file, and still nobody shares the lock.
 TEST_P(FileSystemContract, TheFileOfALockMayBeRemoved) {
   const std::string path = Path("lock");
   std::atomic<int> inside{0};

@@ -11,10 +11,10 @@
 
 namespace fsdp::checkpoint::testing {
 
-// Its test links :file_system_contract and names one per way of making it:
+// A test links :file_system_contract and names one for each way of making it:
 //   INSTANTIATE_TEST_SUITE_P(Real, FileSystemContract, ::testing::Values(...));
 struct FileSystemUnderTest {
-  // What has to live as long as the file system does comes along.
+  // Also keeps what has to live as long as the file system.
   std::function<std::shared_ptr<FileSystem>()> make;
   std::string folder;  // an empty one is made there
 };

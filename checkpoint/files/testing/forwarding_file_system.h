@@ -1,5 +1,5 @@
 // A file system that hands its calls on to another one, for tests that watch
-// them or come between.
+// the calls or come between.
 #ifndef CHECKPOINT_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_
 #define CHECKPOINT_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_
 
@@ -16,15 +16,14 @@
 
 namespace fsdp::checkpoint::testing {
 
-// `base` has to outlive it, as it has to outlive its files. Thread-safe if the
-// hooks are.
+// `base` outlives it, and it outlives its files. Thread-safe if the hooks are.
 class ForwardingFileSystem : public FileSystem {
  public:
   explicit ForwardingFileSystem(FileSystem& base) : base_(base) {}
 
-  // By PRead().
+  // Counts bytes of PRead().
   int64_t read_bytes() const { return read_bytes_; }
-  // Files opened, and the most of them that were open at a time.
+  // Count opened files, and the most of them that were open at a time.
   int64_t opened() const { return opened_; }
   int64_t most_open() const { return most_open_; }
 
@@ -45,15 +44,15 @@ class ForwardingFileSystem : public FileSystem {
       const std::string& path, absl::string_view holder) override;
 
  protected:
-  // In front of each call that changes something: of a file's contents with
-  // "write", otherwise with other words. May block; after an error the call,
-  // whose error it is, is not made.
+  // Is called before each call that changes something, with "write" if that is
+  // a file's contents, else with other words. May block; if it returns an
+  // error, the call is not made and returns that.
   virtual absl::Status BeforeChange(absl::string_view what,
                                     const std::string& path);
-  // After that of "write", and as it: where and how much.
+  // Is called after BeforeChange() of "write", and in the same way.
   virtual absl::Status BeforeWrite(const std::string& path, int64_t offset,
                                    int64_t bytes);
-  // As BeforeChange(), in front of all others.
+  // Is called before all other calls, in the same way.
   virtual absl::Status BeforeReading(const std::string& path);
 
  private:

@@ -17,9 +17,10 @@
 
 namespace fsdp::checkpoint::testing {
 
-// Unimplemented: to rename and to lock; to open for writing what is there; a
-// write that is not the next one of its file, or comes after Sync(); a size
-// that is set. A folder goes with what is last removed from it. Thread-safe.
+// Returns Unimplemented for a rename and for a lock; for opening a file that is
+// there for writing; for a write that is not the next one of its file, or comes
+// after Sync(); and for setting a size. A folder vanishes with the last thing
+// in it. Thread-safe.
 class ObjectStoreMount : public ForwardingFileSystem {
  public:
   explicit ObjectStoreMount(FileSystem& base)
@@ -37,7 +38,7 @@ class ObjectStoreMount : public ForwardingFileSystem {
 
   FileSystem& base_;
   absl::Mutex mutex_;
-  // Where the next write belongs, of files that are not synced yet.
+  // The offset of the next write, for files that are not synced yet.
   std::map<std::string, int64_t> unsynced_ ABSL_GUARDED_BY(mutex_);
 };
 

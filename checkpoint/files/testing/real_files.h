@@ -1,4 +1,4 @@
-// Files and folders of the real disk, for tests: by the standard library alone.
+// Files and folders of the real disk, for tests, by the standard library only.
 #ifndef CHECKPOINT_FILES_TESTING_REAL_FILES_H_
 #define CHECKPOINT_FILES_TESTING_REAL_FILES_H_
 
@@ -10,20 +10,20 @@
 
 namespace fsdp::checkpoint::testing {
 
-// `name` among the test's own files. What an earlier run has left there is
-// removed, so that there is nothing; one program at a time takes a name.
+// Returns the path `name` among the test's own files, and removes what an
+// earlier run has left there. One program at a time takes a name.
 std::string FreePath(absl::string_view name);
 
-// The same, where there is an empty folder then.
+// Makes an empty folder there, too.
 std::string EmptyFolder(absl::string_view name);
 
-// Of all that is in `folder`, sorted.
+// Returns the names of everything in `folder`, sorted.
 std::vector<std::string> NamesIn(const std::string& folder);
 
-// Stops the program where there is no such file.
+// Ends the program if there is no such file.
 std::string ReadWholeFile(const std::string& path);
 
-// What the files below `folder` hold, by their names relative to it.
+// Returns what the files below `folder` hold, by their names relative to it.
 std::map<std::string, std::string> ReadFilesBelow(const std::string& folder);
 
 }  // namespace fsdp::checkpoint::testing

@@ -28,11 +28,11 @@ class SimulatedFileSystem : public FileSystem {
   explicit SimulatedFileSystem(int64_t capacity_bytes = int64_t{1} << 40);
   ~SimulatedFileSystem() override;
 
-  // All that was open and locked is no more: calls on such files are Aborted.
-  // What was done stays.
+  // Closes and unlocks everything: calls on these files are Aborted. Data stay.
   void KillProcess();
-  // The same, and what was not synced is lost or not, by `seed`: each page of a
-  // file; its size; names in a folder, those that a rename joins together.
+  // Does the same; and `seed` decides what of all that was not synced is lost:
+  // each page of a file; its size; names in a folder, those that a rename joins
+  // together.
   void LosePower(uint64_t seed);
 
   absl::StatusOr<std::unique_ptr<File>> OpenForReading(
@@ -55,7 +55,6 @@ class SimulatedFileSystem : public FileSystem {
   class OpenFile;
   class HeldLock;
 
-  // Null if there is none.
   std::shared_ptr<Node> Find(absl::string_view path) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Node>> FolderAt(absl::string_view what,

@@ -1,4 +1,4 @@
-// What the simulated disk may lose, and may not.
+// What the simulated disk may lose, and what it may not.
 #include "checkpoint/files/testing/simulated_file_system.h"
 
 #include <cerrno>
@@ -32,8 +32,9 @@ void Write(File& file, int64_t offset, const std::string& bytes) {
       file.PWrite(offset, absl::MakeConstSpan(bytes.data(), bytes.size())));
 }
 
-// All that a folder with one synced file of two synced pages 'a' can be after a
-// loss of power behind `change`: names, and of the file "f" the two pages.
+// Returns all states after a loss of power behind `change` of a folder with one
+// synced file of two synced pages 'a': names, and the two pages of the file
+// "f".
 template <typename Change>
 std::set<std::string> Outcomes(Change change) {
   std::set<std::string> outcomes;
@@ -100,7 +101,7 @@ TEST(SimulatedFileSystemTest, AKilledProcessLosesNothingButItsFilesAndLocks) {
   EXPECT_THAT(file->Sync(), StatusIs(Code::kAborted, HasSubstr("/f")));
   const auto again = files.Lock("/lock", "another");
   EXPECT_OK(again);
-  lock = nullptr;  // of the dead: frees nothing
+  lock = nullptr;  // the dead process's lock frees nothing
   EXPECT_THAT(files.Lock("/lock", "third"),
               StatusIs(Code::kFailedPrecondition, HasSubstr("another")));
 }

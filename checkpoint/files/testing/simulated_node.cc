@@ -7,7 +7,7 @@ namespace {
 
 bool Coin(std::mt19937_64& random) { return (random() & 1) != 0; }
 
-// The group of each name: names that a rename joins are in one.
+// Returns the group of each name; names that a rename joins are in one.
 std::map<std::string, std::string> Groups(
     const std::vector<std::pair<std::string, std::string>>& renamed) {
   std::map<std::string, std::string> groups;

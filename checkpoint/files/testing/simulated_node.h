@@ -26,18 +26,18 @@ struct SimulatedFileSystem::Node {
 
   std::string bytes;
   std::string synced_bytes;
-  std::set<int64_t> dirty_pages;  // since Sync()
+  std::set<int64_t> dirty_pages;  // since the last Sync()
 
   Entries entries;
   std::vector<Entries> since_sync;  // before each change; front(): synced
   std::vector<std::pair<std::string, std::string>> renamed;  // since sync
 
-  // Before a change of `entries`.
+  // Is called before a change of `entries`.
   void Remember() { since_sync.push_back(entries); }
   void Synced();
-  // Of all files in it.
+  // Returns the bytes of all files in it.
   int64_t Bytes() const;
-  // It and all below it become what a loss of power leaves.
+  // Makes it and everything below it what a loss of power leaves.
   void LosePower(std::mt19937_64& random);
 
  private:

@@ -1,5 +1,5 @@
-// The parser of indices under libFuzzer, whose flags come before DIR, which
-// keeps what it finds:
+// Runs the parser of indices under libFuzzer, whose flags come before DIR,
+// which keeps what it finds:
 //   ./bazelw run --config=fuzz //checkpoint/huggingface/testing:index_fuzz --
 //     -max_total_time=600 -rss_limit_mb=512 DIR
 #include <cstddef>
@@ -30,7 +30,7 @@ void Try(absl::string_view text) {
 }  // namespace
 }  // namespace fsdp::checkpoint
 
-// The text of an index. In what is accepted no file leaves the folder.
+// Tries the text of an index. If it is accepted, no file leaves the folder.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fsdp::checkpoint::Try({reinterpret_cast<const char*>(data), size});  // NOLINT
   return 0;

@@ -1,5 +1,5 @@
-// The parser of safetensors headers under libFuzzer, whose flags come before
-// DIR, which keeps what it finds:
+// Runs the parser of safetensors headers under libFuzzer, whose flags come
+// before DIR, which keeps what it finds:
 //   ./bazelw run --config=fuzz //checkpoint/safetensors/testing:header_fuzz --
 //     -max_total_time=600 -rss_limit_mb=512 DIR
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 
-// The first 8 bytes as a length of a file that is large enough for any.
+// Reads the first 8 bytes as the length in a file that is large enough for any.
 int64_t DataBytes(absl::string_view input) {
   const absl::StatusOr<int64_t> bytes = ParseSafetensorsLength(input, kHuge);
   return bytes.value_or(0);
@@ -46,8 +46,8 @@ void Try(absl::string_view input) {
 }  // namespace
 }  // namespace fsdp::checkpoint
 
-// 8 bytes, which say how much data the file has, and a JSON header. What is
-// accepted has to be read again from what is written of it.
+// Tries 8 bytes, which say how much data the file has, and a JSON header. If
+// they are accepted, they have to be read again from what is written of them.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fsdp::checkpoint::Try({reinterpret_cast<const char*>(data), size});  // NOLINT
   return 0;

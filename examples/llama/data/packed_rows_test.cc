@@ -53,7 +53,7 @@ std::vector<Values> ReadAll(const RowSource& source) {
   return rows;
 }
 
-// Documents of these lengths; token i of the file is i + 1.
+// Has documents of these lengths; token i of the file is i + 1.
 struct Text {
   explicit Text(std::vector<int64_t> lengths) {
     written.token_bytes = 4;
@@ -69,7 +69,7 @@ struct Text {
   absl::StatusOr<TokenFile> File() const {
     return TokenFile::Open(WriteTokens("text", written));
   }
-  // The range of the document that a token is of, as tokens.
+  // Returns the tokens of the document that a token is of.
   TokenRange DocumentOf(int64_t token) const {
     const auto end = std::upper_bound(written.begins.begin(),
                                       written.begins.end(), token - 1);
@@ -82,13 +82,13 @@ struct Text {
   WrittenTokens written;
 };
 
-// Pieces of documents in the order in which rows have them, and in which row.
+// A piece of a document, and the row in which it is.
 struct Piece {
   int64_t row;
   TokenRange range;
 };
 
-// Of one row; whatever is wrong in it alone fails.
+// Appends the pieces of one row; fails for what is wrong in the row itself.
 void AppendPieces(const Text& text, int64_t index, const Values& row,
                   std::vector<Piece>& pieces) {
   const auto padding =
@@ -117,11 +117,11 @@ void AppendPieces(const Text& text, int64_t index, const Values& row,
   }
 }
 
-// Documents are there from begin to end, in one row or, where they are longer,
-// whole rows and the rest, without a last token that would be alone.
+// Documents are there from begin to end: in one row or, if they are longer, in
+// whole rows and the rest. A last token that would be alone is left out.
 void ExpectDocuments(const Text& text, int64_t seq,
                      const std::vector<Piece>& pieces) {
-  std::map<int64_t, int64_t> ends;  // of what is there, by begin
+  std::map<int64_t, int64_t> ends;  // end of what is there, by begin
   for (const Piece& piece : pieces) {
     const TokenRange document = text.DocumentOf(piece.range.begin);
     const auto [end, is_new] = ends.emplace(document.begin, document.begin);
@@ -250,7 +250,8 @@ TEST(PackedRowsTest, DamageIsFound) {
       TokenFile::Open(WriteTokens("index", {{1, 2, 3, 4}, {0, 3, 2}})));
   EXPECT_THAT(PackedRows::Create(index, 4, 1),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("document 1")));
-  // As a token and, where a document was cut, as the target of a piece.
+  // The wrong token is read as a token and, where a document was cut, as the
+  // target of a piece.
   ASSERT_OK_AND_ASSIGN(
       const TokenFile tokens,
       TokenFile::Open(WriteTokens("tokens", {{1, 2, 3, 9, 5}, {0}, 2, 9})));

@@ -22,8 +22,9 @@ std::vector<int64_t> All(int64_t size, uint64_t seed) {
   return values;
 }
 
-// How far counts are from all being equal: about the number of cells, by chance
-// hardly ever more than 1.5 times that for the numbers of cells here.
+// Returns how far counts are from all being equal: by chance about the number
+// of cells, and hardly ever more than 1.5 times that for these numbers of
+// cells.
 double ChiSquare(const std::map<std::pair<int64_t, int64_t>, int>& counts,
                  int cells, int total) {
   const double expected = static_cast<double>(total) / cells;
@@ -48,7 +49,7 @@ TEST(PermutationTest, HasEachValueOnce) {
   }
 }
 
-// Computed by another program: checkpoints of earlier runs go on with these.
+// Another program computed these, with which earlier checkpoints go on.
 TEST(PermutationTest, IsWhatItHasAlwaysBeen) {
   EXPECT_THAT(All(11, 42), ElementsAre(10, 0, 6, 5, 4, 2, 7, 3, 1, 9, 8));
   const Permutation large(1000000000000, 1);
@@ -63,7 +64,7 @@ TEST(PermutationTest, IsWhatItHasAlwaysBeen) {
   EXPECT_EQ(MixSeeds(1, 2), 0x81a5c1377856b73);
 }
 
-// All 24 orders of four, and where two of the values of small sizes end up.
+// Tests all 24 orders of four, and where two values of small sizes end up.
 TEST(PermutationTest, SeedsChooseAmongAllOrdersAlike) {
   constexpr int kSeeds = 24000;
   std::map<std::vector<int64_t>, int> orders;
@@ -83,7 +84,7 @@ TEST(PermutationTest, SeedsChooseAmongAllOrdersAlike) {
   }
 }
 
-// Of one order: places and values that are close have nothing to do with each
+// In one order, places and values that are close have nothing to do with each
 // other.
 TEST(PermutationTest, AnOrderLooksRandom) {
   constexpr int64_t kSize = 100000, kCells = 10;

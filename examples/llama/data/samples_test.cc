@@ -28,7 +28,7 @@ fsdp::Json ParseJson(absl::string_view text) {
   return fsdp::Json::Parse(text).value();
 }
 
-// Of text.jsonl, without the one that is empty.
+// Returns the texts of text.jsonl, without the empty one.
 std::vector<std::string> Texts() {
   std::vector<std::string> texts;
   std::ifstream file(PathOf("text.jsonl"));
@@ -49,8 +49,9 @@ std::vector<std::vector<int64_t>> Documents(const TokenFile& file) {
   return documents;
 }
 
-// The bytes that each character of a byte-level vocabulary stands for: those
-// that print for themselves, the others, in order, for those from 256 on.
+// Returns the byte that each character of a byte-level vocabulary stands for.
+// Bytes that print stand for themselves; the others are, in order, the
+// characters from 256 on.
 std::map<std::string, char> BytesOfCharacters() {
   std::map<std::string, char> bytes;
   int next = 256;
@@ -67,7 +68,7 @@ std::map<std::string, char> BytesOfCharacters() {
   return bytes;
 }
 
-// By token.
+// Returns the vocabulary by token.
 std::map<int64_t, std::string> Vocabulary() {
   std::ifstream file(PathOf("tokenizer.json"));
   const std::string text((std::istreambuf_iterator<char>(file)), {});

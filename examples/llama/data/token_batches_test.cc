@@ -33,7 +33,7 @@ std::vector<TokenBatches> AllRanks(int64_t num_rows, int64_t batch_rows,
   return ranks;
 }
 
-// Rows of the next batch, rank after rank.
+// Returns the rows of the next batch, rank after rank.
 std::vector<int64_t> NextOf(std::vector<TokenBatches>& ranks) {
   std::vector<int64_t> rows;
   for (TokenBatches& rank : ranks) {
@@ -44,7 +44,7 @@ std::vector<int64_t> NextOf(std::vector<TokenBatches>& ranks) {
   return rows;
 }
 
-// Rows in the order in which a run has them.
+// Returns rows in the order in which a run has them.
 std::vector<int64_t> Order(int64_t num_rows, int64_t batch_rows, int world_size,
                            uint64_t seed, int64_t num_batches) {
   std::vector<TokenBatches> ranks =

@@ -28,7 +28,7 @@ namespace {
 constexpr absl::string_view kFormat = "fsdp-tokens";
 constexpr int64_t kVersion = 1;
 constexpr size_t kSha256Digits = 64;
-// So that their bytes are no more than an int64_t holds.
+// Bytes of so many elements fit an int64_t.
 constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max() / 8;
 
 absl::Status Wrong(absl::string_view key, absl::string_view wanted) {
@@ -133,7 +133,7 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
   };
   if (fstat(descriptor, &status) != 0) return error();
   absl::string_view bytes;
-  if (status.st_size > 0) {  // none cannot be mapped
+  if (status.st_size > 0) {  // an empty file cannot be mapped
     const auto size = static_cast<size_t>(status.st_size);
     void* const memory =
         mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
@@ -286,7 +286,8 @@ int64_t TokenFile::num_documents() const {
   return documents_ == nullptr ? 1 : description_.num_documents;
 }
 
-// Where `index` is one too many, the end of the last one; -1: beyond all.
+// Returns the end of the last document for an `index` that is one too many, -1
+// if the position is outside the file.
 int64_t TokenFile::DocumentBegin(int64_t index) const {
   if (index == description_.num_documents) return description_.num_tokens;
   const uint64_t begin = LittleEndian<kDocumentBytes>(

@@ -1,6 +1,6 @@
-// Files of tokens as anybody may have left them:
+// Reads files of tokens as anybody may have left them:
 //   ./bazelw run --config=fuzz //examples/llama/data:token_file_fuzz -- DIR
-// Stops the program where a token, a document or a count is not what the
+// Stops the program if a token, a document or a count is not what the
 // description allows.
 #include <unistd.h>
 
@@ -23,7 +23,7 @@
 namespace llama {
 namespace {
 
-// A file, in a folder of this process, as long as this lives.
+// A file of this process that is there as long as the object lives.
 class Written {
  public:
   Written(absl::string_view extension, absl::string_view bytes)
@@ -41,7 +41,7 @@ class Written {
   const std::string path_;
 };
 
-// Up to the next empty line, which is left out.
+// Takes what is before the next empty line, and drops that line.
 absl::string_view TakePart(absl::string_view& input) {
   const size_t end = input.find("\n\n");
   const absl::string_view part = input.substr(0, end);

@@ -126,7 +126,8 @@ TEST(TokenFileTest, WithoutAnIndexThereIsOneDocument) {
   EXPECT_EQ(file.Document(0)->size(), 3);
 }
 
-// Documents 0 and 2 of three, of which the second begins where it says.
+// Of three documents, those in `damaged` are refused when the second begins
+// where it says.
 void ExpectDamaged(const std::string& name, std::vector<int64_t> begins,
                    std::vector<int> damaged) {
   ASSERT_OK_AND_ASSIGN(
@@ -243,7 +244,7 @@ std::string Good() {
       Digits(), "\"}");
 }
 
-// What is there in place of `from`, which is there once.
+// Returns the text with `to` in place of `from`, which is there once.
 std::string With(const std::string& from, const std::string& to) {
   std::string text = Good();
   EXPECT_EQ(absl::StrReplaceAll({{from, to}}, &text), 1) << from;

@@ -16,7 +16,7 @@
 namespace llama {
 namespace {
 
-// In hexadecimal.
+// Returns the digest in hexadecimal.
 std::string Sha256(absl::string_view bytes) {
   std::array<unsigned char, 32> digest;
   FSDP_CHECK(mbedtls_md(mbedtls_md_info_from_type(MBEDTLS_MD_SHA256),

@@ -1,5 +1,5 @@
-// From files to batches: each target of a file once in an epoch, over all
-// ranks.
+// Goes from files to batches: each target of a file comes once in an epoch,
+// over all ranks.
 
 #include <ATen/core/Tensor.h>
 
@@ -27,7 +27,7 @@ constexpr int64_t kNumTokens = 241;
 constexpr int64_t kSeq = 8;
 constexpr int kWorldSizes[] = {1, 2, 3, 5};
 
-// Token i is i + 1; documents of 1, 2, 3, ... tokens.
+// Token i is i + 1; documents have 1, 2, 3, ... tokens.
 absl::StatusOr<TokenFile> Text() {
   WrittenTokens written;
   written.tokens.resize(kNumTokens);
@@ -39,7 +39,7 @@ absl::StatusOr<TokenFile> Text() {
   return TokenFile::Open(WriteTokens("text", written));
 }
 
-// How often each target comes, behind the token that is one less.
+// Counts how often each target comes behind the token that is one less.
 void CountTargets(const Batch& batch, std::map<int64_t, int>& counts) {
   const at::Tensor tokens = batch.tokens.flatten();
   const at::Tensor targets = batch.targets.flatten();
@@ -51,7 +51,7 @@ void CountTargets(const Batch& batch, std::map<int64_t, int>& counts) {
   }
 }
 
-// Of as many epochs as a batch has rows.
+// Counts over as many epochs as a batch has rows.
 std::map<int64_t, int> TrainedTargets(
     const std::shared_ptr<const RowSource>& source, int64_t batch_rows,
     int world_size) {

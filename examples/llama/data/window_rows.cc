@@ -49,7 +49,7 @@ namespace {
 
 constexpr int64_t kMaxSize = int64_t{1} << 62;
 
-// The output function of SplitMix64 (Steele, Lea, Flood: Fast Splittable
+// Is the output function of SplitMix64 (Steele, Lea, Flood: Fast Splittable
 // Pseudorandom Number Generators, OOPSLA 2014).
 uint64_t Mix(uint64_t value) {
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
@@ -119,7 +119,7 @@ int64_t PackedRows::PieceSize(const TokenRange& document,
 }
 
 absl::Status PackedRows::Pack() {
-  int64_t used = seq_;  // of the open row
+  int64_t used = seq_;  // tokens of the open row
   for (int64_t i = 0; i < file_.num_documents(); ++i) {
     FSDP_ASSIGN_OR_RETURN(const TokenRange document, file_.Document(order_(i)));
     int64_t offset = 0;

@@ -27,7 +27,7 @@ struct Values {
 
 absl::StatusOr<Values> Read(const RowSource& source, int64_t index) {
   const auto seq = static_cast<size_t>(source.seq());
-  // What nobody writes is neither a token nor a target.
+  // A value that nobody writes is neither a token nor a target.
   Values values = {std::vector<int64_t>(seq, -1),
                    std::vector<int64_t>(seq, -1)};
   Row row = {absl::MakeSpan(values.tokens), absl::MakeSpan(values.targets), {}};
@@ -44,7 +44,7 @@ absl::StatusOr<TokenFile> Counting(int64_t num_tokens) {
   return TokenFile::Open(WriteTokens("counting", {tokens, {}}));
 }
 
-// Row after row, token after token.
+// Reads row after row, token after token.
 void ExpectRows(const RowSource& source, int64_t num_tokens, bool padded) {
   int64_t next = 0;
   for (int64_t i = 0; i < source.num_rows(); ++i) {
@@ -106,7 +106,7 @@ TEST(WindowRowsTest, DamageIsSaidWhereItIs) {
   EXPECT_THAT(Read(*rows, 1), StatusIs(absl::StatusCode::kDataLoss,
                                        HasSubstr("number 3 is 9")));
   EXPECT_OK(Read(*rows, 2));
-  // As a target only.
+  // The token is now only a target.
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<const WindowRows> longer,
                        WindowRows::Create(file, 3, LastWindow::kLeftOut));
   EXPECT_THAT(Read(*longer, 0), StatusIs(absl::StatusCode::kDataLoss,

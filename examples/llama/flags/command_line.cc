@@ -28,7 +28,7 @@ absl::Status ParseFlags(int argc, char** argv, absl::string_view usage,
   };
   config.contains_help_flags = config.contains_helpshort_flags;
   absl::SetFlagsUsageConfig(config);
-  // A flag of more than two values needs one; this one may stand alone.
+  // A flag of more than two values needs a value, but --resume may stand alone.
   static char resume[] = "--resume=true";
   static char no_resume[] = "--resume=false";
   std::vector<char*> arguments(argv, argv + argc);
@@ -58,8 +58,8 @@ std::string AbslUnparseFlag(Base base) {
 
 namespace {
 
-// oneDNN multiplies bfloat16 by instructions that AVX-512 has; without them
-// LibTorch takes up to hundreds of times longer than for float32.
+// oneDNN multiplies bfloat16 by instructions of AVX-512; without them LibTorch
+// takes up to hundreds of times longer than for float32.
 bool MultipliesBFloat16Fast(c10::DeviceType device) {
   return device != c10::DeviceType::CPU || at::get_cpu_capability() == "AVX512";
 }

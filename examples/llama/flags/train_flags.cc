@@ -296,7 +296,7 @@ absl::Status CheckAdapters(const TrainFlags& flags) {
                                 : absl::OkStatus();
 }
 
-// What is written: each is a folder of its own, and none lies in another.
+// Requires that the folders to write are different and not inside each other.
 absl::Status CheckFolders(const TrainFlags& flags) {
   const std::pair<const char*, std::string> folders[] = {
       {"save", flags.save},

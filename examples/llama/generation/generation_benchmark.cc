@@ -1,4 +1,4 @@
-// Tokens that a model of 26 M random parameters generates, with a cache and by
+// Generates tokens with a model of 26 M random parameters, with a cache and by
 // computing all of the sequence again for each.
 //   ./bazelw run -c opt //examples/llama/generation:generation_benchmark
 //

@@ -49,7 +49,7 @@ absl::Status Check(const SamplingOptions& options) {
 at::Tensor Probabilities(const at::Tensor& logits,
                          const SamplingOptions& options) {
   const at::Tensor exact = logits.to(at::kDouble);
-  // Below 0, so that no temperature makes infinities that cancel.
+  // Values are at most 0, so that no temperature makes infinities that cancel.
   const at::Tensor scaled = (exact - exact.max()) / options.temperature;
   const int64_t vocab = scaled.size(0);
   const int64_t k = options.top_k > 0 ? std::min(options.top_k, vocab) : vocab;
@@ -82,14 +82,13 @@ absl::StatusOr<int64_t> Sampler::Next(const at::Tensor& logits) {
 
 namespace {
 
-// A sequence and what the model has seen of it.
 class Sequence {
  public:
   Sequence(CausalLmImpl& model, const LlamaConfig& config,
            const SamplingOptions& sampling)
       : model_(model), config_(config), sampler_(sampling) {}
 
-  // Room for so many tokens.
+  // Makes room for so many tokens.
   absl::Status Reserve(int64_t tokens) {
     return fsdp::TorchToStatus("making room for keys and values", [&] {
       cache_ = MakeKvCache(config_, /*batch=*/1, tokens,
@@ -97,7 +96,7 @@ class Sequence {
     });
   }
 
-  // The token behind `tokens`, which come behind those of before.
+  // Returns the token behind `tokens`, which follow those of earlier calls.
   absl::StatusOr<int64_t> Next(const std::vector<int64_t>& tokens) {
     at::Tensor logits;
     FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("computing logits", [&] {

@@ -48,7 +48,7 @@ CausalLm ModelOf(const LlamaConfig& config) {
   return model;
 }
 
-// What it hands out, which has to be as much as it says.
+// The tokens that were handed out, which are as many as the result says.
 struct Outcome {
   Tokens tokens;
   absl::StatusOr<Generated> result;
@@ -77,7 +77,7 @@ SamplingOptions Greedy() {
   return options;
 }
 
-// Without a cache: all tokens each time.
+// Computes all tokens each time, without a cache.
 Tokens Naive(const LlamaConfig& config, const Tokens& prompt, int64_t count,
              const SamplingOptions& sampling) {
   const c10::NoGradGuard no_grad;

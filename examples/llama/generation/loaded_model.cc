@@ -33,7 +33,7 @@ namespace {
 
 using ::fsdp::adapters::LoraConfig;
 
-// `model` has no values yet.
+// Fills `model`, which has no values yet.
 absl::Status Load(const std::string& folder, const LlamaConfig& of_model,
                   const LoadedModelOptions& options, CausalLmImpl& model) {
   std::optional<LoraConfig> config;
@@ -58,7 +58,7 @@ absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
   CausalLm model = nullptr;
   absl::Status made;
   FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("making the model", [&] {
-    const fsdp::DeferredInit deferred;  // no time for random values
+    const fsdp::DeferredInit deferred;  // spends no time on random values
     model = CausalLm(config);
     model->to(options.dtype);
     if (options.int8_base) made = fsdp::adapters::QuantizeBase(*model);
@@ -72,7 +72,7 @@ absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
 
 namespace {
 
-// Of the sequence that begins with `first`, if one does.
+// Returns the length of the UTF-8 sequence that `first` begins, or else 1.
 size_t LengthBy(unsigned char first) {
   if (first < 0xC2 || first > 0xF4) return 1;
   return first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
@@ -85,13 +85,13 @@ bool MayBecomeCharacter(absl::string_view text) {
          });
 }
 
-// `character` is one of UTF-8.
+// `character` is one character of UTF-8.
 std::string Shown(absl::string_view character) {
   const auto first = static_cast<unsigned char>(character[0]);
   const bool is_shown =
       character.size() == 1
           ? absl::ascii_isprint(first) || first == '\n' || first == '\t'
-          // U+0080 to U+009F are commands, too.
+          // U+0080 to U+009F are control characters, too.
           : first != 0xC2 || static_cast<unsigned char>(character[1]) >= 0xA0;
   return is_shown ? std::string(character) : "?";
 }

@@ -49,7 +49,7 @@ std::vector<double> Normalized(std::vector<double> weights) {
   return weights;
 }
 
-// By the definition, token by token.
+// Follows the definition, token by token.
 std::vector<double> Naive(const at::Tensor& logits,
                           const SamplingOptions& options) {
   std::vector<double> p(kVocab);

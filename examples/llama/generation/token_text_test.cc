@@ -35,7 +35,7 @@ TEST(TokenTextTest, TokensAreNumbersWithAnythingBetween) {
   }
 }
 
-// What is shown behind each byte.
+// Returns what is shown after each byte.
 std::string Shown(absl::string_view text) {
   std::vector<std::string> parts;
   PrintableText printable;
@@ -54,14 +54,14 @@ TEST(TokenTextTest, CharactersAreShownWhenTheyAreWhole) {
 
 TEST(TokenTextTest, WhatIsNoTextIsAQuestionMark) {
   const std::pair<absl::string_view, std::string> cases[] = {
-      {"\x1b[", "?|[|"},    // what terminals take for commands
-      {"\xc2\x9b", "|?|"},  // also as one character
+      {"\x1b[", "?|[|"},    // terminals take it for a command
+      {"\xc2\x9b", "|?|"},  // the same as one character
       {"\xff", "?|"},
-      {"\x80", "?|"},                  // never in UTF-8, never first
+      {"\x80", "?|"},                  // never first in UTF-8
       {"\xc3", "|?"},                  // cut off at the end
-      {"\xc3g", "|?g|"},               // or by another character
-      {"\xe2\x82g", "||??g|"},         // of several bytes
-      {"\xc3\xc3\xb6", "|?|\u00f6|"},  // which may be as long
+      {"\xc3g", "|?g|"},               // cut off by another character
+      {"\xe2\x82g", "||??g|"},         // the same for several bytes
+      {"\xc3\xc3\xb6", "|?|\u00f6|"},  // cut off by one that is as long
       {"\xed\xa0\x80", "||???|"},      // half of a pair
   };
   for (const auto& [text, shown] : cases) EXPECT_EQ(Shown(text), shown);

@@ -31,8 +31,8 @@ namespace {
 
 using Type = RopeScaling::Type;
 
-// Between the pair that turns `high` times in `tokens`, which stays, and the
-// one that turns `low` times.
+// Scales from the pair that turns `high` times in scaling.tokens, which stays,
+// to the one that turns `low` times, which is divided by the factor.
 at::Tensor ScaledByYarn(const at::Tensor& frequencies, const RopeConfig& rope) {
   const RopeScaling& scaling = *rope.scaling;
   const auto pairs = static_cast<double>(frequencies.numel());
@@ -140,7 +140,7 @@ using torch::nn::LinearOptions;
 at::Tensor Attend(const at::Tensor& queries, const at::Tensor& keys,
                   const at::Tensor& values,
                   const std::optional<at::Tensor>& mask, bool is_causal) {
-  // Some of LibTorch's kernels refuse to be asked for groups, even of one.
+  // Some of LibTorch's kernels refuse enable_gqa, even for groups of one.
   return at::scaled_dot_product_attention(
       queries, keys, values, mask, /*dropout_p=*/0.0, is_causal,
       /*scale=*/std::nullopt,
@@ -153,8 +153,8 @@ at::Tensor OfOneDocument(const at::Tensor& queries, const at::Tensor& keys,
                 /*is_causal=*/true);
 }
 
-// Of one token, which sees all: the queries that share a key are like tokens,
-// so that no kernel repeats keys for them.
+// Computes attention of one token, which sees all. The queries that share a key
+// are treated as tokens, so that no kernel repeats keys for them.
 at::Tensor OfLastToken(const at::Tensor& queries, const at::Tensor& keys,
                        const at::Tensor& values) {
   const at::Tensor grouped =
@@ -165,7 +165,7 @@ at::Tensor OfLastToken(const at::Tensor& queries, const at::Tensor& keys,
       .unsqueeze(2);
 }
 
-// [batch, tokens, heads * head_dim] -> [batch, tokens, heads, head_dim].
+// [batch, tokens, heads * head_dim] becomes [batch, tokens, heads, head_dim].
 at::Tensor SplitHeads(const at::Tensor& x, int64_t head_dim) {
   return x.unflatten(-1, {-1, head_dim});
 }
@@ -178,7 +178,8 @@ at::Tensor CausalAttention(const at::Tensor& queries, const at::Tensor& keys,
   if (starts.empty()) return OfOneDocument(queries, keys, values);
   FSDP_CHECK(queries.size(0) == 1);
   const std::vector<int64_t> lengths = DocumentLengths(starts, queries.size(2));
-  // Backward of a split is one concatenation, that of a slice as large as all.
+  // Backward of a split is one concatenation; that of each slice would be as
+  // large as the whole.
   const auto q = queries.split_with_sizes(lengths, 2);
   const auto k = keys.split_with_sizes(lengths, 2);
   const auto v = values.split_with_sizes(lengths, 2);

@@ -37,7 +37,7 @@ namespace {
 
 using ::fsdp::testing::MemoryMeter;
 
-// Queries, keys and values of 6 and 2 heads of 4 elements.
+// Returns queries, keys and values of 6 and 2 heads of 4 elements.
 std::vector<at::Tensor> Inputs(int64_t batch, int64_t tokens,
                                c10::ScalarType dtype = at::kDouble) {
   at::manual_seed(1);
@@ -49,7 +49,7 @@ std::vector<at::Tensor> Inputs(int64_t batch, int64_t tokens,
   return inputs;
 }
 
-// By the definition, with a mask.
+// Follows the definition, with a mask.
 at::Tensor Expected(const std::vector<at::Tensor>& inputs,
                     const DocumentStarts& starts) {
   const int64_t tokens = inputs[0].size(2);
@@ -117,7 +117,7 @@ TEST(AttentionTest, MemoryGrowsWithTokensNotTheirSquare) {
       const int64_t half = PeakOf(1024, starts, dtype);
       const int64_t whole = PeakOf(2048, starts, dtype);
       EXPECT_LT(whole, 2.5 * static_cast<double>(half)) << dtype;
-      // A byte for each pair.
+      // A byte for each pair would be more.
       EXPECT_LT(whole, 2048 * 2048) << dtype;
     }
   }
@@ -125,7 +125,7 @@ TEST(AttentionTest, MemoryGrowsWithTokensNotTheirSquare) {
 
 using ::fsdp::Json;
 
-// Of configurations that are in use, computed by transformers.
+// The configurations are in use; transformers has computed the numbers.
 TEST(RotaryTest, InverseFrequenciesAreThoseOfTransformers) {
   std::ifstream file("examples/llama/testing/recorded/rope.json");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -158,8 +158,7 @@ TEST(RotaryTest, InverseFrequenciesAreThoseOfTransformers) {
   EXPECT_EQ(scaled, 2);
 }
 
-// The file has the spelling of transformers 5; older ones have "type" and a
-// theta outside.
+// The file is of transformers 5; older ones have "type" and a theta outside.
 TEST(RotaryTest, TablesOfEveryTypeAreThoseOfTransformers) {
   std::ifstream file("examples/llama/testing/recorded/rope_types.json");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -232,7 +231,7 @@ TEST(RotaryTest, TurnsPairsByAnglesThatGrowWithThePosition) {
   EXPECT_TRUE(y.select(2, 0).equal(x.select(2, 0)));
 }
 
-// Positions beyond 256 are no numbers of bfloat16.
+// bfloat16 has no positions beyond 256.
 TEST(RotaryTest, AnglesAreExactBeforeTablesAreRounded) {
   const at::Tensor positions = at::arange(1000);
   const RotaryTables exact =
@@ -270,7 +269,7 @@ TEST(RmsNormTest, RoundsBeforeItMultipliesByTheWeight) {
       y.equal((normalized * norm->weight.to(at::kDouble)).to(at::kBFloat16)));
 }
 
-// As where a sharded model keeps norms in full precision.
+// Sharded models keep norms in full precision, for example.
 TEST(RmsNormTest, AnExacterWeightGivesAnExacterResult) {
   const c10::NoGradGuard no_grad;
   RmsNorm norm(2, /*eps=*/1e-6);

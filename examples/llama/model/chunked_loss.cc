@@ -25,8 +25,8 @@ using fsdp::StatusError;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The loss and what its gradients need: sums over chunks, before they are
-// divided by the number of targets that count.
+// Sums the loss and its gradients over chunks. At the end the sums are divided
+// by the number of targets that count.
 class Sums {
  public:
   Sums(const at::Tensor& hidden, const at::Tensor& weight, bool hidden_gradient,
@@ -40,12 +40,13 @@ class Sums {
     }
   }
 
-  // Rows `begin` to `end`, of which `counts` are those that are not ignored and
-  // `targets` what they are to be, anything for the others. [rows, 1] both.
+  // Adds rows `begin` to `end`. `counts` says which of them are not ignored,
+  // `targets` what they are to be; ignored rows may have any target. Both are
+  // [rows, 1].
   void Add(int64_t begin, int64_t end, const at::Tensor& targets,
            const at::Tensor& counts) {
     const at::Tensor hidden = hidden_.slice(0, begin, end);
-    // In one memory: logits, their exponentials, their gradient.
+    // Logits, their exponentials and their gradient share one memory.
     at::Tensor logits = at::mm(hidden, weight_.t()).to(Exact());
     logits.sub_(logits.amax(1, /*keepdim=*/true));
     const at::Tensor of_targets = logits.gather(1, targets);
@@ -61,8 +62,8 @@ class Sums {
   at::Tensor Loss(const at::Tensor& number) const {
     return (loss_ / number).to(Exact());
   }
-  // Undefined where they are not wanted; divided by `number`, which is not 0,
-  // in the dtype of what they are gradients of.
+  // The gradients, undefined if they are not wanted, are divided by `number`,
+  // which is not 0. Each has the dtype of what it is a gradient of.
   at::Tensor HiddenGradient(const at::Tensor& number) {
     if (!hidden_gradient_.defined()) return {};
     return hidden_gradient_.div_(number);

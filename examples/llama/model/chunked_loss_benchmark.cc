@@ -1,10 +1,10 @@
-// The loss of a language model's head and its gradients, in chunks and with all
-// logits at once.
+// Computes the loss of a language model's head and its gradients, in chunks and
+// with all logits at once.
 //   ./bazelw run -c opt //examples/llama/model:chunked_loss_benchmark
 //
-// Arguments: tokens, and whether it computes in bfloat16. Counters: what the
-// allocator holds at most beyond hidden states and weight, what all logits
-// would take in the dtype, and tokens/s.
+// Arguments: tokens, and whether it computes in bfloat16. Counters: bytes that
+// the allocator holds at most beyond hidden states and weight, bytes that all
+// logits would take in the dtype, and tokens/s.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/linear.h>

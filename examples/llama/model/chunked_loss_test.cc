@@ -93,7 +93,7 @@ TEST(ChunkedLossTest, LossAndGradientsAreThoseOfCrossEntropy) {
   }
 }
 
-// Their exponentials are infinite or zero.
+// Exponentials of such logits are infinite or zero.
 TEST(ChunkedLossTest, LargeLogitsAreFinite) {
   Inputs inputs{at::ones({1, 1}), at::full({2, 1}, 1e4),
                 at::zeros({1}, at::kLong)};
@@ -134,8 +134,8 @@ TEST(ChunkedLossTest, OnlyWhatRequiresAGradientGetsOne) {
   EXPECT_FALSE(Chunked(frozen_hidden, 5).requires_grad());
 }
 
-// As a sharded model has it: a view of the unit's memory, which is another one
-// by the time of backward.
+// In a sharded model it is a view of the unit's memory, which is another one by
+// the time of backward.
 TEST(ChunkedLossTest, TheWeightMayBeAViewThatIsGoneInBackward) {
   const Inputs plain = MakeInputs(at::kDouble);
   Plain(plain).backward();
@@ -175,8 +175,8 @@ TEST(ChunkedLossTest, BackwardMayRunTwiceButNotBeRecorded) {
                        HasSubstr("no gradient of its gradient")));
 }
 
-// Sums over 1024 chunks: in bfloat16, which has 8 bits, they would stay at 256
-// times what a chunk adds.
+// The sums are over 1024 chunks: in bfloat16, which has 8 bits, they would stay
+// at 256 times what a chunk adds.
 TEST(ChunkedLossTest, Bfloat16IsSummedInFloat32) {
   const Inputs exact{at::ones({1024, 1}), at::zeros({2, 1}),
                      at::zeros({1024}, at::kLong)};

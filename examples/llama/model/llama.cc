@@ -80,7 +80,7 @@ DecoderImpl::DecoderImpl(const LlamaConfig& config)
 
 at::Tensor DecoderImpl::forward(const at::Tensor& tokens,
                                 const DocumentStarts& starts) {
-  // Documents of all rows are laid out behind each other in one.
+  // Documents of all rows are laid out one after the other in a single row.
   const at::Tensor rows = starts.empty() ? tokens : tokens.reshape({1, -1});
   const at::Tensor positions =
       starts.empty() ? at::arange(tokens.size(1), tokens.options())
@@ -132,7 +132,7 @@ at::Tensor CausalLmImpl::Continue(const at::Tensor& tokens, KvCache& cache) {
   CheckTokens(tokens, /*starts=*/{}, /*targets=*/{});
   CheckRoom(tokens, cache);
   const at::Tensor x = model_->Continue(tokens, cache);
-  // A head for all tokens of a prompt would be larger than the model.
+  // The logits of all tokens of a prompt would be larger than the model.
   return at::linear(x.select(1, -1), HeadWeight());
 }
 

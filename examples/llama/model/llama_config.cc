@@ -31,8 +31,8 @@ absl::StatusOr<Architecture> ParseArchitecture(const ConfigFields& fields) {
                             "llama, qwen2 and qwen3 are supported");
 }
 
-// Layers from max_window_layers on have windows where use_sliding_window says
-// so. Defaults are those of transformers, whose Llama has no windows at all.
+// Layers from max_window_layers on have windows if use_sliding_window says so.
+// Defaults are those of transformers, whose Llama has no windows at all.
 absl::Status CheckWindows(const ConfigFields& fields, Architecture architecture,
                           int64_t layers) {
   constexpr absl::string_view kSupported =
@@ -40,7 +40,7 @@ absl::Status CheckWindows(const ConfigFields& fields, Architecture architecture,
   const bool is_llama = architecture == Architecture::kLlama;
   FSDP_ASSIGN_OR_RETURN(const bool use,
                         fields.Bool("use_sliding_window", is_llama));
-  // A null is no window, an absent one is Qwen's default.
+  // A null means no window; without the member, Qwen has a default window.
   const bool has_window = fields.Find("sliding_window") != nullptr ||
                           (!is_llama && !fields.Has("sliding_window"));
   FSDP_ASSIGN_OR_RETURN(
@@ -63,7 +63,7 @@ absl::Status CheckWindows(const ConfigFields& fields, Architecture architecture,
   return absl::OkStatus();
 }
 
-// Numbers that change what is computed, and the only value that is supported.
+// These numbers change what is computed; only one value of each is supported.
 struct OnlyValue {
   absl::string_view name;
   double value;
@@ -85,7 +85,7 @@ constexpr OnlyValue kOnlyValues[] = {
     {"partial_rotary_factor", 1, "only 1 is supported"},
 };
 
-// What would be computed otherwise than here.
+// Refuses what would be computed in another way than here.
 absl::Status CheckSupported(const ConfigFields& fields) {
   for (const OnlyValue& only : kOnlyValues) {
     const Json* value = fields.Find(only.name);
@@ -124,12 +124,12 @@ absl::Status ParseSizes(const ConfigFields& fields, Architecture architecture,
   return absl::OkStatus();
 }
 
-// After the sizes. Defaults are those of transformers.
+// Needs the sizes. Defaults are those of transformers.
 absl::Status ParseHeads(const ConfigFields& fields, Architecture architecture,
                         LlamaConfig& config) {
   FSDP_ASSIGN_OR_RETURN(config.num_attention_heads,
                         fields.Integer("num_attention_heads"));
-  // A null is as many as there are queries, also for Qwen.
+  // A null means as many as there are query heads, also for Qwen.
   const bool as_queries =
       architecture == Architecture::kLlama || fields.Has("num_key_value_heads");
   FSDP_ASSIGN_OR_RETURN(
@@ -180,7 +180,7 @@ absl::Status ParseBiases(const ConfigFields& fields, Architecture architecture,
   return absl::OkStatus();
 }
 
-// Under the name that transformers 5 has, or that of its predecessors.
+// The member has the name of transformers 5 or that of its predecessors.
 absl::StatusOr<std::optional<c10::ScalarType>> ParseDtype(
     const ConfigFields& fields) {
   const char* name = fields.Find("dtype") != nullptr ? "dtype" : "torch_dtype";

@@ -26,8 +26,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// A small configuration of that type in which `name` is `value`, JSON; an empty
-// value takes it away.
+// Returns a small configuration of that type in which `name` is `value`, JSON;
+// an empty value takes it away.
 std::string With(const std::string& type, const std::string& name = "",
                  const std::string& value = "") {
   Json::Object object = {{"model_type", type},      {"vocab_size", 100},
@@ -93,7 +93,7 @@ TEST(LlamaConfigTest, ReadsWhatIsThere) {
   EXPECT_EQ(config.rope.scaling->factor, 32);
 }
 
-// qkv_bias, output_bias, mlp_bias, qk_norm.
+// Returns qkv_bias, output_bias, mlp_bias, qk_norm.
 std::vector<bool> Differences(const std::string& text) {
   const absl::StatusOr<LlamaConfig> config = ParseLlamaConfig(text);
   if (!config.ok()) return {};
@@ -132,10 +132,10 @@ TEST(LlamaConfigTest, SizesOfHeadsDefaultAsInTransformers) {
   EXPECT_EQ(heads(With("llama", "head_dim", "32")), Pair(4, 32));
   EXPECT_EQ(heads(With("qwen2")), Pair(4, 8));
   EXPECT_EQ(heads(With("qwen3")), Pair(4, 128));
-  // 32, of which 8 is no multiple.
+  // The default is 32, of which 8 is no multiple.
   EXPECT_THAT(ParseLlamaConfig(With("qwen2", "num_key_value_heads")),
               Refuses(absl::StatusCode::kInvalidArgument, "which is 32"));
-  // What does not divide is only wrong where it is divided.
+  // A size that does not divide is only wrong where it is divided.
   EXPECT_THAT(ParseLlamaConfig(With("llama", "hidden_size", "68")),
               Refuses(absl::StatusCode::kInvalidArgument,
                       "hidden_size is 68: without head_dim"));
@@ -232,7 +232,7 @@ TEST(LlamaConfigTest, AWindowCountsWhereALayerHasIt) {
   EXPECT_OK(parse(R"("sliding_window": 32, "use_sliding_window": false)"));
   EXPECT_OK(parse(R"("sliding_window": null, "use_sliding_window": true,
                      "max_window_layers": 0)"));
-  // Of three layers.
+  // The model has three layers.
   EXPECT_OK(parse(R"("sliding_window": 32, "use_sliding_window": true,
                      "max_window_layers": 3)"));
   EXPECT_OK(parse(R"("sliding_window": 32, "use_sliding_window": true)"));
@@ -276,7 +276,7 @@ TEST(LlamaConfigTest, TokensAreBelowTheVocabulary) {
   EXPECT_THAT(one.eos_token_ids, ElementsAre(7));
   EXPECT_THAT(ParseLlamaConfig(With("llama", "eos_token_id", "[7, 100]")),
               Refuses(absl::StatusCode::kInvalidArgument, "[7, 100]"));
-  // As the first Llama's has it.
+  // The first Llama has -1.
   ASSERT_OK_AND_ASSIGN(const LlamaConfig last,
                        ParseLlamaConfig(With("llama", "pad_token_id", "-1")));
   EXPECT_EQ(last.pad_token_id, 99);
@@ -293,7 +293,7 @@ TEST(LlamaConfigTest, RefusesWhatIsNoConfiguration) {
   EXPECT_THAT(ParseLlamaConfig(With("llama", "tie_word_embeddings", "1")),
               Refuses(absl::StatusCode::kInvalidArgument,
                       "tie_word_embeddings is 1: it has to be true or false"));
-  // A message is not as long as a file.
+  // A message does not get as long as a file.
   const absl::StatusOr<LlamaConfig> refused = ParseLlamaConfig(With(
       "llama", "vocab_size", absl::StrCat("\"", std::string(9999, 'x'), "\"")));
   EXPECT_LT(refused.status().message().size(), 200u);

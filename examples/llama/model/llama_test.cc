@@ -74,7 +74,7 @@ TEST(LlamaTest, ATiedHeadIsNoParameter) {
   EXPECT_EQ(tied.back(), "model.norm.weight 8");
 }
 
-// That a token does not see those behind it, other rows, or other documents.
+// A token does not see those behind it, other rows, or other documents.
 TEST(LlamaTest, ATokenChangesWhatIsBehindItInItsDocument) {
   CausalLm model(Small("qwen3"));
   InitializeParameters(*model, /*seed=*/0, /*stddev=*/0.5);

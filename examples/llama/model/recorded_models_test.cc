@@ -1,5 +1,5 @@
-// Models that transformers has made (examples/llama/testing/record_models.py),
-// and what it has computed with them.
+// Compares with models made by examples/llama/testing/record_models.py, and
+// with what transformers has computed with them.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
@@ -65,15 +65,15 @@ double MaxDifference(const at::Tensor& a, const at::Tensor& b) {
   return (a - b).abs().max().item<double>();
 }
 
-// What two ways to compute these logits in float32 may differ by, whatever the
-// order in which a machine's kernels sum: a few dozen roundings lie one behind
-// the other, each of half an ulp of the largest numbers at most.
+// Returns how much two ways to compute these logits in float32 may differ, in
+// whatever order a machine's kernels sum: a few dozen roundings follow each
+// other, each of at most half an ulp of the largest numbers.
 double RoundingOf(const at::Tensor& logits) {
   return 64 * std::numeric_limits<float>::epsilon() *
          logits.abs().max().item<double>();
 }
 
-// recorded.safetensors: files have what modules have.
+// It holds recorded.safetensors: a file has what a module has.
 struct RecordedLogits : torch::nn::Module {
   at::Tensor logits =
       register_buffer("logits", at::zeros({kBatch, kTokens, kVocab}));
@@ -105,7 +105,7 @@ class RecordedModelsTest : public ::testing::TestWithParam<std::string> {
     return model;
   }
 
-  // What is behind each token; the last one has nothing.
+  // Returns what follows each token; nothing follows the last one.
   at::Tensor Targets() const {
     return at::cat({tokens_.slice(1, 1),
                     at::full({kBatch, 1}, kIgnoredTarget, tokens_.options())},
@@ -162,8 +162,8 @@ TEST_P(RecordedModelsTest, GeneratesTheSameTokens) {
   EXPECT_TRUE(all.slice(1, kTokens).equal(expected)) << all << expected;
 }
 
-// All tokens behind the first ones, so many at a time; the logits of the last
-// one each time are those of the whole.
+// Continues after the first tokens, so many at a time; the logits of the last
+// one are each time those of the whole.
 void ContinueInChunks(CausalLm& model, const LlamaConfig& config,
                       const at::Tensor& tokens, const at::Tensor& logits,
                       int64_t first, int64_t chunk) {
@@ -185,7 +185,7 @@ TEST_P(RecordedModelsTest, ContinuesWithTheLogitsOfTheWhole) {
   const c10::NoGradGuard no_grad;
   const at::Tensor logits = model->forward(tokens_);
   for (const int64_t chunk : {1, 3, 7}) {
-    // So that each token is the last of a chunk once.
+    // Each token is the last of a chunk once.
     for (int64_t first = 1; first <= chunk; ++first) {
       SCOPED_TRACE(absl::StrCat(first, ", then ", chunk, " at a time"));
       ContinueInChunks(model, config, tokens_, logits, first, chunk);
@@ -250,12 +250,12 @@ TEST_P(RecordedModelsTest, PackedDocumentsAreThoseOfRowsOfTheirOwn) {
               RoundingOf(alone))
         << i;
   }
-  // Else there would be nothing to see.
+  // Otherwise there would be nothing to see.
   EXPECT_GT(MaxDifference(packed.view({kBatch, kTokens, -1}), logits_.logits),
             0.1);
 }
 
-// In exact arithmetic only distances of positions count; in bfloat16, which
+// In exact arithmetic only distances of positions count. In bfloat16, which
 // rounds cosines, positions do.
 TEST_P(RecordedModelsTest, PositionsBeginAnewWithEachDocument) {
   ASSERT_OK_AND_ASSIGN(CausalLm model, Load(at::kBFloat16));

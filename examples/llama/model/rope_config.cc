@@ -25,10 +25,10 @@ using fsdp::Json;
 
 constexpr absl::string_view kOriginal = "original_max_position_embeddings";
 
-// Of every type.
+// Members that each type may have.
 constexpr std::array<absl::string_view, 4> kCommon = {
     "rope_type", "type", "rope_theta", "partial_rotary_factor"};
-// Of each type but "default": what it may have besides.
+// A type other than "default", and its further members.
 struct TypeNames {
   absl::string_view type;
   RopeScaling::Type is;
@@ -49,7 +49,7 @@ bool Has(const Names& names, absl::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// The member of `config` with the parameters; null if there is none.
+// Returns the name of the member with the parameters, null if there is none.
 absl::StatusOr<const char*> FindParameters(const ConfigFields& config) {
   const char* found = nullptr;
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
@@ -112,7 +112,7 @@ absl::StatusOr<RopeScaling> ParseScaling(RopeScaling::Type type,
     return fields.Invalid(high, absl::StrCat("it has to be above ", low,
                                              ", which is ", scaling.low));
   }
-  // transformers 5 prefers what stands outside, 4 does not read it.
+  // transformers 5 prefers the value outside, 4 does not read it.
   FSDP_ASSIGN_OR_RETURN(const int64_t outside,
                         config.Integer(kOriginal, max_position_embeddings));
   FSDP_ASSIGN_OR_RETURN(scaling.tokens, fields.Integer(kOriginal, outside));
@@ -122,7 +122,7 @@ absl::StatusOr<RopeScaling> ParseScaling(RopeScaling::Type type,
   return scaling;
 }
 
-// Where it is one of ours; null: "default".
+// Returns the type of the parameters, null for "default".
 absl::StatusOr<const TypeNames*> ParseType(const ConfigFields& fields) {
   const char* name = fields.Find("rope_type") != nullptr ? "rope_type" : "type";
   FSDP_ASSIGN_OR_RETURN(const std::string type, fields.Text(name, "default"));

@@ -1,4 +1,4 @@
-// The model as units of FullyShard(), against the same model on one rank.
+// Compares the model as units of FullyShard() with the same model on one rank.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -44,7 +44,7 @@ constexpr int kRanks = 2, kSteps = 3;
 constexpr double kRate = 0.5;
 constexpr uint64_t kSeed = 5;
 
-// Outlived by `ranks`.
+// `ranks` outlives it.
 std::shared_ptr<Communicator> Unowned(Communicator& ranks) {
   return {std::shared_ptr<void>(), &ranks};
 }
@@ -68,7 +68,7 @@ absl::StatusOr<LlamaConfig> ConfigOf(const Case& one) {
       one.type, "\"", one.more, "}"));
 }
 
-// Of a rank: two rows of six tokens; half of the targets count.
+// Returns two rows of six tokens for a rank; half of the targets count.
 at::Tensor Tokens(int rank) {
   return (at::arange(12).view({2, 6}) * (rank + 3)).remainder(23);
 }
@@ -181,8 +181,8 @@ TEST_P(ShardedLlamaTest, TrainsAsOnOneRank) {
   }));
 }
 
-// Constructed without memory, with initial values that every rank computes of
-// its own shards.
+// The model is constructed without memory, and every rank computes the initial
+// values of its own shards.
 TEST(DeferredLlamaTest, HasTheSameLogitsOnAnyNumberOfRanks) {
   const auto logits = [](int count) {
     at::Tensor result;

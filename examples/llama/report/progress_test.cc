@@ -43,7 +43,7 @@ TEST(ProgressTest, ShowsEachSoManyStepsAndTheLast) {
   absl::Time now = absl::UnixEpoch();
   (*progress)->Begin(now);
   for (int step = 1; step <= 5; ++step) {
-    // The first takes longer, which no rate knows.
+    // The first step takes longer, which no rate counts.
     now += absl::Seconds(step == 1 ? 30 : 2);
     (*progress)->Step(step, ResultOf(step), now);
   }

@@ -130,7 +130,7 @@ std::vector<double> LossesIn(const std::string& metrics) {
   return losses;
 }
 
-// Runs the role on a device; the folder with what it has written.
+// Runs the role on a device and returns the folder with what it has written.
 std::string RunOn(const std::string& device, const std::string& mode,
                   int ranks) {
   std::string folder =
@@ -187,7 +187,7 @@ TEST(GenerateDeviceTest, ContinuesWithTheTokensOfTheCpu) {
 
 int PlayRole(int argc, char** argv, const std::string& role) {
   FakeDevice::Register();
-  // Only the CPU has it; what it rounds otherwise would be seen.
+  // Only the CPU has it, and it rounds otherwise.
   at::globalContext().setSDPUseFlash(false);
   return role == "generate" ? Generate() : Train(argc, argv);
 }

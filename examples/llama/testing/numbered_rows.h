@@ -1,4 +1,4 @@
-// For tests: rows that say which they are.
+// Rows that say which they are, for tests.
 #ifndef EXAMPLES_LLAMA_TESTING_NUMBERED_ROWS_H_
 #define EXAMPLES_LLAMA_TESTING_NUMBERED_ROWS_H_
 
@@ -12,8 +12,8 @@
 
 namespace llama {
 
-// Row i has the tokens 10 * i + 1 and + 2, their targets 1 more, and documents
-// where it says.
+// Row i has the tokens 10 * i + 1 and + 2, targets that are 1 more, and
+// documents where it says.
 class NumberedRows final : public RowSource {
  public:
   explicit NumberedRows(int64_t num_rows) : num_rows_(num_rows) {}
@@ -43,7 +43,7 @@ inline std::vector<int64_t> ValuesOf(const at::Tensor& tensor) {
   return std::vector<int64_t>(data, data + dense.numel());
 }
 
-// The numbers of rows in a tensor of tokens; -1: padding.
+// Returns the numbers of rows in a tensor of tokens; -1 for padding.
 inline std::vector<int64_t> NumbersOf(const at::Tensor& tokens) {
   std::vector<int64_t> numbers;
   for (int64_t token : ValuesOf(tokens.select(/*dim=*/1, 0))) {

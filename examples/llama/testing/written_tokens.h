@@ -1,4 +1,4 @@
-// For tests: files of tokens, written by other code than theirs.
+// Files of tokens, written by other code than the product's, for tests.
 #ifndef EXAMPLES_LLAMA_TESTING_WRITTEN_TOKENS_H_
 #define EXAMPLES_LLAMA_TESTING_WRITTEN_TOKENS_H_
 
@@ -15,7 +15,7 @@
 
 namespace llama {
 
-// A path of this test's own.
+// Returns a path of this test's own.
 inline std::string PathFor(absl::string_view name) {
   return absl::StrCat(::testing::TempDir(), "/", name);
 }
@@ -42,7 +42,7 @@ struct WrittenTokens {
   int64_t vocab_size = 65536;
 };
 
-// The path of NAME.bin.
+// Returns the path of NAME.bin.
 inline std::string WriteTokens(absl::string_view name,
                                const WrittenTokens& written) {
   const std::string base = PathFor(name);

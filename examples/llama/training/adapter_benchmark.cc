@@ -1,10 +1,10 @@
-// A step of adapters on two ranks, which are threads, whose base rests in
-// bfloat16 or in int8.
+// Trains a step of adapters on two ranks, which are threads, whose base rests
+// in bfloat16 or in int8.
 //   ./bazelw run -c opt //examples/llama/training:adapter_benchmark
 //
-// Argument: whether the base is int8. Counters of rank 0: what is planned
-// (PlanMemory()), what the allocator holds between steps and at most in one,
-// and tokens/s of both ranks.
+// Argument: whether the base is int8. Counters of rank 0: bytes that are
+// planned (PlanMemory()), bytes that the allocator holds between steps and at
+// most in one, and tokens/s of both ranks.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
@@ -62,7 +62,7 @@ struct Figures {
   int64_t planned = 0;
   int64_t held = 0;
   int64_t peak = 0;
-  absl::Duration steps;  // but the first, which allocates
+  absl::Duration steps;  // without the first one, which allocates
 };
 
 absl::Status Train(Communicator& world, bool is_int8, Figures* figures) {

@@ -1,4 +1,4 @@
-// What a rank holds while adapters are trained, beside what is planned.
+// Compares what a rank holds while adapters are trained with what is planned.
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/ScalarType.h>
@@ -39,7 +39,7 @@ LlamaConfig Config() {
   return *config;
 }
 
-// Rows so short that what is computed with them is nothing beside the model.
+// Rows are so short that computing with them takes nothing beside the model.
 class ShortRows final : public RowSource {
  public:
   int64_t seq() const override { return 2; }
@@ -87,7 +87,7 @@ absl::Status Measure(Communicator& world, const ModelOptions& options,
   return absl::OkStatus();
 }
 
-// Of rank 0 of two.
+// Returns what rank 0 of two measures.
 Held MeasureOnTwoRanks(bool is_int8) {
   Held first;
   EXPECT_OK(fsdp::comm::testing::RunAllRanks(
@@ -100,8 +100,8 @@ Held MeasureOnTwoRanks(bool is_int8) {
   return first;
 }
 
-// Shards, factors with their states and gradients, buffers: all that lives
-// between two steps, to the allocator's own count.
+// Between two steps shards, factors with their states and gradients, and
+// buffers live; the allocator counts them.
 TEST(AdapterMemoryTest, ARankHoldsWhatIsPlanned) {
   for (const bool is_int8 : {false, true}) {
     const Held held = MeasureOnTwoRanks(is_int8);
@@ -114,12 +114,12 @@ TEST(AdapterMemoryTest, ARankHoldsWhatIsPlanned) {
   }
 }
 
-// A weight is 1 byte and 4 of 64 numbers' scale instead of 2 bytes.
+// A weight is 1 byte and a 64th of a 4-byte scale instead of 2 bytes.
 TEST(AdapterMemoryTest, TheBaseIsHalfAsLarge) {
   const Held numbers = MeasureOnTwoRanks(/*is_int8=*/false);
   const Held int8 = MeasureOnTwoRanks(/*is_int8=*/true);
   constexpr int64_t kOfLayer =
-      256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 704;  // attention, MLP
+      256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 704;  // attention and MLP
   constexpr int64_t kSaved = 4 * kOfLayer * (64 - 4) / 64 / 2;
   const int64_t saved = numbers.shards - int8.shards;
   EXPECT_NEAR(static_cast<double>(saved) / kSaved, 1, 0.001);

@@ -24,7 +24,7 @@
 namespace llama {
 namespace {
 
-// Documents are packed as this has shuffled them: it is the same for all runs.
+// By this seed documents are shuffled before packing, the same way in all runs.
 constexpr uint64_t kEvaluationSeed = 0;
 
 absl::StatusOr<std::shared_ptr<const RowSource>> RowsOf(const TokenFile& tokens,
@@ -61,7 +61,7 @@ absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
 bool LooksLikeJsonLines(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string line;
-  // A document of one line may be long; its beginning tells.
+  // A longer line is cut and is then not JSON.
   constexpr size_t kMost = 1 << 20;
   for (char byte; line.size() < kMost && file.get(byte) && byte != '\n';) {
     line.push_back(byte);

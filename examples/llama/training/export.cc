@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 constexpr char kConfig[] = "config.json";
 constexpr uintmax_t kMaxTextBytes = uintmax_t{64} << 20;
 
-// What weights and their indices are called, ours and others'.
+// Endings of files of weights and of their indices, ours and others'.
 constexpr absl::string_view kEndingsOfWeights[] = {
     ".safetensors", ".index.json", ".bin",  ".pt", ".pth",    ".ckpt",
     ".distcp",      ".gguf",       ".onnx", ".h5", ".msgpack"};
@@ -45,7 +45,8 @@ bool IsText(absl::string_view name) {
          });
 }
 
-// `config` with `dtype` as that of the weights, by the name that it has there.
+// Returns `config` with `dtype` as that of the weights, under the name that the
+// member has there.
 absl::StatusOr<std::string> WithDtype(const std::string& config,
                                       c10::ScalarType dtype) {
   FSDP_ASSIGN_OR_RETURN(const Json json, Json::Parse(config));

@@ -84,8 +84,8 @@ absl::Status Adapt(const ModelOptions& options, CausalLmImpl& net) {
   return fsdp::adapters::AddLora(net, *options.lora);
 }
 
-// Before memory and time are spent on what the files cannot fill: each number
-// has at least a byte there.
+// Refuses sizes that the files cannot fill, before they cost memory and time:
+// each number has at least a byte there.
 absl::Status CheckFitsFiles(const LlamaConfig& config,
                             const std::string& folder) {
   double bytes = 0;
@@ -145,7 +145,8 @@ absl::StatusOr<Model> MakeModel(
   }
   if (options.loaded_later) {
     sharding.init.loaded_later = [](const std::string& name) {
-      return !absl::StrContains(name, ".lora_");  // as adapters' factors are
+      // Factors of adapters are initialized.
+      return !absl::StrContains(name, ".lora_");
     };
   }
   return fsdp::FullyShard(std::move(net), ranks, sharding);

@@ -1,5 +1,5 @@
-// Held against transformers and PEFT, trained by plain PyTorch and by its FSDP2
-// (examples/llama/testing/record_training.py).
+// Compares with transformers and PEFT, trained by plain PyTorch and by its
+// FSDP2 (examples/llama/testing/record_training.py).
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/zeros.h>
@@ -63,7 +63,7 @@ std::string Recorded(absl::string_view name) {
   return absl::StrCat("examples/llama/testing/recorded/", name);
 }
 
-// batches.safetensors: files have what modules have.
+// It holds batches.safetensors: a file has what a module has.
 struct RecordedBatches : torch::nn::Module {
   at::Tensor tokens =
       register_buffer("tokens", at::zeros({kSteps, kRows, kTokens}, at::kLong));
@@ -71,7 +71,7 @@ struct RecordedBatches : torch::nn::Module {
       "targets", at::zeros({kSteps, kRows, kTokens}, at::kLong));
 };
 
-// Which row each place of the first epoch has.
+// Returns the row of each place of the first epoch.
 std::vector<int64_t> OrderOf(int64_t num_rows) {
   auto batches = TokenBatches::Create(std::make_shared<NumberedRows>(num_rows),
                                       {num_rows, 0, 1}, kSeed);
@@ -81,7 +81,7 @@ std::vector<int64_t> OrderOf(int64_t num_rows) {
   return NumbersOf(batch->tokens);
 }
 
-// The rows of all steps, numbered so that TokenBatches has them in their order.
+// Has the rows of all steps in the order in which TokenBatches takes them.
 class RecordedRows final : public RowSource {
  public:
   RecordedRows() : places_(num_rows()) {
@@ -184,7 +184,7 @@ absl::StatusOr<Result> Train(const Training& training, Communicator& world) {
   return result;
 }
 
-// Rank 0's.
+// Returns the result of rank 0.
 Result TrainOn(int ranks, const Training& training) {
   Result result;
   EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
@@ -213,13 +213,12 @@ void ExpectFigures(const Result& actual, const Json& recorded) {
   ::testing::Test::RecordProperty("losses", absl::StrCat(losses));
   ::testing::Test::RecordProperty("grad_norms", absl::StrCat(norms));
   EXPECT_LT(losses, 1e-5);
-  EXPECT_LT(norms, 5e-5);  // of norms up to 5
+  EXPECT_LT(norms, 5e-5);  // norms are up to 5
 }
 
-// Adam divides a gradient by its own size: where it is nothing but rounding, so
-// is the step. That is how it is with the biases of keys, in the rotary
-// dimensions that hardly turn: attention does not change with them. PyTorch
-// differs from itself by as much.
+// Adam divides a gradient by its own size: if the gradient is only rounding, so
+// is the step. Attention does not change with biases of keys in the rotary
+// dimensions that hardly turn. PyTorch differs from itself by as much.
 bool IsOfRounding(absl::string_view name) {
   return absl::EndsWith(name, "k_proj.bias");
 }
@@ -282,7 +281,7 @@ TEST_P(RecordedAdapterTest, TrainsAsPeftDoes) {
   const std::string after = Recorded("lora/after");
   ASSERT_OK_AND_ASSIGN(const LlamaConfig config, ReadConfig(training.model));
   ASSERT_OK_AND_ASSIGN(LoraConfig lora, ReadLoraConfig(after));
-  // The file has the layers that PEFT takes for all.
+  // PEFT takes the layers of the file for all.
   lora.targets = {fsdp::adapters::kAllLinear};
   CausalLm expected(config);
   ASSERT_OK(fsdp::adapters::AddLora(*expected, lora));

@@ -121,19 +121,19 @@ absl::StatusOr<double> Trainer::Backward(const std::vector<Batch>& batches,
     const auto targets = static_cast<double>(CountTargets(batches[i]));
     at::Tensor loss;
     FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("forward", [&] {
-      // Gradients become the mean over ranks, and the sum is wanted.
+      // Gradients become the mean over ranks, while the sum is wanted.
       loss = LossOf(model_, batches[i], options_.device) *
              (targets / all_targets * ranks_->world_size());
     }));
     FSDP_RETURN_IF_ERROR(model_->Backward(loss));
-    // The mean over no targets is no number.
+    // The mean over no targets is not a number.
     if (targets > 0) sum += loss.item<double>() / ranks_->world_size();
   }
   return sum;
 }
 
 absl::Status Trainer::ClipGradients(StepResult& result) {
-  // Infinity only measures.
+  // A norm of infinity only measures.
   const double max_norm = options_.max_grad_norm > 0
                               ? options_.max_grad_norm
                               : std::numeric_limits<double>::infinity();

@@ -1,4 +1,4 @@
-// Held against plain LibTorch: one process, one large batch, logits of all.
+// Compares with plain LibTorch: one process, one large batch, all logits.
 #include "examples/llama/training/trainer.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -60,7 +60,7 @@ LlamaConfig TinyConfig() {
   return *config;
 }
 
-// Row i has i + 1 targets and, where i is odd, two documents.
+// Row i has i + 1 targets and, if i is odd, two documents.
 class UnevenRows final : public RowSource {
  public:
   int64_t seq() const override { return kSeq; }
@@ -93,7 +93,7 @@ TrainerOptions OptionsOf(int64_t micro_batches) {
   return options;
 }
 
-// A sum over all rows of a batch, which may be backpropagated.
+// Returns a sum over all rows of a batch that may be backpropagated.
 at::Tensor SumOfLosses(CausalLm& net, const Batch& batch) {
   const at::Tensor logits = net->forward(batch.tokens, StartsOf(batch));
   return at::cross_entropy_loss(logits.flatten(0, 1), batch.targets.flatten(),
@@ -134,7 +134,7 @@ Expected TrainPlain(int64_t micro_batches) {
   expected.micro_batches = micro_batches;
   {
     const c10::NoGradGuard no_grad;
-    // Others in every run would come from the default one, which ranks share.
+    // The default generator, which ranks share, would draw others in every run.
     at::Generator generator = at::detail::createCPUGenerator(1);
     for (const at::Tensor& parameter : net->parameters()) {
       at::Tensor(parameter).normal_(0, 0.2, generator);
@@ -197,7 +197,7 @@ absl::Status ExpectValues(Model& model,
   return absl::OkStatus();
 }
 
-// By micro-batches, and whether all but the last leave gradients whole.
+// Are micro-batches, and whether all but the last leave gradients whole.
 class TrainerTest : public ::testing::TestWithParam<std::pair<int64_t, bool>> {
 };
 
@@ -273,7 +273,7 @@ TEST(TrainerModelTest, RecomputationChangesNoBit) {
 
 TEST(TrainerModelTest, MicroBatchesTakeNoMoreThanOneUnlessGradientsStayWhole) {
   LlamaConfig config = TinyConfig();
-  config.num_hidden_layers = 12;  // of which few are reduced at a time
+  config.num_hidden_layers = 12;  // few of them are reduced at a time
   std::map<std::pair<int64_t, bool>, int64_t> peaks;
   int64_t whole = 0;
   for (const auto& [micro_batches, no_sync] :

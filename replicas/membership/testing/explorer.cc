@@ -29,7 +29,7 @@ namespace fsdp::replicas::testing {
 namespace {
 
 constexpr absl::Duration kLossTimeout = absl::Seconds(4);
-// After the last fault the run has to come to its end in this time.
+// The run has to come to its end in this time after the last fault.
 constexpr absl::Duration kPatience = absl::Seconds(160);
 constexpr int kDeepestStall = 3;
 
@@ -42,12 +42,12 @@ class World {
  private:
   struct Slot {
     SimulatedReplica* now = nullptr;
-    // When its launcher has noticed that a process ended.
+    // The time at which its launcher notices that a process has ended.
     absl::Time over_at = absl::InfiniteFuture();
     absl::Time restart_at = absl::UnixEpoch();
     bool is_given_up = false;  // nobody starts it again
   };
-  // What happens to one rank, beside being dead or asleep.
+  // What happens to one rank besides being dead or asleep.
   struct Trouble {
     absl::Time cut_off_until = absl::InfinitePast();
     absl::Duration clock_offset;
@@ -62,7 +62,7 @@ class World {
   }
   bool has_faults() const { return now_ < faults_end_; }
 
-  // A little time passes, and something happens.
+  // Lets a little time pass, and something happen.
   void Tick();
   void Launch(int replica);
   void LookAfter(int replica);
@@ -93,7 +93,7 @@ class World {
   LogChecker checker_;
   State saved_;
   std::vector<Slot> slots_;
-  // All that ever were: their calls may be on the stack.
+  // They stay, since their calls may be on the stack.
   std::vector<std::unique_ptr<SimulatedReplica>> replicas_;
   std::map<SimulatedRank*, std::unique_ptr<Trouble>> troubles_;
   int64_t stalls_ = 0;
@@ -274,7 +274,7 @@ void World::Launch(int replica) {
     options.self = launched->id;
     options.rank = number;
     options.now = [this, its] { return now_ + its->clock_offset; };
-    // Known only once it has been made.
+    // The rank is known only once it has been made.
     const auto self = std::make_shared<SimulatedRank*>(nullptr);
     auto registers = std::make_unique<FaultyRegisters>(
         &registers_, FaultyRegisters::Hooks{
@@ -370,7 +370,7 @@ void World::Observe() {
       checker_.Made(**entry);
     }
   }
-  // One number, one roster.
+  // A number has one roster.
   if (!checker_.log().empty()) {
     const auto last = log_.Entry(checker_.log().back().number);
     if (last.ok() && last->has_value()) checker_.Saw(**last);

@@ -1,6 +1,6 @@
-// Runs of replicas that come, go, sleep and are cut off, each decided by a
-// seed: the real Membership over registers in memory, in one thread and on a
-// simulated clock, with LogChecker looking on.
+// Explores runs of replicas that come, go, sleep and are cut off, as a seed
+// decides: the real Membership over registers in memory, in one thread and on a
+// simulated clock, watched by LogChecker.
 #ifndef REPLICAS_MEMBERSHIP_TESTING_EXPLORER_H_
 #define REPLICAS_MEMBERSHIP_TESTING_EXPLORER_H_
 
@@ -10,17 +10,17 @@
 namespace fsdp::replicas::testing {
 
 struct Exploration {
-  // Empty: all is as it should be, and the run came to its end in time.
+  // Empty if all is as it should be and the run came to its end in time.
   std::string finding;
   bool had_faults = false;
 
-  // How much was seen, so that a test can tell a batch that sees nothing.
+  // Counts what was seen, so that a test can tell a batch that sees nothing.
   int64_t entries = 0;
-  int64_t lost = 0;       // entries of that cause
-  int64_t foundings = 0;  // beside the first
+  int64_t lost = 0;       // entries with that cause
+  int64_t foundings = 0;  // after the first one
   int64_t joined = 0;     // new members
   int64_t evicted = 0;    // ranks that learned of it
-  int64_t stalls = 0;     // amid a call of Membership
+  int64_t stalls = 0;     // within a call of Membership
   int64_t calls = 0;      // to the registers
 };
 

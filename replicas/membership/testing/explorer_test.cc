@@ -16,7 +16,7 @@ uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-// Others with --test_env=FIRST_SEED=N and --test_env=SEEDS=N.
+// --test_env=FIRST_SEED=N and --test_env=SEEDS=N explore others.
 TEST(ExplorerTest, RunsKeepWhatIsPromisedAndEnd) {
   const uint64_t first = FromEnvironment("FIRST_SEED", 0);
   const uint64_t seeds = FromEnvironment("SEEDS", kSeeds);

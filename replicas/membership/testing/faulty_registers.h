@@ -1,4 +1,4 @@
-// One simulated process's way to the registers, on which anything may happen.
+// A simulated process's access to the registers, to which anything may happen.
 #ifndef REPLICAS_MEMBERSHIP_TESTING_FAULTY_REGISTERS_H_
 #define REPLICAS_MEMBERSHIP_TESTING_FAULTY_REGISTERS_H_
 
@@ -16,7 +16,7 @@
 
 namespace fsdp::replicas::testing {
 
-// What becomes of one call; all but kDone are Unavailable.
+// Fates of a call; all but kDone are Unavailable.
 enum class Fate {
   kDone,
   kLost,     // nobody hears of it
@@ -24,19 +24,19 @@ enum class Fate {
   kDelayed,  // it is done later
 };
 
-// For one thread. Waits for nothing: Await() is over at once.
+// Is for one thread. It waits for nothing: Await() returns at once.
 class FaultyRegisters final : public Registers {
  public:
   struct Hooks {
-    // Asked before each call; others may run meanwhile.
+    // Is asked before each call; others may run meanwhile.
     std::function<Fate()> fate;
-    // Takes what is to be done later.
+    // Takes a call that is to be done later.
     std::function<void(const std::function<void()>&)> later;
-    // Told after each exchange.
+    // Is called after each exchange.
     std::function<void()> exchanged;
   };
 
-  // `base` outlives it, and all that is to be done later.
+  // `base` outlives it and everything that is to be done later.
   FaultyRegisters(Registers* base, Hooks hooks)
       : base_(base), hooks_(std::move(hooks)) {}
 
@@ -52,7 +52,7 @@ class FaultyRegisters final : public Registers {
   absl::Status Await(const std::string& key, absl::Time deadline) override;
 
  private:
-  // OK: the call is to be made and its reply returned.
+  // OK: make the call and return its reply.
   absl::Status Meet(const std::function<void()>& call);
 
   Registers* const base_;

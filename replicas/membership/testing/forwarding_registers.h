@@ -1,4 +1,4 @@
-// Registers that are other ones; tests change what they want to.
+// Registers that hand all calls on; tests change those that they want to.
 #ifndef REPLICAS_MEMBERSHIP_TESTING_FORWARDING_REGISTERS_H_
 #define REPLICAS_MEMBERSHIP_TESTING_FORWARDING_REGISTERS_H_
 

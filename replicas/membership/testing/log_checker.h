@@ -1,4 +1,4 @@
-// What replicas that outlive each other promise, said naively: by who did what,
+// Says naively what replicas that outlive each other promise: by who did what,
 // as the simulation saw it, and without a look at how it is done.
 #ifndef REPLICAS_MEMBERSHIP_TESTING_LOG_CHECKER_H_
 #define REPLICAS_MEMBERSHIP_TESTING_LOG_CHECKER_H_
@@ -14,7 +14,7 @@
 
 namespace fsdp::replicas::testing {
 
-// A model's state: which step it begins, and all that it was computed of.
+// A model's state: which step it begins, and all that it was computed from.
 struct State {
   int64_t step = 0;
   uint64_t content = 0;
@@ -24,7 +24,7 @@ struct State {
   }
 };
 
-// The state after the step of `roster`, which its members began with `state`.
+// Returns the state after `roster`'s step, which began with `state`.
 State Trained(const State& state, const Roster& roster);
 
 class LogChecker {
@@ -32,15 +32,15 @@ class LogChecker {
   LogChecker(int ranks_per_replica, int64_t steps)
       : ranks_(ranks_per_replica), steps_(steps) {}
 
-  // What happens, in the order in which it does. A replica asks to join with a
-  // state, a rank has the summed gradients of an entry, an entry is made.
+  // Tell what happens, in its order. A replica asks to join with a state, a
+  // rank has the summed gradients of an entry, an entry is made.
   void Requested(const ReplicaId& id, const State& state);
   void Voted(const ReplicaId& id, int rank, const Roster& roster);
   void Made(const Roster& entry);
 
-  // What a process believes: that this is an entry; that this is the state with
-  // which the entry's step begins; that the step of `before`, of which it was
-  // part, was finished.
+  // Tell what a process believes: that this is an entry; that this is the state
+  // with which the entry's step begins; that the step of `before`, of which it
+  // was part, was finished.
   void Saw(const Roster& entry);
   void Begins(const ReplicaId& id, const Roster& entry, const State& state);
   void Applies(const ReplicaId& id, int rank, const Roster& before);
@@ -49,7 +49,7 @@ class LogChecker {
 
   const std::vector<Roster>& log() const { return log_; }
   bool has_ended() const { return !log_.empty() && log_.back().step >= steps_; }
-  // Empty: all is as it should be. What was wrong first.
+  // Returns what was wrong first, "" if all is as it should be.
   const std::string& finding() const { return finding_; }
 
  private:
@@ -66,7 +66,7 @@ class LogChecker {
   const int64_t steps_;
   std::string finding_;
   std::vector<Roster> log_;
-  std::vector<State> states_;  // with which the entries' steps begin
+  std::vector<State> states_;  // the entries' steps begin with these
   std::map<std::pair<int, int>, State> requests_;
   std::set<std::pair<int64_t, std::string>> votes_;
 };

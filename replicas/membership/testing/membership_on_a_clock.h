@@ -1,4 +1,4 @@
-// Memberships of replicas whose clock and registers a test holds.
+// A test holds the clock and the registers of these memberships.
 #ifndef REPLICAS_MEMBERSHIP_TESTING_MEMBERSHIP_ON_A_CLOCK_H_
 #define REPLICAS_MEMBERSHIP_TESTING_MEMBERSHIP_ON_A_CLOCK_H_
 
@@ -25,7 +25,7 @@
 
 namespace fsdp::replicas::testing {
 
-// Waits pass at once; what is asked for can fail.
+// Waits pass at once; other calls can fail.
 class SteeredRegisters final : public ForwardingRegisters {
  public:
   SteeredRegisters(Registers* base, absl::Time* now)
@@ -59,7 +59,7 @@ class SteeredRegisters final : public ForwardingRegisters {
   bool sets_fail = false;
   int gets = 0;
   int adds = 0;
-  int notices = 0;  // written
+  int notices = 0;  // that were written
   int waits = 0;
   std::function<void()> meanwhile;
 
@@ -86,7 +86,7 @@ class MembershipOnAClock : public ::testing::Test {
     return *std::move(membership);
   }
 
-  // The newest entry, as `membership` makes it after `seconds` of polls.
+  // Returns the newest entry after `membership` has polled for `seconds`.
   std::string Poll(Membership& membership, double seconds = 0) {
     const absl::Time end = now_ + absl::Seconds(seconds);
     while (true) {
@@ -97,7 +97,7 @@ class MembershipOnAClock : public ::testing::Test {
     }
   }
 
-  // Replicas 0 to `count` - 1, founded with step 5.
+  // Returns replicas 0 to `count` - 1, founded with step 5.
   std::vector<std::unique_ptr<Membership>> Founded(int count) {
     options_.replicas = count;
     std::vector<std::unique_ptr<Membership>> members;

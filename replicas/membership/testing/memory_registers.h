@@ -18,7 +18,7 @@
 
 namespace fsdp::replicas::testing {
 
-// Never Unavailable. Deadlines are of absl::Now().
+// They are never Unavailable. Deadlines are times of absl::Now().
 class MemoryRegisters final : public Registers {
  public:
   absl::StatusOr<std::optional<std::string>> Get(

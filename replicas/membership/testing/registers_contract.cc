@@ -86,7 +86,7 @@ TEST_P(RegistersContract, CompareAndSetWantsWhatIsThere) {
 }
 
 TEST_P(RegistersContract, CompareAndSetOfWhatIsGoneDoesNothing) {
-  // What it returns is not said: "" or `expected`, but never `value`.
+  // The contract allows "" or `expected`, but never `value`.
   EXPECT_NE(*registers_->CompareAndSet("key", "1", "2"), "2");
   ASSERT_OK_AND_ASSIGN(const auto value, registers_->Get("key"));
   EXPECT_EQ(value, std::nullopt);
@@ -145,7 +145,7 @@ TEST_P(RegistersContract, AwaitSeesWhatAnotherSets) {
 TEST_P(RegistersContract, WhoWaitsHoldsNobodyUp) {
   std::thread waits(
       [&] { EXPECT_OK(registers_->Await("key", absl::Now() + kNever)); });
-  // By the same object, and one after the other: each of them has to come
+  // The same object makes these calls one after the other: each has to come
   // through for the wait to end.
   EXPECT_THAT(*registers_->Add("sum", 1), 1);
   EXPECT_THAT(*registers_->CompareAndSet("cas", "", "1"), "1");

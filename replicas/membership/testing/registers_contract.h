@@ -11,13 +11,14 @@
 
 namespace fsdp::replicas::testing {
 
-// Its test links :registers_contract and names one per way of making it:
+// A test links :registers_contract and names one for each way of making it:
 //   INSTANTIATE_TEST_SUITE_P(Memory, RegistersContract,
-//   ::testing::Values(...));
+//                            ::testing::Values(...));
 struct RegistersUnderTest {
-  // Without values. What has to live as long as they do comes along.
+  // Makes registers without values, and keeps what has to live with them.
   std::function<std::shared_ptr<Registers>()> make;
-  // Another process's view of the same; null: `make`'s are used by all threads.
+  // Makes another process's view of them; null: all threads use those of
+  // `make`.
   std::function<std::shared_ptr<Registers>(const std::shared_ptr<Registers>&)>
       connect_another;
 };

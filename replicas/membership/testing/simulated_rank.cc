@@ -140,7 +140,7 @@ void SimulatedRank::Take() {
 }
 
 void SimulatedRank::Compute() {
-  // It may also have its sums before it hears of another epoch.
+  // It may also get its sums before it hears of another epoch.
   if (surroundings_.random(2) == 0 && IsAborted()) {
     phase_ = Phase::kWait;
     return;

@@ -1,5 +1,5 @@
-// One rank's process in a simulation: what a training does with Membership, one
-// action after the other.
+// One rank's process in a simulation, which does what a training does with
+// Membership, one action after the other.
 #ifndef REPLICAS_MEMBERSHIP_TESTING_SIMULATED_RANK_H_
 #define REPLICAS_MEMBERSHIP_TESTING_SIMULATED_RANK_H_
 
@@ -32,11 +32,11 @@ struct SimulatedReplica {
   std::map<int, int> evicted;      // how many ranks know it
 };
 
-// What it asks of its world.
+// What a rank asks of its world.
 struct RankSurroundings {
   LogChecker* checker;
   std::function<int(int)> random;  // 0 to n - 1
-  // The rank with the same number of that replica; null: it does not run.
+  // Returns that replica's rank of the same number, null if it does not run.
   std::function<SimulatedRank*(const ReplicaId&)> peer;
   std::function<void(const State&)> save;
 };
@@ -53,7 +53,7 @@ class SimulatedRank {
   bool was_evicted() const { return was_evicted_; }
   std::string Text() const;
 
-  // Of the world: killed, asleep until, amid an action.
+  // The world sets these: killed, asleep until then, amid an action.
   bool is_dead = false;
   absl::Time asleep_until = absl::InfinitePast();
   bool is_acting = false;
@@ -79,7 +79,7 @@ class SimulatedRank {
   void Enter(const Roster& roster);
   // Watches, and gives up what a newer epoch has made useless.
   bool IsAborted();
-  // Whether the call is over for now; reacts to what is wrong for good.
+  // Returns whether the call is over for now; reacts to lasting errors.
   bool Failed(const absl::Status& status);
 
   const MembershipOptions options_;
@@ -91,7 +91,7 @@ class SimulatedRank {
   Phase phase_;
   int coming_ = 0;
   State state_;
-  bool is_whole_ = true;  // state_
+  bool is_whole_ = true;  // whether state_ is
   Roster roster_;
   int work_ = 0;
   bool has_voted_ = false;

@@ -1,5 +1,5 @@
-// What replicas and their keeper may send, and a file of history, under
-// libFuzzer, whose flags, such as -max_total_time=300, come before DIR:
+// Reads, under libFuzzer, what replicas and their keeper may send and a file of
+// history. Flags of libFuzzer, such as -max_total_time=300, come before DIR:
 //   ./bazelw run --config=fuzz //replicas/membership/testing:text_fuzz -- DIR
 #include <algorithm>
 #include <cstddef>
@@ -17,7 +17,7 @@
 namespace fsdp::replicas {
 namespace {
 
-// Counts further than this are read, but not counted further.
+// Counts beyond this are read, but not raised further.
 constexpr int64_t kFar = int64_t{1} << 61;
 
 void CheckMade(const Roster& roster) {
@@ -25,7 +25,7 @@ void CheckMade(const Roster& roster) {
   FSDP_CHECK(again.ok() && *again == roster);
 }
 
-// What the rules make of a roster after these notices.
+// Applies the rules to a roster and these notices.
 void CheckRules(const Roster& roster, const std::vector<Notice>& notices) {
   const int64_t seen =
       roster.notices_seen + static_cast<int64_t>(notices.size());
@@ -38,7 +38,7 @@ void CheckRules(const Roster& roster, const std::vector<Notice>& notices) {
   if (!gone.empty()) CheckMade(Without(roster, gone));
 }
 
-// A roster, and a notice on each line after it.
+// Reads a roster, and a notice from each line after it.
 void CheckLog(absl::string_view text) {
   const std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
   const absl::string_view first = lines.empty() ? text : lines[0];
@@ -57,7 +57,7 @@ void CheckLog(absl::string_view text) {
   }
 }
 
-// As long as a replay may take here.
+// A replay here has at most so many entries.
 constexpr int kMaxEntries = 200;
 
 void CheckReplay(const History& history) {
@@ -85,8 +85,8 @@ void CheckHistory(absl::string_view text) {
 }  // namespace
 }  // namespace fsdp::replicas
 
-// Reads the bytes as each of them. Stops the program where what was read is
-// not written the same, or the rules make of it what cannot be read.
+// Reads the bytes in each of these ways. Stops the program if what was read is
+// not written the same, or the rules make something of it that cannot be read.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view text(reinterpret_cast<const char*>(data), size);
   fsdp::replicas::CheckLog(text);

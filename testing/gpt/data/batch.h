@@ -8,7 +8,7 @@
 
 namespace gpt {
 
-// Tokens as int64 [batch, seq], and for each the one that follows it.
+// Tokens as int64 [batch, seq], and the token that follows each.
 struct Batch {
   at::Tensor inputs;
   at::Tensor targets;
@@ -27,7 +27,7 @@ class BatchSource {
   virtual Batch Next() = 0;
 };
 
-// First seed of the ranks' streams; rank r adds r.
+// Seed of rank 0's stream; rank r adds r.
 inline constexpr uint64_t kDataSeed = 1234;
 
 }  // namespace gpt

@@ -17,7 +17,7 @@ std::vector<int64_t> Values(const at::Tensor& tensor) {
   return std::vector<int64_t>(data, data + dense.numel());
 }
 
-// In Python, with rank 0 and 1:
+// Python gives these for ranks 0 and 1:
 //   g = torch.Generator().manual_seed(1234 + rank)
 //   torch.randint(0, 256, (2, 4), generator=g)[:, 0]  # twice
 TEST(CountDataTest, IsTheStreamOfThePeer) {

@@ -14,7 +14,7 @@ absl::StatusOr<std::string> DefaultDataPath(const std::string& argv0) {
   using ::bazel::tools::cpp::runfiles::Runfiles;
   std::string why;
 #ifdef BAZEL_CURRENT_REPOSITORY
-  // Under bzlmod the folder's repository has a longer name, which Bazel maps.
+  // Under bzlmod the repository has a longer name, which Bazel maps.
   const std::unique_ptr<Runfiles> runfiles(
       Runfiles::Create(argv0, BAZEL_CURRENT_REPOSITORY, &why));
 #else

@@ -8,8 +8,8 @@
 
 namespace gpt {
 
-// The folder of LibTorch's C++ headers among the runfiles of the program
-// `argv0`. NotFound where the program was copied away from them.
+// Returns the folder of LibTorch's C++ headers among the runfiles of the
+// program `argv0`, or NotFound if the program was copied away from them.
 absl::StatusOr<std::string> DefaultDataPath(const std::string& argv0);
 
 }  // namespace gpt

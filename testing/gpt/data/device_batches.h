@@ -11,8 +11,8 @@
 
 namespace gpt {
 
-// Copies a batch by way of page-locked memory: the host does not wait. On the
-// CPU it stays what it is.
+// Copies a batch by way of page-locked memory, so that the host does not wait.
+// On the CPU it returns `batch`.
 Batch ToDevice(const Batch& batch, c10::Device device);
 
 class DeviceBatches final : public BatchSource {

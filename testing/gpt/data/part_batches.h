@@ -27,7 +27,7 @@ class PartBatches final : public BatchSource {
     step_ = step;
     part_ = part;
   }
-  // Once after each Select().
+  // Is called once after each Select().
   Batch Next() override;
 
  private:

@@ -11,7 +11,7 @@
 namespace gpt {
 namespace {
 
-// 100 * part, 100 * part + 1, ...
+// Gives 100 * part, 100 * part + 1, ...
 class Numbers final : public BatchSource {
  public:
   explicit Numbers(int part) : next_(int64_t{100} * part) {}

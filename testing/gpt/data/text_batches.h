@@ -14,7 +14,7 @@
 
 namespace gpt {
 
-// The windows of `text` that begin at `starts`, each seq + 1 bytes.
+// Returns the windows of `text` that begin at `starts`, each of seq + 1 bytes.
 Batch WindowsAt(absl::string_view text, absl::Span<const int64_t> starts,
                 int64_t seq);
 
@@ -32,10 +32,10 @@ class RandomWindows final : public BatchSource {
   at::Generator generator_;
 };
 
-// `num_windows` windows spread evenly over `text`, in batches: those of `rank`,
-// so that the ranks together have each once. Ranks have equal numbers of
-// batches where num_windows is a multiple of world_size * shape.batch, else the
-// last windows are left out to make it so.
+// Returns `rank`'s batches of `num_windows` windows that are spread evenly over
+// `text`; the ranks together have each once. Ranks have equal numbers of
+// batches: if num_windows is not a multiple of world_size * shape.batch, the
+// last windows are left out.
 std::vector<Batch> EvenWindows(absl::string_view text, BatchShape shape,
                                int64_t num_windows, int rank, int world_size);
 

@@ -19,7 +19,7 @@ std::vector<int64_t> Values(const at::Tensor& tensor) {
   return std::vector<int64_t>(data, data + dense.numel());
 }
 
-// Byte i is i.
+// Byte i of the text is i.
 std::string Ramp(int size) {
   std::string text;
   for (int i = 0; i < size; ++i) text.push_back(static_cast<char>(i));

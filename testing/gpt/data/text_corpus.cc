@@ -24,7 +24,7 @@ absl::Status SystemError(int code, absl::string_view path) {
   return absl::ErrnoToStatus(code, absl::StrCat("reading text from ", path));
 }
 
-// Paths of the visible regular files below `directory`, sorted as bytes.
+// Returns the visible regular files below `directory`, sorted as bytes.
 absl::StatusOr<std::vector<std::string>> ListFiles(
     const std::string& directory) {
   std::vector<std::string> paths;

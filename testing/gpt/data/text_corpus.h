@@ -17,17 +17,16 @@ struct TextCorpus {
   unsigned char largest_byte = 0;
 };
 
-// Reads a file, or all text files below a directory in the order of their paths
-// (hidden ones, files with a zero byte in them and links to directories are
-// left out). Of the text, cut into blocks of up to 64 KiB, every 20th block is
-// held out for validation.
-// Errors name the path: what the system says where something cannot be read,
-// InvalidArgument for a directory without text, for more than 1 GiB, and where
-// a part would be shorter than `min_bytes`.
+// Reads a file, or all text files below a directory in the order of their
+// paths, without hidden ones, files with a zero byte in them and links to
+// directories. Every 20th block of up to 64 KiB of the text is held out for
+// validation. Errors name the path: an error of the system if something cannot
+// be read, InvalidArgument for a directory without text, for more than 1 GiB,
+// and if a part would be shorter than `min_bytes`.
 absl::StatusOr<TextCorpus> ReadTextCorpus(const std::string& path,
                                           size_t min_bytes);
 
-// The split alone; either part may come out empty.
+// Splits `text` as ReadTextCorpus() does; either part may be empty.
 TextCorpus SplitText(absl::string_view text);
 
 }  // namespace gpt

@@ -87,7 +87,7 @@ TEST_F(TextCorpusTest, AFifoIsRefusedAtOnce) {
 }
 
 TEST_F(TextCorpusTest, NamesTheFileThatCannotBeRead) {
-  // A regular file that opens and has no first byte, not even for root.
+  // It is a regular file that opens and has no first byte, not even for root.
   ASSERT_EQ(symlink("/proc/self/mem", Path("a").c_str()), 0);
   EXPECT_THAT(
       ReadTextCorpus(directory_, 0).status(),

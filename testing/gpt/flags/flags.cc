@@ -19,7 +19,7 @@
 
 namespace gpt {
 
-// A number, or "auto" for 0.
+// Its text is a number, or "auto" for 0.
 struct Threads {
   int count = TrainOptions().threads;
 };
@@ -35,7 +35,7 @@ std::string AbslUnparseFlag(const Threads& threads) {
   return threads.count == 0 ? "auto" : absl::UnparseFlag(threads.count);
 }
 
-// The flags' type Backend needs these two next to it.
+// Abseil finds these two next to the type Backend.
 bool AbslParseFlag(absl::string_view text, Backend* backend,
                    std::string* error) {
   if (text == "auto") {
@@ -293,7 +293,7 @@ namespace {
 
 using ::fsdp::ResolvePath;
 
-// "--save-init=x" as "--save_init=x": dashes in the name, not in the value.
+// Turns "--save-init=x" into "--save_init=x", but leaves dashes of the value.
 void UseUnderscores(std::string& argument) {
   if (!absl::StartsWith(argument, "--")) return;
   const auto end = std::find(argument.begin(), argument.end(), '=');

@@ -26,7 +26,8 @@ absl::StatusOr<TrainOptions> Parse(std::vector<std::string> arguments) {
   return ParseFlags(static_cast<int>(argv.size()), argv.data());
 }
 
-// The only test that calls ParseFlags() without BUILD_WORKING_DIRECTORY.
+// This is the only test that calls ParseFlags() without
+// BUILD_WORKING_DIRECTORY.
 TEST(FlagsTest, ReadsEveryFlag) {
   unsetenv("BUILD_WORKING_DIRECTORY");
   ASSERT_OK_AND_ASSIGN(TrainOptions options,

@@ -27,7 +27,6 @@ struct Unit {
   absl::string_view suffix;
   int64_t bytes;
 };
-// The largest first.
 constexpr std::array<Unit, 3> kUnits = {Unit{"GiB", int64_t{1} << 30},
                                         Unit{"MiB", int64_t{1} << 20},
                                         Unit{"KiB", int64_t{1} << 10}};

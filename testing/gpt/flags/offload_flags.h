@@ -12,17 +12,17 @@
 
 namespace gpt {
 
-// "none", "cpu" or "ssd".
+// Its text is "none", "cpu" or "ssd".
 struct OffloadTier {
   fsdp::Tier tier = fsdp::Tier::kDevice;
 };
 
-// "parameters,optimizer", for example. Indexed by fsdp::RestingKind.
+// Its text is "parameters,optimizer", for example. By fsdp::RestingKind.
 struct OffloadKinds {
   std::array<bool, fsdp::kNumRestingKinds> chosen = {true, true, true};
 };
 
-// "8GiB", "512MiB", "64KiB" or "4096".
+// Its text is "8GiB", "512MiB", "64KiB" or "4096", for example.
 struct ByteCount {
   int64_t bytes = 0;
 };
@@ -40,14 +40,14 @@ std::string AbslUnparseFlag(ByteCount count);
 struct OffloadFlags {
   OffloadTier tier;
   OffloadKinds kinds;
-  std::string directory;  // empty: that for temporary files
+  std::string directory;  // empty: the one for temporary files
   ByteCount memory_budget;
   std::string keep;        // empty: files vanish with the run
-  bool automatic = false;  // what rests there is chosen
+  bool automatic = false;  // ChooseOptions() decides what rests there
 };
 
-// InvalidArgument for flags that have no effect without --offload. The
-// directory has one with --auto, which may use it.
+// Returns InvalidArgument for flags that have no effect without --offload. The
+// directory may be used by --auto, too.
 absl::StatusOr<fsdp::OffloadOptions> ToOffloadOptions(
     const OffloadFlags& flags);
 

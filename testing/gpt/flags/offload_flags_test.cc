@@ -24,7 +24,7 @@ using ::testing::Pair;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
-// The error, or none and what the text has become when it is written again.
+// Returns the error, if any, and what the value of `text` is written as.
 template <typename T>
 std::pair<std::string, std::string> Parse(absl::string_view text) {
   T value;

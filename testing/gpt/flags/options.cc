@@ -67,7 +67,7 @@ absl::Status CheckSaving(const TrainOptions& options) {
       "--", flag, " without --save, which names the folder of checkpoints"));
 }
 
-// A run that is started again has to find what it had.
+// Refuses restarts that would not find what the run had.
 absl::Status CheckRestarts(const TrainOptions& options) {
   FSDP_RETURN_IF_ERROR(
       CheckRange("max-restarts", options.max_restarts, 0, 1 << 20));
@@ -92,7 +92,7 @@ absl::Status CheckRestarts(const TrainOptions& options) {
         "--restart-ranks=fewer with --keep, whose files are for one number of "
         "ranks: --save --resume goes on with any");
   }
-  // A replica takes from another one what it has not saved.
+  // A replica can take from another one what it has not saved.
   const bool takes = options.replicas > 0 && options.save.empty();
   if (!keeps && !takes && !options.resume) {
     return absl::InvalidArgumentError(
@@ -118,7 +118,7 @@ absl::Status CheckReplicas(const TrainOptions& options) {
       "as the others, and take model and optimizer from each other"));
 }
 
-// What is chosen cannot be given.
+// Refuses flags for what --auto chooses.
 absl::Status CheckAuto(const TrainOptions& options) {
   if (!options.automatic) {
     if (options.auto_memory == 0) return absl::OkStatus();

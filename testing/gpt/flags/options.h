@@ -23,13 +23,12 @@ struct GptConfig {
 
 enum class Backend { kAuto, kLocal, kSharedMemory, kGloo };
 enum class Device { kCpu, kCuda };
-// This backend moves tensors that are on a GPU. kAuto is kNccl where each rank
-// of a host has a GPU of its own.
+// Moves tensors that are on a GPU. kAuto is kNccl where each rank of a host has
+// a GPU of its own.
 using fsdp::comm::DeviceBackend;
-// kNone: every rank on its own; the others as fsdp::ShardingStrategy.
+// With kNone each rank is on its own; others are as fsdp::ShardingStrategy.
 enum class Sharding { kFull, kGradients, kOptimizer, kReplicated, kNone };
-// With how many ranks a run is started again: as many, or without those that
-// have failed.
+// A run is started again with as many ranks, or without those that have failed.
 enum class RestartRanks { kSame, kFewer };
 enum class ComputeDtype { kFloat, kBFloat16 };
 
@@ -45,10 +44,10 @@ struct TrainOptions {
   Sharding sharding = Sharding::kFull;
   ComputeDtype precision = ComputeDtype::kFloat;
   fsdp::OffloadOptions offload;  // not with kNone
-  bool recompute = false;        // blocks, in backward; not with kNone
-  // Sharding, prefetching, recomputation and what rests in files are chosen, to
-  // fit so many bytes of a rank. offload.directory, if there is one, may be
-  // used.
+  bool recompute = false;        // of blocks in backward; not with kNone
+  // Chooses sharding, prefetching, recomputation and what rests in files so
+  // that a rank takes at most auto_memory bytes. It may use offload.directory
+  // if that is set.
   bool automatic = false;
   int64_t auto_memory = 0;
   int64_t batch = 4;  // rows per rank and step
@@ -56,14 +55,13 @@ struct TrainOptions {
   int64_t warmup = 2;
   uint64_t seed = 0;
   double lr = 3e-4;
-  // How much longer a block takes on rank jitter_rank: by up to so much of its
-  // time, at random.
+  // Each block on rank jitter_rank takes longer by a random part up to this.
   double jitter = 0;
   int jitter_rank = 0;
   int threads = 0;   // per rank; 0: the host's cores divided among its ranks
   std::string data;  // a path or kCountDataName; empty: LibTorch's headers
   std::string json;  // a path; empty: none
-  std::string save_init;   // likewise
+  std::string save_init;   // a path; empty: none
   std::string init;        // a file or a folder
   std::string save;        // a folder of checkpoints; empty: none
   int64_t save_every = 0;  // steps; 0: the last one only
@@ -73,12 +71,12 @@ struct TrainOptions {
   int max_restarts = 0;  // by the program that starts the ranks
   RestartRanks restart_ranks = RestartRanks::kSame;
   int min_ranks = 1;
-  int replicas = 0;             // that outlive each other; 0: none
+  int replicas = 0;             // at the same time; 0: none
   std::string replica_history;  // a folder; empty: none
-  std::string replica_replay;   // likewise
+  std::string replica_replay;   // a folder; empty: none
   std::string export_dir;       // a new folder; empty: none
-  std::string trace;            // likewise
-  int64_t trace_steps = 5;      // the last ones
+  std::string trace;            // a path; empty: none
+  int64_t trace_steps = 5;      // the last ones are recorded
   int64_t sample = 300;         // bytes
 };
 

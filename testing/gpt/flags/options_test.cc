@@ -171,7 +171,7 @@ TEST(OptionsTest, AReplicaGoesOnFromAnotherOne) {
   options.max_restarts = 3;
   options.replicas = 2;
   EXPECT_OK(CheckOptions(options));
-  // Whose checkpoints would be in the way.
+  // Checkpoints there would be in the way.
   options.save = "runs";
   EXPECT_THAT(CheckOptions(options),
               StatusIs(kInvalid, HasSubstr("nothing to go on from")));

@@ -8,10 +8,11 @@
 
 namespace gpt {
 
-// `options` as they are for this process. Where it is of a replica, by the
-// environment, files and folders that each replica writes for itself have its
-// number, and options.replicas is how many there are. InvalidArgument: what is
-// asked for is not what has been started, or is for replicas only.
+// Returns `options` as they are for this process. In a replica, by the
+// environment, files and folders that each replica writes for itself get its
+// number, and options.replicas is how many there are. Returns InvalidArgument
+// if what was started is not what the flags ask for, or if they are for
+// replicas only.
 absl::StatusOr<TrainOptions> OptionsOfReplica(
     TrainOptions options, const fsdp::comm::Environment& environment);
 

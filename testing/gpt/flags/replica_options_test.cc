@@ -40,7 +40,7 @@ TEST(ReplicaOptionsTest, WhatEachWritesHasItsNumber) {
   EXPECT_EQ(mine.save, "/runs/gpt.2");
   EXPECT_EQ(mine.save_init, "init.2");
   EXPECT_EQ(mine.trace, "");
-  // What all read, what one of them writes, and what has numbers anyway.
+  // All read these, one of them writes them, or they have numbers anyway.
   EXPECT_EQ(mine.init, "here");
   EXPECT_EQ(mine.export_dir, "model");
   EXPECT_EQ(mine.replica_history, "history");

@@ -7,8 +7,8 @@
 namespace gpt {
 namespace {
 
-// Of this thread: what it waits does not count, nor what others compute on the
-// same core.
+// Returns the time of this thread, without waits and without what others
+// compute on the same core.
 double CpuSeconds() {
   timespec now = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

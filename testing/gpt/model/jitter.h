@@ -20,8 +20,8 @@ class Jitter {
 
   // `x` is about to enter the first layer.
   void Begin(const at::Tensor& x);
-  // `x` is what a layer gives and the next one takes. Prolongs that layer's
-  // forward; where x needs a gradient, the next layer's backward, too.
+  // `x` leaves a layer and enters the next one. Prolongs that layer's forward,
+  // and the next layer's backward if x needs a gradient.
   void Next(const at::Tensor& x);
 
  private:

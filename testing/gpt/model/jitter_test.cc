@@ -25,8 +25,7 @@ void ComputeFor(double seconds) {
   }
 }
 
-// CPU time per layer of forward and backward through layers that take
-// `seconds` each way.
+// CPU time of a layer's forward and backward that take `seconds` each.
 struct Costs {
   double forward = 0;
   double backward = 0;
@@ -49,7 +48,7 @@ Costs Measure(double share, double seconds, int layers) {
   return {(middle - begin) / layers, (end - middle) / layers};
 }
 
-// The draws of the seed have a mean above 0.8. What else runs only makes it
+// The draws of this seed have a mean above 0.8. Other load only makes the times
 // longer.
 TEST(JitterTest, ProlongsForwardAndBackwardByHalfTheShareOnAverage) {
   const Costs costs = Measure(/*share=*/2, /*seconds=*/1e-3, /*layers=*/40);

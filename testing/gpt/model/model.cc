@@ -94,7 +94,7 @@ void GptImpl::set_jitter(const Jitter& jitter) {
 void InitializeParameters(GptImpl& model, uint64_t seed) {
   const c10::NoGradGuard no_grad;
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  // In the order of construction, which is that of PyTorch.
+  // The order is that of construction, as in PyTorch.
   for (const auto& module : model.modules(/*include_self=*/false)) {
     if (auto* embedding = module->as<torch::nn::Embedding>()) {
       embedding->weight.normal_(0, 1, generator);

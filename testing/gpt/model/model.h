@@ -34,7 +34,7 @@ class BlockImpl : public torch::nn::Module {
  public:
   BlockImpl(int64_t dim, int64_t heads);
 
-  // [batch, tokens, dim] -> the same.
+  // Keeps the shape [batch, tokens, dim].
   at::Tensor forward(const at::Tensor& x);
 
   void set_jitter(const Jitter& jitter) { jitter_.emplace(jitter); }
@@ -53,11 +53,11 @@ class GptImpl : public torch::nn::Module {
  public:
   explicit GptImpl(const GptConfig& config);
 
-  // Tokens [batch, tokens] in [0, vocab), int64, at most config.seq of them ->
-  // logits [batch, tokens, vocab].
+  // Turns tokens [batch, tokens] in [0, vocab), int64, at most config.seq of
+  // them, into logits [batch, tokens, vocab].
   at::Tensor forward(const at::Tensor& tokens);
 
-  // Every block is slowed down by `jitter` from then on.
+  // Slows every block down by `jitter` from then on.
   void set_jitter(const Jitter& jitter);
 
  private:
@@ -74,8 +74,8 @@ TORCH_MODULE(Gpt);
 // generator that all threads of a process share, it depends on `seed` alone.
 void InitializeParameters(GptImpl& model, uint64_t seed);
 
-// Mean cross entropy in nats of logits [batch, tokens, vocab] against targets
-// [batch, tokens].
+// Returns the mean cross entropy in nats of logits [batch, tokens, vocab]
+// against targets [batch, tokens].
 at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace gpt

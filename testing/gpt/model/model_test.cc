@@ -48,8 +48,7 @@ TEST(ModelTest, HasTheParametersOfThePeer) {
   EXPECT_EQ(parameters["head.weight"].sizes(), (std::vector<int64_t>{11, 8}));
 }
 
-// As benchmarks/peers/peer_gpt.py does it: seed the default generator, then
-// construct.
+// benchmarks/peers/peer_gpt.py seeds the default generator and constructs, too.
 TEST(ModelTest, InitialParametersAreThoseOfASeededConstruction) {
   Gpt model(kSmall);
   InitializeParameters(*model, 5);

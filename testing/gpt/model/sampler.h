@@ -19,17 +19,17 @@ struct SamplerOptions {
   uint64_t seed = 0;
 };
 
-// Tokens [1, tokens] -> logits [1, tokens, vocab].
+// Turns tokens [1, tokens] into logits [1, tokens, vocab].
 using LogitsFunction = std::function<at::Tensor(const at::Tensor& tokens)>;
 
-// The bytes that follow `prompt`, which is not empty. Calls `logits` num_bytes
-// times, so that the ranks of a sharded model stay together. Throws what
-// `logits` throws.
+// Returns the bytes that follow `prompt`, which is not empty. Calls `logits`
+// num_bytes times, so that the ranks of a sharded model stay together. Throws
+// what `logits` throws.
 std::string Sample(const LogitsFunction& logits, absl::string_view prompt,
                    const SamplerOptions& options);
 
-// `text` with what a terminal could take for a command, and what is not ASCII,
-// as '?'; newlines and tabs stay.
+// Returns `text` with '?' for what a terminal could take for a command and for
+// what is not ASCII; newlines and tabs stay.
 std::string Printable(absl::string_view text);
 
 }  // namespace gpt

@@ -12,7 +12,7 @@
 namespace gpt {
 namespace {
 
-// Certain that every byte is followed by the next.
+// Returns logits that are certain that every byte is followed by the next.
 at::Tensor CountUp(const at::Tensor& tokens) {
   const at::Tensor logits = at::full({1, tokens.size(1), 300}, -1e9);
   for (int64_t i = 0; i < tokens.size(1); ++i) {

@@ -1,4 +1,4 @@
-// The model as the training loop sees it: whole on one rank, or sharded.
+// The model as the training loop sees it: unsharded on one rank, or sharded.
 #ifndef TESTING_GPT_MODEL_TRAINABLE_MODEL_H_
 #define TESTING_GPT_MODEL_TRAINABLE_MODEL_H_
 
@@ -26,22 +26,23 @@ class TrainableModel {
  public:
   virtual ~TrainableModel() = default;
 
-  // Tokens -> logits. Throws, as forwards do.
+  // Turns tokens into logits. Throws, as forwards do.
   virtual at::Tensor Forward(const at::Tensor& tokens) = 0;
   virtual absl::Status Backward(const at::Tensor& loss) = 0;
-  // Leaves for an element-wise optimizer.
+  // Returns the leaves for an element-wise optimizer.
   virtual std::vector<at::Tensor> OptimizerParameters() = 0;
-  // What is saved and loaded.
+  // Returns the module that is saved and loaded.
   virtual torch::nn::Module& module() = 0;
-  // What rests outside of memory; null: nothing may.
+  // Returns the space for what rests elsewhere, null if nothing may.
   virtual const fsdp::OffloadSpace* offload() const { return nullptr; }
 };
 
-// Every rank has all of it.
+// Makes a model that every rank has all of.
 std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model);
 
-// Every block is a unit; the embeddings and the head are the root's. `sharding`
-// is not kNone. With `recompute` backward runs the blocks again. Collective.
+// Makes every block a unit; the embeddings and the head are the root's.
+// `sharding` is not kNone. With `recompute` backward runs the blocks again.
+// Collective.
 absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
     const Gpt& model, std::shared_ptr<fsdp::comm::Communicator> communicator,
     Sharding sharding = Sharding::kFull,
@@ -49,7 +50,7 @@ absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
     const fsdp::OffloadOptions& offload = fsdp::OffloadOptions(),
     bool recompute = false);
 
-// What MakeAutomatic() may use, and on which batch a rank trains.
+// Says what MakeAutomatic() may use, and on which batch a rank trains.
 struct AutoSharding {
   int64_t memory_bytes = 0;
   ComputeDtype precision = ComputeDtype::kFloat;
@@ -58,7 +59,7 @@ struct AutoSharding {
   int64_t batch = 1;  // rows
 };
 
-// The same with what fsdp::ChooseOptions() chooses. Writes the table of what it
+// Shards with what fsdp::ChooseOptions() chooses. Writes the table of what it
 // has considered to `out` on rank 0. Collective.
 absl::StatusOr<std::unique_ptr<TrainableModel>> MakeAutomatic(
     const Gpt& model, const std::shared_ptr<fsdp::comm::Communicator>& ranks,

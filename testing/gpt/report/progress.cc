@@ -9,7 +9,7 @@
 namespace gpt {
 namespace {
 
-// "1:05" or "2:00:09".
+// Returns "1:05" or "2:00:09", for example.
 std::string Clock(absl::Duration duration) {
   const int64_t seconds = absl::ToInt64Seconds(duration);
   if (seconds < 3600) {
@@ -36,7 +36,7 @@ void Progress::Update(int64_t step, double loss, absl::Time now) {
   if (options_.columns.has_value()) {
     // A line that wraps could not be rewritten.
     line = line.substr(0, std::max(1, *options_.columns - 1));
-    // Blanks over what a longer line would leave.
+    // Blanks cover what is left of a longer line.
     const size_t blanks = std::max(line.size(), open_width_) - line.size();
     *out_ << "\r" << line << std::string(blanks, ' ') << std::flush;
     open_width_ = line.size();

@@ -17,18 +17,18 @@ namespace gpt {
 class Progress {
  public:
   struct Options {
-    // Of the terminal that `out` is: one line is rewritten after a '\r'.
+    // Width of the terminal that `out` is: one line is rewritten after a '\r'.
     std::optional<int> columns;
     int64_t num_steps = 0;
     int64_t tokens_per_step = 0;  // of all ranks
-    // Between two lines, or two states of the live line.
+    // Time between two lines, or two states of the live line.
     absl::Duration interval = absl::Seconds(10);
   };
 
   // `out` outlives it.
   Progress(Options options, std::ostream* out);
 
-  // `step` steps are done, the last with `loss`.
+  // Tells that `step` steps are done, the last one with `loss`.
   void Update(int64_t step, double loss, absl::Time now);
   // Ends the live line; later output begins on a new one.
   void Finish();

@@ -11,7 +11,7 @@
 
 namespace gpt {
 
-// `mine` of each rank, by rank. Collective; all pass equally many.
+// Returns `mine` of each rank, by rank. Collective; all pass equally many.
 absl::StatusOr<std::vector<std::vector<int64_t>>> GatherNumbers(
     const std::vector<int64_t>& mine, absl::string_view label,
     fsdp::comm::Communicator& communicator);

@@ -18,7 +18,7 @@ namespace {
 
 using ::fsdp::Json;
 using ::fsdp::RestingKind;
-// By fsdp::RestingKind.
+// Is indexed by fsdp::RestingKind.
 using BytesByKind = std::array<int64_t, fsdp::kNumRestingKinds>;
 
 double Median(std::vector<double> values) {
@@ -28,7 +28,7 @@ double Median(std::vector<double> values) {
                                 : (values[half - 1] + values[half]) / 2;
 }
 
-// Null of no numbers.
+// Returns null for no numbers.
 template <typename Function>
 Json OfAny(const std::vector<double>& values, const Function& function) {
   return values.empty() ? Json() : Json(function(values));
@@ -91,7 +91,7 @@ Json OffloadToJson(const Report& report) {
   return json;
 }
 
-// "parameters 12.0 MB, gradients 6.0 MB, optimizer 12.0 MB".
+// Returns "parameters 12.0 MB, gradients 6.0 MB, optimizer 12.0 MB".
 std::string MegabytesPerStep(const BytesByKind& bytes, const Report& report) {
   std::vector<std::string> parts;
   parts.reserve(fsdp::kNumRestingKinds);

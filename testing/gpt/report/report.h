@@ -22,10 +22,9 @@ struct CollectiveCounts {
   int64_t bytes_reduced = 0;
 };
 
-// What rests where, and what moved between memory and disk in the timed steps.
 struct OffloadReport {
   fsdp::OffloadPlan plan;  // of one rank
-  // By fsdp::RestingKind, on all ranks.
+  // By fsdp::RestingKind, summed over the ranks.
   std::array<int64_t, fsdp::kNumRestingKinds> bytes_read = {};
   std::array<int64_t, fsdp::kNumRestingKinds> bytes_written = {};
   std::vector<double> waited_seconds;  // for the disk, by rank
@@ -38,18 +37,18 @@ struct Report {
   std::vector<double> losses;        // mean over the ranks, every step
   std::vector<double> loss_rank0;    // every step
   std::vector<double> step_seconds;  // of the timed steps
-  // By rank. Each counts all pages that it shares with others.
+  // By rank. A rank counts all pages that it shares with others.
   std::vector<int64_t> peak_rss_mb;
   CollectiveCounts collectives;          // in the timed steps
-  std::optional<OffloadReport> offload;  // none where nothing may rest apart
+  std::optional<OffloadReport> offload;  // none if nothing may rest elsewhere
   std::optional<double> validation_loss;
 };
 
-// One object with the keys of benchmarks/peers/peer_gpt.py and more; null where
-// no step was taken, as by a kept run that had finished.
+// Returns an object with the keys of benchmarks/peers/peer_gpt.py and more.
+// Values that no step has given are null, as in a run that had finished before.
 fsdp::Json ToJson(const Report& report);
 
-// A small table for people.
+// Returns a small table for people.
 std::string ToTable(const Report& report);
 
 }  // namespace gpt

@@ -48,7 +48,7 @@ TEST(ReportTest, JsonHasTheKeysOfThePeerAndOurs) {
   EXPECT_EQ(json.Find("validation_loss"), nullptr);
 }
 
-// As of a kept run that had finished before.
+// A run that had finished before takes no step.
 TEST(ReportTest, WhatIsNotKnownWithoutAStepIsNullAndNotInTheTable) {
   Report report = MakeReport();
   report.losses.clear();

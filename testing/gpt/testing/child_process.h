@@ -14,20 +14,20 @@ namespace gpt::testing {
 // Thread-compatible. The destructor kills a program that still runs.
 class ChildProcess {
  public:
-  // Runs argv[0], a path, with both output streams in one. Stops the test
-  // program where that is not possible.
+  // Runs argv[0], a path, with both output streams in one. Ends the test
+  // program if that is not possible.
   explicit ChildProcess(std::vector<std::string> argv);
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
   ~ChildProcess();
 
-  // Reads until the output has `text`; false where it ends without.
+  // Reads until the output has `text`; returns false if it ends without it.
   bool ReadUntil(absl::string_view text);
   void Signal(int signal);
-  // Waits for the end. The exit code, or 128 + the signal.
+  // Waits for the end. Returns the exit code, or 128 + the signal.
   int Wait();
 
-  // What has been read so far; all of it after Wait().
+  // Returns what has been read so far, all of it after Wait().
   const std::string& output() const { return output_; }
 
  private:

@@ -12,25 +12,23 @@
 
 namespace gpt::testing {
 
-// What the ranks train on.
 struct SharedDevice {
   c10::DeviceType type = c10::DeviceType::CPU;
-  // Brings a module there.
+  // Moves a module to the device.
   std::function<void(torch::nn::Module& module)> move;
-  // Called after two of the steps and behind the last one.
+  // Are called after two of the steps and after the last one.
   std::function<void()> begin = [] {};
   std::function<absl::Status()> end = [] { return absl::OkStatus(); };
-  // Of losses, relative to those of training without this library on the CPU.
+  // For losses, relative to those of training without this library on the CPU.
   double tolerance = 0;
 };
 
 // Starts this program once more for each rank, which then trains while
-// `offload`
-// ("none", "cpu" or "ssd") rests elsewhere, and compares its losses. What went
-// wrong is on standard error.
+// `offload` ("none", "cpu" or "ssd") rests elsewhere, and compares its losses.
+// Errors are on standard error.
 absl::Status TrainInProcesses(int ranks, const std::string& offload);
 
-// The program's main function: of the test, or of a rank.
+// Is the program's main function: of the test, or of a rank.
 int TestOrRank(int argc, char** argv, const SharedDevice& device);
 
 }  // namespace gpt::testing

@@ -39,7 +39,7 @@ absl::Status Wrong(absl::string_view key, absl::string_view value,
       absl::StrCat("fault plan: ", key, "=", value, ": expected ", expected));
 }
 
-// The value of a name in a table.
+// Looks up the value of `name` in a table.
 template <typename T, size_t kCount>
 absl::Status Look(const std::pair<absl::string_view, T> (&table)[kCount],
                   absl::string_view key, absl::string_view name, T* value) {

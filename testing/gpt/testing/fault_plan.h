@@ -25,8 +25,8 @@ enum class FaultKind {
 
 enum class Operation { kAny, kAllGather, kReduceScatter, kAllReduce };
 
-// The `call`-th operation, from 0, of this kind in the `step`-th step, from 1,
-// that the rank takes in the attempt.
+// A fault comes with the `call`-th operation, from 0, of this kind in the
+// `step`-th step, from 1, that the rank takes in the attempt.
 struct Fault {
   FaultKind kind = FaultKind::kKill;
   int restart = 0;
@@ -35,19 +35,19 @@ struct Fault {
   int64_t step = 1;
   Operation operation = Operation::kAny;
   int64_t call = 0;
-  bool in_wait = false;  // when it is waited for, not when it is started
+  bool in_wait = false;  // in the wait for it instead of at its start
 };
 
-// "fault=kill,rank=1,step=3,operation=reduce_scatter,call=2,when=wait;..." What
-// is left away is as in Fault. InvalidArgument names what is wrong.
+// Parses
+// "fault=kill,rank=1,step=3,operation=reduce_scatter,call=2,when=wait;...".
+// What is left out is as in Fault. InvalidArgument names what is wrong.
 absl::StatusOr<std::vector<Fault>> ParseFaultPlan(absl::string_view text);
 
-// That of `plan` which is for this rank in this attempt of its replica, the
-// first one of them.
+// Returns `plan`'s first fault for this rank in this attempt of its replica.
 std::optional<Fault> FaultOf(const std::vector<Fault>& plan, int restart,
                              int replica, int rank);
 
-// "kill".
+// Returns "kill", for example.
 absl::string_view Name(FaultKind kind);
 
 }  // namespace gpt

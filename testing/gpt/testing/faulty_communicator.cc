@@ -35,10 +35,10 @@ using ::fsdp::comm::Work;
 
 constexpr absl::string_view kStepEnd = "step ";
 
-// How much longer a slow rank takes beside what it takes anyway.
+// A slow rank takes this many times its time longer.
 constexpr int kSlowdown = 9;
 
-// What the fault leaves of a rank that still lives.
+// Does to the rank what the fault says; returns if the rank still lives.
 absl::Status Strike(const Fault& fault) {
   // One write(): a line of ranks that die at the same time stays whole.
   const std::string line = absl::StrFormat(
@@ -154,7 +154,7 @@ class FaultyCommunicator final : public ForwardingCommunicator {
     return calls_++ == fault_.call;
   }
 
-  // At the end of a step: what a rank that is slow takes longer.
+  // Makes a slow rank's step take longer, at its end.
   void Dawdle() {
     const absl::Time now = absl::Now();
     if (is_slow_) absl::SleepFor(kSlowdown * (now - step_begin_));
@@ -163,7 +163,7 @@ class FaultyCommunicator final : public ForwardingCommunicator {
 
   const Fault fault_;
   int64_t step_ = 1;
-  int64_t calls_ = 0;  // in the step, of the operation
+  int64_t calls_ = 0;  // of the operation, in the step
   bool is_slow_ = false;
   absl::Time step_begin_ = absl::Now();
 };

@@ -1,4 +1,4 @@
-// A communicator in whose operations a rank meets its fault.
+// A communicator whose operations bring a rank its fault.
 #ifndef TESTING_GPT_TESTING_FAULTY_COMMUNICATOR_H_
 #define TESTING_GPT_TESTING_FAULTY_COMMUNICATOR_H_
 
@@ -11,13 +11,13 @@
 
 namespace gpt {
 
-// The trainer's all-reduce of "loss" ends a step. When the fault comes, a line
-// goes to standard error first: "injected kill into step 3 at
-// 1763900000.123456", the time by the clock of the host.
+// The trainer's all-reduce of "loss" ends a step. Before the fault a line goes
+// to standard error: "injected kill into step 3 at 1763900000.123456", with the
+// time of the host's clock.
 std::unique_ptr<fsdp::comm::Communicator> WithFault(
     std::unique_ptr<fsdp::comm::Communicator> base, const Fault& fault);
 
-// Steps take kSlowStep longer, or until there is no file `path` any more.
+// Makes steps take kSlowStep longer while there is a file `path`.
 inline constexpr absl::Duration kSlowStep = absl::Milliseconds(200);
 std::unique_ptr<fsdp::comm::Communicator> SlowWhile(
     std::unique_ptr<fsdp::comm::Communicator> base, const std::string& path);

@@ -12,7 +12,7 @@
 namespace gpt::testing {
 namespace {
 
-// The batches of all ranks as one.
+// Returns the next batches of all ranks as one.
 Batch NextOfAll(std::vector<CountData>& streams) {
   std::vector<at::Tensor> inputs, targets;
   for (CountData& stream : streams) {

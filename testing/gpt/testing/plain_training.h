@@ -17,15 +17,15 @@ enum class Optimizer {
 
 struct PlainTraining {
   GptConfig model;
-  BatchShape shape;  // of one rank
-  int ranks;         // whose batches of synthetic data make one
+  BatchShape shape;  // of each rank
+  int ranks;         // their batches of synthetic data make one
   int64_t steps;
   uint64_t seed;
   double lr = 3e-4;
   Optimizer optimizer = Optimizer::kTorch;
 };
 
-// The losses of a plain loop in this thread.
+// Returns the losses of a plain loop in this thread.
 std::vector<double> PlainLosses(const PlainTraining& training);
 
 }  // namespace gpt::testing

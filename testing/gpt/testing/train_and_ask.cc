@@ -1,5 +1,5 @@
-// train, whose launcher is asked what its ranks do when it has none any more,
-// and whose ranks tell whether it was ready for that before it started them.
+// Runs train and asks its launcher what its ranks do when it has none any more.
+// The ranks tell whether it was ready for that before it started them.
 #include <signal.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@
 namespace gpt::testing {
 namespace {
 
-// As the system has it.
+// Returns what the system says.
 bool LauncherIgnores(int signal) {
   std::ifstream status(absl::StrCat("/proc/", getppid(), "/status"));
   std::string name;

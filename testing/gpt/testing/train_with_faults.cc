@@ -1,5 +1,4 @@
-// testing/gpt:train in which something goes wrong, for tests of what happens
-// then. The environment says what:
+// Runs testing/gpt:train with faults, for tests. The environment says which:
 //   GPT_FAULT_PLAN       fault_plan.h
 //   GPT_TIMEOUT_S        ConnectOptions::timeout
 //   GPT_CONNECT_TIMEOUT_S

@@ -25,7 +25,7 @@ using ::fsdp::comm::Communicator;
 
 constexpr char kConfigName[] = "config.json";
 
-// Without sharding every rank trains a model of its own, on its own data.
+// Refuses several ranks without sharding: each trains a model of its own.
 absl::Status CheckIsOneModel(const TrainOptions& options, int world_size,
                              absl::string_view flag) {
   if (options.sharding != Sharding::kNone || world_size == 1) {

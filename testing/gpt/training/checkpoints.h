@@ -15,22 +15,22 @@
 
 namespace gpt {
 
-// The text of config.json, which lies beside the weights: the model's sizes
-// under the names that transformers has for them.
+// Returns the text of config.json, which lies beside the weights: the model's
+// sizes under the names that transformers has for them.
 std::string ConfigJson(const GptConfig& config);
 
-// Collective. Refuses what CheckOptions() cannot know: models that differ
-// between ranks; without --resume a folder that has checkpoints. Null without
-// --save.
+// Refuses what CheckOptions() cannot know: models that differ between ranks
+// and, without --resume, a folder that has checkpoints. Null without --save.
+// Collective.
 absl::StatusOr<std::unique_ptr<fsdp::checkpoint::Checkpointer>> OpenCheckpoints(
     const TrainOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& communicator);
 
-// What would keep ExportTrained() from writing --export, as far as it is known
-// before the training. Not collective.
+// Returns what would keep ExportTrained() from writing --export, as far as that
+// is known before the training. Not collective.
 absl::Status CheckExport(const TrainOptions& options, int world_size);
 
-// The folder --export. Collective.
+// Writes the folder --export. Collective.
 absl::Status ExportTrained(const TrainOptions& options, TrainableModel& model,
                            fsdp::comm::Communicator& communicator);
 

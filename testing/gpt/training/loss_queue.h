@@ -23,13 +23,13 @@ class LossQueue {
 
   size_t size() const { return losses_.size(); }
 
-  // Takes the oldest of the losses, of which there is one, when the device has
-  // computed it. DeadlineExceeded: it has not; Internal: it has failed.
+  // Waits until the device has computed the oldest loss, of which there is one,
+  // and takes it. DeadlineExceeded: it has not; Internal: it has failed.
   absl::StatusOr<double> Pop(absl::Time deadline);
 
  private:
   struct Loss {
-    at::Tensor value;  // on the host, once it is there
+    at::Tensor value;  // on the host after `there`
     fsdp::DeviceEvent there;
   };
 

@@ -37,14 +37,14 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::ReduceOp;
 using ::fsdp::comm::Work;
 
-// Whoever asks what the rank is doing hears of the optimizer's steps.
+// Makes the activity record the optimizer's steps.
 fsdp::FusedOptions Noted(const Communicator& communicator) {
   fsdp::FusedOptions options;
   options.activity = communicator.activity();
   return options;
 }
 
-// The sums over the ranks. Also a barrier.
+// Sums over the ranks. Also a barrier.
 absl::StatusOr<std::vector<double>> SumOverRanks(
     const std::vector<double>& values, absl::string_view label,
     Communicator& communicator) {
@@ -63,8 +63,8 @@ Batch NextBatch(BatchSource& data) {
   return data.Next();
 }
 
-// Forward and backward; returns this rank's loss, which a device may not have
-// computed yet. `replicas` may be null.
+// Runs forward and backward. Returns this rank's loss, which a device may not
+// have computed yet. `replicas` may be null.
 absl::StatusOr<at::Tensor> Gradients(const Batch& batch, TrainableModel& model,
                                      fsdp::Replicas* replicas) {
   at::Tensor loss;
@@ -88,7 +88,6 @@ std::shared_ptr<Communicator> Unowned(Communicator& communicator) {
   return {std::shared_ptr<void>(), &communicator};
 }
 
-// The loop's state.
 class Training {
  public:
   Training(const TrainerOptions& options, TrainableModel& model,
@@ -131,7 +130,8 @@ class Training {
  private:
   int64_t last_step() const { return options_.warmup + options_.steps; }
 
-  // The others, where there are any; else `data` as far as it has been used.
+  // Joins the other replicas if there are any, else advances `data` to where
+  // the run is.
   absl::Status Join(BatchSource& data) {
     if (!options_.replica.join) {
       for (int64_t step = 1; step <= done_; ++step) data.Next();
@@ -142,7 +142,7 @@ class Training {
     return absl::OkStatus();
   }
 
-  // Whether there is none. Otherwise begun_ is the step.
+  // Returns true if no step is left, else begun_ is the step.
   absl::StatusOr<bool> BeginStep() {
     if (replicas_ == nullptr) {
       if (begun_ >= last_step()) return true;
@@ -153,7 +153,7 @@ class Training {
     FSDP_RETURN_IF_ERROR(UnlessStopped(part.status()));
     if (!part->has_value()) return true;
     const fsdp::Replicas::Step& step = **part;
-    // Where this replica has just come, by the state of another one.
+    // The state of another replica may just have brought this one here.
     done_ = step.step;
     begun_ = step.step + 1;
     options_.replica.on_part(step.step, step.index);
@@ -263,10 +263,10 @@ class Training {
   Communicator& communicator_;
   fsdp::FusedAdamW optimizer_;
   LossQueue losses_;               // of the steps that are not done
-  std::deque<absl::Time> begins_;  // likewise
+  std::deque<absl::Time> begins_;  // of the steps that are not done
   absl::Time last_end_ = absl::InfinitePast();
   int64_t done_;
-  int64_t begun_ = 0;  // likewise, of the steps that have begun
+  int64_t begun_ = 0;  // the last step that has begun
   bool is_timed_ = false;
   fsdp::checkpoint::TrainingRun run_;
   std::unique_ptr<fsdp::Replicas> replicas_;  // or null

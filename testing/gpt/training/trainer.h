@@ -21,60 +21,60 @@
 
 namespace gpt {
 
-// Null: no checkpoints.
+// `checkpoints` may be null: nothing is saved.
 struct SavingOptions {
   fsdp::checkpoint::Checkpointer* checkpoints = nullptr;
   int64_t every = 0;  // steps; 0: only the last step
   bool async = true;
   bool resume = false;  // from the newest one, if there is one
-  // What the run was asked for: see fsdp::checkpoint::NoteFlags().
+  // The flags of the run: see fsdp::checkpoint::NoteFlags().
   std::map<std::string, std::string> flags = {};
-  // That of this step was loaded; `odd`: lines of NoteFlags().
+  // The checkpoint of `step` was loaded; `odd` are lines of NoteFlags().
   std::function<void(int64_t step, const std::vector<std::string>& odd)>
       on_resumed;
 };
 
-// Of a replica of several; not on a device.
+// For one of several replicas; not on a device.
 struct ReplicaHooks {
   int number = 0;  // which one this is
-  // Joins the others in a run of `steps`, of which `done` are in `run`. Empty:
-  // there are no replicas.
+  // Joins the others in a run of `steps`, of which `done` are in `run`. Empty
+  // if there are no replicas.
   std::function<absl::StatusOr<std::unique_ptr<fsdp::Replicas>>(
       fsdp::checkpoint::TrainingRun* run, int64_t steps, int64_t done)>
       join;
-  // The next batch is to be that of `step`, from 0, and of this part of it.
+  // Selects part `part` of `step`, from 0, for the next batch.
   std::function<void(int64_t step, int part)> on_part;
-  // `step`, from 1, was the first that these have finished: Members().
+  // `members`, as of Members(), were the first to finish `step`, from 1.
   std::function<void(int64_t step, const std::string& members)> on_members;
 };
 
 struct TrainerOptions {
-  int64_t done = 0;    // steps that an earlier run has taken, of all
+  int64_t done = 0;    // steps of all that an earlier run has taken
   int64_t warmup = 0;  // steps before those that are timed
   int64_t steps = 1;
   double lr = 3e-4;
-  // The signal that tells this rank to stop; 0: none so far. All ranks stop
-  // after the same step once one has it.
+  // Returns the signal that tells this rank to stop, 0 if none has. All ranks
+  // stop after the same step once one has it.
   std::function<int()> signal;
-  // `step`, counted from 1, is done; its loss is the mean over the ranks. On a
-  // device the next step has been given to it by then.
+  // Is called when `step`, from 1, is done; its loss is the mean over the
+  // ranks. On a device the next step has been given to it by then.
   std::function<void(int64_t step, double loss)> on_step;
   // Called before the first timed step.
   std::function<void()> on_timed_begin;
-  // Of replicas the first one saves, and each that is stopped.
+  // Among replicas the first one saves, and each that is stopped.
   SavingOptions saving;
   ReplicaHooks replica;
 };
 
-// Of the steps that were left, warm-up included, except where it says
+// Lists have the steps that were left, warm-up included, unless they say
 // otherwise.
 struct TrainingResult {
   std::vector<double> mean_losses;   // over the ranks, by step
   std::vector<double> own_losses;    // of this rank
   std::vector<double> step_seconds;  // of the timed steps
-  absl::Status stopped;   // before all steps were done, by StoppedError()
+  absl::Status stopped;   // by StoppedError(), before all steps were done
   int64_t last_step = 0;  // the last one that is done, of all
-  // The model has gone through all steps, in this run or before. Not where they
+  // The model has gone through all steps, in this run or before; false if they
   // were done without this replica.
   bool finished = false;
 };
@@ -93,8 +93,8 @@ absl::StatusOr<TrainingResult> Train(const TrainerOptions& options,
                                      TrainableModel& model, BatchSource& data,
                                      fsdp::comm::Communicator& communicator);
 
-// Mean loss over the batches of all ranks, which have equal numbers of them, at
-// least one. The host waits for the device once.
+// Returns the mean loss over the batches of all ranks, which have equal numbers
+// of them, at least one. The host waits for the device once.
 absl::StatusOr<double> ValidationLoss(TrainableModel& model,
                                       absl::Span<const Batch> batches,
                                       fsdp::comm::Communicator& communicator);

@@ -1,4 +1,4 @@
-// Ranks that share a device, where that is a fake: a process each.
+// Ranks share a fake device, a process each.
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
 #include <torch/nn/module.h>
@@ -35,7 +35,7 @@ TEST_P(TrainerDeviceTest, AlsoWhereAllRestsInFiles) {
   EXPECT_OK(testing::TrainInProcesses(GetParam(), "ssd"));
 }
 
-// Of the steps since the last Reset().
+// Checks the steps since the last Reset().
 absl::Status CheckStreams() {
   const std::vector<std::string> races = FakeDevice::Races();
   const std::vector<std::string> waits = FakeDevice::HostWaits();

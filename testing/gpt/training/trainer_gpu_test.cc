@@ -1,4 +1,4 @@
-// Ranks that share a GPU: a process each, staged.
+// Ranks share a GPU, a process each, and exchange by way of host memory.
 #include <c10/core/DeviceType.h>
 #include <torch/nn/module.h>
 

@@ -47,12 +47,12 @@ using ::testing::SizeIs;
 
 constexpr GptConfig kModel{/*vocab=*/37, /*dim=*/24, /*layers=*/3, /*heads=*/3,
                            /*seq=*/10};
-// Of all ranks together.
+// The batch of all ranks together.
 constexpr BatchShape kShape{/*batch=*/4, /*seq=*/10};
 constexpr int64_t kSteps = 12;
 constexpr int64_t kFirstSteps = 7;
 
-// The same rows in all, whatever the number of ranks: those of this rank.
+// Gives this rank its part of rows that do not depend on the number of ranks.
 class SharedRows final : public BatchSource {
  public:
   explicit SharedRows(const Communicator& ranks)
@@ -72,7 +72,6 @@ class SharedRows final : public BatchSource {
   const int64_t first_;
 };
 
-// What differs between runs.
 struct Job {
   int ranks = 1;
   int64_t steps = kSteps;
@@ -88,7 +87,7 @@ absl::StatusOr<TrainingResult> TrainOn(const Job& run,
   FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
                         OpenCheckpoints(options, unowned));
   Gpt model(kModel);
-  // Values that a checkpoint has to replace.
+  // A checkpoint has to replace these values.
   InitializeParameters(*model, options.resume ? 99 : 3);
   std::unique_ptr<TrainableModel> trained;
   if (options.sharding == Sharding::kNone) {
@@ -109,7 +108,7 @@ absl::StatusOr<TrainingResult> TrainOn(const Job& run,
   return Train(trainer, *trained, data, communicator);
 }
 
-// Of rank 0.
+// Returns the result of rank 0.
 absl::StatusOr<TrainingResult> TrainAll(const Job& run) {
   TrainingResult result;
   FSDP_RETURN_IF_ERROR(
@@ -125,7 +124,7 @@ class ResumeTest : public ::testing::Test {
  protected:
   ResumeTest() { std::filesystem::remove_all(folder_); }
 
-  // The losses of the last steps, in two runs.
+  // Returns the losses of the last steps, in two runs.
   std::vector<double> InTwoRuns(Job first, Job second) {
     std::filesystem::remove_all(folder_);
     first.options.save = folder_;
@@ -220,7 +219,7 @@ TEST_F(ResumeTest, WhatIsStoppedIsSaved) {
   EXPECT_EQ(fsdp::comm::ExitCodeOf(result.stopped), 128 + SIGINT);
   EXPECT_EQ(result.last_step, 1);
   EXPECT_THAT(Saved(), ElementsAre("step-1"));
-  // Nothing more to do, nothing more to save.
+  // Nothing is left to do or to save.
   run.options.resume = true;
   run.steps = 1;
   ASSERT_OK_AND_ASSIGN(const TrainingResult done, TrainAll(run));

@@ -122,7 +122,7 @@ TEST(TrainerTest, AllRanksStopAfterTheSameStep) {
     TrainerOptions options;
     options.steps = kSteps;
     options.on_step = [&mine](int64_t step, double) { mine.push_back(step); };
-    // One rank is told, at its second step.
+    // One rank is told to stop, at its second step.
     options.signal = [&] {
       return communicator.rank() == 1 && mine.size() == 1 ? SIGTERM : 0;
     };
@@ -135,7 +135,7 @@ TEST(TrainerTest, AllRanksStopAfterTheSameStep) {
   EXPECT_THAT(steps, ::testing::Each(ElementsAre(1, 2)));
 }
 
-// By a weight that is not finite on all ranks, before the second step.
+// A weight becomes not finite on all ranks before the second step.
 TEST(TrainerTest, ALossThatIsNotFiniteEndsTheRunBeforeTheOptimizersStep) {
   std::vector<std::vector<int64_t>> steps(2);
   const std::vector<absl::Status> ends =
