@@ -112,7 +112,8 @@ void OperationQueue::RunAll() {
       cancelled = cancelled_;
     }
     const bool succeeded = !cancelled && operation->run().ok();
-    // Before anyone is told: who waits may count on the buffers being its own.
+    // Must be destroyed before anyone is told: waiters may take the buffers to
+    // be their own again.
     operation->run = nullptr;
     absl::MutexLock lock(&mutex_);
     current_ = nullptr;

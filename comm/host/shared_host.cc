@@ -26,7 +26,7 @@
 
 namespace fsdp::comm {
 
-// Compared as bytes.
+// Images are compared as bytes.
 static_assert(sizeof(CallImage) == 8 + 8 + 16 + 32 + 192,
               "no padding between the members");
 
@@ -124,8 +124,8 @@ void SharedHeap::Forget(int owner) {
 
 namespace {
 
-// About what it takes to be woken up by the kernel: whoever spins for longer
-// had better slept.
+// About the time that the kernel needs to wake a thread: spinning for longer
+// would be worse than sleeping.
 constexpr absl::Duration kSpin = absl::Microseconds(100);
 
 int NumCores() {

@@ -22,7 +22,8 @@
 namespace fsdp::comm {
 namespace {
 
-// What a rank brings to a collective. `in` is undefined where `out` is both.
+// The tensors that a rank brings to a collective. `in` is undefined if `out` is
+// both.
 struct Buffers {
   at::Tensor out;
   at::Tensor in;
@@ -100,14 +101,14 @@ struct Seat {
   int rank = 0;
 };
 
-// What a rank brings to a split, and where it finds its seat afterwards.
+// The arguments of a split, and where the rank finds its seat afterwards.
 struct SplitRequest {
   int color = 0;
   int key = 0;
   std::shared_ptr<Seat> seat;
 };
 
-// `names` of the group that is split.
+// `names` are those of the group that is split.
 void AssignSeats(Payloads payloads, const RankNames& names) {
   const auto request_of = [&](int rank) {
     return std::any_cast<SplitRequest>(&payloads[rank]);
