@@ -20,9 +20,8 @@ constexpr c10::MempoolId_t kOwnPool = {0, 0};
 
 class AbandonableGraph final : public at::cuda::CUDAGraph {
  public:
-  // Ends a capture that is not to be used. capture_end() would leave the
-  // allocator and the generators in the belief that the capture is still under
-  // way.
+  // Ends a capture that is not to be used: capture_end() would leave the
+  // allocator and the generators in it.
   void Abandon() {
     cudaGraph_t graph = nullptr;
     if (cudaStreamEndCapture(capture_stream_, &graph) == cudaSuccess &&

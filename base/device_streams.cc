@@ -48,8 +48,7 @@ void DeviceEvent::Block(const c10::Stream& stream) const {
   event_.block(stream);
 }
 
-// Queries on the event's device, because CUDA would set up GPU 0 for a thread
-// that has chosen none.
+// CUDA would set up GPU 0 for a thread that has chosen no device.
 bool DeviceEvent::Done() const {
   if (event_.device_type() == c10::kCPU) return true;
   const c10::Device device = event_.device();

@@ -23,8 +23,7 @@ namespace {
 constexpr int kMaxDepth = 64;
 constexpr absl::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// Returns how many bytes at the beginning are ASCII that a string holds as they
-// are. Most text is nothing else.
+// Counts the first bytes that are ASCII and need no escape, as most text is.
 size_t PlainLength(absl::string_view text) {
   size_t length = 0;
   while (length < text.size()) {
@@ -77,8 +76,7 @@ void AppendDouble(double value, std::string& out) {
   }
 }
 
-// The keys of one object. Most objects have few keys, which are compared one by
-// one.
+// The keys of one object. The usual few are compared one by one.
 class Keys {
  public:
   // Returns false if `key` has come before. `object` holds the members so far.
@@ -220,7 +218,6 @@ class Scanner {
     return code;
   }
 
-  // Consumes digits and returns whether there was at least one.
   bool Digits() {
     const size_t begin = position_;
     while (absl::ascii_isdigit(static_cast<unsigned char>(Peek()))) {
@@ -341,7 +338,6 @@ class Parser {
     return Json(std::move(object));
   }
 
-  // Reads a key and the colon behind it.
   absl::StatusOr<std::string> Key() {
     scanner_.SkipSpace();
     FSDP_ASSIGN_OR_RETURN(std::string key, scanner_.String());

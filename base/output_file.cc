@@ -53,7 +53,6 @@ bool IsOfTheSystem(absl::string_view path) {
   return absl::StartsWith(path, "/dev/") || absl::StartsWith(path, "/proc/");
 }
 
-// Waits until `descriptor`, which does not block, takes more.
 absl::Status WaitForRoom(int descriptor, absl::Duration patience,
                          const std::string& path) {
   pollfd room = {descriptor, POLLOUT, 0};
@@ -103,8 +102,7 @@ PartialFile::~PartialFile() {
 absl::StatusOr<PartialFile> PartialFile::Create(const std::string& path) {
   std::random_device random;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    // Nobody else can have put a file or a link under the name, even in a
-    // directory of many users.
+    // Nobody else can have put something under this name.
     std::string temporary =
         absl::StrCat(path, ".partial.", absl::Hex(random(), absl::kZeroPad8));
     const int descriptor =
@@ -128,8 +126,7 @@ absl::Status PartialFile::Write(absl::string_view bytes) {
 }
 
 absl::Status PartialFile::Publish() {
-  // Only here may a full disk be noticed. What has no disk behind it cannot
-  // sync.
+  // Only here may a full disk be noticed. Not every file can be synced.
   if (fsync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) {
     return CannotWrite(errno, path_);
   }

@@ -60,8 +60,7 @@ absl::StatusOr<std::vector<int64_t>> GatherNumbers(Communicator& communicator,
   return std::vector<int64_t>(numbers, numbers + out.numel());
 }
 
-// Describes the first line in which `a`, the text of the rank named `first`,
-// differs from `b`, the text of `other`.
+// Describes the first line in which the texts of two ranks differ.
 std::string FirstDifference(absl::string_view first, absl::string_view a,
                             absl::string_view other, absl::string_view b) {
   const std::vector<absl::string_view> a_lines = absl::StrSplit(a, '\n');
@@ -102,8 +101,7 @@ absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
         what, ": ", communicator.names().Name(root), " announces a text of ",
         count, " bytes, where ", kMaxText, " are the most"));
   }
-  // Every rank starts from its own text: if one rank plays all of them, it is
-  // the root's.
+  // If one rank plays all of them, its own text is the root's.
   const at::Tensor bytes = at::zeros({count}, at::kByte);
   char* data = reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>());
   std::copy_n(text.data(), std::min(text.size(), static_cast<size_t>(count)),

@@ -74,8 +74,7 @@ namespace {
 
 bool IsWord(char c) { return absl::ascii_isalnum(c) || c == '_'; }
 
-// Takes a number from the front of `text`. Without one it takes nothing and
-// returns -1.
+// Takes a number from the front of `text`, or takes nothing and returns -1.
 int ConsumeNumber(absl::string_view* text) {
   size_t size = 0;
   while (size < text->size() && absl::ascii_isdigit((*text)[size])) ++size;

@@ -17,7 +17,6 @@
 namespace fsdp::comm {
 namespace {
 
-// Names a call in the errors of the checks below.
 struct Check {
   const Communicator& communicator;
   Collective collective;

@@ -20,7 +20,6 @@
 namespace fsdp::comm {
 namespace {
 
-// Larger groups are abbreviated in texts.
 constexpr int kMaxListed = 4;
 
 std::string Describe(const std::vector<MeshDimension>& dimensions) {

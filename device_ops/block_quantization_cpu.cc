@@ -20,8 +20,7 @@ constexpr int64_t kGrain = 64 << 10;
 constexpr float kLargestValue = 127;
 constexpr uint32_t kInfinity = 0x7f800000;
 
-// Returns the bits of the largest absolute value: bits are ordered as the
-// values, NaN above all.
+// The bits of absolute values are ordered as the values, NaN above all.
 template <typename In>
 uint32_t LargestBits(const In* in, int64_t numel) {
   int32_t largest = 0;

@@ -58,7 +58,6 @@ struct Scaling {
   bool accumulate;
 };
 
-// Writes elements [begin, end) of `range`.
 template <typename Out>
 void Write(const PackedRange& range, int64_t begin, int64_t end,
            const Scaling& scaling, Out* out) {

@@ -80,8 +80,7 @@ void StreamingCopy(void* to, const void* from, int64_t bytes) {
     _mm_stream_si128(target + 3, d);
   }
   if (i < bytes) std::memcpy(out + i, in + i, bytes - i);
-  // Without the fence, these stores are not ordered before those that tell
-  // other threads of them.
+  // The stores must precede those that tell other threads of them.
   _mm_sfence();
 }
 

@@ -24,8 +24,7 @@
 namespace fsdp::flat_param {
 namespace {
 
-// Every byte of a range without values. As a number it is a NaN that nothing
-// computes.
+// Every byte of a range without values: a NaN that nothing computes.
 constexpr uint8_t kNoValue = 0xff;
 
 // Tied parameters may differ in this.

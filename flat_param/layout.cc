@@ -23,8 +23,7 @@
 namespace fsdp::flat_param {
 namespace {
 
-// Arithmetic of non-negative numbers, which returns nullopt if the result
-// overflows.
+// These return nullopt if the result, of non-negative numbers, overflows.
 std::optional<int64_t> Multiply(int64_t a, int64_t b) {
   int64_t product;
   if (__builtin_mul_overflow(a, b, &product)) return std::nullopt;
@@ -55,7 +54,6 @@ absl::Status TooLarge(const ParameterSpec& spec) {
       "several smaller units"));
 }
 
-// Checks the sizes and returns their product.
 absl::StatusOr<int64_t> NumElements(const ParameterSpec& spec) {
   int64_t smallest = 1;
   for (const int64_t size : spec.sizes) smallest = std::min(smallest, size);

@@ -47,8 +47,7 @@ absl::Status CannotOpen(const std::string& path, int error) {
 int RenameUnlessThere(const char* from, const char* to) {
   if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) return 0;
   if (errno != EINVAL && errno != ENOSYS) return errno;
-  // The file system cannot do this. If the process is killed in between, the
-  // file has both names.
+  // The file system cannot. A process killed in between leaves both names.
   if (link(from, to) != 0) return errno;
   unlink(from);
   return 0;
@@ -57,8 +56,7 @@ int RenameUnlessThere(const char* from, const char* to) {
 // The suffix of a file that does not have its name yet.
 constexpr char kUnpublished[] = ".new";
 
-// Opens a file that has a name for a moment only, for file systems that want
-// one. Returns a descriptor or -errno.
+// Opens a file that has a name for a moment; returns a descriptor or -errno.
 int OpenAndForget(const std::string& directory) {
   std::string name = absl::StrCat(directory, "/.offload_XXXXXX");
   const int descriptor = mkostemp(name.data(), O_CLOEXEC);
@@ -73,7 +71,6 @@ std::string DirectoryOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// Syncs the directory, so that a new name in it lasts.
 void SyncDirectory(const std::string& directory) {
   const int descriptor =
       open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -143,8 +140,7 @@ absl::StatusOr<BackingFile> BackingFile::Existing(SystemCalls& system,
   return file;
 }
 
-// Removes the second name that a process left that was killed while it
-// published the file.
+// Removes a name left by a process that was killed while it published.
 void BackingFile::ForgetSecondName() const {
   const std::string second = absl::StrCat(path_, kUnpublished);
   struct stat mine = {};

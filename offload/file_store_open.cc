@@ -1,4 +1,3 @@
-// Makes and reopens file stores.
 #include <algorithm>
 #include <iterator>
 #include <optional>

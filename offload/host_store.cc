@@ -16,13 +16,11 @@ struct HostStore::Region {
   Region(char* data, char* flushed, int64_t offset, int64_t bytes)
       : data(data), flushed(flushed), offset(offset), bytes(bytes) {}
 
-  // Fills the region with zeros unless it has been filled: zeros cost as much
-  // as what is written over them.
+  // Fills it only once: zeros cost as much as what is written over them.
   void MakeZeros() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (!std::exchange(filled, true) && bytes > 0) std::memset(data, 0, bytes);
   }
 
-  // Prepares a write of `length` bytes.
   void Prepare(int64_t length) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (length == bytes && flushed == nullptr) filled = true;
     MakeZeros();

@@ -274,10 +274,9 @@ bool Offloader::Poll() {
   return freed;
 }
 
-// Returns the entry to drop next, or null. First come those that the store has
-// as well, then those that are being written, the least recently used first;
-// last those that were read ahead, beginning with the one that was asked for
-// last and so is needed last.
+// Returns the entry to drop: first those that the store has as well, then those
+// that are being written, the least recently used first; last those that were
+// read ahead, of which the one asked for last is needed last.
 Offloader::Entry* Offloader::NextToGo() {
   const auto order = [](const Entry& entry) {
     const bool ahead = entry.transfer != nullptr && !entry.writes;

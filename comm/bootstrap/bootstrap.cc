@@ -47,16 +47,12 @@ using CommunicatorPtr = std::unique_ptr<Communicator>;
 using Connector = std::function<absl::StatusOr<CommunicatorPtr>(
     Suspect* suspect, MeetingPlace* place)>;
 
-// Extra time for the inner steps of a connection, which know better why it
-// fails, to say so.
+// Extra time for the inner steps of a connection to say why it fails.
 constexpr absl::Duration kSlack = absl::Seconds(1);
-// The longest wait, once there is a result, for the thread to end: a failed
-// rank says goodbye in it.
+// The longest wait for a thread with a result, which may be saying goodbye.
 constexpr absl::Duration kGoodbye = absl::Seconds(5);
-// The interval at which a waiting thread asks whether to stop.
 constexpr absl::Duration kStopInterval = absl::Milliseconds(50);
 
-// The state that a rank shares with the thread that connects it.
 struct Progress {
   Suspect suspect{
       "the host where the ranks meet cannot be found: its name is not "
@@ -66,7 +62,6 @@ struct Progress {
   bool over ABSL_GUARDED_BY(mutex) = false;
 };
 
-// Waits for a result; returns nullopt if there is none in time.
 std::optional<absl::StatusOr<CommunicatorPtr>> AwaitResult(
     Progress* progress, const WaitLimits& limits) {
   const auto has_result = [progress]() {
@@ -142,8 +137,7 @@ c10::intrusive_ptr<c10d::Store> StoreOf(const MeetingPlace& place,
   return c10::make_intrusive<c10d::PrefixStore>(group, place.store);
 }
 
-// Returns a text that only processes of one host have in common: they may share
-// memory.
+// Returns a text that processes have in common if they may share memory.
 std::string HostName(const ConnectOptions& options) {
   return absl::StrCat(options.host, "/", HostIdentity());
 }
@@ -285,7 +279,6 @@ absl::StatusOr<CommunicatorPtr> ConnectHost(const Environment& environment,
   return ConnectAuto(environment, options, place, deadline);
 }
 
-// Adds the device's communicator if one is asked for.
 absl::StatusOr<CommunicatorPtr> Paired(CommunicatorPtr host,
                                        const Environment& environment,
                                        const ConnectOptions& options,
@@ -308,8 +301,7 @@ absl::StatusOr<CommunicatorPtr> ConnectBoth(const Environment& environment,
                 StoreOf(place, "device"));
 }
 
-// Puts an inspector in front of a connected group. `peers` is null in a group
-// of one rank.
+// Puts an inspector in front of a group. `peers` is null if it has one rank.
 absl::StatusOr<CommunicatorPtr> Inspected(CommunicatorPtr ranks,
                                           const Environment& environment,
                                           const ConnectOptions& options,

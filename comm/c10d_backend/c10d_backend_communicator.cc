@@ -115,14 +115,12 @@ class C10dBackendCommunicator final : public Communicator {
       std::vector<at::Tensor> tensors, C10dBackendGroup::Start start,
       C10dBackendGroup::Finish finish = nullptr);
 
-  // Reduces `in` into `out`, which has the dtype of `in`. `finish` runs
-  // afterwards.
+  // Reduces `in` into `out`, of the same dtype; then `finish` runs.
   absl::StatusOr<std::unique_ptr<Work>> ReduceInto(
       const at::Tensor& out, const at::Tensor& in, C10dReduceOp op,
       absl::string_view label, std::vector<at::Tensor> tensors,
       C10dBackendGroup::Finish finish);
 
-  // Returns what every rank has passed to Split().
   absl::StatusOr<std::vector<Member>> Members(int color, int key);
 
   std::chrono::milliseconds c10d_timeout() const {
@@ -340,15 +338,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> C10dBackendCommunicator::Split(
   return Create(*std::move(connection), store, meeting.names, options_);
 }
 
-// Returns whether Work::wait() of the backend `name` blocks the host until the
-// work is done.
+// Returns whether Work::wait() lasts until the work is done.
 bool HostWaits(absl::string_view name, c10::Device device) {
   return device.is_cpu() || name == "gloo" || name == "mpi";
 }
 
-// Closes the connections of Gloo, whose abort() does nothing: when a message
-// does not come in time, Gloo closes all connections, and whoever waits for
-// them returns.
+// Closes the connections of Gloo, whose abort() does nothing, by waiting for a
+// message that does not come: Gloo closes them all at the time-out.
 void CloseGloo(c10d::Backend& gloo) {
   constexpr int kTag = 0x46534450;  // used for nothing else
   std::vector<at::Tensor> never = {

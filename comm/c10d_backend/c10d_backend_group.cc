@@ -125,8 +125,7 @@ void C10dCompletionQueue::State::Run() {
 
 namespace {
 
-// The longest wait, once a group is closed, until the backend has let go of
-// buffers and ended.
+// The longest wait for a closed backend to let go of buffers and to end.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 
 WatchedGroup::Options WatchedOptions(const c10d::Backend& backend,
@@ -238,8 +237,7 @@ absl::Status C10dBackendGroup::BlockCurrentStream(const Operation& operation) {
   return operation.completion_->BlockCurrentStream();
 }
 
-// Keeps tensors until the backend has let go of them, or for kPatience if it
-// hangs.
+// Keeps tensors until the backend lets go of them or has hung for kPatience.
 struct C10dBackendGroup::Kept {
   ~Kept() { group->AwaitLetGo(*completion); }
 

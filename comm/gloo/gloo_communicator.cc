@@ -24,7 +24,6 @@ namespace {
 
 constexpr char kName[] = "gloo";
 
-// Gives access to the connections, which are protected.
 class ClosableGloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;

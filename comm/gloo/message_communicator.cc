@@ -27,8 +27,7 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// Extra time for the backend, which knows more about a deadline that it has
-// missed.
+// Extra time for the backend to say more about a missed deadline.
 constexpr absl::Duration kSlack = absl::Seconds(1);
 
 // The arguments with which Split() makes further groups.
@@ -210,7 +209,6 @@ StorePtr StoreOfNextGroup(const StorePtr& store, int rank) {
                                                 store);
 }
 
-// Waits until all ranks have come to the store.
 absl::Status Meet(const StorePtr& store, int rank, const RankNames& names,
                   absl::Duration timeout) {
   const int world_size = names.size();

@@ -41,9 +41,8 @@ uint64_t Hash(absl::string_view text) {
 
 }  // namespace
 
-// The message that announces a call. It is compared byte by byte, hence zeroed
-// and without padding. All ranks run the same program on machines of the same
-// byte order.
+// The message that announces a call. Zeroed and without padding, it is compared
+// byte by byte: all ranks run one program and have one byte order.
 struct CallExchange::Announcement {
   int64_t sequence;
   int64_t count;
@@ -200,8 +199,7 @@ void MessageGroup::Stop() {
   RankReport farewell;
   farewell.cause = Cause::kLeft;
   farewell.position = left->position;
-  // Must come before the connections close, so that a peer that notices can
-  // read it.
+  // Peers must be able to read it when the connections close.
   if (reports_ != nullptr) reports_->Leave(farewell);
   if (left->unfinished) Fail(Cause::kLeft, "this rank has left the group");
   queue_.Join();
@@ -236,9 +234,8 @@ void MessageGroup::Fail(Cause cause, std::string text) {
     failure_ = report;
     failed_at_ = absl::Now();
   }
-  // Half of the time is left for the waiters to hear of a search that found
-  // nobody. Report() does nothing for a rank that leaves, which has said so
-  // already.
+  // Half of the time is for waiters to hear of a search that found nobody. A
+  // rank that leaves has reported already.
   reports_->Report(report, diagnosis_timeout_ / 2);
   messages_->Abort();
 }

@@ -13,7 +13,6 @@ namespace {
 
 absl::Status Broken() { return absl::CancelledError("the group is broken"); }
 
-// A message that could not be posted.
 class FailedMessage final : public Message {
  public:
   explicit FailedMessage(absl::Status status) : status_(std::move(status)) {}

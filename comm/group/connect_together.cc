@@ -34,7 +34,6 @@ constexpr char kAllKey[] = "all_through";
 
 std::string ThroughKey(int rank) { return absl::StrCat("through/", rank); }
 
-// The outcome of this rank's `connect`, shared with its thread.
 struct Attempt {
   bool ended() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return result.has_value();
@@ -55,7 +54,6 @@ class Session {
         limits_(limits),
         begin_(absl::Now()) {}
 
-  // Wait for this rank's attempt and then for the others'.
   absl::Status AwaitOwn(Attempt* attempt);
   absl::Status AwaitOthers();
 

@@ -29,8 +29,7 @@ bool Decisive(Cause cause) {
   return cause == Cause::kAbort || cause == Cause::kMismatch;
 }
 
-// Returns the rank whose report explains the others, or `rank` if none explains
-// more than its own.
+// Returns the rank whose report explains the others, `rank` in doubt.
 int RootCause(int rank, absl::Span<const std::optional<RankReport>> reports) {
   int best = rank;
   for (size_t peer = 0; peer < reports.size(); ++peer) {
@@ -43,7 +42,6 @@ int RootCause(int rank, absl::Span<const std::optional<RankReport>> reports) {
   return best;
 }
 
-// Describes where all the other ranks are.
 std::string Elsewhere(int rank, const RankNames& names,
                       absl::Span<const std::optional<RankReport>> reports,
                       bool store_answers) {
@@ -140,14 +138,12 @@ absl::Status Verdict(int rank, const RankNames& names,
 
 namespace {
 
-// The interval at which a failed rank looks for the reports of others.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
 // The longest wait of the destructor for a thread, which is then left behind.
 constexpr absl::Duration kPatience = absl::Seconds(1);
 // The longest wait of a leaving rank for the store, which may never answer.
 constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
-// The limit of one wait in the store. It must be finite and fit poll()'s int of
-// milliseconds.
+// The limit of one wait in the store, which must fit poll()'s int of ms.
 constexpr absl::Duration kOneWatch = absl::Hours(24 * 20);
 
 std::string ReportKey(int rank) { return absl::StrCat("report/", rank); }
@@ -155,8 +151,7 @@ std::string BellKey(int rank) { return absl::StrCat("bell/", rank); }
 
 }  // namespace
 
-// State that the threads share: they may outlive the exchange inside a store
-// call.
+// State of the threads, which may outlive the exchange inside a store call.
 struct ReportExchange::State {
   State(int rank_in, int world_size_in)
       : rank(rank_in), world_size(world_size_in), reports(world_size_in) {}
@@ -165,7 +160,6 @@ struct ReportExchange::State {
   void Watch(const std::function<void()>& on_alarm);
   // Publishes `report` and polls for the others'.
   void Collect(const RankReport& report, absl::Time until);
-  // Looks once for the reports that are missing.
   absl::Status Poll();
   absl::Status Ring(int peer);
 
@@ -295,8 +289,7 @@ void ReportExchange::Leave(const RankReport& report) {
   absl::MutexLock lock(&state_->mutex);
   if (state_->reports[state_->rank]) return;
   state_->reports[state_->rank] = report;
-  // If the store is gone, the peers cannot be told: there is no error to
-  // return.
+  // An error is lost: if the store is gone, the peers cannot be told.
   CallBriefly([state = state_, report] {
     return TorchToStatus("say goodbye", [&] {
       state->store->set(ReportKey(state->rank), Encode(report));

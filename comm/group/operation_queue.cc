@@ -112,8 +112,7 @@ void OperationQueue::RunAll() {
       cancelled = cancelled_;
     }
     const bool succeeded = !cancelled && operation->run().ok();
-    // Must be destroyed before anyone is told: waiters may take the buffers to
-    // be their own again.
+    // Waiters that are told may use the buffers again.
     operation->run = nullptr;
     absl::MutexLock lock(&mutex_);
     current_ = nullptr;

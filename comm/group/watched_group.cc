@@ -12,7 +12,6 @@
 namespace fsdp::comm {
 namespace {
 
-// The interval at which a thread looks whether the group is well.
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 
 OperationWatchdog::Failure FailureOf(Cause cause, std::string text) {
@@ -120,8 +119,7 @@ void WatchedGroup::Leave(absl::Duration patience,
   RankReport farewell;
   farewell.cause = Cause::kLeft;
   farewell.position = watchdog_.Position();
-  // Must come before the library lets go of the peers, so that a peer that
-  // notices can read it.
+  // Peers must be able to read it when the library lets go of them.
   reports_->Leave(farewell);
   if (!watchdog_.idle()) {
     watchdog_.Fail(FailureOf(Cause::kLeft, "this rank has left the group"));
@@ -142,8 +140,7 @@ void WatchedGroup::AwaitIdle(absl::Time deadline) {
 }
 
 void WatchedGroup::StopAll(const OperationWatchdog::Failure& failure) {
-  // Half of the time is left for the waiters to hear of a search that found
-  // nobody.
+  // Half of the time is for waiters to hear of a search that found nobody.
   reports_->Report(failure.report, options_.diagnosis_timeout / 2);
   stop_();
 }

@@ -161,7 +161,6 @@ absl::StatusOr<at::Tensor> HierarchicalCommunicator::AllocateSymmetric(
   return std::move(*memory);
 }
 
-// Returns what all ranks have passed to Split(), by rank.
 absl::StatusOr<std::vector<SplitRequest>> ExchangeRequests(
     HierarchicalGroup& group, HierarchicalCollectives& collectives,
     const SplitRequest& own) {
@@ -224,8 +223,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalCommunicator::Split(
   return std::move(*part);
 }
 
-// Checks that the ranks of `part` are the `members` of the network: errors rely
-// on their world ranks.
+// Checks that `part` has the ranks `members`, as errors assume.
 absl::Status CheckMembers(const Communicator& network, const Communicator& part,
                           const std::vector<int>& members) {
   for (int rank = 0; rank < part.world_size(); ++rank) {
@@ -443,8 +441,7 @@ absl::Status HierarchicalCollectives::Broadcast(HierarchicalGroup& group,
         One(group.host(),
             group.host().Broadcast(tensor, layout.place(root), label))));
   }
-  // The label names the root, so that hosts that name different ranks of one
-  // host are found out.
+  // The label tells hosts apart that name different ranks of one host.
   FSDP_RETURN_IF_ERROR(group.Finish(
       One(group.rail(),
           group.rail().Broadcast(slice, layout.host(root),

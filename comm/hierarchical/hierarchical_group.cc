@@ -122,8 +122,7 @@ void HierarchicalGroup::GiveUp(const Operation& operation) {
       if (failure_) return;
       stage = stage_;
     }
-    // Must come after reading the stage: an operation that is not done here was
-    // not done then.
+    // Comes after reading the stage: it was not done then if it is not now.
     if (queue_.IsDone(operation)) return;
     if (stage.work == nullptr) {
       const absl::string_view text = "not done at the deadline";
@@ -226,14 +225,12 @@ void HierarchicalGroup::Fail(Failure failure) {
   }
 }
 
-// Handles what the listener has heard of.
 void HierarchicalGroup::FailAsNetwork(const absl::Status& status) {
   const bool is_failure = DecodeFailure(status.message()).has_value() ||
                           !absl::StrContains(status.message(), kHasLeft);
   if (is_failure) FailWith(*parts_.network, status);
 }
 
-// Handles the failure of a call to `part`.
 void HierarchicalGroup::FailWith(const Communicator& part,
                                  const absl::Status& status) {
   if (const auto told = DecodeFailure(status.message()); told.has_value()) {

@@ -33,15 +33,13 @@ constexpr Version kVersions[] = {
      "total_inactive_file"},
 };
 
-// Returns the number in a file that holds one, or kUnlimited if it holds "max"
-// or does not exist.
+// Returns the number in a file; kUnlimited for "max" or no such file.
 int64_t NumberIn(const std::string& path) {
   int64_t number = 0;
   return std::ifstream(path) >> number ? number : kUnlimited;
 }
 
-// Returns the number behind `key` at the beginning of a line, or `otherwise` if
-// no line has the key.
+// Returns the number after `key` at the beginning of a line, or `otherwise`.
 int64_t NumberAfter(absl::string_view key, const std::string& path,
                     int64_t otherwise) {
   std::ifstream file(path);
@@ -60,8 +58,7 @@ bool HasController(absl::string_view list, absl::string_view controller) {
          absl::c_linear_search(absl::StrSplit(list, ','), controller);
 }
 
-// Returns the path of the process's group in the hierarchy of `version`, or ""
-// if it is in none.
+// Returns the process's group in the hierarchy of `version`, or "" if none.
 std::string GroupOf(const Version& version, const std::string& root) {
   std::ifstream file(root + "/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
@@ -81,7 +78,6 @@ struct Mount {
   std::string group;  // whose files are there
 };
 
-// Returns where the hierarchy is mounted, or an empty Mount if it is not.
 Mount MountOf(const Version& version, const std::string& root) {
   std::ifstream file(root + "/proc/self/mountinfo");
   for (std::string line; std::getline(file, line);) {

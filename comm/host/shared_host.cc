@@ -124,8 +124,7 @@ void SharedHeap::Forget(int owner) {
 
 namespace {
 
-// About the time that the kernel needs to wake a thread: spinning for longer
-// would be worse than sleeping.
+// In this time the kernel wakes a thread: longer spinning is a waste.
 constexpr absl::Duration kSpin = absl::Microseconds(100);
 
 int NumCores() {

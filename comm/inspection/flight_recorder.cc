@@ -80,7 +80,6 @@ struct Slot {
 };
 static_assert(sizeof(Slot) == 128, "two cache lines");
 
-// The phase or the wait that a rank is in.
 struct NoteSlot {
   Word version;
   Word meta;  // kind, label_size << 24
@@ -146,8 +145,7 @@ void SetState(Slot& slot, OperationState state) {
   slot.meta.store(Pack(meta), kRelease);
 }
 
-// Returns the value that a peer has written, or the last of `count` values if
-// it is none of them.
+// Returns what a peer has written, or the last value if that is none.
 template <typename Enum>
 Enum EnumOf(uint64_t value, int count) {
   return static_cast<Enum>(std::min<uint64_t>(value, count - 1));
@@ -227,8 +225,7 @@ void ReadWait(const NoteSlot& note, RankRecord& record) {
   record.wait_what = std::move(wait.text);
 }
 
-// Writes the note; returns its new version, or 0 if somebody else is writing
-// it.
+// Writes the note; returns its version, or 0 if somebody else writes it.
 uint64_t Write(NoteSlot& note, uint64_t kind, absl::string_view text,
                int64_t now_ns, int64_t pool_bytes) {
   uint64_t version = note.version.load(kRelaxed);

@@ -35,7 +35,6 @@ uint64_t IdOfPart(uint64_t whole, uint64_t which, uint64_t color) {
   return id | uint64_t{1} << 63;
 }
 
-// One operation from its call to its end.
 class Recorded {
  public:
   Recorded(std::shared_ptr<Inspector> inspector,
@@ -50,7 +49,6 @@ class Recorded {
   void Ends(OperationState state) {
     inspector_->recorder().Ends(ticket_, state, NowNs());
   }
-  // Takes the status of the call or of a wait.
   void Ends(const absl::Status& status) {
     Ends(status.ok() ? OperationState::kDone : OperationState::kFailed);
     if (!status.ok()) inspector_->OnFailure(ticket_, status);

@@ -24,8 +24,7 @@
 namespace fsdp::comm {
 namespace {
 
-// SIGUSR1 is taken only if the program has no handler for it: job schedulers
-// may use it.
+// SIGUSR1 is taken only if it is free: job schedulers may use it.
 constexpr std::array<int, 2> kSignals = {SIGQUIT, SIGUSR1};
 
 // A handler can reach nothing but variables of static storage.

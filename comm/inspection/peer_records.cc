@@ -56,8 +56,7 @@ std::optional<SegmentAddress> AddressIn(absl::string_view introduction,
   return address;
 }
 
-// Returns a recorder in `segment`, or in memory of its own if there is no
-// segment that others can see.
+// Returns a recorder in memory that others see or, without any, in its own.
 std::shared_ptr<FlightRecorder> RecorderIn(
     const std::shared_ptr<SharedSegment>& segment) {
   if (segment == nullptr) return std::make_shared<FlightRecorder>();
@@ -244,8 +243,7 @@ void PutText(std::string& bytes, absl::string_view text) {
   bytes.append(text.data(), text.size());
 }
 
-// Takes values off the front. failed() is true once a value was missing or
-// invalid.
+// Takes values off the front; failed() once one was missing or invalid.
 class Reader {
  public:
   explicit Reader(absl::string_view bytes) : rest_(bytes) {}

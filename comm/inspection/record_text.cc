@@ -82,8 +82,7 @@ std::string DtypeText(int8_t dtype) {
   return absl::StrCat(", ", DtypeName(static_cast<c10::ScalarType>(dtype)));
 }
 
-// Returns the time between the two, or 0 if they make no sense: clocks of hosts
-// differ, and a peer may have written anything.
+// Returns 0 if there is no such time: clocks of hosts differ, and peers err.
 int64_t Since(int64_t then_ns, int64_t now_ns) {
   return then_ns <= 0 || then_ns > now_ns ? 0 : now_ns - then_ns;
 }
@@ -361,7 +360,6 @@ std::string JoinedText(const std::optional<GroupCall>& call,
 
 namespace {
 
-// Returns whether all of `text` was written.
 bool WriteAll(int fd, absl::string_view text) {
   while (!text.empty()) {
     const ssize_t count = write(fd, text.data(), text.size());

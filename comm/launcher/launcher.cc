@@ -143,7 +143,6 @@ Supervisor::Options SupervisorOptions(const LaunchOptions& options) {
           options.stderr_fd,     /*rank_prefix=*/"",   /*on_failure=*/nullptr};
 }
 
-// Makes one attempt after the other.
 class Job {
  public:
   Job(const LaunchOptions& options, std::optional<LaunchedReplica> replica,
@@ -162,7 +161,6 @@ class Job {
   }
 
  private:
-  // Sets *again to whether another attempt follows.
   absl::Status RunAttempt(bool* again) {
     absl::StatusOr<std::vector<ChildProcess>> children =
         StartRanks(options_, ranks_, policy_.restarts(), replica_);

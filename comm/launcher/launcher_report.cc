@@ -48,8 +48,7 @@ std::string GroupText(const std::vector<int>& ranks, const RankEnd& end) {
                       " ", end.end.signal == 0 ? "" : verb, EndText(end));
 }
 
-// Appends "rank 2 was killed by ..." and "then ranks 0, 1 exited with code
-// 113".
+// Appends "rank 2 was killed by ..." and "then ranks 0, 1 exited ...".
 void AppendEnds(const LaunchAttempt& attempt, std::vector<std::string>* parts) {
   const std::vector<RankEnd>& ranks = attempt.ranks;
   const int first_failed = attempt.first_failed_rank;
@@ -75,8 +74,7 @@ int CodeOf(const ProcessEnd& end) {
   return end.signal != 0 ? 128 + end.signal : end.exit_code;
 }
 
-// Returns whether a rank has failed instead of stopping, once the job was told
-// to stop.
+// Returns whether a rank failed instead of stopping when the job was told to.
 bool HasFailed(const RankEnd& rank) {
   const int code = CodeOf(rank.end);
   return rank.was_told && !rank.forced && code != EXIT_SUCCESS &&

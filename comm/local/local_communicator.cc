@@ -22,8 +22,7 @@
 namespace fsdp::comm {
 namespace {
 
-// The tensors that a rank brings to a collective. `in` is undefined if `out` is
-// both.
+// A rank's tensors in a collective. `in` is undefined if `out` is both.
 struct Buffers {
   at::Tensor out;
   at::Tensor in;
@@ -95,7 +94,6 @@ void MoveBroadcast(Payloads payloads, int root) {
   }
 }
 
-// A rank's place in a group.
 struct Seat {
   std::shared_ptr<Rendezvous> group;
   int rank = 0;

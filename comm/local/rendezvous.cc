@@ -8,9 +8,8 @@
 
 namespace fsdp::comm {
 
-// The members are guarded by the rendezvous' mutex, except that the last rank
-// to enter reads `payloads` without it: nobody else touches them once all have
-// entered.
+// Guarded by the rendezvous' mutex. But the last rank to enter reads `payloads`
+// without it: nobody else touches them once all have entered.
 class Rendezvous::Operation {
  public:
   Operation(int64_t sequence, int world_size)
@@ -52,8 +51,7 @@ absl::StatusOr<std::shared_ptr<Rendezvous::Operation>> Rendezvous::Enter(
     open_.erase(sequence);
   }
   action(operation->payloads);
-  // Must be cleared before anyone is told: waiters may take the buffers to be
-  // their own again.
+  // Waiters that are told may use the buffers again.
   operation->payloads.clear();
   absl::MutexLock lock(&mutex_);
   operation->done = true;

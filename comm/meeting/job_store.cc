@@ -46,8 +46,7 @@ std::vector<uint8_t> Bytes(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-// Checks the reply: the server is a rank of the job, but may be wrong all the
-// same.
+// Checks the reply: even a server that is a rank of the job may be wrong.
 const std::string& FirstText(const StoreMessage& reply) {
   TORCH_CHECK_WITH(DistStoreError, !reply.texts.empty(),
                    "the job's store has sent an answer without a value");
@@ -81,8 +80,7 @@ class JobStore::Pool {
     FSDP_ASSIGN_OR_RETURN(std::unique_ptr<StoreConnection> connection,
                           Take({deadline}));
     absl::StatusOr<StoreMessage> reply = connection->Call(ask, deadline);
-    // A connection that has failed is not used again: it may still get the
-    // answer.
+    // A connection that has failed may still get the answer.
     if (reply.ok() || absl::IsFailedPrecondition(reply.status())) {
       Return(std::move(connection));
     }

@@ -35,17 +35,14 @@ constexpr char kVisitorsKey[] = "visitors";
 constexpr char kVerdictKey[] = "verdict";
 constexpr char kMasterAddressKey[] = "master_address";
 
-// The prefix of all keys. It follows the prefix of a store that rank 0 does not
-// serve.
+// The prefix of all keys, behind that of a store that rank 0 does not serve.
 constexpr char kPrefix[] = "/fsdp";
 
-// The least time limit of answers, also of a rank that has come in the last
-// moment: the limit is for the whole job.
+// The least limit of answers: it is for the whole job, even of a late rank.
 constexpr absl::Duration kLeastAnswerTime = absl::Seconds(5);
 // The longest wait of rank 0 for the others' goodbyes.
 constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
 
-// The most ranks that a message lists.
 constexpr size_t kMaxListedRanks = 16;
 
 bool IsServedByRank0(const Environment& environment) {
@@ -88,8 +85,7 @@ class PoliteStore final : public c10d::PrefixStore {
   // of their own, since two may claim the same rank.
   void Enter() { number_ = add(kVisitorsKey, 1); }
 
-  // Makes the destructor wait for this many goodbyes, also of those who have
-  // not come yet.
+  // Makes the destructor wait for so many goodbyes, also of latecomers.
   void Expect(int64_t visitors) { expected_ = visitors; }
 
  private:

@@ -140,8 +140,7 @@ void StoreServer::Accept() {
       const bool is_full = errno == EMFILE || errno == ENFILE ||
                            errno == ENOBUFS || errno == ENOMEM;
       if (is_full && DropStranger()) continue;
-      // Without a stranger to hang up on, nobody is accepted until somebody
-      // leaves.
+      // Without a stranger to hang up on, somebody has to leave first.
       accepts_ = !is_full;
       return;
     }
@@ -170,8 +169,7 @@ bool StoreServer::Handle(Caller& caller, short events) {
   } else if ((events & kGone) != 0) {
     return false;
   }
-  // What a caller asks for meanwhile is answered when the answer before is
-  // sent.
+  // What a caller asks for meanwhile is answered after that.
   while (caller.session.has_output()) {
     if (!Write(caller)) return false;
     if (caller.session.has_output()) break;

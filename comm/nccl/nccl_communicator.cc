@@ -189,7 +189,6 @@ class NcclCommunicator final : public Communicator {
   absl::StatusOr<std::vector<int>> MembersOf(absl::string_view topic, int color,
                                              int key);
 
-  // Returns whether `mine` is true on every rank.
   absl::StatusOr<bool> TrueOnAll(bool mine, absl::string_view label);
 
   const std::shared_ptr<NcclGroup> group_;
@@ -221,8 +220,7 @@ absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::Start(
                                     std::move(tensors));
 }
 
-// Scales the plain sum afterwards: NCCL's mean and its premultiplied sums are
-// no plain sums.
+// Scales a plain sum: NCCL's mean and its premultiplied sums are none.
 absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::DoReduceScatterScaled(
     const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
     absl::string_view label) {

@@ -16,11 +16,9 @@
 namespace fsdp::comm {
 namespace {
 
-// The time limit of an abort.
 constexpr absl::Duration kAbortTimeout = absl::Seconds(10);
 
-// Returns the last error of the whole process: even another group's error is
-// better than nothing.
+// Returns the process's last error: even another group's is better than none.
 std::string LastError() {
   const char* text = ncclGetLastError(nullptr);
   return text == nullptr ? "" : text;
@@ -41,7 +39,6 @@ class NcclHandle::State : public std::enable_shared_from_this<State> {
   ncclComm_t comm() const { return __atomic_load_n(&comm_, __ATOMIC_ACQUIRE); }
   ncclComm_t* made() { return &comm_; }
 
-  // Returns what has become of the call whose turn it is.
   absl::Status Explain(absl::string_view what, ncclResult_t result);
 
   absl::Status Health();
@@ -147,8 +144,7 @@ absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Split(
                                   /*config=*/nullptr);
            });
   if (status.ok()) return part;
-  // This one goes before the part: its abort writes to the flags of a part that
-  // is not whole.
+  // Comes before the part, since it writes to the flags of an unfinished part.
   Abort();
   return status;
 }

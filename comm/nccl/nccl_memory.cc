@@ -28,8 +28,7 @@ constexpr absl::Duration kFailedTimeout = absl::Seconds(5);
 using RegisterFunction = decltype(&ncclCommWindowRegister);
 using DeregisterFunction = decltype(&ncclCommWindowDeregister);
 
-// Looks a function up by name, since a program has to start with an older
-// library, too.
+// Finds a function by name, since older libraries lack some.
 template <typename Function>
 Function Find(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
@@ -91,8 +90,7 @@ absl::StatusOr<std::shared_ptr<NcclMemory>> NcclMemory::Allocate(
       new NcclMemory(std::move(group), data, bytes));
 }
 
-// Has a time limit: the thread that watches the group may run this, and it has
-// deadlines to keep.
+// Has a time limit, since the thread that watches the group may call this.
 NcclMemory::~NcclMemory() {
   const auto free = [group = group_, data = data_, window = window_] {
     static_cast<void>(cudaSetDevice(group->device().index()));

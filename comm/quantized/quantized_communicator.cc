@@ -40,7 +40,6 @@ struct Messages {
   at::Tensor received;
 };
 
-// Uses the messages once they are here.
 using Finish = std::function<void(const at::Tensor& received)>;
 
 std::optional<c10::Stream> CurrentStream(c10::Device device) {
@@ -48,8 +47,7 @@ std::optional<c10::Stream> CurrentStream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-// Makes numbers of the messages once they are here; aborts `group` if it
-// cannot.
+// Uses the messages once they are here; aborts `group` if that fails.
 class QuantizedWork final : public Work {
  public:
   QuantizedWork(std::unique_ptr<Work> base, std::weak_ptr<Communicator> group,
@@ -61,8 +59,7 @@ class QuantizedWork final : public Work {
         finish_(std::move(finish)),
         caller_(CurrentStream(messages_.received.device())) {}
 
-  // The result is enough: peers only read messages, which the base keeps for
-  // them.
+  // Peers at most read messages, which the base keeps for them.
   absl::Status Wait(absl::Time deadline) override {
     if (!result_) result_ = Finished(base_->WaitForResult(deadline));
     if (result_->ok()) result_ = FinishedBy(deadline);
@@ -79,14 +76,12 @@ class QuantizedWork final : public Work {
   }
 
  private:
-  // Takes the status of the messages, uses them if it is OK, and returns the
-  // status of both.
+  // Takes the status of the messages; returns that of using them, too.
   absl::Status Finished(absl::Status status) {
     if (status.ok()) {
       const c10::NoGradGuard no_grad;
       status = TorchToStatus(name_, [&] { finish_(messages_.received); });
-      // Kernels that have begun read the messages, even if a later step has
-      // failed.
+      // Kernels that have begun read the messages, whatever has failed since.
       status.Update(TorchToStatus(name_, [&] { OrderMessages(); }));
       if (!status.ok()) AbortGroup(status);
     }
@@ -207,8 +202,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
     return absl::StrCat("quantised ", ForwardingCommunicator::ToString());
   }
 
-  // A capture can have neither a log, which the host reads, nor a user's
-  // extension.
+  // Excludes a log, which the host reads, and an extension of the user's.
   bool CanBeCaptured() const override {
     return base().CanBeCaptured() && options_.log == nullptr &&
            options_.gather_extension == nullptr;
@@ -301,7 +295,6 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
         });
   }
 
-  // Allocates one message for each rank.
   at::Tensor NewMessages(const MessageLayout& layout,
                          const at::Tensor& like) const {
     return at::empty({layout.bytes() * world_size()},

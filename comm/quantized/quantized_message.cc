@@ -21,8 +21,7 @@ int64_t NumQuantized(int64_t numel, int64_t exact) {
   return std::max<int64_t>(0, numel - exact) / kGroup * kGroup;
 }
 
-// Return the quantised and the exact columns of `numbers`, which has a row for
-// each message.
+// Return the columns of `numbers`, which has a row for each message.
 at::Tensor Quantized(const MessageLayout& layout, const at::Tensor& numbers) {
   return numbers.view({-1, layout.numel()}).narrow(1, 0, layout.quantized());
 }

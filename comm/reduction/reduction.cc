@@ -70,8 +70,7 @@ __attribute__((target("avx2"))) int64_t SumByAvx2(Inputs inputs, int64_t begin,
       }
     }
   }
-  // Stores past the caches are not ordered before those that tell other threads
-  // of them.
+  // The stores must precede those that tell other threads of them.
   if constexpr (kPastCaches) _mm_sfence();
   return i;
 }
@@ -171,7 +170,6 @@ void ReduceBlocks(absl::Span<const void* const> inputs, int64_t count,
   }
 }
 
-// Scales the sums of a block into `out`.
 template <typename T, typename Out>
 void ScaleBlock(const T* sums, int64_t size, double scale, bool accumulate,
                 Out* out) {

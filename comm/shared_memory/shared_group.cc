@@ -239,7 +239,6 @@ bool SharedGroup::Advance(Operation& operation) {
   return operation.num_staged == operation.work.num_chunks();
 }
 
-// Compares the calls once all ranks have made theirs.
 bool SharedGroup::Match(Operation& operation) {
   for (const Peer& peer : peers_) {
     if (peer.block->arrived.load(kAcquire) <= operation.sequence) return false;
@@ -304,9 +303,8 @@ bool SharedGroup::FindSources(Operation& operation) {
   return true;
 }
 
-// Fails the group unless a better cause may still turn up: a dying rank loses
-// its memory before anybody can see that it has ended, and a rank that gives up
-// says why.
+// Fails the group unless a cause may still turn up: a dying rank loses its
+// memory before its end can be seen, and one that gives up says why.
 void SharedGroup::FailToRead(Operation& operation, int peer,
                              const absl::Status& status) {
   if (EchoFailure()) return;
@@ -350,8 +348,7 @@ bool SharedGroup::TakeNext(Operation& operation) {
   uint64_t staged = operation.end_chunk();
   bool any_slots = false;
   for (int peer = 0; peer < world_size(); ++peer) {
-    // This rank's count matters, too: what it takes may replace what it has to
-    // stage.
+    // This rank counts, too: what it takes may replace what it has to stage.
     staged = std::min(staged, peers_[peer].block->staged.load(kAcquire));
     if (peer == rank_) continue;
     any_slots = any_slots || operation.sources[peer].data == nullptr;
@@ -402,8 +399,7 @@ absl::Status SharedGroup::Wait(Operation& operation, bool inputs_free,
     absl::MutexLock lock(&host_->mutex());
     done = operation.done;
   }
-  // Otherwise peers read a staged copy. Memory in common nobody may write
-  // anyhow.
+  // Otherwise peers read a staged copy, or what nobody may write anyhow.
   const bool peers_read_input = operation.in.exists();
   const auto is_missing = [&](int peer) {
     return IsMissing(operation, inputs_free, peer);

@@ -1,4 +1,3 @@
-// Waiting in a SharedGroup, and the group's failure.
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -62,8 +61,7 @@ bool SharedGroup::PassOrFail(const Awaited& awaited, absl::Time deadline) {
   return true;
 }
 
-// Fails the group and returns true if a peer that this rank waits for has left
-// or died.
+// Fails, and returns true, if a peer that this rank waits for is gone.
 bool SharedGroup::FailsWithPeers(const Awaited& awaited) {
   const absl::Time now = absl::Now();
   const bool check_processes = now >= next_check_of_processes_;

@@ -57,7 +57,6 @@ class SharedWork final : public Work {
   const absl::Duration timeout_;
 };
 
-// Returns the bytes of `value` for a collective.
 template <typename T>
 at::Tensor ToTensor(const T& value) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -186,7 +185,6 @@ class SharedMemoryCommunicator final : public Communicator {
     return std::make_unique<SharedWork>(group_, std::move(operation), timeout_);
   }
 
-  // Returns what every rank has passed, by rank.
   template <typename T>
   absl::StatusOr<std::vector<T>> Exchange(const T& value,
                                           absl::string_view label);

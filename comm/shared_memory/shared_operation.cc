@@ -20,12 +20,10 @@ namespace {
 
 // Each thread gets at least this many bytes.
 constexpr int64_t kGrainBytes = 256 << 10;
-// Up to this many bytes, every rank reduces all of an all-reduce, which takes
-// one wait instead of two.
+// Up to this many bytes every rank reduces all, with one wait instead of two.
 constexpr int64_t kSmallAllReduce = 32 << 10;
 constexpr int64_t kAlignment = 64;
-// Sums of at least this many bytes leave a core's caches before the optimizer
-// reads them.
+// Sums of so many bytes leave a core's caches before the optimizer reads them.
 constexpr int64_t kTooMuchForCaches = 1 << 20;
 
 using Pointers = absl::InlinedVector<const void*, 16>;

@@ -23,7 +23,6 @@
 namespace fsdp::comm {
 namespace {
 
-// The pause after a host has refused a connection.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
 
 struct FreeAddresses {

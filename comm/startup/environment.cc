@@ -81,7 +81,6 @@ class Variables {
   const GetEnvironmentVariable get_;
 };
 
-// Reads a rank and the size of what it is a rank of.
 absl::Status ReadRank(const Variables& variables, const char* rank_name,
                       const char* size_name, absl::string_view source,
                       int* rank, int* size) {
@@ -177,8 +176,7 @@ absl::Status ReadTorchrun(const Variables& variables,
   return absl::OkStatus();
 }
 
-// Returns the same port on every rank of a job that has only its name in
-// common.
+// Returns the same port on every rank of a job that has this name.
 int PortFromName(absl::string_view name) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a
   for (const char c : name) {
@@ -210,8 +208,7 @@ absl::Status ReadOpenMpi(const Variables& variables, Environment* environment) {
   return ReadMaster(variables, environment);
 }
 
-// Returns the number of ranks on host number `node` of a list such as
-// "2(x3),1".
+// Returns the ranks on host number `node` of a list such as "2(x3),1".
 std::optional<int> TasksOnNode(absl::string_view list, int node) {
   for (absl::string_view entry : absl::StrSplit(list, ',')) {
     const std::vector<absl::string_view> parts =

@@ -33,8 +33,7 @@ cudaError_t FindGrid(int64_t threads, unsigned* blocks) {
   return error;
 }
 
-// Returns the bits of the absolute value, which are ordered as the values, NaN
-// above all.
+// The bits of absolute values are ordered as the values, NaN above all.
 template <typename In>
 __device__ uint32_t AbsoluteBits(In value) {
   return __float_as_uint(ToFloat(value)) & 0x7fffffff;

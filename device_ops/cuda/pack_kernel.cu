@@ -10,8 +10,7 @@ namespace fsdp::device_ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// The elements of an item that a block of threads does at a time; the number
-// keeps the alignment.
+// The elements of an item per step of a block of threads; keeps the alignment.
 constexpr int kChunk = 8192;
 
 // With few items, the arguments of a launch are short.
@@ -54,8 +53,7 @@ __device__ Out Scaled(In in, Out out, Wider<In, Out> scale) {
   return Narrow<Out>(result);
 }
 
-// Called by all threads of the block. load(i) is the source of vector i of
-// `out`.
+// Called by all threads of the block; load(i) is the source of vector i.
 template <bool kAccumulate, typename In, int kSize, typename Out, typename Load>
 __device__ void ScaleVectors(int vectors, Wider<In, Out> scale, Out* out,
                              const Load& load) {
@@ -72,15 +70,13 @@ __device__ void ScaleVectors(int vectors, Wider<In, Out> scale, Out* out,
   }
 }
 
-// The elements of a chunk that are done by vectors; the rest is done one by
-// one.
+// The elements of a chunk that are done by vectors, not one by one.
 struct Body {
   int begin;
   int end;
 };
 
-// Returns the number of elements from `out` on to the first one where a vector
-// begins.
+// Returns the number of elements of `out` in front of the first vector.
 template <int kSize, typename Out>
 __device__ int HeadOf(const Out* out) {
   constexpr auto kAlignment = static_cast<int>(alignof(Vector<Out, kSize>));

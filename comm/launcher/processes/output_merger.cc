@@ -118,8 +118,7 @@ void OutputMerger::Consume(size_t count) {
 
 namespace {
 
-// While more bytes than this wait to be written, ranks have to wait with
-// printing.
+// Ranks wait with printing while more bytes than this are queued.
 constexpr size_t kMaxQueuedBytes = size_t{4} << 20;
 
 // A pipe that poll() calls writable takes this much without blocking (PIPE_BUF
@@ -169,7 +168,6 @@ int OutputPump::SinkFd() const {
                                                          : stderr_fd_;
 }
 
-// Returns whether something was read.
 bool OutputPump::Read(Source* source) {
   char buffer[1 << 16];
   const ssize_t count = read(source->fd, buffer, sizeof(buffer));
