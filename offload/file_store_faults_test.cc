@@ -94,7 +94,7 @@ TEST_P(FileStoreFaultsTest, EachWriteFailingInTurnIsNamedAndCanBeMadeGood) {
                     HasSubstr(::testing::TempDir()), HasSubstr(failure.text))));
       EXPECT_EQ(system_.seen(), 6);
       system_.Release();
-      // That block is lost, and says so; nothing else is.
+      // This block is lost, and says so; nothing else is.
       for (int64_t block = 0; block < 6; ++block) {
         const int64_t offset = block * kBlock;
         const int64_t size = std::min(kBlock, kSize - offset);

@@ -114,7 +114,7 @@ TEST_P(FileStoreKeepTest, TheCommitBeforeLastsUntilTheNextWrite) {
     EXPECT_EQ(store->commit(), 2);
     EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), Pattern(2, kSize));
   }
-  // That has dropped commit 3.
+  // Commit 3 has been dropped by that.
   EXPECT_THAT(FileStore::Reopen(options_, 3),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("commit 3"), HasSubstr("it has 2"))));

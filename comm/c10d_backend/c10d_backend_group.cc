@@ -168,7 +168,7 @@ absl::StatusOr<std::shared_ptr<C10dBackendGroup>> C10dBackendGroup::Create(
 C10dBackendGroup::~C10dBackendGroup() { Leave(); }
 
 void C10dBackendGroup::Leave() {
-  // If the host waits, every operation has already ended.
+  // If the host waits, the rank has waited for whatever it needs.
   const absl::Duration patience =
       options_.host_waits ? absl::ZeroDuration() : kPatience;
   watched_.Leave(patience, [this] {

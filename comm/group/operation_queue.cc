@@ -112,7 +112,7 @@ void OperationQueue::RunAll() {
       cancelled = cancelled_;
     }
     const bool succeeded = !cancelled && operation->run().ok();
-    // Waiters that are told may use the buffers again.
+    // Comes before anyone is told, since waiters then use the buffers again.
     operation->run = nullptr;
     absl::MutexLock lock(&mutex_);
     current_ = nullptr;

@@ -122,7 +122,7 @@ void HierarchicalGroup::GiveUp(const Operation& operation) {
       if (failure_) return;
       stage = stage_;
     }
-    // Comes after reading the stage: it was not done then if it is not now.
+    // The stage is read first: an operation not done now was not done then.
     if (queue_.IsDone(operation)) return;
     if (stage.work == nullptr) {
       const absl::string_view text = "not done at the deadline";

@@ -21,7 +21,7 @@
 namespace fsdp::comm {
 namespace {
 
-// The lengths of lists: longer ones tell nobody anything.
+// Longer lists of names tell nobody anything.
 constexpr size_t kMostNames = 16;
 constexpr size_t kMostBehind = 8;
 
@@ -82,7 +82,7 @@ std::string DtypeText(int8_t dtype) {
   return absl::StrCat(", ", DtypeName(static_cast<c10::ScalarType>(dtype)));
 }
 
-// Returns 0 if there is no such time: clocks of hosts differ, and peers err.
+// Returns the time since, or 0 if none: clocks of hosts differ, and peers err.
 int64_t Since(int64_t then_ns, int64_t now_ns) {
   return then_ns <= 0 || then_ns > now_ns ? 0 : now_ns - then_ns;
 }

@@ -51,7 +51,7 @@ absl::StatusOr<std::shared_ptr<Rendezvous::Operation>> Rendezvous::Enter(
     open_.erase(sequence);
   }
   action(operation->payloads);
-  // Waiters that are told may use the buffers again.
+  // Comes before anyone is told, since waiters then use the buffers again.
   operation->payloads.clear();
   absl::MutexLock lock(&mutex_);
   operation->done = true;

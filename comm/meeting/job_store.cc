@@ -80,7 +80,7 @@ class JobStore::Pool {
     FSDP_ASSIGN_OR_RETURN(std::unique_ptr<StoreConnection> connection,
                           Take({deadline}));
     absl::StatusOr<StoreMessage> reply = connection->Call(ask, deadline);
-    // A connection that has failed may still get the answer.
+    // Any other connection may still get an answer, and is not used again.
     if (reply.ok() || absl::IsFailedPrecondition(reply.status())) {
       Return(std::move(connection));
     }

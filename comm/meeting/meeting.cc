@@ -38,7 +38,7 @@ constexpr char kMasterAddressKey[] = "master_address";
 // The prefix of all keys, behind that of a store that rank 0 does not serve.
 constexpr char kPrefix[] = "/fsdp";
 
-// The least limit of answers: it is for the whole job, even of a late rank.
+// The least limit of answers, which a late rank needs for the whole job, too.
 constexpr absl::Duration kLeastAnswerTime = absl::Seconds(5);
 // The longest wait of rank 0 for the others' goodbyes.
 constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);

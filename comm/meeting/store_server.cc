@@ -169,7 +169,7 @@ bool StoreServer::Handle(Caller& caller, short events) {
   } else if ((events & kGone) != 0) {
     return false;
   }
-  // What a caller asks for meanwhile is answered after that.
+  // The next answer is made when the one before is sent.
   while (caller.session.has_output()) {
     if (!Write(caller)) return false;
     if (caller.session.has_output()) break;

@@ -208,7 +208,7 @@ absl::Status ReadOpenMpi(const Variables& variables, Environment* environment) {
   return ReadMaster(variables, environment);
 }
 
-// Returns the ranks on host number `node` of a list such as "2(x3),1".
+// Returns how many ranks host number `node` has in a list such as "2(x3),1".
 std::optional<int> TasksOnNode(absl::string_view list, int node) {
   for (absl::string_view entry : absl::StrSplit(list, ',')) {
     const std::vector<absl::string_view> parts =

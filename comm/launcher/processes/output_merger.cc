@@ -54,7 +54,7 @@ void OutputMerger::PushLine(const Source& source, absl::string_view text) {
 void OutputMerger::PushProgress(const Source& source, std::string* partial) {
   if (!absl::StrContains(*partial, '\r')) return;
   const std::string shown(Shown(*partial));
-  // What was overwritten is gone; a trailing '\r' still has to act.
+  // Overwritten text is gone; a trailing '\r' still has to act.
   *partial =
       absl::StrCat("\r", shown, absl::EndsWith(*partial, "\r") ? "\r" : "");
   std::string line;
