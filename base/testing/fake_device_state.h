@@ -41,7 +41,7 @@ struct Allocation {
   bool is_captured = false;      // there is, or was, an owner
 };
 
-// What an event holds.
+// The content of an event.
 struct Point {
   HappensBefore::Clock clock;
   // The capture in which it was recorded, if any, and its number there.

@@ -182,7 +182,7 @@ std::optional<ProcessEnd> ChildProcess::TryReap() {
       info.si_pid == 0) {
     return std::nullopt;
   }
-  // As long as the process is not reaped its number names this group only.
+  // Until the process is reaped, its number names only this group.
   Signal(SIGKILL);
   waitpid(pid_.get(), nullptr, 0);
   pid_.Clear();

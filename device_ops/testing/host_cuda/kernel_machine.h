@@ -14,8 +14,8 @@
 #include "device_ops/testing/host_cuda/cuda_runtime_api.h"
 #include "device_ops/testing/host_cuda/fiber.h"
 
-// NOLINTBEGIN: the names are CUDA's. Of the thread ("lane") of a block that
-// runs now.
+// NOLINTBEGIN: the names are CUDA's. They belong to the thread ("lane") of a
+// block that runs at the moment.
 inline thread_local uint3 threadIdx;
 inline thread_local uint3 blockIdx;
 inline thread_local dim3 blockDim;
