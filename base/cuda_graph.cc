@@ -15,26 +15,25 @@
 namespace fsdp {
 namespace {
 
-// Of the pool that a capture without a choice makes.
+// Stands for a pool of the capture's own.
 constexpr c10::MempoolId_t kOwnPool = {0, 0};
 
 class AbandonableGraph final : public at::cuda::CUDAGraph {
  public:
-  // What capture_end() leaves undone where a capture is not to be used: the
-  // allocator would go on to take this capture for one under way, and the
-  // generator to give numbers of it.
+  // Ends a capture that is not to be used: capture_end() would leave the
+  // allocator and the generators in it.
   void Abandon() {
     cudaGraph_t graph = nullptr;
     if (cudaStreamEndCapture(capture_stream_, &graph) == cudaSuccess &&
         graph != nullptr) {
       static_cast<void>(cudaGraphDestroy(graph));
     }
-    // Not for the next one who asks for the last error.
+    // Clears the error, so that no later call reports it.
     static_cast<void>(cudaGetLastError());
     for (auto& [generator, increment] : captured_generator_states_) {
       generator->capturing_ = false;
     }
-    // Where the capture has not come so far, reset() has nothing to release.
+    // Either the capture has no pool yet, or reset() releases it.
     if (capture_dev_ == UNDEFINED_DEVICE || capture_ended_) return;
     c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_,
                                                        mempool_id_);

@@ -11,7 +11,7 @@
 namespace fsdp {
 namespace {
 
-// Polls this often before it gives the processor away for some time.
+// Wait() polls this many times before it sleeps between polls.
 constexpr int kEagerPolls = 1000;
 constexpr absl::Duration kPause = absl::Microseconds(20);
 
@@ -48,7 +48,7 @@ void DeviceEvent::Block(const c10::Stream& stream) const {
   event_.block(stream);
 }
 
-// On its device: CUDA sets up GPU 0 for a thread that has chosen none.
+// CUDA would set up GPU 0 for a thread that has chosen no device.
 bool DeviceEvent::Done() const {
   if (event_.device_type() == c10::kCPU) return true;
   const c10::Device device = event_.device();

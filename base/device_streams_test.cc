@@ -133,7 +133,7 @@ TEST_F(DeviceStreams, TheHostWaitsForAnEventUntilADeadline) {
     EXPECT_FALSE(event.Wait(absl::Now() + absl::Milliseconds(3)));
   }
   EXPECT_TRUE(event.Done());
-  // What is done needs no time.
+  // Work that is done needs no time.
   EXPECT_TRUE(event.Wait(absl::InfinitePast()));
   EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
 }
@@ -161,7 +161,7 @@ TEST_F(DeviceStreams, DoNothingOnTheCpu) {
   event.Record(kCpu);
   event.BlockCurrentStream();
   EXPECT_TRUE(event.Wait(absl::InfinitePast()));
-  // Not even after another device.
+  // The same holds after a record on another device.
   const FakeDevice::Stall stall;
   event.Record(FakeDevice::device());
   EXPECT_FALSE(event.Done());

@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "mbedtls/md.h"
 
-// Says nothing of the language that it is in.
+// This header does not declare its functions as C.
 extern "C" {
 #include "mbedtls/constant_time.h"
 }
@@ -40,7 +40,7 @@ bool SameInConstantTime(absl::string_view a, absl::string_view b) {
 }
 
 std::string RandomBytes(size_t count) {
-  // As many come at once.
+  // getrandom() delivers up to 256 bytes in one piece.
   FSDP_CHECK(count <= 256);
   std::string bytes(count, '\0');
   ssize_t got = -1;

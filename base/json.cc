@@ -23,8 +23,7 @@ namespace {
 constexpr int kMaxDepth = 64;
 constexpr absl::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// How many of the first bytes are characters of ASCII that a string holds as
-// they are. Most text is nothing else.
+// Counts the first bytes that are ASCII and need no escape, as most text is.
 size_t PlainLength(absl::string_view text) {
   size_t length = 0;
   while (length < text.size()) {
@@ -71,16 +70,16 @@ void AppendDouble(double value, std::string& out) {
   const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value).ptr;
   const absl::string_view digits(buffer, end - buffer);
   absl::StrAppend(&out, digits);
-  // So that it is read back as the double it is.
+  // Otherwise it would be read back as an integer.
   if (digits.find_first_of(".e") == absl::string_view::npos) {
     absl::StrAppend(&out, ".0");
   }
 }
 
-// The keys of one object, most of which have few members.
+// The keys of one object. The usual few are compared one by one.
 class Keys {
  public:
-  // False for a key that is there already; `object` has all that are.
+  // Returns false if `key` has come before. `object` holds the members so far.
   bool Insert(const std::string& key, const Json::Object& object) {
     if (object.size() < kFew) return !Has(object, key);
     if (seen_.empty()) {
@@ -101,8 +100,7 @@ class Keys {
   absl::flat_hash_set<std::string> seen_;
 };
 
-// What a text consists of, from its beginning on: spaces, signs, strings and
-// numbers.
+// Reads spaces, signs, strings and numbers from the beginning of a text.
 class Scanner {
  public:
   explicit Scanner(absl::string_view text) : text_(text) {}
@@ -220,7 +218,6 @@ class Scanner {
     return code;
   }
 
-  // Consumes digits; says whether there was at least one.
   bool Digits() {
     const size_t begin = position_;
     while (absl::ascii_isdigit(static_cast<unsigned char>(Peek()))) {
@@ -270,8 +267,8 @@ class Parser {
     return scanner_.Error(absl::StrCat("key \"", key, "\" is given twice"));
   }
 
-  // Of the object that begins here, calls `take(key)` in front of each value,
-  // which it has to consume.
+  // Reads the object that begins here. In front of each value it calls
+  // `take(key)`, which has to consume the value.
   absl::Status ForEachKey(absl::FunctionRef<absl::Status(std::string)> take) {
     scanner_.SkipSpace();
     if (!scanner_.Consume("{")) return scanner_.Error("expected an object");
@@ -341,7 +338,6 @@ class Parser {
     return Json(std::move(object));
   }
 
-  // With the colon behind it.
   absl::StatusOr<std::string> Key() {
     scanner_.SkipSpace();
     FSDP_ASSIGN_OR_RETURN(std::string key, scanner_.String());
@@ -366,7 +362,7 @@ class Parser {
 
   Scanner scanner_;
   const int64_t max_values_;
-  int64_t values_left_;  // of what is parsed now
+  int64_t values_left_;  // in the value that is being parsed
 };
 
 }  // namespace

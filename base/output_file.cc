@@ -48,12 +48,11 @@ absl::Status CannotWrite(int error, const std::string& path) {
   }
 }
 
-// Whether it is a name for something else: /dev/stdout for a file, perhaps.
+// Returns whether `path` may be another name for a file, as /dev/stdout is.
 bool IsOfTheSystem(absl::string_view path) {
   return absl::StartsWith(path, "/dev/") || absl::StartsWith(path, "/proc/");
 }
 
-// OK once `descriptor`, which does not block, takes more.
 absl::Status WaitForRoom(int descriptor, absl::Duration patience,
                          const std::string& path) {
   pollfd room = {descriptor, POLLOUT, 0};
@@ -103,7 +102,7 @@ PartialFile::~PartialFile() {
 absl::StatusOr<PartialFile> PartialFile::Create(const std::string& path) {
   std::random_device random;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    // In a directory of many users nobody can put something under the name.
+    // Nobody else can have put something under this name.
     std::string temporary =
         absl::StrCat(path, ".partial.", absl::Hex(random(), absl::kZeroPad8));
     const int descriptor =
@@ -127,7 +126,7 @@ absl::Status PartialFile::Write(absl::string_view bytes) {
 }
 
 absl::Status PartialFile::Publish() {
-  // A full disk may be noticed no sooner. What no disk is behind cannot sync.
+  // Only here may a full disk be noticed. Not every file can be synced.
   if (fsync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) {
     return CannotWrite(errno, path_);
   }
@@ -253,7 +252,7 @@ FileSizeErrors::FileSizeErrors() {
 
 FileSizeErrors::~FileSizeErrors() {
   if (was_blocked_) return;
-  // The kernel sends it to the thread that writes.
+  // The kernel sends SIGXFSZ to the thread that writes.
   const sigset_t set = OnlySigxfsz();
   const timespec at_once = {};
   while (sigtimedwait(&set, nullptr, &at_once) == SIGXFSZ) {

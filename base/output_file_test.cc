@@ -86,7 +86,7 @@ TEST_F(OutputFileTest, RefusesWhatCannotBeWritten) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("directory")));
 }
 
-// A disk that fills up in the middle.
+// The limit stands for a disk that fills up in the middle.
 TEST_F(OutputFileTest, AFileThatCannotBeWholeKeepsWhatItHeld) {
   std::ofstream(path_) << "before";
   const FileSizeLimit limit(4096);
@@ -127,7 +127,7 @@ TEST_F(OutputFileTest, AReaderOfAFifoGetsAllOfItOrItIsSaid) {
   EXPECT_OK(WriteOutputFile(path_, "text"));
   char text[4] = {};
   EXPECT_EQ(read(reader, text, sizeof(text)), 4);
-  // More than a pipe takes, and nobody reads.
+  // This is more than a pipe takes, and nobody reads.
   ASSERT_OK_AND_ASSIGN(OutputFile file, OutputFile::Open(path_));
   EXPECT_THAT(file.Write(std::string(1 << 22, 'x'), absl::Milliseconds(1)),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
@@ -189,7 +189,7 @@ TEST(RegularFileTest, WhatIsNoneIsRefusedAtOnce) {
 
 constexpr int kLimit = 7;
 
-// Writes up to the limit and once more; errno of the latter, 0 for none.
+// Writes up to the limit and then once more; returns errno of the latter, or 0.
 int WriteBeyondTheLimit() {
   const FileSizeLimit limit(kLimit);
   const std::string path = ::testing::TempDir() + "/beyond";

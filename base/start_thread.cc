@@ -26,7 +26,7 @@ std::string FirstWord(const std::string& path) {
   return word;
 }
 
-// Of the control group of this process; empty where there is none.
+// Returns the limit of this process's control group, or "" if there is none.
 std::string LimitOfControlGroup() {
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {

@@ -79,7 +79,7 @@ TEST(TorchToStatusTest, MapsStandardExceptionsAndUnwrapsOurOwn) {
       StatusIs(absl::StatusCode::kAborted, "peer"));
 }
 
-// Written as a function, which no capture keeps alive.
+// This is a function, which no capture keeps alive.
 absl::Status FailedTraining() { return absl::DataLossError("row 7"); }
 
 TEST(TorchToStatusTest, WhatAFunctionReturnsIsTheStatus) {
@@ -109,14 +109,14 @@ TEST(TorchToStatusTest, OutOfMemoryOnTheHostSaysHowMuchWasAskedFor) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer's allocator ends the process";
 #endif
-  // More than there are addresses.
+  // This is more than there are addresses.
   const auto allocate = [] { at::empty({int64_t{1} << 50}, at::kFloat); };
   const auto exhausted =
       StatusIs(absl::StatusCode::kResourceExhausted,
                AllOf(HasSubstr("a layer: "),
                      HasSubstr(absl::StrCat(int64_t{1} << 52, " bytes"))));
   EXPECT_THAT(TorchToStatus("a layer", allocate), exhausted);
-  // TorchScript throws the text on.
+  // TorchScript throws such an error on as text.
   EXPECT_THAT(TorchToStatus("a layer",
                             [&] {
                               try {

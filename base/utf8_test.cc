@@ -44,7 +44,7 @@ TEST(Utf8Test, FindsTheEndOfEveryCharacter) {
   }
 }
 
-// As many sequences are characters as there are characters.
+// Counts the sequences that are characters: there are as many as characters.
 TEST(Utf8Test, NothingElseIsACharacter) {
   int found[4] = {};
   for (unsigned bytes = 0; bytes < 0x1000000; ++bytes) {

@@ -26,12 +26,12 @@
 namespace fsdp::comm {
 namespace {
 
-// Longer texts are cut, so that a message stays one that can be read.
+// Longer texts are cut to keep messages readable.
 constexpr size_t kMaxMessage = 4096;
 constexpr size_t kMaxLine = 200;
-// The payload of a status that IsAgreed().
+// The key of the payload by which IsAgreed() knows a status.
 constexpr char kAgreed[] = "libtorch_fsdp/agreed";
-// No text that is broadcast is longer.
+// The longest text that is broadcast, in bytes.
 constexpr int64_t kMaxText = int64_t{1} << 30;
 
 std::string Cut(absl::string_view text, size_t max_size) {
@@ -39,7 +39,7 @@ std::string Cut(absl::string_view text, size_t max_size) {
   return absl::StrCat(text.substr(0, max_size), "...");
 }
 
-// Tells texts apart; not meant against an adversary. FNV-1a.
+// FNV-1a: tells texts apart, but does not resist an adversary.
 int64_t Hash(absl::string_view text) {
   uint64_t hash = 14695981039346656037u;
   for (const unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
@@ -60,7 +60,7 @@ absl::StatusOr<std::vector<int64_t>> GatherNumbers(Communicator& communicator,
   return std::vector<int64_t>(numbers, numbers + out.numel());
 }
 
-// Of rank 0's lines and those of another one, whose names these are.
+// Describes the first line in which the texts of two ranks differ.
 std::string FirstDifference(absl::string_view first, absl::string_view a,
                             absl::string_view other, absl::string_view b) {
   const std::vector<absl::string_view> a_lines = absl::StrSplit(a, '\n');
@@ -101,7 +101,7 @@ absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
         what, ": ", communicator.names().Name(root), " announces a text of ",
         count, " bytes, where ", kMaxText, " are the most"));
   }
-  // Where one rank plays all of them, the root's text is its own.
+  // If one rank plays all of them, its own text is the root's.
   const at::Tensor bytes = at::zeros({count}, at::kByte);
   char* data = reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>());
   std::copy_n(text.data(), std::min(text.size(), static_cast<size_t>(count)),
@@ -115,7 +115,7 @@ absl::Status Agree(Communicator& communicator, const absl::Status& mine,
                    absl::string_view what, absl::Time deadline) {
   const absl::StatusOr<std::vector<int64_t>> codes =
       GatherNumbers(communicator, mine.raw_code(), what, deadline);
-  // What went wrong here says more than that the peers could not be told.
+  // This rank's own error says more than that the peers could not be told.
   if (!codes.ok()) return mine.ok() ? codes.status() : mine;
   const auto failed = std::find_if(codes->begin(), codes->end(),
                                    [](int64_t code) { return code != 0; });

@@ -98,7 +98,7 @@ TEST(AgreeTest, AnErrorThatCannotBeToldIsKept) {
           return Agree(communicator, absl::DataLossError("mine"), "loading",
                        absl::Now() + absl::Milliseconds(100));
         }
-        // Does not come, but waits for the group to be aborted.
+        // This rank does not come, but waits for the group to be aborted.
         return Barrier(communicator, "other", Soon());
       });
   EXPECT_THAT(results[1], StatusIs(absl::StatusCode::kDataLoss, "mine"));
@@ -210,7 +210,7 @@ TEST(BarrierTest, ARankThatDoesNotComeIsNamed) {
 
 TEST(GatherStringsTest, EveryRankHasEveryText) {
   for (const int world_size : {1, 2, 3, 5, 8}) {
-    // Empty, with zeros inside, and of lengths that differ.
+    // The texts are empty, have zeros inside, and differ in length.
     const auto text_of = [](int rank) {
       return absl::StrCat(std::string(size_t{1} * rank * rank, 'a'),
                           std::string(rank, '\0'));

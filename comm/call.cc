@@ -74,8 +74,7 @@ namespace {
 
 bool IsWord(char c) { return absl::ascii_isalnum(c) || c == '_'; }
 
-// Takes a number from the front of `text`; -1, and nothing, where there is
-// none.
+// Takes a number from the front of `text`, or takes nothing and returns -1.
 int ConsumeNumber(absl::string_view* text) {
   size_t size = 0;
   while (size < text->size() && absl::ascii_isdigit((*text)[size])) ++size;
@@ -86,14 +85,14 @@ int ConsumeNumber(absl::string_view* text) {
   return number;
 }
 
-// What stands behind "rank " in a name or a place.
+// The words behind "rank " in a name or a place.
 struct Mention {
   int world_rank = -1;
   bool is_place = false;  // "1 of 4", not "1"
 };
 
-// Takes "1 (world rank 5)" or "1 of 4 (world rank 5)" from the front of `text`;
-// nothing, and no world rank, where it is neither.
+// Takes "1 (world rank 5)" or "1 of 4 (world rank 5)" from the front of `text`.
+// If there is neither it takes nothing and returns no world rank.
 Mention ConsumeMention(absl::string_view* text) {
   absl::string_view rest = *text;
   Mention mention;

@@ -17,7 +17,6 @@
 namespace fsdp::comm {
 namespace {
 
-// One call with its arguments as the checks see them.
 struct Check {
   const Communicator& communicator;
   Collective collective;
@@ -94,7 +93,8 @@ absl::Status CheckTensor(const Check& check, absl::string_view name,
   return absl::OkStatus();
 }
 
-// `whole` has world_size times the elements of `part`, on the same device.
+// Checks that `whole` has world_size times the elements of `part`, on the same
+// device.
 absl::Status CheckSizes(const Check& check, absl::string_view whole_name,
                         const at::Tensor& whole, absl::string_view part_name,
                         const at::Tensor& part) {
@@ -114,8 +114,8 @@ absl::Status CheckSizes(const Check& check, absl::string_view whole_name,
   return absl::OkStatus();
 }
 
-// CheckSizes(), and they are disjoint or `part` is this rank's slice of
-// `whole`.
+// Checks sizes and dtypes, and that the two are disjoint or `part` is this
+// rank's slice of `whole`.
 absl::Status CheckPair(const Check& check, absl::string_view whole_name,
                        const at::Tensor& whole, absl::string_view part_name,
                        const at::Tensor& part) {
@@ -154,7 +154,8 @@ absl::Status CheckScaled(const Check& check, const at::Tensor& whole,
   return absl::OkStatus();
 }
 
-// Of one dtype, device and size, disjoint, and as many elements for each rank.
+// Checks that both have one dtype, device and size, are disjoint, and have as
+// many elements for each rank.
 absl::Status CheckAllToAll(const Check& check, const at::Tensor& out,
                            const at::Tensor& in) {
   FSDP_RETURN_IF_ERROR(CheckTensor(check, "out", out));
@@ -175,7 +176,7 @@ absl::Status CheckAllToAll(const Check& check, const at::Tensor& out,
   return absl::OkStatus();
 }
 
-// The sum is in `sum` when `base` is done.
+// Scales the sum, which is in `sum` when `base` is done, into `out`.
 class ScaledWork final : public Work {
  public:
   ScaledWork(std::unique_ptr<Work> base, at::Tensor out, at::Tensor sum,

@@ -20,7 +20,6 @@
 namespace fsdp::comm {
 namespace {
 
-// Larger groups are abbreviated in texts.
 constexpr int kMaxListed = 4;
 
 std::string Describe(const std::vector<MeshDimension>& dimensions) {
@@ -121,7 +120,7 @@ absl::Status Mesh::Split() {
       continue;
     }
     const int coordinate = rank / axis.stride % axis.dimension.size;
-    // The lowest rank of a group is unique to it.
+    // The color is the lowest rank of the group, which is unique to it.
     FSDP_ASSIGN_OR_RETURN(
         axis.group, world_->Split(/*color=*/rank - coordinate * axis.stride,
                                   /*key=*/coordinate));

@@ -38,13 +38,13 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// For a communicator that outlives the result.
+// Refers to a communicator that outlives the result.
 std::shared_ptr<Communicator> Unowned(Communicator& communicator) {
   return {std::shared_ptr<void>(), &communicator};
 }
 
-// The world ranks of `group`, by their rank in it; also sums them up, so that
-// both kinds of collective are tried.
+// Returns the world ranks of `group` by their rank in it. It also sums them up,
+// so that both kinds of collective are tried.
 absl::StatusOr<std::vector<int64_t>> Members(Communicator& group,
                                              int world_rank) {
   const absl::Time deadline = absl::Now() + absl::Seconds(20);

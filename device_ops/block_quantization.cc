@@ -19,7 +19,7 @@ at::Tensor AsRows(const at::Tensor& tensor) {
   return tensor.dim() == 1 ? tensor.unsqueeze(0) : tensor;
 }
 
-// Neighbours in a row are neighbours in memory.
+// Checks that neighbours in a row are neighbours in memory.
 void CheckRows(const at::Tensor& tensor, const at::Tensor& other) {
   FSDP_CHECK(tensor.size(-1) <= 1 || tensor.stride(-1) == 1);
   FSDP_CHECK(tensor.device() == other.device());
@@ -38,7 +38,7 @@ void CheckAll(const at::Tensor& numbers, const at::Tensor& values,
   FSDP_CHECK(scales.size(0) == values.size(0));
 }
 
-// LibTorch's own error would not tell a program what it lacks.
+// Throws an error that says what the program lacks, unlike LibTorch's own.
 void CheckHasKernel(const c10::OperatorHandle& op, const at::Tensor& values) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       op.hasComputedKernelForDispatchKey(
@@ -68,8 +68,7 @@ TORCH_LIBRARY_FRAGMENT(libtorch_fsdp, m) {
       "int block, float factor, bool accumulate) -> ()");
 }
 
-// What is recorded for later, under fsdp::DeferredInit, is tried without memory
-// first.
+// Operators that fsdp::DeferredInit records are first tried without memory.
 TORCH_LIBRARY_IMPL(libtorch_fsdp, Meta, m) {
   m.impl("quantize_blocks_", [](const at::Tensor&, int64_t, const at::Tensor&,
                                 const at::Tensor&) {});

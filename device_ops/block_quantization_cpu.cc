@@ -15,7 +15,7 @@
 namespace fsdp::device_ops {
 namespace {
 
-// Threads share work of at least so many elements each.
+// Each thread gets at least this many elements.
 constexpr int64_t kGrain = 64 << 10;
 constexpr float kLargestValue = 127;
 constexpr uint32_t kInfinity = 0x7f800000;
@@ -38,7 +38,7 @@ uint32_t LargestBits(const In* in, int64_t numel) {
 
 template <typename In>
 void RoundToValues(const In* in, int64_t numel, float scale, int8_t* values) {
-  // Behind its point there is no bit left: adding it rounds to even.
+  // This number has no bit behind the point, so that adding it rounds to even.
   constexpr float kRound = 3 << 22;
   const auto zero = static_cast<int32_t>(BitsOf(kRound));
   RunVectorised([=]() FSDP_VECTOR_LOOP {
@@ -96,7 +96,7 @@ void QuantizeOnCpu(const at::Tensor& in, int64_t block,
       });
 }
 
-// Of one block, or of a part of it: where the terms are.
+// The terms of one block, or of a part of it.
 struct Terms {
   const int8_t* values;
   const float* scales;

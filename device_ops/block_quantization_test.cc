@@ -48,7 +48,7 @@ Quantized QuantizeAll(const at::Tensor& in, int64_t block) {
   return result;
 }
 
-// Number by number.
+// Quantises number by number.
 Quantized Reference(const at::Tensor& in, int64_t block) {
   Quantized result = Empty(in.numel(), block);
   const at::Tensor numbers = in.to(at::kFloat).contiguous();
@@ -164,7 +164,7 @@ TEST(QuantizeTest, ABlockMayBeLargerThanAnyTensor) {
   EXPECT_EQ(Difference(quantized.scales, expected.scales), "");
 }
 
-// Memory of a device that this program knows by name alone.
+// Returns memory of a device that this program knows by name alone.
 at::Tensor RowOn(c10::Device device, int64_t size, at::ScalarType dtype) {
   const c10::Storage storage(
       c10::Storage::use_byte_size_t(),
@@ -185,7 +185,7 @@ TEST(QuantizeTest, ADeviceWithoutKernelsIsNamed) {
   }
 }
 
-// Rows of `whole`, which has more columns: memory as messages have it.
+// Returns rows of `whole`, which has more columns: messages have such memory.
 at::Tensor Columns(const at::Tensor& whole, int64_t rows, int64_t columns) {
   return whole.narrow(0, 0, rows).narrow(1, 0, columns);
 }

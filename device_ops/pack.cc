@@ -70,7 +70,7 @@ void CopyScaledByTorch(at::Tensor out, const at::Tensor& in, double scale) {
   }
 }
 
-// For devices without a kernel of their own.
+// Packs on devices without a kernel of their own.
 void PackByTorch(const at::Tensor& out, at::TensorList sources,
                  IntArrayRef pieces, IntArrayRef zeros, IntArrayRef ones,
                  double scale, bool accumulate) {
@@ -177,8 +177,8 @@ void CopyScaled(const at::Tensor& out, const at::Tensor& in, double scale) {
 void AddScaled(const at::Tensor& out, const at::Tensor& in, double scale) {
   FSDP_CHECK(out.numel() == in.numel());
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  // LibTorch's would convert into memory of its own first on the CPU, and not
-  // round the product on CUDA.
+  // With two dtypes, LibTorch's add_() would first convert into memory of its
+  // own on the CPU, and would not round the product on CUDA.
   if (out.scalar_type() != in.scalar_type()) {
     PackAdd(out, at::TensorList(in), All(in.numel()), scale);
   } else {

@@ -14,7 +14,7 @@
 namespace fsdp::device_ops {
 namespace {
 
-// Threads share work of at least so many elements each.
+// Each thread gets at least this many elements.
 constexpr int64_t kGrain = 64 << 10;
 
 template <typename In, typename Out>
@@ -58,7 +58,6 @@ struct Scaling {
   bool accumulate;
 };
 
-// Elements [begin, end) of `range`.
 template <typename Out>
 void Write(const PackedRange& range, int64_t begin, int64_t end,
            const Scaling& scaling, Out* out) {

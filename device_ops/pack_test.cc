@@ -34,7 +34,7 @@ at::ScalarType WiderOf(at::ScalarType a, at::ScalarType b) {
   return a == at::kDouble || b == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// By operators of LibTorch that do one thing each, in the wider dtype.
+// Scales by operators of LibTorch that do one thing each, in the wider dtype.
 at::Tensor Scaled(const at::Tensor& in, at::ScalarType to, double scale) {
   const at::ScalarType wider = WiderOf(in.scalar_type(), to);
   return in.to(wider).mul(at::full({}, scale, wider)).to(to);
@@ -46,7 +46,7 @@ at::Tensor Added(const at::Tensor& out, const at::Tensor& in, double scale) {
   return out.to(wider).add(product).to(out.scalar_type());
 }
 
-// What Pack() is to leave, piece by piece.
+// Returns what Pack() is to leave, piece by piece.
 at::Tensor Reference(const PackCase& test, at::Tensor out, double scale,
                      bool accumulate) {
   const auto fill = [&](c10::IntArrayRef ranges, double value) {
@@ -96,7 +96,7 @@ TEST(PackTest, AddsPiecesAndWritesRanges) {
   }
 }
 
-// By operators of LibTorch, as on any device without kernels for it.
+// Devices without kernels pack by operators of LibTorch.
 TEST(PackTest, HasTheSameBitsOnOtherDevices) {
   FakeDevice::Register();
   for (int64_t size : {0, 1, 257, 1021}) {
@@ -141,8 +141,8 @@ TEST(PackTest, NothingToDoIsDone) {
   PackAdd(Marked(at::kHalf, 3), {}, Packing(), 0.5);
 }
 
-// Whatever the order in which the cells of a small buffer are taken, and in
-// ranges of whatever length, they can be taken once.
+// Ranges may come in any order and have any length, but no cell may be taken
+// twice.
 TEST(PackingTest, RangesAreDisjoint) {
   const std::vector<std::pair<int64_t, int64_t>> ranges = {
       {0, 2}, {2, 3}, {3, 3}, {4, 6}, {6, 8}};
@@ -207,7 +207,7 @@ TEST(CopyScaledTest, HasTheBitsOfLibTorchsOperators) {
   }
 }
 
-// The way in which gradients were brought to another dtype by two operators.
+// Two operators of LibTorch give the expected bits.
 TEST(CopyScaledTest, HasTheBitsOfMultiplyingInTheWiderTensor) {
   constexpr int64_t kSize = 10'007;
   for (at::ScalarType from : kDtypes) {
@@ -242,8 +242,8 @@ TEST(AddScaledTest, AddsInTheWiderDtype) {
       for (at::ScalarType to : kDtypes) {
         const at::Tensor before = RandomNumbers(to, size, 6);
         const at::Tensor out = before.clone();
-        // Exact, so that it does not matter whether the product is rounded:
-        // twice a half may be too large for one.
+        // The product is exact, so that it does not matter whether it is
+        // rounded; twice a half may be too large for one.
         const double scale = from == to ? -1 : 2;
         AddScaled(out, in, scale);
         EXPECT_EQ(Difference(out, Added(before, in, scale)), "")

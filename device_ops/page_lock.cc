@@ -14,7 +14,7 @@
 namespace fsdp::device_ops {
 namespace {
 
-// The second tensor says for which device.
+// Calls an operator on host memory; its second tensor says for which device.
 template <typename Result>
 Result Call(const char* name, char* memory, int64_t bytes, c10::Device device) {
   const auto op = c10::Dispatcher::singleton()
@@ -61,7 +61,7 @@ void StreamingCopy(void* to, const void* from, int64_t bytes) {
   constexpr int64_t kLine = 64;
   auto* out = static_cast<char*>(to);
   const auto* in = static_cast<const char*>(from);
-  // Only whole lines are written without being read.
+  // Only whole lines can be written without being read.
   const auto past_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) %
                                               static_cast<uintptr_t>(kLine));
   const int64_t head = std::min(bytes, (kLine - past_line) % kLine);
@@ -80,7 +80,7 @@ void StreamingCopy(void* to, const void* from, int64_t bytes) {
     _mm_stream_si128(target + 3, d);
   }
   if (i < bytes) std::memcpy(out + i, in + i, bytes - i);
-  // These stores are not ordered with those of other threads' protocols.
+  // The stores must precede those that tell other threads of them.
   _mm_sfence();
 }
 

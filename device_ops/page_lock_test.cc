@@ -58,7 +58,7 @@ std::string Text(int64_t bytes) {
   return text;
 }
 
-// From everywhere in a line to everywhere in a line.
+// Copies from everywhere in a line to everywhere in a line.
 TEST(StreamingCopyTest, WritesTheseBytesAndNoOthers) {
   for (const int64_t bytes : {0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129,
                               191, 257, 1021, 4096}) {

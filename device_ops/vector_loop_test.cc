@@ -33,7 +33,7 @@ void ExpectConversionsOfC10(float value) {
 }
 
 TEST(ConversionTest, FloatsAreRoundedAsByC10) {
-  // A step that is prime to all of their fields.
+  // The step is prime to all of their fields.
   for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 1021) {
     ExpectConversionsOfC10(FloatOf(static_cast<uint32_t>(bits)));
   }

@@ -24,7 +24,7 @@
 namespace fsdp::flat_param {
 namespace {
 
-// Every byte of what has no values: a NaN that nothing computes.
+// Every byte of a range without values: a NaN that nothing computes.
 constexpr uint8_t kNoValue = 0xff;
 
 // Tied parameters may differ in this.
@@ -37,7 +37,8 @@ bool IsDense(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense();
 }
 
-// The elements of `tensor` in storage order of a parameter with its strides.
+// Returns the elements of `tensor` in storage order of a parameter with its
+// strides.
 at::Tensor StorageOrder(const at::Tensor& tensor) {
   const at::Tensor dense = IsDense(tensor) ? tensor : tensor.contiguous();
   return dense.as_strided({dense.numel()}, {1});

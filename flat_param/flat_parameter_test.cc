@@ -41,7 +41,7 @@ at::Tensor Range(c10::IntArrayRef sizes, float first = 1) {
   return (at::arange(numel, at::kFloat) + first).view(sizes).contiguous();
 }
 
-// A tensor of every layout in which a parameter may lie.
+// Returns a tensor of every layout in which a parameter may lie.
 std::vector<at::Tensor> EveryKind() {
   return {
       Range({5, 3}),
@@ -54,7 +54,7 @@ std::vector<at::Tensor> EveryKind() {
   };
 }
 
-// One rank's flat parameter and memory that is what a gather would give.
+// One rank's flat parameter and its gathered memory.
 struct Rank {
   FlatParameter parameter;
   at::Tensor memory;
@@ -326,7 +326,7 @@ TEST(CheckBindingTest, AcceptsParametersEmptyAndFilled) {
   EXPECT_OK(rank.parameter.CheckBinding());
 }
 
-// What Module::to(dtype) does to each parameter.
+// Module::to(dtype) does this to each parameter.
 TEST(CheckBindingTest, NamesAParameterThatWasConverted) {
   std::vector<at::Tensor> tensors = {Range({2}), Range({3})};
   Rank rank = MakeRank(Named(tensors));

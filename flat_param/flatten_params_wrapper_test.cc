@@ -133,7 +133,7 @@ TEST(FlattenParamsTest, ForwardMakesViewsThenHandsAllArgumentsOn) {
   };
   for (const float value : {1.f, 2.f}) {
     {
-      // As an optimizer does: the views of the forward before are stale.
+      // An optimizer does this: the views of the forward before are stale.
       c10::NoGradGuard no_grad;
       net->flat_param().copy_(at::arange(6.f) * value);
       plain.weight.copy_((at::arange(6.f) * value).view({2, 3}));

@@ -81,8 +81,8 @@ void FlattenedModule::Bind(const at::Tensor& memory) {
     const at::Tensor view = View(memory, i);
     for (const at::Tensor& tensor : parameters_[i].tensors) {
       tensor.set_data(view);
-      // As of views: autograd notices when an optimizer writes to what a graph
-      // has saved.
+      // Shares the version counter, as views do: autograd notices when an
+      // optimizer writes to what a graph has saved.
       torch::autograd::impl::set_version_counter(
           tensor, torch::autograd::impl::version_counter(memory));
     }

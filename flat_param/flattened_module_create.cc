@@ -1,5 +1,5 @@
-// Which parameters of a module are flattened, whether they can be, and how they
-// become one.
+// Selects the parameters of a module that are flattened, checks them and makes
+// them one.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Device.h>
@@ -93,8 +93,8 @@ class Selection {
     return ties_.CheckOverlaps();
   }
 
-  // Tied parameters are selected at all their places, or at none. -1: not
-  // selected.
+  // Returns the number of a selected parameter, or -1. Tied parameters are
+  // selected at all their places, or at none.
   int NumberOf(const at::Tensor& tensor) const {
     const auto number = numbers_.find(tensor.unsafeGetTensorImpl());
     if (number == numbers_.end()) return -1;
@@ -292,8 +292,8 @@ absl::Status FlattenedModule::MakeLayout() {
   return absl::OkStatus();
 }
 
-// An optimizer refers to every trainable parameter, so if nothing besides the
-// modules and this object refers to one of them, there is none.
+// An optimizer refers to every trainable parameter. If nothing besides the
+// modules and this object refers to one of them, there is no optimizer.
 absl::Status FlattenedModule::CheckOutsideReferences() const {
   // A module holds a parameter in its dictionary and in a member, this object
   // in an Entry.
@@ -309,7 +309,7 @@ absl::Status FlattenedModule::CheckOutsideReferences() const {
     for (const at::Tensor& tensor : parameter.tensors) {
       if (!tensor.requires_grad()) continue;
       any = true;
-      // One more is that of parameters_.
+      // One more reference is that of parameters_.
       if (static_cast<int>(tensor.use_count()) <=
           explained[tensor.unsafeGetTensorImpl()] + 1) {
         return absl::OkStatus();

@@ -14,8 +14,8 @@
 namespace fsdp::flat_param {
 namespace {
 
-// They free nothing; that one of them is the deleter of a DataPtr shows that
-// its context is a tag, and of which kind.
+// These deleters free nothing. The deleter of a DataPtr shows whether its
+// context is a tag, and of which kind.
 void KeepTagOfUnsharded(void* /*tag*/) {}
 void KeepTagOfResting(void* /*tag*/) {}
 
@@ -69,7 +69,7 @@ void GuardedStorage::Empty() {
 void GuardedStorage::SetTag(const void* tag) {
   tag_ = tag;
   c10::StorageImpl& impl = *storage_.unsafeGetStorageImpl();
-  // The accessor that checks nothing: the storage may be armed, and stays so.
+  // This accessor checks nothing: the storage may be armed, and stays so.
   void* const data = impl._mutable_data_ptr_no_checks().get();
   impl.set_data_ptr_noswap(Pointer(data));
 }

@@ -25,7 +25,8 @@ constexpr int64_t kColumns = 3;
 constexpr int64_t kNumel = kRows * kColumns;
 constexpr char kText[] = "parameter blocks.3.weight is not gathered";
 
-// A contiguous tensor over `storage`, which may be empty: no operator runs.
+// Returns a contiguous tensor over `storage`, which may be empty: no operator
+// runs.
 at::Tensor TensorOver(const GuardedStorage& storage, c10::IntArrayRef sizes) {
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage.storage()),
@@ -346,7 +347,7 @@ TEST(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
     EXPECT_EQ(TagOf(view.storage()), &tag);
     EXPECT_THAT(ErrorText([&] { view.sum(); }), HasSubstr(kText));
   }
-  // The tag's owner may be gone with the storage's.
+  // The tag's owner may be gone with that of the storage.
   EXPECT_EQ(TagOf(view.storage()), nullptr);
   EXPECT_THAT(ErrorText([&] { view.sum(); }), HasSubstr(kText));
 }

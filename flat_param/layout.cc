@@ -23,7 +23,7 @@
 namespace fsdp::flat_param {
 namespace {
 
-// The arithmetic of non-negative numbers; nullopt when the result overflows.
+// These return nullopt if the result, of non-negative numbers, overflows.
 std::optional<int64_t> Multiply(int64_t a, int64_t b) {
   int64_t product;
   if (__builtin_mul_overflow(a, b, &product)) return std::nullopt;
@@ -54,7 +54,6 @@ absl::Status TooLarge(const ParameterSpec& spec) {
       "several smaller units"));
 }
 
-// The product of the sizes, which are checked.
 absl::StatusOr<int64_t> NumElements(const ParameterSpec& spec) {
   int64_t smallest = 1;
   for (const int64_t size : spec.sizes) smallest = std::min(smallest, size);
@@ -73,8 +72,8 @@ absl::StatusOr<int64_t> NumElements(const ParameterSpec& spec) {
   return numel;
 }
 
-// Whether the elements of `spec`, whose number fits int64_t and is not 0, fill
-// a range of storage without gaps or overlaps.
+// Returns whether the elements of `spec`, whose number fits int64_t and is not
+// 0, fill a range of storage without gaps or overlaps.
 bool IsDense(const ParameterSpec& spec) {
   absl::InlinedVector<std::pair<int64_t, int64_t>, 6> stride_and_size;
   for (size_t d = 0; d < spec.sizes.size(); ++d) {
@@ -143,8 +142,8 @@ absl::Status CheckNamesAreUnique(const std::vector<ParameterSpec>& parameters) {
   return absl::OkStatus();
 }
 
-// The least equal shards that hold `numel` elements; nullopt when their bytes
-// together overflow.
+// Returns the size of the least equal shards that hold `numel` elements, or
+// nullopt if their bytes together overflow.
 std::optional<int64_t> ShardNumel(int64_t numel, int64_t alignment,
                                   int64_t element_size, int world_size) {
   const int64_t least = numel / world_size + (numel % world_size != 0);
@@ -157,8 +156,8 @@ std::optional<int64_t> ShardNumel(int64_t numel, int64_t alignment,
   return shard;
 }
 
-// The part of `slice` inside `bounds`; where there is none, an empty slice at
-// the nearer end of `bounds`.
+// Returns the part of `slice` inside `bounds`, or an empty slice at the nearer
+// end of `bounds`.
 Slice Clamp(const Slice& slice, const Slice& bounds) {
   return {std::clamp(slice.begin, bounds.begin, bounds.end),
           std::clamp(slice.end, bounds.begin, bounds.end)};

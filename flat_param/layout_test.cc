@@ -226,8 +226,8 @@ TEST(FlatLayoutDeathTest, StopsOnAnIndexOutOfRange) {
   EXPECT_DEATH(layout.InShard(0, -1), "broken invariant");
 }
 
-// Random parameters of any rank and order of dimensions, whose sizes are often
-// 0, 1 or prime.
+// Returns random parameters of any rank and order of dimensions, whose sizes
+// are often 0, 1 or prime.
 std::vector<ParameterSpec> RandomParameters(std::mt19937& random) {
   constexpr int64_t kSizes[] = {0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 11, 13};
   std::vector<ParameterSpec> parameters(random() % 12);
@@ -250,7 +250,7 @@ std::vector<ParameterSpec> RandomParameters(std::mt19937& random) {
   return parameters;
 }
 
-// World size and element size.
+// The parameters are world size and element size.
 class FlatLayoutPropertyTest
     : public ::testing::TestWithParam<std::tuple<int, int64_t>> {
  protected:

@@ -38,7 +38,7 @@ class State {
   void Unflatten(Module& module) {
     auto* wrapper = dynamic_cast<FlattenParamsWrapperBase*>(&module);
     if (wrapper == nullptr) return;
-    // Prvalue: the scope can be neither copied nor moved.
+    // This is a prvalue, since the scope can be neither copied nor moved.
     scopes_.emplace_back(new UnflattenedParams(wrapper->UnflattenAsParams()));
   }
 

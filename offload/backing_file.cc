@@ -43,20 +43,20 @@ absl::Status CannotOpen(const std::string& path, int error) {
   return ErrnoStatus(error, absl::StrCat("open the file store at ", path));
 }
 
-// A new name for a file, unless there is one of that name: 0 or an errno.
+// Renames a file unless `to` exists already; returns 0 or an errno.
 int RenameUnlessThere(const char* from, const char* to) {
   if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) return 0;
   if (errno != EINVAL && errno != ENOSYS) return errno;
-  // A file system that cannot. Killed in between, the file has both names.
+  // The file system cannot. A process killed in between leaves both names.
   if (link(from, to) != 0) return errno;
   unlink(from);
   return 0;
 }
 
-// What a file is called until it has its name.
+// The suffix of a file that does not have its name yet.
 constexpr char kUnpublished[] = ".new";
 
-// A name for a moment, for file systems that want one.
+// Opens a file that has a name for a moment; returns a descriptor or -errno.
 int OpenAndForget(const std::string& directory) {
   std::string name = absl::StrCat(directory, "/.offload_XXXXXX");
   const int descriptor = mkostemp(name.data(), O_CLOEXEC);
@@ -71,7 +71,6 @@ std::string DirectoryOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// A new name lasts once its directory does.
 void SyncDirectory(const std::string& directory) {
   const int descriptor =
       open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -121,7 +120,7 @@ absl::StatusOr<BackingFile> BackingFile::New(SystemCalls& system,
         absl::StrCat("make a file store at ", path,
                      ": there is a file; reopen it, or remove it"));
   }
-  // What a process left that was killed while it made one.
+  // Removes what a process left that was killed while it made a store.
   if (ftruncate(descriptor, 0) != 0) return CannotOpen(path, errno);
   return file;
 }
@@ -141,7 +140,7 @@ absl::StatusOr<BackingFile> BackingFile::Existing(SystemCalls& system,
   return file;
 }
 
-// Of a process that was killed while it published the file.
+// Removes a name left by a process that was killed while it published.
 void BackingFile::ForgetSecondName() const {
   const std::string second = absl::StrCat(path_, kUnpublished);
   struct stat mine = {};
@@ -186,8 +185,8 @@ absl::Status BackingFile::CheckTrusted() const {
   return absl::OkStatus();
 }
 
-// Before, so that nobody waits for a lock on what is of no use, and after, as
-// things change meanwhile.
+// Checks before, so that nobody waits for the lock of a useless file, and
+// after, since things change meanwhile.
 absl::Status BackingFile::LockTrusted(absl::Duration patience) {
   FSDP_RETURN_IF_ERROR(CheckTrusted());
   FSDP_RETURN_IF_ERROR(Lock(patience));

@@ -7,8 +7,8 @@
 namespace fsdp::offload {
 namespace {
 
-// The loop over three streams is faster than memory gives what it asks for in
-// that order: we ask earlier, and from front to back.
+// The loop over three streams is faster than memory delivers in that order: we
+// prefetch earlier, and from front to back.
 constexpr size_t kChunk = 2048;
 constexpr size_t kAhead = 4096;
 constexpr size_t kLine = 64;

@@ -9,7 +9,7 @@
 namespace fsdp::offload {
 namespace {
 
-// Bit by bit, as RFC 3720 defines it.
+// Computes CRC32C bit by bit, as RFC 3720 defines it.
 uint32_t Oracle(absl::string_view bytes) {
   uint32_t crc = ~uint32_t{0};
   for (const char byte : bytes) {

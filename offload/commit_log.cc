@@ -13,8 +13,8 @@
 namespace fsdp::offload {
 namespace {
 
-// Nothing else is in flight. Somebody may have called Wake() meanwhile: it is
-// handed on to the next Wait().
+// Runs a request while nothing else is in flight. A Wake() that comes meanwhile
+// is handed on to the next Wait().
 absl::Status Run(IoQueue& queue, IoRequest request, absl::string_view what,
                  absl::string_view path) {
   queue.Start(&request);
@@ -75,7 +75,7 @@ absl::StatusOr<std::vector<CommitRecord>> CommitLog::ReadAll(IoQueue& queue) {
     absl::StatusOr<CommitRecord> record = CommitRecord::Decode(
         absl::string_view(memory_.data(), layout_->record_bytes),
         layout_->header);
-    // One that was never finished, or has been dropped.
+    // The record was never finished, or has been dropped.
     if (!record.ok()) continue;
     records.push_back(*std::move(record));
   }
@@ -91,8 +91,8 @@ absl::Status CommitLog::Drop(IoQueue& queue, int64_t commit) {
                  layout_->RecordStart(commit));
 }
 
-// Whole pages, zeros behind `bytes`, of which there are none for a page of
-// zeros.
+// Writes whole pages, with zeros behind `bytes`; an empty `bytes` writes a page
+// of zeros.
 absl::Status CommitLog::WriteAt(IoQueue& queue, absl::string_view what,
                                 absl::string_view bytes, int64_t offset) {
   const int64_t size =

@@ -30,8 +30,8 @@ void AppendString(std::string& out, absl::string_view value) {
   out.append(value.data(), value.size());
 }
 
-// Takes values off the front of bytes; a value past the end is 0, and `ok`
-// false from then on.
+// Takes values off the front of bytes. A value past the end is 0 and makes `ok`
+// false.
 class Reader {
  public:
   explicit Reader(absl::string_view bytes) : bytes_(bytes) {}
@@ -85,7 +85,7 @@ absl::StatusOr<absl::string_view> Unframed(uint64_t magic,
   return payload;
 }
 
-// More than any disk has, and little enough to add and multiply.
+// These limits exceed any disk and are small enough to add and multiply.
 constexpr int64_t kMaxCapacity = int64_t{1} << 56;
 constexpr int64_t kMaxRegions = int64_t{1} << 40;
 

@@ -119,7 +119,7 @@ TEST(CommitRecordTest, TheLargestRecordHasRoom) {
   const FileHeader header = Header();
   CommitRecord record = Record();
   record.regions.clear();
-  // All but the last region one byte, the last one the rest.
+  // All regions have one byte, except the last, which has the rest.
   int64_t left = header.capacity;
   for (int64_t i = 0; i < header.max_regions; ++i) {
     const bool last = i + 1 == header.max_regions;

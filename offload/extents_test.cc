@@ -54,7 +54,7 @@ TEST(ExtentsTest, TakesWhereItIsTold) {
   EXPECT_EQ(extents.LargestFree(), 0);
 }
 
-// Against an array of bytes.
+// Compares with an array of bytes.
 TEST(ExtentsTest, RandomPiecesNeverOverlap) {
   constexpr int64_t kCapacity = 97;
   Extents extents(kCapacity);

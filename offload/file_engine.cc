@@ -250,7 +250,7 @@ absl::Status FileEngine::WriteCommit(const FileOperation& flush) {
   IoQueue& queue = *parts_.queue;
   broken_ = parts_.log->Sync(queue, what);
   FSDP_RETURN_IF_ERROR(broken_);
-  // From here on there can be such a record, whatever is said of the write.
+  // From here on the file may have this record, whatever is said of the write.
   parts_.other_record = next;
   FSDP_RETURN_IF_ERROR(
       parts_.log->Write(queue, RecordOf(flush, parts_.layout->header, next)));

@@ -23,7 +23,7 @@ void FileOperation::Finish(absl::Status status) {
 
 absl::Status FileOperation::Wait(absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
-  // A question, not a wait, is answered at once.
+  // A deadline in the infinite past asks and does not wait.
   if (over_ || (deadline > absl::InfinitePast() &&
                 mutex_.AwaitWithDeadline(absl::Condition(&over_), deadline))) {
     return result_;

@@ -177,7 +177,7 @@ void FileStore::FlushIsOver(const std::vector<Space>& erased,
   if (layout_.keep) ++commit_;
 }
 
-// Of what is over, the engine's thread uses nothing any more.
+// The engine's thread uses nothing of what is over.
 absl::Status FileStore::Rollback() {
   if (layout_.places < 2) {
     return CannotRollBack(Describe());

@@ -1,4 +1,4 @@
-// What a file store that is kept makes of commits while the disk fails.
+// Tests what a kept file store makes of commits while the disk fails.
 #include <cerrno>
 #include <cstdint>
 #include <filesystem>
@@ -35,7 +35,7 @@ using Queue = FileStoreOptions::Queue;
 constexpr int64_t kBlock = 8192;
 constexpr int64_t kSize = 5 * kBlock + 1021;
 
-// Two steps, each a commit, up to the first error.
+// Runs two steps, each a commit, up to the first error.
 absl::Status RunTwoSteps(FileStore& store) {
   for (const int64_t step : {1, 2}) {
     FSDP_RETURN_IF_ERROR(WriteNow(store, "region", 0, Pattern(step, kSize)));
@@ -45,7 +45,7 @@ absl::Status RunTwoSteps(FileStore& store) {
   return absl::OkStatus();
 }
 
-// That the store is at one of those steps in all its bytes.
+// Expects the store to be at one of those steps in all its bytes.
 void ExpectOneStep(FileStore& store) {
   const int64_t step = store.commit();
   if (step == 0) {
@@ -64,7 +64,7 @@ class FailingDiskTest : public ::testing::TestWithParam<Queue>,
     options_.system = &system_;
   }
 
-  // A store for RunTwoSteps(), in which `fault` will happen.
+  // Makes a store for RunTwoSteps(), in which `fault` will happen.
   std::unique_ptr<FileStore> MakeFaulty(DiskFault fault) {
     std::filesystem::remove(Path());
     system_.Release();
@@ -75,7 +75,7 @@ class FailingDiskTest : public ::testing::TestWithParam<Queue>,
     return store;
   }
 
-  // How many requests of the kind two steps have.
+  // Returns how many requests of the kind two steps have.
   int64_t Requests(Kind kind) {
     const auto store =
         MakeFaulty({kind, std::numeric_limits<int64_t>::max(), 0});
@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Queues, FailingDiskTest,
 
 TEST_P(FailingDiskTest, EachWriteFailingInTurnLosesNothingThatWasFinished) {
   const int64_t requests = Requests(Kind::kWrite);
-  // 7 blocks and a record in each step, and a commit that is dropped.
+  // Each step writes 7 blocks and a record, and a commit is dropped.
   EXPECT_EQ(requests, 17);
   for (const auto& [effect, error] :
        std::vector<std::pair<Effect, int>>{{Effect::kError, ENOSPC},
@@ -126,7 +126,7 @@ TEST_P(FailingDiskTest, EachWriteFailingInTurnLosesNothingThatWasFinished) {
         EXPECT_EQ(store->commit(), finished) << nth;
         ExpectOneStep(*store);
       }
-      // The same without the restart: what has failed is made good.
+      // Without the restart, what has failed is made good.
       const auto store = MakeFaulty({Kind::kWrite, nth, 1, effect, error});
       EXPECT_FALSE(RunTwoSteps(*store).ok());
       ASSERT_OK(RunTwoSteps(*store)) << nth;
@@ -153,7 +153,7 @@ TEST_P(FailingDiskTest, NoFlushIsTrustedAfterASyncThatFailed) {
                 Pattern(finished + 1, kSize));
     }
     {
-      // Where only the last sync has failed, all is there in this case.
+      // If only the last sync has failed, all is there in this case.
       const auto store = Reopen();
       EXPECT_EQ(store->commit(), finished + nth % 2);
       ExpectOneStep(*store);

@@ -1,4 +1,4 @@
-// What a file store says and does when the disk fails.
+// Tests what a file store says and does when the disk fails.
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
@@ -45,7 +45,7 @@ class FileStoreFaultsTest : public ::testing::TestWithParam<Queue> {
     return options;
   }
 
-  // A store with kRegion and "other", both written.
+  // Makes a store with kRegion and "other", both written.
   std::unique_ptr<FileStore> MakeStore() {
     auto store = FileStore::Make(Options()).value();
     for (const char* name : {kRegion, "other"}) {
@@ -94,7 +94,7 @@ TEST_P(FileStoreFaultsTest, EachWriteFailingInTurnIsNamedAndCanBeMadeGood) {
                     HasSubstr(::testing::TempDir()), HasSubstr(failure.text))));
       EXPECT_EQ(system_.seen(), 6);
       system_.Release();
-      // That block is lost, and says so; nothing else is.
+      // This block is lost, and says so; nothing else is.
       for (int64_t block = 0; block < 6; ++block) {
         const int64_t offset = block * kBlock;
         const int64_t size = std::min(kBlock, kSize - offset);
@@ -203,7 +203,7 @@ TEST_P(FileStoreFaultsTest, ADeviceThatHangsMeetsTheDeadline) {
                AllOf(HasSubstr(absl::StrCat("write region '", kRegion, "', ",
                                             kSize, " bytes from offset 0")),
                      HasSubstr("still running"))));
-  // What does not need the device goes on; what needs the write waits for it.
+  // Calls that need no device go on; those that need the write wait for it.
   EXPECT_EQ(*ReadNow(*store, "other", 0, kSize), Pattern(1, kSize));
   EXPECT_THAT(store->Erase(kRegion),
               StatusIs(absl::StatusCode::kFailedPrecondition,

@@ -114,7 +114,7 @@ TEST_P(FileStoreKeepTest, TheCommitBeforeLastsUntilTheNextWrite) {
     EXPECT_EQ(store->commit(), 2);
     EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), Pattern(2, kSize));
   }
-  // Commit 3 is gone with that.
+  // Commit 3 has been dropped by that.
   EXPECT_THAT(FileStore::Reopen(options_, 3),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("commit 3"), HasSubstr("it has 2"))));
@@ -262,8 +262,8 @@ TEST_P(FileStoreKeepTest, ATornCommitLeavesTheOneBefore) {
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commits")));
 }
 
-// Random work, restarts and rollbacks, against a model of what the last commit
-// holds.
+// Compares random work, restarts and rollbacks with a model of what the last
+// commit holds.
 TEST_P(FileStoreKeepTest, RestartsAtAnyTimeFindTheLastCommit) {
   struct Region {
     int created = 0;  // by which action

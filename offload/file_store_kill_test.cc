@@ -1,4 +1,4 @@
-// What is left of a file store whose process was killed.
+// Tests what is left of a file store whose process was killed.
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -54,7 +54,8 @@ class Child {
   }
   ~Child() { close(report_); }
 
-  // The next report within `patience`; -1 for none, as after the process' end.
+  // Returns the next report within `patience`, or -1 for none, as after the
+  // process's end.
   int64_t Next(absl::Duration patience) {
     pollfd waiting = {report_, POLLIN, 0};
     const auto timeout = static_cast<int>(absl::ToInt64Milliseconds(patience));
@@ -66,7 +67,7 @@ class Child {
 
   void Kill() { kill(process_, SIGKILL); }
 
-  // How it ended; what it has reported before can still be read.
+  // Waits and returns how the process ended; its reports can still be read.
   int Wait() {
     int status = 0;
     FSDP_CHECK(waitpid(process_, &status, 0) == process_);
@@ -100,14 +101,14 @@ class FileStoreKillTest : public ::testing::TestWithParam<Queue> {
     return absl::StrCat(options_.directory, "/", options_.name);
   }
 
-  // The file, new or as the process before has left it.
+  // Opens the file, new or as the process before has left it.
   absl::StatusOr<std::unique_ptr<FileStore>> Open() {
     if (std::filesystem::exists(Path())) return FileStore::Reopen(options_);
     return FileStore::Make(options_);
   }
 
-  // Step after step: step n writes n, in pieces and in a part of a block, and
-  // ends with commit n+1, the first one being what makes the regions.
+  // Takes step after step: step n writes n, in pieces and in a part of a block,
+  // and ends with commit n + 1. The first commit makes the regions.
   absl::Status Train(int report, int64_t steps) {
     FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<FileStore> store, Open());
     if (store->commit() == 0) {
@@ -131,7 +132,7 @@ class FileStoreKillTest : public ::testing::TestWithParam<Queue> {
     return absl::OkStatus();
   }
 
-  // That the file holds a commit that was finished, in all its bytes: commit
+  // Expects that the file holds a finished commit in all its bytes: commit
   // `reported` or, if the process had no time to say so, the one after it.
   void ExpectLastCommit(int64_t reported) {
     ASSERT_OK_AND_ASSIGN(const auto store, FileStore::Reopen(options_));
@@ -169,7 +170,7 @@ TEST_P(FileStoreKillTest, AtAnyTimeTheLastCommitIsThere) {
       const absl::Status status = Train(report, 1 << 20);
       FSDP_CHECK(status.ok());
     });
-    // A few commits, then some time into the next one.
+    // The process makes a few commits, then goes some time into the next one.
     const auto commits = static_cast<int64_t>(1 + random() % 4);
     for (int64_t i = 0; i < commits; ++i) {
       const int64_t reported = child.Next(absl::Seconds(60));
@@ -213,7 +214,8 @@ TEST_P(FileStoreKillTest, AtEachRequestTheLastCommitIsThere) {
            (reported = child.Next(absl::ZeroDuration())) > 0;) {
         last = reported;
       }
-      // Killed while it was made, there is no such file, and one can be made.
+      // If it was killed while it was made, there is no file, and one can be
+      // made.
       if (!std::filesystem::exists(Path())) {
         EXPECT_EQ(last, 0);
         EXPECT_OK(FileStore::Make(options_));

@@ -1,4 +1,3 @@
-// How file stores are made and reopened.
 #include <algorithm>
 #include <iterator>
 #include <optional>
@@ -112,7 +111,7 @@ absl::StatusOr<FileEngineParts> MakeParts(
   return parts;
 }
 
-// The header and commit 0, of nothing; then the file has its name.
+// Writes the header and an empty commit 0, and then gives the file its name.
 absl::Status WriteFirstCommit(FileEngineParts& parts, BackingFile& file) {
   CommitRecord nothing;
   nothing.file_id = parts.layout->header.file_id;
@@ -142,7 +141,7 @@ absl::Status CheckFileBytes(const BackingFile& file, const FileLayout& layout) {
                                           " bytes; somebody has cut it off"));
 }
 
-// The commit to go on from; those after it are dropped.
+// Returns the commit to go on from, and drops those after it.
 absl::StatusOr<CommitRecord> ChooseCommit(FileEngineParts& parts,
                                           std::optional<int64_t> wanted) {
   FSDP_ASSIGN_OR_RETURN(std::vector<CommitRecord> records,

@@ -1,4 +1,4 @@
-// Going back to the last flush after the disk has failed.
+// Tests going back to the last flush after the disk has failed.
 #include <cerrno>
 #include <cstdint>
 #include <filesystem>
@@ -38,8 +38,8 @@ using Queue = FileStoreOptions::Queue;
 constexpr int64_t kBlock = 8192;
 constexpr int64_t kSize = 5 * kBlock + 1021;
 
-// A step of training: the region is written twice, in part the second time,
-// and then flushed.
+// Returns the region after a step of training: it is written twice, in part the
+// second time, and then flushed.
 std::string AfterStep(int64_t step) {
   if (step == 0) return std::string(kSize, '\0');
   std::string bytes = Pattern(step, kSize);
@@ -58,7 +58,7 @@ absl::Status RunStep(FileStore& store, int64_t step) {
   return Finish(store.Flush());
 }
 
-// Of the queue, kept, with checksums.
+// The queue, whether the file is kept, and whether it has checksums.
 using Case = std::tuple<Queue, bool, bool>;
 
 class RollbackFaultsTest : public ::testing::TestWithParam<Case>,
@@ -73,7 +73,7 @@ class RollbackFaultsTest : public ::testing::TestWithParam<Case>,
     options_.checksums = std::get<2>(GetParam());
   }
 
-  // A store after `steps` good steps.
+  // Makes a store and runs `steps` good steps.
   std::unique_ptr<FileStore> MakeAfter(int64_t steps) {
     std::filesystem::remove(Path());
     system_.Release();
@@ -85,7 +85,7 @@ class RollbackFaultsTest : public ::testing::TestWithParam<Case>,
     return store;
   }
 
-  // How many requests of the kind a step has.
+  // Returns how many requests of the kind a step has.
   int64_t Requests(Kind kind, int64_t step) {
     const auto store = MakeAfter(step - 1);
     system_.Inject({kind, std::numeric_limits<int64_t>::max(), 0});
@@ -129,7 +129,7 @@ TEST_P(RollbackFaultsTest, EachRequestFailingInTurnIsUndone) {
         ASSERT_OK(store->Rollback());
         ASSERT_EQ(*ReadNow(*store, "region", 0, kSize), AfterStep(good))
             << nth << " of " << requests << " after " << good;
-        // What comes next finds nothing of the step that failed.
+        // The next step finds nothing of the one that failed.
         ASSERT_OK(RunStep(*store, good + 1));
         ASSERT_OK(WriteStep(*store, 9));
         ASSERT_OK(store->Rollback());
@@ -215,12 +215,12 @@ TEST_P(KeptRollbackFaultsTest, TheFileReopensAtACommitAfterARollback) {
           }
         }
         const auto store = Reopen();
-        // The last sync has failed: the record can be there all the same.
+        // If the last sync has failed, the record can be there all the same.
         const bool made = kind == Kind::kSync && nth == 1 && !writes;
         EXPECT_EQ(store->commit(), made ? 3 : 2) << nth;
         EXPECT_EQ(*ReadNow(*store, "region", 0, kSize),
                   AfterStep(store->commit()));
-        // Reopened, it goes back to where it was reopened.
+        // The reopened store goes back to where it was reopened.
         ASSERT_OK(WriteStep(*store, 9));
         ASSERT_OK(store->Rollback());
         EXPECT_EQ(*ReadNow(*store, "region", 0, kSize),

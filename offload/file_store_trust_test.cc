@@ -1,4 +1,5 @@
-// What others have put where a kept file should be, and limits of the system.
+// Tests what others have put where a kept file should be, and limits of the
+// system.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -59,7 +60,7 @@ class FileStoreTrustTest : public ::testing::Test, protected KeptFile {
     return std::string(std::istreambuf_iterator<char>(file), {});
   }
 
-  // A file with something in it.
+  // Makes a file with something in it.
   void MakeOne() {
     const auto store = Make();
     ASSERT_OK(store->Create("region", 100));
@@ -76,7 +77,7 @@ TEST_F(FileStoreTrustTest, LinksAreNotFollowed) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr(New()), HasSubstr("symbolic link"))));
   fs::remove(New());
-  // Nor one that dangles, where following it would make a file.
+  // A dangling link is refused, too: following it would make a file.
   fs::create_symlink(Path() + ".elsewhere", New());
   EXPECT_FALSE(FileStore::Make(options_).ok());
   EXPECT_FALSE(fs::exists(Path() + ".elsewhere"));
@@ -109,7 +110,8 @@ TEST_F(FileStoreTrustTest, NeitherIsAFileOfTwoNames) {
   EXPECT_OK(FileStore::Reopen(options_));
 }
 
-// Where a file cannot be renamed without the risk of replacing another one.
+// Such names remain if a file cannot be renamed without the risk of replacing
+// another one.
 TEST_F(FileStoreTrustTest, TheSecondNameOfAKilledMakerIsForgotten) {
   MakeOne();
   fs::create_hard_link(Path(), New());
@@ -178,7 +180,7 @@ TEST_F(FileStoreTrustTest, ALimitOnTheSizeOfFilesIsAnError) {
   }
 }
 
-// By the queue's threads, into a file that was made under a greater limit.
+// The queue's threads write into a file that was made under a greater limit.
 TEST_F(FileStoreTrustTest, SoIsALimitThatCameLater) {
   for (const auto queue :
        {FileStoreOptions::Queue::kThreads, FileStoreOptions::Queue::kIoUring}) {

@@ -16,12 +16,11 @@ struct HostStore::Region {
   Region(char* data, char* flushed, int64_t offset, int64_t bytes)
       : data(data), flushed(flushed), offset(offset), bytes(bytes) {}
 
-  // Zeros cost as much as what is written over them.
+  // Fills it only once: zeros cost as much as what is written over them.
   void MakeZeros() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (!std::exchange(filled, true) && bytes > 0) std::memset(data, 0, bytes);
   }
 
-  // Before a write of `length` bytes.
   void Prepare(int64_t length) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (length == bytes && flushed == nullptr) filled = true;
     MakeZeros();
@@ -33,7 +32,7 @@ struct HostStore::Region {
   char* const flushed;   // the bytes at the last flush; null without rollback
   const int64_t offset;  // in the pool
   const int64_t bytes;
-  // Held while bytes are copied, and to erase.
+  // Held while bytes are copied or the region is erased.
   absl::Mutex mutex;
   bool erased ABSL_GUARDED_BY(mutex) = false;
   bool filled ABSL_GUARDED_BY(mutex) = false;   // else `data` means zeros

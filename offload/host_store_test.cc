@@ -36,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(
                                      /*can_roll_back=*/true}),
     StoreName);
 
-// Counts what is out, and gives no more than `limit`.
+// Counts the bytes that are out, and gives no more than `limit` at once.
 class CountingAllocator : public PageAllocator {
  public:
   explicit CountingAllocator(int64_t limit) : limit_(limit) {}

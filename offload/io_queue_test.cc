@@ -44,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(
       return info.index == 0 ? "uring" : "threads";
     });
 
-// Until as many are over as were started.
+// Waits until as many requests are over as were started.
 std::vector<IoRequest*> WaitForAll(IoQueue& queue, size_t started) {
   std::vector<IoRequest*> all;
   std::vector<IoRequest*> over;

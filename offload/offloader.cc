@@ -69,7 +69,7 @@ int Offloader::NewEntry(int store, const std::string& name, int64_t bytes) {
 absl::Status Offloader::Remove(int index) {
   Entry& entry = At(index);
   FSDP_CHECK(!entry.use);
-  // What could not be moved is not needed any more.
+  // Bytes that could not be moved are not needed any more.
   absl::Status settled =
       entry.transfer != nullptr ? Settle(entry) : absl::OkStatus();
   if (entry.transfer != nullptr) {
@@ -106,7 +106,7 @@ absl::StatusOr<absl::Span<char>> Offloader::Acquire(int index, Use use) {
   ++(prefetched    ? stats_.prefetched
      : entry.place ? stats_.found
                    : stats_.missed);
-  // What is being written may be read.
+  // An entry that is being written may be read.
   if (prefetched || (entry.transfer != nullptr && use != Use::kRead)) {
     const absl::Status settled = Settle(entry);
     const bool needed = use != Use::kOverwrite || entry.place.has_value();
@@ -133,7 +133,7 @@ void Offloader::MarkChanged(int index) {
   FSDP_CHECK(entry.use.has_value());
   if (entry.use != Use::kRead) return;
   entry.use = Use::kUpdate;
-  // One that has failed is made good by Release().
+  // Release() makes a failed write good.
   if (entry.transfer != nullptr) Settle(entry).IgnoreError();
 }
 
@@ -143,8 +143,8 @@ void Offloader::Release(int index) {
   const bool changed = entry.use != Use::kRead;
   entry.use.reset();
   if (!changed) return;
-  // Refused, or there is still one that MarkChanged() could not wait for:
-  // Flush() tries again, and reports it.
+  // The write was refused, or one is left for which MarkChanged() could not
+  // wait. Flush() tries again and reports it.
   if (entry.transfer != nullptr || !StartWrite(entry).ok()) {
     entry.unwritten = true;
   }
@@ -173,7 +173,7 @@ absl::Status Offloader::WriteAgain(Entry& entry) {
         "': it could not be written, and is in use to be changed; release it "
         "first"));
   }
-  // Still running: Settle() has said so.
+  // The transfer is still running, as Settle() has said.
   if (entry.transfer != nullptr) return absl::OkStatus();
   FSDP_RETURN_IF_ERROR(StartWrite(entry));
   return Settle(entry);
@@ -187,7 +187,7 @@ absl::Status Offloader::Rollback(int store) {
           "roll back '", entry.name, "': it is in use; release it first"));
     }
     if (entry.transfer == nullptr) continue;
-    // What has failed is undone, or read again.
+    // A failed write is undone, and a failed read is repeated.
     const absl::Status settled = Settle(entry);
     if (absl::IsDeadlineExceeded(settled)) return settled;
   }
@@ -215,8 +215,8 @@ absl::Status Offloader::StartWrite(Entry& entry) {
   return absl::OkStatus();
 }
 
-// A transfer that is still running at the deadline goes on, and keeps its
-// memory.
+// Waits for the entry's transfer. One that is still running at the deadline
+// goes on, and keeps its memory.
 absl::Status Offloader::Settle(Entry& entry) {
   const absl::Time begin = absl::Now();
   const absl::Status status = entry.transfer->Wait(begin + options_.timeout);
@@ -245,7 +245,7 @@ absl::Status Offloader::MakeRoom(Entry& entry, bool may_wait) {
     if (!may_wait) return NoRoomFor(entry);
     const bool writes = victim->writes;
     const absl::Status settled = Settle(*victim);
-    // Nobody has asked yet for what could not be read ahead.
+    // A failed read ahead is no error: nobody has asked for it yet.
     if (writes || absl::IsDeadlineExceeded(settled)) {
       FSDP_RETURN_IF_ERROR(settled);
     }
@@ -256,7 +256,7 @@ absl::Status Offloader::MakeRoom(Entry& entry, bool may_wait) {
 }
 
 bool Offloader::Poll() {
-  // Failures are for those who wait.
+  // Failures are left to those who wait.
   for (Entry& entry : entries_) {
     if (entry.transfer == nullptr || !entry.writes) continue;
     if (entry.transfer->Wait(absl::InfinitePast()).ok()) entry.transfer.reset();
@@ -274,9 +274,9 @@ bool Offloader::Poll() {
   return freed;
 }
 
-// First what the store has as well, then what it is about to have, the least
-// recently used first; last what was read ahead, beginning with what was asked
-// for last and so is needed last.
+// Returns the entry to drop: first those that the store has as well, then those
+// that are being written, the least recently used first; last those that were
+// read ahead, of which the one asked for last is needed last.
 Offloader::Entry* Offloader::NextToGo() {
   const auto order = [](const Entry& entry) {
     const bool ahead = entry.transfer != nullptr && !entry.writes;

@@ -47,8 +47,8 @@ std::unique_ptr<ParamStore> File(bool rollback) {
   return FileStore::Make(options).value();
 }
 
-// Against strings: entries of three stores are added, used, removed, flushed
-// and rolled back, with memory for a part of them.
+// Compares with strings: entries of three stores are added, used, removed,
+// flushed and rolled back, with memory for a part of them.
 TEST(OffloaderStoresTest, EntriesOfAllStoresHaveWhatTheyShould) {
   constexpr int kStores = 3;
   struct Model {
@@ -173,7 +173,7 @@ TEST(OffloaderStoresTest, WhatIsStillMovedKeepsItsMemoryAfterRemoval) {
   EXPECT_OK(Get(*offloader, 0).status());
 }
 
-// A write behind that has ended without anybody having waited for it.
+// The write behind has ended without anybody having waited for it.
 TEST(OffloaderStoresTest, AWriteThatHasEndedHindersNoPrefetch) {
   const auto gate = std::make_shared<Gate>();
   const auto offloader =
@@ -228,8 +228,7 @@ TEST(OffloaderStoresTest, AWriteUnderWayIsOverBeforeItsEntryIsChanged) {
   ASSERT_OK(Put(*offloader, 0, Pattern(1, 4096)));
   ASSERT_OK_AND_ASSIGN(const absl::Span<char> memory,
                        offloader->Acquire(0, Use::kRead));
-  // The first write does not end in time: what is changed is written by a
-  // later flush.
+  // The first write does not end in time: a later flush writes the change.
   offloader->MarkChanged(0);
   memory[7] = 'x';
   offloader->Release(0);

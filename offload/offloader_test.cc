@@ -56,8 +56,8 @@ struct StoreCase {
 
 class OffloaderTest : public ::testing::TestWithParam<StoreCase> {};
 
-// Against strings: whatever is used, prefetched, flushed, in any order, with
-// memory for a part of it.
+// Compares with strings: entries are used, prefetched and flushed in any order,
+// with memory for a part of them.
 TEST_P(OffloaderTest, EntriesHaveWhatWasWrittenLast) {
   const std::vector<int64_t> sizes = {0,     1,     4095,  4096, 4097,
                                       10007, 32768, 65536, 65537};
@@ -183,7 +183,7 @@ TEST(OffloaderTest, AFailedWriteIsReportedAndTriedAgainByFlush) {
     absl::Status flushed = offloader->Flush(0);
     if (!flushed.ok()) flushed = offloader->Flush(0);
     EXPECT_OK(flushed);
-    // Out of memory, and back from the store.
+    // The entry goes out of memory and comes back from the store.
     ASSERT_OK(offloader->Add(0, "large", 2 * kPageBytes).status());
     ASSERT_OK(Get(*offloader, 2).status());
     EXPECT_EQ(Get(*offloader, 0).value(), Pattern(1, 4096));

@@ -15,11 +15,11 @@
 namespace fsdp::offload {
 namespace {
 
-// Of x86-64, and of arm64 with pages of 4 KiB.
+// The large page of x86-64, and of arm64 with pages of 4 KiB.
 constexpr int64_t kLargePage = int64_t{2} << 20;
 
 // Unmaps what lies around `bytes` from the first large page on, and returns
-// that.
+// where that page begins.
 char* KeepLargePages(char* mapped, int64_t mapped_bytes, int64_t bytes) {
   const auto past =
       static_cast<int64_t>(reinterpret_cast<uintptr_t>(mapped)) % kLargePage;
@@ -34,8 +34,8 @@ char* KeepLargePages(char* mapped, int64_t mapped_bytes, int64_t bytes) {
 class SystemAllocator : public PageAllocator {
  public:
   absl::StatusOr<char*> Allocate(int64_t bytes) override {
-    // Disks move memory of few pages twice as fast as of many. But only whole
-    // large pages become such, and Linux begins where it likes.
+    // Disks move memory of few pages twice as fast as memory of many. But a
+    // large page has to be whole, and Linux begins a mapping where it likes.
     const int64_t spare = bytes >= kLargePage ? kLargePage : 0;
     int64_t mapped_bytes = 0;
     void* mapped = MAP_FAILED;
@@ -51,7 +51,7 @@ class SystemAllocator : public PageAllocator {
     }
     char* data = static_cast<char*>(mapped);
     if (spare > 0) data = KeepLargePages(data, mapped_bytes, bytes);
-    // A mere wish.
+    // This is a mere wish, which may be refused.
     madvise(data, bytes, MADV_HUGEPAGE);
     return data;
   }

@@ -32,7 +32,7 @@ int64_t Address(const PageMemory& memory) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory.data()));
 }
 
-// Of the process's address space.
+// Returns the size of the process's address space.
 int64_t MappedBytes() {
   int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -57,7 +57,7 @@ TEST(PageMemory, AllBytesCanBeWritten) {
   }
 }
 
-// Of sizes that Linux does not align by itself.
+// Linux does not align these sizes by itself.
 TEST(PageMemory, BeginsAtALargePageWhereItHasOne) {
   std::vector<PageMemory> memories;
   memories.reserve(8);

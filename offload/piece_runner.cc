@@ -22,7 +22,7 @@ bool IsPages(const char* memory, int64_t begin, int64_t end) {
          begin % kPageBytes == 0 && end % kPageBytes == 0;
 }
 
-// "write region 'blocks.3, exp_avg', block 2".
+// Returns "write region 'blocks.3, exp_avg', block 2".
 std::string What(const Piece& piece) {
   return absl::StrCat(piece.writes ? "write" : "read", " region '",
                       piece.operation->region->name, "', block ", piece.index);
@@ -116,7 +116,7 @@ absl::Status PieceRunner::FinishRead(Piece& piece) {
 std::optional<absl::Status> PieceRunner::BeginWrite(Piece& piece) {
   const Block& block = *piece.block;
   const bool whole = IsWhole(piece);
-  // Where nobody checks and nothing moves, the rest of the block can stay.
+  // If nothing is checked and nothing moves, the rest of the block can stay.
   const bool alone = !layout_.header.checksums &&
                      block.current.generation > 0 && !ChangesPlace(piece);
   if (GoesStraight(piece) && (whole || (alone && !block.damaged))) {

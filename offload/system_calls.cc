@@ -55,7 +55,7 @@ int SystemCalls::Allocate(int descriptor, int64_t bytes) {
 int SystemCalls::BypassCache(int descriptor) {
   const int flags = fcntl(descriptor, F_GETFL);
   if (fcntl(descriptor, F_SETFL, flags | O_DIRECT) != 0) return errno;
-  // Some take the flag and refuse the reads.
+  // Some file systems take the flag and refuse the reads.
   const absl::StatusOr<PageMemory> page =
       PageMemory::Allocate(PageAllocator::System(), kPageBytes);
   if (page.ok() && pread(descriptor, page->data(), kPageBytes, 0) >= 0) {
@@ -103,7 +103,7 @@ class ThreadQueue : public IoQueue {
  public:
   explicit ThreadQueue(int descriptor) : descriptor_(descriptor) {}
 
-  // Before anything else. An error where there are no threads at all.
+  // Must be called first. Returns an error if there are no threads at all.
   absl::Status StartThreads(int depth) {
     while (depth-- > 0) {
       absl::StatusOr<std::thread> thread =
@@ -206,7 +206,7 @@ class UringQueue : public IoQueue {
   }
 
   absl::Status Init() {
-    // One more for the event that Wake() raises.
+    // The additional entry is for the event that Wake() raises.
     const int error = -io_uring_queue_init(depth_ + 1, &ring_, 0);
     if (error != 0) return Refused(error);
     has_ring_ = true;
@@ -294,7 +294,7 @@ class UringQueue : public IoQueue {
     Submit();
   }
 
-  // True if it is Wake()'s.
+  // Returns whether it is Wake()'s.
   bool TakeCompletion(io_uring_cqe* entry, std::vector<IoRequest*>& over) {
     auto* const request = static_cast<IoRequest*>(io_uring_cqe_get_data(entry));
     const int result = entry->res;

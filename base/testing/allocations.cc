@@ -39,7 +39,7 @@ void* Allocate(size_t size) {
 }  // namespace
 
 void* operator new(size_t size) { return Allocate(size); }
-// A sanitizer has one of its own, which would not go with our delete.
+// A sanitizer has an operator of its own, which would not go with our delete.
 void* operator new(size_t size, const std::nothrow_t&) noexcept {
   return Allocate(size);
 }

@@ -1,5 +1,5 @@
-// What a test's program asks the heap for, to see whether a parser is bounded.
-// Replaces operator new of the whole program.
+// Counts what a test's program asks of the heap, to see whether a parser is
+// bounded. Replaces operator new of the whole program.
 #ifndef BASE_TESTING_ALLOCATIONS_H_
 #define BASE_TESTING_ALLOCATIONS_H_
 
@@ -7,13 +7,13 @@
 
 namespace fsdp::testing {
 
-// Since the last Start(), of all threads.
+// Counts the bytes that all threads have asked for since the last Start().
 class Allocations {
  public:
   static void Start();
-  // That were asked for at once.
+  // Returns the most bytes that were asked for at once.
   static size_t Largest();
-  // The most that were there at a time, beyond those of Start().
+  // Returns the most bytes that were there at a time, beyond those at Start().
   static size_t Peak();
 };
 

@@ -10,8 +10,8 @@
 
 namespace fsdp::testing {
 
-// OK if `value` matches, otherwise an internal error with `what` it is, what
-// was expected of it, and its value.
+// Returns OK if `value` matches, otherwise Internal with `what`, what was
+// expected of it, and its value.
 template <typename T, typename Matcher>
 absl::Status CheckThat(const T& value, const Matcher& matcher,
                        absl::string_view what) {

@@ -35,24 +35,26 @@ namespace fsdp::testing {
 // Thread-safe.
 class FakeDevice {
  public:
-  // Before the first backward of the process; more calls do nothing.
+  // Registers the device, before the first backward of the process. Further
+  // calls do nothing.
   static void Register();
   static c10::Device device();
 
-  // Brings tensors here that others hold too, parameters of a module above all:
-  // LibTorch's set_data(), and so Module::to(), knows no way from another
-  // device to PrivateUse1.
+  // Brings tensors to the device that others hold, too, above all parameters of
+  // a module: LibTorch's set_data(), and so Module::to(), cannot go from
+  // another device to PrivateUse1.
   static void Move(const std::vector<at::Tensor>& tensors);
 
-  // Forgets races, host waits, calls and accesses; the peak becomes what is in
-  // use.
+  // Forgets races, host waits, calls and accesses. The peak becomes the bytes
+  // in use.
   static void Reset();
 
-  // One line for each pair of operations: both, their streams, their labels.
+  // Returns a line for each pair of operations that race: both, their streams
+  // and their labels.
   static std::vector<std::string> Races();
-  // One line for each time the host waited.
+  // Returns a line for each time the host waited.
   static std::vector<std::string> HostWaits();
-  // What the host has asked of the device since Reset().
+  // Counts what the host has asked of the device since Reset().
   struct Calls {
     int64_t operators = 0;  // launches of kernels and copies; views are none
     int64_t stream_switches = 0;
@@ -64,19 +66,19 @@ class FakeDevice {
   static int64_t bytes_in_use();
   static int64_t peak_bytes();
 
-  // Memory of the host that is pinned until Unpin(), as LibTorch's pinned
-  // allocations are.
+  // Pins memory of the host until Unpin(), like LibTorch's pinned allocations.
   static void Pin(void* memory, int64_t bytes);
   static void Unpin(void* memory);
 
-  // An access on the current stream, for fakes of what torch does not see.
+  // Notes an access on the current stream, for fakes of what torch does not
+  // see.
   static void Touch(const at::Tensor& tensor, bool writes,
                     absl::string_view what);
-  // The host's access to memory, its own or the device's.
+  // Notes an access of the host to its own memory or the device's.
   static void HostRead(const at::Tensor& tensor, absl::string_view what);
   static void HostWrite(const at::Tensor& tensor, absl::string_view what);
 
-  // While it exists, queries find no event and no stream done. Waits of the
+  // While this exists, queries find no event and no stream done. Waits of the
   // host that cannot be polled end all the same.
   class Stall {
    public:
@@ -86,7 +88,7 @@ class FakeDevice {
     Stall& operator=(const Stall&) = delete;
   };
 
-  // While it exists, reports name what its thread does with "[text]".
+  // While this exists, reports name what its thread does with "[text]".
   class Label {
    public:
     explicit Label(absl::string_view text);

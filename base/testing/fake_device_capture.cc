@@ -41,7 +41,7 @@ void Capture::Join(int64_t stream) {
   stream_list_.push_back(stream);
 }
 
-// That the stream has been given something.
+// Notes that the stream has been given something.
 void Capture::Note(int64_t stream) {
   const int actor = HappensBefore::ActorOf(stream);
   streams_[stream] = order_.Record(actor)[actor];

@@ -1,4 +1,4 @@
-// What FakeDeviceGraph records. For fake_device*.cc only.
+// The record of a FakeDeviceGraph. For fake_device*.cc only.
 #ifndef BASE_TESTING_FAKE_DEVICE_CAPTURE_H_
 #define BASE_TESTING_FAKE_DEVICE_CAPTURE_H_
 
@@ -17,12 +17,12 @@
 namespace fsdp::testing::fake_device {
 
 // One capture, under way or over. Operations run while it is under way, since
-// only that tells what they return; what they have written is put back at its
-// end. Not thread-safe: State locks.
+// only that tells what they return; at its end, what they have written is put
+// back. Not thread-safe: State locks.
 class Capture {
  public:
   using Range = HappensBefore::Range;
-  // Streams by their number, in what follows.
+  // Names streams by their numbers here and below.
   explicit Capture(int64_t origin);
   ~Capture();
 
@@ -35,34 +35,34 @@ class Capture {
   void Allocate(int64_t stream, Range range, const std::string& what);
   void Free(int64_t stream, Range range, const std::vector<int64_t>& spared,
             const std::string& what);
-  // Before the operation.
+  // Called before the operation.
   void Access(int64_t stream, const std::vector<Range>& ranges, bool writes,
               const std::string& what);
-  // What has just been done, to be done again. Knows no State.
+  // Adds what has just been done, to be done again. Knows no State.
   void Run(int64_t stream, std::function<void()> run);
-  // The number of the event.
+  // Returns the number of the event.
   int Record(int64_t stream);
   void Wait(int64_t stream, int event);
 
-  // Puts memory back and spoils the graph's own. The reason why it cannot be
-  // replayed; empty: it can.
+  // Puts memory back and spoils the graph's own. Returns why it cannot be
+  // replayed, or "".
   std::string End(int64_t stream);
 
   // --- Over, or under way -------------------------------------------------
-  // Memory of the graph's own whose tensors are gone.
+  // Keeps memory of the graph's own whose tensors are gone.
   void Keep(c10::DataPtr memory) { kept_.push_back(std::move(memory)); }
-  // Memory of others that was recorded is gone.
+  // Notes that recorded memory of others is gone.
   void NoteFreed(Range range, const std::string& what);
   const std::string& freed() const { return freed_; }
 
-  // Does everything again. `actors`: of streams, in this order.
+  // Replay() does everything again, by an actor for each of these streams.
   const std::vector<int64_t>& streams() const { return stream_list_; }
   void Replay(HappensBefore& order, int caller,
               const std::map<int64_t, int>& actors);
 
-  // A line for each operation: its stream's place among streams(), its name,
-  // what it reads and writes. Memory of others by address, the graph's own by
-  // the place of its allocation.
+  // Returns a line for each operation: its stream's place among streams(), its
+  // name, what it reads and writes. Memory of others is named by address, the
+  // graph's own by the place of its allocation.
   std::vector<std::string> Operations() const;
 
  private:

@@ -19,13 +19,13 @@ namespace fake_device {
 class Capture;
 }  // namespace fake_device
 
-// Does to values, memory and streams what a CUDA graph does: what was captured
-// has not run, memory of the graph's own holds NaN before the first replay and
-// is not reused, streams are ordered in replays by the events of the capture
-// alone, and random numbers go on. Refuses what CUDA refuses, work on streams
-// that are not captured besides, which CUDA would run at once. Where memory of
-// others that was recorded has been freed, replays are refused. Races in
-// replays are told by FakeDevice::Races(); a capture is no access.
+// Does to values, memory and streams what a CUDA graph does. Captured work has
+// not run; memory of the graph's own holds NaN before the first replay and is
+// not reused; only the events of the capture order streams in replays; random
+// numbers go on. Refuses what CUDA refuses, and also work on streams that are
+// not captured, which CUDA would run at once. Refuses replays if recorded
+// memory of others has been freed. FakeDevice::Races() tells races in replays;
+// a capture is no access.
 class FakeDeviceGraph final : public DeviceGraph {
  public:
   static absl::StatusOr<std::unique_ptr<DeviceGraph>> Make(c10::Device device);
@@ -38,8 +38,8 @@ class FakeDeviceGraph final : public DeviceGraph {
   absl::Status Replay() override;
   void Reset() override;
 
-  // The captured operations, a line each: captures of equal operations on equal
-  // memory have equal lines.
+  // Returns the captured operations, a line each. Captures of equal operations
+  // on equal memory have equal lines.
   std::vector<std::string> Operations() const;
 
  private:

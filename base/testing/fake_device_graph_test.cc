@@ -41,7 +41,7 @@ class FakeDeviceGraphTest : public ::testing::Test {
     return {host.data_ptr<float>(), host.data_ptr<float>() + host.numel()};
   }
 
-  // What `queue` gives to the stream.
+  // Captures what `queue` gives to the stream.
   template <typename Fn>
   absl::Status Capture(Fn queue) {
     stream_->FollowCurrentStream();
@@ -146,7 +146,7 @@ TEST_F(FakeDeviceGraphTest, TellsRacesOfReplays) {
   ASSERT_OK(graph_->Replay());
   EXPECT_THAT(FakeDevice::Races(), Not(IsEmpty()));
   FakeDevice::Reset();
-  // And of a replay with what comes before it on another stream.
+  // A replay also races with what comes before it on another stream.
   {
     const SideStream::Scope scope(other);
     x.zero_();
@@ -183,7 +183,7 @@ TEST_F(FakeDeviceGraphTest, RefusesWhatCudaRefuses) {
     x.add_(1);
   });
   EXPECT_THAT(unjoined.message(), HasSubstr("does not wait for stream"));
-  // Nothing of all that has happened, and another capture may.
+  // Nothing of all that has happened, and another capture is possible.
   EXPECT_THAT(Values(x), ElementsAre(1));
   ASSERT_OK(Capture([&] {
     x.add_(1);

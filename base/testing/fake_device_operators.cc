@@ -26,7 +26,8 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// They change what a tensor looks into, not what lies there.
+// Returns whether an operator changes what a tensor looks into, not what lies
+// there.
 bool OnlyMetadata(const c10::FunctionSchema& schema) {
   static const auto* const names = new absl::flat_hash_set<std::string>(
       {"aten::set_", "aten::resize_", "aten::resize_as_", "aten::is_set_to"});
@@ -38,7 +39,7 @@ bool OnlyMetadata(const c10::FunctionSchema& schema) {
                      });
 }
 
-// They allocate, and launch nothing.
+// Returns whether an operator allocates and launches nothing.
 bool OnlyAllocates(const std::string& name) {
   static const auto* const names = new absl::flat_hash_set<std::string>(
       {"aten::empty", "aten::empty_like", "aten::empty_strided",
@@ -46,7 +47,7 @@ bool OnlyAllocates(const std::string& name) {
   return names->contains(name);
 }
 
-// The host has to see values of the device.
+// Returns whether the host has to see values of the device.
 bool ReturnsToHost(const c10::FunctionSchema& schema) {
   return std::any_of(schema.returns().begin(), schema.returns().end(),
                      [](const c10::Argument& result) {
@@ -72,7 +73,7 @@ bool Shares(const at::Tensor& a, const at::Tensor& b) {
              b.storage().unsafeGetStorageImpl();
 }
 
-// Whether `result` lies in the memory of an argument.
+// Returns whether `result` lies in the memory of an argument.
 bool Holds(const c10::IValue& argument, const at::Tensor& result) {
   if (argument.isTensor()) return Shares(argument.toTensor(), result);
   if (!argument.isTensorList()) return false;
@@ -82,7 +83,7 @@ bool Holds(const c10::IValue& argument, const at::Tensor& result) {
   return false;
 }
 
-// One run of an operator.
+// Runs an operator once.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, Stack& stack)
@@ -118,7 +119,7 @@ class Call {
   }
 
  private:
-  // A kernel is launched with its value.
+  // Copies a number of the host: a kernel is launched with its value.
   static at::Tensor Number(const at::Tensor& tensor) {
     at::Tensor number = tensor.clone();
     number.unsafeGetTensorImpl()->set_wrapped_number(
@@ -126,7 +127,7 @@ class Call {
     return number;
   }
 
-  // The twin of an argument; `touches` the memory.
+  // Returns the twin of an argument; `touches` says whether its memory is used.
   at::Tensor Take(const at::Tensor& tensor, bool touches, bool writes) {
     at::Tensor twin = twins_.Of(tensor, writes);
     if (captured_ && tensor.defined() && tensor.is_cpu() && !writes) {
@@ -171,8 +172,8 @@ class Call {
     return taken;
   }
 
-  // Where a mask selects, and what an index on the host says, is a matter of
-  // values.
+  // Takes indices. The places that a mask selects, and an index on the host,
+  // depend on values.
   c10::List<std::optional<at::Tensor>> TakeIndices(
       const c10::List<std::optional<at::Tensor>>& list) {
     indexed_ = true;
@@ -201,8 +202,8 @@ class Call {
     return given;
   }
 
-  // The host does what it does again: new results go to where the first ones
-  // lie. What was a number on the host stays what it is now.
+  // Replays what the host does: new results go to where the first ones lie. A
+  // number on the host keeps its present value.
   void AddToCapture(const Stack& arguments) {
     State::Get().AddRun([op = op_, arguments, fresh = fresh_] {
       Stack stack = arguments;
@@ -275,7 +276,7 @@ void Access(const at::Tensor& tensor, bool writes, const std::string& what) {
   }
 }
 
-// copy_() of LibTorch ends here when one of the tensors is on this device.
+// LibTorch's copy_() ends here if one of the tensors is on this device.
 at::Tensor CopyFrom(const at::Tensor& from, const at::Tensor& to,
                     bool non_blocking) {
   if (to.numel() == 0) return to;
@@ -313,8 +314,8 @@ void RecordStream(at::Tensor& tensor, c10::Stream stream) {
   State::Get().RecordOnStream(tensor.storage().data(), stream.id());
 }
 
-// Operators that LibTorch has composed of others for all devices but the CPU:
-// they shall have the CPU's bits, too.
+// Returns the operators that LibTorch composes of others for all devices but
+// the CPU: they are to have the CPU's bits, too.
 std::vector<c10::OperatorName> ComposedElsewhere() {
   std::vector<c10::OperatorName> names;
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();

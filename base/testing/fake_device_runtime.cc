@@ -164,7 +164,7 @@ c10::Allocator* DeviceAllocator() {
 // LibTorch keeps what it is given for the life of the process.
 void RegisterRuntime() {
   const c10::DeviceType type = TheDevice().type();
-  // The name that it has anyway: what is asked elsewhere is whether it is set.
+  // The device has this name anyway, but others ask whether it is set.
   c10::register_privateuse1_backend("privateuseone");
   c10::SetAllocator(type, DeviceAllocator());
   at::RegisterPrivateUse1HooksInterface(new Hooks);

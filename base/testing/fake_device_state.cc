@@ -12,10 +12,10 @@
 namespace fsdp::testing::fake_device {
 namespace {
 
-// As CUDA: streams from the pool come back in turn.
+// As with CUDA, streams from the pool come back in turn.
 constexpr int64_t kPoolSize = 32;
 
-// Beyond that a strided tensor counts as one range.
+// A strided tensor of more ranges counts as one range.
 constexpr size_t kMaxRanges = 4096;
 
 thread_local int64_t current_stream = 0;
@@ -29,7 +29,7 @@ uintptr_t Address(const void* data) {
   return reinterpret_cast<uintptr_t>(data);
 }
 
-// Its address, without the check that armed storages make.
+// Returns the storage's address without the check that armed storages make.
 uintptr_t AddressOf(const c10::Storage& storage) {
   return Address(
       storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
@@ -306,7 +306,7 @@ void State::Refuse(absl::string_view what) {
   TORCH_CHECK(false, text);
 }
 
-// Other threads may, of what is not captured.
+// Refuses a wait of the host. Other threads may wait for what is not captured.
 void State::CheckHostMayWait(const Point& event, absl::string_view what) {
   if (event.is_captured ||
       (capture_ != nullptr && capture_->IsOfThisThread())) {
@@ -363,7 +363,7 @@ std::string State::Replay(Capture& capture,
   return capture.freed();
 }
 
-// Whether that was all there is to do.
+// Returns whether that was all there is to do.
 bool State::FreeCaptured(Allocation& allocation) {
   for (const std::weak_ptr<Capture>& each : captures_) {
     const std::shared_ptr<Capture> capture = each.lock();

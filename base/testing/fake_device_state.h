@@ -1,4 +1,4 @@
-// What the parts of the fake device share. For fake_device*.cc only.
+// State that the parts of the fake device share. For fake_device*.cc only.
 #ifndef BASE_TESTING_FAKE_DEVICE_STATE_H_
 #define BASE_TESTING_FAKE_DEVICE_STATE_H_
 
@@ -31,54 +31,55 @@ inline c10::Device TheDevice() {
   return c10::Device(c10::DeviceType::PrivateUse1, 0);
 }
 
-// Memory of the device. Owned by its DataPtr.
+// Memory of the device, which its DataPtr owns.
 struct Allocation {
   c10::DataPtr memory;  // host memory
   Range range;
-  int actor = 0;                 // the stream that it belongs to
-  std::vector<int64_t> spared;   // the streams whose use its end waits for
-  std::weak_ptr<Capture> owner;  // the capture that it is a graph's memory of
+  int actor = 0;                 // stream that it belongs to
+  std::vector<int64_t> spared;   // streams whose use its end waits for
+  std::weak_ptr<Capture> owner;  // capture of the graph whose memory it is
   bool is_captured = false;      // there is, or was, an owner
 };
 
-// What an event holds.
+// The content of an event.
 struct Point {
   HappensBefore::Clock clock;
-  // Recorded in a capture: which, and its number there.
+  // The capture in which it was recorded, if any, and its number there.
   bool is_captured = false;
   std::weak_ptr<Capture> capture;
   int event = 0;
 };
 
-// Lives as long as the process: memory may be freed at its very end.
+// The state lives as long as the process: memory may be freed at its very end.
 class State {
  public:
   static State& Get();
 
-  // `name` with the label of this thread.
+  // Returns `name` with the label of this thread.
   static std::string Named(absl::string_view name);
   static void SetLabel(std::string label);
   static const std::string& label();
 
-  // The stream that is current in this thread.
+  // Returns the stream that is current in this thread.
   static int64_t CurrentStream();
   static int64_t ExchangeStream(int64_t stream);
   static int CurrentActor() { return HappensBefore::ActorOf(CurrentStream()); }
 
-  // Memory of the device, of `bytes`, out of host memory.
+  // Makes memory of the device out of host memory of `bytes`.
   c10::DataPtr Adopt(c10::DataPtr memory, size_t bytes);
-  // Host memory whose end waits for the copies to and from it.
+  // Allocates host memory whose end waits for the copies to and from it.
   c10::DataPtr AllocatePinned(size_t bytes);
   void Pin(void* memory, int64_t bytes);
-  // A copy that is under way races with it.
+  // Races with a copy that is under way.
   void Unpin(void* memory);
   bool IsPinned(const void* data);
   void RecordOnStream(const void* data, int64_t stream);
 
   void Access(int actor, const at::Tensor& tensor, bool writes,
               absl::string_view what);
-  // A copy's access to the host memory of `tensor`. It is forgotten with
-  // memory of the CPU's allocator, which tells nobody when it goes and comes.
+  // Notes a copy's access to the host memory of `tensor`. The access is
+  // forgotten with memory of the CPU's allocator, which tells nobody when it
+  // goes and comes.
   void AccessHost(int actor, const at::Tensor& tensor, bool writes,
                   absl::string_view what);
 
@@ -86,24 +87,24 @@ class State {
   void Block(int64_t stream, const Point& event);
   // The host learns that what `event` stands for is done.
   void Learn(const Point& event);
-  // The host waits for that, or for all streams.
+  // The host waits for the event, or for all streams.
   void HostWait(const Point& event, absl::string_view what);
   void HostWaitForStream(int64_t stream, absl::string_view what);
-  // It may wait, which nothing can rely on.
+  // The host may wait, which nothing can rely on.
   void HostMayWait(absl::string_view what);
   void HostWaitForAll(absl::string_view what);
 
-  // Captures (fake_device_graph.h). While one is under way, the calls above and
-  // below throw where CUDA would refuse, and it cannot be used.
-  // False: another one is under way.
+  // Captures (fake_device_graph.h). While one is under way, calls above and
+  // below that CUDA would refuse throw, and the capture cannot be used.
+  // BeginCapture() returns false if another capture is under way.
   bool BeginCapture(std::shared_ptr<Capture> capture);
-  // Returns why the capture under way cannot be used; empty: it can.
+  // Returns why the capture under way cannot be used, or "".
   std::string EndCapture();
-  // Whether what the current stream is given has to be told to AddRun().
+  // Returns whether AddRun() has to be told what the current stream is given.
   bool Captures();
-  // What the current stream has been given, to be done in replays.
+  // Adds what the current stream has been given, to be done in replays.
   void AddRun(std::function<void()> run);
-  // Returns why not; empty: it is done.
+  // Returns why it is not done, or "".
   std::string Replay(Capture& capture, const std::map<int64_t, int>& actors);
   // Throws if a capture is under way.
   void RefuseInCapture(absl::string_view what);
@@ -112,7 +113,7 @@ class State {
   void Stall(int by);
   int64_t NewStream(bool from_pool, bool high_priority);
 
-  // `what` of the calls was made once more.
+  // Counts one more call of `what`.
   void Count(int64_t FakeDevice::Calls::*what);
 
   void Reset();
@@ -132,7 +133,8 @@ class State {
   bool FreeCaptured(Allocation& allocation);
   void AccessLocked(int actor, const std::vector<Range>& ranges, bool writes,
                     absl::string_view what);
-  // The capture under way where it has `stream`; with another stream throws.
+  // Returns the capture under way if it has `stream`, and throws if it has
+  // others.
   Capture* CaptureOf(int64_t stream, absl::string_view what);
   [[noreturn]] void Refuse(absl::string_view what);
   void CheckHostMayWait(const Point& event, absl::string_view what);
@@ -155,7 +157,7 @@ class State {
   int64_t pooled_[2] = {0, 0};  // by high priority
 };
 
-// The bytes that the elements of a tensor occupy, in ascending ranges.
+// Returns the bytes of a tensor's elements, in ascending ranges.
 std::vector<Range> RangesOf(const at::Tensor& tensor);
 
 c10::Allocator* DeviceAllocator();

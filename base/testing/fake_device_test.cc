@@ -59,7 +59,7 @@ class FakeDeviceTest : public ::testing::Test {
       Device().getStreamFromGlobalPool(FakeDevice::device(), true);
 };
 
-// What a test does on the side stream.
+// Runs `fn` on `stream`.
 template <typename Fn>
 void On(const c10::Stream& stream, Fn fn) {
   const c10::StreamGuard guard(stream);
@@ -138,7 +138,7 @@ TEST_F(FakeDeviceOperators, MovedTensorsStayThoseThatOthersHold) {
   held.mul(3).sum().backward();
   EXPECT_EQ(parameter.grad().device(), FakeDevice::device());
   EXPECT_EQ(parameter.grad().cpu().sum().item<float>(), 21);
-  // From here to here, LibTorch's own way works.
+  // Within the device, LibTorch's own way works.
   parameter.set_data(parameter.detach().mul(2));
   EXPECT_EQ(held.detach().cpu().sum().item<float>(), 14);
 }

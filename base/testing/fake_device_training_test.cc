@@ -105,7 +105,7 @@ std::function<void()> FusedAdamW(const std::vector<at::Tensor>& parameters) {
   };
 }
 
-// The losses and then the parameters after some steps.
+// Returns the losses and then the parameters after some steps.
 std::vector<at::Tensor> Train(c10::Device device, const MakeStep& make_step,
                               int64_t batch) {
   at::manual_seed(7);

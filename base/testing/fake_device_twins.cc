@@ -22,7 +22,7 @@ bool Same(const c10::Storage& a, const c10::Storage& b) {
   return a.unsafeGetStorageImpl() == b.unsafeGetStorageImpl();
 }
 
-// `like`, over another storage.
+// Returns a tensor like `like` over another storage.
 at::Tensor Mirror(const at::Tensor& like, const c10::Storage& storage) {
   const auto key = storage.device().is_cpu() ? c10::DispatchKey::CPU
                                              : c10::DispatchKey::PrivateUse1;
@@ -37,7 +37,7 @@ at::Tensor Mirror(const at::Tensor& like, const c10::Storage& storage) {
   return tensor;
 }
 
-// Memory that nobody else holds, out of a storage of the CPU.
+// Takes the memory out of a storage of the CPU, for a new owner.
 c10::DataPtr TakeMemory(const c10::Storage& storage) {
   c10::DataPtr& data = DataOf(storage);
   c10::DataPtr borrowed(data.get(), storage.device());

@@ -12,25 +12,26 @@
 namespace fsdp::testing::fake_device {
 
 // The twins of one operator's arguments. Equal tensors and storages have equal
-// twins, so that what aliases, aliases on the CPU.
+// twins, so that aliases stay aliases on the CPU.
 class Twins {
  public:
   explicit Twins(const std::string& name) : name_(name) {}
 
-  // Tensors of the CPU are their own twins; a tensor that is not a scalar may
-  // not be mixed into an operator of the device, which throws.
+  // Returns the twin of `tensor`. Tensors of the CPU are their own twins; one
+  // that is not a scalar must not be mixed into an operator of the device,
+  // which throws.
   at::Tensor Of(const at::Tensor& tensor, bool writes);
   c10::Storage Of(const c10::Storage& storage);
 
-  // Throws as an access does where the storage of `tensor` is armed.
+  // Throws if the storage of `tensor` is armed, as an access does.
   static void CheckAccess(const at::Tensor& tensor, bool writes);
 
   // Gives the tensors that were to be written the shape, storage and memory
   // that the operator gave to their twins.
   void WriteBack();
 
-  // What `result` is the twin of: an argument, a view of one, or a new tensor
-  // of the device that takes the memory over (`fresh`).
+  // Returns the tensor whose twin `result` is: an argument, a view of one, or a
+  // new tensor of the device that takes the memory over (`fresh`).
   at::Tensor OriginalOf(const at::Tensor& result, bool& fresh);
 
  private:
@@ -44,8 +45,8 @@ class Twins {
     c10::Storage twin;
   };
 
-  // The storage whose twin that is; a new one that takes its memory over where
-  // it is the twin of none.
+  // Returns the storage whose twin that is, or a new one that takes its memory
+  // over.
   c10::Storage OriginalOf(const c10::Storage& twin);
 
   const std::string name_;

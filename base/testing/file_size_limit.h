@@ -10,7 +10,7 @@
 
 namespace fsdp::testing {
 
-// While one exists, no file of this process grows beyond `bytes`.
+// While this exists, no file of this process grows beyond `bytes`.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(int64_t bytes) {

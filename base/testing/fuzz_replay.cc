@@ -1,5 +1,6 @@
-// Fuzzers as tests: the corpus, and mutations of it. Linked to a source that
-// defines LLVMFuzzerTestOneInput(), by cc_fuzz_test() of tools/rules/cc.bzl.
+// Runs a fuzzer as a test, with its corpus and mutations of it. It is linked to
+// a source that defines LLVMFuzzerTestOneInput(), by cc_fuzz_test() of
+// tools/rules/cc.bzl.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 namespace fsdp::testing {
 namespace {
 
-// What parsers of formats trip over.
+// Tokens that parsers of formats trip over.
 constexpr absl::string_view kTokens[] = {"0",
                                          "-1",
                                          "1",
@@ -79,7 +80,7 @@ class Mutator {
         bytes.resize(at);
         break;
       case 7:
-        // Sizes and offsets of binary formats, at their limits.
+        // These are limits of sizes and offsets in binary formats.
         std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(at),
                     std::min<size_t>(count, 8),
                     static_cast<char>(Below(2) == 0 ? 0 : 0xFF));
@@ -90,7 +91,7 @@ class Mutator {
     }
   }
 
-  // The first from `at` on.
+  // Replaces the first number from `at` on.
   void ReplaceNumber(size_t at, std::string& bytes) {
     const size_t begin = bytes.find_first_of("0123456789", at);
     if (begin == std::string::npos) return;
@@ -109,7 +110,8 @@ class Mutator {
 };
 
 void RunOnce(const std::string& bytes) {
-  // On the heap and of this very size, so that asan sees what lies behind it.
+  // The copy on the heap has this very size, so that asan sees what lies behind
+  // it.
   const std::vector<uint8_t> copy(bytes.begin(), bytes.end());
   Allocations::Start();
   const int result = LLVMFuzzerTestOneInput(copy.data(), copy.size());
@@ -118,7 +120,7 @@ void RunOnce(const std::string& bytes) {
   ASSERT_LE(largest, 256 * bytes.size() + (size_t{64} << 10));
 }
 
-// The files of `folder`, by rising name.
+// Returns the files of `folder`, sorted by name.
 std::vector<std::string> ReadCorpus(const std::string& folder) {
   std::vector<std::filesystem::path> paths;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -134,10 +136,10 @@ std::vector<std::string> ReadCorpus(const std::string& folder) {
   return corpus;
 }
 
-// One to eight pieces of each file are changed, lost, inserted or repeated,
-// among them numbers as a whole and what parsers trip over; the same ones every
-// time. No allocation may take more than 256 times its input and 64 KiB. All
-// else the fuzzer decides.
+// Changes, loses, inserts or repeats one to eight pieces of each file, among
+// them whole numbers and tokens; the mutations are the same every time. No
+// allocation may take more than 256 times its input and 64 KiB. The fuzzer
+// decides all else.
 TEST(FuzzerTest, TheCorpusAndMutationsOfIt) {
   const char* const folder = std::getenv("FUZZ_CORPUS");
   const char* const mutations = std::getenv("FUZZ_MUTATIONS");

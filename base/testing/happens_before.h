@@ -17,7 +17,7 @@ namespace fsdp::testing {
 // orders are a race, reported once for each pair of names. Not thread-safe.
 class HappensBefore {
  public:
-  // What an actor knows to have happened: by actor, how far that one was.
+  // The knowledge of an actor: how far each actor is known to have come.
   using Clock = std::vector<int64_t>;
 
   struct Range {
@@ -30,21 +30,22 @@ class HappensBefore {
     return static_cast<int>(stream) + 1;
   }
 
-  // An event recorded on the actor's queue: what waiting for it will order.
+  // Records an event on the actor's queue and returns what a wait for it
+  // orders.
   Clock Record(int actor);
-  // What `actor` does from now on comes after `event`.
+  // Orders what `actor` does from now on behind `event`.
   void Wait(int actor, const Clock& event);
-  // The host waits for all streams.
+  // Lets the host wait for all streams.
   void WaitForAll();
 
-  // `what` names the operation in reports.
+  // Notes an access; `what` names the operation in reports.
   void Access(int actor, const std::vector<Range>& ranges, bool writes,
               const std::string& what);
-  // As a write, except that it does not mind the accesses of `spared` actors,
-  // nor those that they have waited for; then forgets the range, as Forget().
+  // Does the same as a write, but ignores the accesses of `spared` actors and
+  // those that they have waited for. Then forgets the range, as Forget() does.
   void Free(int actor, Range range, const std::vector<int>& spared,
             const std::string& what);
-  // The memory gets a new owner who has nothing to do with the former one.
+  // Forgets the history of memory that gets a new owner.
   void Forget(Range range);
 
   // Forgets all accesses and races. Clocks go on.
@@ -65,7 +66,7 @@ class HappensBefore {
   };
 
   Clock& ClockOf(int actor);
-  // The present of an actor that is about to do something.
+  // Returns the time of an actor that is about to do something.
   int64_t Advance(int actor);
   bool Knows(int actor, const Visit& visit);
   void Split(uintptr_t at);

@@ -155,7 +155,7 @@ TEST(HappensBefore, AgreesWithAnOracleThatForgetsNothing) {
     std::vector<Done> all;
     std::vector<std::vector<bool>> known(kActors);  // by actor, by access
     bool expected = false;
-    // Stops at the first race: from there on the detector may forget.
+    // The test stops at the first race, after which the detector may forget.
     for (int step = 0; step < 30 && !expected; ++step) {
       const int actor = static_cast<int>(random() % kActors);
       if (random() % 2 == 0) {

@@ -1,4 +1,4 @@
-// By how much tensors differ, for the texts of tests.
+// The difference of tensors, for the texts of tests.
 #ifndef BASE_TESTING_LARGEST_DIFFERENCE_H_
 #define BASE_TESTING_LARGEST_DIFFERENCE_H_
 
@@ -9,8 +9,8 @@
 
 namespace fsdp::testing {
 
-// The largest between two elements at one place, in double; infinite for
-// tensors of other sizes.
+// Returns the largest difference of two elements at one place, in double, or
+// infinity for tensors of different sizes.
 inline double LargestDifference(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return std::numeric_limits<double>::infinity();
   if (a.numel() == 0) return 0;

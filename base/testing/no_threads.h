@@ -8,8 +8,8 @@
 
 namespace fsdp::testing {
 
-// While it exists no thread of this process can be started: none gets a stack.
-// Limits on processes do not bind those who run as root.
+// While this exists, no thread of this process can be started: none gets a
+// stack. Limits on processes would not bind root.
 class NoThreads {
  public:
   NoThreads() {

@@ -1,4 +1,4 @@
-// How many operators have drawn random numbers.
+// Counts the operators that have drawn random numbers.
 #ifndef BASE_TESTING_RANDOM_OPERATORS_H_
 #define BASE_TESTING_RANDOM_OPERATORS_H_
 
@@ -10,7 +10,7 @@
 
 namespace fsdp::testing {
 
-// Counts those that run on this thread while it lives, one per thread at a
+// Counts operators of this thread while this lives, one object per thread at a
 // time.
 class RandomOperators {
  public:

@@ -9,7 +9,7 @@
 
 namespace fsdp::testing {
 
-// OK if `condition`, otherwise an internal error with the text `what`.
+// Returns OK if `condition`, otherwise Internal with the text `what`.
 inline absl::Status Check(bool condition, const std::string& what) {
   return condition ? absl::OkStatus() : absl::InternalError(what);
 }

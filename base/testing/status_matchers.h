@@ -32,7 +32,7 @@ MATCHER(IsOk, negation ? "is not OK" : "is OK") {
   return GetStatus(arg).ok();
 }
 
-// Matches the code and, by a string matcher, the message.
+// Matches the code and, by a matcher of strings, the message.
 MATCHER_P2(StatusIs, code, message_matcher,
            "has code " + absl::StatusCodeToString(code) +
                " and a message that " +

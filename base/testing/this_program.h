@@ -1,5 +1,5 @@
-// The program of a test as a process of its own: started again by a shell, in
-// a role that a variable of its environment says.
+// Runs the program of a test as a process of its own: a shell starts it again
+// in a role that an environment variable names.
 #ifndef BASE_TESTING_THIS_PROGRAM_H_
 #define BASE_TESTING_THIS_PROGRAM_H_
 
@@ -10,17 +10,19 @@
 namespace fsdp::testing {
 
 struct ProgramOutcome {
-  int code = -1;       // as it is where a signal has ended it
+  int code = -1;       // -1 if a signal has ended it
   std::string output;  // both streams
 };
 
-// Of this process.
+// Returns the path of this process's program.
 std::string ProgramPath();
 
-// Waits for its end. Stops the program where no process can be started.
+// Waits for the end of `command`. Stops the program if no process can be
+// started.
 ProgramOutcome RunCommand(absl::string_view command);
 
-// This program without arguments. `variables` as a shell takes them: "A=b C=d".
+// Runs this program without arguments. `variables` are as a shell takes them:
+// "A=b C=d".
 ProgramOutcome RunThisProgram(absl::string_view variables);
 
 }  // namespace fsdp::testing

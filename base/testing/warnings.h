@@ -11,7 +11,7 @@
 
 namespace fsdp::testing {
 
-// Collects them while a c10::WarningUtils::WarningHandlerGuard has it.
+// Collects warnings while a c10::WarningUtils::WarningHandlerGuard has it.
 class Warnings : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {

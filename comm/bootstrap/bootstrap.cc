@@ -47,15 +47,12 @@ using CommunicatorPtr = std::unique_ptr<Communicator>;
 using Connector = std::function<absl::StatusOr<CommunicatorPtr>(
     Suspect* suspect, MeetingPlace* place)>;
 
-// Whoever is deeper in a connection knows more of why it fails: it gets this
-// much time to say so.
+// Extra time for the inner steps of a connection to say why it fails.
 constexpr absl::Duration kSlack = absl::Seconds(1);
-// How long a failed rank is waited for to say goodbye.
+// The longest wait for a thread with a result, which may be saying goodbye.
 constexpr absl::Duration kGoodbye = absl::Seconds(5);
-// How often somebody looks whether the program is to stop.
 constexpr absl::Duration kStopInterval = absl::Milliseconds(50);
 
-// What a rank that connects shares with the thread that does it.
 struct Progress {
   Suspect suspect{
       "the host where the ranks meet cannot be found: its name is not "
@@ -65,7 +62,6 @@ struct Progress {
   bool over ABSL_GUARDED_BY(mutex) = false;
 };
 
-// Waits for a result; nothing where there is none in time.
 std::optional<absl::StatusOr<CommunicatorPtr>> AwaitResult(
     Progress* progress, const WaitLimits& limits) {
   const auto has_result = [progress]() {
@@ -87,10 +83,10 @@ std::optional<absl::StatusOr<CommunicatorPtr>> AwaitResult(
   return std::exchange(progress->result, std::nullopt);
 }
 
-// Runs `connect` in a thread, since c10d's store may not answer at all: then
-// the thread, and what it holds, is left behind. What a failed attempt leaves
-// in `place` is given back once its error is known: rank 0 waits for the
-// others' goodbyes meanwhile, which may outlast any deadline.
+// Runs `connect` in a thread, because c10d's store may never answer: the thread
+// is then left behind with what it holds. The thread gives back what a failed
+// attempt has left in `place` only after its error is known, because rank 0
+// waits there for the others' goodbyes, possibly beyond any deadline.
 absl::StatusOr<CommunicatorPtr> ConnectBefore(const WaitLimits& limits,
                                               Connector connect) {
   const auto progress = std::make_shared<Progress>();
@@ -141,7 +137,7 @@ c10::intrusive_ptr<c10d::Store> StoreOf(const MeetingPlace& place,
   return c10::make_intrusive<c10d::PrefixStore>(group, place.store);
 }
 
-// What processes that may share memory have in common.
+// Returns a text that processes have in common if they may share memory.
 std::string HostName(const ConnectOptions& options) {
   return absl::StrCat(options.host, "/", HostIdentity());
 }
@@ -180,8 +176,8 @@ absl::StatusOr<CommunicatorPtr> ConnectGloo(const Environment& environment,
                      environment.rank, environment.world_size);
 }
 
-// FailedPrecondition on all ranks alike where those of a host cannot share
-// memory.
+// Returns FailedPrecondition, on all ranks alike, if the ranks of a host cannot
+// share memory.
 absl::StatusOr<CommunicatorPtr> ConnectHierarchical(
     const Environment& environment, const ConnectOptions& options,
     const MeetingPlace& place, const HostLayout& layout, absl::Time deadline) {
@@ -219,7 +215,7 @@ absl::StatusOr<CommunicatorPtr> ConnectHierarchical(
   return CreateHierarchicalCommunicator(std::move(parts));
 }
 
-// Says why it is not a faster one.
+// Says in its text why no memory is shared.
 class ExplainedCommunicator final : public ForwardingCommunicator {
  public:
   ExplainedCommunicator(CommunicatorPtr base, absl::string_view why)
@@ -235,7 +231,7 @@ class ExplainedCommunicator final : public ForwardingCommunicator {
   std::string text_;
 };
 
-// What is fastest where the ranks are.
+// Connects the ranks in the way that is fastest on their hosts.
 absl::StatusOr<CommunicatorPtr> ConnectAuto(const Environment& environment,
                                             const ConnectOptions& options,
                                             const MeetingPlace& place,
@@ -283,7 +279,6 @@ absl::StatusOr<CommunicatorPtr> ConnectHost(const Environment& environment,
   return ConnectAuto(environment, options, place, deadline);
 }
 
-// With the device's, where one is asked for.
 absl::StatusOr<CommunicatorPtr> Paired(CommunicatorPtr host,
                                        const Environment& environment,
                                        const ConnectOptions& options,
@@ -306,7 +301,7 @@ absl::StatusOr<CommunicatorPtr> ConnectBoth(const Environment& environment,
                 StoreOf(place, "device"));
 }
 
-// In front of a group that has connected; `peers` null: it has one rank.
+// Puts an inspector in front of a group. `peers` is null if it has one rank.
 absl::StatusOr<CommunicatorPtr> Inspected(CommunicatorPtr ranks,
                                           const Environment& environment,
                                           const ConnectOptions& options,
@@ -324,7 +319,6 @@ absl::StatusOr<CommunicatorPtr> Inspected(CommunicatorPtr ranks,
   return Inspect(std::move(ranks), std::move(inspector));
 }
 
-// What a rank has once it has connected.
 struct Connected {
   CommunicatorPtr ranks;
   std::unique_ptr<PeerRecords> peers;
@@ -388,7 +382,7 @@ absl::Status CheckEnvironment(const Environment& environment) {
   return absl::OkStatus();
 }
 
-// "connecting rank 1 of 4 at host:29500".
+// Returns "connecting rank 1 of 4 at host:29500".
 std::string What(const Environment& environment) {
   std::string what = absl::StrCat("connecting rank ", environment.rank, " of ",
                                   environment.world_size);
@@ -419,7 +413,7 @@ absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
         " processes; use auto"));
   }
   const absl::Time deadline = absl::Now() + options.connect_timeout;
-  // The caller's function is not asked by a thread that is left behind.
+  // A thread that is left behind must not call the caller's function.
   const auto stopped = std::make_shared<std::atomic<bool>>(false);
   const WaitLimits inner{deadline, [stopped] { return stopped->load(); }};
   const auto connect = [=](Suspect* suspect, MeetingPlace* place) {

@@ -1,4 +1,4 @@
-// Meet(), as ranks of one group use it.
+// Tests Meet() as ranks of one group use it.
 #include <algorithm>
 #include <functional>
 #include <set>
@@ -39,7 +39,7 @@ std::vector<absl::Status> MeetAll(const std::vector<Environment>& ranks,
   RunInThreads(
       static_cast<int>(ranks.size()),
       [&](int i) {
-        // So that `limits` are asked for nothing but the wait for other ranks.
+        // After this, `limits` are asked only while waiting for other ranks.
         if (ranks[i].rank > 0) {
           WaitUntilReachable(ranks[i].master_addr, ranks[i].master_port,
                              {absl::Now() + kLimit})
@@ -64,7 +64,8 @@ std::vector<MeetingPlace> MeetAll(const std::vector<Environment>& ranks) {
 
 using Condition = std::function<bool()>;
 
-// Ranks 0 and 2 of 4, whose limits are over once both wait for the others.
+// Lets ranks 0 and 2 of 4 meet. Their limits are over once both wait for the
+// others.
 std::vector<absl::Status> MeetWithTwoMissing(
     const std::function<void(WaitLimits* limits, const Condition& both_wait)>&
         set_limits) {

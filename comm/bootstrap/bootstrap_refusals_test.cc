@@ -1,4 +1,4 @@
-// What Connect() tells ranks that do not come together.
+// Tests what Connect() tells ranks that do not come together.
 #include <cstdint>
 #include <string>
 #include <thread>
@@ -74,7 +74,7 @@ TEST(ConnectTest, AnAbsentRank0IsNamed) {
 
 TEST(ConnectTest, ASilentRank0IsNamed) {
   const Environment rank1 = RanksOfOneHost(2)[1];
-  // Connections wait in the backlog for ever, as with a stopped process.
+  // Connections wait in the backlog forever, as with a stopped process.
   ASSERT_OK_AND_ASSIGN(const Listener silent,
                        Listen("127.0.0.1", rank1.master_port));
   EXPECT_THAT(Connect(rank1, Options(kShort)),

@@ -105,8 +105,8 @@ TEST(ConnectTest, ADevicesBackendThatFailsIsTold) {
                        HasSubstr("there is no GPU")));
 }
 
-// What the ranks' communicators are, which all work; `hosts` are the names of
-// the ranks' hosts.
+// Returns what the ranks' communicators say they are, and tries them. `hosts`
+// are the names of the ranks' hosts.
 std::vector<std::string> ConnectedBy(const std::vector<std::string>& hosts) {
   const auto world_size = static_cast<int>(hosts.size());
   const std::vector<Environment> ranks = RanksOfOneHost(world_size);
@@ -201,8 +201,8 @@ TEST(ConnectTest, RanksMeetInTheStoreOfTorchrunsAgent) {
   EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
 }
 
-// As torchrun starts ranks: again in the same store, where hosts have gone also
-// without another number for the attempt.
+// torchrun starts ranks again with the same store, even without a new number of
+// the attempt if hosts have gone.
 TEST(ConnectTest, WhatAnAttemptHasLeftInTheAgentsStoreConfusesNoOther) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(RanksOfOneHost(1)[0].master_port);

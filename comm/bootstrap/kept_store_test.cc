@@ -117,7 +117,7 @@ TEST_F(KeptStoreTest, NobodyWaitsForRank0OrSaysGoodbye) {
   EXPECT_EQ(places[2].store->get_to_str("still"), "there");
 }
 
-// What is left of a group whose ranks have failed is in no other's way.
+// The remains of a group whose ranks have failed are in no other group's way.
 TEST_F(KeptStoreTest, AGroupAfterOneThatHasFailed) {
   for (const Backend backend : {Backend::kGloo, Backend::kAuto}) {
     ConnectOptions options = Options();

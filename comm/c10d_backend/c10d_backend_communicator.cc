@@ -29,8 +29,8 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using C10dReduceOp = c10d::ReduceOp;
 
-// How much longer than the group's deadline an operation may take in c10d: what
-// ends there first ends without a reason.
+// The time that c10d has beyond the group's deadline: an operation that c10d
+// ends first ends without a reason.
 constexpr absl::Duration kGrace = absl::Minutes(1);
 
 C10dReduceOp ToC10d(ReduceOp op) {
@@ -45,7 +45,8 @@ C10dReduceOp ToC10d(ReduceOp op) {
   return C10dReduceOp::SUM;
 }
 
-// What only moves needs no dtype, of which some backends lack a few.
+// Returns a view as bytes: data that only moves needs no dtype, and some
+// backends lack a few.
 at::Tensor Bytes(const at::Tensor& tensor) { return tensor.view(at::kByte); }
 
 using C10dBackendWork = StreamWork<C10dBackendGroup>;
@@ -73,7 +74,8 @@ class C10dBackendCommunicator final : public Communicator {
                         Place());
   }
 
-  // As with comm/nccl/nccl_communicator.h; on the CPU sums keep their bits.
+  // Scales inputs as comm/nccl/nccl_communicator.h does; on the CPU, sums keep
+  // their bits.
   bool PrefersScaledInputs() const override {
     return !options_.device.is_cpu();
   }
@@ -113,13 +115,12 @@ class C10dBackendCommunicator final : public Communicator {
       std::vector<at::Tensor> tensors, C10dBackendGroup::Start start,
       C10dBackendGroup::Finish finish = nullptr);
 
-  // Sums into `out`, of the dtype of `in`, whatever comes behind.
+  // Reduces `in` into `out`, of the same dtype; then `finish` runs.
   absl::StatusOr<std::unique_ptr<Work>> ReduceInto(
       const at::Tensor& out, const at::Tensor& in, C10dReduceOp op,
       absl::string_view label, std::vector<at::Tensor> tensors,
       C10dBackendGroup::Finish finish);
 
-  // What every rank passes to Split().
   absl::StatusOr<std::vector<Member>> Members(int color, int key);
 
   std::chrono::milliseconds c10d_timeout() const {
@@ -337,15 +338,15 @@ absl::StatusOr<std::unique_ptr<Communicator>> C10dBackendCommunicator::Split(
   return Create(*std::move(connection), store, meeting.names, options_);
 }
 
-// Whether Work::wait() of the backend `name` is over when the work is.
+// Returns whether Work::wait() lasts until the work is done.
 bool HostWaits(absl::string_view name, c10::Device device) {
   return device.is_cpu() || name == "gloo" || name == "mpi";
 }
 
-// Gloo's abort() does nothing. But a message that does not come in time closes
-// all connections, and what waits for them ends.
+// Closes the connections of Gloo, whose abort() does nothing, by waiting for a
+// message that does not come: Gloo closes them all at the time-out.
 void CloseGloo(c10d::Backend& gloo) {
-  constexpr int kTag = 0x46534450;  // nobody's
+  constexpr int kTag = 0x46534450;  // used for nothing else
   std::vector<at::Tensor> never = {
       at::empty({1}, at::TensorOptions().dtype(at::kByte))};
   const int peer = (gloo.getRank() + 1) % gloo.getSize();
@@ -353,13 +354,13 @@ void CloseGloo(c10d::Backend& gloo) {
 }
 
 std::string NameOf(const c10d::Backend& backend) {
-  std::string name = "backend";  // of those that do not say
+  std::string name = "backend";  // for a backend that does not say
   (void)TorchToStatus("ask for the name of a backend",
                       [&] { name = backend.getBackendName(); });
   return name;
 }
 
-// `connection` and `store` are there.
+// Requires a backend and a store that are not null.
 absl::StatusOr<std::unique_ptr<Communicator>> Create(
     C10dConnection connection, const StorePtr& store, RankNames names,
     C10dBackendOptions options) {

@@ -1,4 +1,4 @@
-// Over Gloo's own collectives: ranks are threads, everything else is real.
+// Uses Gloo's own collectives: ranks are threads, everything else is real.
 #include "comm/c10d_backend/c10d_backend_communicator.h"
 
 #include <ATen/core/Tensor.h>
@@ -46,7 +46,7 @@ using ::testing::HasSubstr;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using Created = absl::StatusOr<std::unique_ptr<Communicator>>;
 
-// Lacks what c10d's base class calls by its own text.
+// Lacks an operation, for which c10d's base class has a text of its own.
 class GlooWithoutExchange final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -64,7 +64,7 @@ using Gloo = c10d::ProcessGroupGloo;
 template <typename Kind>
 absl::StatusOr<C10dConnection> ConnectGloo(const StorePtr& store, int rank,
                                            int world_size) {
-  // For the threads that start below.
+  // The threads that start below inherit it.
   const SigpipeBlock no_sigpipe;
   c10::intrusive_ptr<Kind> gloo;
   FSDP_RETURN_IF_ERROR(TorchToStatus("connect", [&] {
@@ -176,7 +176,7 @@ TEST(C10dBackendCommunicatorTest, WhatItIsToldToLackItDoesNotCall) {
 
 TEST(C10dBackendCommunicatorTest, TakesTensorsOfItsDeviceOnly) {
   ASSERT_OK_AND_ASSIGN(Group group, CreateGroup<Gloo>(1, absl::Seconds(30)));
-  // No memory has to be there for the checks.
+  // The checks need no memory.
   const at::Tensor elsewhere =
       at::zeros({0}, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
   EXPECT_THAT(group[0]->AllReduce(elsewhere, ReduceOp::kSum, "sum"),
@@ -245,7 +245,7 @@ TEST(C10dBackendCommunicatorTest, ABackendThatCannotBeClosedIsNotWaitedFor) {
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        HasSubstr("all-reduce #0 of alone on rank 0 of 2")));
   communicator.reset();
-  // Closes the connection: no message comes.
+  // No message comes, which closes the connection.
   std::vector<at::Tensor> message = {at::zeros({1})};
   EXPECT_ANY_THROW(connections[0]
                        .backend->recv(message, 1, 7)

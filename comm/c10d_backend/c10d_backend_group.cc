@@ -51,7 +51,7 @@ bool C10dCompletion::HasLetGo() const {
   return done || !asked.ok();
 }
 
-// A stream that waits does not tell of errors; the work does when it is asked.
+// Asks the work for its error, which a stream that waits does not report.
 absl::Status C10dCompletion::ErrorOfWork() const {
   if (work_ == nullptr) return absl::OkStatus();
   return C10dToStatus("a work of c10d failed", [&] {
@@ -125,8 +125,7 @@ void C10dCompletionQueue::State::Run() {
 
 namespace {
 
-// How long a group waits, from when it is closed, for the backend to let go of
-// buffers and to end.
+// The longest wait for a closed backend to let go of buffers and to end.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 
 WatchedGroup::Options WatchedOptions(const c10d::Backend& backend,
@@ -169,23 +168,23 @@ absl::StatusOr<std::shared_ptr<C10dBackendGroup>> C10dBackendGroup::Create(
 C10dBackendGroup::~C10dBackendGroup() { Leave(); }
 
 void C10dBackendGroup::Leave() {
-  // A rank whose host waits has seen to what it began.
+  // If the host waits, the rank has waited for whatever it needs.
   const absl::Duration patience =
       options_.host_waits ? absl::ZeroDuration() : kPatience;
   watched_.Leave(patience, [this] {
     if (options_.leave && !watched_.failed()) {
-      // What cannot be left any more has ended.
+      // An error means that the group has ended already.
       (void)C10dToStatus("leave a group", [this] { options_.leave(); });
     }
     completions_.Stop(Patience());
   });
 }
 
-// A thread begins with device 0 as its current one, which LibTorch would set up
-// when it goes back there.
+// Makes the group's device the thread's current one. A thread begins with
+// device 0, and LibTorch would set that up when it goes back to it.
 void C10dBackendGroup::EnterDevice() {
   if (options_.device.is_cpu()) return;
-  // Other calls tell of a device that has failed.
+  // Other calls report a device that has failed.
   (void)C10dToStatus("choose a device", [this] {
     c10::impl::VirtualGuardImpl(options_.device.type())
         .setDevice(options_.device);
@@ -238,7 +237,7 @@ absl::Status C10dBackendGroup::BlockCurrentStream(const Operation& operation) {
   return operation.completion_->BlockCurrentStream();
 }
 
-// Lets tensors go when the backend has, or after kPatience where it hangs.
+// Keeps tensors until the backend lets go of them or has hung for kPatience.
 struct C10dBackendGroup::Kept {
   ~Kept() { group->AwaitLetGo(*completion); }
 
@@ -272,7 +271,7 @@ void C10dBackendGroup::Abort(const absl::Status& reason) {
 }
 
 void C10dBackendGroup::CloseBackend() {
-  // What cannot be closed any more is closed.
+  // An error means that the group is closed already.
   (void)C10dToStatus("close a group", [this] { options_.close(); });
   absl::MutexLock lock(&mutex_);
   closed_at_ = absl::Now();

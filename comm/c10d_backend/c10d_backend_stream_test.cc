@@ -229,8 +229,8 @@ TEST_F(C10dBackendStreamTest, ADroppedWorkKeepsItsTensorsUntilItIsDone) {
   EXPECT_EQ(tensor.use_count(), 1u);
 }
 
-// Of what is captured nothing is done before the graph is launched, which the
-// stall stands for.
+// Captured operations are not done before the graph is launched, for which the
+// stall stands.
 TEST_F(C10dBackendStreamTest, NobodyWaitsForWhatIsCaptured) {
   EXPECT_TRUE(communicator_->CanBeCaptured());
   const FakeDevice::Stall until_launched;

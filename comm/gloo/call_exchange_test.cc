@@ -24,10 +24,10 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What two ranks have sent each other, by sender and tag.
+// The messages of two ranks to each other, by sender and tag.
 using Mail = std::map<std::pair<int, int>, std::deque<std::string>>;
 
-// Of one thread, which waits for nothing that was not sent before.
+// A transport for one thread, which waits only for what has been sent before.
 class MailTransport final : public MessageTransport {
  public:
   MailTransport(int rank, Mail* mail, const bool* peer_is_gone)
@@ -121,7 +121,7 @@ TEST_F(CallExchangeTest, CallsThatDifferAreNamed) {
   }
 }
 
-// Its last call may be over before this rank has begun to wait for the next.
+// A peer's last call may be over before this rank begins to wait for the next.
 TEST_F(CallExchangeTest, WhoHasLeftAfterACallFailsTheNextOneOnly) {
   constexpr int kDataTag = 7;
   int32_t received = 0;

@@ -24,7 +24,6 @@ namespace {
 
 constexpr char kName[] = "gloo";
 
-// Adds access to the connections.
 class ClosableGloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -45,7 +44,7 @@ std::shared_ptr<gloo::transport::Device> CreateDevice(
   return c10d::ProcessGroupGloo::createDefaultDevice();
 }
 
-// The interface that has a numeric address; empty where none has.
+// Returns the interface that has a numeric address, or "" if none has.
 std::string InterfaceOf(const std::string& address) {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) return "";
@@ -65,7 +64,7 @@ std::string InterfaceOf(const std::string& address) {
   return name;
 }
 
-// Where the others find this rank: "at 10.0.0.1 (interface eth0)".
+// Returns where the others find this rank: "at 10.0.0.1 (interface eth0)".
 std::string PlaceOf(const GlooOptions& options) {
   if (!options.interface.empty()) {
     return absl::StrCat("on interface ", options.interface);
@@ -90,7 +89,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
         "gloo on ", names.Name(rank), ": both a hostname (", options.hostname,
         ") and an interface (", options.interface, ") are given"));
   }
-  // Gloo forgets some memory when it does not find the interface.
+  // Gloo leaks memory if it does not find the interface.
   if (!options.interface.empty() &&
       if_nametoindex(options.interface.c_str()) == 0) {
     return absl::InvalidArgumentError(absl::StrCat(

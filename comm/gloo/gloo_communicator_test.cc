@@ -94,7 +94,7 @@ TEST(GlooCommunicatorTest, RefusesWrongOptions) {
                        HasSubstr("no network interface named no_such")));
 }
 
-// How rank 0 of two ends, by Gloo, whose rank 1 connects by `factory`.
+// Returns how rank 0 of two ends, by Gloo, if rank 1 connects by `factory`.
 absl::Status ConnectTo(const TransportFactory& factory, absl::Duration limit,
                        absl::Status* other) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -133,7 +133,7 @@ TEST(GlooCommunicatorTest, NamesTheInterfaceThatNobodyReached) {
       [never](
           const c10::intrusive_ptr<c10d::Store>&, int, const RankNames&,
           absl::Duration) -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
-    // Held by the call: its function may be gone before it returns.
+    // The call holds a copy: its function may be gone before it returns.
     // NOLINTNEXTLINE(performance-unnecessary-copy-initialization)
     const auto held = never;
     held->WaitForNotification();
@@ -173,7 +173,7 @@ TEST(GlooCommunicatorTest, WithoutThreadsThereIsNone) {
                        HasSubstr("cannot start a thread")));
 }
 
-// The threads of this process.
+// Returns the threads of this process.
 std::set<std::string> Threads() {
   std::set<std::string> threads;
   for (const auto& entry :
@@ -183,7 +183,7 @@ std::set<std::string> Threads() {
   return threads;
 }
 
-// The line of /proc about the signals that a thread blocks, as a number.
+// Returns the signals that a thread blocks, as /proc has them.
 uint64_t BlockedSignals(const std::string& thread) {
   std::ifstream status(thread + "/status");
   for (std::string line; std::getline(status, line);) {

@@ -27,10 +27,10 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// What a backend knows of its own missed deadline is worth waiting for.
+// Extra time for the backend to say more about a missed deadline.
 constexpr absl::Duration kSlack = absl::Seconds(1);
 
-// What it takes to make further groups.
+// The arguments with which Split() makes further groups.
 struct Recipe {
   std::string name;
   TransportFactory factory;
@@ -201,15 +201,14 @@ absl::StatusOr<std::unique_ptr<Communicator>> MessageCommunicator::Split(
   return Create(store, new_rank, names().Part(part), recipe_);
 }
 
-// The store of this rank's next group on `store`: groups made one after the
-// other must not see each other's keys.
+// Returns the store of this rank's next group on `store`: groups made one after
+// the other must not see each other's keys.
 StorePtr StoreOfNextGroup(const StorePtr& store, int rank) {
   const int64_t number = store->add(absl::StrCat("num_groups/", rank), 1);
   return c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("group", number),
                                                 store);
 }
 
-// Waits until all ranks have come.
 absl::Status Meet(const StorePtr& store, int rank, const RankNames& names,
                   absl::Duration timeout) {
   const int world_size = names.size();
@@ -251,7 +250,7 @@ absl::Status Meet(const StorePtr& store, int rank, const RankNames& names,
   return met;
 }
 
-// All ranks, or none.
+// Connects all ranks, or none.
 absl::StatusOr<std::unique_ptr<MessageTransport>> ConnectTransport(
     const StorePtr& store, int rank, const RankNames& names,
     const TransportFactory& factory, const std::string& place,
@@ -278,7 +277,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Create(const StorePtr& store,
   const MessageOptions& options = recipe.options;
   const std::string what =
       absl::StrCat("create the ", recipe.name, " group on ", names.Place(rank));
-  // For the threads that start below as well.
+  // The threads that start below inherit it.
   const SigpipeBlock no_sigpipe;
   StorePtr group_store;
   FSDP_RETURN_IF_ERROR(TorchToStatus(

@@ -18,13 +18,13 @@ namespace {
 
 constexpr int kAnnouncementTag = 0;
 
-// Truncates; always ends with a zero.
+// Truncates the text, so that the field always ends with a zero.
 template <size_t kSize>
 void CopyText(absl::string_view text, char (&field)[kSize]) {
   std::memcpy(field, text.data(), std::min(text.size(), kSize - 1));
 }
 
-// Of whatever bytes a peer has sent.
+// Accepts any bytes that a peer has sent.
 template <size_t kSize>
 std::string TextOf(const char (&field)[kSize]) {
   return std::string(field, strnlen(field, kSize));
@@ -41,8 +41,8 @@ uint64_t Hash(absl::string_view text) {
 
 }  // namespace
 
-// What travels. Compared byte by byte, hence zeroed and without padding; ranks
-// run the same program on machines of the same byte order.
+// The message that announces a call. Zeroed and without padding, it is compared
+// byte by byte: all ranks run one program and have one byte order.
 struct CallExchange::Announcement {
   int64_t sequence;
   int64_t count;
@@ -126,8 +126,8 @@ absl::Status CallExchange::Compare() const {
 
 namespace {
 
-// How long a wait that has failed stays for the worker to let go of the
-// buffers: it is between two messages or adding up a chunk.
+// The longest time that a failed wait stays for the worker to let go of the
+// buffers. The worker is between two messages or adds up a chunk.
 constexpr absl::Duration kLetGo = absl::Seconds(5);
 
 }  // namespace
@@ -199,7 +199,7 @@ void MessageGroup::Stop() {
   RankReport farewell;
   farewell.cause = Cause::kLeft;
   farewell.position = left->position;
-  // Before the connections close, so that whoever notices can read it.
+  // Peers must be able to read it when the connections close.
   if (reports_ != nullptr) reports_->Leave(farewell);
   if (left->unfinished) Fail(Cause::kLeft, "this rank has left the group");
   queue_.Join();
@@ -234,8 +234,8 @@ void MessageGroup::Fail(Cause cause, std::string text) {
     failure_ = report;
     failed_at_ = absl::Now();
   }
-  // Leaves time for whoever waits to hear of a search that found nobody. Does
-  // nothing for a rank that leaves: it has said so already.
+  // Half of the time is for waiters to hear of a search that found nobody. A
+  // rank that leaves has reported already.
   reports_->Report(report, diagnosis_timeout_ / 2);
   messages_->Abort();
 }

@@ -33,7 +33,7 @@ constexpr auto kNoLimit = std::chrono::hours(24 * 20);
 
 class C10dMessage final : public Message {
  public:
-  // `works` in the order of posting; `names` outlives the message.
+  // `works` are in the order of posting; `names` outlives the message.
   C10dMessage(const RankNames& names, int peer, std::vector<WorkPtr> works)
       : names_(names), peer_(peer), works_(std::move(works)) {}
 
@@ -91,7 +91,7 @@ class Transport final : public MessageTransport {
   }
 
   void Close() override {
-    // What cannot be closed any more is closed.
+    // An error means that the connections are closed already.
     (void)TorchToStatus("close the connections", [&] {
       if (close_) {
         close_();
@@ -162,7 +162,7 @@ SigpipeBlock::SigpipeBlock() {
 SigpipeBlock::~SigpipeBlock() {
   if (!changed_) return;
   const sigset_t set = OnlySigpipe();
-  // One that came meanwhile is ours; it must not arrive once unblocked.
+  // A SIGPIPE that came meanwhile is ours; it must not arrive once unblocked.
   const timespec no_wait = {0, 0};
   while (sigtimedwait(&set, nullptr, &no_wait) == SIGPIPE) {
   }

@@ -13,7 +13,6 @@ namespace {
 
 absl::Status Broken() { return absl::CancelledError("the group is broken"); }
 
-// One that could not be posted.
 class FailedMessage final : public Message {
  public:
   explicit FailedMessage(absl::Status status) : status_(std::move(status)) {}
@@ -79,7 +78,7 @@ absl::Status PeerMessages::Add(absl::StatusOr<std::shared_ptr<Message>> message,
     AbortLocked();
     return message.status();
   }
-  // Abort() may have run in between, and has not seen this one.
+  // Abort() may have run in between without seeing this message.
   if (aborted_) (*message)->Abort();
   batch->posted_.push_back(*message);
   in_flight_.push_back(*std::move(message));
@@ -101,7 +100,7 @@ void PeerMessages::GiveUp(Batch* batch) {
 void PeerMessages::AbortLocked() {
   if (aborted_) return;
   aborted_ = true;
-  // Closing alone does not wake who waits on this side.
+  // Closing alone does not wake waiters on this side.
   for (const auto& message : in_flight_) message->Abort();
   in_flight_.clear();
   transport_->Close();
@@ -113,14 +112,14 @@ constexpr int kDataTag = 1;
 constexpr int kResultTag = 2;  // of an all-reduce
 
 // A reduction goes through its input in chunks: one is reduced while the next
-// arrives. Large enough for the network, small enough to stay in a cache, and
-// not too many bytes where there are many ranks.
+// arrives. A chunk is large enough for the network and small enough for a
+// cache, and with many ranks all chunks together stay below a limit.
 constexpr int64_t kMaxChunkBytes = 1 << 20;
 constexpr int64_t kMinChunkBytes = 1 << 16;
 constexpr int64_t kMaxScratchBytes = 1 << 25;
 constexpr int64_t kChunksInFlight = 2;
 
-// The same on all ranks.
+// Returns the same on all ranks.
 int64_t ChunkBytes(int world_size) {
   return std::clamp(kMaxScratchBytes / (kChunksInFlight * world_size),
                     kMinChunkBytes, kMaxChunkBytes);

@@ -1,5 +1,5 @@
-// The order of messages, over a network in memory that a test can hold up.
-// Numbers with real backends: communicator_contract.
+// Tests the order of messages over a network in memory that a test can hold up.
+// communicator_contract tests numbers with real backends.
 #include "comm/gloo/peer_collectives.h"
 
 #include <c10/core/ScalarType.h>
@@ -43,11 +43,11 @@ using ::testing::HasSubstr;
 constexpr auto kFloat = at::ScalarType::Float;
 constexpr absl::Duration kLimit = absl::Seconds(30);
 
-// The floats of a message that fills a chunk, where ranks are few.
+// The floats of a message that fills a chunk if ranks are few.
 constexpr int64_t kChunk = (1 << 20) / sizeof(float);
 
-// All ranks' mail. What is sent is read when the receiver takes it, or when the
-// sender waits for it.
+// The mail of all ranks. A message is read when the receiver takes it, or when
+// the sender waits for it.
 class Mail {
  public:
   struct Letter {
@@ -202,7 +202,7 @@ std::vector<absl::Status> OnAllRanks(
   return results;
 }
 
-// Whole numbers, other ones on each rank.
+// Returns whole numbers that differ between ranks.
 float ValueOf(int rank, int64_t i) {
   return static_cast<float>((i * (2 * rank + 3) + rank) % 1009);
 }

@@ -16,8 +16,8 @@ bool IsBlocked() {
   return sigismember(&mask, SIGPIPE) == 1;
 }
 
-// Writes to a pipe that nobody reads; the test program ends where the signal
-// is not blocked.
+// Writes to a pipe that nobody reads. The test program ends if the signal is
+// not blocked.
 int ErrorOfWriting() {
   int ends[2];
   if (pipe(ends) != 0) return errno;

@@ -10,7 +10,7 @@
 namespace fsdp::comm {
 namespace {
 
-// Without "[/path/to/pair.cc:547] " and the C++ stack that follows the first
+// Removes "[/path/to/pair.cc:547] " and the C++ stack that follows the first
 // line.
 std::string Shortened(absl::string_view message) {
   std::string text(message.substr(0, message.find('\n')));
@@ -31,7 +31,7 @@ absl::Status C10dToStatus(absl::string_view what, FallibleRef fn) {
   if (status.ok()) return status;
   if (absl::IsUnknown(status)) return ConnectionError(status);
   const std::string text = Shortened(status.message());
-  // c10d::Backend's own words.
+  // c10d::Backend says so itself.
   if (absl::IsInternal(status) && absl::StrContains(text, "does not support")) {
     return absl::UnimplementedError(text);
   }

@@ -25,7 +25,7 @@ TEST(C10dStatusTest, ConnectionErrorsKeepTheirFirstLineWithoutThePlace) {
       {"sum: [/src/gloo/pair.cc:547] Connection closed by peer",
        "sum: Connection closed by peer"},
       {"[/src/pair.cc:5] reset\nException raised from (frame 0)\n", "reset"},
-      // Not a place: a range, and one that does not end.
+      // These are no places: a range, and one that does not end.
       {"rank [1] of 2", "rank [1] of 2"},
       {"[/src/pair.cc:5 reset", "[/src/pair.cc:5 reset"},
       {"closed\n[/src/pair.cc:5] frame", "closed"},
@@ -55,7 +55,7 @@ TEST(C10dStatusTest, WhatCallsReturnAndThrow) {
                        "sum: Backend mpi does not support alltoall"));
   EXPECT_THAT(C10dToStatus("sum", [] { TORCH_CHECK(false, "a bug\nframe"); }),
               StatusIs(Code::kInternal, "sum: a bug"));
-  // Our own words for an argument are no backend's that it lacks.
+  // Our own error for an argument does not say that a backend lacks something.
   EXPECT_THAT(
       C10dToStatus("sum",
                    [] { TORCH_CHECK_VALUE(false, "does not support this"); }),

@@ -34,7 +34,6 @@ constexpr char kAllKey[] = "all_through";
 
 std::string ThroughKey(int rank) { return absl::StrCat("through/", rank); }
 
-// How `connect` of this rank has ended. Shared with its thread.
 struct Attempt {
   bool ended() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return result.has_value();
@@ -44,7 +43,7 @@ struct Attempt {
   std::optional<absl::Status> result ABSL_GUARDED_BY(mutex);
 };
 
-// What the ranks tell each other in the store.
+// The messages that the ranks leave for each other in the store.
 class Session {
  public:
   Session(c10::intrusive_ptr<c10d::Store> store, int rank,
@@ -55,21 +54,20 @@ class Session {
         limits_(limits),
         begin_(absl::Now()) {}
 
-  // Waits for this rank's attempt, and then for the others'.
   absl::Status AwaitOwn(Attempt* attempt);
   absl::Status AwaitOthers();
 
-  // Tells the others of a failure, and returns it: the first one where another
-  // rank has told already.
+  // Tells the others of a failure and returns it, or the failure that another
+  // rank has told before.
   absl::Status Tell(const absl::Status& failure);
 
  private:
-  // Not OK where there is nothing to wait for any more.
+  // Returns an error if there is nothing left to wait for.
   absl::Status LookAround();
   absl::Status Late();
   absl::Status ReadFailure(absl::string_view text) const;
 
-  // Ever more rarely, since others are asked.
+  // Grows with the time waited, to ask the store ever more rarely.
   absl::Duration Pause() const {
     return std::clamp((absl::Now() - begin_) / 10, absl::Milliseconds(1),
                       absl::Milliseconds(100));
@@ -125,7 +123,7 @@ absl::Status Session::Tell(const absl::Status& failure) {
   // A store that is gone tells nobody anything.
   if (!told.ok()) return failure;
   const absl::Status status = ReadFailure(first);
-  // Of equal failures this rank's own says most.
+  // If both are alike, this rank's own says more.
   return status.code() == failure.code() ? failure : status;
 }
 
@@ -158,7 +156,7 @@ absl::Status Session::Late() {
                    absl::StrJoin(missing, ", ")));
 }
 
-// "2 9 the message".
+// Parses "2 9 the message": rank, code and message.
 absl::Status Session::ReadFailure(absl::string_view text) const {
   const size_t end = text.find(' ');
   int rank = 0;
@@ -182,7 +180,7 @@ absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
                              const WaitLimits& limits,
                              std::function<absl::Status()> connect) {
   c10::intrusive_ptr<c10d::Store> own_store;
-  // A client is for one thread at a time, and `connect` may use that of others.
+  // A client is for one thread at a time, and `connect` may use the caller's.
   FSDP_RETURN_IF_ERROR(TorchToStatus("open one more connection to the store",
                                      [&] { own_store = store->clone(); }));
   Session session(std::move(own_store), rank, names, limits);

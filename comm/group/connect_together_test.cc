@@ -53,8 +53,8 @@ std::vector<absl::Status> RunRanks(int world_size, const Connect& connect,
   return results;
 }
 
-// What a rank does that would wait for ever. `hang` outlives the threads that
-// are left behind.
+// Waits forever, as a rank may. `hang` outlives the threads that are left
+// behind.
 struct Hang {
   std::shared_ptr<absl::Notification> never =
       std::make_shared<absl::Notification>();
@@ -106,7 +106,7 @@ TEST(ConnectTogetherTest, TheFirstFailureIsTheCause) {
 
 TEST(ConnectTogetherTest, NamesWhoIsNotThroughAtTheDeadline) {
   const Hang hang;
-  // Has passed from the moment on at which ranks 0 and 1 are through.
+  // The deadline has passed as soon as ranks 0 and 1 are through.
   const auto store = c10::make_intrusive<c10d::HashStore>();
   WaitLimits limits{absl::UnixEpoch()};
   limits.now = [store] {

@@ -29,12 +29,11 @@ bool Decisive(Cause cause) {
   return cause == Cause::kAbort || cause == Cause::kMismatch;
 }
 
-// The rank whose report explains the others; `rank` itself where it is as good
-// as any.
+// Returns the rank whose report explains the others, `rank` in doubt.
 int RootCause(int rank, absl::Span<const std::optional<RankReport>> reports) {
   int best = rank;
   for (size_t peer = 0; peer < reports.size(); ++peer) {
-    // That a peer left explains a lost connection; see `Elsewhere`.
+    // A peer that left only explains a lost connection; see Elsewhere().
     if (!reports[peer] || reports[peer]->cause == Cause::kLeft) continue;
     if (reports[peer]->cause < reports[best]->cause) {
       best = static_cast<int>(peer);
@@ -43,7 +42,6 @@ int RootCause(int rank, absl::Span<const std::optional<RankReport>> reports) {
   return best;
 }
 
-// Where all the other ranks are.
 std::string Elsewhere(int rank, const RankNames& names,
                       absl::Span<const std::optional<RankReport>> reports,
                       bool store_answers) {
@@ -140,15 +138,12 @@ absl::Status Verdict(int rank, const RankNames& names,
 
 namespace {
 
-// How often a failed rank looks for the reports of others.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
-// How long the destructor waits for a thread before leaving it behind.
+// The longest wait of the destructor for a thread, which is then left behind.
 constexpr absl::Duration kPatience = absl::Seconds(1);
-// How long whoever leaves waits for the store, which may be one that does not
-// answer any more.
+// The longest wait of a leaving rank for the store, which may never answer.
 constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
-// How long one wait in the store may take. It has to be a number, and one that
-// fits poll()'s int of milliseconds.
+// The limit of one wait in the store, which must fit poll()'s int of ms.
 constexpr absl::Duration kOneWatch = absl::Hours(24 * 20);
 
 std::string ReportKey(int rank) { return absl::StrCat("report/", rank); }
@@ -156,7 +151,7 @@ std::string BellKey(int rank) { return absl::StrCat("bell/", rank); }
 
 }  // namespace
 
-// Shared with the threads, which may outlive the monitor inside a store call.
+// State of the threads, which may outlive the exchange inside a store call.
 struct ReportExchange::State {
   State(int rank_in, int world_size_in)
       : rank(rank_in), world_size(world_size_in), reports(world_size_in) {}
@@ -165,15 +160,13 @@ struct ReportExchange::State {
   void Watch(const std::function<void()>& on_alarm);
   // Publishes `report` and polls for the others'.
   void Collect(const RankReport& report, absl::Time until);
-  // Looks once for the reports that are missing.
   absl::Status Poll();
-  // Rings the bell of `peer`.
   absl::Status Ring(int peer);
 
   const int rank;
   const int world_size;
   c10::intrusive_ptr<c10d::Store> watch_store;
-  // For everything else; used by one thread at a time.
+  // Serves everything but watching, for one thread at a time.
   c10::intrusive_ptr<c10d::Store> store;
 
   absl::Mutex mutex;
@@ -184,7 +177,7 @@ struct ReportExchange::State {
   bool store_answers ABSL_GUARDED_BY(mutex) = true;
   std::vector<std::optional<RankReport>> reports ABSL_GUARDED_BY(mutex);
   std::thread watcher;
-  // Or the thread of CallBriefly().
+  // Runs Collect() or CallBriefly().
   std::thread collector ABSL_GUARDED_BY(mutex);
 };
 
@@ -283,7 +276,7 @@ void ReportExchange::CallBriefly(const std::function<absl::Status()>& call) {
   if (thread.ok()) {
     state_->collector = *std::move(thread);
   } else {
-    // The others have to know all the same.
+    // No thread could be started, but the others have to be told.
     state_->mutex.Unlock();
     run();
     state_->mutex.Lock();
@@ -296,7 +289,7 @@ void ReportExchange::Leave(const RankReport& report) {
   absl::MutexLock lock(&state_->mutex);
   if (state_->reports[state_->rank]) return;
   state_->reports[state_->rank] = report;
-  // A store that is gone cannot tell the peers: nothing to be done about it.
+  // An error is lost: if the store is gone, the peers cannot be told.
   CallBriefly([state = state_, report] {
     return TorchToStatus("say goodbye", [&] {
       state->store->set(ReportKey(state->rank), Encode(report));
@@ -360,7 +353,7 @@ void ReportExchange::Report(const RankReport& report,
       return;
     }
   }
-  // The others have to know all the same.
+  // No thread could be started, but the others have to be told.
   state_->Collect(report, absl::InfinitePast());
 }
 

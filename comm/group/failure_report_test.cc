@@ -140,8 +140,8 @@ TEST(FailureReportTest, APartNamesTheRanksOfTheWorld) {
 
 constexpr absl::Duration kLimit = absl::Seconds(60);
 
-// One that answers nothing after Hold(), as if its host were cut off, until
-// the test has ended.
+// A store that answers nothing after Hold() until the test has ended, as if its
+// host were cut off.
 class HeldStore final : public c10d::HashStore {
  public:
   void Hold() {
@@ -149,8 +149,8 @@ class HeldStore final : public c10d::HashStore {
     held_ = true;
   }
   void LetGo() { let_go_.Notify(); }
-  // Whether a call has waited in vain for LetGo(), which comes when all others
-  // have returned.
+  // Returns whether a call has waited in vain for LetGo(), which comes when all
+  // others have returned.
   bool somebody_waited() {
     absl::MutexLock lock(&mutex_);
     return somebody_waited_;
@@ -258,7 +258,8 @@ TEST(ReportExchangeTest, WhoFailsBesideASilentStoreIsNotHeldByIt) {
   store->LetGo();
 }
 
-// The store has answered so far: all is told, only the own watcher is not.
+// The store has answered so far: all has been told, and only this rank's
+// watcher still waits.
 TEST(ReportExchangeTest, AStoreThatFallsSilentAfterTheReportHoldsNobody) {
   const auto store = c10::make_intrusive<HeldStore>();
   auto exchanges = MakeExchanges(store, /*ranks=*/1);

@@ -112,7 +112,7 @@ void OperationQueue::RunAll() {
       cancelled = cancelled_;
     }
     const bool succeeded = !cancelled && operation->run().ok();
-    // Before anyone is told: who waits may count on the buffers being its own.
+    // Comes before anyone is told, since waiters then use the buffers again.
     operation->run = nullptr;
     absl::MutexLock lock(&mutex_);
     current_ = nullptr;

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kLimit = absl::Seconds(30);
 
-// Whether the operation succeeds, in a time that no test needs.
+// Returns whether the operation succeeds, in a time that no test needs.
 bool Succeeds(OperationQueue& queue,
               const std::shared_ptr<OperationQueue::Operation>& operation) {
   return queue.Wait(
@@ -168,8 +168,8 @@ TEST(OperationQueueTest, EndsIdle) {
   queue.Join();
 }
 
-// The destructor waits for the one that runs, until after it has cancelled, and
-// drops the others.
+// The destructor cancels, waits for the operation that runs, and drops the
+// others.
 TEST(OperationQueueTest, IsDestroyedWithOperationsPending) {
   auto buffer = std::make_shared<int>(0);
   const std::weak_ptr<int> seen = buffer;

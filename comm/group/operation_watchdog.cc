@@ -171,7 +171,7 @@ absl::Status OperationWatchdog::TakeOffDoneLocked(Released& released) {
 
 bool OperationWatchdog::FailLocked(Failure failure, Released& released) {
   if (failure_) return false;
-  // Ends here where asking fails, as everything does.
+  // An error only ends this last look: what still runs fails below.
   TakeOffDoneLocked(released).IgnoreError();
   failure.report.position = PositionLocked();
   failure_ = std::move(failure);

@@ -74,7 +74,7 @@ TEST_F(StreamWorkTest, TheFirstResultOfAWaitIsThatOfAll) {
   EXPECT_THAT(group_->asked, ElementsAre("wait"));
 }
 
-// An event of before may not be waited for in a capture.
+// A capture must not wait for an event of before it.
 TEST_F(StreamWorkTest, NoStreamWaitsForWhatIsDone) {
   const auto work = Start();
   EXPECT_OK(work->Wait(absl::InfiniteFuture()));

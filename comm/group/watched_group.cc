@@ -12,7 +12,6 @@
 namespace fsdp::comm {
 namespace {
 
-// How often somebody looks whether the group is well.
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 
 OperationWatchdog::Failure FailureOf(Cause cause, std::string text) {
@@ -120,8 +119,7 @@ void WatchedGroup::Leave(absl::Duration patience,
   RankReport farewell;
   farewell.cause = Cause::kLeft;
   farewell.position = watchdog_.Position();
-  // Before the library lets go of the peers, so that whoever notices can read
-  // it.
+  // Peers must be able to read it when the library lets go of them.
   reports_->Leave(farewell);
   if (!watchdog_.idle()) {
     watchdog_.Fail(FailureOf(Cause::kLeft, "this rank has left the group"));
@@ -131,7 +129,7 @@ void WatchedGroup::Leave(absl::Duration patience,
   reports_->Stop();
 }
 
-// A program may end without waiting for what it has begun.
+// Waits for what is under way, since a program may end without waiting for it.
 void WatchedGroup::AwaitIdle(absl::Time deadline) {
   watchdog_.Poll(absl::Now());
   while (!watchdog_.idle() && absl::Now() < deadline) {
@@ -142,7 +140,7 @@ void WatchedGroup::AwaitIdle(absl::Time deadline) {
 }
 
 void WatchedGroup::StopAll(const OperationWatchdog::Failure& failure) {
-  // Leaves time for whoever waits to hear of a search that found nobody.
+  // Half of the time is for waiters to hear of a search that found nobody.
   reports_->Report(failure.report, options_.diagnosis_timeout / 2);
   stop_();
 }

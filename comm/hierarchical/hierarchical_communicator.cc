@@ -25,7 +25,7 @@ namespace {
 
 using HierarchicalWork = GroupWork<HierarchicalGroup>;
 
-// "gloo" for "gloo, rank 1 of 4".
+// Returns "gloo" for "gloo, rank 1 of 4".
 std::string WithoutRank(const Communicator& part) {
   const std::string name = part.ToString();
   return name.substr(0, name.rfind(", rank "));
@@ -161,7 +161,6 @@ absl::StatusOr<at::Tensor> HierarchicalCommunicator::AllocateSymmetric(
   return std::move(*memory);
 }
 
-// What all ranks have passed to Split(), by rank.
 absl::StatusOr<std::vector<SplitRequest>> ExchangeRequests(
     HierarchicalGroup& group, HierarchicalCollectives& collectives,
     const SplitRequest& own) {
@@ -224,7 +223,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalCommunicator::Split(
   return std::move(*part);
 }
 
-// Whether the ranks of `part` are `members` of the network, as errors take it.
+// Checks that `part` has the ranks `members`, as errors assume.
 absl::Status CheckMembers(const Communicator& network, const Communicator& part,
                           const std::vector<int>& members) {
   for (int rank = 0; rank < part.world_size(); ++rank) {
@@ -279,8 +278,8 @@ namespace {
 
 using Started = HierarchicalGroup::Started;
 
-// Up to here every rail moves all of an all-reduce or a broadcast: a step less
-// matters more than the bytes.
+// Up to this many bytes, every rail moves all of an all-reduce or a broadcast:
+// saving a step matters more than saving bytes.
 constexpr int64_t kSmall = 32 << 10;
 constexpr int64_t kSliceElements = 64;  // edges of slices are multiples of it
 
@@ -288,7 +287,7 @@ bool IsSmall(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.nbytes()) <= kSmall;
 }
 
-// What the rail of `place` moves of a tensor.
+// Returns the part of a tensor that the rail of `place` moves.
 at::Tensor Slice(const at::Tensor& tensor, const HostLayout& layout,
                  int place) {
   if (IsSmall(tensor)) return tensor;
@@ -305,7 +304,7 @@ at::Tensor PartOf(const at::Tensor& tensor, int index, int count) {
   return tensor.narrow(0, index * size, size);
 }
 
-// Every place of the host sends its slice to the others of the host.
+// Lets every place of the host send its slice to the other places.
 std::vector<Started> ExchangeSlices(HierarchicalGroup& group,
                                     const at::Tensor& tensor,
                                     const std::string& label) {
@@ -352,7 +351,7 @@ absl::Status HierarchicalCollectives::AllGather(HierarchicalGroup& group,
     return Started{&group.host(), group.host().AllGather(
                                       PartOf(out, host, hosts), from, label)};
   };
-  // Meanwhile, what is here already.
+  // Meanwhile the parts of this host are gathered.
   std::vector<Started> works;
   works.push_back(gather(own_host, in));
   works.push_back({&group.rail(), std::move(between_hosts)});
@@ -385,8 +384,8 @@ absl::Status HierarchicalCollectives::ReduceScatter(HierarchicalGroup& group,
       One(group.rail(), group.rail().ReduceScatter(out, sums, op, label)));
 }
 
-// Inside the host first: each place gets what its rail takes to the other
-// hosts, in the order in which they put it into `out`.
+// Exchanges inside the host first: each place gets what its rail takes to the
+// other hosts, in the order in which they put it into `out`.
 absl::Status HierarchicalCollectives::AllToAll(HierarchicalGroup& group,
                                                const at::Tensor& out,
                                                const at::Tensor& in,
@@ -442,7 +441,7 @@ absl::Status HierarchicalCollectives::Broadcast(HierarchicalGroup& group,
         One(group.host(),
             group.host().Broadcast(tensor, layout.place(root), label))));
   }
-  // Hosts that name different ranks of one host differ in the label.
+  // The label tells hosts apart that name different ranks of one host.
   FSDP_RETURN_IF_ERROR(group.Finish(
       One(group.rail(),
           group.rail().Broadcast(slice, layout.host(root),

@@ -54,8 +54,8 @@ HostLayout Layout(int num_hosts, int ranks_per_host) {
   return layout;
 }
 
-// As many ranks per host as divide the world, `ranks_per_host` at most; a world
-// of two is two hosts.
+// Returns a layout with as many ranks per host as divide the world,
+// `ranks_per_host` at most. A world of two is two hosts.
 HostLayout LayoutOf(int world_size, int ranks_per_host) {
   while (world_size % ranks_per_host != 0 || ranks_per_host == world_size) {
     if (ranks_per_host == 1) break;
@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(
         Backend("hosts_of_two", 2, CreateLocal, CreateLocal),
         Backend("hosts_of_four", 4, CreateLocal, CreateLocal),
         Backend("hosts_of_one", 1, CreateSharedMemoryGroup, CreateLocal),
-        // One host only: all is inside.
+        // With one host only, all is inside.
         ContractBackend{"one_host",
                         [](int world_size, absl::Duration timeout) {
                           return CreateHierarchicalGroup(Layout(1, world_size),
@@ -113,7 +113,7 @@ absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected) {
                                           LargestDifference(actual, expected)));
 }
 
-// Larger than what goes whole over every rail, and not a multiple of anything.
+// Is larger than what goes whole over every rail, and prime.
 constexpr int64_t kLarge = 100'003;
 
 at::Tensor Numbers(int64_t size) { return at::arange(size).remainder(1000); }
@@ -127,7 +127,7 @@ TEST(HierarchicalTest, LargeTensorsGoInSlices) {
         FSDP_RETURN_IF_ERROR(Finish(comm.Broadcast(tensor, root, "b")));
         FSDP_RETURN_IF_ERROR(ExpectEqual(tensor, Numbers(kLarge) + root));
       }
-      // A multiple of the ranks of a host, and not.
+      // One size is a multiple of the ranks of a host, the other is not.
       for (int64_t size : {int64_t{6} * 20'011, kLarge}) {
         const at::Tensor tensor = Numbers(size) + comm.rank();
         FSDP_RETURN_IF_ERROR(
@@ -203,7 +203,7 @@ TEST(HierarchicalTest, SaysWhatItIsMadeOf) {
       "4");
 }
 
-// The new group's ranks, by their old numbers.
+// Returns the ranks of a new group by their old numbers.
 absl::StatusOr<std::vector<int64_t>> RanksOf(Communicator& part, int own) {
   const at::Tensor out = at::empty({part.world_size()}, at::kLong);
   FSDP_RETURN_IF_ERROR(
@@ -308,7 +308,7 @@ TEST(HierarchicalTest, WithoutThreadsThereIsNone) {
 
 TEST(HierarchicalTest, AnAbortReachesTheRankThatSharesNoPart) {
   const Group group = Create();
-  // Over the network, which has to be free for it.
+  // A split goes over the network, which has to be free for it.
   const auto split = [](Communicator& comm) {
     return comm.Split(0, comm.rank() % 2).status();
   };

@@ -16,20 +16,20 @@
 namespace fsdp::comm {
 namespace {
 
-// How long a wait that has failed stays for the worker to let go of the
-// buffers: the parts have been aborted then.
+// The longest time that a failed wait stays for the worker to let go of the
+// buffers. The parts have been aborted by then.
 constexpr absl::Duration kLetGo = absl::Seconds(10);
 
-// What the parts carry from rank to rank when one has failed: they know only
-// their own ranks, so that each rank tells all its parts.
+// Marks the failure of a rank in a text that the parts carry from rank to rank.
+// Parts know only their own ranks, so that each rank tells all its parts.
 constexpr absl::string_view kToldToAll = "told to all: ";
 
 std::string Encode(const absl::Status& failure) {
   return absl::StrCat(kToldToAll, EncodeStatus(failure));
 }
 
-// What the others need not mind unless they miss the rank: one that has left
-// with nothing unfinished.
+// Marks the text of a rank that has left with nothing unfinished. It matters
+// only to ranks that wait for that rank.
 constexpr absl::string_view kHasLeft = " has left the group";
 
 std::optional<absl::Status> DecodeFailure(absl::string_view text) {
@@ -40,7 +40,7 @@ std::optional<absl::Status> DecodeFailure(absl::string_view text) {
   return failure;
 }
 
-// Without the part's name of the operation.
+// Returns the message without the part's name of the operation.
 absl::string_view Reason(const Communicator& part, absl::string_view message) {
   const std::string end = absl::StrCat(" on ", part.Place(), ": ");
   const size_t found = message.find(end);
@@ -111,8 +111,9 @@ absl::Status HierarchicalGroup::Wait(const Operation& operation,
   return ErrorOf(OperationQueue::NameOf(operation));
 }
 
-// Asks the call that the running operation waits for, by a second wait whose
-// deadline has passed: it knows whom it lacks, and its part tells the others.
+// Fails the group because `operation` is late. A second wait, whose deadline
+// has passed, asks the call for which the operation waits: it knows whom it
+// lacks, and its part tells the others.
 void HierarchicalGroup::GiveUp(const Operation& operation) {
   while (true) {
     Stage stage;
@@ -121,7 +122,7 @@ void HierarchicalGroup::GiveUp(const Operation& operation) {
       if (failure_) return;
       stage = stage_;
     }
-    // After the stage: one that is not done now was not done in it.
+    // The stage is read first: an operation not done now was not done then.
     if (queue_.IsDone(operation)) return;
     if (stage.work == nullptr) {
       const absl::string_view text = "not done at the deadline";
@@ -131,7 +132,7 @@ void HierarchicalGroup::GiveUp(const Operation& operation) {
     }
     const absl::Status status = stage.work->Wait(absl::Now());
     if (!status.ok()) return FailWith(*stage.part, status);
-    // That one is done, after all.
+    // The call is done after all; the operation goes on to the next one.
     const auto has_moved = [&] {
       mutex_.AssertHeld();
       return failure_ || stage_.work != stage.work;
@@ -168,7 +169,7 @@ absl::Status HierarchicalGroup::Execute(absl::string_view name,
   absl::Status status;
   const absl::Status thrown = TorchToStatus(name, [&] { status = run(*this); });
   if (!thrown.ok()) status = thrown;
-  // Does nothing where a part has failed, which has been told already.
+  // Does nothing if a part has failed, which has been told already.
   if (!status.ok()) {
     Fail({status, absl::AbortedError(absl::StrCat(
                       names_.Name(rank_), " failed: ", status.message()))});
@@ -193,7 +194,7 @@ absl::Status HierarchicalGroup::FinishOne(Started started) {
       absl::MutexLock lock(&mutex_);
       stage_ = {started.part, work};
     }
-    // Until Fail() aborts the part; see GiveUp().
+    // Waits until Fail() aborts the part; see GiveUp().
     status = work->Wait(absl::InfiniteFuture());
     absl::MutexLock lock(&mutex_);
     stage_ = Stage();
@@ -224,20 +225,18 @@ void HierarchicalGroup::Fail(Failure failure) {
   }
 }
 
-// The listener has heard of something.
 void HierarchicalGroup::FailAsNetwork(const absl::Status& status) {
   const bool is_failure = DecodeFailure(status.message()).has_value() ||
                           !absl::StrContains(status.message(), kHasLeft);
   if (is_failure) FailWith(*parts_.network, status);
 }
 
-// A call to `part` has failed.
 void HierarchicalGroup::FailWith(const Communicator& part,
                                  const absl::Status& status) {
   if (const auto told = DecodeFailure(status.message()); told.has_value()) {
     return Fail({*told, *told});
   }
-  // A part calls its ranks by other numbers.
+  // A part gives its ranks other numbers.
   const std::string text = names_.Adopt(Reason(part, status.message()));
   const absl::Status own(status.code(), text);
   switch (status.code()) {

@@ -74,8 +74,8 @@ std::map<int64_t, Members> MembersByColor(
   return groups;
 }
 
-// How many members of each host follow each other; 0 where the group is not
-// hierarchical.
+// Returns how many members of each host follow each other, or 0 if the group is
+// not hierarchical.
 int RanksPerHost(const Members& members, const HostLayout& layout) {
   const auto other_host = [&](int rank) {
     return layout.host(rank) != layout.host(members[0]);

@@ -62,7 +62,7 @@ TEST(HostLayoutTest, SaysWhoIsOnAHostAndWhoIsInOnePlaceOfAll) {
 
 using Kind = SplitPlan::Kind;
 
-// The plans of all ranks of 4 hosts x 4 places.
+// Returns the plans of all ranks of 4 hosts x 4 places.
 std::vector<SplitPlan> Plans(const std::function<SplitRequest(int)>& request) {
   HostLayout layout;
   layout.num_hosts = layout.ranks_per_host = 4;
@@ -120,7 +120,7 @@ TEST(HierarchicalSplitTest, GroupsOfWholeHostsOrTheSamePlacesOfThem) {
 }
 
 TEST(HierarchicalSplitTest, HostsAndPlacesFollowTheKeys) {
-  // Hosts 3 and 1 of each half, places in reverse.
+  // Each part has every second host, with hosts and places in reverse.
   const std::vector<SplitPlan> plans = Plans([](int rank) {
     return SplitRequest{rank / 4 % 2, -rank};
   });
@@ -132,7 +132,7 @@ TEST(HierarchicalSplitTest, HostsAndPlacesFollowTheKeys) {
 }
 
 TEST(HierarchicalSplitTest, GroupsOfDifferentShapes) {
-  // Hosts 0 to 2 together, host 3 alone.
+  // Hosts 0 to 2 are together, and host 3 is alone.
   const std::vector<SplitPlan> plans = Plans([](int rank) {
     return SplitRequest{rank / 12, 0};
   });
@@ -143,17 +143,17 @@ TEST(HierarchicalSplitTest, GroupsOfDifferentShapes) {
 }
 
 TEST(HierarchicalSplitTest, AnythingElseNeedsTheNetwork) {
-  // Keys that mix the hosts.
+  // These keys mix the hosts.
   EXPECT_EQ(KindOf([](int rank) {
               return SplitRequest{0, rank % 4};
             }),
             Kind::kNetwork);
-  // Another place on every host.
+  // Each part has one rank of every host, at different places.
   EXPECT_EQ(KindOf([](int rank) {
               return SplitRequest{(rank % 4 + rank / 4) % 4, 0};
             }),
             Kind::kNetwork);
-  // 3 + 1 ranks of two hosts.
+  // One part has 4 + 1 ranks of two hosts.
   EXPECT_EQ(KindOf([](int rank) {
               return SplitRequest{rank / 8 * 2 + (rank % 8 < 5 ? 0 : 1), 0};
             }),

@@ -33,13 +33,13 @@ constexpr Version kVersions[] = {
      "total_inactive_file"},
 };
 
-// The number in a file that holds one; kUnlimited for "max" or no such file.
+// Returns the number in a file; kUnlimited for "max" or no such file.
 int64_t NumberIn(const std::string& path) {
   int64_t number = 0;
   return std::ifstream(path) >> number ? number : kUnlimited;
 }
 
-// The number after `key` at the beginning of a line; `otherwise` without.
+// Returns the number after `key` at the beginning of a line, or `otherwise`.
 int64_t NumberAfter(absl::string_view key, const std::string& path,
                     int64_t otherwise) {
   std::ifstream file(path);
@@ -58,8 +58,7 @@ bool HasController(absl::string_view list, absl::string_view controller) {
          absl::c_linear_search(absl::StrSplit(list, ','), controller);
 }
 
-// The path of the process's group in the hierarchy of `version`; empty: it is
-// in none.
+// Returns the process's group in the hierarchy of `version`, or "" if none.
 std::string GroupOf(const Version& version, const std::string& root) {
   std::ifstream file(root + "/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
@@ -79,7 +78,6 @@ struct Mount {
   std::string group;  // whose files are there
 };
 
-// Where the hierarchy is; without a directory: nowhere.
 Mount MountOf(const Version& version, const std::string& root) {
   std::ifstream file(root + "/proc/self/mountinfo");
   for (std::string line; std::getline(file, line);) {
@@ -107,7 +105,7 @@ int64_t OfGroup(const Version& version, const std::string& directory) {
   return std::max<int64_t>(0, limit - std::max<int64_t>(0, used - cached));
 }
 
-// The least of the process's group and those around it.
+// Returns the least that the process's group and the groups around it leave.
 int64_t OfGroups(const Version& version, const std::string& root) {
   const Mount mount = MountOf(version, root);
   std::string group = GroupOf(version, root);

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMachine = int64_t{1000} << 20;
 
-// A system in a directory.
+// Imitates a system in a directory.
 class AvailableMemoryTest : public ::testing::Test {
  protected:
   AvailableMemoryTest()
@@ -88,7 +88,7 @@ TEST_F(AvailableMemoryTest, IsThatOfTheTightestGroupAround) {
   EXPECT_EQ(Available(), 190);
   Version2("/user/job/rank", "310", 999);
   EXPECT_EQ(Available(), 0);
-  // Not around it.
+  // These groups are not around the process's.
   Version2("/user/job/rank", "max", 10);
   Version2("/user/job/rank/inside", "20", 19);
   Version2("/user/other", "20", 19);
@@ -125,18 +125,18 @@ TEST_F(AvailableMemoryTest, WhatIsCachedIsFree) {
 }
 
 TEST_F(AvailableMemoryTest, AContainerSeesItsOwnGroupAsTheRoot) {
-  // In a name space of its own.
+  // The container has a name space of its own.
   MountVersion2();
   Write("proc/self/cgroup", "0::/\n");
   Version2("", "700", 100);
   EXPECT_EQ(Available(), 600);
-  // Without one, by a mount.
+  // The container has no name space, but a mount.
   MountVersion1("/docker/abc");
   Write("proc/self/cgroup", "4:memory:/docker/abc/inner\n");
   Version1("", 500, 100);
   Version1("/inner", 500, 200);
   EXPECT_EQ(Available(), 300);
-  // Moved to where its name cannot say.
+  // The process was moved to where its name cannot say.
   Write("proc/self/cgroup", "4:memory:/../other\n");
   EXPECT_EQ(Available(), 400);
 }

@@ -15,7 +15,7 @@
 namespace fsdp::comm {
 namespace {
 
-// Looks at the clock once per so many looks at the word.
+// The number of looks at the word per look at the clock.
 constexpr int kLooksPerTurn = 64;
 
 void Pause() {
@@ -52,8 +52,8 @@ void Doorbell::Await(uint32_t seen, absl::Duration spin, absl::Time until) {
     now = absl::Now();
   }
   if (now >= until) return;
-  // The order of this store and the kernel's look at the word, against Ring()'s
-  // of its store and look at `sleepers_`: one of the two sees the other.
+  // This store precedes the kernel's look at the word, as Ring()'s store
+  // precedes its look at `sleepers_`: one of the two sees the other.
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   FutexWait(&count_, seen, until - now);
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);

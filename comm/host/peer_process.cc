@@ -15,8 +15,8 @@
 namespace fsdp::comm {
 namespace {
 
-// The fields of /proc/PID/stat that follow the name, which may contain spaces;
-// none when there is no such process.
+// Returns the fields of /proc/PID/stat that follow the name, which may contain
+// spaces, or none if there is no such process.
 std::vector<std::string> StatFields(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   const std::string text((std::istreambuf_iterator<char>(file)),
@@ -26,7 +26,7 @@ std::vector<std::string> StatFields(pid_t pid) {
   return absl::StrSplit(text.substr(name_end + 2), ' ');
 }
 
-// "R", "S", "T", "Z"; empty when there is no such process.
+// Returns "R", "S", "T", "Z" or the like, or "" if there is no such process.
 std::string State(pid_t pid) {
   const std::vector<std::string> fields = StatFields(pid);
   return fields.empty() ? "" : fields[0];

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Runs until it is killed.
+// Starts a process that runs until it is killed.
 pid_t Spawn() {
   char program[] = "sleep";
   char forever[] = "infinity";
@@ -35,7 +35,7 @@ TEST(PeerProcessTest, TellsStoppedFromEnded) {
   EXPECT_THAT(process.Describe(), HasSubstr(" is stopped"));
   kill(pid, SIGKILL);
   siginfo_t info;
-  // Ended, and nobody has asked for its exit status yet.
+  // The process has ended, but nobody has asked for its exit status yet.
   ASSERT_EQ(waitid(P_PID, pid, &info, WEXITED | WNOWAIT), 0);
   EXPECT_TRUE(process.HasEnded());
   EXPECT_THAT(process.Describe(), HasSubstr(" has ended"));

@@ -86,7 +86,7 @@ TEST(SharedHeapTest, MapsAPeersOnceUntilItIsForgotten) {
                        heap->Resolve(/*owner=*/1, place, 1));
   EXPECT_EQ(*mapping.data, 'x');
   EXPECT_NE(mapping.data, segment->data() + 9);
-  // Its owner has gone, and who has mapped it needs it no more.
+  // The owner is gone, but the mapping stays.
   segment.reset();
   ASSERT_OK_AND_ASSIGN(const SharedHeap::Mapping again,
                        heap->Resolve(/*owner=*/1, place, 1));

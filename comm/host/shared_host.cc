@@ -26,7 +26,7 @@
 
 namespace fsdp::comm {
 
-// Compared as bytes.
+// Images are compared as bytes.
 static_assert(sizeof(CallImage) == 8 + 8 + 16 + 32 + 192,
               "no padding between the members");
 
@@ -124,8 +124,7 @@ void SharedHeap::Forget(int owner) {
 
 namespace {
 
-// About what it takes to be woken up by the kernel: whoever spins for longer
-// had better slept.
+// In this time the kernel wakes a thread: longer spinning is a waste.
 constexpr absl::Duration kSpin = absl::Microseconds(100);
 
 int NumCores() {

@@ -21,7 +21,6 @@
 namespace fsdp::comm {
 namespace {
 
-// A file descriptor, closed by the destructor.
 class Descriptor {
  public:
   explicit Descriptor(int number) : number_(number) {}
@@ -67,7 +66,7 @@ absl::StatusOr<char*> Map(int descriptor, int64_t bytes) {
   if (data == MAP_FAILED) {
     return Error(errno, absl::StrCat("map ", bytes, " bytes of shared memory"));
   }
-  // A hint that systems without huge pages for shared memory refuse.
+  // This is a hint, which systems without huge pages for shared memory refuse.
   madvise(data, MappedBytes(bytes), MADV_HUGEPAGE);
   return static_cast<char*>(data);
 }
@@ -132,7 +131,7 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Open(
     return absl::UnavailableError(absl::StrCat(
         what, ": it is no memory, or belongs to user ", status.st_uid));
   }
-  // An access to what the file does not have would end this process.
+  // An access beyond the end of the file would end this process.
   if (static_cast<size_t>(status.st_size) < MappedBytes(address.bytes)) {
     return absl::UnavailableError(
         absl::StrCat(what, ": there are ", status.st_size));

@@ -40,7 +40,7 @@ TEST(SharedSegmentTest, OutlivesItsMaker) {
   std::strcpy(made->data(), "still");
   made.reset();
   EXPECT_STREQ(opened->data(), "still");
-  // By way of whoever has it.
+  // The segment can be opened by way of anybody who has it.
   auto again = SharedSegment::Open(opened->address());
   ASSERT_OK(again);
   EXPECT_STREQ((*again)->data(), "still");
@@ -53,7 +53,7 @@ TEST(SharedSegmentTest, CannotBeOpenedOnceSealedOrGone) {
   EXPECT_THAT(SharedSegment::Open(address),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("open 10 bytes of shared memory")));
-  // Another one has taken over the number.
+  // Another segment has taken over the number.
   auto other = SharedSegment::Create(10).value();
   SegmentAddress wrong = address;
   wrong.descriptor = other->address().descriptor;

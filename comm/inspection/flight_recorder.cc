@@ -23,12 +23,12 @@ constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// Text in words; what is too long loses its middle.
+// A text as words. One that is too long loses its middle.
 template <int kBytes>
 struct TextWords {
   static constexpr int kWords = kBytes / 8;
 
-  // Returns how many bytes there are.
+  // Returns how many bytes are stored.
   uint64_t Set(absl::string_view text) {
     constexpr size_t kCapacity = kBytes;
     std::array<char, kCapacity> bytes;
@@ -54,7 +54,7 @@ struct TextWords {
       std::memcpy(bytes.data() + ptrdiff_t{i} * 8, &word, 8);
     }
     std::string text(bytes.data(), std::min<uint64_t>(size, kBytes));
-    // Whoever reads it may print it.
+    // Replaces control characters, since a reader may print the text.
     std::replace_if(
         text.begin(), text.end(), [](char c) { return c >= 0 && c < ' '; },
         '?');
@@ -80,7 +80,6 @@ struct Slot {
 };
 static_assert(sizeof(Slot) == 128, "two cache lines");
 
-// What a rank is in: a phase, or a wait.
 struct NoteSlot {
   Word version;
   Word meta;  // kind, label_size << 24
@@ -131,7 +130,7 @@ Slot& SlotOf(char* memory, uint64_t ticket) {
   return BlockAt(memory).slots[ticket % FlightRecorder::kOperations];
 }
 
-// Whether the slot is `ticket`'s to be written until Unlock().
+// Returns whether `ticket` may write the slot until Unlock().
 bool Lock(Slot& slot, uint64_t ticket) {
   uint64_t version = ticket << 1;
   return slot.version.compare_exchange_strong(version, version | 1, kAcquire);
@@ -146,7 +145,7 @@ void SetState(Slot& slot, OperationState state) {
   slot.meta.store(Pack(meta), kRelease);
 }
 
-// A value out of `count` that a peer has written, the last where it is none.
+// Returns what a peer has written, or the last value if that is none.
 template <typename Enum>
 Enum EnumOf(uint64_t value, int count) {
   return static_cast<Enum>(std::min<uint64_t>(value, count - 1));
@@ -172,11 +171,11 @@ OperationRecord Copy(const Slot& slot, uint64_t ticket) {
   return record;
 }
 
-// How often a reader looks again at what is being written.
+// The number of looks at something that is being written.
 constexpr int kLooks = 100;
 
-// Nothing where the slot has gone on to a later operation, or does not come to
-// rest: a process may end in the middle of a write.
+// Returns nullopt if the slot has gone on to a later operation or does not come
+// to rest: a process may end in the middle of a write.
 std::optional<OperationRecord> ReadSlot(const Slot& slot, uint64_t ticket) {
   for (int look = 0; look < kLooks; ++look) {
     const uint64_t before = slot.version.load(kAcquire);
@@ -195,7 +194,7 @@ struct NoteRecord {
   std::string text;
 };
 
-// As nobody has written it where it does not come to rest, as ReadSlot().
+// Returns an empty note if it does not come to rest, as in ReadSlot().
 NoteRecord ReadNote(const NoteSlot& note) {
   for (int look = 0; look < kLooks; ++look) {
     const uint64_t before = note.version.load(kAcquire);
@@ -226,7 +225,7 @@ void ReadWait(const NoteSlot& note, RankRecord& record) {
   record.wait_what = std::move(wait.text);
 }
 
-// The version that the note has now; 0 where somebody else writes it.
+// Writes the note; returns its version, or 0 if somebody else writes it.
 uint64_t Write(NoteSlot& note, uint64_t kind, absl::string_view text,
                int64_t now_ns, int64_t pool_bytes) {
   uint64_t version = note.version.load(kRelaxed);
@@ -342,7 +341,7 @@ uint64_t FlightRecorder::BeginWait(StoreWait wait, absl::string_view what,
                now_ns, /*pool_bytes=*/-1);
 }
 
-// Where another wait has begun since, that one is the one to be known.
+// Does nothing if another wait has begun since: that one is to be shown.
 void FlightRecorder::EndWait(uint64_t wait) {
   NoteSlot& note = BlockAt(memory_.get()).wait;
   uint64_t version = wait;

@@ -32,7 +32,8 @@ using Ticket = FlightRecorder::Ticket;
 
 constexpr int64_t kNow = 1'000'000;
 
-// Operation `i` from its call to its end; all that is recorded tells `i`.
+// Records operation `i` from its call to its end; all that is recorded tells
+// `i`.
 void RecordOne(FlightRecorder& recorder, int group, int64_t i) {
   std::array<char, 24> digits;
   char* const begin = digits.data();
@@ -49,7 +50,7 @@ void RecordOne(FlightRecorder& recorder, int group, int64_t i) {
   recorder.Ends(ticket, OperationState::kDone, kNow + int64_t{3} * i);
 }
 
-// What RecordOne() writes as the label.
+// Returns the label that RecordOne() writes.
 std::string LabelOf(int64_t i) {
   const std::string forward = absl::StrCat(i);
   return {forward.rbegin(), forward.rend()};
@@ -105,7 +106,7 @@ TEST(FlightRecorderTest, ShowsHowFarAnOperationIs) {
   EXPECT_EQ(state(), OperationState::kFailed);
 }
 
-// It may end long after a hundred others have begun.
+// An operation may end long after a hundred others have begun.
 TEST(FlightRecorderTest, WhatIsForgottenChangesNothingWhenItEnds) {
   FlightRecorder recorder;
   const Ticket old = recorder.Begin({OperationKind::kFence}, 1);
@@ -273,7 +274,7 @@ TEST(FlightRecorderTest, WhatAnotherProcessHasInItsMemoryIsBounded) {
   for (int round = 0; round < 200; ++round) {
     FlightRecorder recorder;
     for (int i = 0; i < 150; ++i) RecordOne(recorder, -1, i);
-    // All of it at first, then ever less.
+    // Overwrites all of the memory at first, then ever less.
     for (size_t i = 0; i < bytes; i += 1 + random() % (1 + round * 10)) {
       recorder.memory()[i] = static_cast<char>(random());
     }

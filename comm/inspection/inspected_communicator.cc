@@ -25,7 +25,7 @@ constexpr uint64_t kWorld = 1;  // the id of the group of all ranks
 
 int64_t NowNs() { return absl::GetCurrentTimeNanos(); }
 
-// Ranks that make the same calls get the same id; never 0.
+// Returns the same id, never 0, on ranks that make the same calls.
 uint64_t IdOfPart(uint64_t whole, uint64_t which, uint64_t color) {
   uint64_t id = whole;
   for (const uint64_t value : {which, color}) {
@@ -35,7 +35,6 @@ uint64_t IdOfPart(uint64_t whole, uint64_t which, uint64_t color) {
   return id | uint64_t{1} << 63;
 }
 
-// One operation from its call to its end.
 class Recorded {
  public:
   Recorded(std::shared_ptr<Inspector> inspector,
@@ -50,7 +49,6 @@ class Recorded {
   void Ends(OperationState state) {
     inspector_->recorder().Ends(ticket_, state, NowNs());
   }
-  // Of the call, or of a wait.
   void Ends(const absl::Status& status) {
     Ends(status.ok() ? OperationState::kDone : OperationState::kFailed);
     if (!status.ok()) inspector_->OnFailure(ticket_, status);
@@ -255,7 +253,7 @@ class InspectedCommunicator final : public ForwardingCommunicator {
     return Recorded(inspector_, {kind, /*dtype=*/-1, group_, bytes, label});
   }
 
-  // `whole` has all that is moved.
+  // `whole` is the tensor that has all the data that is moved.
   template <typename Call>
   absl::StatusOr<std::unique_ptr<Work>> Start(OperationKind kind,
                                               const at::Tensor& whole,

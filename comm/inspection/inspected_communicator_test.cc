@@ -173,7 +173,7 @@ TEST(InspectedCommunicatorTest, NumbersAreThoseOfErrors) {
   ASSERT_OK_AND_ASSIGN(Group group, CreateSharedMemoryGroup(1));
   const auto inspector = Alone();
   const auto ranks = Inspect(std::move(group[0]), inspector);
-  // Takes numbers of its own.
+  // Common memory takes numbers of its own.
   ASSERT_OK_AND_ASSIGN(CommonMemory common, ranks->AllocateCommon(64));
   const at::Tensor tensor = at::ones({4});
   ASSERT_OK_AND_ASSIGN(auto work,
@@ -234,8 +234,8 @@ TEST(InspectedCommunicatorTest, APartOutlivesTheWhole) {
   work.reset();
 }
 
-// As a forward on one rank, which waits for the others to have read common
-// memory, beside a mean on another: no backend sees both.
+// A forward on one rank waits for the others to have read common memory, while
+// another rank is in a mean: no backend sees both.
 TEST(InspectedCommunicatorTest, RanksThatWaitForEachOtherInAFenceAndACallEnd) {
   ASSERT_OK_AND_ASSIGN(Group group, CreateSharedMemoryGroup(3));
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -271,7 +271,7 @@ TEST(InspectedCommunicatorTest, RanksThatWaitForEachOtherInAFenceAndACallEnd) {
   }
 }
 
-// Allocates nothing itself.
+// A work that allocates nothing itself.
 class Ready final : public Work {
  public:
   static void* operator new(size_t /*size*/, Ready* place) { return place; }

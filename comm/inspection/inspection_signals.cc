@@ -24,7 +24,7 @@
 namespace fsdp::comm {
 namespace {
 
-// The second is for those that have no use for it: schedulers of jobs may.
+// SIGUSR1 is taken only if it is free: job schedulers may use it.
 constexpr std::array<int, 2> kSignals = {SIGQUIT, SIGUSR1};
 
 // A handler can reach nothing but variables of static storage.
@@ -35,14 +35,14 @@ static_assert(std::atomic<int>::is_always_lock_free,
 void Ask(int /*signal*/) {
   const int error = errno;
   const uint64_t one = 1;
-  // Full: somebody has asked already.
+  // If the counter is full, somebody has asked already.
   const ssize_t written = write(asked_fd, &one, sizeof(one));
   static_cast<void>(written);
   errno = error;
 }
 
-// Shells start what runs in the background with SIGQUIT ignored: that is not a
-// program's wish.
+// Returns whether the program has no handler. An ignored SIGQUIT is not the
+// program's wish: shells start background jobs with it.
 bool IsFree(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) == 0 &&
          (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN);
@@ -65,7 +65,7 @@ class InspectionSignals::State {
       static_cast<void>(written);
       thread_.join();
     }
-    // Stays open: a handler may be about to write.
+    // The descriptor stays open: a handler may be about to write.
     if (fd_ >= 0) asked_fd = -1;
   }
 
@@ -86,14 +86,14 @@ class InspectionSignals::State {
     asked_fd = fd_;
     struct sigaction ask = {};
     ask.sa_handler = Ask;
-    // Files and sockets in use should not notice.
+    // Interrupted calls on files and sockets go on.
     ask.sa_flags = SA_RESTART;
     for (size_t i = 0; i < kSignals.size(); ++i) {
       sigaction(kSignals[i], nullptr, &previous_[i]);
       taken_[i] = IsFree(previous_[i]);
       if (taken_[i]) sigaction(kSignals[i], &ask, nullptr);
     }
-    // Launchers start ranks with it blocked.
+    // Launchers start ranks with SIGUSR1 blocked.
     sigset_t early;
     sigemptyset(&early);
     sigaddset(&early, SIGUSR1);
@@ -108,7 +108,7 @@ class InspectionSignals::State {
   }
 
  private:
-  // Unless the program has set a handler since.
+  // Restores the earlier handler, unless the program has set one since.
   void Restore(size_t i) {
     struct sigaction now = {};
     sigaction(kSignals[i], nullptr, &now);

@@ -18,15 +18,15 @@
 namespace fsdp::comm {
 namespace {
 
-// How often it is looked what this rank waits for: early enough for
-// `warn_after`, and seldom enough to cost nothing.
+// Limits of the interval at which the inspector looks what this rank waits for:
+// short enough for `warn_after`, and long enough to cost nothing.
 constexpr absl::Duration kMinInterval = absl::Milliseconds(10);
 constexpr absl::Duration kMaxInterval = absl::Seconds(5);
-// How long ranks of other hosts are waited for.
+// The longest wait for the records of ranks of other hosts.
 constexpr absl::Duration kFetch = absl::Seconds(1);
-// How long Stop() waits for the thread before leaving it behind.
+// The longest wait of Stop() for the thread, which is then left behind.
 constexpr absl::Duration kPatience = absl::Seconds(4);
-// What standard error gets of a failure; the file gets all.
+// The most that standard error gets of a failure; the file gets all.
 constexpr int kRanksOnTerminal = 8;
 constexpr int kOperationsOnTerminal = 4;
 
@@ -68,7 +68,7 @@ absl::StatusOr<std::shared_ptr<Inspector>> Inspector::Start(
     absl::MutexLock lock(&inspector->mutex_);
     inspector->ended_ = false;
   }
-  // The thread keeps it alive, should it be left behind.
+  // The thread keeps the inspector alive, should it be left behind.
   absl::StatusOr<std::thread> thread = StartThread(
       "to watch for ranks that hang", [inspector] { inspector->Run(); });
   if (!thread.ok()) {
@@ -112,9 +112,9 @@ void Inspector::OnFailure(FlightRecorder::Ticket ticket,
     if (has_failed_ || stopping_ || peers_ == nullptr) return;
     has_failed_ = true;
   }
-  // Now, since those that are behind may come once the others have given up;
-  // and looked at before it is claimed, so that what is shown is the first
-  // look.
+  // The host's records are read at once, since ranks that are behind may catch
+  // up when the others have given up. They are read before the failure is
+  // claimed, so that the first look is the one shown.
   Failure failure{ticket.value, status, peers_->ReadHost()};
   failure.is_shown =
       options_.shows_failures && WakesPeople(status) && peers_->ClaimForHost();
@@ -176,8 +176,8 @@ void Inspector::Run() {
   ended_ = true;
 }
 
-// Whether to say now that the operation takes long; it is due again after twice
-// the time then.
+// Returns whether to warn now that the operation takes long. The next warning
+// is due after twice the time.
 bool Inspector::IsDue(const OperationRecord& operation, int64_t now_ns) {
   const int64_t since = operation.state == OperationState::kWaiting
                             ? operation.waited_ns
@@ -215,8 +215,9 @@ void Inspector::Look() {
   }
 }
 
-// A fence is outside the order of calls, so that no backend sees that one rank
-// waits in it and another one in a call, each for the other.
+// Aborts a communicator if one rank waits in a fence and another one in a call,
+// each for the other. Fences are outside the order of calls, so that no backend
+// sees this.
 void Inspector::EndIfCrossed(const OperationRecord& operation,
                              const std::vector<SeenRank>& ranks) {
   const SeenRank& own = ranks[peers_->rank()];

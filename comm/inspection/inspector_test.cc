@@ -39,13 +39,13 @@ using ::testing::Not;
 using ::testing::SizeIs;
 
 constexpr absl::Duration kLimit = absl::Seconds(30);
-// So short that what a test says has waited is due at once.
+// Is so short that what a test says has waited is due at once.
 constexpr absl::Duration kWarnAfter = absl::Milliseconds(40);
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using Peers = std::vector<std::unique_ptr<PeerRecords>>;
 
-// By rank; those of equal `hosts` see each other's memory.
+// Connects peers, by rank. Those of equal `hosts` see each other's memory.
 Peers ConnectPeers(const std::vector<std::string>& hosts,
                    const StorePtr& store) {
   Peers peers(hosts.size());
@@ -66,8 +66,8 @@ Peers ConnectPeers(const std::vector<std::string>& hosts) {
   return ConnectPeers(hosts, c10::make_intrusive<c10d::HashStore>());
 }
 
-// `count` calls of the group of all ranks, of which the last is waited for
-// since `ago`, the others are done.
+// Records `count` calls of the group of all ranks. The last one has been waited
+// for since `ago`, the others are done.
 FlightRecorder::Ticket Call(FlightRecorder& recorder, int count,
                             absl::Duration ago) {
   const int group = recorder.AddGroup(1);
@@ -84,14 +84,14 @@ FlightRecorder::Ticket Call(FlightRecorder& recorder, int count,
   return ticket;
 }
 
-// What an inspector has written.
+// Collects what an inspector writes.
 class Written {
  public:
   void operator()(absl::string_view text) {
     absl::MutexLock lock(&mutex_);
     texts_.emplace_back(text);
   }
-  // Until there are so many; fewer after kLimit.
+  // Waits for so many texts, and returns fewer after kLimit.
   std::vector<std::string> Await(size_t count) {
     absl::MutexLock lock(&mutex_);
     const auto is_there = [&]() {
@@ -164,8 +164,8 @@ TEST(InspectorTest, SaysNothingOfWhatNobodyWaitsForOrWhereItIsOff) {
     options.interval = absl::Milliseconds(5);
     ASSERT_OK_AND_ASSIGN(const auto inspector,
                          Inspector::Start(options, std::move(peers[0])));
-    // It publishes whenever it begins to look: once it does so a second time
-    // it has looked.
+    // The inspector publishes whenever it begins to look: at the second time it
+    // has looked once.
     for (int looks = 0; looks < 2; ++looks) {
       const auto seen = peers[1]->Read(absl::Now(), absl::Now() + kLimit);
       EXPECT_TRUE(seen[0].record.has_value());
@@ -188,13 +188,13 @@ TEST(InspectorTest, OneRankOfAHostTellsWhatAllDidWhenTheGroupFailed) {
   Call(*peers[0]->recorder(), 3, absl::Seconds(5));
   Written written;
   InspectorOptions options = WritingTo(written, absl::ZeroDuration());
-  // Is made.
+  // The inspector makes this folder.
   options.folder = absl::StrCat(::testing::TempDir(), "/inspection.", getpid());
   for (const int rank : {1, 0}) {
     ASSERT_OK_AND_ASSIGN(const auto inspector,
                          Inspector::Start(options, std::move(peers[rank])));
     inspector->OnFailure(failed, absl::DeadlineExceededError("not done"));
-    // It comes when the others have given up, which changes nothing.
+    // Rank 2 catches up when the others have given up, which changes nothing.
     for (int i = 0; i < 2; ++i) {
       peers[2]->recorder()->Begin({OperationKind::kAllGather, -1, 0}, 1);
     }

@@ -24,10 +24,10 @@ namespace fsdp::comm {
 namespace {
 
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
-// From here on a record of another host is said to be old.
+// A record of another host is called old from this age on.
 constexpr absl::Duration kOld = absl::Seconds(1);
 
-// Short of this a store is not taken to be one that does not answer.
+// A store is given at least this long before it is taken not to answer.
 constexpr absl::Duration kPatience = absl::Milliseconds(500);
 
 absl::Time AtLeastPatience(absl::Time deadline) {
@@ -36,7 +36,7 @@ absl::Time AtLeastPatience(absl::Time deadline) {
 
 std::string Key(int rank) { return absl::StrCat("record/", rank); }
 
-// "HOST\n", then the address of the rank's segment as it is in memory.
+// Returns "HOST\n" and then the bytes of the address of the rank's segment.
 std::string Introduction(const std::string& host,
                          const SegmentAddress& address) {
   std::string bytes(sizeof(address), '\0');
@@ -56,7 +56,7 @@ std::optional<SegmentAddress> AddressIn(absl::string_view introduction,
   return address;
 }
 
-// In memory of its own where there is none that others can see.
+// Returns a recorder in memory that others see or, without any, in its own.
 std::shared_ptr<FlightRecorder> RecorderIn(
     const std::shared_ptr<SharedSegment>& segment) {
   if (segment == nullptr) return std::make_shared<FlightRecorder>();
@@ -66,7 +66,7 @@ std::shared_ptr<FlightRecorder> RecorderIn(
 
 }  // namespace
 
-// The store, with what a call that is left behind in it may still use.
+// The store, and what a call that is left behind in it may still use.
 struct PeerRecords::Mail {
   c10::intrusive_ptr<c10d::Store> store;
   absl::Mutex mutex;
@@ -226,7 +226,7 @@ bool PeerRecords::ClaimForHost() const {
 
 namespace {
 
-// Changes with what follows it.
+// The number of the format, which changes with what follows it.
 constexpr uint32_t kFormat = 0x46445232;
 
 template <typename T>
@@ -243,7 +243,7 @@ void PutText(std::string& bytes, absl::string_view text) {
   bytes.append(text.data(), text.size());
 }
 
-// Takes values off the front; failed() once there was less, or something else.
+// Takes values off the front; failed() once one was missing or invalid.
 class Reader {
  public:
   explicit Reader(absl::string_view bytes) : rest_(bytes) {}
@@ -260,7 +260,6 @@ class Reader {
     return value;
   }
 
-  // A value below `count`.
   int TakeBelow(int count) {
     const auto value = Take<uint8_t>();
     if (value >= count) failed_ = true;

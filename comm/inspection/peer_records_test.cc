@@ -33,7 +33,7 @@ constexpr absl::Duration kLimit = absl::Seconds(30);
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using Peers = std::vector<std::unique_ptr<PeerRecords>>;
 
-// One whose calls do not return, once `hangs`, until the end.
+// A store whose calls do not return, once `hangs`, until the end.
 class HangingStore final : public c10d::HashStore {
  public:
   c10::intrusive_ptr<c10d::Store> clone() override {
@@ -87,7 +87,7 @@ TEST(PeerRecordsTest, RanksOfOneHostSeeEachOtherAtOnce) {
   for (int rank = 0; rank < 3; ++rank) Call(*peers[rank], std::to_string(rank));
   Call(*peers[1], "again");
   for (const auto& one : peers) {
-    // Nobody is waited for.
+    // This waits for nobody.
     const auto seen = one->Read(absl::InfiniteFuture(), absl::InfiniteFuture());
     ASSERT_THAT(seen, SizeIs(3));
     EXPECT_EQ(Labels(seen[0]), std::vector<std::string>({"0"}));
@@ -136,7 +136,7 @@ TEST(PeerRecordsTest, AStoreThatDoesNotAnswerIsGivenUp) {
       peers[0]->Read(absl::Now(), absl::Now() + absl::Milliseconds(20));
   EXPECT_EQ(Labels(seen[0]), std::vector<std::string>({"own"}));
   EXPECT_EQ(Labels(seen[1]), std::vector<std::string>({"unknown"}));
-  // It is not asked again, by however long a deadline.
+  // The store is not asked again, however long the deadline.
   peers[0]->Publish(absl::InfiniteFuture());
   peers[0]->Read(absl::InfiniteFuture(), absl::InfiniteFuture());
   peers[1]->Publish(absl::Now() + absl::Milliseconds(20));
@@ -154,7 +154,8 @@ TEST(PeerRecordsTest, OneRankOfEachHostClaims) {
   EXPECT_FALSE(peers[3]->ClaimForHost());
 }
 
-// A host that another one's name begins with, and bytes of nobody.
+// The name of one host begins with that of the other, and the bytes are
+// nobody's.
 TEST(PeerRecordsTest, WhatIsNoIntroductionIsNotOpened) {
   const Peers peers =
       ConnectPeers({"a", "ab"}, c10::make_intrusive<c10d::HashStore>());
@@ -177,7 +178,7 @@ TEST(PeerRecordsTest, WhatIsNoIntroductionIsNotOpened) {
 using ::fsdp::testing::Allocations;
 using ::testing::Le;
 
-// The largest that there is.
+// Returns the largest record there can be.
 RankRecord FullRecord() {
   FlightRecorder recorder;
   for (uint64_t id = 1; id <= FlightRecorder::kGroups; ++id) {

@@ -14,7 +14,7 @@
 namespace fsdp::comm {
 namespace {
 
-// "VmRSS:    1234 kB", after the colon.
+// Parses what follows the colon in "VmRSS:    1234 kB".
 std::optional<int64_t> Kilobytes(absl::string_view text) {
   text = absl::StripAsciiWhitespace(text);
   int64_t value = 0;

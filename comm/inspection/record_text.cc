@@ -21,15 +21,15 @@
 namespace fsdp::comm {
 namespace {
 
-// A list of more names than that tells nobody anything.
+// Longer lists of names tell nobody anything.
 constexpr size_t kMostNames = 16;
 constexpr size_t kMostBehind = 8;
 
-// Where a rank is, seen from a call of its group.
+// The position of a rank relative to a call of its group.
 struct Standing {
   enum Where { kUnknown, kOutside, kBehind, kIn, kPast };
   Where where = kUnknown;
-  uint64_t missing = 0;  // calls, where it is behind
+  uint64_t missing = 0;  // number of calls, if it is behind
 };
 
 Standing StandingOf(const SeenRank& seen, const GroupCall& call) {
@@ -82,12 +82,12 @@ std::string DtypeText(int8_t dtype) {
   return absl::StrCat(", ", DtypeName(static_cast<c10::ScalarType>(dtype)));
 }
 
-// Clocks of hosts differ, and what a peer says need not be a time.
+// Returns the time since, or 0 if none: clocks of hosts differ, and peers err.
 int64_t Since(int64_t then_ns, int64_t now_ns) {
   return then_ns <= 0 || then_ns > now_ns ? 0 : now_ns - then_ns;
 }
 
-// "31 s", "1.2 ms".
+// Returns "31 s" or "1.2 ms".
 std::string Span(int64_t ns) {
   if (ns >= 10'000'000'000) return absl::StrCat(ns / 1'000'000'000, " s");
   if (ns >= 100'000'000) {
@@ -99,7 +99,7 @@ std::string Span(int64_t ns) {
   return absl::StrCat(ns / 1'000, " us");
 }
 
-// "ranks 0, 1 are", "rank 3 is".
+// Returns "ranks 0, 1 are" or "rank 3 is".
 std::string Ranks(const std::vector<int>& ranks, absl::string_view verb_of_one,
                   absl::string_view verb_of_many) {
   const size_t shown = std::min(ranks.size(), kMostNames);
@@ -116,7 +116,7 @@ std::string Ranks(const std::vector<int>& ranks, absl::string_view verb_of_one,
 std::string PhaseText(const RankRecord& record) {
   if (record.phase == Phase::kUnknown) return "";
   if (record.unit.empty()) return std::string(PhaseName(record.phase));
-  // What a phase that is of no unit is for, instead of one.
+  // A phase without a unit has its purpose in `unit` instead.
   const bool is_of_unit = record.phase != Phase::kCheckpoint;
   return absl::StrCat(PhaseName(record.phase), is_of_unit ? " of " : ": ",
                       record.unit);
@@ -136,11 +136,11 @@ struct Others {
   std::vector<int> in;
   std::vector<int> past;
   std::vector<int> unknown;
-  std::vector<int> behind;          // the most first
+  std::vector<int> behind;          // furthest behind first
   std::vector<Standing> standings;  // by rank
 };
 
-// `left_out`: -1: nobody.
+// `left_out` is a rank, or -1 for none.
 Others Classify(int left_out, const GroupCall& call,
                 absl::Span<const SeenRank> ranks) {
   Others others;
@@ -360,7 +360,6 @@ std::string JoinedText(const std::optional<GroupCall>& call,
 
 namespace {
 
-// Whether all of it is written.
 bool WriteAll(int fd, absl::string_view text) {
   while (!text.empty()) {
     const ssize_t count = write(fd, text.data(), text.size());

@@ -44,7 +44,7 @@ OperationRecord Operation(OperationKind kind, uint64_t call,
   return operation;
 }
 
-// A rank whose last call of the world is `last`.
+// Returns a rank whose last call of the world is `last`.
 SeenRank Rank(OperationRecord last) {
   SeenRank seen;
   seen.record.emplace();
@@ -171,7 +171,7 @@ TEST(RecordTextTest, SaysThatARankIsInTheOptimizersStepOrWaitsForAStore) {
   EXPECT_THAT(PositionOf(record), StartsWith("waits for memory for unit"));
 }
 
-// So whoever waits for it learns why it does not come.
+// Whoever waits for the rank learns why it does not come.
 TEST(RecordTextTest, ARankThatWaitsForAStoreIsBehindForThatReason) {
   std::vector<SeenRank> ranks = {InGather(17), InGather(16)};
   ranks[1].record->operations[0].state = OperationState::kDone;

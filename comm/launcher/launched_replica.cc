@@ -24,7 +24,7 @@ std::string GoneKey(int replica, int incarnation) {
 
 absl::StatusOr<std::optional<LaunchedReplica>> LaunchedReplica::Read(
     GetEnvironmentVariable get) {
-  // Who has started the launcher itself does not count.
+  // Only FSDP_ variables count, not those of whoever has started the launcher.
   FSDP_ASSIGN_OR_RETURN(
       Environment environment, ReadEnvironment([get](const char* name) {
         return absl::StartsWith(name, "FSDP_") ? get(name) : nullptr;

@@ -38,7 +38,7 @@ namespace {
 
 constexpr char kLoopback[] = "127.0.0.1";
 
-// How long the keeper of replicas may take to hear of an end.
+// The longest time that telling the keeper of replicas of an end may take.
 constexpr absl::Duration kTellTime = absl::Seconds(5);
 
 std::optional<int> ColumnsOf(int fd) {
@@ -48,7 +48,6 @@ std::optional<int> ColumnsOf(int fd) {
   return known ? size.ws_col : 80;
 }
 
-// One start of the ranks.
 struct Start {
   int ranks;
   int restart;  // how many there were before
@@ -61,7 +60,7 @@ std::string PrefixOf(const std::optional<LaunchedReplica>& replica) {
   return replica.has_value() ? replica->rank_prefix() : "";
 }
 
-// The environment of `rank` as "NAME=value".
+// Returns the environment of `rank` as "NAME=value".
 std::vector<std::string> RankEnvironment(const LaunchOptions& options,
                                          const Start& start, int rank) {
   std::map<std::string, std::string> variables;
@@ -79,8 +78,8 @@ std::vector<std::string> RankEnvironment(const LaunchOptions& options,
   variables["TORCHELASTIC_RESTART_COUNT"] = absl::StrCat(start.restart);
   variables["TORCHELASTIC_MAX_RESTARTS"] =
       absl::StrCat(options.restarts.max_restarts);
-  // Whoever has started the launcher may have given the ranks one already. That
-  // of a replica is its keeper's.
+  // The environment of the launcher may already have a secret for the ranks. A
+  // replica gets its secret from its keeper.
   if (variables["FSDP_JOB_SECRET"].empty() && !start.replica.has_value()) {
     variables["FSDP_JOB_SECRET"] = start.secret;
   }
@@ -114,9 +113,9 @@ absl::StatusOr<std::vector<ChildProcess>> StartRanks(
     const LaunchOptions& options, int ranks, int restart,
     const std::optional<LaunchedReplica>& replica) {
   // The port is taken before anybody is told of it, and rank 0 inherits the
-  // socket: nothing can come between. Peers that are faster than rank 0 wait in
-  // the socket's backlog. Here it closes again, so that a dead rank 0 refuses
-  // connections.
+  // socket, so that nobody else can take it. Peers that are faster than rank 0
+  // wait in the socket's backlog. This process closes the socket, so that a
+  // dead rank 0 refuses connections.
   FSDP_ASSIGN_OR_RETURN(const Listener listener, Listen(kLoopback, 0));
   std::vector<ChildProcess> children;
   const Start start = {ranks, restart, listener,
@@ -144,7 +143,6 @@ Supervisor::Options SupervisorOptions(const LaunchOptions& options) {
           options.stderr_fd,     /*rank_prefix=*/"",   /*on_failure=*/nullptr};
 }
 
-// One attempt after the other.
 class Job {
  public:
   Job(const LaunchOptions& options, std::optional<LaunchedReplica> replica,
@@ -163,7 +161,6 @@ class Job {
   }
 
  private:
-  // Sets *again to whether there is to be another one.
   absl::Status RunAttempt(bool* again) {
     absl::StatusOr<std::vector<ChildProcess>> children =
         StartRanks(options_, ranks_, policy_.restarts(), replica_);
@@ -182,7 +179,7 @@ class Job {
     return absl::OkStatus();
   }
 
-  // What there has been before a restart could not be had.
+  // Adds the attempts before to the error of a restart that did not start.
   absl::Status WithAttempts(const absl::Status& status) const {
     if (report_.ranks.empty()) return status;
     return absl::Status(
@@ -209,8 +206,8 @@ class Job {
     }
   }
 
-  // So that other replicas need not wait until the silence of this one tells.
-  // What to say where that fails.
+  // Tells the keeper of the end, so that other replicas need not infer it from
+  // the silence of this one. Returns what to say if that fails, or "".
   std::string TellEnd() const {
     const int incarnation = replica_->incarnation(policy_.restarts());
     const absl::Status told =
@@ -245,7 +242,7 @@ class Job {
     return report_.interrupt_signal == 0 && Pause(decision.pause);
   }
 
-  // False where a signal has told the launcher to end meanwhile.
+  // Returns false if a signal has told the launcher to end meanwhile.
   bool Pause(absl::Duration duration) {
     const absl::Time end = absl::Now() + duration;
     while (absl::Now() < end) {

@@ -44,8 +44,8 @@ LaunchOptions Options(const std::string& role) {
 
 UniqueFd Sink() { return UniqueFd(memfd_create("sink", MFD_CLOEXEC)); }
 
-// As nohup does it with SIGHUP, and a shell with SIGINT of what it runs in the
-// background. The signal after it shows that it did nothing.
+// nohup ignores SIGHUP, and a shell lets background jobs ignore SIGINT. The
+// signal after it shows that it did nothing.
 TEST(LauncherIgnoredSignalsTest, StayIgnored) {
   for (const int ignored : {SIGHUP, SIGINT, SIGTERM}) {
     LauncherProcess launcher("train", /*fifo=*/"", ignored);
@@ -72,23 +72,23 @@ TEST(LauncherIgnoredSignalsTest, TheEndsOfRanksAreSeen) {
   EXPECT_THAT(launcher.output(), HasSubstr("[1] rank 1 of 2"));
 }
 
-// Whether `pid` sleeps in poll() with no end, soon. What else a process that
-// waits for one event should do.
+// Returns whether `pid` soon sleeps in poll() with no end. It does nothing else
+// while it waits for one event.
 bool WaitsWithoutEnd(pid_t pid) {
   const absl::Time deadline = absl::Now() + kLimit;
   while (absl::Now() < deadline) {
     std::ifstream file(absl::StrCat("/proc/", pid, "/syscall"));
     std::string number, fds, count, timeout;
     if (!(file >> number >> fds >> count >> timeout)) continue;
-    // poll(2), or ppoll(2) without a time.
+    // The call is poll(2), or ppoll(2) without a time.
     if (number == "7" && absl::EndsWith(timeout, "ffffffff")) return true;
     if (number == "271" && timeout == "0x0") return true;
   }
   return false;
 }
 
-// Whether `pid` has waited for all its children, soon. One that has closed its
-// files may take a while to end.
+// Returns whether `pid` soon has no children. One that has closed its files may
+// take a while to end.
 bool HasNoChildren(pid_t pid) {
   const absl::Time deadline = absl::Now() + kLimit;
   while (absl::Now() < deadline) {
@@ -103,7 +103,7 @@ TEST(LauncherOutputTest, AReaderThatDoesNotReadCostsNothingAndOneSignalEndsIt) {
   Fifo fifo;
   fifo.Watch();
   LauncherProcess launcher("print_much_and_fail", fifo.path());
-  // All is printed: what the pipe does not take is the launcher's to keep.
+  // All is printed: the launcher has to keep what the pipe does not take.
   ASSERT_TRUE(fifo.WriterIsGone());
   ASSERT_TRUE(HasNoChildren(launcher.process().pid()));
   EXPECT_TRUE(WaitsWithoutEnd(launcher.process().pid()));

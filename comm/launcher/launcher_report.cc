@@ -39,7 +39,8 @@ std::string EndText(const RankEnd& rank) {
       SignalText(rank.end.signal));
 }
 
-// "rank 1 exited with code 1", "ranks 0, 3 were killed by signal 9 (SIGKILL)".
+// Returns "rank 1 exited with code 1" or "ranks 0, 3 were killed by signal 9
+// (SIGKILL)".
 std::string GroupText(const std::vector<int>& ranks, const RankEnd& end) {
   const bool is_one = ranks.size() == 1;
   const char* verb = is_one ? "was " : "were ";
@@ -47,7 +48,7 @@ std::string GroupText(const std::vector<int>& ranks, const RankEnd& end) {
                       " ", end.end.signal == 0 ? "" : verb, EndText(end));
 }
 
-// "rank 2 was killed by ...", "then ranks 0, 1 exited with code 113".
+// Appends "rank 2 was killed by ..." and "then ranks 0, 1 exited ...".
 void AppendEnds(const LaunchAttempt& attempt, std::vector<std::string>* parts) {
   const std::vector<RankEnd>& ranks = attempt.ranks;
   const int first_failed = attempt.first_failed_rank;
@@ -73,7 +74,7 @@ int CodeOf(const ProcessEnd& end) {
   return end.signal != 0 ? 128 + end.signal : end.exit_code;
 }
 
-// Rather than to stop, once the job was told to.
+// Returns whether a rank failed instead of stopping when the job was told to.
 bool HasFailed(const RankEnd& rank) {
   const int code = CodeOf(rank.end);
   return rank.was_told && !rank.forced && code != EXIT_SUCCESS &&

@@ -1,4 +1,4 @@
-// What LaunchReport makes of the ends of ranks; launcher_test has real ones.
+// Tests what LaunchReport makes of ends of ranks; launcher_test has real ones.
 #include "comm/launcher/launcher_report.h"
 
 #include <signal.h>
@@ -70,7 +70,7 @@ const Case kCases[] = {
      128 + SIGINT,
      "interrupted by signal 2 (SIGINT); then rank 0 exited with code 0, rank "
      "1 was killed by signal 2 (SIGINT)"},
-    // Their work was whole before they learned of it.
+    // The ranks had finished before they learned of the signal.
     {{Exited(0), Exited(0)},
      -1,
      SIGTERM,
@@ -101,7 +101,7 @@ const Case kCases[] = {
      "interrupted by signal 15 (SIGTERM); then rank 0 was ended by the "
      "launcher with signal 15 (SIGTERM), rank 1 exited with code 113 (another "
      "rank had failed)"},
-    // A signal to the launcher is its answer, whoever has failed before.
+    // The launcher's signal decides its exit code, whoever has failed before.
     {{Exited(3)},
      0,
      SIGTERM,

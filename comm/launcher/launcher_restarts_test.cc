@@ -172,8 +172,8 @@ TEST(LauncherRestartsTest, ASignalEndsThePause) {
   }
 }
 
-// Nobody is there to answer them, before the ranks start and after they have
-// ended.
+// Nobody is there to answer such signals before the ranks start and after they
+// have ended.
 TEST(LauncherRestartsTest, SignalsThatInspectEndNoLauncher) {
   LaunchOptions options = Options("rank_1_is_asked_too_much", 2, 1);
   options.restarts.progress = [] {

@@ -59,11 +59,11 @@ StopRequest::StopRequest(absl::Duration period, absl::Duration apart)
     if (is_ignored && kSignals[i] != SIGUSR1) continue;
     struct sigaction note = {};
     note.sa_handler = Note;
-    // Files and sockets in use should not notice.
+    // Interrupted calls on files and sockets go on.
     note.sa_flags = SA_RESTART;
     sigaction(kSignals[i], &note, nullptr);
   }
-  // Launchers start ranks with it blocked.
+  // Launchers start ranks with SIGUSR1 blocked.
   sigset_t early;
   sigemptyset(&early);
   sigaddset(&early, SIGUSR1);

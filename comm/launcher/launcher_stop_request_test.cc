@@ -43,7 +43,7 @@ TEST(StopRequestTest, TheSameSignalTwiceAtOnceIsOne) {
   EXPECT_EQ(stop.signal(), SIGTERM);
 }
 
-// Schedulers send it some time before the SIGTERM that ends the job.
+// Schedulers send SIGUSR1 some time before the SIGTERM that ends the job.
 TEST(StopRequestTest, SigtermMayFollowSigusr1) {
   const StopRequest stop(absl::Minutes(2), /*apart=*/absl::ZeroDuration());
   raise(SIGUSR1);

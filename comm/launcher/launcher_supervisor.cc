@@ -66,8 +66,8 @@ void Supervisor::Run() {
     if (absl::Now() >= deadline_) Escalate();
   }
   end_ = absl::Now();
-  // What ranks have printed is in the pipes by now. Whoever still holds the
-  // other end has left the job.
+  // The ranks' output is in the pipes by now. Whoever still holds the other end
+  // has left the job.
   output_.CloseSources();
   WaitForReader();
 }
@@ -81,7 +81,7 @@ LaunchAttempt Supervisor::attempt() const {
   return {ranks_, first_failed_rank_, end_ - start_};
 }
 
-// Until what the ranks have printed is written: as long as it takes, unless
+// Waits until the ranks' output is written: as long as it takes, unless
 // somebody wants the job to end.
 void Supervisor::WaitForReader() {
   const bool is_told_to_end = interrupt_signal_ != 0;
@@ -111,7 +111,7 @@ void Supervisor::OnSignal(int signal) {
   if (signal == SIGQUIT || signal == SIGUSR1) {
     const bool ends = signal == SIGUSR1 && options_.ends_by_usr1 && alive() > 0;
     if (ends && interrupt_signal_ == 0) interrupt_signal_ = signal;
-    // What the ranks have started would be ended by it.
+    // The signal would end the processes that the ranks have started.
     for (const ChildProcess& child : children_) child.SignalAlone(signal);
     return;
   }
@@ -197,7 +197,7 @@ Supervisor::Reason Supervisor::ReasonOf(int rank) const {
 
 namespace {
 
-// Where nobody says how the job gets on.
+// An attempt that lasts this long has got on, if nobody counts progress.
 constexpr absl::Duration kLongEnough = absl::Minutes(1);
 
 std::string Ranks(int ranks) {

@@ -42,7 +42,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// The lines that came, sorted: ranks print at the same time.
+// Returns the lines, sorted: ranks print at the same time.
 std::vector<std::string> Lines(const std::string& text) {
   std::vector<std::string> lines =
       absl::StrSplit(text, '\n', absl::SkipEmpty());
@@ -222,7 +222,7 @@ TEST(LauncherTest, RanksDieWithTheLauncher) {
   fifo.Watch();
   LauncherProcess launcher("hold_fifo", fifo.path());
   ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
-  // Only the launcher itself: its ranks lead groups of their own.
+  // This kills only the launcher: its ranks lead groups of their own.
   launcher.process().Signal(SIGKILL);
   EXPECT_TRUE(fifo.WriterIsGone());
 }
@@ -255,7 +255,7 @@ TEST(LauncherTest, ARankThatFailsToStopIsAFailure) {
   }
 }
 
-// Whether a child of this process stops soon.
+// Returns whether a child of this process stops soon.
 bool AChildStops() {
   const absl::Time deadline = absl::Now() + kLimit;
   siginfo_t info = {};
@@ -279,7 +279,7 @@ TEST(LauncherTest, StopsAndGoesOnWithItsRanks) {
   EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 2"));
 }
 
-// Asked what they are doing, those that do not answer go on.
+// Ranks that do not answer what they are doing go on.
 TEST(LauncherTest, SignalsThatInspectEndNobody) {
   LauncherProcess launcher("refuse_to_stop");
   ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
@@ -304,7 +304,7 @@ TEST(LauncherTest, SchedulersSignalStopsThoseThatHaveAStopRequest) {
   EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 10"));
 }
 
-// They ignore it until they have a handler, and get it then.
+// Ranks ignore the signal until they have a handler, and get it then.
 TEST(LauncherTest, SchedulersSignalReachesRanksThatAreStillStarting) {
   LauncherProcess launcher("train_late");
   const std::optional<ProcessEnd> end = launcher.WaitForEnd();

@@ -40,7 +40,7 @@ TEST(RanksLeftTest, AreThoseThatDidNotFailByThemselves) {
       {{Exited(113), Exited(1), Ended(SIGTERM)}, 1, 2},
       {{Killed(SIGKILL), Killed(SIGKILL), Exited(1), Exited(0)}, 0, 2},
       {{Exited(3), Killed(SIGSEGV), Exited(1), Exited(1)}, 0, 2},
-      // It ends itself where it hears of the failure.
+      // A rank may end itself when it hears of the failure.
       {{Killed(SIGKILL), Killed(SIGABRT)}, 0, 1},
       {{Exited(1), Killed(SIGABRT)}, 1, 1},
       {{Killed(SIGKILL)}, 0, 0},
@@ -91,7 +91,7 @@ TEST(RestartPolicyTest, WhatWouldFailAgainIsNotRestarted) {
   EXPECT_EQ(decision.ranks, 0);
   EXPECT_EQ(decision.why_none, "exit code 2 says that it would fail again");
   EXPECT_EQ(policy.restarts(), 0);
-  // That of another rank does not count, nor does a signal of that number.
+  // The code of another rank does not count, nor does a signal of that number.
   EXPECT_EQ(policy
                 .Decide({{Killed(SIGINT), Exited(kUsageErrorExitCode)},
                          0,
@@ -127,7 +127,7 @@ TEST(RestartPolicyTest, EndsWhatFailsAtOnceAgainAndAgain) {
   RestartPolicy policy(options);
   EXPECT_EQ(policy.Decide(Failed()).ranks, 3);
   EXPECT_EQ(policy.Decide(Failed(absl::Seconds(59))).ranks, 3);
-  // This one has got on.
+  // This attempt has got on.
   EXPECT_EQ(policy.Decide(Failed(absl::Seconds(60))).ranks, 3);
   EXPECT_EQ(policy.Decide(Failed()).ranks, 3);
   EXPECT_EQ(policy.Decide(Failed()).ranks, 3);

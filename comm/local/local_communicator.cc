@@ -22,7 +22,7 @@
 namespace fsdp::comm {
 namespace {
 
-// What a rank brings to a collective. `in` is undefined where `out` is both.
+// A rank's tensors in a collective. `in` is undefined if `out` is both.
 struct Buffers {
   at::Tensor out;
   at::Tensor in;
@@ -94,20 +94,19 @@ void MoveBroadcast(Payloads payloads, int root) {
   }
 }
 
-// A rank's place in a group.
 struct Seat {
   std::shared_ptr<Rendezvous> group;
   int rank = 0;
 };
 
-// What a rank brings to a split, and where it finds its seat afterwards.
+// The arguments of a split, and where the rank finds its seat afterwards.
 struct SplitRequest {
   int color = 0;
   int key = 0;
   std::shared_ptr<Seat> seat;
 };
 
-// `names` of the group that is split.
+// `names` are those of the group that is split.
 void AssignSeats(Payloads payloads, const RankNames& names) {
   const auto request_of = [&](int rank) {
     return std::any_cast<SplitRequest>(&payloads[rank]);

@@ -8,8 +8,8 @@
 
 namespace fsdp::comm {
 
-// Guarded by the rendezvous' mutex, except that the last rank to enter reads
-// `payloads` without it: nobody else touches them once all have entered.
+// Guarded by the rendezvous' mutex. But the last rank to enter reads `payloads`
+// without it: nobody else touches them once all have entered.
 class Rendezvous::Operation {
  public:
   Operation(int64_t sequence, int world_size)
@@ -51,7 +51,7 @@ absl::StatusOr<std::shared_ptr<Rendezvous::Operation>> Rendezvous::Enter(
     open_.erase(sequence);
   }
   action(operation->payloads);
-  // Before anyone is told: who waits may count on the buffers being its own.
+  // Comes before anyone is told, since waiters then use the buffers again.
   operation->payloads.clear();
   absl::MutexLock lock(&mutex_);
   operation->done = true;
@@ -97,7 +97,7 @@ void Rendezvous::Abort(int rank, const absl::Status& reason) {
 void Rendezvous::Leave(int rank) {
   absl::MutexLock lock(&mutex_);
   left_[rank] = true;
-  // FailLocked empties `open_`.
+  // This is a copy, since FailLocked() empties `open_`.
   const auto open = open_;
   for (const auto& [sequence, operation] : open) {
     FailOnAbsenteesLocked(*operation);

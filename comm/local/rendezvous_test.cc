@@ -49,7 +49,7 @@ TEST(RendezvousTest, LastToEnterMovesForAll) {
     operations.push_back(operation);
   }
   for (int rank : {0, 1, 2}) {
-    // Done: even a deadline in the past is met.
+    // The operation is done: even a deadline in the past is met.
     EXPECT_OK(group.Wait(rank, operations[0], Past()));
     EXPECT_EQ(values[rank], 6);
   }

@@ -35,7 +35,7 @@
 namespace fsdp::comm {
 namespace {
 
-// How much longer than a wait in the store its answer may take.
+// The time that an answer may take beyond the wait in the store.
 constexpr absl::Duration kAnswerTime = absl::Seconds(5);
 
 std::string Text(const std::vector<uint8_t>& bytes) {
@@ -46,7 +46,7 @@ std::vector<uint8_t> Bytes(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-// Whoever serves is a rank of the job, and may be wrong all the same.
+// Checks the reply: even a server that is a rank of the job may be wrong.
 const std::string& FirstText(const StoreMessage& reply) {
   TORCH_CHECK_WITH(DistStoreError, !reply.texts.empty(),
                    "the job's store has sent an answer without a value");
@@ -80,7 +80,7 @@ class JobStore::Pool {
     FSDP_ASSIGN_OR_RETURN(std::unique_ptr<StoreConnection> connection,
                           Take({deadline}));
     absl::StatusOr<StoreMessage> reply = connection->Call(ask, deadline);
-    // One that has failed may still get the answer.
+    // Any other connection may still get an answer, and is not used again.
     if (reply.ok() || absl::IsFailedPrecondition(reply.status())) {
       Return(std::move(connection));
     }
@@ -207,7 +207,7 @@ void JobStore::wait(const std::vector<std::string>& keys,
 
 namespace {
 
-// How often somebody who waits is asked whether to go on.
+// The interval at which a waiting caller is asked whether to go on.
 constexpr absl::Duration kAskAgain = absl::Milliseconds(100);
 
 constexpr char kSecretHint[] =
@@ -329,7 +329,7 @@ absl::Status StoreConnection::Await(short events,
                                     const WaitLimits& limits) const {
   for (;;) {
     pollfd ready = {fd_.get(), events, 0};
-    // Nobody is asked while answers come at once.
+    // The caller is not asked while answers come at once.
     const absl::Time until = std::min(limits.deadline, absl::Now() + kAskAgain);
     if (poll(&ready, 1, PollMilliseconds(until)) > 0) return absl::OkStatus();
     if (limits.stopped()) {

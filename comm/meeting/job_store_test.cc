@@ -1,4 +1,4 @@
-// As c10d's groups use it, beside c10d's own store.
+// Tests a JobStore as c10d's groups use it, beside c10d's own store.
 #include "comm/meeting/job_store.h"
 
 #include <sys/wait.h>
@@ -54,7 +54,7 @@ class JobStoreTest : public ::testing::Test {
   c10::intrusive_ptr<JobStore> store_;
 };
 
-// One of the calls that do not wait; what it says.
+// Makes one of the calls that do not wait and returns what it says.
 std::string Act(c10d::Store& store, int call, const std::string& key,
                 const std::string& value, const std::string& other) {
   switch (call) {
@@ -98,7 +98,7 @@ TEST_F(JobStoreTest, GetWaitsForTheKey) {
   set.join();
 }
 
-// One that waits keeps nobody from calling the same store.
+// A caller that waits keeps nobody from calling the same store.
 TEST_F(JobStoreTest, OneThatWaitsIsInNobodysWay) {
   std::thread wait([this] { store_->wait({"a", "b"}); });
   store_->set("a", "");
@@ -120,7 +120,8 @@ TEST_F(JobStoreTest, WaitsEnd) {
               HasSubstr("after 30 ms: a"));
 }
 
-// Its process is stopped, say: the kernel takes connections all the same.
+// The server's process may be stopped: the kernel takes connections all the
+// same.
 TEST(StoppedStoreTest, NobodyWaitsForEver) {
   ASSERT_OK_AND_ASSIGN(const Listener listener, Listen("127.0.0.1", 0));
   EXPECT_THAT(
@@ -130,8 +131,8 @@ TEST(StoppedStoreTest, NobodyWaitsForEver) {
                HasSubstr("does not answer")));
 }
 
-// A call that has nothing to wait for in the store is given up before one that
-// has, whose answer may come as much later.
+// A call that does not wait in the store is given up before one that does,
+// whose answer may come as much later.
 TEST(StoppedStoreTest, WhatWaitsForNothingIsGivenUpFirst) {
   ASSERT_OK_AND_ASSIGN(Listener listener, Listen("127.0.0.1", 0));
   const int port = listener.port;
@@ -160,7 +161,7 @@ TEST(StoppedStoreTest, WhatWaitsForNothingIsGivenUpFirst) {
     }).IgnoreError();
     waited.Notify();
   });
-  // Two, so that it does not matter who begins.
+  // With two calls it does not matter who begins.
   for (int i = 0; i < 2; ++i) {
     EXPECT_THAT(TorchToStatus("set", [&] { store->set("a", "b"); }),
                 StatusIs(absl::StatusCode::kDeadlineExceeded, _));
@@ -173,7 +174,7 @@ TEST_F(JobStoreTest, ErrorsAreExceptions) {
   store_->set("a", "text");
   EXPECT_THAT(TorchToStatus("add", [this] { store_->add("a", 1); }).message(),
               HasSubstr("no number"));
-  // Of no consequence for what comes after.
+  // The error has no consequence for what comes after.
   EXPECT_EQ(store_->get_to_str("a"), "text");
   server_.reset();
   EXPECT_THAT(TorchToStatus("check", [this] { store_->check({"a"}); }),

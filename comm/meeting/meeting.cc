@@ -35,15 +35,14 @@ constexpr char kVisitorsKey[] = "visitors";
 constexpr char kVerdictKey[] = "verdict";
 constexpr char kMasterAddressKey[] = "master_address";
 
-// In front of all keys, after the prefix of a store that rank 0 does not serve.
+// The prefix of all keys, behind that of a store that rank 0 does not serve.
 constexpr char kPrefix[] = "/fsdp";
 
-// Also of a rank that has come in the last moment: it is for the whole job.
+// The least limit of answers, which a late rank needs for the whole job, too.
 constexpr absl::Duration kLeastAnswerTime = absl::Seconds(5);
-// How long rank 0 stays for the others' goodbyes.
+// The longest wait of rank 0 for the others' goodbyes.
 constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
 
-// Messages list so many ranks.
 constexpr size_t kMaxListedRanks = 16;
 
 bool IsServedByRank0(const Environment& environment) {
@@ -62,11 +61,11 @@ std::string GoodbyeKey(int64_t number) {
   return absl::StrCat("goodbye/", number);
 }
 
-// Says goodbye where it ends, if it has entered.
+// Says goodbye in its destructor if it has entered.
 class PoliteStore final : public c10d::PrefixStore {
  public:
-  // `server`: of the store, which ends with this object; null: another
-  // process serves it.
+  // `server` serves the store and ends with this object; it is null if another
+  // process serves the store.
   PoliteStore(std::string prefix, StorePtr store,
               std::unique_ptr<StoreServer> server)
       : PrefixStore(std::move(prefix), std::move(store)),
@@ -86,7 +85,7 @@ class PoliteStore final : public c10d::PrefixStore {
   // of their own, since two may claim the same rank.
   void Enter() { number_ = add(kVisitorsKey, 1); }
 
-  // Waits for the goodbyes of so many, also of those who have not come yet.
+  // Makes the destructor wait for so many goodbyes, also of latecomers.
   void Expect(int64_t visitors) { expected_ = visitors; }
 
  private:
@@ -116,9 +115,9 @@ std::string RankList(const std::vector<int>& ranks) {
           : "");
 }
 
-// "; 2 callers ..." where there were some.
+// Returns "; refused, ...: 2 callers ...", or "" if nobody was refused.
 std::string Refusals(PoliteStore& store) {
-  // Whoever was refused has said nothing of a group.
+  // A refused caller has named no group, so that refusals are counted outside.
   c10d::Store& all = *store.getUnderlyingStore();
   if (!all.check({kRefusalsKey})) return "";
   return absl::StrCat("; refused, since they do not know the job's secret: ",
@@ -155,7 +154,7 @@ absl::Status ReadVerdict(c10d::Store& store) {
                    "\" in the store cannot be read")));
 }
 
-// Registers this rank; an error where it does not fit to the others.
+// Registers this rank; returns an error if it does not fit the others.
 absl::Status Arrive(c10d::Store& store, const Environment& environment) {
   const std::string world_size = absl::StrCat(environment.world_size);
   const std::string first =
@@ -196,14 +195,15 @@ absl::Status AwaitAll(PoliteStore& store, const Environment& environment,
       }
     }
     result = ReadVerdict(store);
-    // Whoever comes too many finds that the others have met.
+    // A surplus rank finds that the others have met, and returns its own error.
     if (result.ok() || absl::IsCancelled(own)) result = own;
   }));
   return result;
 }
 
-// A host may know itself by a loopback address only, where others reach it by
-// another: ranks beside rank 0 take the address that ranks elsewhere see.
+// Returns this rank's address. A host may know itself by a loopback address
+// only, while others reach it by another: ranks beside rank 0 take the address
+// that ranks elsewhere see.
 absl::StatusOr<std::string> OwnAddress(c10d::Store& store, const Route& route) {
   std::string address = route.local;
   FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
@@ -218,7 +218,8 @@ absl::StatusOr<Listener> OpenListener(const Environment& environment) {
   if (environment.listen_fd >= 0) {
     absl::StatusOr<Listener> inherited =
         AdoptListener(environment.listen_fd, environment.master_port);
-    // An earlier group of this process has used it up: the port is free again.
+    // Otherwise an earlier group of this process has used the socket up, and
+    // the port is free again.
     if (inherited.ok()) return inherited;
   }
   return Listen(environment.master_addr, environment.master_port);
@@ -226,14 +227,14 @@ absl::StatusOr<Listener> OpenListener(const Environment& environment) {
 
 struct OpenedStore {
   StorePtr client;
-  std::unique_ptr<StoreServer> server;  // of rank 0
+  std::unique_ptr<StoreServer> server;  // on rank 0
 };
 
 absl::Duration StoreTimeout(absl::Time deadline) {
   return std::max(absl::Seconds(1), deadline - absl::Now());
 }
 
-// That of torchrun's agent, which has a protocol of its own.
+// Opens the store of torchrun's agent, which has a protocol of its own.
 absl::StatusOr<OpenedStore> OpenAgentStore(const Environment& environment,
                                            absl::Time deadline) {
   c10d::TCPStoreOptions options;
@@ -312,7 +313,7 @@ absl::Status Meet(const Environment& environment, const WaitLimits& limits,
   place->store = polite;
   absl::Status met = AwaitAll(*polite, environment, limits);
   if (!met.ok()) {
-    // Whoever is still on the way learns the reason, too.
+    // Ranks that are still on the way learn the reason, too.
     const bool is_wrong =
         absl::IsInvalidArgument(met) || absl::IsAlreadyExists(met);
     if (is_wrong) polite->Expect(environment.world_size);

@@ -24,7 +24,7 @@ void Put(T value, std::string* out) {
   }
 }
 
-// Takes the first bytes of `in`; false where there are not as many.
+// Takes the first bytes of `in`; returns false if there are too few.
 template <typename T>
 bool Take(absl::string_view* in, T* value) {
   if (in->size() < sizeof(T)) return false;

@@ -46,7 +46,7 @@ constexpr short kGone = POLLERR | POLLHUP | POLLRDHUP | POLLNVAL;
 absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Start(
     UniqueFd listener, std::string secret, const StoreServerOptions& options) {
   UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  // Whoever has called may be gone when it is accepted.
+  // accept() must not block: the caller may be gone by then.
   const int flags = fcntl(listener.get(), F_GETFL);
   const bool returns =
       flags >= 0 && fcntl(listener.get(), F_SETFL, flags | O_NONBLOCK) == 0;
@@ -105,7 +105,7 @@ std::vector<pollfd> StoreServer::Watched() const {
   std::vector<pollfd> watched;
   watched.reserve(2 + callers_.size());
   watched.push_back({wake_.get(), POLLIN, 0});
-  // poll() passes over negative ones.
+  // poll() passes over negative descriptors.
   watched.push_back({accepts_ ? listener_.get() : -1, POLLIN, 0});
   for (const Caller& caller : callers_) {
     auto events = decltype(pollfd::events){POLLRDHUP};
@@ -140,7 +140,7 @@ void StoreServer::Accept() {
       const bool is_full = errno == EMFILE || errno == ENFILE ||
                            errno == ENOBUFS || errno == ENOMEM;
       if (is_full && DropStranger()) continue;
-      // Without a stranger to hang up on, until somebody leaves.
+      // Without a stranger to hang up on, somebody has to leave first.
       accepts_ = !is_full;
       return;
     }
@@ -169,7 +169,7 @@ bool StoreServer::Handle(Caller& caller, short events) {
   } else if ((events & kGone) != 0) {
     return false;
   }
-  // What was asked for meanwhile is answered when the answer before is sent.
+  // The next answer is made when the one before is sent.
   while (caller.session.has_output()) {
     if (!Write(caller)) return false;
     if (caller.session.has_output()) break;
@@ -202,7 +202,7 @@ bool StoreServer::Write(Caller& caller) {
 
 void StoreServer::ResumeWaits() {
   const absl::Time now = absl::Now();
-  // Whoever goes on may set further keys.
+  // A caller that goes on may set further keys.
   for (;;) {
     const std::vector<std::string> keys = table_.TakeNewKeys();
     const std::unordered_set<std::string> added(keys.begin(), keys.end());
@@ -226,7 +226,7 @@ absl::StatusOr<std::unique_ptr<StoreServer>> StartKeeper(UniqueFd listener,
   rlimit files = {};
   if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
     files.rlim_cur = files.rlim_max;
-    // With fewer it serves as many as it can.
+    // With fewer files the server serves as many callers as it can.
     setrlimit(RLIMIT_NOFILE, &files);
   }
   return StoreServer::Start(std::move(listener), std::move(secret));

@@ -1,4 +1,4 @@
-// Over real sockets: ranks, strangers, and those that say nothing.
+// Serves ranks, strangers, and those that say nothing over real sockets.
 #include "comm/meeting/store_server.h"
 
 #include <fcntl.h>
@@ -41,7 +41,7 @@ StoreMessage Ask(StoreAsk ask, std::vector<std::string> texts,
   return {static_cast<uint8_t>(ask), number, std::move(texts)};
 }
 
-// Until the other end hangs up; whether it does.
+// Waits until the other end hangs up; returns whether it does.
 bool IsHungUpOn(int fd) {
   timeval limit = {20, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
@@ -66,7 +66,7 @@ class StoreServerTest : public ::testing::Test {
     return StoreConnection::Open("127.0.0.1", port_, secret, {Soon()});
   }
 
-  // A socket that blocks, and nothing said.
+  // Connects a blocking socket and says nothing.
   UniqueFd Stranger() const {
     auto connection = ConnectTo("127.0.0.1", port_, {Soon()});
     EXPECT_OK(connection);
@@ -151,7 +151,7 @@ TEST_F(StoreServerTest, OtherProtocolsAreHungUpOn) {
   ExpectAnswers("a");
 }
 
-// A thousand that say nothing keep no rank out.
+// A thousand callers that say nothing keep no rank out.
 TEST_F(StoreServerTest, ManyStrangers) {
   StoreServerOptions options;
   options.max_strangers = 8;
@@ -174,7 +174,7 @@ TEST_F(StoreServerTest, ARankThatDoesNotReadIsInNobodysWay) {
   ASSERT_OK(rank->Call(Ask(StoreAsk::kSet, {"large", value}), Soon()));
   ASSERT_OK_AND_ASSIGN(const auto lazy, Connect());
   for (int i = 0; i < 4; ++i) {
-    // Its answer is not waited for.
+    // This does not wait for the answer.
     EXPECT_THAT(lazy->Call(Ask(StoreAsk::kGet, {"large"}), absl::Now()),
                 StatusIs(absl::StatusCode::kDeadlineExceeded, _));
   }
@@ -215,7 +215,7 @@ TEST_F(StoreServerTest, ConnectionsBreakOffWhenItEnds) {
                        HasSubstr("nobody answers")));
 }
 
-// What listens, but is no store.
+// Something that listens, but is no store.
 class NoStoreTest : public ::testing::Test {
  protected:
   // Says `text` to the first who connects.

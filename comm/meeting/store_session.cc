@@ -118,7 +118,7 @@ StoreMessage DoneOrRefused(const absl::Status& status) {
   return status.ok() ? Done() : Refused(status.message());
 }
 
-// How many texts come with it; nullopt: as many as there are.
+// Returns how many texts come with `ask`, or nullopt if any number may come.
 std::optional<size_t> TextsOf(StoreAsk ask) {
   switch (ask) {
     case StoreAsk::kSet:

@@ -44,7 +44,7 @@ class StoreSessionTest : public ::testing::Test {
  protected:
   StoreSession Session() { return {kSecret, ListenerNonce(), &table_}; }
 
-  // Of a caller that is in.
+  // Returns the session of an accepted caller.
   StoreSession Accepted() {
     StoreSession session = Session();
     EXPECT_OK(session.Receive(Claim(), kNow));
@@ -52,7 +52,7 @@ class StoreSessionTest : public ::testing::Test {
     return session;
   }
 
-  // The only answer there is, sent.
+  // Takes the only answer there is, as if it were sent.
   static StoreMessage Answer(StoreSession& session) {
     FrameReader reader;
     reader.Append(session.output());
@@ -85,7 +85,7 @@ TEST_F(StoreSessionTest, BothShowThatTheyKnowTheSecret) {
             CallerProof(kSecret, ListenerNonce(), CallerNonce()));
 }
 
-// What was right for one connection is wrong for the next.
+// A proof for one connection is wrong for the next.
 TEST_F(StoreSessionTest, ProofsAreOfTheirNonces) {
   StoreSession session(kSecret, std::string(kNonceBytes, 'm'), &table_);
   EXPECT_THAT(session.Receive(Claim(), kNow),
@@ -108,7 +108,7 @@ TEST_F(StoreSessionTest, StrangersReachNothing) {
   EXPECT_EQ(table_.size(), 0);
 }
 
-// As soon as it can be seen.
+// Another protocol is noticed as soon as it can be.
 TEST_F(StoreSessionTest, OtherProtocolsAreHungUpOn) {
   for (const char* text : {"GET / HTTP/1.1\r\n", "\x16\x03\x01", "FSDPjob0"}) {
     StoreSession session = Session();
@@ -319,7 +319,7 @@ TEST(StoreTableTest, DeletesWhatBeginsWithAPrefix) {
   EXPECT_EQ(table.DeleteAll("a/"), 0);
   EXPECT_THAT(table.Find("a"), Pointee(std::string()));
   EXPECT_THAT(table.Find("b/1"), Pointee(std::string()));
-  // Their bytes are free again.
+  // The bytes of deleted keys are free again.
   ASSERT_OK(table.Set("c", "1234567"));
   EXPECT_THAT(table.Set("d", ""),
               StatusIs(absl::StatusCode::kResourceExhausted, _));

@@ -52,7 +52,7 @@ size_t Count(const at::Tensor& tensor) {
   return static_cast<size_t>(tensor.numel());
 }
 
-// The group is closed also where a call in it has failed.
+// Closes the NCCL group even if a call in it has failed.
 ncclResult_t AllToAllBySends(const at::Tensor& in, const at::Tensor& out,
                              int ranks, ncclComm_t comm, cudaStream_t stream) {
   const ncclDataType_t dtype = NcclDtype(in.scalar_type());
@@ -93,7 +93,7 @@ class NcclCommunicator final : public Communicator {
     return absl::StrCat("nccl on ", group_->device().str(), ", ", Place());
   }
 
-  // NVLink switches and symmetric kernels do plain sums alone.
+  // NVLink switches and symmetric kernels only do plain sums.
   bool PrefersScaledInputs() const override { return true; }
   bool CanBeCaptured() const override { return true; }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
@@ -184,12 +184,11 @@ class NcclCommunicator final : public Communicator {
 
   absl::Status RefuseCapture(absl::string_view what) const;
 
-  // The ranks that pass `color`, in the order of their keys, as NCCL has them.
-  // `topic` is used once.
+  // Returns the ranks that pass `color`, in the order of their keys, as NCCL
+  // orders them. A `topic` can be used once.
   absl::StatusOr<std::vector<int>> MembersOf(absl::string_view topic, int color,
                                              int key);
 
-  // Whether `mine` is true on every rank.
   absl::StatusOr<bool> TrueOnAll(bool mine, absl::string_view label);
 
   const std::shared_ptr<NcclGroup> group_;
@@ -221,7 +220,7 @@ absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::Start(
                                     std::move(tensors));
 }
 
-// NCCL's own scales (its mean, premultiplied sums) are no plain sums.
+// Scales a plain sum: NCCL's mean and its premultiplied sums are none.
 absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::DoReduceScatterScaled(
     const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
     absl::string_view label) {
@@ -272,8 +271,8 @@ absl::StatusOr<bool> NcclCommunicator::TrueOnAll(bool mine,
   return on_all;
 }
 
-// Nothing, without an error, where a rank cannot have it. All ranks run one
-// version of NCCL, or it would have refused the group.
+// Returns null, without an error, if a rank cannot have a window. All ranks run
+// one version of NCCL, or it would have refused the group.
 absl::StatusOr<std::shared_ptr<NcclMemory>> NcclCommunicator::AllocateWindow(
     int64_t bytes, absl::string_view what) {
   FSDP_RETURN_IF_ERROR(RefuseCapture(what));
@@ -358,7 +357,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
         absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
   }
   FSDP_RETURN_IF_ERROR(RefuseCapture("split"));
-  // Nobody splits a group in which a rank has failed.
+  // A group in which a rank has failed is not split.
   FSDP_RETURN_IF_ERROR(TrueOnAll(true, "split").status());
   const std::string what = absl::StrCat("split", num_splits_++);
   const absl::StatusOr<std::vector<int>> found = MembersOf(what, color, key);

@@ -1,5 +1,5 @@
-// Runs where a GPU is: rank r has GPU r, so that there are groups of as many
-// ranks as there are GPUs.
+// Runs on hosts with GPUs. Rank r has GPU r, so that there are groups of as
+// many ranks as there are GPUs.
 #include "comm/nccl/nccl_communicator.h"
 
 #include <ATen/core/Tensor.h>
@@ -62,7 +62,7 @@ int NumDevices() {
   return num_devices;
 }
 
-// One, and every number of ranks that have a GPU each, up to eight.
+// Returns one, and every number of ranks that have a GPU each, up to eight.
 std::vector<int> WorldSizes() {
   std::vector<int> sizes = {1};
   for (int size = 2; size <= std::min(NumDevices(), 8); ++size) {
@@ -117,7 +117,7 @@ ContractBackend WithAGpuForEachRank() {
 INSTANTIATE_TEST_SUITE_P(Nccl, CommunicatorContract,
                          ::testing::Values(WithAGpuForEachRank()), BackendName);
 
-// Every rank with its GPU as the current one.
+// Runs every rank with its GPU as the current one.
 absl::Status RunOnGpus(int world_size, const RankFunction& fn,
                        NcclOptions options = {}) {
   options.timeout = absl::Seconds(30);
@@ -134,8 +134,8 @@ at::TensorOptions OnGpu(at::ScalarType dtype = at::kFloat) {
   return at::TensorOptions().dtype(dtype).device(at::kCUDA);
 }
 
-// (rank * 7 + i * 3) % 9 at index i of `n`: exact in every dtype, as are sums
-// of eight.
+// Returns (rank * 7 + i * 3) % 9 at index i of `n`: exact in every dtype, as
+// are sums of eight.
 at::Tensor Values(int rank, int64_t n, at::ScalarType dtype) {
   return at::arange(n, OnGpu(at::kLong))
       .mul(3)
@@ -292,7 +292,7 @@ TEST_P(NcclCommunicatorTest, ADroppedWorkKeepsItsTensors) {
       FSDP_RETURN_IF_ERROR(
           comm.AllReduce(dropped, ReduceOp::kSum, "dropped").status());
     }
-    // Would be given the memory of `dropped`, were it free.
+    // `other` would be given the memory of `dropped`, were it free.
     const at::Tensor other = at::full({kLarge}, 7, OnGpu());
     FSDP_RETURN_IF_ERROR(Finish(comm.AllReduce(kept, ReduceOp::kSum, "kept")));
     return ExpectEqual(other, at::full({kLarge}, 7, OnGpu()), "other memory");
@@ -332,7 +332,7 @@ TEST_P(NcclCommunicatorTest, SymmetricMemoryIsMemory) {
   }
 }
 
-// In windows of their own group, shards and sums as well as whole buffers.
+// Shards and sums as well as whole buffers are in windows of their own group.
 TEST_P(NcclCommunicatorTest, PartsHaveSymmetricMemory) {
   constexpr int64_t kNumel = 4096;
   EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {

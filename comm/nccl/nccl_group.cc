@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<NcclEvent>> NcclEvent::Create() {
       event, c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device))));
 }
 
-// Fails where the whole device has, of which other calls tell.
+// Fails only if the whole device has failed, which other calls report.
 NcclEvent::~NcclEvent() {
   TorchToStatus("destroy a CUDA event", [this] {
     const c10::cuda::CUDAGuard guard(device_);
@@ -42,13 +42,13 @@ absl::StatusOr<bool> NcclEvent::IsDone() const {
   cudaError_t result = cudaSuccess;
   FSDP_RETURN_IF_ERROR(TorchToStatus("look after a GPU", [&] {
     const c10::cuda::CUDAGuard guard(device_);
-    // Otherwise a capture may forbid it, and fails itself.
+    // Without this, a capture may forbid the query and fail itself.
     const c10::cuda::CUDAStreamCaptureModeGuard beside_captures(
         cudaStreamCaptureModeRelaxed);
     result = cudaEventQuery(event_);
   }));
   if (result == cudaErrorNotReady) {
-    // Not for the next one who asks for the last error.
+    // Clears the error, so that no later call reports it.
     static_cast<void>(cudaGetLastError());
     return false;
   }
@@ -94,8 +94,8 @@ absl::StatusOr<bool> IsBeingCaptured(cudaStream_t stream) {
 
 namespace {
 
-// How long a rank that leaves waits for its operations to end, and then for its
-// peers to leave, too.
+// The longest wait of a leaving rank for its operations to end, and then for
+// its peers to leave, too.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
 
 }  // namespace
@@ -131,7 +131,7 @@ absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::Create(
 NcclGroup::~NcclGroup() {
   Leave();
   if (stream_ == nullptr) return;
-  // Fails where the whole device has, of which other calls tell.
+  // Fails only if the whole device has failed, which other calls report.
   TorchToStatus("destroy a CUDA stream", [this] {
     const c10::cuda::CUDAGuard guard(device_);
     static_cast<void>(cudaStreamDestroy(stream_));
@@ -170,7 +170,7 @@ absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Launch(
   return operation;
 }
 
-// The group's stream takes part in a capture since it waits for an event of it.
+// The group's stream joins a capture by waiting for an event of it.
 absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Run(
     std::shared_ptr<WatchedGroup::Operation> entry, Enqueue enqueue,
     Finish finish) {

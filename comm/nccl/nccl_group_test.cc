@@ -1,4 +1,4 @@
-// With an NCCL and a CUDA of our own, which need no GPU.
+// Uses an NCCL and a CUDA of our own, which need no GPU.
 #include "comm/nccl/nccl_group.h"
 
 #include <c10/core/Device.h>
@@ -119,13 +119,13 @@ class NcclGroupTest : public ::testing::Test {
     return group_->Launch(call, /*bytes=*/8, enqueue, [] {});
   }
 
-  // One that the current stream waits for.
+  // Launches an operation that the current stream waits for.
   absl::Status Pass() {
     FSDP_ASSIGN_OR_RETURN(const auto operation, Launch());
     return group_->BlockCurrentStream(*operation);
   }
 
-  // Waits for one, so that the others are done, too.
+  // Waits for a further operation, so that the others are done, too.
   absl::Status Settle() {
     FSDP_ASSIGN_OR_RETURN(const auto operation, Launch());
     return group_->Wait(*operation, Soon());
@@ -143,7 +143,7 @@ TEST_F(NcclGroupTest, AnOperationCostsFiveCallsOfCudaAndNoThread) {
   const int threads = FakeCuda::num_threads();
   for (int i = 0; i < kOperations; ++i) {
     ASSERT_OK(Pass());
-    // As the watchdog, some time later.
+    // The watchdog would do so some time later.
     ASSERT_OK(Settle());
   }
   std::map<std::string, int> calls = FakeCuda::TakeCalls();

@@ -16,10 +16,9 @@
 namespace fsdp::comm {
 namespace {
 
-// How long an abort may take.
 constexpr absl::Duration kAbortTimeout = absl::Seconds(10);
 
-// Of the whole process: what it says of others' errors is better than nothing.
+// Returns the process's last error: even another group's is better than none.
 std::string LastError() {
   const char* text = ncclGetLastError(nullptr);
   return text == nullptr ? "" : text;
@@ -27,26 +26,25 @@ std::string LastError() {
 
 }  // namespace
 
-// The communicator, which one call at a time uses.
+// The communicator, for one call at a time.
 class NcclHandle::State : public std::enable_shared_from_this<State> {
  public:
-  // Waits for its turn, which lasts until the result is dropped. Aborted: the
-  // communicator has ended.
+  // Waits for the caller's turn, which lasts until the result is dropped.
+  // Aborted: the communicator has ended.
   absl::StatusOr<std::shared_ptr<void>> Begin(absl::string_view what,
                                               absl::Time deadline);
 
-  // For the call whose turn it is. NCCL writes to `made` while it makes the
-  // communicator, early: an abort of what does not come to an end needs it.
+  // For the call whose turn it is. NCCL writes to `made` early, while it is
+  // still making the communicator: an abort of a call that hangs needs it.
   ncclComm_t comm() const { return __atomic_load_n(&comm_, __ATOMIC_ACQUIRE); }
   ncclComm_t* made() { return &comm_; }
 
-  // What has become of the call whose turn it is.
   absl::Status Explain(absl::string_view what, ncclResult_t result);
 
   absl::Status Health();
 
-  // No call begins any more. The communicator to be ended; nullptr where there
-  // is none, or others have been told.
+  // Lets no further call begin. Returns the communicator to be ended, or
+  // nullptr if there is none or others have been told.
   ncclComm_t End();
   void AwaitReturned();
 
@@ -146,8 +144,7 @@ absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Split(
                                   /*config=*/nullptr);
            });
   if (status.ok()) return part;
-  // Before the part: as long as that is not whole, an abort of this one writes
-  // to its flags.
+  // Comes before the part, since it writes to the flags of an unfinished part.
   Abort();
   return status;
 }
@@ -174,7 +171,7 @@ absl::Status NcclHandle::Run(absl::string_view what, absl::Time deadline,
   const bool is_over = CallInTime(
       [state = state_, turn = std::move(turn), call = std::move(call), result,
        device = device_, what = std::string(what)] {
-        // Where it fails, so does the call.
+        // If this fails, so does the call.
         static_cast<void>(cudaSetDevice(device));
         *result = state->Explain(what, call(*state));
       },
@@ -195,8 +192,9 @@ void NcclHandle::Close(absl::Time deadline) {
   End(Ending::kDestroy, deadline);
 }
 
-// What ends a communicator waits for NCCL's threads, which wait for the peers
-// on this host. What it says is of no use to anyone: the communicator is gone.
+// Ends the communicator. NCCL's calls for this wait for NCCL's threads, which
+// wait for the peers on this host. Their results are of no use to anyone: the
+// communicator is gone.
 void NcclHandle::End(Ending ending, absl::Time deadline) {
   const absl::MutexLock lock(&ending_);
   ncclComm* const comm = state_->End();

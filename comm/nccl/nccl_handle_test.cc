@@ -1,4 +1,4 @@
-// With an NCCL of our own, which needs no GPU: functions of the program come
+// Uses an NCCL of our own, which needs no GPU: functions of the program come
 // before those of libraries.
 #include "comm/nccl/nccl_handle.h"
 
@@ -27,22 +27,23 @@ namespace {
 
 thread_local int current_device = 0;
 
-// How communicators have ended: "abort on 3".
+// Lists how communicators have ended: "abort on 3".
 absl::Mutex ended_mutex;
 std::vector<std::string> ended ABSL_GUARDED_BY(ended_mutex);
-// What a communicator's end waits for; null: nothing.
+// The end of a communicator waits for this, unless it is null.
 absl::Notification* hold = nullptr;
 // Calls that need peers wait until they are aborted.
 std::atomic<bool> peers_are_missing{false};
 
-// Of this thread, whose aborts end communicators when it closes the group.
+// State of this thread, whose aborts end communicators when it closes the
+// group.
 thread_local int group_depth = 0;
 thread_local std::vector<ncclComm_t> aborted_in_group;
 
 }  // namespace
 
 struct ncclComm {
-  // As NCCL's calls that connect: an error when there is an abort.
+  // Waits as NCCL's calls that connect; an abort is an error.
   ncclResult_t MeetPeers() {
     ++num_calls;
     if (peers_are_missing) is_aborted.WaitForNotification();
@@ -84,7 +85,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int /*nranks*/,
   return (*comm)->MeetPeers();
 }
 
-// An abort of `comm` ends it, too.
+// An abort of `comm` ends this call, too.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int /*color*/, int /*key*/,
                            ncclComm_t* part, ncclConfig_t* /*config*/) {
   const ncclResult_t result = comm->MeetPeers();

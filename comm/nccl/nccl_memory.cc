@@ -22,13 +22,13 @@ namespace {
 constexpr int kFirstVersionWithWindows = NCCL_VERSION(2, 27, 0);
 constexpr int kFirstVersionThatAborts = NCCL_VERSION(2, 29, 7);
 
-// How long memory of a group that has failed may be in use.
+// The longest time that the memory of a failed group may be in use.
 constexpr absl::Duration kFailedTimeout = absl::Seconds(5);
 
 using RegisterFunction = decltype(&ncclCommWindowRegister);
 using DeregisterFunction = decltype(&ncclCommWindowDeregister);
 
-// Looked up by name: a program has to start with an older library, too.
+// Finds a function by name, since older libraries lack some.
 template <typename Function>
 Function Find(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
@@ -39,8 +39,8 @@ bool HasVersion(int least) {
   return ncclGetVersion(&version) == ncclSuccess && version >= least;
 }
 
-// On the current device. What fails here fails because the group or the device
-// has, of which other calls tell.
+// Frees memory of the current device. A call fails here only if the group or
+// the device has failed, which other calls report.
 void Free(NcclGroup& group, void* data, ncclWindow_t window) {
   static_cast<void>(cudaDeviceSynchronize());  // kernels may be reading it
   if (window != nullptr) {
@@ -83,14 +83,14 @@ absl::StatusOr<std::shared_ptr<NcclMemory>> NcclMemory::Allocate(
                           absl::StrCat("allocate ", bytes, " bytes for NCCL"));
   }));
   if (!status.ok()) {
-    static_cast<void>(cudaGetLastError());  // not for the next one who asks
+    static_cast<void>(cudaGetLastError());  // clears the error
     return absl::ResourceExhaustedError(status.message());
   }
   return std::shared_ptr<NcclMemory>(
       new NcclMemory(std::move(group), data, bytes));
 }
 
-// By the thread that watches the group, perhaps, which has deadlines to keep.
+// Has a time limit, since the thread that watches the group may call this.
 NcclMemory::~NcclMemory() {
   const auto free = [group = group_, data = data_, window = window_] {
     static_cast<void>(cudaSetDevice(group->device().index()));

@@ -9,7 +9,7 @@ absl::StatusOr<WindowOutcome> AgreeOnWindow(const WindowSteps& steps) {
                         steps.true_on_all(steps.allocate().ok()));
   if (!is_allocated) return WindowOutcome::kNoMemory;
   absl::Status registered = steps.register_window();
-  // The other ranks may be in there still.
+  // The other ranks may still be in register_window().
   if (absl::IsAborted(registered) || absl::IsDeadlineExceeded(registered)) {
     return registered;
   }

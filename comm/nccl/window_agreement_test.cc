@@ -34,8 +34,8 @@ absl::StatusOr<bool> TrueOnAll(Communicator& comm, bool mine) {
   return flag.item<int>() != 0;
 }
 
-// What each rank comes to when rank 1 gets `allocated` and `registered`.
-// `num_registrations` counts those of all.
+// Checks what each rank comes to when rank 1 gets `allocated` and `registered`.
+// `num_registrations` counts those of all ranks.
 absl::Status RunRanks(absl::Status allocated, absl::Status registered,
                       WindowOutcome expected, int* num_registrations) {
   std::atomic<int> count{0};

@@ -34,7 +34,7 @@ using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::LargestDifference;
 
-// float32 as bfloat16, behind a header of 16 bytes with the rank's sum.
+// Sends float32 as bfloat16, behind a header of 16 bytes with the rank's sum.
 class Bf16Gathers : public GatherExtension {
  public:
   std::string ToString() const override { return "bf16"; }
@@ -74,7 +74,7 @@ absl::Status Gather(Communicator& group, int64_t numel, at::ScalarType dtype,
   return work->Wait(absl::Now() + absl::Seconds(30));
 }
 
-// The same object for the rank's group and what it is asked for.
+// A rank's group and its extension.
 struct Extended {
   std::shared_ptr<Bf16Gathers> extension;
   std::unique_ptr<Communicator> group;

@@ -1,7 +1,7 @@
-// Messages of quantised collectives as peers may send them:
+// Reads messages of quantised collectives as peers may send them:
 //   ./bazelw run --config=fuzz //comm/quantized:message_fuzz -- DIR
-// Stops the program where the numbers are not those that the message has by
-// arithmetic, or something beside them is written.
+// Stops the program if the numbers are not those that the message has by
+// arithmetic, or if something beside them is written.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -24,8 +24,8 @@ bool Same(float a, float b) {
   return a == b || (std::isnan(a) && std::isnan(b));
 }
 
-// The messages of two ranks. The input begins with how many numbers there are,
-// of which how many are exact, and how many share a scale.
+// The messages of two ranks. The input begins with the number of their numbers,
+// of the exact ones among them, and of those that share a scale.
 class Messages {
  public:
   Messages(const uint8_t* data, size_t size)
@@ -33,7 +33,7 @@ class Messages {
         bytes_(at::full({kRows * layout_.bytes()}, 0,
                         at::TensorOptions().dtype(at::kByte))) {
     auto* bytes = static_cast<uint8_t*>(bytes_.mutable_data_ptr());
-    // Again and again.
+    // Repeats the input until the messages are full.
     for (int64_t i = 0; size > 3 && i < bytes_.numel(); ++i) {
       bytes[i] = data[3 + i % (size - 3)];
     }
@@ -64,7 +64,7 @@ class Messages {
     return at::full({numel}, kUntouched);
   }
 
-  // By its place among the bytes: scales, exact ones, values.
+  // Reads a number at its place in the message: scales, exact numbers, values.
   float Number(int row, int64_t i) const {
     const auto aligned = [](int64_t n) { return (n + 15) / 16 * 16; };
     const int64_t quantized = layout_.quantized();

@@ -34,13 +34,12 @@
 namespace fsdp::comm {
 namespace {
 
-// What a collective sends and receives; one tensor may be a part of the other.
+// The messages of a collective; one tensor may be a part of the other.
 struct Messages {
   at::Tensor sent;
   at::Tensor received;
 };
 
-// What is left to do with the messages once they are here.
 using Finish = std::function<void(const at::Tensor& received)>;
 
 std::optional<c10::Stream> CurrentStream(c10::Device device) {
@@ -48,7 +47,7 @@ std::optional<c10::Stream> CurrentStream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-// Aborts `group` where numbers cannot be made of messages that are here.
+// Uses the messages once they are here; aborts `group` if that fails.
 class QuantizedWork final : public Work {
  public:
   QuantizedWork(std::unique_ptr<Work> base, std::weak_ptr<Communicator> group,
@@ -60,7 +59,7 @@ class QuantizedWork final : public Work {
         finish_(std::move(finish)),
         caller_(CurrentStream(messages_.received.device())) {}
 
-  // Peers read messages at most, which the base keeps for them.
+  // Peers at most read messages, which the base keeps for them.
   absl::Status Wait(absl::Time deadline) override {
     if (!result_) result_ = Finished(base_->WaitForResult(deadline));
     if (result_->ok()) result_ = FinishedBy(deadline);
@@ -77,12 +76,12 @@ class QuantizedWork final : public Work {
   }
 
  private:
-  // `status` of the messages, and of what is done with them then.
+  // Takes the status of the messages; returns that of using them, too.
   absl::Status Finished(absl::Status status) {
     if (status.ok()) {
       const c10::NoGradGuard no_grad;
       status = TorchToStatus(name_, [&] { finish_(messages_.received); });
-      // What has begun reads them, whatever has become of the rest.
+      // Kernels that have begun read the messages, whatever has failed since.
       status.Update(TorchToStatus(name_, [&] { OrderMessages(); }));
       if (!status.ok()) AbortGroup(status);
     }
@@ -91,9 +90,9 @@ class QuantizedWork final : public Work {
     return status;
   }
 
-  // The memory of messages returns to the stream of the call, in its order:
+  // Returns the memory of messages to the stream of the call, in its order.
   // record_stream() would keep it until the device is done, so that a host far
-  // ahead allocated messages for all units.
+  // ahead would allocate messages for all units.
   void OrderMessages() {
     const c10::Device device = messages_.received.device();
     is_finished_.Record(device);
@@ -122,7 +121,7 @@ class QuantizedWork final : public Work {
   }
 
   const std::unique_ptr<Work> base_;
-  // Weak: a rank that leaves leaves, whatever it still has of works.
+  // Weak, so that a rank can leave while it still has works.
   const std::weak_ptr<Communicator> group_;
   const std::string name_;
   Messages messages_;
@@ -203,7 +202,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
     return absl::StrCat("quantised ", ForwardingCommunicator::ToString());
   }
 
-  // Neither a log, which the host reads, nor what a user has written.
+  // Excludes a log, which the host reads, and an extension of the user's.
   bool CanBeCaptured() const override {
     return base().CanBeCaptured() && options_.log == nullptr &&
            options_.gather_extension == nullptr;
@@ -296,7 +295,6 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
         });
   }
 
-  // For each rank one.
   at::Tensor NewMessages(const MessageLayout& layout,
                          const at::Tensor& like) const {
     return at::empty({layout.bytes() * world_size()},
@@ -362,7 +360,7 @@ int64_t GatherMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
   return std::max<int64_t>(0, bytes) * world_size;
 }
 
-// Those that are sent, and those that come.
+// Counts the messages that are sent and those that come.
 int64_t SumMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
                         const QuantizationOptions& options) {
   const MessageLayout layout = LayoutOfSum(numel, dtype, options);

@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(Small, CommunicatorContract,
                                                            ExactWhereSmall}),
                          BackendName);
 
-// One call of each kind on two ranks.
+// Makes one call of each kind on two ranks.
 absl::Status CallAll(Communicator& comm, at::ScalarType dtype) {
   constexpr int64_t kSize = 1024;
   const at::Tensor whole = at::full({2 * kSize}, 1, dtype);
@@ -90,7 +90,7 @@ std::string Sent(const QuantizationOptions& options, at::ScalarType dtype) {
   return sent;
 }
 
-// Of 1024 numbers: 1024 bytes and 4 scales, from each of two ranks.
+// 1024 numbers are 1024 bytes and 4 scales, from each of two ranks.
 TEST(QuantizedBytesTest, AreAByteForEachNumberAndTheScales) {
   EXPECT_EQ(Sent({}, at::kFloat),
             "1 x 2080; 1 x 8192; 2 x 2080; 1 x 8192; 1 x 8192; ");
@@ -145,7 +145,7 @@ TEST(QuantizationLogTest, HoldsWhatWasLost) {
   EXPECT_EQ(log.TotalsOf(Collective::kAllGather).count, 0);
 }
 
-// As steps that a gradient scaler skips are.
+// Gradient scalers skip such steps.
 TEST(QuantizationLogTest, AnOverflowIsCountedAndSpoilsNothing) {
   QuantizationLog log;
   QuantizationOptions options;
@@ -167,7 +167,7 @@ TEST(QuantizationLogTest, AnOverflowIsCountedAndSpoilsNothing) {
   EXPECT_NEAR(sums.error.squared_error, 2 * 3 * 255 * 0.0625, 1e-6);
 }
 
-// One rank of three that all pass the same.
+// Returns one rank of three that all pass the same.
 std::unique_ptr<Communicator> QuantizedLoopback(c10::Device device) {
   LoopbackOptions options;
   options.place = {1, 3};
@@ -181,8 +181,8 @@ struct Results {
   at::Tensor summed;
 };
 
-// Calls on the current stream, what comes of them on `side`; what is between is
-// freed and its memory used again while that stream may still be reading it.
+// Makes calls on the current stream and uses their results on `side`. Memory in
+// between is freed and used again while `side` may still be reading it.
 Results OnTwoStreams(c10::Device device, const at::Tensor& numbers) {
   const std::unique_ptr<Communicator> comm = QuantizedLoopback(device);
   const at::Tensor in = numbers.to(device);
@@ -211,14 +211,13 @@ TEST(QuantizedCommunicatorTest, StreamsWaitForWhatTheyNeedAndTheHostDoesNot) {
   FakeDevice::Reset();
   const Results actual = OnTwoStreams(FakeDevice::device(), numbers);
   EXPECT_THAT(FakeDevice::Races(), IsEmpty());
-  // The copy of `numbers` to the device.
+  // The only wait is the copy of `numbers` to the device.
   EXPECT_EQ(FakeDevice::HostWaits().size(), 1u);
   EXPECT_TRUE(SameBits(actual.gathered.cpu(), expected.gathered));
   EXPECT_TRUE(SameBits(actual.summed.cpu(), expected.summed));
 }
 
-// One rank of three on a device of which nothing is known yet, and what it
-// gathers.
+// One rank of three on a fresh device, and what it gathers.
 struct GatherOnDevice {
   std::unique_ptr<Communicator> comm;
   at::Tensor in;
@@ -259,7 +258,7 @@ TEST(QuantizedCommunicatorTest, AMissedDeadlineEndsTheGroup) {
                        HasSubstr("is not done at the deadline")));
 }
 
-// On an output that turns out too small, which only the last part notices.
+// The output turns out too small, which only the last part notices.
 TEST(QuantizedCommunicatorTest, WhatCannotBeFinishedEndsTheGroup) {
   const auto [comm, in, out] = DeviceGather();
   SideStream side(FakeDevice::device());

@@ -11,7 +11,7 @@ namespace fsdp::comm {
 namespace {
 
 constexpr int64_t kAlignment = 16;
-constexpr int64_t kGroup = 8;  // what a kernel moves at a time
+constexpr int64_t kGroup = 8;  // elements that a kernel moves at a time
 
 int64_t Aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -21,7 +21,7 @@ int64_t NumQuantized(int64_t numel, int64_t exact) {
   return std::max<int64_t>(0, numel - exact) / kGroup * kGroup;
 }
 
-// The quantised and the exact columns of numbers for as many messages.
+// Return the columns of `numbers`, which has a row for each message.
 at::Tensor Quantized(const MessageLayout& layout, const at::Tensor& numbers) {
   return numbers.view({-1, layout.numel()}).narrow(1, 0, layout.quantized());
 }

@@ -1,4 +1,4 @@
-// How close quantised numbers and sums are to what they were, and that all
+// Tests how close quantised numbers and sums are to the originals, and that all
 // ranks see the same.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -35,7 +35,8 @@ constexpr int64_t kSizes[] = {0, 1, 7, 8, 257, 1021, 10'007};
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf,
                                       at::kBFloat16};
 
-// What the others get to see of `numbers`, of which the last `exact` are.
+// Returns what the others see of `numbers`, of which the last `exact` are
+// exact.
 at::Tensor Seen(const at::Tensor& numbers, int64_t exact, int64_t block) {
   const MessageLayout layout(numbers.numel(), exact, block,
                              numbers.scalar_type());
@@ -53,7 +54,7 @@ double Rounding(at::ScalarType dtype) {
                                 : 1e-6;
 }
 
-// Half a step of the block's scale, and the rounding of what it becomes.
+// Returns half a step of the block's scale, and the rounding of the result.
 double Tolerance(const at::Tensor& numbers, int64_t i, int64_t block) {
   const int64_t begin = i / block * block;
   const int64_t size = std::min(block, numbers.numel() - begin);
@@ -144,7 +145,7 @@ TEST(QuantizedAllGatherTest, AllRanksSeeTheSameCloseNumbers) {
   }
 }
 
-// What rank `rank` puts in: numbers, then flags of zeros and ones.
+// Returns the input of rank `rank`: numbers, then flags of zeros and ones.
 at::Tensor Gradients(int rank, int world_size, at::ScalarType dtype, int64_t n,
                      int64_t flags) {
   const at::Tensor numbers = RandomNumbers(rank, dtype, n * world_size);

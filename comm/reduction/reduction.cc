@@ -38,8 +38,8 @@ constexpr int kRegisters = 4;
 constexpr int64_t kTurn = kLanes * kRegisters;
 constexpr int64_t kVectorBytes = kLanes * sizeof(float);
 
-// From `begin` on; returns where it ends. Only where the processor has AVX2.
-// To go past the caches out + begin is aligned to a vector.
+// Sums from `begin` on and returns where it ends. Requires AVX2 and, if
+// kPastCaches, that out + begin is aligned to a vector.
 template <bool kPastCaches>
 __attribute__((target("avx2"))) int64_t SumByAvx2(Inputs inputs, int64_t begin,
                                                   int64_t count, float scale,
@@ -70,12 +70,12 @@ __attribute__((target("avx2"))) int64_t SumByAvx2(Inputs inputs, int64_t begin,
       }
     }
   }
-  // Such stores are not ordered before those that tell other threads of them.
+  // The stores must precede those that tell other threads of them.
   if constexpr (kPastCaches) _mm_sfence();
   return i;
 }
 
-// The first elements, up to where vectors are aligned.
+// Returns the number of elements before the first aligned vector.
 int64_t ElementsBeforeVector(const float* out, int64_t count) {
   const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) %
                                          uintptr_t{kVectorBytes});
@@ -170,7 +170,6 @@ void ReduceBlocks(absl::Span<const void* const> inputs, int64_t count,
   }
 }
 
-// Scales the sums of a block into `out`.
 template <typename T, typename Out>
 void ScaleBlock(const T* sums, int64_t size, double scale, bool accumulate,
                 Out* out) {

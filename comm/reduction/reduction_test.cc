@@ -133,7 +133,7 @@ TEST(FloatSumTest, HasTheBitsOfAddingOneAfterTheOther) {
   }
 }
 
-// From everywhere in a vector on.
+// Begins everywhere in a vector.
 TEST(FloatSumTest, HasTheSameBitsPastTheCaches) {
   for (int64_t size : {0, 1, 5, 8, 31, 39, 40, 41, 1021}) {
     const Vectors inputs = RandomVectors(3, size);

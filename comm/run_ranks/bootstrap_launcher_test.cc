@@ -1,4 +1,4 @@
-// From LaunchRanks() to a collective: processes that find each other.
+// Goes from LaunchRanks() to a collective: processes that find each other.
 
 #include <signal.h>
 #include <unistd.h>
@@ -41,7 +41,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> ConnectRank() {
   return Connect(environment, options);
 }
 
-// What a rank does.
 absl::Status RunRank(const std::string& role) {
   FSDP_ASSIGN_OR_RETURN(const auto communicator, ConnectRank());
   FSDP_RETURN_IF_ERROR(SumRanks(*communicator));
@@ -77,8 +76,7 @@ TEST(BootstrapLauncherTest, SurvivorsOfAKilledRankEndByThemselves) {
             "with code 1");
 }
 
-// Rank 1 never connects. Rank 0, which waits for it, has the launcher told to
-// end.
+// Rank 1 never connects. Rank 0, which waits for it, tells the launcher to end.
 int StopWhileConnecting() {
   const Environment environment = ReadEnvironment(std::getenv).value();
   if (environment.rank == 1) pause();
@@ -103,7 +101,7 @@ TEST(BootstrapLauncherTest, ARankThatConnectsHeedsTheFirstSignal) {
 
 }  // namespace
 
-// What the process does: a role, or nothing where it is the test itself.
+// Plays the process's role, if it has one; the test itself has none.
 std::optional<int> RunRole() {
   const char* role = std::getenv(kRole);
   if (role == nullptr) return std::nullopt;

@@ -1,4 +1,4 @@
-// Where the program is built without CUDA; its devices are fakes.
+// Tests a program without CUDA; its devices are fakes.
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 

@@ -33,8 +33,8 @@
 namespace fsdp::comm {
 namespace {
 
-// How long a rank that is told to stop goes on connecting: the others, which
-// may know of no signal, would wait for one that has left.
+// The time for which a rank that is told to stop goes on connecting: the
+// others, which may know of no signal, would wait for one that has left.
 constexpr absl::Duration kStay = absl::Seconds(5);
 
 int Print(const absl::Status& status) {
@@ -55,8 +55,8 @@ int Launch(int argc, char** argv, int ranks, const RestartOptions& restarts) {
 
 absl::Status RunRank(const Environment& environment, const RankMain& fn,
                      const ConnectOptions& options) {
-  // Before connecting, which may take long; a program that answers these
-  // signals itself goes on doing so.
+  // Must come before connecting, which may take long. A program that answers
+  // these signals itself goes on doing so.
   const auto signals = InspectionSignals::Install(
       options.inspection_folder.empty() ? environment.inspection_folder
                                         : options.inspection_folder);
@@ -68,8 +68,8 @@ absl::Status RunRank(const Environment& environment, const RankMain& fn,
   const absl::Status thrown =
       TorchToStatus("an exception", [&] { result = fn(ranks); });
   if (!thrown.ok()) result = thrown;
-  // Before it is destroyed, which would tell the others less. Where all return
-  // alike nobody waits, and some may have to hear of it yet.
+  // Must come before `ranks` is destroyed, which would tell the others less. If
+  // all return alike nobody waits, and some may still have to hear of it.
   const bool is_alone = !absl::IsCancelled(result) && !IsAgreed(result);
   if (!result.ok() && is_alone) ranks->Abort(result);
   return result;
@@ -135,7 +135,7 @@ absl::StatusOr<LaunchOptions> OptionsToLaunch(int argc, char** argv, int ranks,
   if (stop == nullptr) return launch;
   launch.stop_period = stop->period();
   launch.ends_by_usr1 = true;
-  // From here on the launcher takes it.
+  // From here on the launcher takes SIGUSR1.
   signal(SIGUSR1, SIG_IGN);
   if (stop->requested()) {
     return StoppedError(stop->signal(), "stopped before it began");

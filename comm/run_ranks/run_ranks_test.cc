@@ -1,4 +1,5 @@
-// Programs that consist of RunRanks(): this one, started again with a role.
+// Tests programs that consist of RunRanks(): this one, started again with a
+// role.
 #include "comm/run_ranks/run_ranks.h"
 
 #include <signal.h>
@@ -69,8 +70,8 @@ absl::Status StopAfterSignal(Communicator& ranks) {
   return absl::DeadlineExceededError("no signal has come");
 }
 
-// As a forward on one rank, which waits for the others to have read common
-// memory, beside a mean on another.
+// A forward on one rank waits for the others to have read common memory, while
+// another rank is in a mean.
 absl::Status CallWhatOthersDoNot(Communicator& ranks) {
   FSDP_ASSIGN_OR_RETURN(const CommonMemory common, ranks.AllocateCommon(64));
   if (ranks.rank() == 1) return Mean(ranks, 1).status();
@@ -78,7 +79,7 @@ absl::Status CallWhatOthersDoNot(Communicator& ranks) {
   return common.fence->Wait(absl::InfiniteFuture());
 }
 
-// What every rank of a role does. No restarted one fails.
+// Plays a rank's role. No restarted rank fails.
 absl::Status RunRole(const std::string& role, Communicator& ranks) {
   const int restart = Number("TORCHELASTIC_RESTART_COUNT", 0);
   FSDP_ASSIGN_OR_RETURN(const double sum, Sum(ranks, ranks.rank() + 1));
@@ -114,7 +115,7 @@ absl::Status RunRole(const std::string& role, Communicator& ranks) {
   return absl::NotFoundError("there is no such file");
 }
 
-// `before`: further variables.
+// `before` has further variables.
 ProgramOutcome Execute(const std::string& role,
                        const std::string& before = "") {
   return RunThisProgram(absl::StrCat(before, " ", kRole, "=", role));
@@ -155,7 +156,7 @@ TEST(RunRanksTest, WhatAllRanksAgreeOnIsPrintedOnce) {
             Not(HasSubstr("[1] INTERNAL")), Not(HasSubstr("[2] INTERNAL"))));
 }
 
-// But for what one rank alone has met, which another one may not.
+// An error that one rank alone has met is retried: another one may not meet it.
 TEST(RunRanksTest, WhatAllRanksWouldMeetAgainIsNotRetried) {
   const ProgramOutcome outcome =
       Execute("agree_on_a_file", "RUN_RANKS_TEST_RESTARTS=5");
@@ -174,8 +175,8 @@ TEST(RunRanksTest, OutputThatIsLostIsAFailure) {
   }
 }
 
-// Who is told before it has connected, or before it has a handler for it,
-// leaves with the others.
+// A rank that is told to stop before it has connected, or has a handler, leaves
+// with the others.
 TEST(RunRanksTest, ARankThatIsToldToStopWhileItConnectsTellsTheOthers) {
   const ProgramOutcome outcome = Execute("told_early");
   EXPECT_EQ(outcome.code, 128 + SIGUSR1) << outcome.output;
@@ -207,7 +208,7 @@ TEST(RunRanksTest, RanksThatCallDifferentCollectivesEnd) {
             HasSubstr("rank 1 exited with code 113")));
 }
 
-// One rule for one rank and several, whoever gets the signal.
+// The rule is the same for one rank and several, whoever gets the signal.
 TEST(RunRanksTest, AStoppedProgramReturns128AndTheSignal) {
   for (const auto& [ranks, to_launcher, signal] :
        std::vector<std::tuple<int, bool, int>>{{1, false, SIGTERM},
@@ -226,7 +227,7 @@ TEST(RunRanksTest, AStoppedProgramReturns128AndTheSignal) {
   }
 }
 
-// As when a terminal's signal comes to the launcher and to its group.
+// A terminal's signal may come to the launcher and to its group.
 TEST(RunRanksTest, TwoSignalsAtOnceAreOne) {
   for (const int to_launcher : {0, 1}) {
     const ProgramOutcome outcome =
@@ -241,8 +242,8 @@ TEST(RunRanksTest, TwoSignalsAtOnceAreOne) {
   }
 }
 
-// Whoever gets the signal: this process where it is the only rank, the launcher
-// or rank 0.
+// The signal goes to this process, if it is the only rank, to the launcher, or
+// to rank 0.
 constexpr const char* kVictims[] = {
     "RUN_RANKS_TEST_RANKS=1", "RUN_RANKS_TEST_RANKS=2",
     "RUN_RANKS_TEST_RANKS=2 RUN_RANKS_TEST_TO_PARENT=1"};

@@ -22,7 +22,7 @@
 namespace fsdp::comm {
 namespace {
 
-// How long a process may have no memory any more and not have ended yet.
+// The longest time between the loss of a process's memory and its end.
 constexpr absl::Duration kTimeToDie = absl::Seconds(2);
 
 constexpr auto kAcquire = std::memory_order_acquire;
@@ -30,7 +30,7 @@ constexpr auto kRelease = std::memory_order_release;
 
 }  // namespace
 
-// Guarded by the host's mutex.
+// The members are guarded by the host's mutex.
 class SharedGroup::Operation {
  public:
   Operation(Call call, SharedOperation work)
@@ -164,7 +164,7 @@ void SharedGroup::Post(Operation& operation) {
   own().arrived.store(num_calls_, kRelease);
 }
 
-// In the order of the calls, since chunks are numbered so.
+// Stages in the order of the calls, in which chunks are numbered.
 void SharedGroup::StageWhatFits() {
   for (const std::shared_ptr<Operation>& operation : queue_) {
     const SharedOperation& work = operation->work;
@@ -198,7 +198,7 @@ void SharedGroup::Progress() {
   while (!queue_.empty()) {
     const std::shared_ptr<Operation> operation = queue_.front();
     if (!Advance(*operation)) return;
-    // A rank that has failed may write again what was read where it is.
+    // A rank that has failed may have overwritten what was read in place.
     if (operation->reads_in_place() && EchoFailure()) return;
     queue_.pop_front();
     Finish(*operation);
@@ -223,7 +223,7 @@ bool SharedGroup::AllHaveRead(uint64_t chunks) const {
   return true;
 }
 
-// Whether the operation is done; false also when it has failed.
+// Returns whether the operation is done; false also if it has failed.
 bool SharedGroup::Advance(Operation& operation) {
   if (!operation.matched && !Match(operation)) return false;
   while (operation.num_taken < operation.work.num_chunks()) {
@@ -239,7 +239,6 @@ bool SharedGroup::Advance(Operation& operation) {
   return operation.num_staged == operation.work.num_chunks();
 }
 
-// Compares the calls once all ranks have made theirs.
 bool SharedGroup::Match(Operation& operation) {
   for (const Peer& peer : peers_) {
     if (peer.block->arrived.load(kAcquire) <= operation.sequence) return false;
@@ -267,8 +266,8 @@ bool SharedGroup::Match(Operation& operation) {
   return true;
 }
 
-// Whether every rank's input is where it belongs in an output that is one
-// memory for all ranks.
+// Returns whether every rank's input is where it belongs in an output that is
+// one memory for all ranks.
 bool SharedGroup::InputsLieInOneOutput(const Operation& operation) const {
   const size_t index = operation.sequence % SharedRankBlock::kCalls;
   const SharedPlace& own_out = own().calls[index].out;
@@ -283,7 +282,7 @@ bool SharedGroup::InputsLieInOneOutput(const Operation& operation) const {
   return true;
 }
 
-// Maps what the peers have not staged.
+// Maps the inputs that the peers have not staged.
 bool SharedGroup::FindSources(Operation& operation) {
   const size_t index = operation.sequence % SharedRankBlock::kCalls;
   operation.in_common = InputsLieInOneOutput(operation);
@@ -304,8 +303,8 @@ bool SharedGroup::FindSources(Operation& operation) {
   return true;
 }
 
-// A rank that dies takes its memory along before anybody can see that it has
-// ended, and one that gives up says why: that is the cause then.
+// Fails the group unless a cause may still turn up: a dying rank loses its
+// memory before its end can be seen, and one that gives up says why.
 void SharedGroup::FailToRead(Operation& operation, int peer,
                              const absl::Status& status) {
   if (EchoFailure()) return;
@@ -320,7 +319,7 @@ void SharedGroup::FailToRead(Operation& operation, int peer,
     text = absl::StrCat(names_.Name(rank_), " cannot read the memory of ",
                         names_.Name(peer), ": ", status.message());
   } else {
-    return;  // whoever waits tries again
+    return;  // the waiter tries again
   }
   Fail({absl::UnavailableError(text), text, absl::StatusCode::kUnavailable});
 }
@@ -349,7 +348,7 @@ bool SharedGroup::TakeNext(Operation& operation) {
   uint64_t staged = operation.end_chunk();
   bool any_slots = false;
   for (int peer = 0; peer < world_size(); ++peer) {
-    // This rank's, too: what it takes may replace what it has to stage.
+    // This rank counts, too: what it takes may replace what it has to stage.
     staged = std::min(staged, peers_[peer].block->staged.load(kAcquire));
     if (peer == rank_) continue;
     any_slots = any_slots || operation.sources[peer].data == nullptr;
@@ -400,7 +399,7 @@ absl::Status SharedGroup::Wait(Operation& operation, bool inputs_free,
     absl::MutexLock lock(&host_->mutex());
     done = operation.done;
   }
-  // Peers read a staged copy, or what nobody may write anyhow.
+  // Otherwise peers read a staged copy, or what nobody may write anyhow.
   const bool peers_read_input = operation.in.exists();
   const auto is_missing = [&](int peer) {
     return IsMissing(operation, inputs_free, peer);
@@ -416,7 +415,7 @@ absl::Status SharedGroup::Wait(Operation& operation, bool inputs_free,
   return Await({name, is_done, is_missing}, deadline);
 }
 
-// Behind those who are the furthest.
+// Returns whether `peer` is behind those who are the furthest.
 bool SharedGroup::IsMissing(const Operation& operation, bool inputs_free,
                             int peer) const {
   const SharedRankBlock& block = *peers_[peer].block;

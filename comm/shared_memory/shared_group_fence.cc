@@ -1,4 +1,3 @@
-// Fences of a SharedGroup.
 #include <atomic>
 #include <cstdint>
 #include <memory>

@@ -1,5 +1,5 @@
-// Ranks of one process, played by one thread: nothing depends on time, since
-// every deadline is over before the wait begins.
+// One thread plays all ranks: nothing depends on time, since every deadline is
+// over before the wait begins.
 #include "comm/shared_memory/shared_group.h"
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +37,7 @@ using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
-// More chunks than are staged ahead.
+// Has more chunks than are staged ahead.
 constexpr int64_t kLarge = 4 * SharedRankBlock::kSlotBytes;
 
 struct Rank {
@@ -55,7 +55,7 @@ struct Rank {
   }
 };
 
-// By rank, with one fence.
+// Returns connected ranks, with one fence.
 std::vector<Rank> Connect(int world_size) {
   std::vector<Rank> ranks(world_size);
   std::vector<SegmentAddress> mailboxes;
@@ -132,7 +132,8 @@ class Hook final : public ProgressSource {
 TEST(SharedGroupTest, WhatARankDidBeforeItLeftCountsAndTheRestIsAwaited) {
   std::vector<Rank> ranks = Connect(3);
   ranks[1].group->Leave();
-  // As if rank 1 had arrived between two looks of rank 0 and left then.
+  // It looks as if rank 1 had arrived between two looks of rank 0 and left
+  // then.
   const auto hook = std::make_shared<Hook>([&](int calls) {
     if (calls == 2) ranks[1].fence->Arrive();
   });
@@ -146,7 +147,8 @@ TEST(SharedGroupTest, WhatARankDidBeforeItLeftCountsAndTheRestIsAwaited) {
                        EndsWith("still missing: rank 2 (no call so far)")));
 }
 
-// A process that sleeps until it is killed. It has what was open when it began.
+// A process that sleeps until it is killed. It has whatever was open at its
+// start.
 class Sleeper {
  public:
   Sleeper() : pid_(fork()) {
@@ -200,7 +202,7 @@ TEST(SharedGroupTest, WhoSleepsNoticesThatAProcessHasEnded) {
                              EndsWith("is gone"))));
 }
 
-// It may have written there again since.
+// The failed rank may have written there again since.
 TEST(SharedGroupTest, WhatWasReadWhereARankHasItIsOfNoUseOnceItHasFailed) {
   for (bool in_place : {true, false}) {
     std::vector<Rank> ranks = Connect(3);
@@ -230,7 +232,7 @@ TEST(SharedGroupTest, WhatWasReadWhereARankHasItIsOfNoUseOnceItHasFailed) {
   }
 }
 
-// Who comes last is done, since no peer has to read anything of it.
+// The last rank is done at once, since no peer has to read anything of it.
 TEST(SharedGroupTest, NothingMovesInOneMemoryOfAllRanks) {
   constexpr int64_t kPart = 64;
   std::vector<Rank> ranks = Connect(3);
@@ -260,7 +262,7 @@ TEST(SharedGroupTest, NothingMovesInOneMemoryOfAllRanks) {
   }
 }
 
-// Who sleeps would otherwise find out at the next check of processes only.
+// A sleeper would otherwise find out only at the next check of processes.
 TEST(SharedGroupTest, WhateverAPeerMayWaitForRingsIt) {
   using Step = std::function<void(Rank&)>;
   const std::vector<std::pair<std::string, Step>> steps = {

@@ -1,4 +1,3 @@
-// How a rank of a SharedGroup waits, and how its group fails.
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -17,7 +16,7 @@
 namespace fsdp::comm {
 namespace {
 
-// How soon a death is noticed by those who wait.
+// The interval at which waiting ranks look for dead peers.
 constexpr absl::Duration kProcessCheckInterval = absl::Milliseconds(50);
 
 constexpr auto kAcquire = std::memory_order_acquire;
@@ -41,7 +40,7 @@ absl::Status SharedGroup::Await(const Awaited& awaited, absl::Time deadline) {
   }
 }
 
-// Whether the wait is over, well or not.
+// Returns whether the wait is over, well or not.
 bool SharedGroup::PassOrFail(const Awaited& awaited, absl::Time deadline) {
   if (awaited.is_done() || failure_ || EchoFailure()) return true;
   if (FailsWithPeers(awaited)) return true;
@@ -62,7 +61,7 @@ bool SharedGroup::PassOrFail(const Awaited& awaited, absl::Time deadline) {
   return true;
 }
 
-// A peer that this rank waits for has left or died.
+// Fails, and returns true, if a peer that this rank waits for is gone.
 bool SharedGroup::FailsWithPeers(const Awaited& awaited) {
   const absl::Time now = absl::Now();
   const bool check_processes = now >= next_check_of_processes_;
@@ -70,7 +69,7 @@ bool SharedGroup::FailsWithPeers(const Awaited& awaited) {
   for (int peer = 0; peer < world_size(); ++peer) {
     if (peer == rank_ || !awaited.is_missing(peer)) continue;
     if (!HasLeft(peer) && !(check_processes && HasEnded(peer))) continue;
-    // What it did before it went counts.
+    // Whatever the peer did before it went counts.
     host_->ProgressAll();
     if (awaited.is_done() || !awaited.is_missing(peer)) return false;
     const std::string text = Gone(peer);
@@ -88,7 +87,7 @@ bool SharedGroup::HasEnded(int peer) const {
   return host_->process(peers_[peer].world_rank).HasEnded();
 }
 
-// Takes over the failure of a peer.
+// Takes over the failure of a peer; returns whether the group has failed.
 bool SharedGroup::EchoFailure() {
   if (failure_) return true;
   for (int peer = 0; peer < world_size(); ++peer) {

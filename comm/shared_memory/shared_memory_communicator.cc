@@ -57,7 +57,6 @@ class SharedWork final : public Work {
   const absl::Duration timeout_;
 };
 
-// Sends plain bytes through a collective.
 template <typename T>
 at::Tensor ToTensor(const T& value) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -75,7 +74,7 @@ struct SplitRequest {
   SegmentAddress block;
 };
 
-// Where a rank has allocated or opened memory, or why it has not.
+// The memory that a rank has allocated or opened, or the error.
 struct AllocationOutcome {
   int32_t error_code = 0;
   char error[256] = "";
@@ -186,7 +185,6 @@ class SharedMemoryCommunicator final : public Communicator {
     return std::make_unique<SharedWork>(group_, std::move(operation), timeout_);
   }
 
-  // What every rank has passed, by rank.
   template <typename T>
   absl::StatusOr<std::vector<T>> Exchange(const T& value,
                                           absl::string_view label);
@@ -291,13 +289,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
                                             names().Part(ranks), new_rank));
   auto part =
       std::make_unique<SharedMemoryCommunicator>(host_, group, timeout_);
-  // Once all have opened it, nobody else needs to.
+  // After this all ranks have opened the block, and nobody else needs to.
   FSDP_RETURN_IF_ERROR(part->Exchange(int32_t{0}, "the group").status());
   group->Seal();
   return part;
 }
 
-// What the ranks tell each other in the store.
+// A rank's entry in the store, which the others read.
 struct Introduction {
   SegmentAddress mailbox;
   SegmentAddress block;
@@ -315,7 +313,7 @@ absl::Status CheckOneHost(const std::vector<std::string>& hosts,
   return absl::OkStatus();
 }
 
-// `introductions` as the ranks of these names have written them, by rank.
+// `introductions` are those that the ranks of `names` have written, by rank.
 absl::StatusOr<std::shared_ptr<SharedGroup>> OpenAll(
     std::shared_ptr<SharedHost> host, std::unique_ptr<SharedSegment> block,
     const std::vector<std::string>& introductions, const RankNames& names) {

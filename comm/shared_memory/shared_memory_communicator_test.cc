@@ -62,7 +62,7 @@ absl::StatusOr<at::Tensor> Symmetric(Communicator& comm, int64_t numel) {
   return bytes.view(at::kFloat);
 }
 
-// Small enough for exact sums.
+// Returns numbers small enough for exact sums.
 at::Tensor Numbers(int64_t begin, int64_t end) {
   return at::arange(begin, end).remainder(1000);
 }
@@ -87,8 +87,8 @@ class NoFiles {
   rlimit before_;
 };
 
-// As where a rank has died a moment ago: its memory is out of reach. What it
-// has said is the cause, not that others notice.
+// The peer's memory is out of reach, as if it had just died. The cause is what
+// the peer has said, not that others notice.
 TEST(SharedMemoryTest, WhoCannotReadAPeersMemoryAsksWhyFirst) {
   const Group group = Create(2);
   const at::Tensor in = Symmetric(*group[1], 4).value().fill_(1);
@@ -103,7 +103,7 @@ TEST(SharedMemoryTest, WhoCannotReadAPeersMemoryAsksWhyFirst) {
                        HasSubstr("rank 1 aborted: the disk is full")));
 }
 
-// Larger than what is staged at once, and not a multiple of anything.
+// Is larger than what is staged at once, and prime.
 constexpr int64_t kLarge = 1'300'021;
 
 TEST(SharedMemoryTest, ReadsSymmetricMemoryInPlace) {
@@ -204,7 +204,7 @@ TEST(SharedMemoryTest, MemoryThatIsDroppedStaysUntilThePeersHaveReadIt) {
         group[rank]
             ->ReduceScatter(outs.back(), in, ReduceOp::kSum, "early")
             .value());
-    // Rank 0 is done at once, and its memory is nobody's here afterwards.
+    // Rank 0 is done at once, and its memory goes at the end of this scope.
     if (rank == 0) {
       EXPECT_OK(works.back()->WaitForResult(Soon()));
     }
@@ -225,7 +225,7 @@ TEST(SharedMemoryTest, WhatAllHaveStartedIsDoneAlthoughAPeerThenAborts) {
 }
 
 TEST(SharedMemoryTest, WaitingInOneGroupMovesTheDataOfOthers) {
-  // Neither could finish if it only looked at the group it waits in.
+  // Neither rank could finish if it only looked at the group in which it waits.
   const auto run = [](Communicator& comm) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto other, comm.Split(0, 0));
     const at::Tensor a = at::full({kLarge}, 1.0f);
@@ -274,7 +274,7 @@ TEST(SharedMemoryTest, CommonMemoryIsTheSameOnAllRanks) {
       FSDP_RETURN_IF_ERROR(ExpectEqual(whole, at::zeros({kN * world_size})));
       const at::Tensor own = whole.narrow(0, comm.rank() * kN, kN);
       for (int round = 1; round < 4; ++round) {
-        // Nobody reads any more what is overwritten now.
+        // After the fence nobody reads what is overwritten.
         common.fence->Arrive();
         FSDP_RETURN_IF_ERROR(common.fence->Wait(Soon()));
         own.copy_(at::arange(kN) + (comm.rank() * kN + round));
@@ -336,7 +336,7 @@ TEST(SharedMemoryTest, AFenceWaitsForEveryRankAsOftenAsThisHasArrived) {
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        AllOf(HasSubstr("fence #2 on rank 1 of 2"),
                              HasSubstr("rank 0"))));
-  // Which ends the group.
+  // The missed deadline has ended the group.
   common[0].fence->Arrive();
   common[0].fence->Arrive();
   EXPECT_THAT(

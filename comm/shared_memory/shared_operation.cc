@@ -18,13 +18,12 @@
 namespace fsdp::comm {
 namespace {
 
-// Threads share work of at least so many bytes each.
+// Each thread gets at least this many bytes.
 constexpr int64_t kGrainBytes = 256 << 10;
-// Up to here every rank reduces all of an all-reduce: one wait instead of two.
+// Up to this many bytes every rank reduces all, with one wait instead of two.
 constexpr int64_t kSmallAllReduce = 32 << 10;
 constexpr int64_t kAlignment = 64;
-// The sums of a unit from here on leave a core's caches before the optimizer
-// reads them.
+// Sums of so many bytes leave a core's caches before the optimizer reads them.
 constexpr int64_t kTooMuchForCaches = 1 << 20;
 
 using Pointers = absl::InlinedVector<const void*, 16>;
@@ -75,8 +74,8 @@ int64_t PartBytes(const SharedBuffers& buffers, int world_size) {
   return static_cast<int64_t>(buffers.out.nbytes());
 }
 
-// How much of a part fits into a slot: with what other ranks need of the same
-// chunk, or with the result.
+// Returns how many bytes of a part fit into a slot, together with what other
+// ranks need of the same chunk, or with the result.
 int64_t ChunkBytes(Collective collective, int world_size, int64_t slot_bytes) {
   switch (collective) {
     case Collective::kReduceScatter:

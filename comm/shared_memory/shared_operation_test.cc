@@ -1,4 +1,5 @@
-// All ranks in one thread, with slots so small that little data is many chunks.
+// Plays all ranks in one thread, with slots so small that little data is many
+// chunks.
 #include "comm/shared_memory/shared_operation.h"
 
 #include <ATen/Parallel.h>
@@ -20,7 +21,7 @@ namespace {
 constexpr float kUntouched = -77;
 constexpr int64_t kMargin = 40;
 
-// Small enough for exact sums.
+// Returns numbers small enough for exact sums.
 float Value(int rank, int64_t i) {
   return static_cast<float>((rank * int64_t{13} + i * 7) % 101);
 }
@@ -41,7 +42,7 @@ class Output {
   at::Tensor tensor() const {
     return whole_.narrow(0, kMargin, whole_.numel() - 2 * kMargin);
   }
-  // The first place with another value than it should have; -1 if none.
+  // Returns the first place with another value than it should have, or -1.
   int64_t Mismatch(const std::function<float(int64_t)>& expected) const {
     const auto* data = whole_.const_data_ptr<float>();
     for (int64_t i = 0; i < whole_.numel(); ++i) {
@@ -74,7 +75,7 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// What all ranks have of one collective.
+// All ranks' parts of one collective.
 class World {
  public:
   World(const Case& sizes, const std::vector<SharedBuffers>& buffers)
@@ -102,7 +103,7 @@ class World {
     }
   }
 
-  // What an all-reduce of much does.
+  // Runs all parts as a large all-reduce does.
   void RunByParts() {
     for (int64_t chunk = 0; chunk < operations_[0].num_chunks(); ++chunk) {
       for (int rank = 0; rank < sizes_.world_size; ++rank) {

@@ -23,7 +23,6 @@
 namespace fsdp::comm {
 namespace {
 
-// How long to leave a host alone that has refused a connection.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
 
 struct FreeAddresses {
@@ -74,7 +73,7 @@ absl::Status ListenError(int error, const std::string& address, int port) {
       absl::StrCat("cannot listen on port ", port, ": ", std::strerror(error)));
 }
 
-// Both families where the host has both.
+// Binds to IPv6 and IPv4 if the host has both.
 absl::StatusOr<UniqueFd> BindAll(const std::string& address, int port) {
   UniqueFd fd(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
@@ -123,8 +122,8 @@ std::string Numeric(const sockaddr* address, socklen_t length) {
   return host;
 }
 
-// A free port may be given to whoever connects to it, which then talks to
-// itself.
+// Returns whether the socket talks to itself: the kernel may give a free port
+// to the very socket that connects to it.
 bool IsOwnEnd(int fd) {
   sockaddr_storage local = {};
   sockaddr_storage remote = {};

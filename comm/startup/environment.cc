@@ -48,7 +48,7 @@ class Variables {
     return Find(name).value_or(std::string());
   }
 
-  // The first of `names` that is set, else the last one.
+  // Returns the first of `names` that is set, else the last one.
   const char* FirstSet(std::vector<const char*> names) const {
     for (const char* name : names) {
       if (Has(name)) return name;
@@ -62,7 +62,7 @@ class Variables {
                      " are; set all of them or none"));
   }
 
-  // The integer in `name`, which must be set and in [min, max].
+  // Returns the integer in `name`, which must be set and in [min, max].
   absl::StatusOr<int> Integer(const char* name, int min, int max,
                               absl::string_view source) const {
     const std::optional<std::string> text = Find(name);
@@ -81,7 +81,6 @@ class Variables {
   const GetEnvironmentVariable get_;
 };
 
-// Reads a rank and the size of what it is a rank of.
 absl::Status ReadRank(const Variables& variables, const char* rank_name,
                       const char* size_name, absl::string_view source,
                       int* rank, int* size) {
@@ -177,7 +176,7 @@ absl::Status ReadTorchrun(const Variables& variables,
   return absl::OkStatus();
 }
 
-// The same port on every rank of a job that has only its name in common.
+// Returns the same port on every rank of a job that has this name.
 int PortFromName(absl::string_view name) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a
   for (const char c : name) {
@@ -209,7 +208,7 @@ absl::Status ReadOpenMpi(const Variables& variables, Environment* environment) {
   return ReadMaster(variables, environment);
 }
 
-// The ranks on host number `node` of a list such as "2(x3),1".
+// Returns how many ranks host number `node` has in a list such as "2(x3),1".
 std::optional<int> TasksOnNode(absl::string_view list, int node) {
   for (absl::string_view entry : absl::StrSplit(list, ',')) {
     const std::vector<absl::string_view> parts =
@@ -323,7 +322,7 @@ absl::Status ReadSlurm(const Variables& variables, Environment* environment) {
   return ReadSlurmMaster(variables, environment);
 }
 
-// "host:29500" or "[::1]:29500".
+// Reads "host:29500" or "[::1]:29500".
 absl::Status ReadKeeper(const Variables& variables, Environment* environment) {
   const std::string text = variables.Value(kKeeperName);
   const size_t colon = text.rfind(':');
@@ -346,7 +345,7 @@ absl::Status ReadKeeper(const Variables& variables, Environment* environment) {
       kMaxPort, ", as in node1:29400 or [::1]:29400"));
 }
 
-// After the restarts have been read.
+// Requires that the restarts have been read.
 absl::Status ReadReplica(const Variables& variables, Environment* environment) {
   const char* const kNames[] = {"FSDP_REPLICA", "FSDP_REPLICAS",
                                 kIncarnationName, kKeeperName};
@@ -388,8 +387,8 @@ absl::Status CheckNothingSet(const Variables& variables) {
         absl::StrCat(sign.rank, " is not set, but ", sign.variable, "=",
                      variables.Value(sign.variable), " is; set both or none"));
   }
-  // The shell of an allocation: each of several tasks that srun has not started
-  // would take itself for the only rank.
+  // This is the shell of an allocation: each of several tasks that srun has not
+  // started would take itself for the only rank.
   const std::string tasks = variables.Value("SLURM_NTASKS");
   if (tasks.empty() || tasks == "1") return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(

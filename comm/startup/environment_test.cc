@@ -173,7 +173,7 @@ TEST(EnvironmentTest, ReadsTheReplicaBesideTheRank) {
   }
 }
 
-// Of --ranks each attempt has its own.
+// The launcher of --ranks gives each attempt an incarnation of its own.
 TEST(EnvironmentTest, EachAttemptOfTorchrunIsAnotherIncarnation) {
   const Map restarted =
       With(With(Torchrun(), Replica()), {{"TORCHELASTIC_RESTART_COUNT", "2"}});

@@ -52,7 +52,7 @@ constexpr double kNoQuota = std::numeric_limits<double>::infinity();
 int CoresOfAffinity() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  // A host with more cores than the set has room for.
+  // The host has more cores than the set has room for.
   if (sched_getaffinity(0, sizeof(cores), &cores) != 0) {
     return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }
@@ -74,7 +74,7 @@ double Quota(absl::string_view quota, absl::string_view period) {
   return is_limit ? time / of : kNoQuota;
 }
 
-// Of the group of this path and of all above it.
+// Returns the least quota of the group at this path and of all above it.
 double QuotaOf(const std::string& mount, std::string group, bool is_v2) {
   double least = kNoQuota;
   while (true) {

@@ -122,7 +122,7 @@ absl::Status ScaledOnce(Communicator& comm, at::ScalarType from,
   });
 }
 
-// Nothing where there is none.
+// Does nothing if the communicator has no all-to-all.
 absl::Status AllToAllOnce(Communicator& comm, at::ScalarType dtype, int64_t n) {
   if (!comm.HasAllToAll()) return absl::OkStatus();
   const int rank = comm.rank();
@@ -167,7 +167,7 @@ TEST_P(CommunicatorContract, KnowsItsPlace) {
   }
 }
 
-// What ranks decide by them they decide alike, and for parts as for the whole.
+// Ranks decide by these alike, and for parts as for the whole.
 TEST_P(CommunicatorContract, CapabilitiesAreThoseOfAllRanksAndParts) {
   if (!CanHave(3)) GTEST_SKIP() << "it has fewer than 3 ranks here";
   const Group group = Create(3);
@@ -186,7 +186,7 @@ TEST_P(CommunicatorContract, CapabilitiesAreThoseOfAllRanksAndParts) {
   })));
 }
 
-// OK where `status`, of what `comm` says to have or not, is as it says.
+// Returns OK if `status` is what `comm` says about having the capability.
 absl::Status CheckCapability(const Communicator& comm, bool has,
                              const absl::Status& status) {
   const std::string name =

@@ -1,4 +1,4 @@
-// What a Communicator does when something is wrong.
+// Tests what a Communicator does when something is wrong.
 #include <ATen/ops/zeros.h>
 
 #include <memory>
@@ -140,7 +140,8 @@ TEST_P(CommunicatorContract, MissedDeadlineEndsTheGroup) {
               StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0")));
 }
 
-// Whoever is first, and whether the others have heard of it yet.
+// This holds whoever gives up first, and whether or not the others have heard
+// of it.
 TEST_P(CommunicatorContract, MemoryOfWhoHasGivenUpIsItsOwn) {
   if (!OneThreadCanBe(3)) GTEST_SKIP() << kOneThread;
   const Group group = Create(3);

@@ -1,5 +1,5 @@
-// Collectives between all kinds of memory that a Communicator gives, in place
-// and not, also in groups that are parts of others.
+// Tests collectives between all kinds of memory that a Communicator gives, in
+// place and not, also in groups that are parts of others.
 #include <ATen/ops/empty.h>
 
 #include <cstdint>
@@ -37,7 +37,8 @@ at::Tensor Plain(int64_t size) {
   return at::empty({size}, ContractTensor(at::kFloat));
 }
 
-// Not to be kept beyond `memory`; plain where a backend has no common memory.
+// Allocates a tensor that must not outlive `memory`; it is plain if a backend
+// has no common memory.
 absl::StatusOr<at::Tensor> AllocateCommonTensor(Communicator& comm,
                                                 int64_t size,
                                                 CommonMemory* memory) {
@@ -47,8 +48,8 @@ absl::StatusOr<at::Tensor> AllocateCommonTensor(Communicator& comm,
   return memory->memory.view(at::kFloat);
 }
 
-// A tensor of this rank's own, which holds value(i) at index i: of common
-// memory a part that no other rank uses.
+// Returns a tensor of this rank's own with value(i) at index i: of common
+// memory, a part that no other rank uses.
 absl::StatusOr<at::Tensor> Own(Communicator& comm, Kind kind, int64_t size,
                                ValueAt value) {
   at::Tensor tensor = Plain(size);
@@ -91,7 +92,7 @@ absl::Status Gather(Communicator& comm, Kind from, Kind to, int64_t n) {
   return CheckGathered(both, n);
 }
 
-// Into one memory for all ranks, from its slices and from elsewhere.
+// Gathers into one memory for all ranks, from its slices and from elsewhere.
 absl::Status GatherIntoCommon(Communicator& comm, Kind from, int64_t n) {
   for (const bool in_place : {true, false}) {
     CommonMemory memory;
@@ -178,7 +179,7 @@ absl::Status OnAllMemory(Communicator& comm) {
   return Gather(comm, Kind::kSymmetric, Kind::kPlain, kLarge);
 }
 
-// Reads its result, and writes it, while peers may still read the inputs.
+// Reads a result, and overwrites it, while peers may still read the inputs.
 absl::Status UseEarly(std::unique_ptr<Work> work, at::Tensor& out,
                       ValueAt expected) {
   const absl::Time deadline = absl::Now() + absl::Seconds(30);
@@ -237,7 +238,8 @@ TEST_P(CommunicatorContract, SplitIntoSingleRanks) {
   })));
 }
 
-// Of hosts with four ranks: one of each host, and all others.
+// One part has one rank of each host of four ranks, the other part has all
+// others.
 TEST_P(CommunicatorContract, SplitIntoPartsOfSeveralSizes) {
   if (!CanHave(8)) GTEST_SKIP();
   EXPECT_OK(AllOk(RunAll(Create(8), [](Communicator& comm) -> absl::Status {

@@ -1,4 +1,4 @@
-// That errors of a part say which ranks of the world they are about.
+// Tests that errors of a part say which ranks of the world they are about.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<Work>> StartSum(Communicator& comm,
                         ReduceOp::kSum, "grads");
 }
 
-// The groups that a rank has made, the last one of which it is about.
+// The groups that a rank has made; the last one is the one under test.
 using Made = std::vector<std::unique_ptr<Communicator>>;
 
 absl::Status SplitOnce(Communicator& comm, Made& made) {
@@ -50,7 +50,7 @@ absl::Status SplitOnce(Communicator& comm, Made& made) {
   return absl::OkStatus();
 }
 
-// Ranks 3, 2, 1, and of them the first and the last.
+// Makes a part of ranks 3, 2, 1, and in it one of the first and the last.
 absl::Status SplitTwice(Communicator& comm, Made& made) {
   FSDP_ASSIGN_OR_RETURN(made.emplace_back(),
                         comm.Split(comm.rank() > 0 ? 1 : 0, -comm.rank()));
@@ -81,7 +81,7 @@ WorldAndPair MakePair(Group world, Split split) {
   return pair;
 }
 
-// The same pair of two worlds, made in two ways.
+// Makes the same pair of two worlds, in two ways.
 std::vector<WorldAndPair> MakePairs(Group world, Group another) {
   std::vector<WorldAndPair> pairs;
   pairs.push_back(MakePair(std::move(world), SplitOnce));
@@ -134,7 +134,7 @@ TEST_P(CommunicatorContract, PartsNameTheLateRankOfTheWorld) {
       EXPECT_THAT(std::string(missed.message()),
                   HasSubstr(std::string(kFirst)));
     }
-    // The late one is told who has given up.
+    // The late rank is told who has given up.
     EXPECT_THAT(Finish(StartSum(*pair.first)),
                 StatusIs(absl::StatusCode::kAborted,
                          AllOf(HasSubstr("on rank 0 of 2 (world rank 3)"),

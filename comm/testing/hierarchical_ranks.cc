@@ -14,7 +14,7 @@ namespace fsdp::comm::testing {
 
 namespace {
 
-// As options of groups take them: none where they are all.
+// Returns ranks as options of groups take them: none if they are all.
 std::vector<int> PartOf(const HostLayout& layout, std::vector<int> ranks) {
   const auto size = static_cast<int>(ranks.size());
   if (size == layout.num_hosts * layout.ranks_per_host) ranks.clear();

@@ -47,12 +47,12 @@ int Wait() {
   for (;;) pause();
 }
 
-// Later than what the launcher takes for the same time.
+// Waits for longer than the launcher takes for simultaneous.
 void LetHalfASecondPass() { poll(nullptr, 0, 600); }
 
 int Rank1ExitsWith3() { return Rank() == 1 ? 3 : Wait(); }
 
-// Both go on once both have come: opening a FIFO waits for its other end.
+// Both ranks go on once both have come: opening a FIFO waits for its other end.
 UniqueFd MeetRank1() {
   return UniqueFd(open(std::getenv(kFifo), Rank() == 1 ? O_WRONLY : O_RDONLY));
 }
@@ -79,7 +79,7 @@ int Rank1IsKilledRank0Reports() {
   return 1;
 }
 
-// Rank 0 ends when it hears of it, rank 1 some time after that.
+// Rank 0 ends when it hears of the failure, rank 1 some time after that.
 int Rank1FailsAndRank0EndsBefore() {
   UniqueFd fifo = MeetRank1();
   if (Rank() == 0) return kPeerFailedExitCode;
@@ -91,7 +91,7 @@ int Rank1FailsAndRank0EndsBefore() {
 
 int BothAreToldOfAFailure() { return kPeerFailedExitCode; }
 
-// Holds the FIFO until it has printed all.
+// Holds the FIFO until all is printed.
 int PrintMuchAndFail() {
   const UniqueFd fifo(open(std::getenv(kFifo), O_WRONLY));
   const std::string line(kLineBytes - 1, static_cast<char>('a' + Rank()));
@@ -134,7 +134,7 @@ int Train() {
   return std::getenv(kFailsToStop) != nullptr ? 3 : 128 + stop.signal();
 }
 
-// It is told to stop before it has a handler.
+// The rank is told to stop before it has a handler.
 int TrainLate() {
   raise(SIGUSR1);
   return Train();
@@ -173,7 +173,7 @@ int Restart() {
   return environment.ok() ? environment->restart_count : -1;
 }
 
-// Until the second restart rank 1 fails, while there is one.
+// Rank 1 fails until the second restart, as long as there is a rank 1.
 int FailTwice() {
   const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
   if (!environment.ok()) return 100;
@@ -203,7 +203,7 @@ int LeaveGrandchildAndFail() {
   }
   const UniqueFd fifo(open(std::getenv(kFifo), O_RDONLY | O_NONBLOCK));
   char byte;
-  // What is killed may take a moment to end.
+  // A killed process may take a moment to end.
   const absl::Time deadline = absl::Now() + absl::Seconds(20);
   while (absl::Now() < deadline) {
     if (read(fifo.get(), &byte, 1) == 0) return 0;

@@ -26,7 +26,7 @@
 namespace fsdp::comm {
 namespace {
 
-// How soon a wait sees that the communicator was aborted.
+// A wait sees within this time that the communicator was aborted.
 constexpr absl::Duration kLookUp = absl::Milliseconds(1);
 
 // An operation on its stream, and what it needs until it is done.
@@ -35,7 +35,7 @@ struct Running {
   std::vector<at::Tensor> tensors;
 };
 
-// What a communicator and its works share.
+// State that a communicator and its works share.
 class Ledger {
  public:
   // The first reason stays.
@@ -56,7 +56,7 @@ class Ledger {
     const std::lock_guard<std::mutex> lock(mutex_);
     kept_.push_back(std::move(running));
   }
-  // Lets those of the operations go that are done.
+  // Lets the tensors of operations go that are done.
   void Sweep() {
     std::vector<Running> done;
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -90,7 +90,7 @@ class LoopbackWork final : public Work {
     return *result_;
   }
 
-  // What is freed from now on is used by that stream first.
+  // Memory that is freed from now on is first used by that stream.
   absl::Status BlockCurrentStream() override {
     if (result_) return *result_;
     FSDP_RETURN_IF_ERROR(
@@ -121,7 +121,8 @@ class LoopbackWork final : public Work {
   std::optional<absl::Status> result_;
 };
 
-// `count` consecutive slices of `n` elements each, from slice `first` on.
+// Returns `count` consecutive slices of `n` elements each, from slice `first`
+// on.
 at::Tensor Slices(const at::Tensor& tensor, int64_t first, int64_t count,
                   int64_t n) {
   return TensorOver(tensor.storage(), tensor.storage_offset() + first * n,
@@ -239,7 +240,7 @@ class LoopbackCommunicator final : public Communicator {
     LoopbackOptions options = options_;
     options.place = options_.split(color, key);
     FSDP_RETURN_IF_ERROR(CheckPlace(options.place));
-    // Of the peers nothing is known but that they are there.
+    // Nothing is known of the peers but that they are there.
     std::vector<int> world_ranks(options.place.world_size,
                                  RankNames::kNobodyKnows);
     world_ranks[options.place.rank] = names_.world_rank(rank());

@@ -55,7 +55,8 @@ absl::Status Finish(StartedWork work) {
   return (*work)->Wait(Soon());
 }
 
-// Small integers, whose sums are exact in every dtype; all of a byte in bytes.
+// Returns small integers, whose sums are exact in every dtype. Bytes have all
+// values of a byte.
 at::Tensor Values(int64_t size, at::ScalarType dtype) {
   const at::Tensor values = at::arange(size, at::kLong).mul(37);
   return values.remainder(dtype == at::kByte ? 256 : 9).to(dtype);
@@ -126,7 +127,7 @@ class LoopbackCommunicator : public ::testing::TestWithParam<OnDevice> {
                : FakeDevice::device();
   }
 
-  // Every rank of every world size with every size and dtype.
+  // Tests every rank of every world size with every size and dtype.
   template <typename Fn>
   static void ForAll(Fn test) {
     for (const int world_size : kWorldSizes) {

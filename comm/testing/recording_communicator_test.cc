@@ -17,7 +17,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Discards what it is given, and outlives every group.
+// Returns a log that discards what it is given, and outlives every group.
 CollectiveLog* Unread() {
   static CollectiveLog* const log = new CollectiveLog(/*max_trace=*/0);
   return log;

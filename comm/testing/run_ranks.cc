@@ -15,7 +15,7 @@
 namespace fsdp::comm::testing {
 namespace {
 
-// What the ranks' threads report.
+// The results of the ranks' threads.
 struct Progress {
   explicit Progress(size_t num_ranks)
       : results(num_ranks), num_running(num_ranks), running(num_ranks, true) {}
@@ -91,7 +91,7 @@ std::vector<absl::Status> RunRanks(int world_size, const RankFunction& fn,
 }
 
 absl::Status AllOk(absl::Span<const absl::Status> statuses) {
-  // What ranks say that have only seen another one leave.
+  // Ranks say this that have only seen another one leave.
   const auto is_echo = [](const absl::Status& status) {
     return absl::IsAborted(status) || absl::IsUnavailable(status);
   };

@@ -1,4 +1,4 @@
-// RunRanks and the communicators that delay, fail and come late, in one
+// Tests RunRanks and the communicators that delay, fail and come late in one
 // program: torch takes longer to load than they take to test.
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -77,7 +77,7 @@ ContractBackend Wrapped(std::string name, Wrap wrap) {
       }};
 }
 
-// What a backend need not have.
+// Lacks what a backend need not have.
 class Plain final : public ForwardingCommunicator {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Wrapped, CommunicatorContract,
                                            Wrapped("late", NeverLate)),
                          BackendName);
 
-// Of a device, scaling inputs, as NCCL is.
+// Returns a rank of a device that scales inputs, as NCCL does.
 std::unique_ptr<Communicator> DeviceRank() {
   FakeDevice::Register();
   LoopbackOptions options;
@@ -127,7 +127,7 @@ TEST(WrappersTest, CapabilitiesAreTheBases) {
     EXPECT_TRUE(comm->PrefersScaledInputs()) << comm->ToString();
     EXPECT_TRUE(comm->CanBeCaptured()) << comm->ToString();
   }
-  // Their works make the host wait.
+  // The works of these make the host wait.
   Group waiting;
   waiting.push_back(DelayNothing(DeviceRank()));
   waiting.push_back(
@@ -174,7 +174,7 @@ TEST(WrappersTest, AllToAllIsTheBases) {
   for (const auto& comm : all_over(WithoutExchange)) {
     EXPECT_FALSE(comm->HasAllToAll()) << comm->ToString();
   }
-  // Of a pair it is the device's.
+  // A pair has the device's.
   const auto pair =
       CreatePairedCommunicator(WithoutExchange(LocalRank()), LocalRank())
           .value();

@@ -1,7 +1,7 @@
-// What peers say that they call, in shared memory and over Gloo:
+// Reads calls as peers announce them, in shared memory and over Gloo:
 //   ./bazelw run --config=fuzz //comm/tests:call_fuzz -- DIR
-// Stops the program where another call is taken for one's own, or a text is
-// longer than its place.
+// Stops the program if another call is taken for one's own, or a text is longer
+// than its place.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

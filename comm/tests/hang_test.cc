@@ -1,6 +1,6 @@
-// What a job that hangs says of itself: long waits, the end at the deadline,
-// and the answer to a signal. The job is this program, started again with a
-// role.
+// Tests what a job that hangs says of itself: long waits, the end at the
+// deadline, and the answer to a signal. The job is this program, started again
+// with a role.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 #include <fcntl.h>
@@ -60,7 +60,7 @@ ConnectOptions OptionsOf(const std::string& role) {
   options.timeout = kLimit;
   options.warn_after = absl::Milliseconds(100);
   if (role == "asked") options.warn_after = absl::ZeroDuration();
-  // Known once the launcher has made this process a rank.
+  // The rank is known once the launcher has started this process.
   if (role == "busy" && std::getenv("RANK") != nullptr) {
     options.host = Rank() == kVictim ? "one" : "another";
   }
@@ -163,8 +163,8 @@ TEST(BusyRankTest, OfAnotherHostIsNamedByWhatItPublishes) {
           ".checkpoint: saving."));
 }
 
-// The launcher in a process of its own, whose standard error is read. Killed by
-// the destructor, and its ranks with it.
+// The launcher in a process of its own, whose standard error is read. The
+// destructor kills it, and its ranks with it.
 class Job {
  public:
   explicit Job(const std::string& role) {
@@ -193,7 +193,7 @@ class Job {
 
   void Signal(int number) const { kill(pid_, number); }
 
-  // The next line that has `text`; empty where none comes.
+  // Returns the next line that has `text`, or "" if none comes.
   std::string Await(absl::string_view text) {
     const absl::Time deadline = absl::Now() + kLimit;
     while (true) {

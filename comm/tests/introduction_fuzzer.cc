@@ -1,8 +1,8 @@
-// What a rank of a group in shared memory tells its peer when they meet, and
-// what it then has in its memory:
+// Reads what a rank of a group in shared memory tells its peer when they meet,
+// and what it then has in its memory:
 //   ./bazelw run --config=fuzz //comm/tests:introduction_fuzz -- DIR
-// Stops the program where anything but an error comes of it, or a group that
-// can be asked for a collective.
+// Stops the program if anything but an error comes of it, or a group that can
+// be asked for a collective.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -30,8 +30,8 @@ namespace {
 
 constexpr size_t kIntroduction = 2 * sizeof(SegmentAddress);
 
-// In the input: a byte whose bits say which addresses become those of memory
-// that there is, the introduction, and what is in this memory, again and again.
+// The input has a byte whose bits say which addresses become those of real
+// memory, the introduction, and the content of this memory, which is repeated.
 class Peer {
  public:
   explicit Peer(absl::string_view input) {
@@ -46,7 +46,7 @@ class Peer {
     }
   }
 
-  // What rank 0 of two makes of it as its rank 1.
+  // Meets as rank 0 of two with this peer as rank 1.
   void Meet() const {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     const auto says = [&](const std::string& key, const std::string& value) {
@@ -79,7 +79,7 @@ class Peer {
     std::memcpy(&address, bytes, sizeof(address));
     const int64_t size = address.bytes;
     address = memory->address();
-    // What it says of its size stays as it is, but for what is right.
+    // The introduction keeps the size that it states, unless that is 0.
     if (size != 0) address.bytes = size;
     std::memcpy(bytes, &address, sizeof(address));
     memory_.push_back(std::move(memory));

@@ -1,5 +1,5 @@
-// What the survivors of a group say when one of its processes dies, stops or
-// ends. Ranks are this program started again with --rank.
+// Tests what the survivors of a group say when one of its processes dies, stops
+// or ends. Ranks are this program started again with --rank.
 #include <ATen/ops/zeros.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -39,7 +39,7 @@ using ::testing::HasSubstr;
 
 constexpr int kRanks = 3;
 constexpr absl::Duration kLimit = absl::Seconds(30);
-// Of the second call, where it is to pass.
+// The deadline of the second call in tests in which it has to pass.
 constexpr int kDeadlineSeconds = 2;
 // More than sockets buffer, so that a transfer does not end by itself.
 constexpr int64_t kLargeElements = 16 << 20;
@@ -124,7 +124,8 @@ absl::Status RunRank(const RankArgs& args) {
   FSDP_RETURN_IF_ERROR(AwaitGo());
   Report(Gather(*comm, args.joins ? kLargeElements : 8, "blocks.2",
                 absl::Seconds(args.deadline_s)));
-  // With the store, which the others may still be asking what has happened.
+  // The rank keeps the store, which the others may still be asking what has
+  // happened.
   return StayUntilTheTestEnds();
 }
 
@@ -167,8 +168,8 @@ class RankProcess {
   // Lets the rank make its second call.
   void Go() { FSDP_CHECK(write(input_, "", 1) == 1); }
 
-  // The next line of output that begins with `prefix`, without it; empty when
-  // the output ends before or nothing comes for half a minute.
+  // Returns the rest of the next line that begins with `prefix`, or "" when the
+  // output ends before or nothing comes for half a minute.
   std::string Await(absl::string_view prefix) {
     while (true) {
       const size_t end = text_.find('\n');
@@ -215,7 +216,7 @@ class RankProcesses {
 
   RankProcess& operator[](int rank) { return *processes_[rank]; }
 
-  // What has become of the victim until then is what the others meet with.
+  // The others meet with what has become of the victim until then.
   void Go() {
     for (size_t rank = 0; rank < processes_.size(); ++rank) {
       const bool takes_part =

@@ -1,6 +1,6 @@
-// Processes on two hosts that are network namespaces of this machine, or, where
-// it does not allow those, on hosts that differ by name only: the output says
-// which. Ranks are this program started again with --rank.
+// Runs processes on two hosts that are network namespaces of this machine or,
+// if it does not allow those, on hosts that differ by name only: the output
+// says which. Ranks are this program started again with --rank.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -52,7 +52,7 @@ constexpr absl::Duration kLimit = absl::Seconds(30);
 constexpr int kNoNamespaces = 77;
 constexpr int kRanks = 4;
 
-// Small enough for sums that are exact in any order.
+// Returns numbers small enough for sums that are exact in any order.
 at::Tensor Numbers(int rank, int64_t size) {
   return (at::arange(size) * 7 + rank * 3).remainder(1000).to(at::kFloat);
 }
@@ -65,7 +65,7 @@ uint64_t Hash(uint64_t hash, const at::Tensor& tensor) {
   return hash;
 }
 
-// A hash of what this rank gets from every collective of `comm`.
+// Returns a hash of what this rank gets from every collective of `comm`.
 absl::StatusOr<uint64_t> RunCollectives(Communicator& comm) {
   uint64_t hash = 14695981039346656037u;
   const int rank = comm.rank();
@@ -114,7 +114,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> ConnectRank(
   return world;
 }
 
-// The world, then its rows and columns.
+// Returns hashes of the world's collectives, then of its rows and columns.
 absl::StatusOr<std::string> Collectives(
     const std::shared_ptr<Communicator>& world) {
   FSDP_ASSIGN_OR_RETURN(uint64_t hash, RunCollectives(*world));
@@ -128,8 +128,8 @@ absl::StatusOr<std::string> Collectives(
   return text;
 }
 
-// `task`: "collectives" on two hosts or "one_host"; "die0" or "die3", which
-// that rank does then; "much" or "much_gloo".
+// `task` is "collectives" on two hosts or "one_host"; "die0" or "die3", in
+// which that rank dies; "much" or "much_gloo".
 absl::Status RunRank(absl::string_view task) {
   FSDP_ASSIGN_OR_RETURN(const auto world, ConnectRank(task));
   if (absl::StartsWith(task, "much")) return MoveMuch(*world);
@@ -171,7 +171,7 @@ ProgramOutcome RunOnTwoHosts(absl::string_view task) {
   return RunOnLoopback(task);
 }
 
-// The lines that begin with "rank N `what`", without that, by rank.
+// Returns the lines that begin with "rank N `what`", without that, by rank.
 std::vector<std::string> Lines(const ProgramOutcome& outcome,
                                absl::string_view what) {
   std::vector<std::string> lines(kRanks);
@@ -198,7 +198,7 @@ TEST(TwoHostsTest, GetWhatOneHostGets) {
   EXPECT_EQ(Lines(two, "has"), Lines(one, "has"));
 }
 
-// What went between the hosts; unknown where they differ by name only.
+// Returns the bytes between the hosts; unknown if they differ by name only.
 std::optional<int64_t> BytesOf(const ProgramOutcome& outcome) {
   constexpr absl::string_view kBegin = "between the hosts went ";
   const size_t begin = outcome.output.find(std::string(kBegin));

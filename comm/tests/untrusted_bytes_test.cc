@@ -1,5 +1,5 @@
-// Whatever a peer or the store says is read as far as it goes, and refused
-// where it cannot be.
+// Tests that whatever a peer or the store says is read as far as it goes, and
+// refused if it cannot be.
 #include <ATen/core/Tensor.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -48,7 +48,7 @@ std::string RandomBytes(int seed, size_t size) {
   return bytes;
 }
 
-// What rank 0 of two answers to a rank 1 that introduces itself so.
+// Returns what rank 0 of two answers to a rank 1 that introduces itself so.
 absl::Status MeetWith(const std::string& introduction) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto says = [&](const std::string& key, const std::string& value) {
@@ -103,12 +103,12 @@ TEST(UntrustedBytesTest, SegmentsThatAreSmallerThanTheySay) {
   EXPECT_THAT(MeetWith(Introduce(address, address)),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("shared memory of process")));
-  // It is as large as it says, but no mailbox.
+  // The segment is as large as it says, but no mailbox.
   address.bytes = 10;
   EXPECT_THAT(MeetWith(Introduce(address, address)),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("a mailbox of 10 bytes")));
-  // A mailbox, but no block.
+  // This is a mailbox, but no block.
   auto mailbox = SharedSegment::Create(4096).value();
   EXPECT_THAT(MeetWith(Introduce(mailbox->address(), mailbox->address())),
               StatusIs(absl::StatusCode::kFailedPrecondition,

@@ -73,7 +73,7 @@ class PairedCommunicator final : public Communicator {
     return pair_->device->PrefersScaledInputs();
   }
   bool CanBeCaptured() const override { return pair_->device->CanBeCaptured(); }
-  // The host's group answers for itself.
+  // This is the device's answer; the host's group answers for itself.
   bool HasAllToAll() const override { return pair_->device->HasAllToAll(); }
   bool HasCommonMemory() const override {
     return pair_->device->HasCommonMemory();

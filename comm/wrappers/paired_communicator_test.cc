@@ -26,7 +26,7 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// Odd counts are the host's.
+// The host takes odd counts.
 bool IsOdd(const at::Tensor& tensor) { return tensor.numel() % 2 == 1; }
 
 absl::StatusOr<Group> CreatePairedGroup(int world_size, absl::Duration timeout,

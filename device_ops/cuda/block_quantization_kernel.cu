@@ -14,8 +14,8 @@ constexpr int kThreads = 256;
 constexpr int kWarp = 32;
 constexpr int kVector = 8;
 constexpr unsigned kAllLanes = 0xffffffff;
-// Of as many blocks of threads as a device runs at once; what they do not get
-// to is done by the same ones.
+// A grid has at most this many times the blocks of threads that a device runs
+// at once; each of them takes further work until all is done.
 constexpr int kWaves = 8;
 constexpr float kLargestValue = 127;
 constexpr uint32_t kInfinity = 0x7f800000;
@@ -39,7 +39,7 @@ __device__ uint32_t AbsoluteBits(In value) {
   return __float_as_uint(ToFloat(value)) & 0x7fffffff;
 }
 
-// The largest bits of a block, in all lanes of the warp.
+// Returns the largest bits of a block in all lanes of the warp.
 template <typename In>
 __device__ uint32_t LargestBits(const In* in, int numel, int vectors,
                                 int lane) {
@@ -71,9 +71,9 @@ __device__ int8_t Rounded(float value, float scale) {
   return static_cast<int8_t>(__float2int_rn(bounded));
 }
 
-// A warp for each block of numbers, which it reads again from its cache. Its
-// loops are not unrolled, for which there are more warps: blocks are short, and
-// registers would be what limits their number.
+// Takes a warp for each block of numbers, which it reads again from its cache.
+// The loops are not unrolled, so that there can be more warps: blocks are
+// short, and registers would limit the number of warps.
 template <typename In>
 __global__ void __launch_bounds__(kThreads)
     QuantizeKernel(QuantizedRows rows, int64_t blocks, Divider by_blocks,
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// `kSize` sums over the terms, from element `first` on, all of one block.
+// Returns the sums over the terms for `kSize` elements of one block.
 template <int kSize>
 __device__ Vector<float, kSize> SumOf(const DequantizedRows& rows,
                                       const int8_t* values,
@@ -135,7 +135,7 @@ __device__ Vector<float, kSize> SumOf(const DequantizedRows& rows,
   return sums;
 }
 
-// A thread for `kSize` neighbours of a row, in one block.
+// Takes a thread for `kSize` neighbours of a row, in one block.
 template <bool kAccumulate, int kSize, typename Out>
 __global__ void __launch_bounds__(kThreads)
     DequantizeKernel(DequantizedRows rows, int64_t vectors, Divider by_vectors,
@@ -181,7 +181,7 @@ cudaError_t DequantizeTyped(const DequantizedRows& rows, Out* out,
                 Divider(rows.block), out, values, scales, factor);
 }
 
-// All vectors of all rows begin at an address for one load.
+// Returns whether all vectors of all rows begin at an address for one load.
 template <typename T>
 bool IsVectorised(const T* data, int64_t stride, int64_t rows) {
   return IsAligned<T, kVector>(data) && (rows == 1 || stride % kVector == 0);

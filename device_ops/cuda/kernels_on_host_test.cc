@@ -1,5 +1,5 @@
-// CUDA's kernels, compiled for the host: they compute what the CPU's do,
-// whatever the order in which blocks and threads come.
+// Tests CUDA's kernels, compiled for the host: they compute what the CPU's do,
+// whatever the order of blocks and threads.
 #include <ATen/ops/full.h>
 #include <sanitizer/asan_interface.h>
 #include <sys/mman.h>
@@ -129,7 +129,7 @@ TEST_F(KernelsOnHostTest, RowsFartherApartThan32BitsCount) {
                 wanted_bytes[row * kNumel + i]);
     }
   }
-  // As rows, then as the terms of a sum.
+  // The numbers come as rows, then as the terms of a sum.
   ASSERT_EQ(
       LaunchDequantize({2, 1, kNumel, kBlock, kFar, kFar, 0, kFar, 0},
                        Element::kFloat, numbers.As<float>(), bytes.As<int8_t>(),
@@ -223,7 +223,7 @@ TEST_F(KernelsOnHostTest, ShortPiecesAtAllPlaces) {
     for (int64_t from = 0; from < 8; ++from) {
       for (int64_t to = 0; to < 8; ++to) {
         const at::Tensor whole = RandomNumbers(at::kBFloat16, numel, 1);
-        // Ends where the memory does.
+        // The source ends where the memory does.
         const std::unique_ptr<uint16_t[]> source(new uint16_t[from + numel]);
         std::copy_n(static_cast<const uint16_t*>(whole.const_data_ptr()), numel,
                     source.get() + from);
@@ -263,7 +263,7 @@ TEST(DividerTest, DividesAsTheProcessorDoes) {
     for (int64_t number : numbers) {
       ASSERT_EQ(divider.Quotient(number), number / divisor)
           << number << " / " << divisor;
-      // Where the quotient changes.
+      // The quotient changes here.
       const int64_t multiple = number - number % divisor;
       ASSERT_EQ(divider.Quotient(multiple), multiple / divisor);
       if (multiple == 0) continue;

@@ -59,8 +59,8 @@ TEST_P(OperatorsTest, PackHasTheBitsOfTheCpu) {
   }
 }
 
-// With the ranges between them 96, 97, 1024, 1026 and 1120 in all: what a
-// short launch takes, a long one, and one of each.
+// Together with the ranges between them there are 96, 97, 1024, 1026, 1120 and
+// more: as many as a short launch takes, a long one, and one of each.
 TEST_P(OperatorsTest, PacksAnyNumberOfPieces) {
   for (int pieces : {60, 61, 640, 641, 700, 3000}) {
     SCOPED_TRACE(pieces);
@@ -104,8 +104,8 @@ TEST_P(OperatorsTest, ScalingHasTheBitsOfTheCpu) {
         }
         const at::Tensor expected = RandomNumbers(to, size, 4);
         const at::Tensor out = OnDevice(expected);
-        // Of one dtype it is LibTorch's, whose CPU rounds the product to a half
-        // at the ends of its vectors.
+        // For one dtype LibTorch's kernel runs, whose CPU code rounds the
+        // product to a half at the ends of its vectors.
         const double scale = from == to ? 1 : 2;
         AddScaled(expected, in, scale);
         AddScaled(out, OnDevice(in), scale);
@@ -121,7 +121,7 @@ struct Quantized {
   at::Tensor scales;
 };
 
-// Rows that lie `gap` elements apart.
+// Returns rows that lie `gap` elements apart.
 Quantized EmptyRows(int64_t rows, int64_t size, int64_t block, int64_t gap,
                     at::Device device) {
   const at::TensorOptions options(device);

@@ -1,4 +1,3 @@
-// The operators of //device_ops on CUDA.
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>

@@ -10,16 +10,16 @@ namespace fsdp::device_ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// What a block of threads does of an item at a time. Keeps the alignment.
+// The elements of an item per step of a block of threads; keeps the alignment.
 constexpr int kChunk = 8192;
 
-// Where few are asked for, the arguments of a launch are short.
+// With few items, the arguments of a launch are short.
 constexpr int kFewItems = 96;
 
-// By number, so that threads that look for their item read little.
+// The items as arrays, so that threads that look for their item read little.
 template <int kItems>
 struct PackTable {
-  // Chunks before an item; ends with that of all.
+  // The number of chunks before each item; the last one counts all.
   uint32_t first_chunk[kItems + 1];
   int32_t count;
   const void* source[kItems];  // null: `value`
@@ -29,7 +29,7 @@ struct PackTable {
   uint8_t is_one[kItems];
 };
 
-// The last item whose chunks begin at `chunk` or before.
+// Returns the last item whose chunks begin at `chunk` or before.
 template <int kItems>
 __device__ int ItemOf(const PackTable<kItems>& table, uint32_t chunk) {
   int low = 0;
@@ -53,7 +53,7 @@ __device__ Out Scaled(In in, Out out, Wider<In, Out> scale) {
   return Narrow<Out>(result);
 }
 
-// By all threads of the block; load(i) is the source of vector i of `out`.
+// Called by all threads of the block; load(i) is the source of vector i.
 template <bool kAccumulate, typename In, int kSize, typename Out, typename Load>
 __device__ void ScaleVectors(int vectors, Wider<In, Out> scale, Out* out,
                              const Load& load) {
@@ -70,13 +70,13 @@ __device__ void ScaleVectors(int vectors, Wider<In, Out> scale, Out* out,
   }
 }
 
-// What is done by vectors of a chunk; the rest is done one by one.
+// The elements of a chunk that are done by vectors, not one by one.
 struct Body {
   int begin;
   int end;
 };
 
-// Elements from `out` on until one where a vector begins.
+// Returns the number of elements of `out` in front of the first vector.
 template <int kSize, typename Out>
 __device__ int HeadOf(const Out* out) {
   constexpr auto kAlignment = static_cast<int>(alignof(Vector<Out, kSize>));
@@ -85,7 +85,7 @@ __device__ int HeadOf(const Out* out) {
   return (kAlignment - past) % kAlignment / static_cast<int>(sizeof(Out));
 }
 
-// Of an `in` that is aligned where `out` is: none, if it is not.
+// Scales an `in` that is aligned where `out` is, and nothing of any other.
 template <bool kAccumulate, typename In, typename Out>
 __device__ Body ScaleAligned(const In* in, int numel, Wider<In, Out> scale,
                              Out* out) {
@@ -100,8 +100,8 @@ __device__ Body ScaleAligned(const In* in, int numel, Wider<In, Out> scale,
   return {head, head + vectors * kSize};
 }
 
-// Of any other: each vector is cut out of the two aligned ones that have it,
-// of which none reaches beyond `in`.
+// Scales any other `in`: each vector is cut out of the two aligned ones that
+// have it, of which none reaches beyond `in`.
 template <bool kAccumulate, typename In, typename Out>
 __device__ Body ScaleShifted(const In* in, int numel, Wider<In, Out> scale,
                              Out* out) {
@@ -122,7 +122,7 @@ __device__ Body ScaleShifted(const In* in, int numel, Wider<In, Out> scale,
   return {head, head + vectors * kSize};
 }
 
-// By all threads of the block.
+// Called by all threads of the block.
 template <bool kAccumulate, typename In, typename Out>
 __device__ void ScaleChunk(const In* in, int numel, double scale, Out* out) {
   const auto factor = static_cast<Wider<In, Out>>(scale);

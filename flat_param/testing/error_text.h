@@ -1,4 +1,4 @@
-// What LibTorch says.
+// The texts of LibTorch's errors.
 #ifndef FLAT_PARAM_TESTING_ERROR_TEXT_H_
 #define FLAT_PARAM_TESTING_ERROR_TEXT_H_
 
@@ -9,7 +9,8 @@
 
 namespace fsdp::flat_param::testing {
 
-// The text of the c10::Error that `access` throws, empty when it throws none.
+// Returns the text of the c10::Error that `access` throws, or "" if it throws
+// none.
 inline std::string ErrorText(const std::function<void()>& access) {
   try {
     access();

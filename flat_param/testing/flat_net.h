@@ -34,7 +34,7 @@ inline std::vector<std::string> Names(const torch::nn::Module& module) {
   return module.named_parameters().keys();
 }
 
-// The gradient that goes with FlatValues().
+// Returns the gradient that goes with FlatValues().
 inline at::Tensor FlatGradient(const torch::nn::Module& plain) {
   std::vector<at::Tensor> parts;
   for (const at::Tensor& parameter : DistinctParameters(plain)) {
@@ -43,7 +43,7 @@ inline at::Tensor FlatGradient(const torch::nn::Module& plain) {
   return at::cat(parts);
 }
 
-// The flat parameter that those of `plain` make.
+// Returns the flat parameter that the parameters of `plain` make.
 inline at::Tensor FlatValues(const torch::nn::Module& plain) {
   std::vector<at::Tensor> parts;
   for (const at::Tensor& parameter : DistinctParameters(plain)) {
@@ -52,7 +52,7 @@ inline at::Tensor FlatValues(const torch::nn::Module& plain) {
   return at::cat(parts);
 }
 
-// The error that `call` throws.
+// Returns the error that `call` throws.
 inline absl::Status ErrorOf(const std::function<void()>& call) {
   try {
     call();

@@ -20,7 +20,7 @@ inline constexpr int64_t kDim = 5;
 inline constexpr int kNumParameters = 9;
 inline constexpr int64_t kNumElements = 3 * (25 + 5) + 2 * 5 + 5;
 
-// A linear layer whose weight is somebody else's, too.
+// A linear layer whose weight another layer shares.
 class HeadImpl : public torch::nn::Cloneable<HeadImpl> {
  public:
   explicit HeadImpl(at::Tensor weight);
@@ -44,14 +44,14 @@ class TiedNetImpl : public torch::nn::Cloneable<TiedNetImpl> {
   std::shared_ptr<HeadImpl> head;
 };
 
-// With values that depend on `seed` only.
+// Makes a net whose values depend on `seed` only.
 std::shared_ptr<TiedNetImpl> MakeTiedNet(int seed = 0);
 void Fill(torch::nn::Module& module, int seed);
 
-// A fixed batch.
+// Returns a fixed batch.
 at::Tensor Input(int64_t rows = 3);
 
-// Each distinct parameter once, as an optimizer needs them.
+// Returns each distinct parameter once, as an optimizer needs them.
 std::vector<at::Tensor> DistinctParameters(const torch::nn::Module& module);
 
 }  // namespace fsdp::flat_param::testing

@@ -1,5 +1,5 @@
-// What a kept file store says about itself under libFuzzer, whose flags, such
-// as -max_total_time=300, come before DIR:
+// Reads what a kept file store says about itself under libFuzzer, whose flags,
+// such as -max_total_time=300, come before DIR:
 //   ./bazelw run --config=fuzz //offload/testing:commit_record_fuzz -- DIR
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace fsdp::offload {
 namespace {
 
-// `payload` behind what comes before that of `example`, made to fit.
+// Returns `payload` behind the frame of `example`, made to fit.
 std::string Framed(const std::string& example, absl::string_view payload) {
   std::string bytes = example.substr(0, 8);
   const uint32_t checksum = Crc32c(payload);
@@ -50,9 +50,8 @@ void Read(const std::string& header_bytes, const std::string& record_bytes) {
 }  // namespace fsdp::offload
 
 // The first byte says how many of the others are the header's payload; the rest
-// is the record's. Both get checksums that are right, or are read as they are
-// where the first byte is 0. Stops the program where what is read cannot lie in
-// the file.
+// is the record's. Both get right checksums, or are read as they are if the
+// first byte is 0. Stops the program if what is read cannot lie in the file.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using fsdp::offload::CommitRecord;
   using fsdp::offload::FileHeader;

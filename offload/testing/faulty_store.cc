@@ -93,7 +93,7 @@ class FaultyStore : public ForwardingStore {
     return all.subspan(0, all.size() / 2);
   }
 
-  // The fault of the operation that starts now; null for none.
+  // Returns the fault of the operation that starts now, or null.
   const Fault* Next(Fault::Operation operation, absl::string_view region) {
     absl::MutexLock lock(&mutex_);
     const Fault* result = nullptr;

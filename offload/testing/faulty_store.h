@@ -14,12 +14,13 @@
 
 namespace fsdp::offload::testing {
 
-// Which operations fail, and how.
+// Says which operations fail, and how.
 struct Fault {
   enum class Operation { kAny, kRead, kWrite, kFlush };
   Operation operation = Operation::kAny;
   std::optional<std::string> region;  // only of this one
-  // Of those that fit: `count` of them, the first one being the `nth` from 0.
+  // The fault hits `count` of the operations that fit, from the `nth` on,
+  // counted from 0.
   int64_t nth = 0;
   int64_t count = 1;
 
@@ -35,13 +36,13 @@ struct Fault {
   absl::Duration delay = absl::Milliseconds(1);
 };
 
-// Of any region; see Fault.
+// Makes a fault of any region.
 Fault FaultOf(Fault::Operation operation, Fault::Effect effect, int64_t nth,
               int64_t count = 1);
 
-// Passes everything on to `base` but for what fits one of `faults`, of which
-// the first counts. What a write that failed did not reach still has its old
-// bytes, and no read says so.
+// Returns a store that passes everything on to `base` except what fits one of
+// `faults`, of which the first counts. Bytes that a failed write has not
+// reached stay as they were, and no read says so.
 std::unique_ptr<ParamStore> WithFaults(std::unique_ptr<ParamStore> base,
                                        std::vector<Fault> faults);
 

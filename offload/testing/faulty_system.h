@@ -24,32 +24,32 @@ struct DiskFault {
   };
 
   IoRequest::Kind kind = IoRequest::Kind::kWrite;
-  // Of the requests of this kind since Inject(): `count` of them, the first one
-  // being the `nth` from 0.
+  // The fault hits `count` requests of this kind since Inject(), from the `nth`
+  // on, counted from 0.
   int64_t nth = 0;
   int64_t count = 1;
   Effect effect = Effect::kError;
   int error = 0;
 };
 
-// Has to outlive its queues. Thread-safe.
+// It has to outlive its queues. Thread-safe.
 class FaultySystem : public SystemCalls {
  public:
   absl::StatusOr<std::unique_ptr<IoQueue>> MakeQueue(QueueKind kind,
                                                      int descriptor,
                                                      int depth) override;
 
-  // Instead of the fault before.
+  // Replaces the fault before.
   void Inject(DiskFault fault);
-  // No fault any more, and what is held goes on.
+  // Removes the fault, and lets what is held go on.
   void Release();
-  // Requests of the fault's kind since Inject().
+  // Returns the number of requests of the fault's kind since Inject().
   int64_t seen() const;
 
  private:
   class Queue;
 
-  // The fault of the request that starts now, if any.
+  // Returns whether the request that starts now has a fault, and which.
   bool Next(IoRequest::Kind kind, DiskFault& fault);
 
   mutable absl::Mutex mutex_;

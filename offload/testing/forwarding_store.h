@@ -1,4 +1,4 @@
-// A store that passes everything on: what tests derive from.
+// A store that passes everything on, for tests to derive from.
 #ifndef OFFLOAD_TESTING_FORWARDING_STORE_H_
 #define OFFLOAD_TESTING_FORWARDING_STORE_H_
 

@@ -12,13 +12,13 @@
 
 namespace fsdp::offload::testing {
 
-// Open at first. Thread-safe.
+// A gate, which is open at first. Thread-safe.
 class Gate {
  public:
   void Close();
-  // All that was held ends with `result`.
+  // Ends all that was held with `result`.
   void Open(absl::Status result = absl::OkStatus());
-  // DeadlineExceeded while it is closed, or the result.
+  // Waits until the gate is open and returns its result, or DeadlineExceeded.
   absl::Status Wait(absl::Time deadline);
 
  private:
@@ -27,8 +27,8 @@ class Gate {
   absl::Status result_ ABSL_GUARDED_BY(mutex_);
 };
 
-// `base`, but for its writes: they have been done when they are started, and
-// end when the gate is open.
+// Returns `base` with writes that are done at their start but end only when the
+// gate is open.
 std::unique_ptr<ParamStore> WithHeldWrites(std::unique_ptr<ParamStore> base,
                                            std::shared_ptr<Gate> gate);
 

@@ -14,7 +14,7 @@
 
 namespace fsdp::offload::testing {
 
-// Base of fixtures. What an earlier test has left under `name` is removed.
+// A base of fixtures. It removes what an earlier test has left under `name`.
 class KeptFile {
  protected:
   KeptFile(std::string name, int64_t capacity, int64_t block_bytes,

@@ -15,12 +15,12 @@
 
 namespace fsdp::offload::testing {
 
-// With `store` as store 0, if there is one.
+// Makes an offloader with `store`, if there is one, as store 0.
 std::unique_ptr<Offloader> Over(std::unique_ptr<ParamStore> store,
                                 int64_t memory_bytes,
                                 absl::Duration timeout = absl::Minutes(1));
 
-// With `count` entries of `bytes`, of store 0.
+// Adds `count` entries of `bytes` each to store 0.
 std::unique_ptr<Offloader> WithEntries(std::unique_ptr<Offloader> offloader,
                                        int count, int64_t bytes);
 

@@ -111,7 +111,7 @@ TEST_P(ParamStoreContract, MovesRangesOfAnyOffsetAndLength) {
   EXPECT_OK(Same(ReadNow(*store, "region", 0, kSize), model));
 }
 
-// The fast path, and what is next to it.
+// Tests the fast path, which takes aligned memory, and memory beside it.
 TEST_P(ParamStoreContract, MovesPagesOfMemory) {
   constexpr int64_t kSize = 2 * kMiB + 4096;
   const auto store = Make(2 * kSize);

@@ -31,7 +31,7 @@ std::string StoreName(const ::testing::TestParamInfo<StoreUnderTest>& info);
 
 class ParamStoreContract : public ::testing::TestWithParam<StoreUnderTest> {
  protected:
-  // The store of a test; stops the test program when it cannot be made.
+  // Makes the store of a test; stops the test program if that fails.
   static std::unique_ptr<ParamStore> Make(int64_t capacity);
 };
 

@@ -20,8 +20,8 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// What a test looks at, of a store that can, when it wants to go back; the
-// others say that they cannot, and go on.
+// Says what a test looks at after it wants to go back: a store that can has
+// gone back; the others say that they cannot, and go on.
 enum class After { kRollback, kRefusal };
 After RollBack(ParamStore& store) {
   const absl::Status status = store.Rollback();
@@ -87,7 +87,7 @@ TEST_P(ParamStoreContract, RollbackLeavesWhichRegionsThereAre) {
   ASSERT_OK(Finish(store->Flush()));
 }
 
-// Against strings: any sequence of all there is.
+// Compares any sequence of all there is with strings.
 TEST_P(ParamStoreContract, RollbackAtAnyTimeFindsTheLastFlush) {
   struct Model {
     std::string now;

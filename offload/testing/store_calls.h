@@ -13,11 +13,11 @@
 
 namespace fsdp::offload::testing {
 
-// `size` bytes that depend on `seed` in every place.
+// Returns `size` bytes that all depend on `seed`.
 std::string Pattern(int64_t seed, int64_t size);
 
-// The result of starting and waiting, within a time that no working store
-// needs.
+// Returns the error of the start, or waits for the result, longer than a
+// working store needs.
 absl::Status Finish(absl::StatusOr<std::unique_ptr<Transfer>> transfer);
 
 absl::Status WriteNow(ParamStore& store, absl::string_view region,

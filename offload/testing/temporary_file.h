@@ -11,7 +11,7 @@
 
 namespace fsdp::offload::testing {
 
-// Of blocks of kPageBytes, which `capacity` is a multiple of.
+// Makes a store with blocks of kPageBytes; `capacity` is a multiple of that.
 inline std::unique_ptr<ParamStore> TemporaryFile(int64_t capacity) {
   FileStoreOptions options;
   options.directory = ::testing::TempDir();

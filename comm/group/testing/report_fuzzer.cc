@@ -29,7 +29,8 @@ void CheckReport(absl::string_view text) {
   FSDP_CHECK(again.has_value() && again->cause == report->cause &&
              again->text == report->text &&
              again->position == report->position);
-  // What a rank makes of it, beside one that has said nothing and itself.
+  // A rank judges the report beside its own and that of a rank that has said
+  // nothing.
   const std::vector<std::optional<RankReport>> reports = {RankReport{},
                                                           std::nullopt, report};
   for (const bool store_answers : {false, true}) {
@@ -40,8 +41,8 @@ void CheckReport(absl::string_view text) {
 }  // namespace
 }  // namespace fsdp::comm
 
-// Stops the program where what is read does not read the same again, or does
-// not explain a failure.
+// Stops the program if what is read does not read the same again, or does not
+// explain a failure.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view text(reinterpret_cast<const char*>(data), size);
   fsdp::comm::CheckStatus(text);

@@ -56,10 +56,10 @@ struct ExecArguments {
   int inherited_fd;
   int stdout_fd;
   int stderr_fd;
-  int error_fd;  // takes errno where the program cannot be started
+  int error_fd;  // receives errno if the program cannot be started
 };
 
-// Whether this new process is what a ChildProcess says.
+// Makes this new process what ChildProcess says; returns whether that worked.
 bool BecomeChild(pid_t launcher, int stdout_fd, int stderr_fd) {
   setpgid(0, 0);
   const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -71,8 +71,9 @@ bool BecomeChild(pid_t launcher, int stdout_fd, int stderr_fd) {
 }
 
 [[noreturn]] void Exec(const ExecArguments& arguments) {
-  // A rank that somebody asks what it is doing before it can answer, or tells
-  // to stop: what is blocked waits, even where it is ignored.
+  // A rank may be asked what it is doing, or told to stop, before it can
+  // answer. It ignores SIGQUIT until then; SIGUSR1 is blocked and waits, even
+  // though it is ignored.
   signal(SIGQUIT, SIG_IGN);
   signal(SIGUSR1, SIG_IGN);
   sigset_t later;
@@ -85,7 +86,7 @@ bool BecomeChild(pid_t launcher, int stdout_fd, int stderr_fd) {
                      sigprocmask(SIG_SETMASK, &later, nullptr) == 0;
   if (ready) execve(arguments.program, arguments.argv, arguments.environment);
   const int error = errno;
-  // Nobody is left to tell where this fails.
+  // If this fails, nobody can be told.
   const ssize_t written = write(arguments.error_fd, &error, sizeof(error));
   _exit(written == sizeof(error) ? 127 : 126);
 }
@@ -149,7 +150,7 @@ absl::StatusOr<ChildProcess> ChildProcess::Fork(
   const pid_t pid = fork();
   if (pid == 0) {
     const bool ready = BecomeChild(launcher, out.write.get(), err.write.get());
-    // What this process would do at its end is its parent's.
+    // Whatever runs at the end of a process is for the parent.
     _exit(ready ? run() : 126);
   }
   if (pid < 0) return ForkError();
@@ -181,7 +182,7 @@ std::optional<ProcessEnd> ChildProcess::TryReap() {
       info.si_pid == 0) {
     return std::nullopt;
   }
-  // As long as the process is not reaped its number names this group only.
+  // Until the process is reaped, its number names only this group.
   Signal(SIGKILL);
   waitpid(pid_.get(), nullptr, 0);
   pid_.Clear();
@@ -228,7 +229,7 @@ absl::StatusOr<SignalQueue> SignalQueue::Create() {
     sigaddset(&queue.questions_, signal);
   }
   sigaddset(&handled, SIGCHLD);
-  // Ignored, it would keep from us how children end.
+  // If SIGCHLD were ignored, we would not learn how children end.
   struct sigaction by_default = {};
   by_default.sa_handler = SIG_DFL;
   sigaction(SIGCHLD, &by_default, &queue.previous_child_);

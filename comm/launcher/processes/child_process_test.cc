@@ -35,7 +35,7 @@ bool WaitFor(int fd, int16_t events) {
          1;
 }
 
-// Up to its end.
+// Reads up to the end of `fd`.
 std::string ReadAll(int fd) {
   std::string text;
   char buffer[256];
@@ -246,7 +246,7 @@ TEST(SignalQueueTest, WhatWasNotTakenComesAfterwards) {
   signal(SIGTERM, SIG_DFL);
 }
 
-// It would end this process.
+// Such a signal would end this process.
 TEST(SignalQueueTest, QuestionsThatNobodyTookAreForgotten) {
   {
     ASSERT_OK_AND_ASSIGN(const SignalQueue queue, SignalQueue::Create());

@@ -18,11 +18,11 @@
 namespace fsdp::comm {
 namespace {
 
-// To the first column, and nothing right of it.
+// Goes to the first column and clears what is right of it.
 constexpr char kClearLine[] = "\r\x1b[K";
 
-// The text that a terminal would show last: what follows the last '\r' with
-// anything behind it.
+// Returns the text that a terminal would show last: what follows the last '\r'
+// with anything behind it.
 absl::string_view Shown(absl::string_view text) {
   while (absl::EndsWith(text, "\r")) text.remove_suffix(1);
   return text.substr(text.rfind('\r') + 1);
@@ -54,13 +54,13 @@ void OutputMerger::PushLine(const Source& source, absl::string_view text) {
 void OutputMerger::PushProgress(const Source& source, std::string* partial) {
   if (!absl::StrContains(*partial, '\r')) return;
   const std::string shown(Shown(*partial));
-  // What was overwritten is gone; a trailing '\r' still has to act.
+  // Overwritten text is gone; a trailing '\r' still has to act.
   *partial =
       absl::StrCat("\r", shown, absl::EndsWith(*partial, "\r") ? "\r" : "");
   std::string line;
   if (!shown.empty()) line = absl::StrCat(LabelOf(source), shown);
   const bool is_shown = source == progress_source_ && line == progress_;
-  // One rank may clear its own line, not that of another.
+  // A rank may clear its own line, not that of another.
   if (is_shown || (line.empty() && source != progress_source_)) return;
   progress_source_ = source;
   progress_ = std::move(line);
@@ -118,7 +118,7 @@ void OutputMerger::Consume(size_t count) {
 
 namespace {
 
-// While more than this waits to be written, ranks have to wait with printing.
+// Ranks wait with printing while more bytes than this are queued.
 constexpr size_t kMaxQueuedBytes = size_t{4} << 20;
 
 // A pipe that poll() calls writable takes this much without blocking (PIPE_BUF
@@ -168,7 +168,6 @@ int OutputPump::SinkFd() const {
                                                          : stderr_fd_;
 }
 
-// Whether something was read.
 bool OutputPump::Read(Source* source) {
   char buffer[1 << 16];
   const ssize_t count = read(source->fd, buffer, sizeof(buffer));
@@ -199,8 +198,8 @@ void OutputPump::Write() {
   }
 }
 
-// That nobody reads any more, as under a closed terminal, is no failure; a full
-// disk is.
+// Gives up a stream. It is no failure that nobody reads it any more, as under a
+// closed terminal; a full disk is.
 void OutputPump::Lose(OutputStream stream, int error) {
   is_lost_[static_cast<size_t>(stream)] = true;
   if (error == EPIPE || error == EIO) return;

@@ -31,7 +31,7 @@ std::vector<std::string> Labels() {
   return {RankLabel("", 0), RankLabel("", 1), RankLabel("", 2)};
 }
 
-// What is queued for `stream`; takes at most `piece` bytes at a time.
+// Takes what is queued for `stream`, at most `piece` bytes at a time.
 std::string Take(OutputMerger& merger, OutputStream stream = kOut,
                  size_t piece = 7) {
   std::string taken;
@@ -81,7 +81,7 @@ TEST(OutputMergerTest, SaysLinesOfItsOwn) {
   EXPECT_EQ(Take(merger, kErr), "over\n");
 }
 
-// The rank that showed it is gone.
+// The rank that showed the progress is gone.
 TEST(OutputMergerTest, WhatItSaysEndsProgress) {
   OutputMerger merger(true, true, Labels());
   merger.Append(0, kOut, "\r50%");

@@ -25,10 +25,10 @@ std::string Claim(const std::string& listener_nonce) {
                       CallerProof(kSecret, listener_nonce, nonce));
 }
 
-// What a store that sends everything at once does; false: hangs up.
+// Does what a store does that sends everything at once; false: hangs up.
 bool SendAll(StoreSession& session, absl::Time now) {
   while (!session.output().empty()) {
-    // One answer at a time, of what the table has.
+    // There is one answer at a time, of what the table has.
     FSDP_CHECK(session.output().size() <=
                kGreetingBytes + kWelcomeBytes + kTableBytes + 64);
     session.output().clear();
@@ -64,8 +64,8 @@ void Play(absl::string_view bytes, bool is_rank, size_t piece) {
 }  // namespace
 }  // namespace fsdp::comm
 
-// The first byte says how the rest comes: odd, from a rank, else from a
-// stranger; and in pieces of how many bytes. Stops the program where a stranger
+// The first byte says how the rest comes: from a rank if it is odd, else from a
+// stranger, and in pieces of how many bytes. Stops the program if a stranger
 // gets in, or more is kept than there should be.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;

@@ -1,4 +1,4 @@
-// Under the toolkit's name: bfloat16, by its definition.
+// Has the toolkit's name: bfloat16, by its definition.
 #ifndef DEVICE_OPS_TESTING_HOST_CUDA_CUDA_BF16_H_
 #define DEVICE_OPS_TESTING_HOST_CUDA_CUDA_BF16_H_
 
@@ -18,7 +18,7 @@ inline float __bfloat162float(__nv_bfloat16 value) {
   return result;
 }
 
-// Ties to even.
+// Rounds to the nearest number, ties to even.
 inline __nv_bfloat16 __float2bfloat16_rn(float value) {
   if (std::isnan(value)) return {0x7fff};
   uint32_t bits;

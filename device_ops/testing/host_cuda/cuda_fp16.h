@@ -1,4 +1,4 @@
-// Under the toolkit's name: float16, by its definition.
+// Has the toolkit's name: float16, by its definition.
 #ifndef DEVICE_OPS_TESTING_HOST_CUDA_CUDA_FP16_H_
 #define DEVICE_OPS_TESTING_HOST_CUDA_CUDA_FP16_H_
 
@@ -25,16 +25,16 @@ inline float __half2float(__half half) {
          static_cast<float>(std::ldexp(units, std::max(exponent, 1) - 25));
 }
 
-// Ties to even.
+// Rounds to the nearest number, ties to even.
 inline __half __float2half_rn(float value) {
   if (std::isnan(value)) return {0x7fff};
   const int sign = std::signbit(value) ? 0x8000 : 0;
   const double magnitude = std::fabs(value);
-  // Between the largest number and what would be the next one.
+  // The limit lies between the largest number and what would be the next one.
   if (magnitude >= 65520) return {static_cast<uint16_t>(sign | 0x7c00)};
   int exponent = 0;
   std::frexp(magnitude, &exponent);
-  // Of the last place: that of the subnormal numbers at least.
+  // The exponent of the last place is at least that of subnormal numbers.
   const int unit = magnitude == 0 ? -24 : std::max(exponent - 11, -24);
   const auto units =
       static_cast<int>(std::nearbyint(std::ldexp(magnitude, -unit)));

@@ -1,5 +1,5 @@
-// Under the toolkit's name: the language of our kernels, for a C++ compiler.
-// What they do not use is not there: no dynamic shared memory, no atomics.
+// Has the toolkit's name: the language of our kernels, for a C++ compiler. It
+// lacks what they do not use: dynamic shared memory and atomics.
 #ifndef DEVICE_OPS_TESTING_HOST_CUDA_CUDA_RUNTIME_H_
 #define DEVICE_OPS_TESTING_HOST_CUDA_CUDA_RUNTIME_H_
 
@@ -18,15 +18,15 @@
 #define __host__
 #define __grid_constant__
 #define __launch_bounds__(...)
-// Blocks run one after the other. As on a GPU, what a block finds there is not
-// to be relied on: it is what the last one left.
+// Blocks run one after the other. As on a GPU, a block must not rely on what it
+// finds there: it is what the last block left.
 #define __shared__ static
 
 inline void __syncthreads(int line = __builtin_LINE()) {
   fsdp::device_ops::testing::KernelMachine::Get().SyncBlock(line);
 }
 
-// Of 32 or 64 bits, over the whole warp.
+// Exchanges values of 32 or 64 bits within the whole warp.
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int lane_mask,
                   int line = __builtin_LINE()) {
@@ -48,7 +48,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
       *config, [&] { std::apply(kernel, arguments); });
 }
 
-// A build without contraction of a * b + c rounds each of them.
+// These round each operation, since the build does not contract a * b + c.
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
@@ -74,7 +74,8 @@ inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
 }
 
-// The low word of high:low >> shift; of `shift` the last five bits count.
+// Returns the low word of high:low >> shift, where the last five bits of
+// `shift` count.
 inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
   return static_cast<uint32_t>(((static_cast<uint64_t>(high) << 32) | low) >>
                                (shift % 32));

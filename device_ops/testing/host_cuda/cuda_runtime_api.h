@@ -1,4 +1,4 @@
-// Under the toolkit's name: what our launches use of the CUDA runtime.
+// Has the toolkit's name: the part of the CUDA runtime that our launches use.
 #ifndef DEVICE_OPS_TESTING_HOST_CUDA_CUDA_RUNTIME_API_H_
 #define DEVICE_OPS_TESTING_HOST_CUDA_CUDA_RUNTIME_API_H_
 
@@ -42,8 +42,8 @@ inline cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 
-// Two multiprocessors, whatever is asked: a grid that fits the device is small,
-// and its blocks have to come again for the rest.
+// Says two of every attribute, multiprocessors above all: a grid that fits the
+// device is small, and its blocks have to come again for the rest.
 inline cudaError_t cudaDeviceGetAttribute(int* value,
                                           cudaDeviceAttr /*attribute*/,
                                           int /*device*/) {

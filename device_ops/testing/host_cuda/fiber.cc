@@ -30,7 +30,7 @@
 namespace fsdp::device_ops::testing {
 namespace {
 
-// A kernel's arguments, 32 KB at most, are copied there.
+// The stack has room for a copy of a kernel's arguments, 32 KB at most.
 constexpr size_t kStackBytes = 256 << 10;
 
 // Both are inlined: a function that is entered on one stack must not be left on

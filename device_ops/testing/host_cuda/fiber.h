@@ -10,20 +10,20 @@
 
 namespace fsdp::device_ops::testing {
 
-// The sanitizers of addresses and of threads are told of the changes. A fiber
+// Tells the sanitizers of addresses and of threads of each change. A fiber
 // belongs to the thread that has made it.
 class Fiber {
  public:
-  // `body` is run by the first Resume() and never returns.
+  // The first Resume() runs `body`, which never returns.
   explicit Fiber(std::function<void()> body);
-  // What lies on the stack is not destroyed.
+  // Does not destroy what lies on the stack.
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Outside of fibers: goes on with the body until it yields.
+  // Called outside of fibers: goes on with the body until it yields.
   void Resume();
-  // In the body.
+  // Called in the body: goes back to Resume().
   void Yield();
 
  private:
@@ -33,7 +33,7 @@ class Fiber {
   const std::unique_ptr<char[]> stack_;
   ucontext_t own_;
   ucontext_t caller_;
-  // For the sanitizers.
+  // What the sanitizers need follows.
   const void* caller_stack_ = nullptr;
   size_t caller_stack_bytes_ = 0;
   void* own_frames_ = nullptr;

@@ -50,7 +50,7 @@ TEST(HalfTest, EveryOneIsTheNumberThatLibTorchTakesItFor) {
   }
 }
 
-// At every half, in the middle between two, and beside it.
+// Tries every half, the middle between two, and numbers beside it.
 TEST(HalfTest, RoundsToTheNearestOnesAndTiesToEven) {
   for (uint32_t bits = 0; bits < 1 << 16; ++bits) {
     const auto half = static_cast<uint16_t>(bits);

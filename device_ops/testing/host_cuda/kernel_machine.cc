@@ -87,7 +87,7 @@ void KernelMachine::RunBlock() {
   }
 }
 
-// Lanes that wait for nobody need one fiber in all.
+// Lanes that wait for nobody need only one fiber together.
 void KernelMachine::RunNewLanes(Fiber* self) {
   for (;;) {
     while (!ready_.empty() && lanes_[ready_.front()].state == State::kNew) {
@@ -197,7 +197,7 @@ void KernelMachine::Fail(const std::string& why) {
                           blockIdx.z, "): ", why);
 }
 
-// One lane for each thing that lanes do.
+// Names one lane for each thing that lanes do.
 std::string KernelMachine::WhoWaits() const {
   std::string text;
   std::vector<std::string> said;

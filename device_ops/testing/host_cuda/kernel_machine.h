@@ -14,8 +14,8 @@
 #include "device_ops/testing/host_cuda/cuda_runtime_api.h"
 #include "device_ops/testing/host_cuda/fiber.h"
 
-// NOLINTBEGIN: the names are CUDA's. Of the thread ("lane") of a block that
-// runs now.
+// NOLINTBEGIN: the names are CUDA's. They belong to the thread ("lane") of a
+// block that runs at the moment.
 inline thread_local uint3 threadIdx;
 inline thread_local uint3 blockIdx;
 inline thread_local dim3 blockDim;
@@ -24,33 +24,34 @@ inline thread_local dim3 gridDim;
 
 namespace fsdp::device_ops::testing {
 
-// In which blocks come, and lanes where they need not wait.
+// The order of blocks, and of lanes that need not wait.
 enum class Order { kForward, kReversed, kShuffled };
 
-// A launch runs at once, in the calling thread. Blocks come one after the
-// other. A lane runs until it has to wait for others, at a barrier or in an
-// exchange with its warp, or ends. What depends on the order is a race, and
-// one of the orders shows it where lanes of a block race without a barrier.
+// Runs each launch at once, in the calling thread. Blocks come one after the
+// other. A lane runs until it ends or has to wait for others, at a barrier or
+// in an exchange with its warp. A result that depends on the order is a race:
+// one of the orders shows it if lanes of a block race without a barrier.
 //
-// A launch fails, with a text, where lanes wait for each other in vain: those
-// that have ended, or that wait elsewhere, as on a GPU they must not.
+// A launch fails, with a text, if lanes wait in vain for others that have ended
+// or wait elsewhere, which CUDA forbids.
 class KernelMachine {
  public:
-  // Of this thread.
+  // Returns the machine of this thread.
   static KernelMachine& Get();
 
   void set_order(Order order) { order_ = order; }
-  // Of all launches so far; cleared by the caller.
+  // Returns the launches since the caller has last cleared them.
   std::vector<cudaLaunchConfig_t>& launches() { return launches_; }
-  // Why the last launch failed, or "".
+  // Returns why the last launch failed, or "".
   const std::string& failure() const { return failure_; }
 
   // Runs `lane` for each lane of each block.
   cudaError_t Launch(const cudaLaunchConfig_t& config,
                      const std::function<void()>& lane);
 
-  // In lanes, which wait for all of the block, for those of the warp in `mask`.
-  // `line` is where: not the same for all is a failure.
+  // Called by lanes, which wait for all of the block, or for those of the warp
+  // in `mask`. A `line` of the source that is not the same for all is a
+  // failure.
   void SyncBlock(int line);
   uint64_t ExchangeByXor(unsigned mask, uint64_t value, unsigned lane_mask,
                          int line);
@@ -62,19 +63,19 @@ class KernelMachine {
     Fiber* fiber = nullptr;
     int line = 0;
     unsigned mask = 0;
-    unsigned source = 0;  // in the warp
+    unsigned source = 0;  // lane in the warp
     uint64_t value = 0;   // given, then received
   };
 
-  // 0 to `count` - 1 in the order asked for.
+  // Returns 0 to `count` - 1 in the order asked for.
   std::vector<int> InOrder(int count);
   void RunBlock();
   void Run(int lane);
-  // The body of a fiber.
+  // Runs in a fiber, as its body.
   void RunNewLanes(Fiber* self);
   Fiber* IdleFiber();
   void Enter(int lane);
-  // Until the current lane is ready again.
+  // Waits until the current lane is ready again.
   void Wait();
   bool AllExchange(int warp, const Lane& like) const;
   void Exchange(int warp, unsigned mask);
