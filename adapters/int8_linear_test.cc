@@ -1,6 +1,4 @@
 // Held against at::linear() of the same numbers.
-#include "adapters/int8_linear.h"
-
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>

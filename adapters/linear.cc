@@ -11,7 +11,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "adapters/int8_linear.h"
 #include "adapters/int8_rows.h"
 #include "base/check.h"
 

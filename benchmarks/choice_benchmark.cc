@@ -34,7 +34,6 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/wrap_policy.h"
 #include "fsdp/testing/memory_meter.h"
 #include "planner/choose/candidates.h"
 #include "planner/choose/choose_options.h"

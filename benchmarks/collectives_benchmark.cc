@@ -32,7 +32,6 @@
 #include "comm/testing/gloo_group.h"
 #include "comm/testing/hierarchical_ranks.h"
 #include "comm/testing/shared_memory_group.h"
-#include "comm/work.h"
 
 namespace fsdp::comm {
 namespace {

@@ -30,7 +30,6 @@
 #include "comm/inspection/inspector.h"
 #include "comm/local/local_communicator.h"
 #include "comm/rank_activity.h"
-#include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/options/options.h"

@@ -11,8 +11,7 @@
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "base/status_error.h"
-#include "comm/call.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 
 namespace fsdp::benchmarks {
 namespace {

@@ -36,7 +36,6 @@
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/shared_memory_group.h"
-#include "comm/work.h"
 #include "replicas/replicas.h"
 
 namespace fsdp {

@@ -15,7 +15,6 @@
 #include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/wrap_policy.h"
 
 namespace fsdp {
 

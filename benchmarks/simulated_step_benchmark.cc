@@ -33,7 +33,6 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "planner/simulator/cost_model.h"
 #include "planner/simulator/model_shape.h"
-#include "planner/simulator/scenario.h"
 #include "planner/simulator/step_simulator.h"
 
 namespace fsdp {

@@ -15,7 +15,6 @@
 #include "base/status_error.h"
 #include "benchmarks/rank_threads.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 
 namespace fsdp {
 namespace {

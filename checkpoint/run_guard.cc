@@ -21,7 +21,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/run/run_values.h"
 #include "comm/agreement.h"
-#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher_stop_request.h"
 #include "fsdp/optim/shard_gradients.h"
 

@@ -22,7 +22,7 @@
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
-#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/run_refused_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"

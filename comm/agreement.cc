@@ -20,7 +20,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {

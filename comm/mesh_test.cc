@@ -20,7 +20,6 @@
 #include "base/testing/check_that.h"
 #include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"

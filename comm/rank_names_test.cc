@@ -2,7 +2,7 @@
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -50,7 +50,6 @@
 #include "fsdp/model/forward.h"
 #include "fsdp/model/named_shard.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/wrap_policy.h"
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/state/full_params.h"
 #include "fsdp/state/optimizer_state.h"

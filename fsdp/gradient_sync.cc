@@ -15,7 +15,6 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/runtime/gradient_buffer.h"

@@ -26,7 +26,6 @@
 #include "absl/status/statusor.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/wrap_policy.h"
 
 namespace fsdp {
 

@@ -19,7 +19,6 @@
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
-#include "comm/work.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::replicas {

@@ -24,7 +24,6 @@
 #include "base/torch_status.h"
 #include "checkpoint/run/tensor_parts.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "fsdp/memory/resting_memory.h"
 
 namespace fsdp::replicas {

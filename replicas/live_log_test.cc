@@ -17,7 +17,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
-#include "comm/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "replicas/membership/history.h"

@@ -13,7 +13,6 @@
 #include "adapters/linear.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/wrap_policy.h"
 
 namespace fsdp::adapters::testing {
 namespace {

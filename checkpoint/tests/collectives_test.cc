@@ -26,7 +26,6 @@
 #include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/recording_communicator.h"

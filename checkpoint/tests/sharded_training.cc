@@ -32,7 +32,6 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/wrap_policy.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/strategies.h"
 #include "fsdp/testing/toy_model.h"

@@ -23,7 +23,7 @@
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/group/connect_together.h"
 #include "comm/group/operation_watchdog.h"

@@ -17,7 +17,6 @@
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/group/connect_together.h"
 #include "comm/startup/bootstrap_socket.h"

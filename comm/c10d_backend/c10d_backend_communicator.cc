@@ -18,10 +18,9 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/c10d_backend/c10d_backend_group.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/group/stream_work.h"
 #include "comm/unwinding.h"
-#include "comm/work.h"
 
 namespace fsdp::comm {
 namespace {

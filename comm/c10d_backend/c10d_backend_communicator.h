@@ -15,7 +15,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {

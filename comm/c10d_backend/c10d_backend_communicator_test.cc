@@ -27,7 +27,6 @@
 #include "comm/communicator.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/testing/communicator_contract.h"
-#include "comm/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -25,7 +25,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/device_streams.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/group/failure_report.h"
 #include "comm/group/watched_group.h"
 

@@ -22,7 +22,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/c10d_backend/c10d_backend_communicator.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/gloo/message_group.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/gloo/peer_collectives.h"

@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/group/c10d_status.h"
 

@@ -19,7 +19,7 @@
 #include "base/status_macros.h"
 #include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/gloo/message_communicator.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/testing/communicator_contract.h"

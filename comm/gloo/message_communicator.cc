@@ -13,14 +13,13 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/gloo/message_group.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/gloo/peer_collectives.h"
 #include "comm/group/connect_together.h"
 #include "comm/group/operation_queue.h"
 #include "comm/unwinding.h"
-#include "comm/work.h"
 
 namespace fsdp::comm {
 namespace {

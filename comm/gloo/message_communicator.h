@@ -12,7 +12,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/gloo/message_transport.h"
 

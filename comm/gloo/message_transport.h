@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 
 namespace fsdp::comm {
 

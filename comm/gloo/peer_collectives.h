@@ -13,7 +13,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/gloo/message_transport.h"
 
 namespace fsdp::comm {

@@ -27,7 +27,7 @@
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/gloo/message_transport.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/group/operation_watchdog.h"
 
 namespace c10d {

@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/group/operation_watchdog.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

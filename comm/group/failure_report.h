@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 
 namespace fsdp::comm {
 

@@ -18,7 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 
 namespace fsdp::comm {
 

@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 
 namespace fsdp::comm {
 namespace {

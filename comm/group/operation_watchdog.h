@@ -20,7 +20,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/group/failure_report.h"
 

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 
 namespace fsdp::comm {
 

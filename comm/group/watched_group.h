@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/group/failure_report.h"
 #include "comm/group/operation_watchdog.h"
 

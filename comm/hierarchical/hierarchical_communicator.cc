@@ -14,11 +14,10 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/group/operation_queue.h"
 #include "comm/hierarchical/host_layout.h"
 #include "comm/unwinding.h"
-#include "comm/work.h"
 
 namespace fsdp::comm {
 namespace {

@@ -13,7 +13,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/hierarchical/hierarchical_group.h"
 

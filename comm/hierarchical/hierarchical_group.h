@@ -16,12 +16,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/group/operation_queue.h"
 #include "comm/group/operation_watchdog.h"
 #include "comm/hierarchical/host_layout.h"
-#include "comm/work.h"
 
 namespace fsdp::comm {
 

@@ -21,7 +21,7 @@
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/host/shared_segment.h"
 
 namespace fsdp::comm {

@@ -23,7 +23,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/host/doorbell.h"
 #include "comm/host/peer_process.h"
 #include "comm/host/shared_segment.h"

@@ -12,8 +12,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "comm/communicator.h"
 #include "comm/rank_activity.h"
-#include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm {

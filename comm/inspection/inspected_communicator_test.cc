@@ -35,7 +35,6 @@
 #include "comm/testing/loopback_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/testing/shared_memory_group.h"
-#include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -17,7 +17,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/group/connect_together.h"
 
 namespace fsdp::comm {

@@ -15,7 +15,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {

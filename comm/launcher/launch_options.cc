@@ -5,12 +5,186 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "comm/launcher/launcher_report.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 namespace fsdp::comm {
+namespace {
+
+constexpr char kStopSignal[] = "libtorch_fsdp/stop_signal";
+
+std::string EndText(const RankEnd& rank) {
+  if (rank.end.signal == 0) {
+    const int stopped_by = StopSignalOf(rank.end);
+    return absl::StrCat(
+        "exited with code ", rank.end.exit_code,
+        rank.end.exit_code == kPeerFailedExitCode ? " (another rank had failed)"
+                                                  : "",
+        stopped_by == 0
+            ? ""
+            : absl::StrCat(" (told to stop by ", SignalText(stopped_by), ")"));
+  }
+  return absl::StrCat(
+      rank.forced ? "ended by the launcher with " : "killed by ",
+      SignalText(rank.end.signal));
+}
+
+// Returns "rank 1 exited with code 1" or "ranks 0, 3 were killed by signal 9
+// (SIGKILL)".
+std::string GroupText(const std::vector<int>& ranks, const RankEnd& end) {
+  const bool is_one = ranks.size() == 1;
+  const char* verb = is_one ? "was " : "were ";
+  return absl::StrCat(is_one ? "rank " : "ranks ", absl::StrJoin(ranks, ", "),
+                      " ", end.end.signal == 0 ? "" : verb, EndText(end));
+}
+
+// Appends "rank 2 was killed by ..." and "then ranks 0, 1 exited ...".
+void AppendEnds(const LaunchAttempt& attempt, std::vector<std::string>* parts) {
+  const std::vector<RankEnd>& ranks = attempt.ranks;
+  const int first_failed = attempt.first_failed_rank;
+  if (first_failed >= 0) {
+    parts->push_back(GroupText({first_failed}, ranks[first_failed]));
+  }
+  std::map<std::string, std::vector<int>> others;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (static_cast<int>(rank) == first_failed) continue;
+    others[EndText(ranks[rank])].push_back(static_cast<int>(rank));
+  }
+  std::vector<std::string> groups;
+  groups.reserve(others.size());
+  for (const auto& [end, members] : others) {
+    groups.push_back(GroupText(members, ranks[members[0]]));
+  }
+  if (groups.empty()) return;
+  parts->push_back(
+      absl::StrCat(parts->empty() ? "" : "then ", absl::StrJoin(groups, ", ")));
+}
+
+int CodeOf(const ProcessEnd& end) {
+  return end.signal != 0 ? 128 + end.signal : end.exit_code;
+}
+
+// Returns whether a rank failed instead of stopping when the job was told to.
+bool HasFailed(const RankEnd& rank) {
+  const int code = CodeOf(rank.end);
+  return rank.was_told && !rank.forced && code != EXIT_SUCCESS &&
+         code != kPeerFailedExitCode && StopSignalOf(rank.end) == 0;
+}
+
+std::string AttemptLine(size_t number, const LaunchAttempt& attempt,
+                        absl::string_view text) {
+  const size_t ranks = attempt.ranks.size();
+  return absl::StrCat(
+      "attempt ", number, " (", ranks, ranks == 1 ? " rank, " : " ranks, ",
+      absl::FormatDuration(absl::Trunc(attempt.lasted, absl::Seconds(1))),
+      "): ", text);
+}
+
+}  // namespace
+
+std::string SignalText(int signal) {
+  static constexpr struct {
+    int signal;
+    const char* name;
+  } kNames[] = {
+      {SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"},
+      {SIGILL, "SIGILL"},   {SIGTRAP, "SIGTRAP"}, {SIGABRT, "SIGABRT"},
+      {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"},
+      {SIGUSR1, "SIGUSR1"}, {SIGSEGV, "SIGSEGV"}, {SIGPIPE, "SIGPIPE"},
+      {SIGALRM, "SIGALRM"}, {SIGTERM, "SIGTERM"}, {SIGXCPU, "SIGXCPU"},
+      {SIGXFSZ, "SIGXFSZ"}, {SIGSYS, "SIGSYS"},
+  };
+  for (const auto& known : kNames) {
+    if (known.signal == signal) {
+      return absl::StrCat("signal ", signal, " (", known.name, ")");
+    }
+  }
+  return absl::StrCat("signal ", signal);
+}
+
+absl::Status StoppedError(int signal, absl::string_view text) {
+  absl::Status status = absl::CancelledError(text);
+  status.SetPayload(kStopSignal, absl::Cord(absl::StrCat(signal)));
+  return status;
+}
+
+int ExitCodeOf(const absl::Status& status) {
+  if (status.ok()) return EXIT_SUCCESS;
+  const std::optional<absl::Cord> signal = status.GetPayload(kStopSignal);
+  int number = 0;
+  if (signal.has_value() && absl::SimpleAtoi(std::string(*signal), &number)) {
+    return 128 + number;
+  }
+  if (absl::IsAborted(status)) return kPeerFailedExitCode;
+  return absl::IsInvalidArgument(status) ? kUsageErrorExitCode : EXIT_FAILURE;
+}
+
+int StopSignalOf(const ProcessEnd& end) {
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
+    if (end.signal == 0 && end.exit_code == 128 + signal) return signal;
+  }
+  return 0;
+}
+
+std::string LaunchAttempt::ToString() const {
+  std::vector<std::string> parts;
+  AppendEnds(*this, &parts);
+  return absl::StrJoin(parts, "; ");
+}
+
+LaunchAttempt LaunchReport::last_attempt() const {
+  return {ranks, first_failed_rank, lasted};
+}
+
+int LaunchReport::exit_code() const {
+  if (interrupt_signal != 0) {
+    const auto failed = absl::c_find_if(ranks, HasFailed);
+    if (failed != ranks.end()) return CodeOf(failed->end);
+    const bool is_whole = absl::c_all_of(
+        ranks, [](const RankEnd& rank) { return CodeOf(rank.end) == 0; });
+    if (!is_whole) return 128 + interrupt_signal;
+  } else if (first_failed_rank >= 0) {
+    return CodeOf(ranks[first_failed_rank].end);
+  }
+  return output_errno == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+std::string LaunchReport::ToString() const {
+  std::vector<std::string> parts;
+  if (interrupt_signal != 0) {
+    parts.push_back(
+        absl::StrCat("interrupted by ", SignalText(interrupt_signal)));
+  }
+  AppendEnds(last_attempt(), &parts);
+  if (output_errno != 0) {
+    parts.push_back(absl::StrCat("what they printed could not be written: ",
+                                 std::strerror(output_errno)));
+  }
+  const std::string last = absl::StrJoin(parts, "; ");
+  std::vector<std::string> lines;
+  lines.reserve(failed_attempts.size() + 1);
+  for (const LaunchAttempt& attempt : failed_attempts) {
+    lines.push_back(AttemptLine(lines.size() + 1, attempt, attempt.ToString()));
+  }
+  lines.push_back(lines.empty()
+                      ? last
+                      : AttemptLine(lines.size() + 1, last_attempt(), last));
+  if (!gave_up.empty())
+    lines.push_back(absl::StrCat("not restarted: ", gave_up));
+  return absl::StrJoin(lines, "\n");
+}
 
 int RanksLeft(const LaunchAttempt& failed) {
   int left = 0;

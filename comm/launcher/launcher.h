@@ -6,7 +6,6 @@
 
 #include "absl/status/statusor.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_report.h"
 
 namespace fsdp::comm {
 

@@ -1,6 +1,4 @@
 // Tests what LaunchReport makes of ends of ranks; launcher_test has real ones.
-#include "comm/launcher/launcher_report.h"
-
 #include <signal.h>
 
 #include <cerrno>
@@ -9,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/launcher/processes/process_end.h"
 #include "gtest/gtest.h"
 

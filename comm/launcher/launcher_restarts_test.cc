@@ -17,7 +17,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
-#include "comm/launcher/launcher_report.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/testing/launcher_processes.h"
 #include "comm/testing/launcher_roles.h"

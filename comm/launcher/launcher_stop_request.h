@@ -20,7 +20,7 @@ namespace fsdp::comm {
 // Make it at the beginning of main(), before RunRanks(). That heeds it while
 // ranks connect, gives them `period` to stop when the launcher is told to end,
 // and returns 128 + the signal if the program's function returns StoppedError()
-// (comm/launcher/launcher_report.h). Ranks learn of a signal at different times
+// (comm/launcher/launch_options.h). Ranks learn of a signal at different times
 // and have to agree on the step after which they stop: checkpoint::RunGuard
 // does that.
 class StopRequest {

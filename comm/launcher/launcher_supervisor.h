@@ -12,7 +12,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_report.h"
 #include "comm/launcher/processes/child_process.h"
 #include "comm/launcher/processes/output_merger.h"
 

@@ -5,7 +5,6 @@
 
 #include "absl/time/time.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_supervisor.h"
 #include "comm/launcher/processes/process_end.h"
 #include "gmock/gmock.h"

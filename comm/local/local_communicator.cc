@@ -13,11 +13,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/local/rendezvous.h"
 #include "comm/reduction/reduction.h"
 #include "comm/unwinding.h"
-#include "comm/work.h"
 
 namespace fsdp::comm {
 namespace {

@@ -18,7 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 
 namespace fsdp::comm {
 

@@ -24,7 +24,6 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/group/connect_together.h"
 #include "comm/group/stream_work.h"
@@ -33,10 +32,8 @@
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_handle.h"
 #include "comm/nccl/nccl_memory.h"
-#include "comm/nccl/window_agreement.h"
 #include "comm/startup/rank_gpu.h"
 #include "comm/unwinding.h"
-#include "comm/work.h"
 #include "device_ops/pack.h"
 
 namespace fsdp::comm {

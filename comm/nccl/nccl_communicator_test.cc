@@ -34,7 +34,6 @@
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/finish.h"

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/group/connect_together.h"
 #include "comm/nccl/nccl_handle.h"
 
@@ -55,6 +55,20 @@ absl::StatusOr<std::unique_ptr<NcclHandle>> ConnectNccl(
     handle = NcclHandle::Connect(id, rank, world_size, deadline);
   }));
   return handle;
+}
+
+absl::StatusOr<WindowOutcome> AgreeOnWindow(const WindowSteps& steps) {
+  FSDP_ASSIGN_OR_RETURN(const bool is_allocated,
+                        steps.true_on_all(steps.allocate().ok()));
+  if (!is_allocated) return WindowOutcome::kNoMemory;
+  absl::Status registered = steps.register_window();
+  // The other ranks may still be in register_window().
+  if (absl::IsAborted(registered) || absl::IsDeadlineExceeded(registered)) {
+    return registered;
+  }
+  FSDP_ASSIGN_OR_RETURN(const bool is_registered,
+                        steps.true_on_all(registered.ok()));
+  return is_registered ? WindowOutcome::kWindow : WindowOutcome::kRefused;
 }
 
 }  // namespace fsdp::comm

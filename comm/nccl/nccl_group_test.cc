@@ -18,7 +18,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/group/watched_group.h"
 #include "comm/nccl/nccl_handle.h"
 #include "comm/testing/fake_cuda.h"

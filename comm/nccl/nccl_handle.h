@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 
 namespace fsdp::comm {
 

@@ -3,7 +3,7 @@
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/nccl/nccl_handle.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,5 +1,3 @@
-#include "comm/nccl/window_agreement.h"
-
 #include <ATen/ops/full.h>
 
 #include <atomic>
@@ -11,10 +9,9 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
+#include "comm/nccl/nccl_connect.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -14,7 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "device_ops/block_quantization.h"
 
 namespace fsdp::comm {

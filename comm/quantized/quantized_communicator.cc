@@ -24,10 +24,9 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_message.h"
-#include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "device_ops/block_quantization.h"
 

@@ -19,7 +19,6 @@
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"

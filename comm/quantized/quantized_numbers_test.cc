@@ -17,7 +17,6 @@
 #include "base/status_macros.h"
 #include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/quantized/quantized_communicator.h"
 #include "comm/quantized/quantized_message.h"

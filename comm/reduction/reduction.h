@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 
 namespace fsdp::comm {
 

@@ -24,7 +24,6 @@
 #include "comm/inspection/inspection_signals.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
-#include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
 #include "comm/staged/staged_backend.h"
 #include "comm/startup/environment.h"

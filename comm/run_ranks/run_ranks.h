@@ -45,7 +45,7 @@ using RankMain =
 //
 // A program that has made a StopRequest (comm/launcher/launcher_stop_request.h)
 // is told to stop by signals and has its period() to do so. `fn` then returns
-// StoppedError() (comm/launcher/launcher_report.h) or another Cancelled, and
+// StoppedError() (comm/launcher/launch_options.h) or another Cancelled, and
 // the exit code is 128 + the signal, whichever process gets that. If `fn`
 // returns OK all its work was done, and the code is 0.
 //

@@ -23,9 +23,7 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
-#include "comm/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

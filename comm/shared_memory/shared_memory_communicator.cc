@@ -17,14 +17,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/group/connect_together.h"
 #include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
 #include "comm/shared_memory/shared_group.h"
 #include "comm/shared_memory/shared_operation.h"
 #include "comm/unwinding.h"
-#include "comm/work.h"
 
 namespace fsdp::comm {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
 #include "base/check.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/reduction/reduction.h"
 
 namespace fsdp::comm {

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "absl/types/span.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {

@@ -11,7 +11,6 @@
 #include <functional>
 #include <vector>
 
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "gtest/gtest.h"
 

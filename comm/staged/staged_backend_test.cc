@@ -16,7 +16,6 @@
 #include "comm/communicator.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/ranks_of_one_host.h"
-#include "comm/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -13,9 +13,8 @@
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/staged/staged_queue.h"
-#include "comm/work.h"
 
 namespace fsdp::comm {
 namespace {

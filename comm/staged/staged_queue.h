@@ -23,7 +23,6 @@
 #include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 
 namespace fsdp::comm {
 

@@ -13,9 +13,9 @@
 #include "base/testing/check_that.h"
 #include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
 #include "comm/testing/contract_values.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/work.h"
 #include "gmock/gmock.h"
 
 namespace fsdp::comm::testing {

@@ -15,10 +15,10 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
+#include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/contract_values.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/work.h"
 
 namespace fsdp::comm::testing {
 namespace {

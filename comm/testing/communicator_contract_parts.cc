@@ -15,12 +15,10 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/finish.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -20,8 +20,7 @@
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
-#include "comm/call.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 
 namespace fsdp::comm {
 namespace {

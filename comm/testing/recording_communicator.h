@@ -12,7 +12,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/gloo/message_group.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/gloo/peer_collectives.h"

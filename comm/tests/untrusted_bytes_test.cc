@@ -21,7 +21,7 @@
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "comm/agreement.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/gloo/message_group.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/gloo/peer_collectives.h"

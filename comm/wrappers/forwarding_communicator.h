@@ -13,10 +13,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"
-#include "comm/work.h"
 
 namespace fsdp::comm {
 

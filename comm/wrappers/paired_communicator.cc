@@ -8,8 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/call.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 
 namespace fsdp::comm {
 namespace {

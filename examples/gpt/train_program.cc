@@ -24,7 +24,7 @@
 #include "checkpoint/run_guard.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
-#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher_stop_request.h"
 #include "examples/gpt/data.h"
 #include "examples/gpt/flags.h"

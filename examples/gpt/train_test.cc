@@ -25,7 +25,7 @@
 #include "base/check.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/model_files.h"
-#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launch_options.h"
 #include "examples/gpt/model.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "gmock/gmock.h"

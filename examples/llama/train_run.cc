@@ -40,7 +40,6 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"

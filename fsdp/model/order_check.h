@@ -14,7 +14,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "fsdp/runtime/step_log.h"
 
 namespace fsdp {

@@ -25,7 +25,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "fsdp/model/named_shard.h"
 #include "fsdp/optim/shard_gradients.h"

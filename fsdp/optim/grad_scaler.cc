@@ -25,7 +25,6 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"
 #include "fsdp/memory/resting_memory.h"

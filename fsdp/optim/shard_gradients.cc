@@ -25,7 +25,6 @@
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/named_shard.h"

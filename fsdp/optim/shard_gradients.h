@@ -17,7 +17,6 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/torch_status.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/named_shard.h"

@@ -4,20 +4,111 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/options/quantization.h"
-#include "fsdp/options/wrap_policy.h"
 #include "fsdp/precision/mixed_precision.h"
+
+// Options to send int8 instead of floating-point numbers in training.
+
+namespace fsdp {
+
+namespace comm {
+class GatherExtension;
+class QuantizationLog;
+struct QuantizationOptions;
+}  // namespace comm
+
+// Quantises all-gathers of parameters for forward and backward, and
+// reduce-scatters of gradients, as comm/quantized/quantized_communicator.h
+// does. It applies to units that are sharded over more than one rank. All ranks
+// compute with the same bits. These stay exact: shards, and so optimizers,
+// state dicts and full parameters; the smaller gathers of backward
+// (UnitOptions::backward_group_size), so that it computes with what forward
+// had; all-reduces over replicate groups, of kNoShard and of norms; and which
+// parameters were used.
+//
+// All fields but the log are the same on all ranks.
+struct Quantization {
+  // Quantises parameters. Units are gathered even if Options::share_memory
+  // would spare it, so that results do not depend on where ranks are.
+  bool gather = false;
+  // Quantises gradients, unless a hook of the user reduces them.
+  bool reduce = false;
+  int64_t block = 256;    // numbers that share a scale
+  int64_t min_bytes = 0;  // whole flat parameters and buffers below are exact
+  // If not null, `gather` sends its form of the parameters instead of int8
+  // blocks, for example float8 (comm/quantized/quantization_log.h), and `block`
+  // and `min_bytes` apply to sums alone. Each rank has its own object.
+  std::shared_ptr<comm::GatherExtension> gather_extension = nullptr;
+  // Records what each collective of this rank loses, for which the host waits
+  // for the device. It outlives the model.
+  comm::QuantizationLog* log = nullptr;
+
+  bool any() const { return gather || reduce; }
+  // InvalidArgument: a number is out of range, or there is an extension without
+  // `gather`.
+  absl::Status Validate() const;
+  // The options of a group's communicator. The last `exact_tail` elements of
+  // each rank's part of a sum are exact.
+  comm::QuantizationOptions ForGroup(int64_t exact_tail) const;
+  // Returns "gathers, sums in blocks of 256 from 0 bytes on", with the text of
+  // an extension, or an empty string if nothing is quantised.
+  std::string ToString() const;
+};
+
+// Policies that choose the modules of a model that become units.
+
+struct WrapCandidate {
+  const std::string& path;  // "blocks.0"
+  const torch::nn::Module& module;
+  // Elements of the parameters below the module that no unit inside it owns.
+  int64_t unowned_numel;
+  // The module is a unit. It is false for Options::wrap_policy, which decides
+  // that.
+  bool is_unit = false;
+};
+
+// Returns whether the module is chosen, with the same answer on all ranks. It
+// is called for every module but the root, children before their parents, and
+// never for ModuleList and ModuleDict, which have no forward.
+using WrapPolicy = std::function<bool(const WrapCandidate&)>;
+
+// Chooses modules of these types, for example WrapModules<BlockImpl>().
+template <typename... Modules>
+WrapPolicy WrapModules() {
+  static_assert(
+      (!std::is_base_of_v<torch::detail::ModuleHolderIndicator, Modules> &&
+       ...),
+      "WrapModules<Block>(), where Block is what TORCH_MODULE(Block) declares, "
+      "a holder, would find no module: write WrapModules<BlockImpl>()");
+  return [](const WrapCandidate& candidate) {
+    return ((dynamic_cast<const Modules*>(&candidate.module) != nullptr) ||
+            ...);
+  };
+}
+
+// Chooses modules with at least `min_numel` elements that no unit inside them
+// owns, as fairscale's default_auto_wrap_policy does.
+WrapPolicy WrapLargerThan(int64_t min_numel);
+
+// Chooses every unit but the root, for Options::recompute.units.
+WrapPolicy EveryUnit();
+
+// Chooses modules that either of the two chooses.
+WrapPolicy WrapAny(WrapPolicy first, WrapPolicy second);
+
+}  // namespace fsdp
 
 namespace torch::nn {
 class Module;

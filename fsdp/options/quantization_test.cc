@@ -1,9 +1,8 @@
-#include "fsdp/options/quantization.h"
-
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_communicator.h"
+#include "fsdp/options/options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

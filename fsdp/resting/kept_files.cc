@@ -27,7 +27,6 @@
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "offload/file_store.h"
 #include "offload/param_store.h"
 

@@ -19,7 +19,6 @@
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"

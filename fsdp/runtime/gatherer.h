@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/device_streams.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/runtime_common.h"

@@ -17,7 +17,7 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/runtime/runtime_unit.h"
 

@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/device_streams.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/reduction_calls.h"

@@ -16,7 +16,6 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "fsdp/runtime/gradient_layout.h"
 #include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/schedule/schedule.h"

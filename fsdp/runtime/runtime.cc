@@ -16,7 +16,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/runtime/gatherer.h"
 #include "fsdp/runtime/reducer.h"

@@ -16,7 +16,6 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/memory/memory_stats.h"

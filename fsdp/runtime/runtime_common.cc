@@ -19,7 +19,7 @@
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "base/torch_status.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 
 namespace fsdp {

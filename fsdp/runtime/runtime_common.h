@@ -16,7 +16,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/runtime/step_log.h"

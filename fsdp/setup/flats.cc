@@ -14,7 +14,6 @@
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/precision/mixed_precision.h"

@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "fsdp/options/wrap_policy.h"
+#include "fsdp/options/options.h"
 #include "fsdp/setup/unit_plan.h"
 
 namespace fsdp {

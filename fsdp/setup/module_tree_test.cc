@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/testing/status_matchers.h"
-#include "fsdp/options/wrap_policy.h"
+#include "fsdp/options/options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -13,7 +13,6 @@
 #include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/quantization.h"
 #include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/setup/shard_plan.h"

@@ -27,7 +27,7 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/model/sequential_adapter.h"
-#include "fsdp/options/quantization.h"
+#include "fsdp/options/options.h"
 
 namespace fsdp {
 namespace {

@@ -16,7 +16,6 @@
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
-#include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/options/options.h"

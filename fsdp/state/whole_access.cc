@@ -19,7 +19,6 @@
 #include "base/tensor_over.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
 

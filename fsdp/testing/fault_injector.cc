@@ -24,7 +24,6 @@
 #include "base/status_macros.h"
 #include "base/testing/users_error.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::testing {

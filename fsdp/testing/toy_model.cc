@@ -11,7 +11,6 @@
 #include "comm/communicator.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/wrap_policy.h"
 
 namespace fsdp::testing {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "fsdp/model/forward.h"
-#include "fsdp/options/wrap_policy.h"
+#include "fsdp/options/options.h"
 #include "fsdp/testing/toy_model.h"
 
 namespace fsdp::testing {

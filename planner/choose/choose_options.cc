@@ -25,8 +25,6 @@
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/setup/shard_plan.h"
 #include "planner/choose/candidates.h"
-#include "planner/choose/divisions.h"
-#include "planner/choose/measured_costs.h"
 #include "planner/choose/planned_model.h"
 #include "planner/choose/step_costs.h"
 #include "planner/choose/step_meter.h"

@@ -24,7 +24,7 @@
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/unit_plan.h"
 #include "planner/simulator/cost_model.h"
-#include "planner/simulator/sharding.h"
+#include "planner/simulator/model_shape.h"
 
 namespace fsdp {
 namespace {

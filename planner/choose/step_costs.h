@@ -3,11 +3,16 @@
 #ifndef PLANNER_CHOOSE_STEP_COSTS_H_
 #define PLANNER_CHOOSE_STEP_COSTS_H_
 
+#include <c10/core/Device.h>
+
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
 
 namespace fsdp {
 
@@ -34,6 +39,17 @@ struct StepCosts {
 // no such text.
 std::string ToText(const StepCosts& costs);
 absl::StatusOr<StepCosts> CostsFromText(absl::string_view text);
+
+// Measures StepCosts by copies and collectives, in about a second.
+
+// Returns rank 0's numbers on all ranks. Collective. Collectives are measured
+// with `bytes`, the size of a unit. `directory` is one of an SSD; empty: none.
+// Errors are those of Work::Wait(), what LibTorch throws, and what the system
+// says of the directory.
+absl::StatusOr<StepCosts> MeasureCosts(comm::Communicator& ranks,
+                                       c10::Device device, int64_t bytes,
+                                       const std::string& directory,
+                                       absl::Duration timeout);
 
 }  // namespace fsdp
 

@@ -3,12 +3,18 @@
 #ifndef PLANNER_CHOOSE_STEP_PROFILE_H_
 #define PLANNER_CHOOSE_STEP_PROFILE_H_
 
+#include <torch/nn/module.h>
+
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "comm/mesh.h"
+#include "fsdp/options/options.h"
+#include "fsdp/setup/shard_plan.h"
 
 namespace fsdp {
 
@@ -71,6 +77,27 @@ std::vector<UnitSeconds> ByUnit(const StepProfile& profile,
 int64_t ActivationBytes(const StepProfile& profile,
                         const UnitMembership& membership,
                         const std::vector<int64_t>& gradients);
+
+// Finds the ways in which a model may be divided into units.
+
+struct Division {
+  WrapPolicy wrap_policy;  // empty: the root alone
+  ShardPlan plan;
+  // The units directly below the root that backward may recompute; null: none.
+  WrapPolicy recompute;
+  UnitMembership membership;            // without recomputation
+  std::vector<bool> may_be_recomputed;  // by unit
+
+  std::string name() const;  // "root and 8"
+};
+
+// Returns divisions from all units that options.wrap_policy allows down to the
+// root alone, by leaving out more and more of the smaller ones.
+// options.recompute.units is asked for each unit; if it is unset, every unit
+// may be recomputed. Errors are those of PlanSharding() for the first division.
+absl::StatusOr<std::vector<Division>> DivisionsOf(
+    const std::shared_ptr<torch::nn::Module>& module, const comm::Mesh& mesh,
+    const Options& options);
 
 }  // namespace fsdp
 

@@ -6,6 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "flat_param/layout.h"
 
 namespace fsdp::simulator {
@@ -29,6 +33,137 @@ flat_param::ParameterSpec Parameter(std::string name,
     strides[i - 1] = strides[i] * std::max<int64_t>(1, sizes[i]);
   }
   return {std::move(name), std::move(sizes), std::move(strides)};
+}
+
+namespace {
+
+using ::fsdp::flat_param::FlatLayout;
+
+absl::Status CheckElementSize(const char* what, int bytes) {
+  for (const int size : {1, 2, 4, 8}) {
+    if (bytes == size) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " take ", bytes, " bytes per element: 1, 2, 4 or 8"));
+}
+
+absl::Status CheckDivides(const char* what, int size, int ranks) {
+  if (size >= 0 && (size == 0 || ranks % size == 0)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, " is ", size, ", which does not divide the ", ranks, " ranks"));
+}
+
+absl::Status CheckOptions(const ShardingOptions& options) {
+  if (options.ranks < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the number of ranks is ", options.ranks, ": at least 1"));
+  }
+  FSDP_RETURN_IF_ERROR(
+      CheckElementSize("resting parameters", options.stored_bytes));
+  FSDP_RETURN_IF_ERROR(
+      CheckElementSize("gathered parameters", options.compute_bytes));
+  FSDP_RETURN_IF_ERROR(CheckElementSize("reductions", options.reduce_bytes));
+  FSDP_RETURN_IF_ERROR(CheckDivides("the number of ranks to shard over",
+                                    options.shard_ranks, options.ranks));
+  const bool replicated = options.strategy == Strategy::kReplicated;
+  if (replicated && options.shard_ranks > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a model that is whole on every rank is not sharded over ",
+                     options.shard_ranks));
+  }
+  if (options.backward_group_size == 0) return absl::OkStatus();
+  if (options.strategy != Strategy::kFull) {
+    return absl::InvalidArgumentError(
+        "a group for backward needs the strategy that frees units after "
+        "forward: others gather nothing for backward");
+  }
+  return CheckDivides(
+      "the size of the group for backward", options.backward_group_size,
+      options.shard_ranks == 0 ? options.ranks : options.shard_ranks);
+}
+
+// As in GradientBuffer: the shard, a flag per parameter, padding.
+int64_t SegmentNumel(const FlatLayout& layout, int64_t element_size) {
+  const int64_t alignment =
+      std::max<int64_t>(1, FlatLayout::kAlignmentBytes / element_size);
+  const int64_t used = layout.shard_numel() + layout.num_parameters();
+  return (used + alignment - 1) / alignment * alignment;
+}
+
+ScheduledUnit Scheduled(const UnitShape& unit, const ShardedShape& shape) {
+  const ShardingOptions& options = shape.options;
+  ScheduledUnit scheduled;
+  scheduled.name = unit.name;
+  scheduled.parent = unit.parent;
+  scheduled.reshard_after_forward = options.strategy == Strategy::kFull &&
+                                    (unit.parent >= 0 || options.reshard_root);
+  scheduled.keeps_part = shape.part.size > 0;
+  scheduled.keep_until_sync = options.strategy == Strategy::kOptimizer ||
+                              options.strategy == Strategy::kReplicated;
+  scheduled.replicated = shape.replicate.size > 1;
+  scheduled.sharded = shape.shard.size > 1;
+  return scheduled;
+}
+
+void AddUnit(const UnitShape& unit, const FlatLayout& layout,
+             ShardedShape& shape) {
+  const ShardingOptions& options = shape.options;
+  shape.units.push_back(Scheduled(unit, shape));
+  UnitMessages& messages = shape.messages.emplace_back();
+  messages.gather = layout.padded_numel() * options.compute_bytes;
+  const int64_t segment = SegmentNumel(layout, options.reduce_bytes);
+  messages.segment = segment * options.reduce_bytes;
+  messages.reduce = messages.segment * shape.shard.size;
+  messages.gradients = layout.numel() * options.compute_bytes;
+  UnitBytes& bytes = shape.bytes.emplace_back();
+  bytes.trainable = unit.trainable && layout.num_parameters() > 0;
+  bytes.shard = layout.shard_numel() * options.stored_bytes;
+  // A sum may become the gradient as it is, with its flags.
+  if (bytes.trainable) bytes.gradient = segment * options.stored_bytes;
+  const bool is_shard = shape.shard.size == 1 && !shape.casts();
+  if (!is_shard) bytes.unsharded = messages.gather;
+  if (shape.part.size > 0) bytes.part = messages.gather / shape.part.size;
+  bytes.reduce_buffer = messages.reduce;
+  bytes.takes_gradients = is_shard && shape.replicate.size == 1 &&
+                          options.reduce_bytes == options.stored_bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<ShardedShape> Shard(const ModelShape& model,
+                                   const ShardingOptions& options) {
+  FSDP_RETURN_IF_ERROR(CheckOptions(options));
+  ShardedShape shape;
+  shape.options = options;
+  shape.shard.size =
+      options.shard_ranks == 0 ? options.ranks : options.shard_ranks;
+  if (options.strategy == Strategy::kReplicated) shape.shard.size = 1;
+  shape.replicate = {options.ranks / shape.shard.size, shape.shard.size};
+  shape.part.size = options.backward_group_size;
+  const int element_size =
+      std::min(options.stored_bytes, options.compute_bytes);
+  for (const UnitShape& unit : model.units) {
+    absl::StatusOr<FlatLayout> layout =
+        FlatLayout::Create(unit.parameters, element_size, shape.shard.size);
+    if (!layout.ok()) {
+      return absl::Status(
+          layout.status().code(),
+          absl::StrCat("unit ", unit.name, ": ", layout.status().message()));
+    }
+    AddUnit(unit, *layout, shape);
+  }
+  return shape;
+}
+
+void ShareGathered(int ranks_on_host, ShardedShape& shape) {
+  if (ranks_on_host < shape.shard.size || shape.shard.size == 1) return;
+  for (size_t i = 0; i < shape.units.size(); ++i) {
+    shape.units[i].shares_memory = true;
+    shape.units[i].keeps_part = false;
+    UnitBytes& bytes = shape.bytes[i];
+    bytes.unsharded = 0;
+    if (shape.casts()) bytes.copy = shape.messages[i].gather / shape.shard.size;
+  }
 }
 
 }  // namespace fsdp::simulator

@@ -6,7 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "flat_param/layout.h"
+#include "fsdp/describe/memory_plan.h"
+#include "fsdp/schedule/schedule.h"
 #include "planner/simulator/cost_model.h"
 
 namespace fsdp::simulator {
@@ -33,6 +36,64 @@ struct ModelShape {
 // Returns a contiguous parameter of these sizes.
 flat_param::ParameterSpec Parameter(std::string name,
                                     std::vector<int64_t> sizes);
+
+// Shards a model's units over a number of ranks: what the schedule and the
+// memory plan need to know of them, and the sizes of their collectives. The
+// arithmetic is the library's, padding included, without tensors.
+
+// ShardingStrategy of fsdp/options/options.h. Hybrid strategies have fewer
+// `shard_ranks` than ranks.
+enum class Strategy {
+  kFull,        // whole while a unit computes
+  kGradients,   // whole from forward to backward
+  kOptimizer,   // whole until a backward synchronizes
+  kReplicated,  // always whole
+};
+
+struct ShardingOptions {
+  int ranks = 1;
+  int shard_ranks = 0;  // ranks that share one copy; 0: all
+  Strategy strategy = Strategy::kFull;
+  bool reshard_root = false;    // with kFull, the root too
+  int backward_group_size = 0;  // UnitOptions::backward_group_size
+  // Bytes per element of parameters at rest, gathered, and reduced.
+  int stored_bytes = 4;
+  int compute_bytes = 4;
+  int reduce_bytes = 4;
+};
+
+// Bytes of a unit's collectives, over all ranks of the group.
+struct UnitMessages {
+  int64_t gather = 0;
+  int64_t reduce = 0;   // the segments of all ranks
+  int64_t segment = 0;  // of one rank: all-reduced over copies
+  // Bytes of gradients, in the dtype they are computed in, without padding.
+  int64_t gradients = 0;
+};
+
+struct ShardedShape {
+  ShardingOptions options;
+  Group shard;      // consecutive ranks
+  Group replicate;  // size 1: there is one copy
+  Group part;       // gathers for backward; size 0: the shard group does
+  // One entry per unit of the model.
+  std::vector<ScheduledUnit> units;
+  std::vector<UnitBytes> bytes;
+  std::vector<UnitMessages> messages;
+
+  bool casts() const { return options.stored_bytes != options.compute_bytes; }
+};
+
+// InvalidArgument: there are no ranks; shard_ranks or backward_group_size do
+// not divide; an element size is not 1, 2, 4 or 8; options contradict each
+// other; or FlatLayout refuses a unit.
+absl::StatusOr<ShardedShape> Shard(const ModelShape& model,
+                                   const ShardingOptions& options);
+
+// If all ranks of a group are on one host, makes them compute with one copy:
+// the shards themselves, or, if these have another dtype, a copy of which each
+// rank has a part.
+void ShareGathered(int ranks_on_host, ShardedShape& shape);
 
 }  // namespace fsdp::simulator
 

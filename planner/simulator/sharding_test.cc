@@ -1,5 +1,3 @@
-#include "planner/simulator/sharding.h"
-
 #include <cstdint>
 
 #include "absl/status/status.h"

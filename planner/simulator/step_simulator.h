@@ -13,7 +13,6 @@
 #include "fsdp/schedule/schedule.h"
 #include "planner/simulator/cost_model.h"
 #include "planner/simulator/model_shape.h"
-#include "planner/simulator/sharding.h"
 
 // The times at which a rank does what: one timeline of its compute, one of the
 // network.
@@ -164,6 +163,18 @@ class RankClock {
   Timeline timeline_;
   std::vector<Spent> spent_;
 };
+
+// Everything on which a simulated step depends.
+
+struct Scenario {
+  ModelShape model;
+  ShardingOptions sharding;
+  CostOptions costs;
+  StepOptions step;
+};
+
+// InvalidArgument: one of the parts is refused.
+absl::StatusOr<StepResult> Simulate(const Scenario& scenario);
 
 }  // namespace fsdp::simulator
 

@@ -16,7 +16,6 @@
 #include "gtest/gtest.h"
 #include "planner/simulator/cost_model.h"
 #include "planner/simulator/model_shape.h"
-#include "planner/simulator/sharding.h"
 
 namespace fsdp::simulator {
 namespace {

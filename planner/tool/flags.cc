@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "planner/simulator/sharding.h"
+#include "planner/simulator/model_shape.h"
 #include "planner/simulator/step_simulator.h"
 
 ABSL_FLAG(std::string, ranks, "8,64,512,4096",

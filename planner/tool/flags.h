@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "planner/simulator/cost_model.h"
 #include "planner/simulator/model_shape.h"
-#include "planner/simulator/scenario.h"
+#include "planner/simulator/step_simulator.h"
 #include "planner/tool/unit_file.h"
 
 namespace fsdp::simulator {

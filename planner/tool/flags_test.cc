@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "planner/simulator/cost_model.h"
-#include "planner/simulator/sharding.h"
+#include "planner/simulator/model_shape.h"
 #include "planner/simulator/step_simulator.h"
 
 namespace fsdp::simulator {

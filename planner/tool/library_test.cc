@@ -19,8 +19,6 @@
 #include "gtest/gtest.h"
 #include "planner/simulator/cost_model.h"
 #include "planner/simulator/model_shape.h"
-#include "planner/simulator/scenario.h"
-#include "planner/simulator/sharding.h"
 #include "planner/simulator/step_simulator.h"
 #include "planner/tool/unit_file.h"
 #include "testing/gpt/model/model.h"

@@ -14,7 +14,6 @@
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "planner/simulator/model_shape.h"
-#include "planner/simulator/scenario.h"
 #include "planner/simulator/step_simulator.h"
 #include "planner/tool/flags.h"
 #include "planner/tool/report.h"

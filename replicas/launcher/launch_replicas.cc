@@ -21,7 +21,6 @@
 #include "base/status_macros.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
-#include "comm/launcher/launcher_report.h"
 #include "comm/launcher/processes/child_process.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"

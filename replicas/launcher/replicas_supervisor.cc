@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/launcher/processes/child_process.h"
 #include "comm/launcher/processes/output_merger.h"
 #include "comm/launcher/processes/process_end.h"

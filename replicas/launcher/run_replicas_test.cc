@@ -18,7 +18,6 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_report.h"
 #include "comm/startup/environment.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -25,7 +25,7 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/model_files.h"
 #include "comm/agreement.h"
-#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/startup/rank_device.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/resting/offload_space.h"

@@ -28,7 +28,6 @@
 #include "comm/inspection/inspection_signals.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
-#include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
 #include "comm/local/local_communicator.h"
 #include "comm/run_ranks/run_ranks.h"

@@ -22,7 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
-#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launch_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/gpt/data/batch.h"

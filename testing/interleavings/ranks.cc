@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/host/doorbell.h"
 #include "comm/host/shared_host.h"
 #include "testing/interleavings/machine.h"

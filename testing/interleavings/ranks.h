@@ -11,10 +11,10 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "comm/communicator.h"
 #include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
 #include "comm/shared_memory/shared_group.h"
-#include "comm/work.h"
 #include "testing/interleavings/checker.h"
 
 namespace fsdp::interleavings {

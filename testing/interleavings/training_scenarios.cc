@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/shared_memory/shared_group.h"
 #include "comm/shared_memory/shared_operation.h"
 #include "fsdp/schedule/schedule.h"

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/call.h"
 #include "comm/communicator.h"
 
 namespace fsdp::simulation {

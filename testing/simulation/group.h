@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "testing/simulation/common_memories.h"
 #include "testing/simulation/network.h"
 #include "testing/simulation/operation.h"

@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "offload/param_store.h"
 #include "offload/testing/forwarding_store.h"

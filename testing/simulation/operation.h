@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "comm/call.h"
 #include "comm/communicator.h"
 #include "testing/simulation/common_memories.h"
 #include "testing/simulation/network.h"

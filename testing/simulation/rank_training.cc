@@ -18,7 +18,6 @@
 #include "comm/mesh.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/wrap_policy.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/toy_model.h"
 #include "offload/file_store.h"

@@ -16,9 +16,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/unwinding.h"
-#include "comm/work.h"
 
 namespace fsdp::simulation {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
-#include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/group/failure_report.h"
 
 namespace fsdp::comm {

@@ -29,7 +29,6 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/wrap_policy.h"
 #include "gtest/gtest.h"
 
 namespace llama {

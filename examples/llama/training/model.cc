@@ -35,7 +35,6 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/wrap_policy.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "planner/choose/choose_options.h"
 

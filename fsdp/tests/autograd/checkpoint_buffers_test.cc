@@ -19,7 +19,7 @@
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/wrap_policy.h"
+#include "fsdp/options/options.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/trained_values.h"

@@ -31,7 +31,6 @@
 #include "comm/mesh.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/testing/shared_memory_group.h"
-#include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/forward.h"

@@ -21,7 +21,6 @@
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/shared_memory_group.h"
-#include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/state/full_params.h"

@@ -6,7 +6,6 @@
 
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/quantization.h"
 #include "fsdp/testing/toy_model.h"
 
 namespace fsdp::quantized_net {

@@ -27,7 +27,6 @@
 #include "comm/testing/late_communicator.h"
 #include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"

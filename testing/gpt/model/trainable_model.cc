@@ -13,7 +13,6 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/options/options.h"
-#include "fsdp/options/wrap_policy.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "planner/choose/choose_options.h"
 

@@ -8,7 +8,7 @@
 
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 
 namespace gpt {
 

@@ -20,8 +20,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/call.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 
 namespace gpt {

@@ -23,7 +23,7 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/run_guard.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/trace/trace.h"
 #include "replicas/replicas.h"

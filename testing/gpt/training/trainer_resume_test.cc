@@ -21,7 +21,7 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "comm/communicator.h"
-#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/options/offload_options.h"
 #include "gmock/gmock.h"

@@ -21,7 +21,7 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
-#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/testing/run_refused_ranks.h"
 #include "gmock/gmock.h"
