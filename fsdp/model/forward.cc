@@ -52,11 +52,11 @@ ForwardScope::~ForwardScope() {
 }
 
 bool ForwardScope::casts_inputs() const {
-  return state_->model().CastsInputs(state_->unit());
+  return state_->model().precision().CastsInputs(state_->unit());
 }
 
 void ForwardScope::CastInputs(const std::vector<at::Tensor*>& inputs) {
-  state_->model().CastInputs(state_->unit(), inputs);
+  state_->model().precision().CastInputs(state_->unit(), inputs);
 }
 
 bool ForwardScope::watches_inputs() const { return state_->watches_inputs; }

@@ -25,6 +25,8 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/model/order_check.h"
+#include "fsdp/options/options.h"
+#include "fsdp/precision/mixed_precision.h"
 
 namespace fsdp {
 namespace {
@@ -39,27 +41,31 @@ std::array<c10::IValue, 2> BytesOf(const Runtime& runtime, int unit) {
   return {unsharded, runtime.reduce_buffer_bytes(unit)};
 }
 
-}  // namespace
-
-bool ShardedModel::Slot::AnyTrainable() const {
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [](const at::Tensor& t) { return t.requires_grad(); });
+std::vector<MixedPrecision> PrecisionsOf(
+    const std::vector<UnitOptions>& units) {
+  std::vector<MixedPrecision> precisions;
+  for (const UnitOptions& unit : units) precisions.push_back(unit.precision);
+  return precisions;
 }
+
+}  // namespace
 
 ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
                            Settings settings)
     : runtime_(std::move(runtime)),
       schedule_(std::move(schedule)),
       settings_(std::move(settings)),
+      precision_(PrecisionsOf(settings_.units), std::move(settings_.buffers),
+                 std::move(settings_.is_training)),
       activity_(runtime_->communicator().activity()),
       owner_(std::make_shared<ParameterOwner>()),
-      units_(runtime_->num_units()),
       backward_(runtime_->num_units()),
       order_check_(runtime_->communicator(), runtime_->timeout(),
                    /*lags=*/HasStreams(runtime_->device())) {
   for (int unit = 0; unit < runtime_->num_units(); ++unit) {
-    units_[unit].first_shard = named_shards_.size();
-    units_[unit].buffers = std::make_shared<const std::vector<at::Tensor>>(
+    UnitState& state = units_.emplace_back(unit_name(unit));
+    state.first_shard = named_shards_.size();
+    state.buffers = std::make_shared<const std::vector<at::Tensor>>(
         std::move(settings_.unit_buffers[unit]));
     const auto& replicate = runtime_->placement(unit).replicate;
     const int replicas = replicate == nullptr ? 1 : replicate->world_size();
@@ -70,9 +76,8 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
         for (const at::Tensor& tensor : parameter.tensors) {
           SetOwner(tensor, parameter.name, owner_);
         }
-        units_[unit].slots.push_back({parameter.name, parameter.tensors,
-                                      flat->ShardSlice(i),
-                                      MakeSentinel(first, parameter.name)});
+        state.parameters.Add(parameter.name, parameter.tensors,
+                             flat->ShardSlice(i));
         named_shards_.push_back(
             {parameter.name, first.sizes().vec(), flat->ShardSlice(i),
              flat->layout().InParameter(i, flat->rank()).begin, replicas});
@@ -81,7 +86,6 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
   }
   AttachSentinels();
   SeeVersions();
-  settings_.buffers.Cast();
 }
 
 void ShardedModel::SetModules(
@@ -105,24 +109,12 @@ std::optional<int> ShardedModel::UnitOf(const torch::nn::Module& module) const {
   return found->second.unit;
 }
 
-void ShardedModel::ClearEdges() {
-  for (const UnitState& state : units_) {
-    for (const Slot& slot : state.slots) {
-      for (const at::Tensor& tensor : slot.tensors) ClearEdge(tensor);
-    }
-  }
+void ShardedModel::AttachSentinels() {
+  for (UnitState& state : units_) state.parameters.AttachSentinels();
 }
 
-// Takes requires_grad from the module's tensors, which must have no edges.
-void ShardedModel::AttachSentinels() {
-  for (UnitState& state : units_) {
-    for (Slot& slot : state.slots) {
-      slot.shard.set_requires_grad(slot.AnyTrainable());
-      for (const at::Tensor& tensor : slot.tensors) {
-        if (tensor.requires_grad()) AttachSentinel(tensor, slot.sentinel);
-      }
-    }
-  }
+void ShardedModel::SeeVersions() {
+  for (UnitState& state : units_) state.parameters.SeeVersions();
 }
 
 void ShardedModel::RestoreSentinels() {
@@ -130,12 +122,7 @@ void ShardedModel::RestoreSentinels() {
     // A backward inside a forward ends while units around it are running.
     if (!state.edges_attached || state.node != nullptr) continue;
     state.edges_attached = false;
-    for (const Slot& slot : state.slots) {
-      if (!slot.shard.requires_grad()) continue;
-      for (const at::Tensor& tensor : slot.tensors) {
-        if (tensor.requires_grad()) AttachSentinel(tensor, slot.sentinel);
-      }
-    }
+    state.parameters.RestoreSentinels();
   }
 }
 

@@ -32,8 +32,11 @@
 #include "fsdp/model/named_shard.h"
 #include "fsdp/model/order_check.h"
 #include "fsdp/model/unit_observer.h"
+#include "fsdp/model/unit_parameters.h"
+#include "fsdp/model/unused_parameters.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/buffer_precision.h"
+#include "fsdp/precision/precision_switch.h"
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/schedule/schedule.h"
@@ -101,9 +104,9 @@ class ShardedModel final : public BackwardListener,
   const std::shared_ptr<const RunningUnit>& running_unit(int unit) const {
     return units_[unit].running;
   }
-  // Returns whether CastInputs() has to be called.
-  bool CastsInputs(int unit) const;
-  void CastInputs(int unit, const std::vector<at::Tensor*>& inputs) const;
+  // Says which precision units run in; its CastInputs() comes after
+  // PreForward().
+  const PrecisionSwitch& precision() const { return precision_; }
   // Call it with grad, for each tensor that the forward gets: `input` tells
   // when the gradient has left a unit with nothing trainable.
   void WatchInput(int unit, const at::Tensor& input);
@@ -176,11 +179,6 @@ class ShardedModel final : public BackwardListener,
   // looks into whole parameters of the unit, by taking their memory away.
   // FailedPrecondition names the parameter.
   absl::Status RefuseWrite(int unit, const at::Tensor& target);
-  // Returns whether the root module is in training mode.
-  bool is_training() const {
-    return !settings_.is_training || settings_.is_training();
-  }
-
   // --- Shards -------------------------------------------------------------
   const std::vector<NamedShard>& NamedShards() const { return named_shards_; }
   // Freezes or unfreezes a parameter, by any of its names, from the next
@@ -212,8 +210,6 @@ class ShardedModel final : public BackwardListener,
 
   // --- What it is made of ---------------------------------------------------
   // model_view.h has more.
-  const BufferPrecision& buffers() const { return settings_.buffers; }
-
   int num_units() const { return runtime_->num_units(); }
   const std::string& unit_name(int unit) const { return runtime_->name(unit); }
   // Returns the unit's flat parameters; none for a root that owns nothing.
@@ -260,21 +256,10 @@ class ShardedModel final : public BackwardListener,
   friend class ModelCapture;
   friend ModelView ViewOf(const ShardedModel& model);
 
-  // One distinct parameter of a unit: slot k of the unit's node.
-  struct Slot {
-    // Tied tensors may differ in whether they are trainable.
-    bool AnyTrainable() const;
-
-    std::string name;
-    std::vector<at::Tensor> tensors;  // of the module
-    at::Tensor shard;
-    std::shared_ptr<torch::autograd::Node> sentinel;
-    // The tensors' when last seen; only their shards write them.
-    uint32_t version = 0;
-    uint32_t shard_version = 0;  // the shard's when last seen
-  };
   struct UnitState {
-    std::vector<Slot> slots;
+    explicit UnitState(const std::string& name) : parameters(name) {}
+
+    UnitParameters parameters;
     int num_trainable = 0;  // as of the last PreForward
     bool edges_attached = false;
     size_t first_shard = 0;  // in named_shards_
@@ -304,18 +289,18 @@ class ShardedModel final : public BackwardListener,
   void GiveUpStaleBackward();
   // Frees all units, outside forward and backward.
   absl::Status ReleaseUnsharded();
-  void AttachSentinels();
   void RestoreSentinels();
-  void ClearEdges();
+  // These are of all units; see UnitParameters.
+  void AttachSentinels();
+  void SeeVersions();
 
   // sharded_model_forward.cc
   absl::Status CheckMayBegin(int unit) const;
   absl::Status BeginForward(int unit, bool recomputes);
   absl::Status CheckParameters(int unit, bool records_graph);
-  absl::Status CheckHooks(int unit) const;
   void AttachToAutograd(int unit, bool records_graph);
   void AttachNode(int unit);
-  bool HasTrainable(int unit) const;
+  absl::Status CheckHeldIsCurrent(int unit) const;
   absl::Status CheckForwardLeftParametersAlone(
       int unit, const std::vector<at::Tensor*>& outputs) const;
   absl::Status BeforePostForward(int unit,
@@ -325,6 +310,8 @@ class ShardedModel final : public BackwardListener,
 
   // sharded_model_backward.cc
   void EnterBackward();
+  void NoteWritesBeforeBackward();
+  absl::Status ExplainStaleGraph(absl::Status status) const;
   void OnEndOfBackward();
   void OnBackwardLost();
   absl::Status FinishPendingFrom(uint64_t sequence);
@@ -332,25 +319,8 @@ class ShardedModel final : public BackwardListener,
   absl::Status PostBackward(int unit, const std::vector<at::Tensor>& gradients,
                             bool reduces);
   bool ReducesAll() const;
-  void NoteGradients();
   void NoteEndOfStep();
   absl::Status CheckOrder();
-
-  // sharded_model_versions.cc
-  void SeeVersions();
-  bool NoteWrittenShards(int unit);
-  void NoteWritesBeforeBackward();
-  absl::Status ExplainStaleGraph(absl::Status status) const;
-  std::vector<uint32_t> ShardVersions(int unit) const;
-  absl::Status CheckHeldIsCurrent(int unit) const;
-  absl::Status CheckUnwrittenBetweenForwards(int unit) const;
-  absl::Status Modified(int unit, const Slot& slot) const;
-
-  // sharded_model_precision.cc
-  absl::Status ChoosePrecision();
-  bool InFullPrecision(int unit) const;
-  void CastOutputs(int unit, const std::vector<at::Tensor*>& outputs) const;
-  absl::Status CheckPrecisionOf(const PreBackwardInfo& info) const;
 
   // sharded_model_between_steps.cc
   absl::Status SetReduction(int unit, bool synchronizes, bool all_reduces);
@@ -358,6 +328,7 @@ class ShardedModel final : public BackwardListener,
   const std::unique_ptr<Runtime> runtime_;
   Schedule schedule_;
   Settings settings_;
+  PrecisionSwitch precision_;
   const std::shared_ptr<comm::RankActivity> activity_;  // null: nobody asks
   const std::shared_ptr<ParameterOwner> owner_;
   std::vector<UnitState> units_;
@@ -374,12 +345,7 @@ class ShardedModel final : public BackwardListener,
   // A unit whose shards were written since a graph has computed with them.
   std::string written_before_backward_;
   bool synchronizes_ = true;
-  bool full_precision_ = false;  // a policy says so of eval mode
-  // Its changes, each with autograd's sequence number at that time.
-  std::vector<std::pair<uint64_t, bool>> precisions_;
-  bool has_reduced_ = false;            // a backward of the step under way has
-  int steps_ended_ = 0;                 // at most as many as are looked at
-  std::vector<bool> has_had_gradient_;  // of named_shards_
+  UnusedParameters unused_;
   std::thread::id forward_thread_;
   std::unique_ptr<UnitObserver> observer_;  // may be null
 };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -22,48 +23,45 @@
 #include "fsdp/runtime/step_log.h"
 
 namespace fsdp {
-namespace {
-
-// Parameters without a gradient are named after so many steps: two optimizers
-// of one model may take turns.
-constexpr int kStepsLookedAt = 2;
-
-}  // namespace
-
-void ShardedModel::NoteGradients() {
-  if (steps_ended_ == kStepsLookedAt || !synchronizes_ || !ReducesAll()) return;
-  has_reduced_ = true;
-  has_had_gradient_.resize(named_shards_.size());
-  for (size_t i = 0; i < named_shards_.size(); ++i) {
-    if (named_shards_[i].shard.grad().defined()) has_had_gradient_[i] = true;
-  }
-}
-
-// A step has ended once the gradients of a backward are dropped.
 void ShardedModel::NoteEndOfStep() {
-  if (!has_reduced_) return;
-  for (const NamedShard& named : named_shards_) {
-    if (named.shard.grad().defined()) return;
-  }
-  has_reduced_ = false;
-  if (++steps_ended_ != kStepsLookedAt ||
-      runtime_->communicator().rank() != 0 ||
+  const std::vector<std::string> names = unused_.NoteEndOfStep(named_shards_);
+  if (names.empty() || runtime_->communicator().rank() != 0 ||
       runtime_->hooks().step != nullptr) {
     return;
   }
-  std::vector<absl::string_view> names;
-  for (size_t i = 0; i < named_shards_.size(); ++i) {
-    if (named_shards_[i].shard.requires_grad() && !has_had_gradient_[i]) {
-      names.push_back(named_shards_[i].name);
-    }
-  }
-  if (names.empty()) return;
   // For example, a parameter was meant to be tied and is not.
   TORCH_WARN("fsdp: no rank has used these parameters in the first ",
-             kStepsLookedAt,
+             UnusedParameters::kStepsLookedAt,
              " steps, so they have no gradient and are not trained: ",
              absl::StrJoin(names, ", "),
              ". Freeze them if that is meant; tie parameters by fsdp::Tie()");
+}
+
+// Must run at the first event of a backward, before anything that it reads is
+// compared.
+void ShardedModel::NoteWritesBeforeBackward() {
+  written_before_backward_.clear();
+  for (int unit = 0; unit < num_units(); ++unit) {
+    if (units_[unit].parameters.NoteWrittenShards()) {
+      written_before_backward_ = unit_name(unit);
+    }
+  }
+  NoteEndOfStep();
+}
+
+absl::Status ShardedModel::ExplainStaleGraph(absl::Status status) const {
+  if (written_before_backward_.empty() ||
+      !absl::StrContains(status.message(),
+                         "modified by an inplace operation")) {
+    return status;
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "backward through a forward whose parameters have changed since: shards "
+      "of unit ",
+      written_before_backward_,
+      " were written in between, by an optimizer's step or a state dict for "
+      "example. Run the backward first. LibTorch says: ",
+      status.message()));
 }
 
 absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
@@ -116,7 +114,8 @@ void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
   if (observer_ != nullptr) {
     ThrowIfError(observer_->BeforePreBackward(info.unit));
   }
-  ThrowIfError(CheckPrecisionOf(info));
+  ThrowIfError(precision_.CheckGraph(info.unit, unit_name(info.unit),
+                                     info.exit_sequence));
   ThrowIfError(FinishPendingFrom(info.exit_sequence));
   ThrowIfError(TransitionOrGiveUp({EventKind::kPreBackward, info.unit}, {}));
   if (info.start_sequence.has_value()) {
@@ -146,7 +145,8 @@ void ShardedModel::OnLeft(uint64_t start_sequence) {
 // node's.
 absl::Status ShardedModel::FinishPendingFrom(uint64_t sequence) {
   while (const auto pending = backward_.TakePendingFrom(sequence)) {
-    const std::vector<at::Tensor> none(units_[pending->unit].slots.size());
+    const std::vector<at::Tensor> none(
+        units_[pending->unit].parameters.slots().size());
     FSDP_RETURN_IF_ERROR(PostBackward(pending->unit, none, pending->reduces));
   }
   return absl::OkStatus();
@@ -157,7 +157,7 @@ absl::Status ShardedModel::FinishPendingFrom(uint64_t sequence) {
 void ShardedModel::RunParameterHooks(int unit,
                                      std::vector<at::Tensor>& gradients) {
   for (size_t k = 0; k < gradients.size(); ++k) {
-    const Slot& slot = units_[unit].slots[k];
+    const UnitParameters::Slot& slot = units_[unit].parameters.slots()[k];
     if (!gradients[k].defined()) continue;
     for (const at::Tensor& tensor : slot.tensors) {
       if (!tensor.requires_grad() || !HasTensorHooks(tensor)) continue;
@@ -197,7 +197,7 @@ void ShardedModel::OnEndOfBackward() {
   ThrowIfError(TransitionOrGiveUp(event, {}));
   runtime_->EndOfBackward();
   RestoreSentinels();
-  NoteGradients();
+  if (synchronizes_ && ReducesAll()) unused_.NoteGradients(named_shards_);
   absl::Status status = CheckOrder();
   if (!status.ok()) GiveUpIteration(status);
   ThrowIfError(status);

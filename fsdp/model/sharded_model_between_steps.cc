@@ -45,22 +45,11 @@ absl::Status ShardedModel::SetTrainable(absl::string_view name,
   const auto alias = settings_.aliases.find(name);
   if (alias != settings_.aliases.end()) name = alias->second;
   for (UnitState& state : units_) {
-    for (Slot& slot : state.slots) {
-      if (slot.name != name) continue;
-      if (trainable && !slot.shard.is_floating_point()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("parameter ", name, " has dtype ",
-                         c10::toString(slot.shard.scalar_type()),
-                         ": bytes have no gradient, and stay frozen"));
+    const std::vector<UnitParameters::Slot>& slots = state.parameters.slots();
+    for (size_t k = 0; k < slots.size(); ++k) {
+      if (slots[k].name == name) {
+        return state.parameters.SetTrainable(k, trainable);
       }
-      for (const at::Tensor& tensor : slot.tensors) {
-        ClearEdge(tensor);
-        tensor.set_requires_grad(trainable);
-        if (trainable) AttachSentinel(tensor, slot.sentinel);
-      }
-      slot.shard.set_requires_grad(trainable);
-      if (!trainable) slot.shard.mutable_grad().reset();
-      return absl::OkStatus();
     }
   }
   return absl::NotFoundError(
@@ -107,8 +96,9 @@ absl::Status ShardedModel::StepInBackward(UnitStep step) {
       // The next event tells which unit's backward runs.
       const auto back =
           absl::MakeCleanup([&note] { note(comm::Phase::kBackward, ""); });
-      return step(absl::MakeConstSpan(named_shards_)
-                      .subspan(state.first_shard, state.slots.size()));
+      return step(
+          absl::MakeConstSpan(named_shards_)
+              .subspan(state.first_shard, state.parameters.slots().size()));
     };
   }
   runtime_->SetHooks(std::move(hooks));
@@ -151,7 +141,7 @@ absl::Status ShardedModel::BeginWholeAccess(absl::string_view what,
   FSDP_RETURN_IF_ERROR(ReleaseUnsharded());
   whole_access_ = std::string(what);
   owner_->OpenGradients();
-  ClearEdges();
+  for (const UnitState& state : units_) state.parameters.ClearEdges();
   return absl::OkStatus();
 }
 
@@ -193,7 +183,7 @@ absl::Status ShardedModel::Unshard(int unit) {
   FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
   if (!InsideBackward()) GiveUpStaleBackward();
   if (!schedule_.IsHeldForUser(unit)) {
-    units_[unit].versions_asked_for = ShardVersions(unit);
+    units_[unit].versions_asked_for = units_[unit].parameters.ShardVersions();
   }
   return TransitionOrGiveUp({EventKind::kUnshard, unit}, {});
 }

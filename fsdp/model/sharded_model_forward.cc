@@ -72,8 +72,17 @@ absl::Status ShardedModel::BeginForward(int unit, bool recomputes) {
     GiveUpIteration(loaded);
     return loaded;
   }
-  FSDP_RETURN_IF_ERROR(ChoosePrecision());
-  for (int each = 0; each < num_units(); ++each) NoteWrittenShards(each);
+  // What is gathered has the precision of the last mode.
+  FSDP_RETURN_IF_ERROR(precision_.FollowMode(
+      [this](absl::Span<const int> units, bool full) -> absl::Status {
+        FSDP_RETURN_IF_ERROR(ReleaseUnsharded());
+        for (const int each : units) {
+          runtime_->SetPrecision(each, full ? flat_param::Precision::kFull
+                                            : flat_param::Precision::kCompute);
+        }
+        return absl::OkStatus();
+      }));
+  for (UnitState& state : units_) state.parameters.NoteWrittenShards();
   NoteEndOfStep();
   return absl::OkStatus();
 }
@@ -82,44 +91,41 @@ absl::Status ShardedModel::CheckParameters(int unit, bool records_graph) {
   for (const auto& flat : flats(unit)) {
     FSDP_RETURN_IF_ERROR(flat->CheckBinding());
   }
-  absl::Status unwritten = CheckUnwrittenBetweenForwards(unit);
+  UnitParameters& parameters = units_[unit].parameters;
+  absl::Status unwritten = parameters.CheckUnwrittenBetweenForwards();
   if (!unwritten.ok()) {
     GiveUpIteration(unwritten);
     return unwritten;
   }
-  NoteWrittenShards(unit);  // also what was written inside the forward
+  parameters.NoteWrittenShards();  // also what was written inside the forward
   // A region's forward runs without grad, and its recomputation with it.
   if (records_graph || RegionScope::Current() != nullptr) {
     FSDP_RETURN_IF_ERROR(CheckHeldIsCurrent(unit));
   }
-  return records_graph ? CheckHooks(unit) : absl::OkStatus();
+  return records_graph ? parameters.CheckHooks() : absl::OkStatus();
 }
 
-// Refuses hooks that would never run: gradients would be wrong silently.
-absl::Status ShardedModel::CheckHooks(int unit) const {
-  for (const Slot& slot : units_[unit].slots) {
-    if (HasTensorHooks(slot.shard) || HasPostAccumulateHooks(slot.shard)) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "a hook on the shard of ", slot.name,
-          " in Parameters() would not run: register it on the module's "
-          "parameter, where it gets the whole gradient of this rank, or use "
-          "StepInBackward()"));
-    }
-    for (const at::Tensor& tensor : slot.tensors) {
-      if (!HasPostAccumulateHooks(tensor)) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "a post-accumulate-grad hook on parameter ", slot.name,
-          " would not run: the gradient of a sharded parameter is in .grad of "
-          "its shard. Use StepInBackward()"));
-    }
+// An optimizer may have stepped since Unshard(). Backward gathers anew, so the
+// graph would mix two sets of values.
+absl::Status ShardedModel::CheckHeldIsCurrent(int unit) const {
+  const UnitState& state = units_[unit];
+  if (!schedule_.IsHeldForUser(unit) || !runtime_->HoldsCopy(unit) ||
+      state.versions_asked_for == state.parameters.ShardVersions()) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "forward with grad of unit ", unit_name(unit),
+      ", whose shards were written after Unshard() had gathered it: forward "
+      "would compute with the old values and backward with the new ones. "
+      "Reshard() it after writing, or Unshard() it then"));
 }
 
 void ShardedModel::AttachToAutograd(int unit, bool records_graph) {
   if (records_graph) AttachNode(unit);
   RegionScope* const region = RegionScope::Current();
-  if (region != nullptr && HasTrainable(unit)) region->NoteTrainable();
+  if (region != nullptr && units_[unit].parameters.AnyTrainable()) {
+    region->NoteTrainable();
+  }
   RecomputeScope* const recomputation = RecomputeScope::Current();
   if (recomputation != nullptr) {
     recomputation->KeepBuffers(*units_[unit].buffers);
@@ -133,34 +139,17 @@ void ShardedModel::AttachNode(int unit) {
   running->name = unit_name(unit);
   running->may_use_other_parameters = settings_.ignores_parameters;
   running->buffers = state.buffers;
-  ParameterSlots& trainable = running->trainable;
-  trainable.resize(state.slots.size());
-  state.num_trainable = 0;
-  for (size_t k = 0; k < state.slots.size(); ++k) {
-    Slot& slot = state.slots[k];
-    for (const at::Tensor& tensor : slot.tensors) ClearEdge(tensor);
-    for (const at::Tensor& tensor : slot.tensors) {
-      if (tensor.requires_grad()) trainable[k].push_back(tensor);
-    }
-    const bool requires_grad = !trainable[k].empty();
-    if (slot.shard.requires_grad() != requires_grad) {
-      slot.shard.set_requires_grad(requires_grad);
-    }
-    if (requires_grad) ++state.num_trainable;
-  }
+  running->trainable = state.parameters.TakeTrainable();
+  state.num_trainable = static_cast<int>(
+      std::count_if(running->trainable.begin(), running->trainable.end(),
+                    [](const auto& tensors) { return !tensors.empty(); }));
   state.running = running;
   state.start_sequence = at::sequence_number::peek();
   state.node.reset();
   if (state.num_trainable == 0) return;
-  state.node =
-      AttachUnitNode(weak_from_this(), unit, unit_name(unit), trainable);
+  state.node = AttachUnitNode(weak_from_this(), unit, unit_name(unit),
+                              running->trainable);
   state.edges_attached = true;
-}
-
-bool ShardedModel::HasTrainable(int unit) const {
-  const std::vector<Slot>& slots = units_[unit].slots;
-  return std::any_of(slots.begin(), slots.end(),
-                     [](const Slot& slot) { return slot.AnyTrainable(); });
 }
 
 void ShardedModel::WatchInput(int unit, const at::Tensor& input) {
@@ -171,10 +160,7 @@ void ShardedModel::WatchInput(int unit, const at::Tensor& input) {
 
 absl::Status ShardedModel::CheckForwardLeftParametersAlone(
     int unit, const std::vector<at::Tensor*>& outputs) const {
-  for (const Slot& slot : units_[unit].slots) {
-    if (slot.tensors.front()._version() == slot.version) continue;
-    return Modified(unit, slot);
-  }
+  FSDP_RETURN_IF_ERROR(units_[unit].parameters.CheckUnwrittenInForward());
   for (const auto& flat : flats(unit)) {
     FSDP_RETURN_IF_ERROR(flat->CheckBinding());
     for (const at::Tensor* output : outputs) {
@@ -192,7 +178,7 @@ absl::Status ShardedModel::PostForward(int unit,
                                        const std::vector<at::Tensor*>& outputs,
                                        const SeenTensors& inputs) {
   FSDP_RETURN_IF_ERROR(BeforePostForward(unit, outputs));
-  CastOutputs(unit, outputs);
+  precision_.CastOutputs(unit, outputs);
   bool expects_backward = false;
   Nodes exits;
   if (c10::GradMode::is_enabled()) {
@@ -242,6 +228,20 @@ void ShardedModel::AbandonForward(int unit, const absl::Status& thrown) {
       "the forward of unit ", unit_name(unit), " on ",
       communicator().names().Name(communicator().rank()), " threw an exception",
       thrown.ok() ? "" : ": ", thrown.message())));
+}
+
+absl::Status ShardedModel::RefuseWrite(int unit, const at::Tensor& target) {
+  const UnitParameters& parameters = units_[unit].parameters;
+  size_t first = 0;
+  for (const auto& flat : runtime_->flats(unit)) {
+    if (flat->Owns(target)) {
+      if (flat->filled()) flat->Empty();
+      return parameters.Modified(
+          parameters.slots()[first + flat->IndexOf(target)]);
+    }
+    first += flat->num_parameters();
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace fsdp

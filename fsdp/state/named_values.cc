@@ -17,7 +17,8 @@ NamedValues ReadNamedValues(const ShardedModel& model,
     }
   }
   std::map<const void*, c10::ScalarType> originals;
-  for (const BufferPrecision::Buffer& buffer : model.buffers().buffers()) {
+  for (const BufferPrecision::Buffer& buffer :
+       model.precision().buffers().buffers()) {
     originals[buffer.tensor.unsafeGetTensorImpl()] = buffer.original;
   }
   NamedValues values;

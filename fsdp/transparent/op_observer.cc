@@ -188,7 +188,7 @@ WriteWatch::~WriteWatch() {
 
 int WriteWatch::Mode() const {
   return (c10::GradMode::is_enabled() ? 2 : 0) +
-         (model_->is_training() ? 1 : 0);
+         (model_->precision().is_training() ? 1 : 0);
 }
 
 // Also watches a forward inside a watched one.

@@ -195,7 +195,7 @@ absl::Status TransparentUnits::OnForwardOperator(absl::Span<const int> units,
 // The unit gets its node at once: the graph of its forward may begin only after
 // its first operator, which may run under a NoGradGuard.
 absl::Status TransparentUnits::OpenUnit(int unit) {
-  if (model_->CastsInputs(unit)) {
+  if (model_->precision().CastsInputs(unit)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "unit ", model_->unit_name(unit),
         " is to cast its inputs, but its module was called directly: nobody "

@@ -1,0 +1,166 @@
+#include "fsdp/model/unit_parameters.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "fsdp/autograd/autograd.h"
+
+namespace fsdp {
+
+bool UnitParameters::Slot::AnyTrainable() const {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& t) { return t.requires_grad(); });
+}
+
+void UnitParameters::Add(std::string name, std::vector<at::Tensor> tensors,
+                         const at::Tensor& shard) {
+  auto sentinel = MakeSentinel(tensors.front(), name);
+  slots_.push_back(
+      {std::move(name), std::move(tensors), shard, std::move(sentinel)});
+}
+
+bool UnitParameters::AnyTrainable() const {
+  return std::any_of(slots_.begin(), slots_.end(),
+                     [](const Slot& slot) { return slot.AnyTrainable(); });
+}
+
+void UnitParameters::AttachSentinels() {
+  for (const Slot& slot : slots_) {
+    slot.shard.set_requires_grad(slot.AnyTrainable());
+  }
+  RestoreSentinels();
+}
+
+void UnitParameters::RestoreSentinels() const {
+  for (const Slot& slot : slots_) {
+    if (!slot.shard.requires_grad()) continue;
+    for (const at::Tensor& tensor : slot.tensors) {
+      if (tensor.requires_grad()) AttachSentinel(tensor, slot.sentinel);
+    }
+  }
+}
+
+void UnitParameters::ClearEdges() const {
+  for (const Slot& slot : slots_) {
+    for (const at::Tensor& tensor : slot.tensors) ClearEdge(tensor);
+  }
+}
+
+ParameterSlots UnitParameters::TakeTrainable() {
+  ParameterSlots trainable(slots_.size());
+  ClearEdges();
+  for (size_t k = 0; k < slots_.size(); ++k) {
+    for (const at::Tensor& tensor : slots_[k].tensors) {
+      if (tensor.requires_grad()) trainable[k].push_back(tensor);
+    }
+    const bool requires_grad = !trainable[k].empty();
+    if (slots_[k].shard.requires_grad() != requires_grad) {
+      slots_[k].shard.set_requires_grad(requires_grad);
+    }
+  }
+  return trainable;
+}
+
+absl::Status UnitParameters::SetTrainable(size_t slot, bool trainable) {
+  const Slot& of = slots_[slot];
+  if (trainable && !of.shard.is_floating_point()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter ", of.name, " has dtype ",
+        c10::toString(of.shard.scalar_type()),
+        ": bytes have no gradient, and stay frozen"));
+  }
+  for (const at::Tensor& tensor : of.tensors) {
+    ClearEdge(tensor);
+    tensor.set_requires_grad(trainable);
+    if (trainable) AttachSentinel(tensor, of.sentinel);
+  }
+  of.shard.set_requires_grad(trainable);
+  if (!trainable) of.shard.mutable_grad().reset();
+  return absl::OkStatus();
+}
+
+absl::Status UnitParameters::CheckHooks() const {
+  for (const Slot& slot : slots_) {
+    if (HasTensorHooks(slot.shard) || HasPostAccumulateHooks(slot.shard)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "a hook on the shard of ", slot.name,
+          " in Parameters() would not run: register it on the module's "
+          "parameter, where it gets the whole gradient of this rank, or use "
+          "StepInBackward()"));
+    }
+    for (const at::Tensor& tensor : slot.tensors) {
+      if (!HasPostAccumulateHooks(tensor)) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "a post-accumulate-grad hook on parameter ", slot.name,
+          " would not run: the gradient of a sharded parameter is in .grad of "
+          "its shard. Use StepInBackward()"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void UnitParameters::SeeVersions() {
+  for (Slot& slot : slots_) slot.version = slot.tensors.front()._version();
+}
+
+bool UnitParameters::NoteWrittenShards() {
+  bool any = false;
+  for (Slot& slot : slots_) {
+    const uint32_t version = slot.shard._version();
+    if (version == slot.shard_version) continue;
+    slot.shard_version = version;
+    const uint32_t before = slot.tensors.front()._version();
+    for (const at::Tensor& tensor : slot.tensors) {
+      tensor.unsafeGetTensorImpl()->bump_version();
+    }
+    // Other writes to the tensor remain to be found.
+    slot.version += slot.tensors.front()._version() - before;
+    any = true;
+  }
+  return any;
+}
+
+std::vector<uint32_t> UnitParameters::ShardVersions() const {
+  std::vector<uint32_t> versions;
+  versions.reserve(slots_.size());
+  for (const Slot& slot : slots_) versions.push_back(slot.shard._version());
+  return versions;
+}
+
+absl::Status UnitParameters::CheckUnwrittenBetweenForwards() const {
+  for (const Slot& slot : slots_) {
+    if (slot.tensors.front()._version() == slot.version) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "parameter ", slot.name, " of unit ", unit_,
+        " was written outside a forward, while the unit was gathered by "
+        "Unshard() for example: the change would be lost when it is freed. "
+        "Write through NamedShards() or SummonFullParams()"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UnitParameters::CheckUnwrittenInForward() const {
+  for (const Slot& slot : slots_) {
+    if (slot.tensors.front()._version() != slot.version) return Modified(slot);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UnitParameters::Modified(const Slot& slot) const {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "parameter ", slot.name,
+      " was modified in place during the forward of unit ", unit_,
+      ": the change would be lost when the unit is freed. Write through "
+      "NamedShards() between steps, or compute with a copy"));
+}
+
+}  // namespace fsdp

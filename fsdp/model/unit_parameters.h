@@ -1,0 +1,82 @@
+// A unit's parameters as its module has them, beside their shards: where
+// autograd finds them, and who has written them.
+#ifndef FSDP_MODEL_UNIT_PARAMETERS_H_
+#define FSDP_MODEL_UNIT_PARAMETERS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "fsdp/autograd/autograd.h"
+
+namespace fsdp {
+
+// The module's tensors hold values only while the unit computes, so writes to
+// them are refused, and only their shards write them. Between steps a trainable
+// tensor has an edge to a sentinel, which refuses gradients. Not thread-safe.
+class UnitParameters {
+ public:
+  // One distinct parameter: slot k of the unit's node.
+  struct Slot {
+    // Tied tensors may differ in whether they are trainable.
+    bool AnyTrainable() const;
+
+    std::string name;
+    std::vector<at::Tensor> tensors;  // of the module
+    at::Tensor shard;
+    std::shared_ptr<torch::autograd::Node> sentinel;
+    uint32_t version = 0;        // the tensors' when last seen
+    uint32_t shard_version = 0;  // the shard's when last seen
+  };
+
+  // `unit` names the unit in errors.
+  explicit UnitParameters(std::string unit) : unit_(std::move(unit)) {}
+
+  void Add(std::string name, std::vector<at::Tensor> tensors,
+           const at::Tensor& shard);
+  const std::vector<Slot>& slots() const { return slots_; }
+
+  // --- Autograd -------------------------------------------------------------
+  bool AnyTrainable() const;
+  // Makes shards require grad as the tensors do, which must have no edges, and
+  // points the tensors to sentinels.
+  void AttachSentinels();
+  // Does the second alone, after a forward has pointed tensors elsewhere.
+  void RestoreSentinels() const;
+  void ClearEdges() const;
+  // Returns the tensors that the user trains at present, by slot, without
+  // edges, and makes shards require grad as they do. Users may change it
+  // between forwards.
+  ParameterSlots TakeTrainable();
+  // InvalidArgument: bytes, which have no gradient.
+  absl::Status SetTrainable(size_t slot, bool trainable);
+  // FailedPrecondition names a hook that would never run, so that gradients
+  // would be wrong silently.
+  absl::Status CheckHooks() const;
+
+  // --- Writes ---------------------------------------------------------------
+  // Accepts all writes to the module's tensors so far.
+  void SeeVersions();
+  // Lets autograd know of writes to shards since the last call: the tensors
+  // count as written. Returns whether there were any.
+  bool NoteWrittenShards();
+  std::vector<uint32_t> ShardVersions() const;
+  // FailedPrecondition: a tensor was written between forwards, which the unit's
+  // next use would lose, or during the unit's forward.
+  absl::Status CheckUnwrittenBetweenForwards() const;
+  absl::Status CheckUnwrittenInForward() const;
+  // Returns the error for a write to the tensors of a slot.
+  absl::Status Modified(const Slot& slot) const;
+
+ private:
+  const std::string unit_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_MODEL_UNIT_PARAMETERS_H_

@@ -1,0 +1,144 @@
+#include "fsdp/model/unit_parameters.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/ScalarType.h>
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/testing/status_matchers.h"
+#include "fsdp/autograd/autograd.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+// A weight, a pair of tied tensors of which one is frozen, and a frozen bias.
+class UnitParametersTest : public ::testing::Test {
+ protected:
+  UnitParametersTest() {
+    parameters_.Add("weight", {Trained()}, at::ones({2}));
+    parameters_.Add("tied", {at::ones({3}), Trained()}, at::ones({1}));
+    parameters_.Add("bias", {at::ones({3})}, at::ones({0}));
+    parameters_.SeeVersions();
+    parameters_.NoteWrittenShards();
+  }
+
+  static at::Tensor Trained() { return at::ones({3}).requires_grad_(); }
+  at::Tensor Tensor(int slot, int i = 0) {
+    return parameters_.slots()[slot].tensors[i];
+  }
+  at::Tensor Shard(int slot) { return parameters_.slots()[slot].shard; }
+  static void Write(at::Tensor tensor) {
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
+
+  UnitParameters parameters_{"block"};
+};
+
+TEST_F(UnitParametersTest, BetweenForwardsOnlyShardsAreLeaves) {
+  parameters_.AttachSentinels();
+  EXPECT_TRUE(Shard(0).requires_grad());
+  EXPECT_TRUE(Shard(1).requires_grad());
+  EXPECT_FALSE(Shard(2).requires_grad());
+  EXPECT_FALSE(Tensor(0).is_leaf());
+  EXPECT_TRUE(Tensor(1, 0).is_leaf());
+  EXPECT_FALSE(Tensor(1, 1).is_leaf());
+  EXPECT_THROW(Tensor(0).sum().backward(), std::exception);
+  parameters_.ClearEdges();
+  EXPECT_TRUE(Tensor(0).is_leaf());
+  EXPECT_TRUE(Tensor(0).requires_grad());
+}
+
+TEST_F(UnitParametersTest, TakesWhatIsTrainedAtPresent) {
+  parameters_.AttachSentinels();
+  ParameterSlots trainable = parameters_.TakeTrainable();
+  EXPECT_THAT(trainable, ElementsAre(SizeIs(1), SizeIs(1), IsEmpty()));
+  EXPECT_TRUE(trainable[1][0].is_same(Tensor(1, 1)));
+  EXPECT_TRUE(Tensor(0).is_leaf());
+  Tensor(0).set_requires_grad(false);
+  Tensor(2).set_requires_grad(true);
+  trainable = parameters_.TakeTrainable();
+  EXPECT_THAT(trainable, ElementsAre(IsEmpty(), SizeIs(1), SizeIs(1)));
+  EXPECT_FALSE(Shard(0).requires_grad());
+  EXPECT_TRUE(Shard(2).requires_grad());
+}
+
+TEST_F(UnitParametersTest, RestoringDoesNotAskTheTensorsOfFrozenShards) {
+  parameters_.AttachSentinels();
+  parameters_.TakeTrainable();
+  Tensor(2).set_requires_grad(true);
+  parameters_.RestoreSentinels();
+  EXPECT_FALSE(Tensor(0).is_leaf());
+  EXPECT_TRUE(Tensor(2).is_leaf());
+  EXPECT_FALSE(Shard(2).requires_grad());
+}
+
+TEST_F(UnitParametersTest, FreezingDropsTheGradient) {
+  parameters_.AttachSentinels();
+  Shard(0).mutable_grad() = at::ones({2});
+  ASSERT_OK(parameters_.SetTrainable(0, false));
+  EXPECT_FALSE(Shard(0).grad().defined());
+  EXPECT_FALSE(Shard(0).requires_grad());
+  EXPECT_FALSE(Tensor(0).requires_grad());
+  ASSERT_OK(parameters_.SetTrainable(0, true));
+  EXPECT_TRUE(Shard(0).requires_grad());
+  EXPECT_FALSE(Tensor(0).is_leaf());
+  parameters_.Add("bytes", {at::ones({3}, c10::kByte)},
+                  at::ones({1}, c10::kByte));
+  EXPECT_OK(parameters_.SetTrainable(3, false));
+  EXPECT_THAT(parameters_.SetTrainable(3, true),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("bytes"), HasSubstr("Byte"))));
+}
+
+TEST_F(UnitParametersTest, RefusesHooksThatWouldNotRun) {
+  parameters_.AttachSentinels();
+  EXPECT_OK(parameters_.CheckHooks());
+  Shard(1).register_hook([](const at::Tensor& gradient) { return gradient; });
+  EXPECT_THAT(parameters_.CheckHooks(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("a hook on the shard of tied")));
+}
+
+TEST_F(UnitParametersTest, WritesToShardsAreWritesToTensors) {
+  const auto before = Tensor(1)._version();
+  EXPECT_FALSE(parameters_.NoteWrittenShards());
+  const std::vector<uint32_t> versions = parameters_.ShardVersions();
+  Write(Shard(1));
+  EXPECT_NE(parameters_.ShardVersions(), versions);
+  EXPECT_TRUE(parameters_.NoteWrittenShards());
+  EXPECT_FALSE(parameters_.NoteWrittenShards());
+  EXPECT_EQ(Tensor(1, 0)._version(), before + 1);
+  EXPECT_EQ(Tensor(1, 1)._version(), before + 1);
+  EXPECT_OK(parameters_.CheckUnwrittenBetweenForwards());
+  EXPECT_OK(parameters_.CheckUnwrittenInForward());
+}
+
+TEST_F(UnitParametersTest, RefusesWritesToTensors) {
+  Write(Tensor(2));
+  // A write to the shard does not hide it.
+  Write(Shard(2));
+  parameters_.NoteWrittenShards();
+  EXPECT_THAT(parameters_.CheckUnwrittenBetweenForwards(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("parameter bias of unit block was written")));
+  EXPECT_THAT(parameters_.CheckUnwrittenInForward(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("parameter bias was modified in place during "
+                                 "the forward of unit block")));
+  parameters_.SeeVersions();
+  EXPECT_OK(parameters_.CheckUnwrittenBetweenForwards());
+  EXPECT_OK(parameters_.CheckUnwrittenInForward());
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,34 @@
+// Finds parameters that no rank has used in the first steps of a training.
+#ifndef FSDP_MODEL_UNUSED_PARAMETERS_H_
+#define FSDP_MODEL_UNUSED_PARAMETERS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "fsdp/model/named_shard.h"
+
+namespace fsdp {
+
+class UnusedParameters {
+ public:
+  // Two optimizers of one model may take turns.
+  static constexpr int kStepsLookedAt = 2;
+
+  // Notes which of `shards`, the same at every call, have a gradient. Call it
+  // after a backward that has reduced all gradients.
+  void NoteGradients(absl::Span<const NamedShard> shards);
+  // Call it before the next forward or backward: a step has ended once the
+  // gradients of a backward are dropped. Returns the trainable parameters that
+  // had no gradient in the first kStepsLookedAt steps, at the end of the last.
+  std::vector<std::string> NoteEndOfStep(absl::Span<const NamedShard> shards);
+
+ private:
+  bool has_reduced_ = false;  // a backward of the step under way has
+  int steps_ended_ = 0;       // at most as many as are looked at
+  std::vector<bool> has_had_gradient_;  // of the shards
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_MODEL_UNUSED_PARAMETERS_H_

@@ -1,0 +1,67 @@
+// The precision in which a model's units run: what their forwards cast, and
+// eval mode, which may mean full precision.
+#ifndef FSDP_PRECISION_PRECISION_SWITCH_H_
+#define FSDP_PRECISION_PRECISION_SWITCH_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "fsdp/precision/buffer_precision.h"
+#include "fsdp/precision/mixed_precision.h"
+
+namespace fsdp {
+
+// Not thread-safe.
+class PrecisionSwitch {
+ public:
+  // `units` has the options of each unit, the root first. Casts `buffers`, as
+  // training has them. `is_training` tells the mode of the root module; null:
+  // it is always training.
+  PrecisionSwitch(std::vector<MixedPrecision> units, BufferPrecision buffers,
+                  std::function<bool()> is_training);
+
+  bool is_training() const { return !is_training_ || is_training_(); }
+  const BufferPrecision& buffers() const { return buffers_; }
+
+  // Follows the mode of the root module: if it differs from that of the last
+  // call and units compute in full precision in eval mode, `apply` gets these
+  // units and what they compute in from now on, and buffers are cast. Call it
+  // between forwards. If `apply` fails, nothing has changed here.
+  absl::Status FollowMode(
+      absl::FunctionRef<absl::Status(absl::Span<const int> units, bool full)>
+          apply);
+
+  // --- One forward of a unit ------------------------------------------------
+  // Returns whether CastInputs() has to be called.
+  bool CastsInputs(int unit) const;
+  void CastInputs(int unit, absl::Span<at::Tensor* const> inputs) const;
+  void CastOutputs(int unit, absl::Span<at::Tensor* const> outputs) const;
+
+  // FailedPrecondition, naming the unit: its graph, whose node has `sequence`
+  // of autograd, was recorded in another precision than the unit has now.
+  // Tensors that a graph has saved refer to the storage of its precision.
+  absl::Status CheckGraph(int unit, const std::string& name,
+                          uint64_t sequence) const;
+
+ private:
+  bool InFullPrecision(int unit) const;
+
+  const std::vector<MixedPrecision> units_;
+  const BufferPrecision buffers_;
+  const std::function<bool()> is_training_;
+  bool full_ = false;  // the mode says so, at the last FollowMode()
+  // Changes of full_, each with autograd's sequence number at that time.
+  std::vector<std::pair<uint64_t, bool>> changes_;
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_PRECISION_PRECISION_SWITCH_H_

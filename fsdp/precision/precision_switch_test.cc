@@ -1,0 +1,162 @@
+#include "fsdp/precision/precision_switch.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/ScalarType.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "base/testing/status_matchers.h"
+#include "fsdp/precision/buffer_precision.h"
+#include "fsdp/precision/mixed_precision.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+MixedPrecision In(c10::ScalarType dtype, CastInputs cast_inputs,
+                  bool full_in_eval = false) {
+  MixedPrecision precision;
+  precision.param_dtype = dtype;
+  precision.cast_inputs = cast_inputs;
+  precision.full_precision_in_eval = full_in_eval;
+  return precision;
+}
+
+// A root, a unit that is full in eval mode, and one that never is.
+class PrecisionSwitchTest : public ::testing::Test {
+ protected:
+  using Change = std::pair<std::vector<int>, bool>;
+
+  PrecisionSwitchTest() {
+    std::vector<MixedPrecision> units = {
+        In(c10::kBFloat16, CastInputs::kRoot, /*full_in_eval=*/true),
+        In(c10::kBFloat16, CastInputs::kEveryUnit, /*full_in_eval=*/true),
+        In(c10::kHalf, CastInputs::kEveryUnit)};
+    units[0].output_dtype = c10::kDouble;
+    switch_ = std::make_unique<PrecisionSwitch>(
+        std::move(units),
+        BufferPrecision({{"mean", buffer_, c10::kFloat, c10::kBFloat16}}),
+        [this] { return training_; });
+  }
+
+  absl::Status Follow(absl::Status answer = absl::OkStatus()) {
+    return switch_->FollowMode(
+        [&](absl::Span<const int> units, bool full) -> absl::Status {
+          changes_.push_back({{units.begin(), units.end()}, full});
+          return answer;
+        });
+  }
+
+  c10::ScalarType InputOf(int unit, c10::ScalarType dtype) {
+    at::Tensor input = at::ones({2}, dtype);
+    if (switch_->CastsInputs(unit)) switch_->CastInputs(unit, {&input});
+    return input.scalar_type();
+  }
+  c10::ScalarType OutputOf(int unit) {
+    at::Tensor output = at::ones({2});
+    switch_->CastOutputs(unit, {&output});
+    return output.scalar_type();
+  }
+
+  bool training_ = true;
+  at::Tensor buffer_ = at::ones({3});
+  std::vector<Change> changes_;
+  std::unique_ptr<PrecisionSwitch> switch_;
+};
+
+TEST_F(PrecisionSwitchTest, TrainingCastsWhatOptionsSay) {
+  EXPECT_EQ(buffer_.scalar_type(), c10::kBFloat16);
+  ASSERT_OK(Follow());
+  EXPECT_THAT(changes_, ElementsAre());
+  EXPECT_EQ(InputOf(0, c10::kFloat), c10::kBFloat16);
+  EXPECT_EQ(InputOf(2, c10::kFloat), c10::kHalf);
+  EXPECT_EQ(InputOf(2, c10::kLong), c10::kLong);
+  EXPECT_EQ(OutputOf(0), c10::kDouble);
+  EXPECT_EQ(OutputOf(1), c10::kFloat);
+}
+
+TEST_F(PrecisionSwitchTest, EvalModeIsFullForUnitsThatSaySo) {
+  training_ = false;
+  ASSERT_OK(Follow());
+  ASSERT_OK(Follow());
+  EXPECT_THAT(changes_, ElementsAre(Pair(ElementsAre(0, 1), true)));
+  EXPECT_EQ(buffer_.scalar_type(), c10::kFloat);
+  EXPECT_EQ(InputOf(0, c10::kFloat), c10::kFloat);
+  EXPECT_EQ(InputOf(1, c10::kFloat), c10::kFloat);
+  EXPECT_EQ(InputOf(2, c10::kFloat), c10::kHalf);
+  EXPECT_EQ(OutputOf(0), c10::kFloat);
+  training_ = true;
+  ASSERT_OK(Follow());
+  EXPECT_THAT(changes_, ElementsAre(Pair(ElementsAre(0, 1), true),
+                                    Pair(ElementsAre(0, 1), false)));
+  EXPECT_EQ(buffer_.scalar_type(), c10::kBFloat16);
+  EXPECT_EQ(InputOf(1, c10::kFloat), c10::kBFloat16);
+}
+
+TEST_F(PrecisionSwitchTest, AFailedChangeIsTriedAgain) {
+  training_ = false;
+  EXPECT_THAT(Follow(absl::AbortedError("lost")),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("lost")));
+  EXPECT_EQ(buffer_.scalar_type(), c10::kBFloat16);
+  EXPECT_EQ(InputOf(1, c10::kFloat), c10::kBFloat16);
+  ASSERT_OK(Follow());
+  EXPECT_EQ(changes_.size(), 2);
+  EXPECT_EQ(InputOf(1, c10::kFloat), c10::kFloat);
+}
+
+// Draws a number of autograd, as a node of a graph does.
+uint64_t NextSequence() {
+  at::Tensor x = at::ones({1}).requires_grad_();
+  const uint64_t sequence = at::sequence_number::peek();
+  const at::Tensor y = x * 2;
+  return sequence;
+}
+
+TEST_F(PrecisionSwitchTest, RefusesGraphsOfAnotherPrecision) {
+  const uint64_t trained = NextSequence();
+  training_ = false;
+  ASSERT_OK(Follow());
+  const uint64_t evaluated = NextSequence();
+  EXPECT_OK(switch_->CheckGraph(1, "one", evaluated));
+  EXPECT_THAT(switch_->CheckGraph(1, "one", trained),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("backward through unit one")));
+  EXPECT_OK(switch_->CheckGraph(2, "two", trained));
+  training_ = true;
+  ASSERT_OK(Follow());
+  EXPECT_OK(switch_->CheckGraph(1, "one", trained));
+  EXPECT_OK(switch_->CheckGraph(1, "one", NextSequence()));
+  EXPECT_FALSE(switch_->CheckGraph(1, "one", evaluated).ok());
+}
+
+TEST(PrecisionSwitchAloneTest, ForcesInputsToFp32) {
+  MixedPrecision precision;
+  precision.force_input_to_fp32 = true;
+  const PrecisionSwitch always({precision}, BufferPrecision(), nullptr);
+  EXPECT_TRUE(always.is_training());
+  for (const auto& [dtype, expected] :
+       std::vector<std::pair<c10::ScalarType, c10::ScalarType>>{
+           {c10::kHalf, c10::kFloat},
+           {c10::kBFloat16, c10::kFloat},
+           {c10::kDouble, c10::kDouble},
+           {c10::kInt, c10::kInt}}) {
+    at::Tensor input = at::ones({2}, dtype);
+    ASSERT_TRUE(always.CastsInputs(0));
+    always.CastInputs(0, {&input});
+    EXPECT_EQ(input.scalar_type(), expected);
+  }
+}
+
+}  // namespace
+}  // namespace fsdp
