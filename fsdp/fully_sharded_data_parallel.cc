@@ -22,9 +22,9 @@ namespace fsdp {
 
 std::vector<at::Tensor> ShardedModuleBase::Parameters() const {
   std::vector<at::Tensor> parameters;
-  parameters.reserve(NamedShards().size());
-  for (const NamedShard& named : NamedShards()) {
-    parameters.push_back(named.shard);
+  parameters.reserve(Ranges().size());
+  for (const TensorRange& named : Ranges()) {
+    parameters.push_back(named.values);
   }
   return parameters;
 }
@@ -44,7 +44,7 @@ absl::StatusOr<at::Tensor> ShardedModuleBase::ClipGradNorm(double max_norm,
   options.max_norm = max_norm;
   options.norm_type = norm_type;
   options.timeout = model_->timeout();
-  return fsdp::ClipGradNorm(communicator(), NamedShards(), options);
+  return fsdp::ClipGradNorm(communicator(), Ranges(), options);
 }
 
 absl::StatusOr<StateDict> ShardedModuleBase::GatherStateDict(
@@ -63,7 +63,7 @@ absl::StatusOr<ShardedStateDict> ShardedModuleBase::MakeShardedStateDict()
 }
 
 absl::Status ShardedModuleBase::LoadShardedStateDict(
-    absl::Span<const ParameterPiece> pieces, const StateDict& others) {
+    absl::Span<const TensorRange> pieces, const StateDict& others) {
   return fsdp::LoadShardedStateDict(*model_, wrapped(), pieces, others);
 }
 
@@ -84,8 +84,7 @@ ShardedModuleBase::MakeShardedOptimizerState(
 }
 
 absl::Status ShardedModuleBase::LoadShardedOptimizerState(
-    torch::optim::Optimizer& optimizer,
-    absl::Span<const ParameterPiece> tensors,
+    torch::optim::Optimizer& optimizer, absl::Span<const TensorRange> tensors,
     const std::map<std::string, int64_t>& numbers,
     const std::vector<OptimizerGroup>& groups) {
   return fsdp::LoadShardedOptimizerState(*model_, optimizer, tensors, numbers,

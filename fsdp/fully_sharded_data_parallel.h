@@ -87,7 +87,7 @@ class ShardedModuleBase : public torch::nn::Module {
   // Returns this rank's range of each parameter: leaves for an element-wise
   // torch::optim optimizer (optimizer_check.h makes and checks optimizers).
   // Each is 1-D, possibly empty, and has the parameter's dtype and device. The
-  // order, unit by unit, is that of NamedShards() on every rank, not that of
+  // order, unit by unit, is that of Ranges() on every rank, not that of
   // module()->parameters(). LBFGS and clip_grad_norm_ need all elements and do
   // not work; see ClipGradNorm().
   // Backward sets `.grad`, of the same size, and leaves it undefined where no
@@ -96,9 +96,7 @@ class ShardedModuleBase : public torch::nn::Module {
   std::vector<at::Tensor> Parameters() const;
   // The tensors of Parameters() with names and full shapes, for parameter
   // groups.
-  const std::vector<NamedShard>& NamedShards() const {
-    return model_->NamedShards();
-  }
+  const std::vector<TensorRange>& Ranges() const { return model_->Ranges(); }
 
   // Runs loss.backward(), with errors as a Status. Collective. An error may
   // concern this rank alone. After it the model is ready for the next
@@ -189,7 +187,7 @@ class ShardedModuleBase : public torch::nn::Module {
                              const LoadOptions& options = LoadOptions());
   // This form has this rank's range of each parameter, for any number of ranks.
   absl::StatusOr<ShardedStateDict> MakeShardedStateDict() const;
-  absl::Status LoadShardedStateDict(absl::Span<const ParameterPiece> pieces,
+  absl::Status LoadShardedStateDict(absl::Span<const TensorRange> pieces,
                                     const StateDict& others);
 
   // These do the same for states of an optimizer over Parameters()
@@ -202,8 +200,7 @@ class ShardedModuleBase : public torch::nn::Module {
   absl::StatusOr<ShardedOptimizerState> MakeShardedOptimizerState(
       torch::optim::Optimizer& optimizer) const;
   absl::Status LoadShardedOptimizerState(
-      torch::optim::Optimizer& optimizer,
-      absl::Span<const ParameterPiece> tensors,
+      torch::optim::Optimizer& optimizer, absl::Span<const TensorRange> tensors,
       const std::map<std::string, int64_t>& numbers,
       const std::vector<OptimizerGroup>& groups);
 

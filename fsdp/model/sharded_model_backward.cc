@@ -33,17 +33,17 @@ constexpr int kStepsLookedAt = 2;
 void ShardedModel::NoteGradients() {
   if (steps_ended_ == kStepsLookedAt || !synchronizes_ || !ReducesAll()) return;
   has_reduced_ = true;
-  has_had_gradient_.resize(named_shards_.size());
-  for (size_t i = 0; i < named_shards_.size(); ++i) {
-    if (named_shards_[i].shard.grad().defined()) has_had_gradient_[i] = true;
+  has_had_gradient_.resize(ranges_.size());
+  for (size_t i = 0; i < ranges_.size(); ++i) {
+    if (ranges_[i].values.grad().defined()) has_had_gradient_[i] = true;
   }
 }
 
 // A step has ended where the gradients of a backward are dropped.
 void ShardedModel::NoteEndOfStep() {
   if (!has_reduced_) return;
-  for (const NamedShard& named : named_shards_) {
-    if (named.shard.grad().defined()) return;
+  for (const TensorRange& named : ranges_) {
+    if (named.values.grad().defined()) return;
   }
   has_reduced_ = false;
   if (++steps_ended_ != kStepsLookedAt ||
@@ -52,9 +52,9 @@ void ShardedModel::NoteEndOfStep() {
     return;
   }
   std::vector<absl::string_view> names;
-  for (size_t i = 0; i < named_shards_.size(); ++i) {
-    if (named_shards_[i].shard.requires_grad() && !has_had_gradient_[i]) {
-      names.push_back(named_shards_[i].name);
+  for (size_t i = 0; i < ranges_.size(); ++i) {
+    if (ranges_[i].values.requires_grad() && !has_had_gradient_[i]) {
+      names.push_back(ranges_[i].name);
     }
   }
   if (names.empty()) return;

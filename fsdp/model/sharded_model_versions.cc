@@ -101,7 +101,7 @@ absl::Status ShardedModel::CheckUnwrittenBetweenForwards(int unit) const {
         "parameter ", slot.name, " of unit ", unit_name(unit),
         " was written outside a forward, while the unit was gathered by "
         "Unshard() for example: the change would be lost when it is freed. "
-        "Write through NamedShards() or SummonFullParams()"));
+        "Write through Ranges() or SummonFullParams()"));
   }
   return absl::OkStatus();
 }
@@ -113,7 +113,7 @@ absl::Status ShardedModel::Modified(int unit, const Slot& slot) const {
       "unit ",
       unit_name(unit),
       ": the change would be lost when the unit is freed. Write through "
-      "NamedShards() between steps, or compute with a copy"));
+      "Ranges() between steps, or compute with a copy"));
 }
 
 absl::Status ShardedModel::RefuseWrite(int unit, const at::Tensor& target) {

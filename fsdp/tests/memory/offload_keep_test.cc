@@ -100,7 +100,7 @@ class OffloadKeepTest : public ::testing::TestWithParam<bool> {
 
   // To step it without an optimizer.
   static OffloadSpace* SpaceOf(const Model& model) {
-    const at::Tensor& shard = model->NamedShards().front().shard;
+    const at::Tensor& shard = model->Ranges().front().values;
     return RestingMemory::Of(shard)->space().get();
   }
 
