@@ -113,8 +113,8 @@ absl::StatusOr<FullyShardedDataParallel<NetImpl>> Begin(
 
 std::vector<at::Tensor> Trained(FullyShardedDataParallel<NetImpl>& model) {
   std::vector<at::Tensor> trained;
-  for (const NamedShard& named : model->NamedShards()) {
-    if (named.shard.requires_grad()) trained.push_back(named.shard);
+  for (const TensorRange& named : model->Ranges()) {
+    if (named.values.requires_grad()) trained.push_back(named.values);
   }
   return trained;
 }
@@ -135,8 +135,9 @@ absl::Status Train(Communicator& world, const std::string& folder,
     const at::Tensor loss = at::cross_entropy_loss(
         model->forward(mine(batches.x)), mine(batches.y));
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
-    for (const NamedShard& named : model->NamedShards()) {
-      EXPECT_TRUE(named.shard.requires_grad() || !named.shard.grad().defined())
+    for (const TensorRange& named : model->Ranges()) {
+      EXPECT_TRUE(named.values.requires_grad() ||
+                  !named.values.grad().defined())
           << named.name;
     }
     optimizer.step();

@@ -141,9 +141,9 @@ absl::Status ExpectTrained(Model& model, const Expected& expected) {
   for (size_t i = 0; i < losses.size(); ++i) {
     EXPECT_NEAR(losses[i] / expected.losses[i], 1, 1e-6) << i;
   }
-  for (const NamedShard& named : model->NamedShards()) {
-    EXPECT_EQ(named.shard.requires_grad(), IsFactor(named.name));
-    EXPECT_TRUE(IsFactor(named.name) || !named.shard.grad().defined());
+  for (const TensorRange& named : model->Ranges()) {
+    EXPECT_EQ(named.values.requires_grad(), IsFactor(named.name));
+    EXPECT_TRUE(IsFactor(named.name) || !named.values.grad().defined());
   }
   FSDP_ASSIGN_OR_RETURN(const Values after, ValuesOf(model));
   for (const auto& [name, value] : after) {

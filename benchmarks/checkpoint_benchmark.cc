@@ -149,23 +149,23 @@ struct Figures {
 void Train(Model& model) {
   for (int step = 0; step < kSteps; ++step) {
     model->forward(torch::ones({kRows, kDim})).sum().backward();
-    for (const NamedShard& named : model->NamedShards()) {
-      named.shard.mutable_grad().reset();
+    for (const TensorRange& named : model->Ranges()) {
+      named.values.mutable_grad().reset();
     }
   }
 }
 
 // Copies all shards into memory that is not new.
 double CopySeconds(Model& model, const Timed& timed) {
-  const std::vector<NamedShard> shards = model->NamedShards();
+  const std::vector<TensorRange> shards = model->Ranges();
   std::vector<at::Tensor> copies;
   copies.reserve(shards.size());
-  for (const NamedShard& named : shards) {
-    copies.push_back(at::zeros_like(named.shard.detach()));
+  for (const TensorRange& named : shards) {
+    copies.push_back(at::zeros_like(named.values.detach()));
   }
   return timed([&] {
     for (size_t i = 0; i < copies.size(); ++i) {
-      copies[i].copy_(shards[i].shard.detach());
+      copies[i].copy_(shards[i].values.detach());
     }
   });
 }

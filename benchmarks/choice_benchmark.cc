@@ -142,8 +142,8 @@ class Training {
   // Returns the bytes of this rank's gradients.
   int64_t GradientBytes() const {
     int64_t bytes = 0;
-    for (const NamedShard& named : model_->NamedShards()) {
-      bytes += static_cast<int64_t>(named.shard.nbytes());
+    for (const TensorRange& named : model_->Ranges()) {
+      bytes += static_cast<int64_t>(named.values.nbytes());
     }
     return bytes;
   }

@@ -114,9 +114,9 @@ class Training {
 
   int64_t parameter_bytes() const {
     int64_t bytes = 0;
-    for (const NamedShard& named : model_->NamedShards()) {
-      bytes += named.shard.numel() *
-               static_cast<int64_t>(named.shard.element_size());
+    for (const TensorRange& named : model_->Ranges()) {
+      bytes += named.values.numel() *
+               static_cast<int64_t>(named.values.element_size());
     }
     return bytes;
   }

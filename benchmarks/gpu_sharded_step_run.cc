@@ -59,7 +59,7 @@ Model MakeModel(const ShardedStepCase& what, const Place& place) {
 
 int64_t NumParameters(const Model& model) {
   int64_t numel = 0;
-  for (const NamedShard& named : model->NamedShards()) {
+  for (const TensorRange& named : model->Ranges()) {
     numel += c10::multiply_integers(named.sizes);
   }
   return numel;

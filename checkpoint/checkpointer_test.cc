@@ -87,12 +87,12 @@ struct Training {
   // Takes a step whose values do not depend on how many ranks there are:
   // gradients are functions of names and elements.
   void StepAlike(int step) {
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       at::Tensor gradient =
-          at::arange(named.begin, named.begin + named.shard.numel(),
-                     named.shard.options().requires_grad(false));
+          at::arange(named.begin, named.begin + named.values.numel(),
+                     named.values.options().requires_grad(false));
       gradient = (gradient * 0.1 + step + named.name.size()).sin();
-      named.shard.mutable_grad() = gradient;
+      named.values.mutable_grad() = gradient;
     }
     optimizer->step();
     optimizer->zero_grad();

@@ -78,11 +78,12 @@ class ModelLoad {
     FSDP_ASSIGN_OR_RETURN(RunValues values, ReadValues(module_, "LoadModel()"));
     values_.emplace(std::move(values));
     FSDP_RETURN_IF_ERROR(ReadCatalog());
-    targets_ = TargetsOf(*values_);
     LoadPlanOptions options;
     options.strict = options_.strict;
     options.mapping = options_.mapping;
-    absl::StatusOr<LoadPlan> plan = PlanLoad(catalog_, targets_, options);
+    options.aliases = &values_->model().aliases;
+    absl::StatusOr<LoadPlan> plan =
+        PlanLoad(catalog_, values_->model().all, options);
     if (!plan.ok()) return Annotate(plan.status(), path_);
     plan_ = *std::move(plan);
     RangeReaderOptions reading;
@@ -114,7 +115,8 @@ class ModelLoad {
   }
 
   absl::Status Fill() {
-    return LoadTensors(plan_, targets_, *reader_, options_.progress);
+    return LoadTensors(plan_, values_->model().all, *reader_,
+                       options_.progress);
   }
 
   const std::string& path_;
@@ -125,7 +127,6 @@ class ModelLoad {
   std::optional<Manifest> manifest_;
   std::optional<SourceFolder> folder_;
   Catalog catalog_;
-  std::vector<LoadTarget> targets_;
   LoadPlan plan_;
   std::unique_ptr<RangeReader> reader_;
 };

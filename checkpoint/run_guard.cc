@@ -36,7 +36,7 @@ absl::StatusOr<NotFinite> FindIn(const TrainingRun& run,
   model_only.model = run.model;
   FSDP_ASSIGN_OR_RETURN(const RunValues values,
                         RunValues::Read(model_only, "RunGuard"));
-  return FindNotFinite(ranks, values.leaves(), label);
+  return FindNotFinite(ranks, values.model().parameters(), label);
 }
 
 std::string StepName(int64_t step) { return absl::StrCat("step ", step); }

@@ -137,10 +137,10 @@ class GuardedRun {
 
   void Break(bool gradient) {
     if (plan_.loss_instead != 0) return;
-    for (const NamedShard& named : model_->NamedShards()) {
-      if (named.name != plan_.broken || named.shard.numel() == 0) continue;
+    for (const TensorRange& named : model_->Ranges()) {
+      if (named.name != plan_.broken || named.values.numel() == 0) continue;
       const c10::NoGradGuard no_grad;
-      const at::Tensor which = gradient ? named.shard.grad() : named.shard;
+      const at::Tensor which = gradient ? named.values.grad() : named.values;
       which.narrow(0, which.numel() - 1, 1).fill_(kInfinity);
     }
   }

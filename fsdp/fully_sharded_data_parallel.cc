@@ -38,15 +38,15 @@ NoSyncScope::~NoSyncScope() {
   if (model_ != nullptr) model_->SetSynchronizes(before_);
 }
 
-const std::vector<NamedShard>& ShardedModuleBase::NamedShards() const {
-  return model_->NamedShards();
+const std::vector<TensorRange>& ShardedModuleBase::Ranges() const {
+  return model_->Ranges();
 }
 
 std::vector<at::Tensor> ShardedModuleBase::Parameters() const {
   std::vector<at::Tensor> parameters;
-  parameters.reserve(NamedShards().size());
-  for (const NamedShard& named : NamedShards()) {
-    parameters.push_back(named.shard);
+  parameters.reserve(Ranges().size());
+  for (const TensorRange& named : Ranges()) {
+    parameters.push_back(named.values);
   }
   return parameters;
 }
@@ -57,7 +57,7 @@ absl::Status ShardedModuleBase::Backward(const at::Tensor& loss,
 }
 
 absl::Status ShardedModuleBase::StepInBackward(
-    std::function<absl::Status(absl::Span<const NamedShard>)> step) {
+    std::function<absl::Status(absl::Span<const TensorRange>)> step) {
   return model_->StepInBackward(std::move(step));
 }
 
@@ -115,7 +115,7 @@ absl::StatusOr<at::Tensor> ShardedModuleBase::ClipGradNorm(double max_norm,
   options.max_norm = max_norm;
   options.norm_type = norm_type;
   options.timeout = model_->timeout();
-  return fsdp::ClipGradNorm(communicator(), NamedShards(), options);
+  return fsdp::ClipGradNorm(communicator(), Ranges(), options);
 }
 
 absl::StatusOr<StateDict> ShardedModuleBase::GatherStateDict(
@@ -134,7 +134,7 @@ absl::StatusOr<ShardedStateDict> ShardedModuleBase::MakeShardedStateDict()
 }
 
 absl::Status ShardedModuleBase::LoadShardedStateDict(
-    absl::Span<const ParameterPiece> pieces, const StateDict& others) {
+    absl::Span<const TensorRange> pieces, const StateDict& others) {
   return fsdp::LoadShardedStateDict(*model_, wrapped(), pieces, others);
 }
 
@@ -155,8 +155,7 @@ ShardedModuleBase::MakeShardedOptimizerState(
 }
 
 absl::Status ShardedModuleBase::LoadShardedOptimizerState(
-    torch::optim::Optimizer& optimizer,
-    absl::Span<const ParameterPiece> tensors,
+    torch::optim::Optimizer& optimizer, absl::Span<const TensorRange> tensors,
     const std::map<std::string, int64_t>& numbers,
     const std::vector<OptimizerGroup>& groups) {
   return fsdp::LoadShardedOptimizerState(*model_, optimizer, tensors, numbers,

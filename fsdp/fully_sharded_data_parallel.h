@@ -48,12 +48,12 @@
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/memory/memory_stats.h"
 #include "fsdp/model/forward.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/options/options.h"
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/state/full_params.h"
 #include "fsdp/state/optimizer_state.h"
 #include "fsdp/state/state_dict.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 
@@ -88,7 +88,7 @@ class ShardedModuleBase : public torch::nn::Module {
   // Returns this rank's range of each parameter: leaves for an element-wise
   // torch::optim optimizer (optimizer_check.h makes and checks optimizers).
   // Each is 1-D, possibly empty, and has the parameter's dtype and device. The
-  // order, unit by unit, is that of NamedShards() on every rank, not that of
+  // order, unit by unit, is that of Ranges() on every rank, not that of
   // module()->parameters(). LBFGS and clip_grad_norm_ need all elements and do
   // not work; see ClipGradNorm().
   // Backward sets `.grad`, of the same size, and leaves it undefined where no
@@ -97,7 +97,7 @@ class ShardedModuleBase : public torch::nn::Module {
   std::vector<at::Tensor> Parameters() const;
   // The tensors of Parameters() with names and full shapes, for parameter
   // groups.
-  const std::vector<NamedShard>& NamedShards() const;
+  const std::vector<TensorRange>& Ranges() const;
 
   // Runs loss.backward(), with errors as a Status. Collective. An error may
   // concern this rank alone. After it the model is ready for the next
@@ -130,7 +130,7 @@ class ShardedModuleBase : public torch::nn::Module {
   // FailedPrecondition: inside a forward or backward, or with
   // OffloadOptions::keep.
   absl::Status StepInBackward(
-      std::function<absl::Status(absl::Span<const NamedShard>)> step);
+      std::function<absl::Status(absl::Span<const TensorRange>)> step);
   // Replaces the communicator's reductions, for example by those of
   // gradient_sync.h; null keeps the communicator's. FailedPrecondition: the
   // model has hooks already, or is inside a forward or backward.
@@ -182,7 +182,7 @@ class ShardedModuleBase : public torch::nn::Module {
                              const LoadOptions& options = LoadOptions());
   // This form has this rank's range of each parameter, for any number of ranks.
   absl::StatusOr<ShardedStateDict> MakeShardedStateDict() const;
-  absl::Status LoadShardedStateDict(absl::Span<const ParameterPiece> pieces,
+  absl::Status LoadShardedStateDict(absl::Span<const TensorRange> pieces,
                                     const StateDict& others);
 
   // These do the same for states of an optimizer over Parameters()
@@ -195,8 +195,7 @@ class ShardedModuleBase : public torch::nn::Module {
   absl::StatusOr<ShardedOptimizerState> MakeShardedOptimizerState(
       torch::optim::Optimizer& optimizer) const;
   absl::Status LoadShardedOptimizerState(
-      torch::optim::Optimizer& optimizer,
-      absl::Span<const ParameterPiece> tensors,
+      torch::optim::Optimizer& optimizer, absl::Span<const TensorRange> tensors,
       const std::map<std::string, int64_t>& numbers,
       const std::vector<OptimizerGroup>& groups);
 

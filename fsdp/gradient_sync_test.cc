@@ -143,16 +143,16 @@ absl::Status RunTurn(FullyShardedDataParallel<Net>& model, const Turn& turn,
 
 absl::Status CheckGradients(const ShardedModuleBase& model,
                             const Plain& plain) {
-  for (const NamedShard& named : model.NamedShards()) {
+  for (const TensorRange& named : model.Ranges()) {
     const at::Tensor whole = plain.Mean(named.name);
-    const at::Tensor& shard = named.shard.grad();
+    const at::Tensor& shard = named.values.grad();
     if (whole.defined() != shard.defined()) {
       return absl::InternalError(absl::StrCat(
           named.name, whole.defined() ? " lacks one" : " has one"));
     }
     if (!shard.defined()) continue;
     const at::Tensor expected =
-        whole.reshape({-1}).narrow(0, named.begin, named.shard.numel());
+        whole.reshape({-1}).narrow(0, named.begin, named.values.numel());
     if (!at::allclose(shard, expected, 1e-5, 1e-7)) {
       return absl::InternalError(absl::StrCat("gradient of ", named.name));
     }

@@ -36,8 +36,8 @@ using Names = std::map<const void*, std::string>;
 
 Names NamesOfShards(const ShardedModuleBase& model) {
   Names names;
-  for (const NamedShard& named : model.NamedShards()) {
-    names[named.shard.unsafeGetTensorImpl()] = named.name;
+  for (const TensorRange& named : model.Ranges()) {
+    names[named.values.unsafeGetTensorImpl()] = named.name;
   }
   return names;
 }
@@ -63,14 +63,14 @@ absl::Status CheckNoShard(const at::Tensor& tensor, const Names& own,
                            : absl::StrCat("the module's own ", found->second),
         ", which has values only while its unit computes: the optimizer would "
         "go on without training it. Make the optimizer after sharding, from "
-        "Parameters() or NamedShards()"));
+        "Parameters() or Ranges()"));
   }
   // An ignored parameter stays the module's own.
   if (found != own.end() || allow_others) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       place,
       " of the optimizer is no shard of this model: copies of shards are not "
-      "trained. Use the tensors of Parameters() or NamedShards() themselves, "
+      "trained. Use the tensors of Parameters() or Ranges() themselves, "
       "or set OptimizerCheckOptions::allow_others if it belongs to another "
       "model"));
 }
@@ -78,9 +78,9 @@ absl::Status CheckNoShard(const at::Tensor& tensor, const Names& own,
 absl::Status CheckMissing(const ShardedModuleBase& model, const Names& seen,
                           OptimizerCheckOptions::Missing missing) {
   std::vector<std::string> names;
-  for (const NamedShard& named : model.NamedShards()) {
-    if (!named.shard.requires_grad()) continue;
-    if (seen.count(named.shard.unsafeGetTensorImpl()) > 0) continue;
+  for (const TensorRange& named : model.Ranges()) {
+    if (!named.values.requires_grad()) continue;
+    if (seen.count(named.values.unsafeGetTensorImpl()) > 0) continue;
     names.push_back(named.name);
   }
   if (names.empty() || missing == OptimizerCheckOptions::Missing::kAccept) {

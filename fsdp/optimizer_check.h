@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/model/named_shard.h"
+#include "ranges/tensor_range.h"
 
 namespace torch::optim {
 class LBFGS;
@@ -54,9 +54,9 @@ template <typename Options>
 std::vector<torch::optim::OptimizerParamGroup> DecayGroups(
     const ShardedModuleBase& model, const Options& options) {
   std::vector<at::Tensor> matrices, others;
-  for (const NamedShard& named : model.NamedShards()) {
-    if (!named.shard.requires_grad()) continue;
-    (named.sizes.size() >= 2 ? matrices : others).push_back(named.shard);
+  for (const TensorRange& named : model.Ranges()) {
+    if (!named.values.requires_grad()) continue;
+    (named.sizes.size() >= 2 ? matrices : others).push_back(named.values);
   }
   Options none = options;
   none.weight_decay(0);

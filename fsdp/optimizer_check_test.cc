@@ -341,8 +341,8 @@ TEST(CheckOptimizerTest, FrozenShardsMayBeLeftOut) {
     FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
     FSDP_RETURN_IF_ERROR(model->SetTrainable("head.bias", false));
     std::vector<at::Tensor> tensors;
-    for (const NamedShard& named : model->NamedShards()) {
-      if (named.name != "head.bias") tensors.push_back(named.shard);
+    for (const TensorRange& named : model->Ranges()) {
+      if (named.name != "head.bias") tensors.push_back(named.values);
     }
     SGD optimizer(tensors, 0.1);
     return CheckOptimizer(*model, optimizer);

@@ -174,7 +174,7 @@ TEST(ScriptModuleTest, BlocksAreUnitsWhatever) {
     FSDP_ASSIGN_OR_RETURN(
         auto model, FullyShard(MakeNet(), Unowned(communicator), options));
     std::vector<std::string> names;
-    for (const NamedShard& shard : model->NamedShards()) {
+    for (const TensorRange& shard : model->Ranges()) {
       names.push_back(shard.name);
     }
     const std::vector<std::string> expected = {
@@ -243,11 +243,11 @@ def forward(self, xs: List[Tensor], d: Dict[str, Tensor]):
     FSDP_RETURN_IF_ERROR(
         CheckThat(parts[3].isNone(), Eq(true), "whether the last is none"));
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
-    const NamedShard& shard = model->NamedShards()[0];
+    const TensorRange& shard = model->Ranges()[0];
     const at::Tensor expected =
         (12 * x.sum(0)).expand({kDim, kDim}).reshape({-1});
-    return CheckTensor(shard.shard.grad(),
-                       expected.narrow(0, shard.begin, shard.shard.numel()),
+    return CheckTensor(shard.values.grad(),
+                       expected.narrow(0, shard.begin, shard.values.numel()),
                        1e-5, 1e-8, "gradient");
   }));
 }

@@ -28,9 +28,8 @@
 #include "comm/communicator.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/named_shard.h"
-#include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::replicas {
 namespace {
@@ -48,17 +47,14 @@ constexpr int64_t kMostInFlight = int64_t{64} << 20;
 // Describes shards and buffers: equal texts can be copied to each other.
 std::string LayoutOf(const RunValues& values) {
   std::string text;
-  for (const ValueRange& range : values.model().parameters) {
+  for (const TensorRange& range : values.model().all) {
     absl::StrAppend(
         &text, range.name, ": ", toString(range.values.scalar_type()), " of [",
-        absl::StrJoin(range.sizes, ", "), "], elements ", range.begin, " to ",
-        range.begin + range.values.numel(), "\n");
-  }
-  for (const WholeValue& other : values.model().others) {
-    absl::StrAppend(&text, other.name, ": ",
-                    toString(other.tensor.scalar_type()), " of [",
-                    absl::StrJoin(other.tensor.sizes(), ", "), "], ",
-                    LayoutText(other.tensor), "\n");
+        absl::StrJoin(range.sizes, ", "), "], ",
+        range.is_whole
+            ? LayoutText(range.values)
+            : absl::StrCat("elements ", range.begin, " to ", range.end()),
+        "\n");
   }
   return text;
 }
@@ -196,8 +192,8 @@ class Handover {
     FSDP_ASSIGN_OR_RETURN(RunValues values,
                           RunValues::Read(run_, "HandOver()"));
     values_.emplace(std::move(values));
-    for (const WholeValue& other : values_->model().others) {
-      FSDP_RETURN_IF_ERROR(CheckCanBeSent(other.name, other.tensor));
+    for (const TensorRange& other : values_->model().others()) {
+      FSDP_RETURN_IF_ERROR(CheckCanBeSent(other.name, other.values));
     }
     if (!gives()) return absl::OkStatus();
     slots_text_ = FormatSlots(values_->optimizer());
@@ -224,20 +220,20 @@ class Handover {
     FSDP_RETURN_IF_ERROR(CheckFits(record_, run_));
     if (gives() || run_.optimizer == nullptr) return absl::OkStatus();
     std::map<std::string, OptimizerSlots> planned;
-    for (const NamedShard& leaf : values_->leaves()) {
+    for (const TensorRange& leaf : values_->model().parameters()) {
       const auto numbers = record_.numbers.find(leaf.name);
       if (numbers != record_.numbers.end()) {
         planned[leaf.name].numbers = numbers->second;
       }
       for (const Slot& slot : SlotsOf(leaf.name)) {
         planned[leaf.name].tensors[slot.name] = at::empty(
-            leaf.shard.sizes(),
-            leaf.shard.options().dtype(slot.dtype).device(c10::kMeta));
+            leaf.values.sizes(),
+            leaf.values.options().dtype(slot.dtype).device(c10::kMeta));
       }
     }
     FSDP_ASSIGN_OR_RETURN(
         replacement_,
-        PlanReplacement(values_->leaves(), *run_.optimizer,
+        PlanReplacement(values_->model().parameters(), *run_.optimizer,
                         *values_->optimizer(), planned, *record_.groups));
     return absl::OkStatus();
   }
@@ -245,14 +241,13 @@ class Handover {
   // --- Writes ---------------------------------------------------------------
 
   absl::Status Fill() {
-    for (const ValueRange& range : values_->model().parameters) {
-      FSDP_RETURN_IF_ERROR(broadcasts_.Send(range.values, range.name));
-    }
-    for (const WholeValue& other : values_->model().others) {
-      FSDP_RETURN_IF_ERROR(SendWhole(other));
+    for (const TensorRange& range : values_->model().all) {
+      FSDP_RETURN_IF_ERROR(range.is_whole
+                               ? SendWhole(range)
+                               : broadcasts_.Send(range.values, range.name));
     }
     if (run_.average != nullptr) {
-      for (const NamedShard& leaf : values_->leaves()) {
+      for (const TensorRange& leaf : values_->model().parameters()) {
         FSDP_RETURN_IF_ERROR(SendAverage(leaf));
       }
     }
@@ -262,17 +257,17 @@ class Handover {
   }
 
   // A buffer may be expanded or sparse, hence its parts and distinct elements.
-  absl::Status SendWhole(const WholeValue& other) {
-    for (const at::Tensor& part : PartsOf(other.tensor.detach())) {
+  absl::Status SendWhole(const TensorRange& other) {
+    for (const at::Tensor& part : PartsOf(other.values.detach())) {
       FSDP_RETURN_IF_ERROR(broadcasts_.Send(DistinctOf(part), other.name));
     }
     return absl::OkStatus();
   }
 
-  absl::Status SendAverage(const NamedShard& leaf) {
-    if (!run_.average->Of(leaf.shard).defined()) return absl::OkStatus();
+  absl::Status SendAverage(const TensorRange& leaf) {
+    if (!run_.average->Of(leaf.values).defined()) return absl::OkStatus();
     FSDP_ASSIGN_OR_RETURN(const at::Tensor average,
-                          run_.average->ToFill(leaf.shard));
+                          run_.average->ToFill(leaf.values));
     return broadcasts_.Send(average, leaf.name);
   }
 
@@ -286,8 +281,8 @@ class Handover {
   absl::Status FillOptimizer() {
     std::map<std::string, OptimizerSlots> present = values_->ReleaseStates();
     if (!gives()) ApplyOptions(replacement_, *run_.optimizer);
-    std::vector<at::Tensor> arriving;
-    for (const NamedShard& leaf : values_->leaves()) {
+    std::vector<at::Tensor> arriving;  // leaves
+    for (const TensorRange& leaf : values_->model().parameters()) {
       if (broadcasts_.bytes_in_flight() > kMostInFlight / 2) {
         FSDP_RETURN_IF_ERROR(TakeUp(arriving));
       }
@@ -300,7 +295,7 @@ class Handover {
         present.erase(leaf.name);
         FSDP_RETURN_IF_ERROR(TakeState(leaf));
       }
-      arriving.push_back(leaf.shard);
+      arriving.push_back(leaf.values);
     }
     return TakeUp(arriving);
   }
@@ -312,18 +307,18 @@ class Handover {
     return gives() ? absl::OkStatus() : TakeUpStates(*run_.optimizer, leaves);
   }
 
-  absl::Status TakeState(const NamedShard& leaf) {
+  absl::Status TakeState(const TensorRange& leaf) {
     OptimizerSlots state;
     const auto numbers = record_.numbers.find(leaf.name);
     if (numbers != record_.numbers.end()) state.numbers = numbers->second;
     for (const Slot& slot : SlotsOf(leaf.name)) {
       at::Tensor& tensor = state.tensors[slot.name];
-      tensor =
-          at::empty(leaf.shard.sizes(), leaf.shard.options().dtype(slot.dtype));
+      tensor = at::empty(leaf.values.sizes(),
+                         leaf.values.options().dtype(slot.dtype));
       FSDP_RETURN_IF_ERROR(broadcasts_.Send(tensor, leaf.name));
     }
     if (state.numbers.empty() && state.tensors.empty()) return absl::OkStatus();
-    return ApplyState(leaf.shard, state, *run_.optimizer);
+    return ApplyState(leaf.values, state, *run_.optimizer);
   }
 
   comm::Communicator& ranks_;

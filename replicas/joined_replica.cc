@@ -18,7 +18,7 @@
 #include "base/torch_status.h"
 #include "checkpoint/run/run_values.h"
 #include "comm/communicator.h"
-#include "fsdp/model/named_shard.h"
+#include "ranges/tensor_range.h"
 #include "replicas/column.h"
 #include "replicas/gradient_means.h"
 #include "replicas/handover.h"
@@ -102,7 +102,8 @@ absl::Status JoinedReplica::ReadLeaves() {
   FSDP_ASSIGN_OR_RETURN(const checkpoint::RunValues values,
                         checkpoint::RunValues::Read(run_, "Replicas"));
   std::vector<at::Tensor> leaves;
-  for (const NamedShard& leaf : values.leaves()) leaves.push_back(leaf.shard);
+  for (const TensorRange& leaf : values.model().parameters())
+    leaves.push_back(leaf.values);
   means_ = std::make_unique<GradientMeans>(column_.ranks(), std::move(leaves));
   return absl::OkStatus();
 }

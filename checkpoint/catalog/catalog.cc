@@ -99,8 +99,9 @@ void AddRuns(const StoredTensor& tensor, const StoredBox& box, const Box& part,
   std::vector<int64_t> place = part.offsets;
   do {
     runs.push_back(
-        {box.file, box.offset + item * IndexOf(place, box.offsets, box.sizes),
-         item * count, item * (IndexOf(place, zero, shape) - begin)});
+        {{box.file, box.offset + item * IndexOf(place, box.offsets, box.sizes),
+          item * count},
+         item * (IndexOf(place, zero, shape) - begin)});
   } while (Advance(part, inner, place));
 }
 

@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "checkpoint/tensor/boxes.h"
 #include "checkpoint/tensor/tensor_info.h"
+#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 
@@ -35,10 +36,7 @@ struct StoredTensor {
 };
 
 // Elements that lie back to back both in a file and in the tensor.
-struct FileRun {
-  int file = 0;
-  int64_t offset = 0;  // bytes from the beginning of the file
-  int64_t bytes = 0;
+struct FileRun : FilePlace {
   int64_t target = 0;  // bytes from the first element asked for
 
   friend bool operator==(const FileRun& a, const FileRun& b) {

@@ -100,8 +100,8 @@ TEST(CatalogTest, SubByteElementsLieInOnePiece) {
 TEST(RunsTest, KnownRuns) {
   const StoredTensor whole{{"w", Dtype::kF32, {3, 5}},
                            {{{{0, 0}, {3, 5}}, 0, 4096}}};
-  EXPECT_THAT(*RunsOf(whole, 0, 15), ElementsAre(FileRun{0, 4096, 60, 0}));
-  EXPECT_THAT(*RunsOf(whole, 4, 11), ElementsAre(FileRun{0, 4112, 28, 0}));
+  EXPECT_THAT(*RunsOf(whole, 0, 15), ElementsAre(FileRun{{0, 4096, 60}, 0}));
+  EXPECT_THAT(*RunsOf(whole, 4, 11), ElementsAre(FileRun{{0, 4112, 28}, 0}));
   EXPECT_THAT(*RunsOf(whole, 7, 7), IsEmpty());
   EXPECT_THAT(RunsOf(whole, 7, 16),
               StatusIs(kInvalid, HasSubstr("no elements 7 to 16, but 15")));
@@ -110,14 +110,14 @@ TEST(RunsTest, KnownRuns) {
       {"w", Dtype::kU8, {2, 5}},
       {{{{0, 2}, {2, 3}}, 1, 10}, {{{0, 0}, {2, 2}}, 0, 20}}};
   EXPECT_THAT(*RunsOf(columns, 1, 9),
-              ElementsAre(FileRun{0, 21, 1, 0}, FileRun{1, 10, 3, 1},
-                          FileRun{0, 22, 2, 4}, FileRun{1, 13, 2, 6}));
+              ElementsAre(FileRun{{0, 21, 1}, 0}, FileRun{{1, 10, 3}, 1},
+                          FileRun{{0, 22, 2}, 4}, FileRun{{1, 13, 2}, 6}));
   // Rows that lie back to back in one file are joined.
   const StoredTensor rows{{"w", Dtype::kBF16, {4, 2}},
                           {{{{2, 0}, {2, 2}}, 0, 8}, {{{0, 0}, {2, 2}}, 0, 0}}};
-  EXPECT_THAT(*RunsOf(rows, 1, 7), ElementsAre(FileRun{0, 2, 12, 0}));
+  EXPECT_THAT(*RunsOf(rows, 1, 7), ElementsAre(FileRun{{0, 2, 12}, 0}));
   const StoredTensor scalar{{"s", Dtype::kF64, {}}, {{{{}, {}}, 2, 7}}};
-  EXPECT_THAT(*RunsOf(scalar, 0, 1), ElementsAre(FileRun{2, 7, 8, 0}));
+  EXPECT_THAT(*RunsOf(scalar, 0, 1), ElementsAre(FileRun{{2, 7, 8}, 0}));
 }
 
 // A tensor in random boxes at random places of files whose every byte is

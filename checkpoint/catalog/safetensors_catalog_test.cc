@@ -49,9 +49,9 @@ TEST(SafetensorsCatalogTest, TensorsAreWholeWithoutShardingInfo) {
            File("2", {{"c", Dtype::kF32, {}}})}));
   EXPECT_EQ(catalog.files()[0].bytes, 4096 + 11);
   EXPECT_THAT(*RunsOf(*catalog.Find("a"), 1, 3),
-              ElementsAre(FileRun{0, 4096 + 9, 2, 0}));
+              ElementsAre(FileRun{{0, 4096 + 9, 2}, 0}));
   EXPECT_THAT(*RunsOf(*catalog.Find("c"), 0, 1),
-              ElementsAre(FileRun{1, 4096, 4, 0}));
+              ElementsAre(FileRun{{1, 4096, 4}, 0}));
   EXPECT_THAT(CatalogOfSafetensors({File("1", {{"a", Dtype::kU8, {3}}}),
                                     File("2", {{"a", Dtype::kU8, {3}}})}),
               StatusIs(kInvalid, HasSubstr("is in 1 as well")));
@@ -66,7 +66,7 @@ TEST(SafetensorsCatalogTest, PiecesOfRanksAreJoined) {
   ASSERT_OK_AND_ASSIGN(Catalog catalog, CatalogOfSafetensors(files));
   EXPECT_THAT(catalog.Find("w")->info.shape, ElementsAre(3, 3));
   EXPECT_THAT(*RunsOf(*catalog.Find("w"), 4, 8),
-              ElementsAre(FileRun{1, 4100, 2, 0}, FileRun{0, 4096, 2, 2}));
+              ElementsAre(FileRun{{1, 4100, 2}, 0}, FileRun{{0, 4096, 2}, 2}));
   // The first is missing.
   EXPECT_THAT(CatalogOfSafetensors({files[0]}),
               StatusIs(kInvalid, HasSubstr("element [0, 0] is in none")));
@@ -81,7 +81,7 @@ TEST(SafetensorsCatalogTest, NewerKeysHaveSeveralPiecesAndTheShape) {
   ASSERT_OK_AND_ASSIGN(Catalog catalog, CatalogOfSafetensors(files));
   EXPECT_EQ(catalog.tensors().size(), 1);
   EXPECT_THAT(*RunsOf(*catalog.Find("w"), 0, 3),
-              ElementsAre(FileRun{0, 4097, 2, 0}, FileRun{0, 4096, 1, 2}));
+              ElementsAre(FileRun{{0, 4097, 2}, 0}, FileRun{{0, 4096, 1}, 2}));
   EXPECT_THAT(CatalogOfSafetensors({File(
                   "1", {{"w", Dtype::kU8, {2}}},
                   R"({"w": {"saved_offsets": [0], "global_shape": [3]}})")}),
@@ -137,7 +137,7 @@ TEST(HuggingFaceCatalogTest, IndexAndFilesAgree) {
            File("2", {{"c", Dtype::kU8, {1}}, {"b", Dtype::kU8, {2}}})}));
   EXPECT_EQ(catalog.tensors().size(), 3);
   EXPECT_THAT(*RunsOf(*catalog.Find("b"), 0, 2),
-              ElementsAre(FileRun{1, 4097, 2, 0}));
+              ElementsAre(FileRun{{1, 4097, 2}, 0}));
 }
 
 TEST(HuggingFaceCatalogTest, AllDifferencesAreReportedAtOnce) {
@@ -166,7 +166,7 @@ TEST(HuggingFaceCatalogTest, TheIndexDecidesWhichFileHasATensor) {
            File("2", {{"b", Dtype::kU8, {2}}, {"old", Dtype::kU8, {1}}})}));
   EXPECT_EQ(catalog.tensors().size(), 2);
   EXPECT_THAT(*RunsOf(*catalog.Find("b"), 0, 2),
-              ElementsAre(FileRun{1, 4096, 2, 0}));
+              ElementsAre(FileRun{{1, 4096, 2}, 0}));
 }
 
 TEST(HuggingFaceCatalogTest, AListOfDifferencesEnds) {

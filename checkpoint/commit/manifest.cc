@@ -329,7 +329,7 @@ absl::StatusOr<std::vector<Problem>> VerifyFiles(
       if (progress) progress(done, total);
       return absl::OkStatus();
     };
-    const ReadRange whole = {static_cast<int64_t>(i), 0, sums.bytes};
+    const FilePlace whole = {static_cast<int64_t>(i), 0, sums.bytes};
     const absl::Status status = reader->Read({whole}, take);
     if (!status.ok()) {
       problems.push_back(Make(Kind::kUnreadable, names[i], status.message()));

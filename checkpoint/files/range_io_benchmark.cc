@@ -111,7 +111,7 @@ void ReadRanges(const std::string& path, const FileSums* sums,
                 const RangeReaderOptions& options) {
   auto reader = RangeReader::Create(RealFileSystem(), {{path, sums}}, options);
   FSDP_CHECK(reader.ok());
-  std::vector<ReadRange> ranges;
+  std::vector<FilePlace> ranges;
   for (int64_t at = 0; at < kBytes; at += kRange) {
     ranges.push_back({0, at, std::min(kRange, kBytes - at)});
   }

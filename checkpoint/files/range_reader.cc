@@ -106,8 +106,8 @@ absl::StatusOr<int64_t> RangeReader::SizeOf(int64_t file) {
   return sizes_[file];
 }
 
-absl::Status RangeReader::CheckRanges(absl::Span<const ReadRange> ranges) {
-  for (const ReadRange& range : ranges) {
+absl::Status RangeReader::CheckRanges(absl::Span<const FilePlace> ranges) {
+  for (const FilePlace& range : ranges) {
     FSDP_ASSIGN_OR_RETURN(const int64_t size, SizeOf(range.file));
     int64_t end = 0;
     if (range.offset < 0 || range.bytes < 0 ||
@@ -122,10 +122,10 @@ absl::Status RangeReader::CheckRanges(absl::Span<const ReadRange> ranges) {
 }
 
 absl::Status RangeReader::TakeFrom(Chunk& chunk,
-                                   absl::Span<const ReadRange> ranges,
+                                   absl::Span<const FilePlace> ranges,
                                    Cursor& cursor, Take take) const {
   while (cursor.range < ranges.size()) {
-    const ReadRange& range = ranges[cursor.range];
+    const FilePlace& range = ranges[cursor.range];
     const int64_t at = range.offset + cursor.position;
     if (cursor.position < range.bytes) {
       const bool inside =
@@ -147,7 +147,7 @@ absl::Status RangeReader::TakeFrom(Chunk& chunk,
   return absl::OkStatus();
 }
 
-void RangeReader::Plan(absl::Span<const ReadRange> ranges, Cursor& cursor,
+void RangeReader::Plan(absl::Span<const FilePlace> ranges, Cursor& cursor,
                        Chunk& chunk) {
   const auto ignore = [](size_t, int64_t, absl::Span<const char>) {
     return absl::OkStatus();
@@ -160,7 +160,7 @@ void RangeReader::Plan(absl::Span<const ReadRange> ranges, Cursor& cursor,
   chunk.end = chunk.begin;
   // Grows the chunk while wanted bytes follow without a unit between them.
   while (cursor.range < ranges.size()) {
-    const ReadRange& range = ranges[cursor.range];
+    const FilePlace& range = ranges[cursor.range];
     const int64_t at = range.offset + cursor.position;
     const int64_t room = options_.chunk_bytes - (chunk.end - chunk.begin);
     if (range.file != chunk.source || at < chunk.end ||
@@ -206,7 +206,7 @@ absl::Status RangeReader::Verify(Chunk& chunk, int64_t end) const {
   return absl::OkStatus();
 }
 
-absl::Status RangeReader::StartReads(absl::Span<const ReadRange> ranges,
+absl::Status RangeReader::StartReads(absl::Span<const FilePlace> ranges,
                                      Cursor& cursor) {
   while (!free_.empty() && cursor.range < ranges.size()) {
     FSDP_ASSIGN_OR_RETURN(std::shared_ptr<File> file,
@@ -236,7 +236,7 @@ absl::Status RangeReader::AwaitNext() {
   return chunk->status;
 }
 
-absl::Status RangeReader::ReadAll(absl::Span<const ReadRange> ranges,
+absl::Status RangeReader::ReadAll(absl::Span<const FilePlace> ranges,
                                   Take take) {
   FSDP_RETURN_IF_ERROR(CheckRanges(ranges));
   Cursor taken;
@@ -263,7 +263,7 @@ void RangeReader::Drop() {
   }
 }
 
-absl::Status RangeReader::Read(absl::Span<const ReadRange> ranges, Take take) {
+absl::Status RangeReader::Read(absl::Span<const FilePlace> ranges, Take take) {
   absl::Status status = ReadAll(ranges, take);
   if (!status.ok()) Drop();
   return status;

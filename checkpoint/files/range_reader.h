@@ -19,6 +19,7 @@
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/io_threads.h"
 #include "offload/page_memory.h"
+#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 
@@ -27,12 +28,6 @@ struct SourceFile {
   // The size and checksums of the file; outlives the reader. Null if they are
   // not known, as for files that others have written: nothing is verified then.
   const FileSums* sums = nullptr;
-};
-
-struct ReadRange {
-  int64_t file = 0;  // index of a SourceFile
-  int64_t offset = 0;
-  int64_t bytes = 0;
 };
 
 struct RangeReaderOptions {
@@ -73,11 +68,12 @@ class RangeReader {
   // Returns the bytes of a file. Errors are those of Read().
   absl::StatusOr<int64_t> SizeOf(int64_t file);
 
-  // Reads `ranges` and hands them to `take`. DataLoss, naming the file and its
-  // bytes: a block differs from its checksum, or the file from its size.
-  // OutOfRange: a sound file does not have the range. Other errors are those of
-  // FileSystem and of `take`. What was handed out before an error is good.
-  absl::Status Read(absl::Span<const ReadRange> ranges, Take take);
+  // Reads `ranges`, whose files are indices of sources, and hands them to
+  // `take`. DataLoss, naming the file and its bytes: a block differs from its
+  // checksum, or the file from its size. OutOfRange: a sound file does not have
+  // the range. Other errors are those of FileSystem and of `take`. What was
+  // handed out before an error is good.
+  absl::Status Read(absl::Span<const FilePlace> ranges, Take take);
 
  private:
   // The next byte that is wanted, in a list of ranges.
@@ -108,20 +104,20 @@ class RangeReader {
   // the least recently used one.
   absl::StatusOr<std::shared_ptr<File>> Open(int64_t source);
   absl::Status CheckSize(int64_t source, int64_t bytes) const;
-  absl::Status CheckRanges(absl::Span<const ReadRange> ranges);
+  absl::Status CheckRanges(absl::Span<const FilePlace> ranges);
   // Hands what `chunk` has from `cursor` on to `take`, and moves `cursor`.
-  absl::Status TakeFrom(Chunk& chunk, absl::Span<const ReadRange> ranges,
+  absl::Status TakeFrom(Chunk& chunk, absl::Span<const FilePlace> ranges,
                         Cursor& cursor, Take take) const;
   // Makes `chunk` what is to be read from `cursor` on, and moves `cursor`.
-  void Plan(absl::Span<const ReadRange> ranges, Cursor& cursor, Chunk& chunk);
+  void Plan(absl::Span<const FilePlace> ranges, Cursor& cursor, Chunk& chunk);
   // Starts as many reads as there is memory for.
-  absl::Status StartReads(absl::Span<const ReadRange> ranges, Cursor& cursor);
+  absl::Status StartReads(absl::Span<const FilePlace> ranges, Cursor& cursor);
   static absl::Status ReadChunk(const Chunk& chunk);
   // Verifies all before byte `end` of the file.
   absl::Status Verify(Chunk& chunk, int64_t end) const;
   // Makes the next one of pending_ current_.
   absl::Status AwaitNext();
-  absl::Status ReadAll(absl::Span<const ReadRange> ranges, Take take);
+  absl::Status ReadAll(absl::Span<const FilePlace> ranges, Take take);
   void Drop();
 
   FileSystem& files_;

@@ -73,7 +73,7 @@ class RangeReaderTest : public ::testing::TestWithParam<bool> {
 
   // Reads and compares what is handed out.
   absl::Status ReadAndCompare(RangeReader& reader,
-                              const std::vector<ReadRange>& ranges) {
+                              const std::vector<FilePlace>& ranges) {
     std::vector<std::string> found(ranges.size());
     size_t last = 0;
     const auto take = [&](size_t range, int64_t position,
@@ -93,10 +93,10 @@ class RangeReaderTest : public ::testing::TestWithParam<bool> {
     return status;
   }
 
-  std::vector<ReadRange> RandomRanges(int count, int64_t largest) {
-    std::vector<ReadRange> ranges;
+  std::vector<FilePlace> RandomRanges(int count, int64_t largest) {
+    std::vector<FilePlace> ranges;
     for (int i = 0; i < count; ++i) {
-      ReadRange range;
+      FilePlace range;
       range.file = static_cast<int64_t>(random_() % 2);
       const auto size = static_cast<int64_t>(contents_[range.file].size());
       range.offset = static_cast<int64_t>(random_() % (size + 1));
@@ -119,10 +119,10 @@ INSTANTIATE_TEST_SUITE_P(Checked, RangeReaderTest, ::testing::Bool());
 TEST_P(RangeReaderTest, RandomRanges) {
   const auto reader = Reader(files_);
   for (const int64_t largest : {1, 100, 5000, 3 << 20, 8 << 20}) {
-    std::vector<ReadRange> ranges = RandomRanges(30, largest);
+    std::vector<FilePlace> ranges = RandomRanges(30, largest);
     EXPECT_OK(ReadAndCompare(*reader, ranges));
     std::sort(ranges.begin(), ranges.end(),
-              [](const ReadRange& a, const ReadRange& b) {
+              [](const FilePlace& a, const FilePlace& b) {
                 return std::make_pair(a.file, a.offset) <
                        std::make_pair(b.file, b.offset);
               });
@@ -159,7 +159,7 @@ TEST_P(RangeReaderTest, ABlockIsReadOnceInFileOrder) {
   // Without checksums whole pages are read, those at ends of ranges twice.
   const int64_t before = counting.read_bytes();
   EXPECT_LE(before, size + (GetParam() ? 0 : 40 * 4096));
-  std::vector<ReadRange> ranges;
+  std::vector<FilePlace> ranges;
   for (int64_t at = 0; at + 1000 <= size; at += 1000) {
     ranges.push_back({0, at, 997});
   }
@@ -171,7 +171,7 @@ TEST_P(RangeReaderTest, FewOfManyFilesAreOpen) {
   constexpr int kFiles = 300;
   std::vector<SourceFile> sources;
   const FileSums sums = SumsOf(contents_[1]);
-  std::vector<ReadRange> ranges;
+  std::vector<FilePlace> ranges;
   for (int i = 0; i < kFiles; ++i) {
     sources.push_back({absl::StrCat("/many", i), GetParam() ? &sums : nullptr});
     ASSERT_OK(ReplaceFile(files_, sources.back().path, contents_[1]));

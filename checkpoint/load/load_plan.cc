@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -18,6 +19,7 @@
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/tensor/tensor_info.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -149,7 +151,7 @@ Sizes ShapeOf(const WholeRead::Piece& piece) {
   return shape;
 }
 
-absl::Status CheckShape(const LoadTarget& target, const WholeRead& read) {
+absl::Status CheckShape(const TensorRange& target, const WholeRead& read) {
   if (read.pieces.empty()) return Bad("a recipe without pieces");
   Sizes shape = ShapeOf(read.pieces.front());
   const auto dim = static_cast<size_t>(read.dim);
@@ -180,8 +182,8 @@ absl::Status CheckShape(const LoadTarget& target, const WholeRead& read) {
                           Text(target.sizes)));
 }
 
-bool IsStraight(const LoadTarget& target, const WholeRead& read) {
-  if (!target.values.defined()) return false;
+bool IsStraight(const TensorRange& target, const WholeRead& read) {
+  if (!target.RowMajorValues().defined()) return false;
   if (read.pieces.size() > 1 && read.dim != 0) return false;
   return std::none_of(read.pieces.begin(), read.pieces.end(),
                       [](const auto& piece) { return piece.transposed; });
@@ -189,9 +191,14 @@ bool IsStraight(const LoadTarget& target, const WholeRead& read) {
 
 class Planner {
  public:
-  Planner(const Catalog& catalog, absl::Span<const LoadTarget> targets,
+  Planner(const Catalog& catalog, absl::Span<const TensorRange> targets,
           const LoadPlanOptions& options)
-      : catalog_(catalog), targets_(targets), options_(options) {}
+      : catalog_(catalog), targets_(targets), options_(options) {
+    if (options.aliases == nullptr) return;
+    for (const auto& [alias, name] : *options.aliases) {
+      aliases_[name].push_back(alias);
+    }
+  }
 
   absl::StatusOr<LoadPlan> Run() {
     for (size_t i = 0; i < targets_.size(); ++i) {
@@ -206,7 +213,7 @@ class Planner {
 
  private:
   void PlanTarget(int index) {
-    const LoadTarget& target = targets_[index];
+    const TensorRange& target = targets_[index];
     const std::optional<TensorRecipe> recipe = RecipeOf(target);
     if (!recipe.has_value()) return;
     WholeRead read;
@@ -214,7 +221,7 @@ class Planner {
     read.dim = recipe->dim;
     read.conversion = recipe->conversion;
     const c10::ScalarType wanted =
-        read.conversion.has_value() ? c10::kFloat : target.dtype;
+        read.conversion.has_value() ? c10::kFloat : target.file_dtype();
     for (const RecipePiece& piece : recipe->pieces) {
       const StoredTensor* const stored = catalog_.Find(piece.name);
       if (stored == nullptr) {
@@ -228,7 +235,7 @@ class Planner {
       absl::StatusOr<WholeRead::Piece> taken = PieceOf(wanted, piece, *stored);
       if (!taken.ok()) return Refuse(target, taken.status());
       const absl::StatusOr<const StoredTensor*> scale =
-          ScaleOf(catalog_, *stored, target.dtype);
+          ScaleOf(catalog_, *stored, target.file_dtype());
       if (!scale.ok()) return Refuse(target, scale.status());
       if (*scale != nullptr) {
         if (piece.layer.has_value()) {
@@ -256,10 +263,11 @@ class Planner {
   }
 
   // Nothing: it keeps its value.
-  std::optional<TensorRecipe> RecipeOf(const LoadTarget& target) const {
+  std::optional<TensorRecipe> RecipeOf(const TensorRange& target) const {
     if (options_.mapping != nullptr) return options_.mapping(target.name);
     TensorRecipe recipe = TensorRecipe::Of(target.name);
-    recipe.copies = target.aliases;
+    const auto aliases = aliases_.find(target.name);
+    if (aliases != aliases_.end()) recipe.copies = aliases->second;
     for (std::string& alias : recipe.copies) {
       std::string& name = recipe.pieces[0].name;
       if (catalog_.Find(name) != nullptr) break;
@@ -268,7 +276,7 @@ class Planner {
     return recipe;
   }
 
-  void FindCopies(const LoadTarget& target, const TensorRecipe& recipe,
+  void FindCopies(const TensorRange& target, const TensorRecipe& recipe,
                   const StoredTensor& stored) {
     for (const std::string& name : recipe.copies) {
       const StoredTensor* const copy = catalog_.Find(name);
@@ -276,7 +284,7 @@ class Planner {
       seen_.insert(copy);
       // Each rank looks at what it loads.
       const bool is_part =
-          target.values.defined() && !recipe.conversion.has_value();
+          target.RowMajorValues().defined() && !recipe.conversion.has_value();
       const int64_t begin = is_part ? target.begin : 0;
       plan_.copied.push_back({&stored, copy, begin,
                               begin + (is_part ? target.values.numel()
@@ -284,20 +292,20 @@ class Planner {
     }
   }
 
-  void Missing(const LoadTarget& target, const std::string& name) {
+  void Missing(const TensorRange& target, const std::string& name) {
     problems_.push_back(
         name == target.name
             ? absl::StrCat("missing: ", name)
             : absl::StrCat("missing: ", name, ", for ", target.name));
   }
 
-  void Refuse(const LoadTarget& target, const absl::Status& why) {
+  void Refuse(const TensorRange& target, const absl::Status& why) {
     problems_.push_back(absl::StrCat(target.name, ": ", why.message()));
   }
 
   // The pieces are ranges of the target's elements, one behind the other.
-  void PlanStraight(const LoadTarget& target, const WholeRead& read) {
-    const int64_t end = target.begin + target.values.numel();
+  void PlanStraight(const TensorRange& target, const WholeRead& read) {
+    const int64_t end = target.end();
     int64_t piece_begin = 0;
     for (const WholeRead::Piece& piece : read.pieces) {
       const int64_t piece_end = piece_begin + Numel(piece.shape);
@@ -313,10 +321,10 @@ class Planner {
   }
 
   // The rows in which the target's elements lie, a few at a time.
-  void PlanConverted(const LoadTarget& target, const WholeRead& read) {
+  void PlanConverted(const TensorRange& target, const WholeRead& read) {
     const int64_t row = Numel(target.sizes, 1);
     if (target.values.numel() == 0) return;
-    const int64_t last = (target.begin + target.values.numel() - 1) / row + 1;
+    const int64_t last = (target.end() - 1) / row + 1;
     const int64_t bytes = Numel(read.conversion->sizes, 1) *
                           ItemBytes(read.pieces[0].tensor->info.dtype);
     const int64_t step = std::max<int64_t>(
@@ -348,7 +356,7 @@ class Planner {
     return rows;
   }
 
-  void AddRuns(const LoadTarget& target, int index, const StoredTensor& stored,
+  void AddRuns(const TensorRange& target, int index, const StoredTensor& stored,
                int64_t begin, int64_t end, int64_t element) {
     absl::StatusOr<std::vector<FileRun>> runs = RunsOf(stored, begin, end);
     if (!runs.ok()) return Refuse(target, runs.status());
@@ -367,8 +375,9 @@ class Planner {
   }
 
   const Catalog& catalog_;
-  const absl::Span<const LoadTarget> targets_;
+  const absl::Span<const TensorRange> targets_;
   const LoadPlanOptions& options_;
+  std::map<std::string, std::vector<std::string>> aliases_;  // by target
   LoadPlan plan_;
   std::set<const StoredTensor*> seen_;
   std::vector<std::string> problems_;
@@ -377,7 +386,7 @@ class Planner {
 }  // namespace
 
 absl::StatusOr<LoadPlan> PlanLoad(const Catalog& catalog,
-                                  absl::Span<const LoadTarget> targets,
+                                  absl::Span<const TensorRange> targets,
                                   const LoadPlanOptions& options) {
   return Planner(catalog, targets, options).Run();
 }

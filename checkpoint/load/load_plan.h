@@ -3,11 +3,11 @@
 #ifndef CHECKPOINT_LOAD_LOAD_PLAN_H_
 #define CHECKPOINT_LOAD_LOAD_PLAN_H_
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,34 +18,21 @@
 #include "absl/types/span.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/load/tensor_recipe.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
-
-// A tensor of the model that files are to fill.
-struct LoadTarget {
-  std::string name;                       // in the model
-  std::vector<std::string> aliases = {};  // other names that files may have
-  std::vector<int64_t> sizes;             // of the whole tensor
-  // The dtype of the value without mixed precision. Only floating-point values
-  // are cast.
-  c10::ScalarType dtype = c10::kFloat;
-  // The elements from `begin` on, row-major: 1-D, of any dtype and device,
-  // maybe resting, maybe empty. If undefined, only take_whole() can fill it.
-  at::Tensor values;
-  int64_t begin = 0;
-  // Called with the whole tensor, on the CPU, in `dtype`.
-  std::function<absl::Status(const at::Tensor& whole)> take_whole;
-  // If they rest elsewhere, targets of a unit are in memory together.
-  int unit = 0;
-};
 
 // The rows and columns of a block with one scale, as in DeepSeek's models.
 inline constexpr int64_t kScaleBlock = 128;
 
+// Targets are ranges of the model's tensors, which files fill. Values whose
+// memory is not as files have them (RowMajorValues()) are filled from whole
+// tensors. Only floating-point values are cast.
+
 // Bytes of a file that become elements of a target's values.
 struct StraightRead {
   int target = 0;
-  int64_t element = 0;                  // the first one, of LoadTarget::values
+  int64_t element = 0;                  // the first one, of RowMajorValues()
   c10::ScalarType dtype = c10::kFloat;  // in the file
   FileRun run;
 };
@@ -95,6 +82,8 @@ struct LoadPlanOptions {
   bool strict = true;
   // Targets for which this returns false may be missing; null: none may.
   std::function<bool(const std::string& name)> saves = nullptr;
+  // Maps other names that the files may have to those of targets; may be null.
+  const std::map<std::string, std::string>* aliases = nullptr;
   // If null, each tensor is read as it is, by its own name.
   TensorMapping mapping = nullptr;
   // The bytes of a file that are converted at once; at least one row is.
@@ -107,7 +96,7 @@ struct LoadPlanOptions {
 // 8-bit floating-point numbers become others only if there is a scale beside
 // them, NAME_scale or NAME_scale_inv, both of which multiply.
 absl::StatusOr<LoadPlan> PlanLoad(const Catalog& catalog,
-                                  absl::Span<const LoadTarget> targets,
+                                  absl::Span<const TensorRange> targets,
                                   const LoadPlanOptions& options);
 
 }  // namespace fsdp::checkpoint

@@ -59,11 +59,12 @@ class Tensors {
 };
 
 // Elements [begin, end) of a target.
-LoadTarget Target(const std::string& name, Sizes sizes, int64_t begin,
-                  int64_t end) {
-  LoadTarget target;
+TensorRange Target(const std::string& name, Sizes sizes, int64_t begin,
+                   int64_t end) {
+  TensorRange target;
   target.name = name;
   target.sizes = std::move(sizes);
+  target.strides = RowMajorStrides(target.sizes);
   target.begin = begin;
   target.values = at::empty({end - begin});
   return target;
@@ -71,7 +72,7 @@ LoadTarget Target(const std::string& name, Sizes sizes, int64_t begin,
 
 // The file's element (of 4 bytes from byte 100 on) for each element of the
 // target's values; -1 for those that nothing fills.
-std::vector<int64_t> Filled(const LoadPlan& plan, const LoadTarget& target) {
+std::vector<int64_t> Filled(const LoadPlan& plan, const TensorRange& target) {
   std::vector<int64_t> from(target.values.numel(), -1);
   for (const StraightRead& read : plan.straight) {
     for (int64_t i = 0; i < read.run.bytes / 4; ++i) {
@@ -92,7 +93,7 @@ TEST(LoadPlanTest, EveryRangeOfATensor) {
   const Tensors tensors = Tensors().Add("a", {3}).Add("w", {3, 2, 2});
   for (int64_t begin = 0; begin <= 12; ++begin) {
     for (int64_t end = begin; end <= 12; ++end) {
-      const std::vector<LoadTarget> targets = {
+      const std::vector<TensorRange> targets = {
           Target("w", {3, 2, 2}, begin, end)};
       LoadPlanOptions options;
       options.strict = false;
@@ -122,7 +123,7 @@ TEST(LoadPlanTest, RowsOfSeveralTensorsCostNoMemory) {
   for (const int64_t i : Count(0, 4)) whole.push_back(i);
   for (int64_t begin = 0; begin <= 20; ++begin) {
     for (int64_t end = begin; end <= 20; ++end) {
-      const std::vector<LoadTarget> targets = {
+      const std::vector<TensorRange> targets = {
           Target("qkv", {5, 4}, begin, end)};
       const auto plan = PlanLoad(tensors.catalog(), targets, options);
       ASSERT_OK(plan.status());
@@ -147,7 +148,7 @@ TEST(LoadPlanTest, ALayerOfSeveralCostsNoMemory) {
   // first: 0, layers: 1 to 8, 9 to 16, 17 to 24.
   for (int64_t begin = 0; begin <= 4; ++begin) {
     for (int64_t end = begin; end <= 4; ++end) {
-      const std::vector<LoadTarget> targets = {
+      const std::vector<TensorRange> targets = {
           Target("whole", {4, 2}, begin, end),
           Target("rows", {2, 2}, begin, end)};
       const auto plan = PlanLoad(tensors.catalog(), targets, options);
@@ -180,8 +181,8 @@ TEST(LoadPlanTest, OtherRecipesNeedWholeTensors) {
     }
     return recipe;
   };
-  const std::vector<LoadTarget> targets = {Target("t", {3, 2}, 0, 2),
-                                           Target("both", {3, 6}, 0, 0)};
+  const std::vector<TensorRange> targets = {Target("t", {3, 2}, 0, 2),
+                                            Target("both", {3, 6}, 0, 0)};
   const auto plan = PlanLoad(tensors.catalog(), targets, options);
   ASSERT_OK(plan.status());
   EXPECT_TRUE(plan->straight.empty());
@@ -193,15 +194,18 @@ TEST(LoadPlanTest, OtherRecipesNeedWholeTensors) {
 
 TEST(LoadPlanTest, AnyNameOfATiedTensorWillDo) {
   const Tensors tensors = Tensors().Add("head", {2});
-  LoadTarget target = Target("embed", {2}, 0, 2);
+  const TensorRange target = Target("embed", {2}, 0, 2);
   EXPECT_FALSE(PlanLoad(tensors.catalog(), {target}, {}).ok());
-  target.aliases = {"other", "head"};
-  const auto plan = PlanLoad(tensors.catalog(), {target}, {});
+  const std::map<std::string, std::string> aliases = {{"other", "embed"},
+                                                      {"head", "embed"}};
+  LoadPlanOptions options;
+  options.aliases = &aliases;
+  const auto plan = PlanLoad(tensors.catalog(), {target}, options);
   ASSERT_OK(plan.status());
   EXPECT_EQ(plan->straight.size(), 1);
   // Both names in the file: the second is none too many.
   const Tensors both = Tensors().Add("embed", {2}).Add("head", {2});
-  EXPECT_OK(PlanLoad(both.catalog(), {target}, {}).status());
+  EXPECT_OK(PlanLoad(both.catalog(), {target}, options).status());
 }
 
 TEST(LoadPlanTest, EverythingThatDoesNotFitIsListed) {
@@ -210,7 +214,7 @@ TEST(LoadPlanTest, EverythingThatDoesNotFitIsListed) {
                               .Add("dtype", {2}, Dtype::kI64)
                               .Add("extra", {1})
                               .Add("fits", {1});
-  const std::vector<LoadTarget> targets = {
+  const std::vector<TensorRange> targets = {
       Target("shape", {3, 2}, 0, 1), Target("dtype", {2}, 0, 2),
       Target("gone", {1}, 0, 1), Target("fits", {1}, 0, 1)};
   EXPECT_THAT(
@@ -252,7 +256,7 @@ TEST(LoadPlanTest, OnlyFloatingPointIsCast) {
   };
   for (const Case& one : cases) {
     const Tensors tensors = Tensors().Add("a", {2}, one.stored);
-    LoadTarget target = Target("a", {2}, 0, 2);
+    TensorRange target = Target("a", {2}, 0, 2);
     target.dtype = one.wanted;
     const auto plan = PlanLoad(tensors.catalog(), {target}, {});
     if (one.why.empty()) {
@@ -318,9 +322,8 @@ RowConversion ToBytes(int64_t rows) {
   return conversion;
 }
 
-LoadTarget BytesTarget(int64_t rows, int64_t begin, int64_t end) {
-  LoadTarget target = Target("bytes", {rows, 5}, begin, end);
-  target.dtype = at::kByte;
+TensorRange BytesTarget(int64_t rows, int64_t begin, int64_t end) {
+  TensorRange target = Target("bytes", {rows, 5}, begin, end);
   target.values = target.values.to(at::kByte);
   return target;
 }

@@ -21,7 +21,7 @@
 #include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/tensor_parts.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/state/model_values.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -50,11 +50,7 @@ bool MayRest(const at::Tensor& shard) {
 }
 
 // Parameters that are not sharded are none's.
-int UnitOf(const RunValues& values, int leaf) {
-  const std::vector<ValueRange>& parameters = values.model().parameters;
-  const auto index = static_cast<size_t>(leaf);
-  return index < parameters.size() ? parameters[index].unit : -1;
-}
+int UnitOf(const TensorRange& leaf) { return leaf.is_whole ? -1 : leaf.unit; }
 
 }  // namespace
 
@@ -96,7 +92,7 @@ absl::Status OptimizerLoader::Plan(ReadSlot read_slot, TrainingRecord& record,
     states_[parameter].numbers = numbers;
   }
   present_ = values_.ReleaseStates();
-  places_by_leaf_.resize(values_.leaves().size());
+  places_by_leaf_.resize(parameters().size());
   for (const std::string& name : record.slots) {
     FSDP_ASSIGN_OR_RETURN(Catalog catalog, read_slot(name));
     FSDP_RETURN_IF_ERROR(PlanSlot(name, std::move(catalog), strict));
@@ -104,8 +100,8 @@ absl::Status OptimizerLoader::Plan(ReadSlot read_slot, TrainingRecord& record,
   // What does not fit is said before anything is read.
   FSDP_ASSIGN_OR_RETURN(
       replacement_,
-      PlanReplacement(values_.leaves(), optimizer_, *values_.optimizer(),
-                      states_, *record.groups, strict));
+      PlanReplacement(parameters(), optimizer_, *values_.optimizer(), states_,
+                      *record.groups, strict));
   KeepStepped();
   return absl::OkStatus();
 }
@@ -115,26 +111,26 @@ absl::Status OptimizerLoader::PlanSlot(const std::string& name, Catalog catalog,
   Slot& slot = slots_.emplace_back();
   slot.name = name;
   slot.catalog = std::move(catalog);
-  const auto& leaves = values_.leaves();
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const StoredTensor* const stored = FindState(slot.catalog, leaves[i].name);
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const TensorRange& leaf = parameters()[i];
+    const StoredTensor* const stored = FindState(slot.catalog, leaf.name);
     if (stored == nullptr) continue;
     const auto dtype = TorchDtype(stored->info.dtype);
     if (!dtype.has_value()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          name, " of ", leaves[i].name, " is ", NameOf(stored->info.dtype),
+          name, " of ", leaf.name, " is ", NameOf(stored->info.dtype),
           ", which LibTorch does not have"));
     }
-    const int leaf = static_cast<int>(i);
     FSDP_ASSIGN_OR_RETURN(
-        at::Tensor state,
-        StateFor(leaf, name, StateDtype(*dtype, leaves[i].shard)));
+        TensorRange state,
+        StateFor(leaf, name, StateDtype(*dtype, leaf.values)));
+    states_[leaf.name].tensors[name] = state.values;
     places_by_leaf_[i].push_back({slots_.size() - 1, slot.targets.size()});
-    slot.targets.push_back(StateTarget(values_, leaf, state));
-    states_[leaves[i].name].tensors[name] = std::move(state);
+    slot.targets.push_back(std::move(state));
   }
   LoadPlanOptions options;
   options.strict = strict;
+  options.aliases = &values_.model().aliases;
   absl::StatusOr<LoadPlan> plan = PlanLoad(slot.catalog, slot.targets, options);
   if (!plan.ok()) {
     return Annotate(plan.status(), absl::StrCat("the optimizer's ", name));
@@ -149,16 +145,16 @@ absl::Status OptimizerLoader::PlanSlot(const std::string& name, Catalog catalog,
   return absl::OkStatus();
 }
 
-absl::StatusOr<at::Tensor> OptimizerLoader::StateFor(int leaf,
-                                                     const std::string& slot,
-                                                     c10::ScalarType dtype) {
-  FSDP_ASSIGN_OR_RETURN(at::Tensor planned,
-                        MakeState(values_, leaf, dtype, c10::kMeta));
-  const auto present = present_.find(values_.leaves()[leaf].name);
+absl::StatusOr<TensorRange> OptimizerLoader::StateFor(const TensorRange& leaf,
+                                                      const std::string& slot,
+                                                      c10::ScalarType dtype) {
+  FSDP_ASSIGN_OR_RETURN(TensorRange planned,
+                        MakeState(leaf, dtype, c10::kMeta));
+  const auto present = present_.find(leaf.name);
   if (present == present_.end()) return planned;
   const auto held = present->second.tensors.find(slot);
   if (held == present->second.tensors.end() ||
-      !CanTake(held->second, planned)) {
+      !CanTake(held->second, planned.values)) {
     return planned;
   }
   // Two states in one memory part here.
@@ -167,7 +163,7 @@ absl::StatusOr<at::Tensor> OptimizerLoader::StateFor(int leaf,
           .insert({held->second.storage().unsafeGetStorageImpl(),
                    held->second.storage_offset()})
           .second;
-  return is_own ? held->second : planned;
+  return is_own ? StateTarget(leaf, held->second) : planned;
 }
 
 // Leaves that the optimizer does not step get no state.
@@ -175,7 +171,7 @@ void OptimizerLoader::KeepStepped() {
   std::set<const void*> stepped;
   for (const auto& [leaf, state] : replacement_.states) stepped.insert(leaf);
   for (size_t i = 0; i < places_by_leaf_.size(); ++i) {
-    const at::Tensor& shard = values_.leaves()[i].shard;
+    const at::Tensor& shard = parameters()[i].values;
     if (stepped.count(shard.unsafeGetTensorImpl()) > 0) {
       leaves_.push_back(static_cast<int>(i));
     }
@@ -200,7 +196,7 @@ int64_t OptimizerLoader::bytes() const {
 }
 
 at::Tensor& OptimizerLoader::StateAt(int leaf, Place place) {
-  OptimizerSlots& state = states_[values_.leaves()[leaf].name];
+  OptimizerSlots& state = states_[parameters()[leaf].name];
   return state.tensors[slots_[place.slot].name];
 }
 
@@ -216,8 +212,8 @@ std::vector<OptimizerLoader::Place> OptimizerLoader::PlacesOf(
 }
 
 int64_t OptimizerLoader::PassingBytes(int leaf) {
-  const auto& named = values_.leaves()[leaf];
-  if (!MayRest(named.shard) && present_.count(named.name) == 0) return 0;
+  const auto& named = parameters()[leaf];
+  if (!MayRest(named.values) && present_.count(named.name) == 0) return 0;
   int64_t bytes = 0;
   for (const Place& place : places_by_leaf_[leaf]) {
     const at::Tensor& state = StateAt(leaf, place);
@@ -248,26 +244,27 @@ absl::Status OptimizerLoader::FillBatch(absl::Span<const int> leaves,
   const std::vector<Place> places = PlacesOf(leaves, /*is_new=*/true);
   std::vector<at::Tensor> shards;
   for (const int leaf : leaves) {
-    shards.push_back(values_.leaves()[leaf].shard);
+    shards.push_back(parameters()[leaf].values);
     for (const Place& place : places_by_leaf_[leaf]) {
       at::Tensor& state = StateAt(leaf, place);
       if (!state.is_meta()) continue;
-      FSDP_ASSIGN_OR_RETURN(state, MakeState(values_, leaf, state.scalar_type(),
-                                             shards.back().device()));
-      slots_[place.slot].targets[place.target] =
-          StateTarget(values_, leaf, state);
+      TensorRange& target = slots_[place.slot].targets[place.target];
+      FSDP_ASSIGN_OR_RETURN(target,
+                            MakeState(parameters()[leaf], state.scalar_type(),
+                                      shards.back().device()));
+      state = target.values;
     }
   }
   FSDP_RETURN_IF_ERROR(ReadPlaces(places, read));
   for (size_t i = 0; i < leaves.size(); ++i) {
-    const std::string& name = values_.leaves()[leaves[i]].name;
+    const std::string& name = parameters()[leaves[i]].name;
     FSDP_RETURN_IF_ERROR(ApplyState(shards[i], states_[name], optimizer_));
     states_.erase(name);
     present_.erase(name);
   }
   // From here on the optimizer alone has them.
   for (const Place& place : places) {
-    slots_[place.slot].targets[place.target] = LoadTarget();
+    slots_[place.slot].targets[place.target] = TensorRange();
   }
   return places.empty() ? absl::OkStatus() : TakeUpStates(optimizer_, shards);
 }
@@ -282,8 +279,8 @@ absl::Status OptimizerLoader::Fill(Read read) {
     // What is taken up of a unit brings in all of it.
     const bool may_end =
         !batch.empty() &&
-        (!MayRest(values_.leaves()[leaf].shard) ||
-         UnitOf(values_, leaf) != UnitOf(values_, batch.back()));
+        (!MayRest(parameters()[leaf].values) ||
+         UnitOf(parameters()[leaf]) != UnitOf(parameters()[batch.back()]));
     if (bytes + more > kBatchBytes && may_end) {
       FSDP_RETURN_IF_ERROR(FillBatch(batch, read));
       batch.clear();

@@ -23,6 +23,7 @@
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"
 #include "fsdp/state/optimizer_values.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 
@@ -53,7 +54,7 @@ class OptimizerLoader {
   // Reads from the files of Catalogs()[catalog].
   using Read =
       absl::FunctionRef<absl::Status(size_t catalog, const LoadPlan& plan,
-                                     absl::Span<const LoadTarget> targets)>;
+                                     absl::Span<const TensorRange> targets)>;
   // Call it once. After an error the optimizer is partly filled.
   absl::Status Fill(Read read);
 
@@ -62,7 +63,7 @@ class OptimizerLoader {
   struct Slot {
     std::string name;
     Catalog catalog;
-    std::vector<LoadTarget> targets;
+    std::vector<TensorRange> targets;
     std::vector<LoadPlan> parts;  // one per target
   };
   // A target of a slot.
@@ -75,8 +76,12 @@ class OptimizerLoader {
   const StoredTensor* FindState(const Catalog& catalog,
                                 const std::string& parameter) const;
   absl::Status PlanSlot(const std::string& name, Catalog catalog, bool strict);
-  absl::StatusOr<at::Tensor> StateFor(int leaf, const std::string& slot,
-                                      c10::ScalarType dtype);
+  absl::StatusOr<TensorRange> StateFor(const TensorRange& leaf,
+                                       const std::string& slot,
+                                       c10::ScalarType dtype);
+  absl::Span<const TensorRange> parameters() const {
+    return values_.model().parameters();
+  }
   void KeepStepped();
   at::Tensor& StateAt(int leaf, Place place);
   // Returns those whose state is still to be made, or the others.

@@ -31,7 +31,7 @@
 #include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/run/training_json.h"
 #include "fsdp/memory/buffer_layout.h"
-#include "fsdp/state/model_values.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -124,9 +124,9 @@ class Loading {
     const std::string buffers = BuffersFileName(context_.rank);
     if (manifest_.files.count(buffers) == 0) return absl::OkStatus();
     int64_t max_bytes = kMaxRankBytes;
-    for (const WholeValue& other : values_->model().others) {
-      max_bytes += other.tensor.numel() *
-                   static_cast<int64_t>(c10::elementSize(other.file_dtype));
+    for (const TensorRange& other : values_->model().others()) {
+      max_bytes += other.values.numel() *
+                   static_cast<int64_t>(c10::elementSize(other.file_dtype()));
     }
     return read(buffers, max_bytes, whole_values_file_);
   }
@@ -156,11 +156,11 @@ class Loading {
     return TorchToStatus(
         "filling buffers and parameters that are not sharded", [&] {
           const c10::NoGradGuard no_grad;
-          for (const WholeValue& other : values_->model().others) {
+          for (const TensorRange& other : values_->model().others()) {
             const auto found = whole_values_file_->tensors.find(other.name);
             if (found == whole_values_file_->tensors.end()) continue;
-            if (found->second.sizes() != other.tensor.sizes()) continue;
-            CopyInto(other.tensor.detach(), found->second);
+            if (found->second.sizes() != other.values.sizes()) continue;
+            CopyInto(other.values.detach(), found->second);
           }
         });
   }
@@ -188,11 +188,11 @@ absl::Status RunTensors::PlanModel(
     Catalog catalog, bool strict,
     const std::function<bool(const std::string& name)>& saves) {
   model_ = std::move(catalog);
-  targets_ = TargetsOf(values_);
   LoadPlanOptions options;
   options.strict = strict;
   options.saves = saves;
-  FSDP_ASSIGN_OR_RETURN(plan_, PlanLoad(model_, targets_, options));
+  options.aliases = &values_.model().aliases;
+  FSDP_ASSIGN_OR_RETURN(plan_, PlanLoad(model_, values_.model().all, options));
   return absl::OkStatus();
 }
 
@@ -200,15 +200,10 @@ absl::Status RunTensors::PlanAverage(Catalog catalog, WeightAverage& average,
                                      bool strict) {
   of_average_ = &average;
   average_ = std::move(catalog);
-  for (size_t i = 0; i < values_.averages().size(); ++i) {
-    const at::Tensor& present = values_.averages()[i];
-    if (!present.defined()) continue;
-    average_leaves_.push_back(static_cast<int>(i));
-    average_targets_.push_back(
-        StateTarget(values_, average_leaves_.back(), present));
-  }
+  average_targets_ = *values_.averages();
   LoadPlanOptions options;
   options.strict = strict;
+  options.aliases = &values_.model().aliases;
   absl::StatusOr<LoadPlan> plan = PlanLoad(average_, average_targets_, options);
   if (!plan.ok()) return Annotate(plan.status(), "the average of the weights");
   average_plan_ = *std::move(plan);
@@ -242,7 +237,7 @@ absl::Status RunTensors::Open(const SourceFolder& folder,
 }
 
 absl::Status RunTensors::Read(size_t catalog, const LoadPlan& plan,
-                              absl::Span<const LoadTarget> targets) {
+                              absl::Span<const TensorRange> targets) {
   LoadProgress progress = nullptr;
   if (progress_ != nullptr) {
     progress = [this](int64_t bytes, int64_t) {
@@ -255,15 +250,17 @@ absl::Status RunTensors::Read(size_t catalog, const LoadPlan& plan,
   return absl::OkStatus();
 }
 
-absl::Status RunTensors::FillModel() { return Read(0, plan_, targets_); }
+absl::Status RunTensors::FillModel() {
+  return Read(0, plan_, values_.model().all);
+}
 
 absl::Status RunTensors::FillAverage() {
   if (of_average_ == nullptr) return absl::OkStatus();
-  for (size_t i = 0; i < average_leaves_.size(); ++i) {
-    const int leaf = average_leaves_[i];
-    FSDP_ASSIGN_OR_RETURN(const at::Tensor average,
-                          of_average_->ToFill(values_.leaves()[leaf].shard));
-    average_targets_[i] = StateTarget(values_, leaf, average);
+  size_t next = 0;
+  for (const TensorRange& leaf : values_.model().parameters()) {
+    if (!of_average_->Of(leaf.values).defined()) continue;
+    FSDP_ASSIGN_OR_RETURN(average_targets_[next++].values,
+                          of_average_->ToFill(leaf.values));
   }
   return Read(1, average_plan_, average_targets_);
 }
@@ -271,7 +268,7 @@ absl::Status RunTensors::FillAverage() {
 absl::Status RunTensors::FillOptimizer() {
   if (!optimizer_.has_value()) return absl::OkStatus();
   return optimizer_->Fill([this](size_t catalog, const LoadPlan& plan,
-                                 absl::Span<const LoadTarget> targets) {
+                                 absl::Span<const TensorRange> targets) {
     return Read(2 + catalog, plan, targets);
   });
 }

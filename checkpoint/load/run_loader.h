@@ -25,6 +25,7 @@
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"
 #include "fsdp/optim/weight_average.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 
@@ -80,17 +81,15 @@ class RunTensors {
  private:
   // Reads from the files of the catalog of this number.
   absl::Status Read(size_t catalog, const LoadPlan& plan,
-                    absl::Span<const LoadTarget> targets);
+                    absl::Span<const TensorRange> targets);
 
   RunValues& values_;
   torch::optim::Optimizer* const of_run_;
   Catalog model_;
-  std::vector<LoadTarget> targets_;  // of the model
-  LoadPlan plan_;                    // of the model
+  LoadPlan plan_;  // of the model
   WeightAverage* of_average_ = nullptr;
   Catalog average_;
-  std::vector<LoadTarget> average_targets_;
-  std::vector<int> average_leaves_;  // of the targets
+  std::vector<TensorRange> average_targets_;
   LoadPlan average_plan_;
   std::optional<OptimizerLoader> optimizer_;
   std::unique_ptr<RangeReader> reader_;

@@ -42,7 +42,7 @@ RangeReaderOptions ForSmallReads() {
 }
 
 absl::StatusOr<std::vector<std::string>> ReadBytes(
-    RangeReader& reader, absl::Span<const ReadRange> ranges) {
+    RangeReader& reader, absl::Span<const FilePlace> ranges) {
   std::vector<std::string> texts(ranges.size());
   for (size_t i = 0; i < ranges.size(); ++i) texts[i].reserve(ranges[i].bytes);
   FSDP_RETURN_IF_ERROR(reader.Read(
@@ -147,7 +147,7 @@ absl::StatusOr<std::vector<SafetensorsFile>> SourceFolder::ReadHeaders(
   const auto count = static_cast<int64_t>(found.size());
   // As many at once as stay open, so that each is opened once.
   for (int64_t i = 0; i < count;) {
-    std::vector<ReadRange> heads;
+    std::vector<FilePlace> heads;
     const int64_t end = std::min(count, i + RangeReader::kMostOpenFiles);
     for (; i < end; ++i) {
       const absl::StatusOr<int64_t> size = reader->SizeOf(i);

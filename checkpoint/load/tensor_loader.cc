@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -35,13 +36,15 @@
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/state/model_values.h"
+#include "ranges/file_place.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
-// One run of a file and the elements that it becomes.
+// Bytes of a file and the elements that they become.
 struct Job {
-  FileRun run;
+  FilePlace place;
   TensorSink sink;
   const std::string* name;  // of the tensor
 };
@@ -88,7 +91,7 @@ absl::Status CopyDiffers(const CopiedRead& read) {
 
 class Loader {
  public:
-  Loader(const LoadPlan& plan, absl::Span<const LoadTarget> targets,
+  Loader(const LoadPlan& plan, absl::Span<const TensorRange> targets,
          RangeReader& reader, const LoadProgress& progress, int64_t first_file)
       : plan_(plan),
         targets_(targets),
@@ -127,7 +130,7 @@ class Loader {
     std::map<int, std::vector<const StraightRead*>> by_unit;
     constexpr int kStays = -1;
     for (const StraightRead& read : plan_.straight) {
-      const LoadTarget& target = targets_[read.target];
+      const TensorRange& target = targets_[read.target];
       by_unit[RestsElsewhere(target.values) ? target.unit : kStays].push_back(
           &read);
     }
@@ -145,31 +148,34 @@ class Loader {
     Resident resident;
     std::vector<Job> jobs;
     for (const StraightRead* read : reads) {
-      const at::Tensor& values = targets_[read->target].values;
-      FSDP_RETURN_IF_ERROR(resident.Add(values, Use::kUpdate));
+      const TensorRange& target = targets_[read->target];
+      FSDP_RETURN_IF_ERROR(resident.Add(target.values, Use::kUpdate));
       const auto elements =
           static_cast<int64_t>(read->run.bytes / c10::elementSize(read->dtype));
-      jobs.push_back(
-          {read->run,
-           TensorSink(values.detach().narrow(0, read->element, elements),
-                      read->dtype),
-           &targets_[read->target].name});
+      jobs.push_back({read->run,
+                      TensorSink(target.RowMajorValues().detach().narrow(
+                                     0, read->element, elements),
+                                 read->dtype),
+                      &target.name});
     }
     return Read(jobs);
   }
 
   absl::Status LoadWhole(const WholeRead& read) {
-    const LoadTarget& target = targets_[read.target];
-    FSDP_ASSIGN_OR_RETURN(at::Tensor whole,
-                          ReadTogether(read.pieces, read.dim,
-                                       read.conversion.has_value()
-                                           ? std::nullopt
-                                           : std::optional(target.dtype)));
+    const TensorRange& target = targets_[read.target];
+    FSDP_ASSIGN_OR_RETURN(
+        at::Tensor whole,
+        ReadTogether(read.pieces, read.dim,
+                     read.conversion.has_value()
+                         ? std::nullopt
+                         : std::optional(target.file_dtype())));
     if (read.conversion.has_value()) {
       FSDP_ASSIGN_OR_RETURN(
           whole, Converted(target, *read.conversion, whole, /*first_row=*/0));
     }
-    return target.take_whole(whole);
+    if (!target.is_whole) return TakeOwnPart(whole, target);
+    return TorchToStatus("filling a tensor",
+                         [&] { CopyInto(target.values.detach(), whole); });
   }
 
   // Nothing: in the file's dtype.
@@ -209,7 +215,7 @@ class Loader {
     Resident resident;
     int unit = -1;
     for (const ConvertedRead& read : plan_.converted) {
-      const LoadTarget& target = targets_[read.target];
+      const TensorRange& target = targets_[read.target];
       if (std::exchange(unit, target.unit) != target.unit) {
         resident = Resident();
       }
@@ -219,7 +225,7 @@ class Loader {
     return absl::OkStatus();
   }
 
-  absl::Status LoadRows(const ConvertedRead& read, const LoadTarget& target) {
+  absl::Status LoadRows(const ConvertedRead& read, const TensorRange& target) {
     at::Tensor rows;
     FSDP_ASSIGN_OR_RETURN(rows, ReadTogether(read.pieces, /*dim=*/0));
     FSDP_ASSIGN_OR_RETURN(
@@ -227,16 +233,16 @@ class Loader {
     return TorchToStatus(target.name, [&] {
       const int64_t begin = read.first_row * (rows.numel() / rows.size(0));
       const int64_t from = std::max(begin, target.begin);
-      const int64_t to =
-          std::min(begin + rows.numel(), target.begin + target.values.numel());
-      target.values.detach()
+      const int64_t to = std::min(begin + rows.numel(), target.end());
+      target.RowMajorValues()
+          .detach()
           .narrow(0, from - target.begin, to - from)
           .copy_(rows.flatten().narrow(0, from - begin, to - from));
     });
   }
 
   // In the target's dtype. With what went wrong the name and the rows.
-  static absl::StatusOr<at::Tensor> Converted(const LoadTarget& target,
+  static absl::StatusOr<at::Tensor> Converted(const TensorRange& target,
                                               const RowConversion& conversion,
                                               const at::Tensor& rows,
                                               int64_t first_row) {
@@ -244,7 +250,7 @@ class Loader {
     FSDP_RETURN_IF_ERROR(TorchToStatus(target.name, [&] {
       converted = conversion.convert(rows);
       if (!converted.ok()) return;
-      const at::Tensor cast = converted->to(target.dtype);
+      const at::Tensor cast = converted->to(target.file_dtype());
       const absl::Status fits = CheckFits(*converted, cast, kAdviceForLoading);
       converted = fits.ok() ? absl::StatusOr<at::Tensor>(cast) : fits;
     }));
@@ -274,14 +280,14 @@ class Loader {
 
   absl::Status Read(std::vector<Job>& jobs) {
     std::sort(jobs.begin(), jobs.end(), [](const Job& a, const Job& b) {
-      return std::tie(a.run.file, a.run.offset) <
-             std::tie(b.run.file, b.run.offset);
+      return std::tie(a.place.file, a.place.offset) <
+             std::tie(b.place.file, b.place.offset);
     });
-    std::vector<ReadRange> ranges;
+    std::vector<FilePlace> ranges;
     ranges.reserve(jobs.size());
     for (const Job& job : jobs) {
-      ranges.push_back(
-          {first_file_ + job.run.file, job.run.offset, job.run.bytes});
+      ranges.push_back(job.place);
+      ranges.back().file += first_file_;
     }
     return reader_.Read(ranges, [&](size_t range, int64_t position,
                                     absl::Span<const char> bytes) {
@@ -295,7 +301,7 @@ class Loader {
   }
 
   const LoadPlan& plan_;
-  const absl::Span<const LoadTarget> targets_;
+  const absl::Span<const TensorRange> targets_;
   RangeReader& reader_;
   const LoadProgress& progress_;
   const int64_t first_file_;
@@ -320,112 +326,38 @@ absl::Status CompareCopies(const LoadPlan& plan, RangeReader& reader) {
 }
 
 absl::Status LoadTensors(const LoadPlan& plan,
-                         absl::Span<const LoadTarget> targets,
+                         absl::Span<const TensorRange> targets,
                          RangeReader& reader, const LoadProgress& progress,
                          int64_t first_file) {
   return Loader(plan, targets, reader, progress, first_file).Run();
 }
 
-namespace {
-
-// Fills a tensor that is whole on this rank.
-void FillWhole(const at::Tensor& tensor, bool has_values, LoadTarget& target) {
-  const bool is_plain =
-      tensor.layout() == c10::kStrided && tensor.is_contiguous() && has_values;
-  if (is_plain) target.values = tensor.detach().view({-1});
-  target.take_whole = [tensor](const at::Tensor& whole) {
-    return TorchToStatus("filling a tensor", [&] {
-      const c10::NoGradGuard no_grad;
-      CopyInto(tensor.detach(), whole);
-    });
-  };
-}
-
-LoadTarget TargetOf(const ValueRange& range, bool is_sharded, bool has_values) {
-  LoadTarget target;
-  target.name = range.name;
-  target.sizes = range.sizes;
-  target.unit = range.unit;
-  target.dtype = range.values.scalar_type();
-  if (!is_sharded) {
-    FillWhole(range.values, has_values, target);
-    return target;
-  }
-  target.begin = range.begin;
-  if (range.IsRowMajor()) target.values = range.values;
-  target.take_whole = [range](const at::Tensor& whole) {
-    return TakeOwnPart(whole, range);
-  };
-  return target;
-}
-
-}  // namespace
-
-std::vector<LoadTarget> TargetsOf(const RunValues& values) {
-  std::vector<LoadTarget> targets;
-  std::map<std::string, size_t> by_name;
-  for (const ValueRange& range : values.model().parameters) {
-    by_name[range.name] = targets.size();
-    targets.push_back(
-        TargetOf(range, values.sharded() != nullptr, !range.values.is_meta()));
-  }
-  for (const auto& [alias, name] : values.model().aliases) {
-    targets[by_name.at(name)].aliases.push_back(alias);
-  }
-  for (const WholeValue& other : values.model().others) {
-    LoadTarget target;
-    target.name = other.name;
-    target.sizes = other.tensor.sizes().vec();
-    target.dtype = other.file_dtype;
-    FillWhole(other.tensor, !other.tensor.is_meta(), target);
-    targets.push_back(std::move(target));
-  }
-  return targets;
-}
-
 Caching CachingFor(const RunValues& values, int world_size) {
-  const std::vector<ValueRange>& parameters = values.model().parameters;
   const bool is_shared =
       values.sharded() == nullptr
           ? world_size > 1
-          : std::any_of(parameters.begin(), parameters.end(),
-                        [](const ValueRange& one) { return one.replicas > 1; });
+          : absl::c_any_of(values.model().ranges(), [](const TensorRange& one) {
+              return one.replicas > 1;
+            });
   return is_shared ? Caching::kCached : Caching::kDirect;
 }
 
-absl::StatusOr<at::Tensor> MakeState(const RunValues& values, int leaf,
-                                     c10::ScalarType dtype,
-                                     c10::Device device) {
+absl::StatusOr<TensorRange> MakeState(const TensorRange& parameter,
+                                      c10::ScalarType dtype,
+                                      c10::Device device) {
   at::Tensor state;
   FSDP_RETURN_IF_ERROR(TorchToStatus("making an optimizer's state", [&] {
     const NormalMode normal;
     // Of the parameter's sizes and strides, as the optimizer would make it.
-    state = at::empty_like(values.leaves()[leaf].shard.detach(),
+    state = at::empty_like(parameter.values.detach(),
                            at::TensorOptions().dtype(dtype).device(device));
   }));
-  return state;
+  return StateTarget(parameter, state);
 }
 
-LoadTarget StateTarget(const RunValues& values, int leaf,
-                       const at::Tensor& state) {
-  const std::vector<ValueRange>& parameters = values.model().parameters;
-  if (static_cast<size_t>(leaf) >= parameters.size()) {
-    const auto& named = values.leaves()[leaf];
-    LoadTarget target;
-    target.name = named.name;
-    target.sizes = named.sizes;
-    target.dtype = state.scalar_type();
-    FillWhole(state, /*has_values=*/true, target);
-    return target;
-  }
-  ValueRange range = parameters[leaf];
-  range.values = state;
-  LoadTarget target =
-      TargetOf(range, values.sharded() != nullptr, /*has_values=*/true);
-  for (const auto& [alias, name] : values.model().aliases) {
-    if (name == range.name) target.aliases.push_back(alias);
-  }
-  return target;
+TensorRange StateTarget(TensorRange parameter, const at::Tensor& state) {
+  parameter.values = state;
+  return parameter;
 }
 
 }  // namespace fsdp::checkpoint

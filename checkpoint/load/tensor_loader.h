@@ -17,6 +17,7 @@
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/run/run_values.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 
@@ -36,26 +37,23 @@ absl::Status CompareCopies(const LoadPlan& plan, RangeReader& reader);
 // the memory of these. After an error some targets are filled. `progress` may
 // be null.
 absl::Status LoadTensors(const LoadPlan& plan,
-                         absl::Span<const LoadTarget> targets,
+                         absl::Span<const TensorRange> targets,
                          RangeReader& reader, const LoadProgress& progress,
                          int64_t first_file = 0);
 
-// Returns what files fill of a model: this rank's ranges of parameters, and all
-// buffers and parameters that are not sharded. Valid as long as `values`.
-std::vector<LoadTarget> TargetsOf(const RunValues& values);
-
-// Returns how to read them. Ranks with equal parts read the same bytes, which
-// the page cache gives to all but the first; if the model is not sharded, these
-// are all `world_size` ranks.
+// Returns how to read files into a run. Ranks with equal parts read the same
+// bytes, which the page cache gives to all but the first; if the model is not
+// sharded, these are all `world_size` ranks.
 Caching CachingFor(const RunValues& values, int world_size);
 
-// Returns memory for something laid out like `values.leaves()[leaf]`, such as
-// an optimizer's state; on c10::kMeta it takes none.
-absl::StatusOr<at::Tensor> MakeState(const RunValues& values, int leaf,
-                                     c10::ScalarType dtype, c10::Device device);
-// Returns the target that fills such memory; on c10::kMeta, only to plan with.
-LoadTarget StateTarget(const RunValues& values, int leaf,
-                       const at::Tensor& state);
+// Returns memory for something laid out like `parameter`, such as an
+// optimizer's state, as a target; on c10::kMeta it takes none and is only to
+// plan with.
+absl::StatusOr<TensorRange> MakeState(const TensorRange& parameter,
+                                      c10::ScalarType dtype,
+                                      c10::Device device);
+// Returns the target that fills such memory.
+TensorRange StateTarget(TensorRange parameter, const at::Tensor& state);
 
 }  // namespace fsdp::checkpoint
 

@@ -151,10 +151,10 @@ SmallFile TakeWholeValues(const ModelValues& model) {
   const NormalMode normal;
   const c10::NoGradGuard no_grad;
   SmallFile file;
-  for (const WholeValue& other : model.others) {
-    if (other.tensor.layout() != c10::kStrided) continue;
-    at::Tensor copy = at::empty(other.tensor.sizes(), other.file_dtype);
-    copy.copy_(other.tensor);
+  for (const TensorRange& other : model.others()) {
+    if (other.values.layout() != c10::kStrided) continue;
+    at::Tensor copy = at::empty(other.sizes, other.file_dtype());
+    copy.copy_(other.values);
     file.tensors[other.name] = copy;
   }
   return file;

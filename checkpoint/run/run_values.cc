@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -29,9 +30,9 @@ void ReadParameters(const torch::nn::Module& module, ModelValues* values) {
       values->aliases[item.key()] = first->second;
       continue;
     }
-    values->parameters.push_back({item.key(), tensor.sizes().vec(),
-                                  tensor.strides().vec(), /*begin=*/0, tensor});
+    values->all.push_back(WholeRange(item.key(), tensor));
   }
+  values->num_ranges = values->num_parameters = values->all.size();
 }
 
 // A wrapped module itself has no values while nothing computes.
@@ -67,15 +68,6 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
   } else {
     FSDP_RETURN_IF_ERROR(values.ReadPlain(*run.model));
   }
-  for (const ValueRange& parameter : values.model_.parameters) {
-    values.leaves_.push_back({parameter.name, parameter.sizes, parameter.values,
-                              parameter.begin, parameter.replicas});
-  }
-  for (const WholeValue& other : values.model_.others) {
-    if (other.is_buffer) continue;
-    values.leaves_.push_back(
-        {other.name, other.tensor.sizes().vec(), other.tensor, /*begin=*/0});
-  }
   if (run.average != nullptr) {
     if (run.average->is_in_model()) {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -83,13 +75,18 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
           ": the model has its average instead of its weights: call it "
           "after WeightAverage::InModel()"));
     }
-    for (const NamedShard& leaf : values.leaves_) {
-      values.averages_.push_back(run.average->Of(leaf.shard));
+    values.averages_.emplace();
+    for (const TensorRange& leaf : values.model_.parameters()) {
+      const at::Tensor average = run.average->Of(leaf.values);
+      if (!average.defined()) continue;
+      values.averages_->push_back(leaf);
+      values.averages_->back().values = average;
     }
   }
   if (run.optimizer == nullptr) return values;
-  FSDP_ASSIGN_OR_RETURN(values.optimizer_,
-                        ReadOptimizerValues(values.leaves_, *run.optimizer));
+  FSDP_ASSIGN_OR_RETURN(
+      values.optimizer_,
+      ReadOptimizerValues(values.model_.parameters(), *run.optimizer));
   return values;
 }
 
@@ -116,8 +113,8 @@ std::map<std::string, OptimizerSlots> RunValues::ReleaseStates() {
 
 c10::Device RunValues::device() const {
   if (sharded_ != nullptr) return sharded_->device();
-  return model_.parameters.empty() ? c10::Device(c10::kCPU)
-                                   : model_.parameters.front().values.device();
+  return model_.all.empty() ? c10::Device(c10::kCPU)
+                            : model_.all.front().values.device();
 }
 
 absl::Status RunValues::ReadSharded(const TrainingRun& run,
@@ -147,8 +144,7 @@ absl::Status RunValues::ReadPlain(const torch::nn::Module& module) {
   ReadParameters(module, &model_);
   for (const auto& item : module.named_buffers()) {
     if (!item.value().defined()) continue;
-    model_.others.push_back({item.key(), item.value(),
-                             item.value().scalar_type(), /*is_buffer=*/true});
+    model_.all.push_back(WholeRange(item.key(), item.value()));
   }
   return absl::OkStatus();
 }

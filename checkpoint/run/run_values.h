@@ -19,11 +19,11 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
 #include "fsdp/state/whole_access.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 
@@ -51,15 +51,13 @@ class RunValues {
   absl::Status CheckLoaded() const;
   // The device on which the model computes; the CPU if it has no parameters.
   c10::Device device() const;
-  // Names are without wrappers. In a model that is not sharded, `values` is the
-  // whole parameter in its own shape.
+  // Names are without wrappers.
   const ModelValues& model() const { return model_; }
-  // All that an optimizer may step: shards in the order of model().parameters,
-  // then, each whole, the parameters of a sharded model that are not sharded.
-  const std::vector<NamedShard>& leaves() const { return leaves_; }
-  // For each of leaves(), its average in TrainingRun::average, undefined if it
-  // has none. Empty if the run has no average.
-  const std::vector<at::Tensor>& averages() const { return averages_; }
+  // The averages of model().parameters() that TrainingRun::average has, in
+  // their order. Unset if the run has no average.
+  const std::optional<std::vector<TensorRange>>& averages() const {
+    return averages_;
+  }
   // Null if the run has no optimizer.
   const OptimizerValues* optimizer() const {
     return optimizer_.has_value() ? &*optimizer_ : nullptr;
@@ -75,8 +73,7 @@ class RunValues {
   ShardedModel* sharded_ = nullptr;
   std::optional<WholeAccess> access_;
   ModelValues model_;
-  std::vector<NamedShard> leaves_;
-  std::vector<at::Tensor> averages_;
+  std::optional<std::vector<TensorRange>> averages_;
   std::optional<OptimizerValues> optimizer_;
 };
 

@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -23,6 +23,8 @@
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "fsdp/state/model_values.h"
+#include "fsdp/state/optimizer_values.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 
@@ -46,119 +48,35 @@ absl::Status Together::CheckSame(const std::string& text,
 
 namespace {
 
-absl::StatusOr<TensorInfo> InfoOf(const std::string& name,
-                                  c10::ScalarType dtype,
-                                  std::vector<int64_t> sizes) {
-  const std::optional<Dtype> file_dtype = FileDtype(dtype);
-  if (!file_dtype.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tensor ", name, " is of dtype ", c10::toString(dtype),
-                     ", which no safetensors file can hold"));
-  }
-  return TensorInfo{name, *file_dtype, std::move(sizes)};
-}
-
 c10::ScalarType DtypeFor(c10::ScalarType own, const PartOptions& options) {
   return c10::isFloatingType(own) ? options.model_dtype.value_or(own) : own;
 }
 
-at::Tensor Nothing(const at::Tensor& like) {
-  return at::empty({0}, like.options().requires_grad(false));
-}
-
-// This rank's share of a range that all replicas have.
-void TakeShare(int replica, int replicas, int64_t& begin, at::Tensor& values) {
-  if (replicas == 1) return;
-  const auto [from, to] = EvenPart(values.numel(), replica, replicas);
-  values = values.narrow(0, from, to - from);
-  begin += from;
-}
-
-// The values of a model that is not sharded, in row-major order.
-at::Tensor Whole(const at::Tensor& tensor, int rank) {
-  if (rank != 0) return Nothing(tensor);
-  return tensor.detach().resolve_conj().resolve_neg().contiguous().view({-1});
-}
-
-absl::StatusOr<TensorPart> PartOf(const WholeValue& other, int rank,
-                                  const PartOptions& options) {
-  if (other.tensor.layout() != c10::kStrided) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(other.is_buffer ? "buffer " : "parameter ", other.name,
-                     " is not strided: no safetensors file can hold it"));
-  }
-  TensorPart part;
-  FSDP_ASSIGN_OR_RETURN(part.info,
-                        InfoOf(other.name, DtypeFor(other.file_dtype, options),
-                               other.tensor.sizes().vec()));
-  part.values = Whole(other.tensor, rank);
-  return part;
-}
-
-// `range` is row-major, or of a model that is not sharded.
-TensorPart PartOf(const ValueRange& range, TensorInfo info,
-                  const at::Tensor& values, bool is_sharded, int rank) {
-  TensorPart part{std::move(info), range.begin, at::Tensor()};
-  if (is_sharded) {
-    part.values = values.detach();
-    TakeShare(range.replica, range.replicas, part.begin, part.values);
+// Makes `range`, which is whole or row-major, what this rank writes of it.
+absl::Status TakePart(int rank, bool is_buffer, TensorRange& range) {
+  at::Tensor& values = range.values;
+  if (range.is_whole) {
+    if (values.layout() != c10::kStrided) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(is_buffer ? "buffer " : "parameter ", range.name,
+                       " is not strided: no safetensors file can hold it"));
+    }
+    values = rank == 0
+                 ? values.detach().resolve_conj().resolve_neg().contiguous()
+                 : at::empty({0}, values.options().requires_grad(false));
+    values = values.view({-1});
+    range.strides = RowMajorStrides(range.sizes);
+    range.is_whole = false;
   } else {
-    part.values = Whole(values, rank);
+    const auto [from, to] =
+        EvenPart(values.numel(), range.replica, range.replicas);
+    values = values.detach().narrow(0, from, to - from);
+    range.begin += from;
   }
-  return part;
-}
-
-// What a group has of the leaf of this number; undefined: nothing.
-using TensorOfLeaf = absl::FunctionRef<at::Tensor(size_t leaf)>;
-
-// Tensors that are laid out as the parameters that have them.
-absl::StatusOr<TensorGroup> StateGroup(const std::string& stem,
-                                       const RunValues& values, int rank,
-                                       TensorOfLeaf tensor_of) {
-  TensorGroup group{stem, {}};
-  std::vector<ValueRange> ranges;
-  size_t leaf = 0;
-  for (const ValueRange& parameter : values.model().parameters) {
-    at::Tensor tensor = tensor_of(leaf++);
-    if (!tensor.defined()) continue;
-    ranges.push_back(parameter);
-    ranges.back().values = std::move(tensor);
-  }
-  const bool is_sharded = values.sharded() != nullptr;
-  if (is_sharded) {
-    FSDP_RETURN_IF_ERROR(MakeRowMajor(*values.sharded(), ranges));
-  }
-  for (const ValueRange& range : ranges) {
-    FSDP_ASSIGN_OR_RETURN(
-        TensorInfo info,
-        InfoOf(range.name, range.values.scalar_type(), range.sizes));
-    group.parts.push_back(
-        PartOf(range, std::move(info), range.values, is_sharded, rank));
-  }
-  for (; leaf < values.leaves().size(); ++leaf) {
-    const at::Tensor tensor = tensor_of(leaf);
-    if (!tensor.defined()) continue;
-    FSDP_ASSIGN_OR_RETURN(TensorPart part,
-                          PartOf({values.leaves()[leaf].name, tensor,
-                                  tensor.scalar_type(), /*is_buffer=*/false},
-                                 rank, PartOptions()));
-    group.parts.push_back(std::move(part));
-  }
-  return group;
-}
-
-// The slot `key` of all parameters that have it.
-absl::StatusOr<TensorGroup> SlotGroup(const std::string& key,
-                                      const RunValues& values, int rank) {
-  return StateGroup(absl::StrCat("optimizer/", key), values, rank,
-                    [&](size_t leaf) {
-                      const auto& all = values.optimizer()->slots;
-                      const auto slots = all.find(values.leaves()[leaf].name);
-                      if (slots == all.end()) return at::Tensor();
-                      const auto slot = slots->second.tensors.find(key);
-                      return slot == slots->second.tensors.end() ? at::Tensor()
-                                                                 : slot->second;
-                    });
+  if (FileDtype(range.file_dtype()).has_value()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tensor ", range.name, " is of dtype ", c10::toString(range.file_dtype()),
+      ", which no safetensors file can hold"));
 }
 
 std::optional<std::string> NameInFile(const std::string& name,
@@ -166,45 +84,39 @@ std::optional<std::string> NameInFile(const std::string& name,
   return options.names == nullptr ? name : options.names(name);
 }
 
-absl::Status CheckNames(const TensorGroup& group) {
+// The parts of `ranges`, which are the model's or laid out as these.
+absl::StatusOr<TensorGroup> GroupOf(std::string stem, const RunValues& values,
+                                    std::vector<TensorRange> ranges, int rank,
+                                    const PartOptions& options) {
+  if (values.sharded() != nullptr) {
+    FSDP_RETURN_IF_ERROR(MakeRowMajor(*values.sharded(), ranges));
+  }
+  std::set<std::string> buffers;
+  const ModelValues& model = values.model();
+  for (size_t i = model.num_parameters; i < model.all.size(); ++i) {
+    buffers.insert(model.all[i].name);
+  }
   std::set<std::string> names;
-  for (const TensorPart& part : group.parts) {
-    if (names.insert(part.info.name).second) continue;
+  for (TensorRange& range : ranges) {
+    const bool is_buffer = buffers.count(range.name) > 0;
+    range.dtype = DtypeFor(range.file_dtype(), options);
+    range.name = *NameInFile(range.name, options);
+    FSDP_RETURN_IF_ERROR(TakePart(rank, is_buffer, range));
+    if (names.insert(range.name).second) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("two tensors of the model have the name ", part.info.name,
+        absl::StrCat("two tensors of the model have the name ", range.name,
                      " in the files"));
   }
-  return absl::OkStatus();
+  return TensorGroup{std::move(stem), std::move(ranges)};
 }
 
 absl::StatusOr<TensorGroup> ModelGroup(const RunValues& values, int rank,
                                        const PartOptions& options) {
-  TensorGroup group{options.model_stem, {}};
-  const bool is_sharded = values.sharded() != nullptr;
-  std::vector<ValueRange> ranges;
-  for (const ValueRange& range : values.model().parameters) {
+  std::vector<TensorRange> ranges;
+  for (const TensorRange& range : values.model().all) {
     if (NameInFile(range.name, options).has_value()) ranges.push_back(range);
   }
-  if (is_sharded) {
-    FSDP_RETURN_IF_ERROR(MakeRowMajor(*values.sharded(), ranges));
-  }
-  for (const ValueRange& range : ranges) {
-    FSDP_ASSIGN_OR_RETURN(
-        TensorInfo info,
-        InfoOf(*NameInFile(range.name, options),
-               DtypeFor(range.values.scalar_type(), options), range.sizes));
-    group.parts.push_back(
-        PartOf(range, std::move(info), range.values, is_sharded, rank));
-  }
-  for (const WholeValue& other : values.model().others) {
-    const std::optional<std::string> name = NameInFile(other.name, options);
-    if (!name.has_value()) continue;
-    FSDP_ASSIGN_OR_RETURN(TensorPart part, PartOf(other, rank, options));
-    part.info.name = *name;
-    group.parts.push_back(std::move(part));
-  }
-  FSDP_RETURN_IF_ERROR(CheckNames(group));
-  return group;
+  return GroupOf(options.model_stem, values, std::move(ranges), rank, options);
 }
 
 // What PartsToWrite() goes by where it is collective: ranks whose texts differ
@@ -215,14 +127,14 @@ std::string TextOf(const RunValues& values, const PartOptions& options) {
                                       ? c10::toString(*options.model_dtype)
                                       : "the model's",
                                   "\n");
-  for (const ValueRange& range : values.model().parameters) {
+  for (const TensorRange& range : values.model().ranges()) {
     const std::optional<std::string> name = NameInFile(range.name, options);
     if (name != range.name) {
       absl::StrAppend(&text, range.name, " is ", name.value_or("left out"),
                       "\n");
     }
   }
-  if (!values.averages().empty()) text += "an average of the weights\n";
+  if (values.averages().has_value()) text += "an average of the weights\n";
   if (values.optimizer() == nullptr) return text + "no optimizer\n";
   for (const auto& [name, slots] : values.optimizer()->slots) {
     absl::StrAppend(&text, "optimizer of ", name, ":");
@@ -238,9 +150,8 @@ std::string TextOf(const RunValues& values, const PartOptions& options) {
 }  // namespace
 
 bool IsCollective(const RunValues& values) {
-  const std::vector<ValueRange>& ranges = values.model().parameters;
   return values.sharded() != nullptr &&
-         std::any_of(ranges.begin(), ranges.end(), [](const ValueRange& range) {
+         absl::c_any_of(values.model().ranges(), [](const TensorRange& range) {
            return !range.IsRowMajor();
          });
 }
@@ -264,20 +175,18 @@ absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
   std::vector<TensorGroup> groups;
   FSDP_ASSIGN_OR_RETURN(TensorGroup model, ModelGroup(values, rank, options));
   groups.push_back(std::move(model));
-  if (!values.averages().empty()) {
+  std::map<std::string, std::vector<TensorRange>> states;  // by stem
+  if (values.averages().has_value()) states[kAverageStem] = *values.averages();
+  if (values.optimizer() != nullptr) {
+    for (auto& [key, ranges] :
+         SlotRanges(values.model().parameters(), *values.optimizer())) {
+      states[absl::StrCat("optimizer/", key)] = std::move(ranges);
+    }
+  }
+  for (auto& [stem, ranges] : states) {
     FSDP_ASSIGN_OR_RETURN(
-        TensorGroup averages,
-        StateGroup(kAverageStem, values, rank,
-                   [&](size_t leaf) { return values.averages()[leaf]; }));
-    groups.push_back(std::move(averages));
-  }
-  if (values.optimizer() == nullptr) return groups;
-  std::set<std::string> keys;
-  for (const auto& [name, slots] : values.optimizer()->slots) {
-    for (const auto& [key, tensor] : slots.tensors) keys.insert(key);
-  }
-  for (const std::string& key : keys) {
-    FSDP_ASSIGN_OR_RETURN(TensorGroup group, SlotGroup(key, values, rank));
+        TensorGroup group,
+        GroupOf(stem, values, std::move(ranges), rank, PartOptions()));
     groups.push_back(std::move(group));
   }
   return groups;
@@ -313,6 +222,10 @@ constexpr std::array<Pair, 19> kPairs = {{
 }};
 
 }  // namespace
+
+TensorInfo InfoOf(const TensorRange& part) {
+  return {part.name, *FileDtype(part.file_dtype()), part.sizes};
+}
 
 std::optional<Dtype> FileDtype(c10::ScalarType dtype) {
   for (const Pair& pair : kPairs) {

@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
-#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -19,6 +18,7 @@
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "comm/communicator.h"
+#include "ranges/tensor_range.h"
 
 // Ranks that save or load together, or a process that does so alone.
 
@@ -58,17 +58,16 @@ class Together {
 // The stem of the files of TrainingRun::average.
 inline constexpr char kAverageStem[] = "average";
 
-struct TensorPart {
-  TensorInfo info;    // describes the whole tensor, as it is in the file
-  int64_t begin = 0;  // row-major, in elements
-  at::Tensor values;  // 1-D; of any dtype that can be cast; maybe resting
-};
-
 // Tensors that make up a set of files.
 struct TensorGroup {
   std::string stem;  // of the files' names: "model", "optimizer/exp_avg"
-  std::vector<TensorPart> parts;
+  // Row-major, by the names that the files have; file_dtype() is one that
+  // files have.
+  std::vector<TensorRange> parts;
 };
+
+// Returns what a file says of the whole tensor of such a part.
+TensorInfo InfoOf(const TensorRange& part);
 
 // Returns the name in the files of a parameter or buffer of the model, or
 // nothing to leave it out.
@@ -93,7 +92,7 @@ bool IsCollective(const RunValues& values);
 absl::Status CheckSameParts(const Together& together, const RunValues& values,
                             const PartOptions& options);
 
-// Returns this rank's parts. All ranks get equal infos in equal order, and
+// Returns this rank's parts. All ranks get equal tensors in equal order, and
 // ranges that together cover each tensor once: what several ranks hold is
 // shared out evenly, and what is whole on every rank is rank 0's. A tied
 // parameter appears once, by its first name. Collective only if IsCollective().

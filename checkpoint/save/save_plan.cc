@@ -26,15 +26,16 @@
 #include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "fsdp/memory/resting_memory.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
 // What ranks have to agree on of each tensor.
 void AddLines(const TensorGroup& group, SavePlan* plan) {
-  for (const TensorPart& part : group.parts) {
-    absl::StrAppend(&plan->text, group.stem, ": ", part.info.name, " ",
-                    ToString(part.info), "\n");
+  for (const TensorRange& part : group.parts) {
+    absl::StrAppend(&plan->text, group.stem, ": ", part.name, " ",
+                    ToString(InfoOf(part)), "\n");
   }
 }
 
@@ -43,7 +44,7 @@ absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
   AddLines(group, plan);
   std::vector<TensorInfo> infos;
   infos.reserve(group.parts.size());
-  for (const TensorPart& part : group.parts) infos.push_back(part.info);
+  for (const TensorRange& part : group.parts) infos.push_back(InfoOf(part));
   const absl::string_view folder = FolderPart(group.stem);
   FilePlanOptions options;
   options.stem = std::string(LastPart(group.stem));
@@ -59,14 +60,14 @@ absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
                                     std::move(files.index)));
   }
   for (size_t i = 0; i < group.parts.size(); ++i) {
-    const TensorPart& part = group.parts[i];
-    const int64_t item = ItemBytes(part.info.dtype);
+    const TensorRange& part = group.parts[i];
+    const int64_t item = ItemBytes(infos[i].dtype);
     const int64_t bytes = part.values.numel() * item;
     if (bytes == 0) continue;
-    plan->ranges.push_back({first_file + files.tensors[i].file,
-                            files.tensors[i].offset + part.begin * item, bytes,
-                            part.values, *TorchDtype(part.info.dtype),
-                            part.info.name});
+    plan->ranges.push_back(
+        {{first_file + files.tensors[i].file,
+          files.tensors[i].offset + part.begin * item, bytes},
+         part});
   }
   return absl::OkStatus();
 }
@@ -75,10 +76,10 @@ absl::Status PlanGroupPerRank(const TensorGroup& group, int rank,
                               SavePlan* plan) {
   AddLines(group, plan);
   std::vector<RankRange> parts;
-  for (const TensorPart& part : group.parts) {
+  for (const TensorRange& part : group.parts) {
     const int64_t count = part.values.numel();
     const int64_t begin = count == 0 ? 0 : part.begin;
-    parts.push_back({part.info, begin, begin + count});
+    parts.push_back({InfoOf(part), begin, begin + count});
   }
   const absl::string_view folder = FolderPart(group.stem);
   FSDP_ASSIGN_OR_RETURN(std::vector<ShardFile> files,
@@ -86,13 +87,14 @@ absl::Status PlanGroupPerRank(const TensorGroup& group, int rank,
   for (ShardFile& file : files) {
     const auto index = static_cast<int64_t>(plan->own.size());
     for (const ShardPiece& piece : file.pieces) {
-      const TensorPart& part = group.parts[piece.range];
       const int64_t count = piece.end - piece.begin;
       if (count == 0) continue;
+      TensorRange part = group.parts[piece.range];
+      part.values = part.values.narrow(0, piece.begin - part.begin, count);
+      part.begin = piece.begin;
+      const int64_t item = ItemBytes(parts[piece.range].tensor.dtype);
       plan->ranges.push_back(
-          {index, piece.offset, count * ItemBytes(part.info.dtype),
-           part.values.narrow(0, piece.begin - part.begin, count),
-           *TorchDtype(part.info.dtype), part.info.name});
+          {{index, piece.offset, count * item}, std::move(part)});
     }
     plan->own.push_back(
         {absl::StrCat(folder, file.name), std::move(file.header), file.bytes});
@@ -208,14 +210,15 @@ absl::Status WriteOwnHeads(const SavePlan& plan, RangeWriter& writer) {
 
 absl::Status WriteLive(const SavePlan& plan, RangeWriter& writer) {
   Resident held;
-  for (const SaveRange& range : plan.ranges) {
+  for (const SaveRange& place : plan.ranges) {
+    const TensorRange& range = place.range;
     // Released once the next is held: parameters of a unit share their memory.
     FSDP_ASSIGN_OR_RETURN(Resident next,
                           Resident::Of(range.values, Use::kRead, Where::kHost));
     held = std::move(next);
-    const TensorSource source(OnHost(range.values), range.dtype);
+    const TensorSource source(OnHost(range.values), range.file_dtype());
     FSDP_RETURN_IF_ERROR(
-        writer.Write(range.file, range.offset, range.bytes,
+        writer.Write(place.file, place.offset, place.bytes,
                      [&](int64_t position, absl::Span<char> out) {
                        return Annotate(source.Read(position, out), range.name);
                      }));

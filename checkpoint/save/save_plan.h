@@ -3,9 +3,6 @@
 #ifndef CHECKPOINT_SAVE_SAVE_PLAN_H_
 #define CHECKPOINT_SAVE_SAVE_PLAN_H_
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
-
 #include <cstdint>
 #include <map>
 #include <string>
@@ -17,6 +14,8 @@
 #include "absl/types/span.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/run/tensor_parts.h"
+#include "ranges/file_place.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 
@@ -29,14 +28,10 @@ struct SaveFile {
 // Returns a file that consists of these bytes.
 SaveFile WholeFile(std::string name, std::string bytes);
 
-// A range of one tensor that this rank writes; never empty.
-struct SaveRange {
-  int64_t file = 0;  // in SavePlan::files, then, numbered on, in `own`
-  int64_t offset = 0;
-  int64_t bytes = 0;
-  at::Tensor values;  // 1-D, on any device; may rest elsewhere
-  c10::ScalarType dtype = c10::kFloat;  // in the file
-  std::string name;                     // of the tensor, for errors
+// A range that this rank writes, which is never empty. Files are those of
+// SavePlan::files, and then, numbered on, those of `own`.
+struct SaveRange : FilePlace {
+  TensorRange range;
 };
 
 struct SavePlan {

@@ -84,7 +84,7 @@ absl::Status StagedFeed::Stage(const SavePlan& plan, absl::Duration timeout) {
   Resident held;
   for (const SaveRange& range : plan.ranges) {
     absl::StatusOr<Resident> next =
-        Resident::Of(range.values, Use::kRead, Where::kHost);
+        Resident::Of(range.range.values, Use::kRead, Where::kHost);
     absl::Status staged = next.status();
     if (next.ok()) {
       held = *std::move(next);
@@ -100,7 +100,8 @@ absl::Status StagedFeed::Stage(const SavePlan& plan, absl::Duration timeout) {
 
 absl::Status StagedFeed::StageRange(const SaveRange& range,
                                     absl::Duration timeout) {
-  const TensorSource source(OnHost(range.values), range.dtype);
+  const TensorSource source(OnHost(range.range.values),
+                            range.range.file_dtype());
   // Two parts fit: one is written while the other is copied.
   const int64_t step =
       std::max<int64_t>(1, std::min(kPartBytes, ring_.capacity() / 2));
@@ -109,7 +110,7 @@ absl::Status StagedFeed::StageRange(const SaveRange& range,
     FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
                           ring_.Take(bytes, absl::Now() + timeout));
     const absl::Status read =
-        Annotate(source.Read(position, memory), range.name);
+        Annotate(source.Read(position, memory), range.range.name);
     // Also what could not be read has to be given back.
     Push({range.file, range.offset + position, memory});
     FSDP_RETURN_IF_ERROR(read);

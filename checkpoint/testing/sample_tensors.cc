@@ -42,7 +42,7 @@ absl::StatusOr<std::vector<SampleTensor>> ReadCatalog(
                           RunsOf(stored, 0, numel));
     SampleTensor& sample = tensors.emplace_back();
     sample.info = stored.info;
-    std::vector<ReadRange> ranges;
+    std::vector<FilePlace> ranges;
     ranges.reserve(runs.size());
     for (const FileRun& run : runs) {
       ranges.push_back({run.file, run.offset, run.bytes});

@@ -51,8 +51,7 @@ std::vector<TensorGroup> LargePlan::PartsOf(int rank) const {
         const ParameterSpec& parameter = unit.parameter(i);
         const flat_param::Slice part = unit.InParameter(i, rank);
         group.parts.push_back(
-            {TensorInfo{parameter.name, Dtype::kF32, parameter.sizes},
-             part.begin,
+            {parameter.name, parameter.sizes, parameter.strides, part.begin,
              part.empty() ? nothing : at::empty({part.numel()}, options)});
       }
     }

@@ -58,10 +58,10 @@ std::unique_ptr<torch::optim::Optimizer> WithGroups(
     const ShardedModuleBase& model, OptimizerOptions options) {
   std::vector<at::Tensor> biases;
   std::vector<at::Tensor> others;
-  for (const NamedShard& named : model.NamedShards()) {
+  for (const TensorRange& named : model.Ranges()) {
     if (named.name == "left_out") continue;
     (absl::EndsWith(named.name, "bias") ? biases : others)
-        .push_back(named.shard);
+        .push_back(named.values);
   }
   OptimizerOptions of_biases = options;
   of_biases.lr(options.lr() / 2);
@@ -261,8 +261,7 @@ absl::StatusOr<double> ShardedTraining::Step(int step) {
   model_->zero_grad();
   const at::Tensor loss = loss_(step * kRows + world.rank() * rows, rows);
   FSDP_RETURN_IF_ERROR(model_->Backward(scaler_->Scale(loss)));
-  FSDP_RETURN_IF_ERROR(
-      scaler_->Step(*optimizer_, model_->NamedShards()).status());
+  FSDP_RETURN_IF_ERROR(scaler_->Step(*optimizer_, model_->Ranges()).status());
   FSDP_RETURN_IF_ERROR(scaler_->Update());
   if (average_) FSDP_RETURN_IF_ERROR(average_->Update(0.5));
   FSDP_ASSIGN_OR_RETURN(const double sum, fsdp::testing::SumOverRanks(

@@ -18,8 +18,8 @@
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "fsdp/model/named_shard.h"
 #include "gtest/gtest.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
@@ -40,11 +40,11 @@ struct Step {
 // Gathers the gradients of ranks that are threads.
 class GradientParts {
  public:
-  void Add(int step, const std::vector<NamedShard>& shards) {
+  void Add(int step, const std::vector<TensorRange>& shards) {
     const absl::MutexLock lock(&mutex_);
-    for (const NamedShard& named : shards) {
-      if (named.shard.numel() == 0 || !named.shard.grad().defined()) continue;
-      parts_[step][named.name][named.begin] = named.shard.grad().clone();
+    for (const TensorRange& named : shards) {
+      if (named.values.numel() == 0 || !named.values.grad().defined()) continue;
+      parts_[step][named.name][named.begin] = named.values.grad().clone();
     }
   }
   Values Whole(int step) {
@@ -73,7 +73,7 @@ std::vector<Step> Train(const TrainingSetup& setup) {
                           ShardedTraining::Make(world, setup, /*seed=*/1));
     for (int step = 0; step < kSteps; ++step) {
       FSDP_ASSIGN_OR_RETURN(const double loss, training->Step(step));
-      gradients.Add(step, training->model().NamedShards());
+      gradients.Add(step, training->model().Ranges());
       FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
       if (world.rank() != 0) continue;
       steps[step].loss = loss;

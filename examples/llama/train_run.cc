@@ -54,7 +54,7 @@
 #include "examples/llama/training/export.h"
 #include "examples/llama/training/model.h"
 #include "examples/llama/training/trainer.h"
-#include "fsdp/model/named_shard.h"
+#include "ranges/tensor_range.h"
 
 namespace llama {
 namespace {
@@ -269,8 +269,8 @@ class TrainRun {
       lora.base_model = std::filesystem::absolute(flags_.model, ignored);
       options.texts["adapter_config.json"] = fsdp::adapters::ToJson(lora);
       std::set<std::string> trained;
-      for (const fsdp::NamedShard& named : model_made_->NamedShards()) {
-        if (named.shard.requires_grad()) trained.insert(named.name);
+      for (const fsdp::TensorRange& named : model_made_->Ranges()) {
+        if (named.values.requires_grad()) trained.insert(named.name);
       }
       options.saves = [trained](const std::string& name) {
         return trained.count(name) > 0;
@@ -369,9 +369,9 @@ class TrainRun {
       return saved;
     }
     std::vector<std::pair<at::Tensor, at::Tensor>> values;
-    for (const fsdp::NamedShard& named : model_made_->NamedShards()) {
-      if (!named.shard.requires_grad()) continue;
-      const at::Tensor shard = named.shard.detach();
+    for (const fsdp::TensorRange& named : model_made_->Ranges()) {
+      if (!named.values.requires_grad()) continue;
+      const at::Tensor shard = named.values.detach();
       values.emplace_back(shard, shard.clone());
     }
     const absl::Status loaded = fsdp::adapters::LoadAdapter(

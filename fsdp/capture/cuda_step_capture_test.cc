@@ -128,10 +128,10 @@ void ExpectTheBitsOfStepsThatRun(const World& world, const Options& options) {
     ASSERT_OK_AND_ASSIGN(const at::Tensor loss, TrainStep(eager, Batch(i)));
     EXPECT_TRUE(at::equal(actual[i].cpu(), loss.detach().cpu())) << i;
   }
-  for (size_t i = 0; i < eager.model->NamedShards().size(); ++i) {
-    EXPECT_TRUE(at::equal(captured.model->NamedShards()[i].shard.detach().cpu(),
-                          eager.model->NamedShards()[i].shard.detach().cpu()))
-        << eager.model->NamedShards()[i].name;
+  for (size_t i = 0; i < eager.model->Ranges().size(); ++i) {
+    EXPECT_TRUE(at::equal(captured.model->Ranges()[i].values.detach().cpu(),
+                          eager.model->Ranges()[i].values.detach().cpu()))
+        << eager.model->Ranges()[i].name;
   }
 }
 

@@ -197,8 +197,8 @@ absl::Status CapturedStep::CallStep() {
 
 std::vector<const void*> CapturedStep::Gradients() const {
   std::vector<const void*> gradients;
-  for (const NamedShard& named : model_.NamedShards()) {
-    gradients.push_back(AddressOf(named.shard.grad()));
+  for (const TensorRange& named : model_.Ranges()) {
+    gradients.push_back(AddressOf(named.values.grad()));
   }
   return gradients;
 }
@@ -209,7 +209,7 @@ absl::Status CapturedStep::CheckGradients() const {
   for (size_t i = 0; i < now.size(); ++i) {
     if (now[i] == gradients_[i]) continue;
     return absl::FailedPreconditionError(absl::StrCat(
-        "the gradient of ", model_.NamedShards()[i].name,
+        "the gradient of ", model_.Ranges()[i].name,
         now[i] == nullptr          ? " is gone, which was there"
         : gradients_[i] == nullptr ? " is there, which was not"
                                    : " lies elsewhere than",
@@ -283,9 +283,9 @@ absl::Status CapturedStep::CaptureHere() {
   if (status.ok()) return status;
   graph_->Reset();
   // Drops gradients that the captured step has made: nothing has computed them.
-  const std::vector<NamedShard>& shards = model_.NamedShards();
+  const std::vector<TensorRange>& shards = model_.Ranges();
   for (size_t i = 0; i < shards.size(); ++i) {
-    at::Tensor& gradient = shards[i].shard.mutable_grad();
+    at::Tensor& gradient = shards[i].values.mutable_grad();
     if (AddressOf(gradient) != gradients_[i]) gradient.reset();
   }
   return status;
@@ -306,17 +306,17 @@ absl::Status CapturedStep::Record() {
 void CapturedStep::Pin() {
   memory_ = capture_->StepMemory();
   shards_.clear();
-  for (const NamedShard& named : model_.NamedShards()) {
+  for (const TensorRange& named : model_.Ranges()) {
     shards_.push_back(
-        {named.shard, AddressOf(named.shard), named.shard.requires_grad()});
+        {named.values, AddressOf(named.values), named.values.requires_grad()});
   }
 }
 
 absl::Status CapturedStep::CheckPlaces() const {
-  const std::vector<NamedShard>& shards = model_.NamedShards();
+  const std::vector<TensorRange>& shards = model_.Ranges();
   for (size_t i = 0; i < shards_.size(); ++i) {
     const Pinned& then = shards_[i];
-    const at::Tensor& now = shards[i].shard;
+    const at::Tensor& now = shards[i].values;
     if (AddressOf(now) != then.address) {
       return absl::FailedPreconditionError(
           absl::StrCat("the shard of ", shards[i].name,

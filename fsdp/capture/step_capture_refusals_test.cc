@@ -347,11 +347,11 @@ TEST_F(StepCaptureRefusalsTest, InputsOfAnotherSizeWhereAStepWouldBeCaptured) {
 TEST_F(StepCaptureRefusalsTest, ParametersThatAreFrozenOrNoMore) {
   for (const bool trainable : {false, true}) {
     Start();
-    const std::string name = training_->model->NamedShards().back().name;
+    const std::string name = training_->model->Ranges().back().name;
     ASSERT_OK(training_->model->SetTrainable(name, !trainable));
     RunUpTo(1);
     ASSERT_OK(training_->model->SetTrainable(name, trainable));
-    const at::Tensor& shard = training_->model->NamedShards().back().shard;
+    const at::Tensor& shard = training_->model->Ranges().back().values;
     const at::Tensor before = shard.detach().cpu().clone();
     EXPECT_THAT(Run(), StatusIs(kRefused,
                                 HasSubstr(name + (trainable ? " is trainable"

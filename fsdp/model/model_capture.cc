@@ -127,8 +127,8 @@ std::vector<at::Tensor> ModelCapture::StepMemory() const {
 }
 
 void ModelCapture::NoteReplay() {
-  for (const NamedShard& named : model_.NamedShards()) {
-    named.shard.unsafeGetTensorImpl()->bump_version();
+  for (const TensorRange& named : model_.Ranges()) {
+    named.values.unsafeGetTensorImpl()->bump_version();
   }
 }
 

@@ -109,7 +109,7 @@ class OwnedMeta final : public AutogradMeta {
         " is asked for, which has none: this rank's part of it is at its "
         "shard. Clip by ClipGradNorm(), drop gradients by zero_grad() of the "
         "sharded module or of the optimizer, and read them from Parameters() "
-        "or NamedShards(), or inside SummonFullParams() with with_grads")));
+        "or Ranges(), or inside SummonFullParams() with with_grads")));
   }
 
   const std::string parameter_;

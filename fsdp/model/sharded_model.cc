@@ -64,10 +64,11 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
                    /*lags=*/HasStreams(runtime_->device())) {
   for (int unit = 0; unit < runtime_->num_units(); ++unit) {
     UnitState& state = units_.emplace_back(unit_name(unit));
-    state.first_shard = named_shards_.size();
+    state.first_shard = ranges_.size();
     state.buffers = std::make_shared<const std::vector<at::Tensor>>(
         std::move(settings_.unit_buffers[unit]));
     const auto& replicate = runtime_->placement(unit).replicate;
+    const int replica = replicate == nullptr ? 0 : replicate->rank();
     const int replicas = replicate == nullptr ? 1 : replicate->world_size();
     for (const auto& flat : runtime_->flats(unit)) {
       for (int i = 0; i < flat->num_parameters(); ++i) {
@@ -78,9 +79,10 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
         }
         state.parameters.Add(parameter.name, parameter.tensors,
                              flat->ShardSlice(i));
-        named_shards_.push_back(
-            {parameter.name, first.sizes().vec(), flat->ShardSlice(i),
-             flat->layout().InParameter(i, flat->rank()).begin, replicas});
+        const flat_param::ParameterSpec& spec = flat->layout().parameter(i);
+        ranges_.push_back({spec.name, spec.sizes, spec.strides,
+                           flat->layout().InParameter(i, flat->rank()).begin,
+                           flat->ShardSlice(i), unit, replica, replicas});
       }
     }
   }

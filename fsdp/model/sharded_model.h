@@ -29,7 +29,6 @@
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/model/backward_session.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/model/order_check.h"
 #include "fsdp/model/unit_observer.h"
 #include "fsdp/model/unit_parameters.h"
@@ -40,6 +39,7 @@
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/schedule/schedule.h"
+#include "ranges/tensor_range.h"
 
 namespace torch::nn {
 class Module;
@@ -73,7 +73,7 @@ class ShardedModel final : public BackwardListener,
     // Kept for those who ask; null: everything rests on the device.
     std::shared_ptr<const OffloadSpace> offload;
     bool commits_steps = false;  // OffloadOptions::keep
-    // Maps further names of tied parameters to the one that NamedShards() has.
+    // Maps further names of tied parameters to the one that Ranges() has.
     std::map<std::string, std::string, std::less<>> aliases;
     // Parameters without values (InitOptions::loaded_later).
     std::set<std::string> loaded_later;
@@ -151,7 +151,7 @@ class ShardedModel final : public BackwardListener,
   // has a gradient. Replaces what was set before; null ends it.
   // FailedPrecondition inside a forward or backward, or with
   // OffloadOptions::keep.
-  using UnitStep = std::function<absl::Status(absl::Span<const NamedShard>)>;
+  using UnitStep = std::function<absl::Status(absl::Span<const TensorRange>)>;
   absl::Status StepInBackward(UnitStep step);
   // Sets how later backwards reduce. FailedPrecondition inside a forward or
   // backward, or if there are hooks already.
@@ -180,7 +180,7 @@ class ShardedModel final : public BackwardListener,
   // FailedPrecondition names the parameter.
   absl::Status RefuseWrite(int unit, const at::Tensor& target);
   // --- Shards -------------------------------------------------------------
-  const std::vector<NamedShard>& NamedShards() const { return named_shards_; }
+  const std::vector<TensorRange>& Ranges() const { return ranges_; }
   // Freezes or unfreezes a parameter, by any of its names, from the next
   // forward on; freezing drops its gradient. The same on all ranks. NotFound:
   // an unknown name. InvalidArgument: bytes, which have no gradient.
@@ -262,7 +262,7 @@ class ShardedModel final : public BackwardListener,
     UnitParameters parameters;
     int num_trainable = 0;  // as of the last PreForward
     bool edges_attached = false;
-    size_t first_shard = 0;  // in named_shards_
+    size_t first_shard = 0;  // in ranges_
     // The shards' versions when the user asked for the unit.
     std::vector<uint32_t> versions_asked_for;
     std::shared_ptr<const std::vector<at::Tensor>> buffers;
@@ -332,7 +332,7 @@ class ShardedModel final : public BackwardListener,
   const std::shared_ptr<comm::RankActivity> activity_;  // null: nobody asks
   const std::shared_ptr<ParameterOwner> owner_;
   std::vector<UnitState> units_;
-  std::vector<NamedShard> named_shards_;
+  std::vector<TensorRange> ranges_;
   struct ModulePlace {
     std::weak_ptr<torch::nn::Module> module;
     int unit;

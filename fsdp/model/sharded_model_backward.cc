@@ -24,7 +24,7 @@
 
 namespace fsdp {
 void ShardedModel::NoteEndOfStep() {
-  const std::vector<std::string> names = unused_.NoteEndOfStep(named_shards_);
+  const std::vector<std::string> names = unused_.NoteEndOfStep(ranges_);
   if (names.empty() || runtime_->communicator().rank() != 0 ||
       runtime_->hooks().step != nullptr) {
     return;
@@ -197,7 +197,7 @@ void ShardedModel::OnEndOfBackward() {
   ThrowIfError(TransitionOrGiveUp(event, {}));
   runtime_->EndOfBackward();
   RestoreSentinels();
-  if (synchronizes_ && ReducesAll()) unused_.NoteGradients(named_shards_);
+  if (synchronizes_ && ReducesAll()) unused_.NoteGradients(ranges_);
   absl::Status status = CheckOrder();
   if (!status.ok()) GiveUpIteration(status);
   ThrowIfError(status);

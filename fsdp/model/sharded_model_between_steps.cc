@@ -22,11 +22,11 @@
 namespace fsdp {
 
 void ShardedModel::ZeroGrad(bool set_to_none) {
-  for (const NamedShard& named : named_shards_) {
-    at::Tensor gradient = named.shard.grad();
+  for (const TensorRange& named : ranges_) {
+    at::Tensor gradient = named.values.grad();
     if (!gradient.defined()) continue;
     if (set_to_none) {
-      named.shard.mutable_grad().reset();
+      named.values.mutable_grad().reset();
     } else {
       const Resident resident =
           ValueOrThrow(Resident::Of(gradient, Use::kUpdate));
@@ -96,9 +96,8 @@ absl::Status ShardedModel::StepInBackward(UnitStep step) {
       // The next event tells which unit's backward runs.
       const auto back =
           absl::MakeCleanup([&note] { note(comm::Phase::kBackward, ""); });
-      return step(
-          absl::MakeConstSpan(named_shards_)
-              .subspan(state.first_shard, state.parameters.slots().size()));
+      return step(absl::MakeConstSpan(ranges_).subspan(
+          state.first_shard, state.parameters.slots().size()));
     };
   }
   runtime_->SetHooks(std::move(hooks));
@@ -155,11 +154,11 @@ void ShardedModel::EndWholeAccess() {
 absl::Status ShardedModel::CheckLoaded() {
   std::set<std::string>& names = settings_.loaded_later;
   if (names.empty()) return absl::OkStatus();
-  for (const NamedShard& named : named_shards_) {
+  for (const TensorRange& named : ranges_) {
     if (names.count(named.name) == 0) continue;
     FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                          Resident::Of(named.shard, Use::kRead));
-    if (!flat_param::HasNoValues(named.shard)) continue;
+                          Resident::Of(named.values, Use::kRead));
+    if (!flat_param::HasNoValues(named.values)) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "parameter ", named.name,
         " has no values: Options::init.loaded_later said that the program "

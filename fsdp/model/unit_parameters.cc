@@ -73,10 +73,10 @@ ParameterSlots UnitParameters::TakeTrainable() {
 absl::Status UnitParameters::SetTrainable(size_t slot, bool trainable) {
   const Slot& of = slots_[slot];
   if (trainable && !of.shard.is_floating_point()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "parameter ", of.name, " has dtype ",
-        c10::toString(of.shard.scalar_type()),
-        ": bytes have no gradient, and stay frozen"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter ", of.name, " has dtype ",
+                     c10::toString(of.shard.scalar_type()),
+                     ": bytes have no gradient, and stay frozen"));
   }
   for (const at::Tensor& tensor : of.tensors) {
     ClearEdge(tensor);
@@ -143,7 +143,7 @@ absl::Status UnitParameters::CheckUnwrittenBetweenForwards() const {
         "parameter ", slot.name, " of unit ", unit_,
         " was written outside a forward, while the unit was gathered by "
         "Unshard() for example: the change would be lost when it is freed. "
-        "Write through NamedShards() or SummonFullParams()"));
+        "Write through Ranges() or SummonFullParams()"));
   }
   return absl::OkStatus();
 }
@@ -160,7 +160,7 @@ absl::Status UnitParameters::Modified(const Slot& slot) const {
       "parameter ", slot.name,
       " was modified in place during the forward of unit ", unit_,
       ": the change would be lost when the unit is freed. Write through "
-      "NamedShards() between steps, or compute with a copy"));
+      "Ranges() between steps, or compute with a copy"));
 }
 
 }  // namespace fsdp

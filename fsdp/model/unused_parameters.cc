@@ -7,24 +7,24 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "fsdp/model/named_shard.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 
-void UnusedParameters::NoteGradients(absl::Span<const NamedShard> shards) {
+void UnusedParameters::NoteGradients(absl::Span<const TensorRange> shards) {
   if (steps_ended_ == kStepsLookedAt) return;
   has_reduced_ = true;
   has_had_gradient_.resize(shards.size());
   for (size_t i = 0; i < shards.size(); ++i) {
-    if (shards[i].shard.grad().defined()) has_had_gradient_[i] = true;
+    if (shards[i].values.grad().defined()) has_had_gradient_[i] = true;
   }
 }
 
 std::vector<std::string> UnusedParameters::NoteEndOfStep(
-    absl::Span<const NamedShard> shards) {
+    absl::Span<const TensorRange> shards) {
   if (!has_reduced_ ||
-      std::any_of(shards.begin(), shards.end(), [](const NamedShard& named) {
-        return named.shard.grad().defined();
+      std::any_of(shards.begin(), shards.end(), [](const TensorRange& named) {
+        return named.values.grad().defined();
       })) {
     return {};
   }
@@ -32,7 +32,7 @@ std::vector<std::string> UnusedParameters::NoteEndOfStep(
   if (++steps_ended_ != kStepsLookedAt) return {};
   std::vector<std::string> names;
   for (size_t i = 0; i < shards.size(); ++i) {
-    if (shards[i].shard.requires_grad() && !has_had_gradient_[i]) {
+    if (shards[i].values.requires_grad() && !has_had_gradient_[i]) {
       names.push_back(shards[i].name);
     }
   }

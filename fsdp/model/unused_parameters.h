@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "fsdp/model/named_shard.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 
@@ -17,15 +17,15 @@ class UnusedParameters {
 
   // Notes which of `shards`, the same at every call, have a gradient. Call it
   // after a backward that has reduced all gradients.
-  void NoteGradients(absl::Span<const NamedShard> shards);
+  void NoteGradients(absl::Span<const TensorRange> shards);
   // Call it before the next forward or backward: a step has ended once the
   // gradients of a backward are dropped. Returns the trainable parameters that
   // had no gradient in the first kStepsLookedAt steps, at the end of the last.
-  std::vector<std::string> NoteEndOfStep(absl::Span<const NamedShard> shards);
+  std::vector<std::string> NoteEndOfStep(absl::Span<const TensorRange> shards);
 
  private:
-  bool has_reduced_ = false;  // a backward of the step under way has
-  int steps_ended_ = 0;       // at most as many as are looked at
+  bool has_reduced_ = false;            // a backward of the step under way has
+  int steps_ended_ = 0;                 // at most as many as are looked at
   std::vector<bool> has_had_gradient_;  // of the shards
 };
 

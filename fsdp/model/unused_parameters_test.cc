@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/model/named_shard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
@@ -20,23 +20,24 @@ class UnusedParametersTest : public ::testing::Test {
  protected:
   UnusedParametersTest() {
     for (const char* name : {"used", "frozen", "late", "unused"}) {
-      shards_.push_back({name, {2}, at::ones({2}), 0});
-      shards_.back().shard.set_requires_grad(std::string(name) != "frozen");
+      shards_.push_back({name, {2}, {1}, 0, at::ones({2})});
+      shards_.back().values.set_requires_grad(std::string(name) != "frozen");
     }
   }
 
   // A backward that gives these a gradient.
   void Backward(const std::vector<int>& with_gradient) {
     for (const int i : with_gradient) {
-      shards_[i].shard.mutable_grad() = at::ones({2});
+      shards_[i].values.mutable_grad() = at::ones({2});
     }
     unused_.NoteGradients(shards_);
   }
   void ZeroGrad() {
-    for (const NamedShard& named : shards_) named.shard.mutable_grad().reset();
+    for (const TensorRange& named : shards_)
+      named.values.mutable_grad().reset();
   }
 
-  std::vector<NamedShard> shards_;
+  std::vector<TensorRange> shards_;
   UnusedParameters unused_;
 };
 

@@ -26,9 +26,9 @@
 #include "base/torch_status.h"
 #include "comm/rank_activity.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/fused_runs.h"
 #include "fsdp/optim/fused_stepper.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
@@ -224,7 +224,7 @@ at::Tensor FusedOptimizer<Base, Options>::step(LossClosure closure) {
 
 template <typename Base, typename Options>
 absl::Status FusedOptimizer<Base, Options>::StepUnit(
-    absl::Span<const NamedShard> unit) {
+    absl::Span<const TensorRange> unit) {
   return TorchToStatus("optimizer step", [&] {
     ThrowIfError(stepper_->StepShards(unit, this->param_groups_, this->state_));
   });

@@ -26,9 +26,9 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "comm/rank_activity.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/capturable_optimizer.h"
 #include "fsdp/resting/resting_places.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 
@@ -74,7 +74,7 @@ class FusedOptimizer final : public Base,
 
   // Steps the shards of one unit that have a gradient, and drops the gradients,
   // for StepInBackward(). Other units cost nothing. Errors are those of step().
-  absl::Status StepUnit(absl::Span<const NamedShard> unit);
+  absl::Status StepUnit(absl::Span<const TensorRange> unit);
 
   // See resting_places.h; optimizer state dicts call these.
   absl::Status TakeUpStates() override;

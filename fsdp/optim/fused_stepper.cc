@@ -23,10 +23,10 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/fused_runs.h"
 #include "fsdp/optim/fused_stretch.h"
 #include "fsdp/resting/offload_space.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
@@ -64,14 +64,14 @@ absl::Status FusedStepper::Step(const Groups& groups, OptimizerStates& states) {
   return StepDue(groups, states, /*all_or_nothing=*/true);
 }
 
-absl::Status FusedStepper::StepShards(absl::Span<const NamedShard> shards,
+absl::Status FusedStepper::StepShards(absl::Span<const TensorRange> shards,
                                       const Groups& groups,
                                       OptimizerStates& states) {
   FSDP_RETURN_IF_ERROR(Arrange(groups, states));
   for (Batch& batch : batches_) batch.due.clear();
-  for (const NamedShard& named : shards) {
-    const auto place = places_.find(named.shard.unsafeGetTensorImpl());
-    if (place == places_.end() || !named.shard.grad().defined()) continue;
+  for (const TensorRange& named : shards) {
+    const auto place = places_.find(named.values.unsafeGetTensorImpl());
+    if (place == places_.end() || !named.values.grad().defined()) continue;
     Batch& batch = batches_[place->second.batch];
     FusedStretch* stretch = &batch.stretches[place->second.stretch];
     // `shards` has the shards of one stretch one after the other.
@@ -81,9 +81,9 @@ absl::Status FusedStepper::StepShards(absl::Span<const NamedShard> shards,
     }
   }
   FSDP_RETURN_IF_ERROR(StepDue(groups, states, /*all_or_nothing=*/false));
-  for (const NamedShard& named : shards) {
-    const bool ours = places_.count(named.shard.unsafeGetTensorImpl()) > 0;
-    if (ours) named.shard.mutable_grad().reset();
+  for (const TensorRange& named : shards) {
+    const bool ours = places_.count(named.values.unsafeGetTensorImpl()) > 0;
+    if (ours) named.values.mutable_grad().reset();
   }
   return absl::OkStatus();
 }

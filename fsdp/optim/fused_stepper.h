@@ -18,9 +18,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/fused_runs.h"
 #include "fsdp/optim/fused_stretch.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 
@@ -52,7 +52,7 @@ class FusedStepper {
   // Steps `shards`, those of whole units, and drops their gradients. It costs
   // nothing for other shards and is never collective: what was stepped before
   // an error is not undone.
-  absl::Status StepShards(absl::Span<const NamedShard> shards,
+  absl::Status StepShards(absl::Span<const TensorRange> shards,
                           const Groups& groups, OptimizerStates& states);
   // See CapturableOptimizer. The parameters of groups must not change between a
   // capture and its replays.

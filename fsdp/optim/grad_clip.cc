@@ -26,8 +26,8 @@
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/shard_gradients.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
@@ -58,7 +58,7 @@ at::Tensor LocalTotal(const std::vector<GradientGroup>& groups, double p,
 }
 
 absl::Status CheckFinite(comm::Communicator& world, const at::Tensor& norm,
-                         absl::Span<const NamedShard> shards,
+                         absl::Span<const TensorRange> shards,
                          const std::string& what) {
   const double value = norm.item<double>();
   if (std::isfinite(value)) return absl::OkStatus();
@@ -88,16 +88,16 @@ void Scale(const std::vector<GradientGroup>& groups, const at::Tensor& norm,
   }
 }
 
-at::ScalarType ResultDtype(absl::Span<const NamedShard> shards) {
+at::ScalarType ResultDtype(absl::Span<const TensorRange> shards) {
   const bool any_double =
-      std::any_of(shards.begin(), shards.end(), [](const NamedShard& named) {
-        return named.shard.scalar_type() == at::kDouble;
+      std::any_of(shards.begin(), shards.end(), [](const TensorRange& named) {
+        return named.values.scalar_type() == at::kDouble;
       });
   return any_double ? at::kDouble : at::kFloat;
 }
 
 at::Tensor ClipOrThrow(comm::Communicator& world,
-                       absl::Span<const NamedShard> shards,
+                       absl::Span<const TensorRange> shards,
                        const ClipGradNormOptions& options,
                        const std::string& what) {
   c10::NoGradGuard no_grad;
@@ -123,7 +123,7 @@ at::Tensor ClipOrThrow(comm::Communicator& world,
 }  // namespace
 
 absl::StatusOr<at::Tensor> ClipGradNorm(comm::Communicator& world,
-                                        absl::Span<const NamedShard> shards,
+                                        absl::Span<const TensorRange> shards,
                                         const ClipGradNormOptions& options) {
   // As the all-reduce's label, this shows ranks with different options to
   // backends that compare calls.

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
-#include "fsdp/model/named_shard.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 
@@ -41,7 +41,7 @@ struct ClipGradNormOptions {
 // is not positive. FailedPrecondition, on all ranks and with gradients
 // unchanged: error_if_nonfinite has refused the norm.
 absl::StatusOr<at::Tensor> ClipGradNorm(comm::Communicator& world,
-                                        absl::Span<const NamedShard> shards,
+                                        absl::Span<const TensorRange> shards,
                                         const ClipGradNormOptions& options);
 
 }  // namespace fsdp

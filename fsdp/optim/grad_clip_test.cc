@@ -26,10 +26,10 @@
 #include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/testing/run_refused_ranks.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/testing/check_tensor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
@@ -72,24 +72,25 @@ at::Tensor Wave(int64_t numel, at::ScalarType dtype = at::kFloat) {
 }
 
 // Returns this rank's shards; those of rank `without_gradients` have none.
-std::vector<NamedShard> ShardsOf(const std::vector<Whole>& wholes,
-                                 const Communicator& communicator,
-                                 int without_gradients = -1) {
-  std::vector<NamedShard> shards;
+std::vector<TensorRange> ShardsOf(const std::vector<Whole>& wholes,
+                                  const Communicator& communicator,
+                                  int without_gradients = -1) {
+  std::vector<TensorRange> shards;
   for (const Whole& whole : wholes) {
     const int ranks = communicator.world_size() / whole.replicas;
     const int64_t numel = whole.gradient.numel();
     const int64_t size = (numel + ranks - 1) / ranks;
     const int64_t begin = std::min(numel, communicator.rank() % ranks * size);
     const int64_t end = std::min(numel, begin + size);
-    NamedShard named{whole.name,
-                     {numel},
-                     at::empty(end - begin, whole.gradient.options()),
-                     begin,
-                     whole.replicas};
-    named.shard.set_requires_grad(true);
+    TensorRange named{whole.name,
+                      {numel},
+                      {1},
+                      begin,
+                      at::empty(end - begin, whole.gradient.options())};
+    named.replicas = whole.replicas;
+    named.values.set_requires_grad(true);
     if (communicator.rank() != without_gradients) {
-      named.shard.mutable_grad() = whole.gradient.slice(0, begin, end).clone();
+      named.values.mutable_grad() = whole.gradient.slice(0, begin, end).clone();
     }
     shards.push_back(std::move(named));
   }
@@ -109,7 +110,7 @@ double NormOf(const std::vector<Whole>& wholes, double p) {
 absl::Status ClipToHalf(Communicator& communicator,
                         const std::vector<Whole>& wholes, double p) {
   const double norm = NormOf(wholes, p);
-  const std::vector<NamedShard> shards = ShardsOf(wholes, communicator);
+  const std::vector<TensorRange> shards = ShardsOf(wholes, communicator);
   ClipGradNormOptions options;
   options.max_norm = norm / 2;
   options.norm_type = p;
@@ -117,7 +118,7 @@ absl::Status ClipToHalf(Communicator& communicator,
                         ClipGradNorm(communicator, shards, options));
   FSDP_RETURN_IF_ERROR(CheckNorm(actual, norm));
   for (size_t i = 0; i < shards.size(); ++i) {
-    const at::Tensor& clipped = shards[i].shard.grad();
+    const at::Tensor& clipped = shards[i].values.grad();
     const at::Tensor expected =
         (wholes[i].gradient.to(at::kDouble) / 2)
             .to(wholes[i].gradient.scalar_type())
@@ -157,7 +158,7 @@ TEST(ClipGradNormTest, TheNormIsFloat64WhereAShardIs) {
        {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     EXPECT_OK(RunAllRanks(3, [&](Communicator& communicator) -> absl::Status {
       // Two ranks have nothing of the one element.
-      const std::vector<NamedShard> shards =
+      const std::vector<TensorRange> shards =
           ShardsOf({{"a", Wave(5)}, {"b", Wave(1, dtype)}}, communicator);
       FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
                             ClipGradNorm(communicator, shards, {}));
@@ -185,7 +186,7 @@ TEST(ClipGradNormTest, RanksWithoutAnyGradientTakePart) {
   const std::vector<Whole> wholes = {{"a", Wave(6)}, {"b", Wave(9)}};
   for (const double p : kOrders) {
     EXPECT_OK(RunAllRanks(3, [&](Communicator& communicator) -> absl::Status {
-      const std::vector<NamedShard> shards =
+      const std::vector<TensorRange> shards =
           ShardsOf(wholes, communicator, /*without_gradients=*/1);
       ClipGradNormOptions options;
       options.norm_type = p;
@@ -201,8 +202,8 @@ TEST(ClipGradNormTest, RanksWithoutAnyGradientTakePart) {
 
 TEST(ClipGradNormTest, NoGradientOnAnyRankIsANormOfZero) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    const std::vector<NamedShard> none;
-    const std::vector<NamedShard> undefined =
+    const std::vector<TensorRange> none;
+    const std::vector<TensorRange> undefined =
         ShardsOf({{"a", Wave(4)}}, communicator, communicator.rank());
     for (const double p : kOrders) {
       ClipGradNormOptions options;
@@ -220,15 +221,15 @@ TEST(ClipGradNormTest, NoGradientOnAnyRankIsANormOfZero) {
 TEST(ClipGradNormTest, ANormBelowTheBoundOrWithoutOneChangesNothing) {
   for (const double max_norm : {100.0, kInfinity}) {
     EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) -> absl::Status {
-      const std::vector<NamedShard> shards =
+      const std::vector<TensorRange> shards =
           ShardsOf({{"a", Wave(9)}}, communicator);
-      const at::Tensor before = shards[0].shard.grad().clone();
+      const at::Tensor before = shards[0].values.grad().clone();
       ClipGradNormOptions options;
       options.max_norm = max_norm;
       FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
                             ClipGradNorm(communicator, shards, options));
       FSDP_RETURN_IF_ERROR(CheckNorm(norm, NormOf({{"a", Wave(9)}}, 2)));
-      return CheckTensor(shards[0].shard.grad(), before, "gradient");
+      return CheckTensor(shards[0].values.grad(), before, "gradient");
     }));
   }
 }
@@ -252,13 +253,13 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
       options.error_if_nonfinite = true;
       const std::vector<absl::Status> results =
           RunRefusedRanks(3, [&](Communicator& communicator) -> absl::Status {
-            const std::vector<NamedShard> shards =
+            const std::vector<TensorRange> shards =
                 ShardsOf(wholes, communicator);
             absl::Status refused =
                 ClipGradNorm(communicator, shards, options).status();
             FSDP_RETURN_IF_ERROR(
-                CheckTensor(shards[0].shard.grad(),
-                            ShardsOf(wholes, communicator)[0].shard.grad(),
+                CheckTensor(shards[0].values.grad(),
+                            ShardsOf(wholes, communicator)[0].values.grad(),
                             "gradient after a refusal"));
             ClipGradNormOptions torch_like = options;
             torch_like.error_if_nonfinite = false;

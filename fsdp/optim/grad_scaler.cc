@@ -28,8 +28,8 @@
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/shard_gradients.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
@@ -38,7 +38,7 @@ bool IsScale(float value) { return value > 0 && std::isfinite(value); }
 
 // Divides by `scale`. Returns 1 if a gradient of this rank was not finite, else
 // 0.
-at::Tensor UnscaleLocally(absl::Span<const NamedShard> shards, float scale) {
+at::Tensor UnscaleLocally(absl::Span<const TensorRange> shards, float scale) {
   c10::NoGradGuard no_grad;
   const at::Device device = DeviceOf(shards);
   const auto options = [](at::Device device) {
@@ -88,7 +88,7 @@ at::Tensor ShardedGradScaler::Scale(const at::Tensor& loss) const {
 }
 
 absl::StatusOr<bool> ShardedGradScaler::Unscale(
-    absl::Span<const NamedShard> shards) {
+    absl::Span<const TensorRange> shards) {
   if (!enabled()) return false;
   if (stage_ != Stage::kScaled) {
     return absl::FailedPreconditionError(
@@ -114,7 +114,7 @@ absl::StatusOr<bool> ShardedGradScaler::Unscale(
 }
 
 absl::StatusOr<bool> ShardedGradScaler::Step(
-    FallibleRef step, absl::Span<const NamedShard> shards) {
+    FallibleRef step, absl::Span<const TensorRange> shards) {
   if (stage_ == Stage::kUnscaledByStep) {
     return absl::FailedPreconditionError(
         "Step() a second time since the last Update(): with several "
@@ -131,7 +131,7 @@ absl::StatusOr<bool> ShardedGradScaler::Step(
 }
 
 absl::StatusOr<bool> ShardedGradScaler::Step(
-    torch::optim::Optimizer& optimizer, absl::Span<const NamedShard> shards) {
+    torch::optim::Optimizer& optimizer, absl::Span<const TensorRange> shards) {
   return Step([&optimizer] { optimizer.step(); }, shards);
 }
 

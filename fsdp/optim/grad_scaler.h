@@ -4,9 +4,9 @@
 //       fsdp::ShardedGradScaler::Create(model->communicator()));
 //   for each batch:
 //     status = model->Backward(scaler.Scale(loss));
-//     found_inf = scaler.Unscale(model->NamedShards());   // to clip, say
+//     found_inf = scaler.Unscale(model->Ranges());   // to clip, say
 //     norm = model->ClipGradNorm(1.0);
-//     stepped = scaler.Step(optimizer, model->NamedShards());
+//     stepped = scaler.Step(optimizer, model->Ranges());
 //     status = scaler.Update();
 #ifndef FSDP_OPTIM_GRAD_SCALER_H_
 #define FSDP_OPTIM_GRAD_SCALER_H_
@@ -21,7 +21,7 @@
 #include "absl/types/span.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
-#include "fsdp/model/named_shard.h"
+#include "ranges/tensor_range.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -64,7 +64,7 @@ class ShardedGradScaler {
   // Divides the gradients by scale(), and returns whether a gradient of any
   // rank was infinite or NaN, by one all-reduce. FailedPrecondition: it was
   // called already since the last Update().
-  absl::StatusOr<bool> Unscale(absl::Span<const NamedShard> shards);
+  absl::StatusOr<bool> Unscale(absl::Span<const TensorRange> shards);
 
   // Unscales `shards`, unless that is done, and calls `step`, unless a gradient
   // was infinite or NaN. Returns whether it called `step`, or the error of
@@ -72,9 +72,9 @@ class ShardedGradScaler {
   // Step() for each. FailedPrecondition: a Step() since the last Update() had
   // to unscale.
   absl::StatusOr<bool> Step(FallibleRef step,
-                            absl::Span<const NamedShard> shards);
+                            absl::Span<const TensorRange> shards);
   absl::StatusOr<bool> Step(torch::optim::Optimizer& optimizer,
-                            absl::Span<const NamedShard> shards);
+                            absl::Span<const TensorRange> shards);
 
   // Ends the step: lowers the scale if the step was skipped, and raises it
   // after growth_interval others. FailedPrecondition: nothing was unscaled.

@@ -28,9 +28,9 @@
 #include "comm/local/local_communicator.h"
 #include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "fsdp/model/named_shard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
@@ -49,10 +49,11 @@ using ::testing::SizeIs;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-NamedShard ShardWith(const at::Tensor& gradient) {
-  NamedShard named{"weight", {gradient.numel()}, at::zeros_like(gradient), 0};
-  named.shard.set_requires_grad(true);
-  named.shard.mutable_grad() = gradient.clone();
+TensorRange ShardWith(const at::Tensor& gradient) {
+  TensorRange named{
+      "weight", {gradient.numel()}, {1}, 0, at::zeros_like(gradient)};
+  named.values.set_requires_grad(true);
+  named.values.mutable_grad() = gradient.clone();
   return named;
 }
 
@@ -73,8 +74,9 @@ class ShardedGradScalerTest : public ::testing::Test {
 
   comm::CollectiveLog log_;
   std::unique_ptr<Communicator> world_;
-  const std::vector<NamedShard> fine_ = {ShardWith(at::full({3}, 8.0))};
-  const std::vector<NamedShard> broken_ = {ShardWith(at::full({3}, kInfinity))};
+  const std::vector<TensorRange> fine_ = {ShardWith(at::full({3}, 8.0))};
+  const std::vector<TensorRange> broken_ = {
+      ShardWith(at::full({3}, kInfinity))};
 };
 
 // --- Protocol ----------------------------------------------------------------
@@ -104,7 +106,7 @@ TEST_F(ShardedGradScalerTest, ScalesTheLossAndUnscalesItsGradient) {
   const at::Tensor weight = at::full({1}, 3.0).requires_grad_();
   scaler.Scale(weight * 5).backward();
   EXPECT_EQ(weight.grad().item<float>(), 5 * 65536);
-  EXPECT_THAT(scaler.Unscale({{"weight", {1}, weight, 0}}), IsOk());
+  EXPECT_THAT(scaler.Unscale({{"weight", {1}, {1}, 0, weight}}), IsOk());
   EXPECT_EQ(weight.grad().item<float>(), 5);
 }
 
@@ -114,7 +116,7 @@ TEST_F(ShardedGradScalerTest, UnscalingTwiceIsRefusedUntilTheUpdate) {
   EXPECT_THAT(scaler.Unscale(fine_),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("Unscale() a second time")));
-  EXPECT_EQ(fine_[0].shard.grad()[0].item<float>(), 8.0 / 65536);
+  EXPECT_EQ(fine_[0].values.grad()[0].item<float>(), 8.0 / 65536);
   EXPECT_OK(scaler.Update());
   EXPECT_OK(scaler.Unscale(fine_));
   EXPECT_OK(scaler.Step([] {}, fine_));
@@ -133,7 +135,7 @@ TEST_F(ShardedGradScalerTest, UpdatingWithoutGradientsIsRefused) {
 TEST_F(ShardedGradScalerTest, StepUnscalesAtMostOnce) {
   ShardedGradScaler scaler = Make();
   EXPECT_OK(scaler.Step([] {}, fine_));
-  EXPECT_EQ(fine_[0].shard.grad()[0].item<float>(), 8.0 / 65536);
+  EXPECT_EQ(fine_[0].values.grad()[0].item<float>(), 8.0 / 65536);
   // This may be another optimizer, whose gradients are still scaled.
   EXPECT_THAT(scaler.Step([] {}, fine_),
               StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -147,9 +149,9 @@ TEST_F(ShardedGradScalerTest, StepUnscalesAtMostOnce) {
 
 TEST_F(ShardedGradScalerTest, StepsAnOptimizerOrACallUnlessSomethingIsInf) {
   ShardedGradScaler scaler = Make();
-  torch::optim::SGD optimizer({broken_[0].shard, fine_[0].shard}, 1.0);
+  torch::optim::SGD optimizer({broken_[0].values, fine_[0].values}, 1.0);
   int calls = 0;
-  for (const std::vector<NamedShard>* shards : {&broken_, &fine_}) {
+  for (const std::vector<TensorRange>* shards : {&broken_, &fine_}) {
     const bool steps = shards == &fine_;
     ASSERT_OK_AND_ASSIGN(const bool found_inf, scaler.Unscale(*shards));
     EXPECT_EQ(found_inf, !steps);
@@ -159,9 +161,9 @@ TEST_F(ShardedGradScalerTest, StepsAnOptimizerOrACallUnlessSomethingIsInf) {
     EXPECT_EQ(called, steps);
     EXPECT_EQ(stepped, steps);
     EXPECT_EQ(calls, steps ? 1 : 0);
-    EXPECT_EQ(fine_[0].shard[0].item<float>() != 0, steps);
+    EXPECT_EQ(fine_[0].values[0].item<float>() != 0, steps);
     EXPECT_OK(scaler.Update());
-    broken_[0].shard.mutable_grad().zero_();
+    broken_[0].values.mutable_grad().zero_();
   }
   EXPECT_EQ(scaler.scale(), 32768);
 }
@@ -263,17 +265,17 @@ TEST(ShardedGradScalerOfRanksTest, UnscalesEveryDtypeBesideEmptyOnes) {
     EXPECT_OK(RunAllRanks(world_size, [](Communicator& c) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
                             ShardedGradScaler::Create(c, {true, 256}));
-      std::vector<NamedShard> shards = {ShardWith(at::empty({0}))};
+      std::vector<TensorRange> shards = {ShardWith(at::empty({0}))};
       for (const at::ScalarType dtype : kDtypes) {
         shards.push_back(ShardWith(at::arange(31, dtype)));
         // Only some ranks have a gradient.
         shards.push_back(ShardWith(at::arange(7 * c.rank(), dtype)));
-        if (c.rank() == 1) shards.back().shard.mutable_grad().reset();
+        if (c.rank() == 1) shards.back().values.mutable_grad().reset();
       }
       FSDP_ASSIGN_OR_RETURN(const bool found_inf, scaler.Unscale(shards));
       FSDP_RETURN_IF_ERROR(Check(!found_inf, "found what is not there"));
-      for (const NamedShard& named : shards) {
-        const at::Tensor& gradient = named.shard.grad();
+      for (const TensorRange& named : shards) {
+        const at::Tensor& gradient = named.values.grad();
         if (!gradient.defined()) continue;
         FSDP_RETURN_IF_ERROR(
             Check(at::equal(gradient * 256,
@@ -295,10 +297,10 @@ TEST(ShardedGradScalerOfRanksTest, AllRanksFindWhatOneHas) {
           // Rank 0 has no elements, the last rank has those that are not
           // finite.
           const int64_t numel = c.rank() == 0 ? 0 : 13;
-          std::vector<NamedShard> shards = {
+          std::vector<TensorRange> shards = {
               ShardWith(at::full({numel}, 1.0, dtype))};
           if (c.rank() == world_size - 1) {
-            shards[0].shard.mutable_grad()[12] = bad;
+            shards[0].values.mutable_grad()[12] = bad;
           }
           bool called = false;
           FSDP_ASSIGN_OR_RETURN(
@@ -323,7 +325,7 @@ TEST(ShardedGradScalerOfRanksTest, TakesOneAllReduce) {
                        [](Communicator& c) -> absl::Status {
                          FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
                                                ShardedGradScaler::Create(c));
-                         std::vector<NamedShard> shards;
+                         std::vector<TensorRange> shards;
                          for (const at::ScalarType dtype : kDtypes) {
                            shards.push_back(ShardWith(at::full({3}, 1, dtype)));
                          }

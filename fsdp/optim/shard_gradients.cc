@@ -27,8 +27,8 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/fused_runs.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
@@ -60,10 +60,11 @@ bool IsFinite(const at::Tensor& tensor) {
 
 }  // namespace
 
-std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards) {
+std::vector<GradientGroup> GroupGradients(
+    absl::Span<const TensorRange> shards) {
   std::vector<GradientGroup> groups;
-  for (const NamedShard& named : shards) {
-    const at::Tensor& gradient = named.shard.grad();
+  for (const TensorRange& named : shards) {
+    const at::Tensor& gradient = named.values.grad();
     if (!gradient.defined() || gradient.numel() == 0) continue;
     auto group = std::find_if(groups.begin(), groups.end(),
                               [&](const GradientGroup& group) {
@@ -133,8 +134,8 @@ absl::Status OrAbort(comm::Communicator& world, const std::string& what,
   return status;
 }
 
-at::Device DeviceOf(absl::Span<const NamedShard> shards) {
-  return shards.empty() ? at::Device(at::kCPU) : shards.front().shard.device();
+at::Device DeviceOf(absl::Span<const TensorRange> shards) {
+  return shards.empty() ? at::Device(at::kCPU) : shards.front().values.device();
 }
 
 absl::Status ReduceNumber(comm::Communicator& world, const at::Tensor& number,
@@ -146,7 +147,7 @@ absl::Status ReduceNumber(comm::Communicator& world, const at::Tensor& number,
 }
 
 absl::StatusOr<NotFinite> FindNotFinite(comm::Communicator* world,
-                                        absl::Span<const NamedShard> shards,
+                                        absl::Span<const TensorRange> shards,
                                         const std::string& label) {
   const auto none = static_cast<int64_t>(shards.size());
   // Counts from the end, so that the maximum over the ranks is the first one.
@@ -155,7 +156,7 @@ absl::StatusOr<NotFinite> FindNotFinite(comm::Communicator* world,
   const absl::Status searched = TorchToStatus(label, [&] {
     const c10::NoGradGuard no_grad;
     for (int64_t i = none - 1; i >= 0; --i) {
-      const at::Tensor& shard = shards[i].shard;
+      const at::Tensor& shard = shards[i].values;
       if (!IsFinite(shard)) numbers[0] = none - i;
       if (!IsFinite(shard.grad())) numbers[1] = none - i;
     }

@@ -19,7 +19,7 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/named_shard.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 
@@ -27,7 +27,7 @@ namespace fsdp {
 struct GradientGroup {
   at::Device device;
   at::ScalarType dtype;
-  int replicas;  // NamedShard::replicas
+  int replicas;  // TensorRange::replicas
   std::vector<at::Tensor> each;
   // The same gradients, with neighbours in memory merged into one tensor.
   std::vector<at::Tensor> gradients = {};
@@ -37,7 +37,7 @@ struct GradientGroup {
 };
 
 // Groups the gradients of `shards`, without undefined and empty ones.
-std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards);
+std::vector<GradientGroup> GroupGradients(absl::Span<const TensorRange> shards);
 
 // Calls `visit` once with all of `group`. If gradients rest off the device, it
 // calls `visit` for each shard in order, with its gradients in memory. Errors
@@ -56,7 +56,7 @@ absl::Status OrAbort(comm::Communicator& world, const std::string& what,
 
 // Returns the device on which numbers about all gradients are computed: that of
 // the shards, which all ranks have, while some may lack gradients.
-at::Device DeviceOf(absl::Span<const NamedShard> shards);
+at::Device DeviceOf(absl::Span<const TensorRange> shards);
 
 // All-reduces `number`, which has one element. If it is on the CPU, the host
 // waits for at most `timeout`, by default the communicator's; otherwise the
@@ -75,7 +75,7 @@ struct NotFinite {
 // Finds them, with the same result on all ranks. Collective, unless `world` is
 // null because this rank has the whole model. It brings resting values in.
 absl::StatusOr<NotFinite> FindNotFinite(comm::Communicator* world,
-                                        absl::Span<const NamedShard> shards,
+                                        absl::Span<const TensorRange> shards,
                                         const std::string& label);
 
 }  // namespace fsdp

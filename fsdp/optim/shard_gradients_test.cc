@@ -17,11 +17,11 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/grad_clip.h"
 #include "fsdp/testing/check_tensor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
@@ -31,12 +31,13 @@ using ::fsdp::testing::CheckThat;
 using ::testing::ElementsAre;
 
 // Returns a shard with this gradient, which may be undefined.
-NamedShard ShardWith(const at::Tensor& gradient, int replicas = 1) {
+TensorRange ShardWith(const at::Tensor& gradient, int replicas = 1) {
   const int64_t numel = gradient.defined() ? gradient.numel() : 4;
-  NamedShard named{"p", {numel}, at::zeros({numel}), 0, replicas};
-  if (gradient.defined()) named.shard = at::zeros_like(gradient);
-  named.shard.set_requires_grad(true);
-  named.shard.mutable_grad() = gradient;
+  TensorRange named{"p", {numel}, {1}, 0, at::zeros({numel})};
+  named.replicas = replicas;
+  if (gradient.defined()) named.values = at::zeros_like(gradient);
+  named.values.set_requires_grad(true);
+  named.values.mutable_grad() = gradient;
   return named;
 }
 
@@ -56,7 +57,7 @@ TEST(GroupGradientsTest, NeighboursInMemoryAreOne) {
   };
   // The shards: without a gradient, empty, behind a gap, before the previous
   // one, and in other memory.
-  const std::vector<NamedShard> shards = {
+  const std::vector<TensorRange> shards = {
       part(0, 8),    part(8, 4),
       ShardWith({}), part(12, 4),
       part(16, 0),   part(16, 2),
@@ -74,7 +75,7 @@ TEST(GroupGradientsTest, NeighboursInMemoryAreOne) {
 TEST(GroupGradientsTest, OnlyContiguousOnesOfOneKindAreMerged) {
   const at::Tensor flat = at::arange(64, at::kFloat);
   const at::Tensor other = at::arange(64, at::kDouble);
-  const std::vector<NamedShard> shards = {
+  const std::vector<TensorRange> shards = {
       ShardWith(flat.narrow(0, 0, 4)), ShardWith(other.narrow(0, 0, 4)),
       ShardWith(flat.narrow(0, 4, 4), /*replicas=*/2),
       ShardWith(flat.narrow(0, 8, 8).view({4, 2}).t()),
@@ -94,7 +95,7 @@ TEST(GroupGradientsTest, OnlyContiguousOnesOfOneKindAreMerged) {
 TEST(GroupGradientsTest, ARunEndsBeforeAFloatCannotAddItUp) {
   constexpr int64_t kHalf = int64_t{1} << 23;
   const at::Tensor flat = at::empty({3 * kHalf});
-  std::vector<NamedShard> shards;
+  std::vector<TensorRange> shards;
   shards.reserve(3);
   for (int i = 0; i < 3; ++i) {
     shards.push_back(ShardWith(flat.narrow(0, i * kHalf, kHalf)));
@@ -122,13 +123,13 @@ TEST(GroupGradientsTest, ClippingSeesAndScalesEachElementOnce) {
     EXPECT_OK(comm::testing::RunAllRanks(
         3, [&](comm::Communicator& world) -> absl::Status {
           const at::Tensor flat = flat_of(world.rank());
-          std::vector<NamedShard> shards;
+          std::vector<TensorRange> shards;
           int64_t begin = 2;
           for (const int64_t size : kSizes) {
             shards.push_back(ShardWith(flat.narrow(0, begin, size)));
             begin += size;
           }
-          const auto version = shards[1].shard.grad()._version();
+          const auto version = shards[1].values.grad()._version();
           ClipGradNormOptions options;
           options.max_norm = expected / 2;
           options.norm_type = p;
@@ -141,7 +142,7 @@ TEST(GroupGradientsTest, ClippingSeesAndScalesEachElementOnce) {
           clipped.narrow(0, 2, 24).mul_(0.5);
           FSDP_RETURN_IF_ERROR(
               CheckTensor(flat, clipped, 1e-5, 1e-7, "clipped gradients"));
-          return CheckThat(shards[1].shard.grad()._version(),
+          return CheckThat(shards[1].values.grad()._version(),
                            ::testing::Gt(version), "count of writes");
         }));
   }

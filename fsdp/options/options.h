@@ -211,7 +211,7 @@ struct InitOptions {
       module;
   uint64_t seed = 0;
 
-  // Chooses parameters, by the names of NamedShards(), that the program loads
+  // Chooses parameters, by the names of Ranges(), that the program loads
   // before it uses them, for example from files: they are neither drawn nor
   // broadcast. Until then a forward, a state dict or a save is refused, with
   // the name of a parameter that was not loaded. May be null.

@@ -61,7 +61,7 @@ std::string FreedText(const Unit& unit) {
       "If it is a backward, a tensor that the unit computed was kept in a "
       "member and used elsewhere: return it as an output, too. To read or "
       "write values use Parameters(), "
-      "NamedShards() or "
+      "Ranges() or "
       "ForEachFullParameter()");
 }
 

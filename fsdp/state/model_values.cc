@@ -6,17 +6,17 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -26,184 +26,152 @@
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/state/named_values.h"
 #include "fsdp/state/whole_access.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
 
 using ::fsdp::flat_param::FlatParameter;
-using ::fsdp::flat_param::ParameterSpec;
 using ::fsdp::flat_param::Slice;
-
-ValueRange RangeOf(const ShardedModel& model, std::string name,
-                   const ShardedValue& place) {
-  const FlatParameter& flat = *place.flat;
-  const ParameterSpec& spec = flat.layout().parameter(place.index);
-  ValueRange range{std::move(name),
-                   spec.sizes,
-                   spec.strides,
-                   flat.layout().InParameter(place.index, flat.rank()).begin,
-                   flat.ShardSlice(place.index),
-                   place.flat,
-                   place.index,
-                   place.unit};
-  const comm::Communicator* const replicas = model.replica_group(place.unit);
-  if (replicas != nullptr) {
-    range.replica = replicas->rank();
-    range.replicas = replicas->world_size();
-  }
-  return range;
-}
-
-ParameterSpec SpecOf(const ValueRange& range) {
-  return {range.name, range.sizes, range.strides};
-}
 
 // This rank's part of `whole`, among all that have the unit.
 void TakeEvenPart(const ShardedModel& model, const at::Tensor& whole,
-                  ValueRange& range) {
+                  TensorRange& range) {
   const comm::Communicator& shards = model.shard_group(range.unit);
   const auto [begin, end] =
       EvenPart(whole.numel(), shards.rank(), shards.world_size());
   range.begin = begin;
   range.values = whole.reshape({-1}).narrow(0, begin, end - begin).clone();
-  int64_t stride = 1;
-  for (size_t d = range.sizes.size(); d-- > 0;) {
-    range.strides[d] = stride;
-    stride *= std::max<int64_t>(range.sizes[d], 1);
-  }
+  range.strides = RowMajorStrides(range.sizes);
 }
 
-// Ranges of one flat parameter and dtype, which are gathered together: by unit
-// and first parameter, so in the same order on all ranks.
-using Together = std::map<std::tuple<int, std::string, c10::ScalarType>,
-                          std::vector<ValueRange*>>;
+// A range, by its index, and its parameter's index in a flat parameter.
+using OfFlat = std::vector<std::pair<size_t, int>>;
 
 // This rank's shard, with what `ranges` have of it and zeros elsewhere.
 absl::StatusOr<at::Tensor> ShardOf(const FlatParameter& flat,
                                    c10::ScalarType dtype,
-                                   const std::vector<ValueRange*>& ranges) {
+                                   absl::Span<const TensorRange> ranges,
+                                   const OfFlat& of_flat) {
   at::Tensor shard =
       at::zeros({flat.layout().shard_numel()},
                 at::TensorOptions().dtype(dtype).device(flat.device()));
-  for (const ValueRange* range : ranges) {
+  for (const auto& [range, index] : of_flat) {
+    const at::Tensor& values = ranges[range].values;
     FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                          Resident::Of(range->values, Use::kRead));
-    const Slice slice = flat.layout().InShard(range->index, flat.rank());
-    shard.narrow(0, slice.begin, slice.numel()).copy_(range->values);
+                          Resident::Of(values, Use::kRead));
+    const Slice slice = flat.layout().InShard(index, flat.rank());
+    shard.narrow(0, slice.begin, slice.numel()).copy_(values);
   }
   return shard;
 }
 
 }  // namespace
 
-bool ValueRange::IsRowMajor() const {
-  int64_t stride = 1;
-  for (size_t d = sizes.size(); d-- > 0;) {
-    if (sizes[d] == 0) return true;
-    if (sizes[d] != 1 && strides[d] != stride) return false;
-    stride *= sizes[d];
-  }
-  return true;
-}
-
 bool IsOfShardedModel(const at::Tensor& parameter) {
   return parameter.has_storage() && flat_param::IsGuarded(parameter.storage());
 }
 
-std::pair<int64_t, int64_t> EvenPart(int64_t count, int index, int parts) {
-  const auto begin = [=](int64_t i) {
-    return count / parts * i + std::min(count % parts, i);
-  };
-  return {begin(index), begin(index + 1)};
-}
-
-ModelValues ReadModelValues(ShardedModel& model,
+ModelValues ReadModelValues(const ShardedModel& model,
                             const torch::nn::Module& module) {
-  const NamedValues named = ReadNamedValues(model, module);
-  ModelValues values;
-  std::map<std::pair<const FlatParameter*, int>, std::string> first_names;
-  for (const NamedValues::Parameter& parameter : named.parameters) {
-    const auto [first, is_new] = first_names.try_emplace(
-        {parameter.place.flat, parameter.place.index}, parameter.name);
-    if (is_new) {
-      values.parameters.push_back(
-          RangeOf(model, parameter.name, parameter.place));
-    } else {
-      values.aliases[parameter.name] = first->second;
+  // The model's ranges, in their order, by the module's tensors.
+  std::map<const void*, const TensorRange*> ranges;
+  const TensorRange* next = model.Ranges().data();
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    for (const auto& flat : model.flats(unit)) {
+      for (int i = 0; i < flat->num_parameters(); ++i, ++next) {
+        for (const at::Tensor& tensor : flat->parameter(i).tensors) {
+          ranges[tensor.unsafeGetTensorImpl()] = next;
+        }
+      }
     }
   }
-  for (const NamedValues::Other& other : named.others) {
-    values.others.push_back(
-        {other.name, other.tensor, other.original, other.is_buffer});
+  std::map<const void*, c10::ScalarType> originals;
+  for (const BufferPrecision::Buffer& buffer :
+       model.precision().buffers().buffers()) {
+    originals[buffer.tensor.unsafeGetTensorImpl()] = buffer.original;
   }
+  ModelValues values;
+  std::vector<TensorRange> others;
+  std::set<std::string> seen;
+  for (const auto& item : module.named_parameters()) {
+    const auto range = ranges.find(item.value().unsafeGetTensorImpl());
+    if (range == ranges.end()) {
+      others.push_back(WholeRange(item.key(), item.value()));
+      continue;
+    }
+    const std::string& name = range->second->name;
+    if (item.key() != name) values.aliases[item.key()] = name;
+    if (seen.insert(name).second) values.all.push_back(*range->second);
+  }
+  values.num_ranges = values.all.size();
+  values.num_parameters = values.num_ranges + others.size();
+  for (const auto& item : module.named_buffers()) {
+    if (!item.value().defined()) continue;
+    TensorRange& buffer =
+        others.emplace_back(WholeRange(item.key(), item.value()));
+    const auto original = originals.find(item.value().unsafeGetTensorImpl());
+    if (original != originals.end()) buffer.dtype = original->second;
+  }
+  values.all.insert(values.all.end(), others.begin(), others.end());
   return values;
 }
 
-absl::Status MakeRowMajor(ShardedModel& model,
-                          std::vector<ValueRange>& ranges) {
-  Together turned;
-  for (ValueRange& range : ranges) {
-    if (range.IsRowMajor()) continue;
-    turned[{range.unit, range.flat->parameter(0).name,
-            range.values.scalar_type()}]
-        .push_back(&range);
-  }
+absl::Status ForEachWhole(
+    const ShardedModel& model, absl::Span<const TensorRange> ranges,
+    absl::FunctionRef<void(size_t range, const at::Tensor& whole)> visit) {
+  if (ranges.empty()) return absl::OkStatus();
+  std::map<std::string, size_t> by_name;
+  for (size_t i = 0; i < ranges.size(); ++i) by_name[ranges[i].name] = i;
   const NormalMode normal;
   const c10::NoGradGuard no_grad;
-  for (const auto& [place, of_flat] : turned) {
-    const auto& [unit, name, dtype] = place;
-    const FlatParameter& flat = *of_flat.front()->flat;
-    FSDP_ASSIGN_OR_RETURN(const at::Tensor shard,
-                          ShardOf(flat, dtype, of_flat));
-    FSDP_ASSIGN_OR_RETURN(const at::Tensor whole,
-                          GatherShards(model, unit, shard, name));
-    for (ValueRange* range : of_flat) {
-      TakeEvenPart(model, flat.ViewOf(whole, range->index), *range);
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    for (const auto& flat : model.flats(unit)) {
+      // Those of one dtype are gathered together.
+      std::map<c10::ScalarType, OfFlat> by_dtype;
+      for (int i = 0; i < flat->num_parameters(); ++i) {
+        const auto range = by_name.find(flat->parameter(i).name);
+        if (range == by_name.end()) continue;
+        by_dtype[ranges[range->second].values.scalar_type()].emplace_back(
+            range->second, i);
+      }
+      for (const auto& [dtype, of_flat] : by_dtype) {
+        FSDP_ASSIGN_OR_RETURN(const at::Tensor shard,
+                              ShardOf(*flat, dtype, ranges, of_flat));
+        FSDP_ASSIGN_OR_RETURN(
+            const at::Tensor whole,
+            GatherShards(model, unit, shard, model.unit_name(unit)));
+        for (const auto& [range, index] : of_flat) {
+          visit(range, flat->ViewOf(whole, index));
+        }
+      }
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status TakeOwnPart(const at::Tensor& whole, const ValueRange& range) {
-  if (range.values.numel() == 0) return absl::OkStatus();
-  const NormalMode normal;
-  const c10::NoGradGuard no_grad;
-  FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                        Resident::Of(range.values, Use::kUpdate));
-  return TorchToStatus(range.name, [&] {
-    at::Tensor target = range.values.detach();
-    target.copy_(flat_param::StorageOrderOf(whole, SpecOf(range))
-                     .narrow(0, range.begin, range.values.numel()));
+absl::Status MakeRowMajor(const ShardedModel& model,
+                          std::vector<TensorRange>& ranges) {
+  std::vector<TensorRange> turned;
+  std::vector<TensorRange*> places;
+  for (TensorRange& range : ranges) {
+    if (range.is_whole || range.IsRowMajor()) continue;
+    turned.push_back(range);
+    places.push_back(&range);
+  }
+  return ForEachWhole(model, turned, [&](size_t i, const at::Tensor& whole) {
+    TakeEvenPart(model, whole, *places[i]);
   });
 }
 
-absl::Status CopyFromPieces(absl::Span<const ParameterPiece* const> pieces,
-                            int64_t begin, const at::Tensor& target) {
-  std::vector<const ParameterPiece*> sorted(pieces.begin(), pieces.end());
-  std::sort(sorted.begin(), sorted.end(),
-            [](const ParameterPiece* a, const ParameterPiece* b) {
-              return a->begin < b->begin;
-            });
-  const int64_t end = begin + target.numel();
-  int64_t covered = begin;
-  for (const ParameterPiece* piece : sorted) {
-    if (piece->begin > covered) break;
-    covered = std::max(covered, piece->begin + piece->values.numel());
-  }
-  if (covered < end) {
-    return absl::NotFoundError(absl::StrCat("no piece has element ", covered));
-  }
-  c10::NoGradGuard no_grad;
-  for (const ParameterPiece* piece : sorted) {
-    const int64_t from = std::max(begin, piece->begin);
-    const int64_t to = std::min(end, piece->begin + piece->values.numel());
-    if (from >= to) continue;
-    target.narrow(0, from - begin, to - from)
-        .copy_(piece->values.narrow(0, from - piece->begin, to - from));
-  }
-  return absl::OkStatus();
+absl::Status TakeOwnPart(const at::Tensor& whole, const TensorRange& range) {
+  if (range.values.numel() == 0) return absl::OkStatus();
+  const NormalMode normal;
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(range.values, Use::kUpdate));
+  const TensorRange piece = WholeRange(range.name, whole);
+  return TorchToStatus(range.name, [&] { CopyFromPieces({&piece}, range); });
 }
 
 }  // namespace fsdp

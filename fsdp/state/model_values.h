@@ -1,105 +1,74 @@
-// Lists this rank's values of a sharded model by name, without copies; files
-// are written from them and read into them.
+// Lists this rank's values of a model by name, without copies; files are
+// written from them and read into them.
 #ifndef FSDP_STATE_MODEL_VALUES_H_
 #define FSDP_STATE_MODEL_VALUES_H_
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
-#include <cstdint>
+#include <cstddef>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 
 class ShardedModel;
 
-namespace flat_param {
-class FlatParameter;
-}  // namespace flat_param
-
-// This rank's range of one parameter, in storage order.
-struct ValueRange {
-  std::string name;
-  std::vector<int64_t> sizes;    // of the whole parameter
-  std::vector<int64_t> strides;  // of the whole; they give its storage order
-  int64_t begin;                 // in elements
-  // 1-D, of the parameter's dtype, possibly empty; they may rest off the device
-  // (fsdp/memory/resting_memory.h). Writing them changes the parameter.
-  at::Tensor values;
-  // The flat parameter that contains it; null if its model is not sharded.
-  const flat_param::FlatParameter* flat = nullptr;
-  int index = 0;  // in flat
-  int unit = 0;
-  // This rank's index among the ranks that hold the same range.
-  int replica = 0;
-  int replicas = 1;
-
-  // Returns whether storage order is the order of elements in files.
-  bool IsRowMajor() const;
-};
-
-// A value that is whole on every rank: a buffer, or a parameter that is not
-// sharded.
-struct WholeValue {
-  std::string name;
-  at::Tensor tensor;           // of the module
-  c10::ScalarType file_dtype;  // its dtype without mixed precision
-  bool is_buffer;
-};
-
 struct ModelValues {
-  // Each once, by its first name, in the order of named_parameters().
-  std::vector<ValueRange> parameters;
+  // First this rank's ranges of the parameters, each once, by its first name,
+  // in the order of named_parameters(). In a model that is not sharded these
+  // are whole. Then what is whole on every rank of a sharded model and may
+  // differ between ranks: parameters that are not sharded. Buffers are last.
+  std::vector<TensorRange> all;
+  size_t num_ranges = 0;
+  size_t num_parameters = 0;
   // Maps further names of tied parameters to the first.
   std::map<std::string, std::string> aliases;
-  std::vector<WholeValue> others;
+
+  absl::Span<const TensorRange> ranges() const {
+    return absl::MakeConstSpan(all).first(num_ranges);
+  }
+  // All that an optimizer may step.
+  absl::Span<const TensorRange> parameters() const {
+    return absl::MakeConstSpan(all).first(num_parameters);
+  }
+  // What may differ between ranks.
+  absl::Span<const TensorRange> others() const {
+    return absl::MakeConstSpan(all).subspan(num_ranges);
+  }
 };
 
 // Returns whether `parameter` is a wrapped module's own, which has values only
 // while its unit computes.
 bool IsOfShardedModel(const at::Tensor& parameter);
 
-// Cuts `count` things evenly into `parts`, and returns the range [first,
-// second) of part `index`.
-std::pair<int64_t, int64_t> EvenPart(int64_t count, int index, int parts);
-
 // Reads the values of `model`, whose wrapped module is `module`.
-ModelValues ReadModelValues(ShardedModel& model,
+ModelValues ReadModelValues(const ShardedModel& model,
                             const torch::nn::Module& module);
 
+// Gathers the whole tensors that `ranges` are parts of, one flat parameter at a
+// time, and calls `visit` with the index of each range and its whole tensor,
+// which is valid during the call. `ranges` are those of the model's parameters,
+// each once at most, or of something that is laid out like them. Collective if
+// there are any, which are the same on all ranks.
+absl::Status ForEachWhole(
+    const ShardedModel& model, absl::Span<const TensorRange> ranges,
+    absl::FunctionRef<void(size_t range, const at::Tensor& whole)> visit);
+
 // Replaces each range that is not row-major by an even part of the whole,
-// row-major, as a copy. `values` may also be those of something else that is
-// laid out like the parameter. Collective if there is such a range; it gathers
-// one flat parameter at a time.
-absl::Status MakeRowMajor(ShardedModel& model, std::vector<ValueRange>& ranges);
+// row-major, as a copy, by ForEachWhole().
+absl::Status MakeRowMajor(const ShardedModel& model,
+                          std::vector<TensorRange>& ranges);
 
 // Copies this rank's part of `whole`, which has the parameter's sizes, into
 // `range`, whatever its storage order.
-absl::Status TakeOwnPart(const at::Tensor& whole, const ValueRange& range);
-
-// A range of one parameter, as some rank has cut it.
-struct ParameterPiece {
-  std::string name;
-  std::vector<int64_t> sizes;    // of the whole parameter
-  std::vector<int64_t> strides;  // of the whole; they give its storage order
-  int64_t begin;                 // in storage order
-  at::Tensor values;             // 1-D, possibly empty
-};
-
-// Fills `target`, which is 1-D, with the elements from `begin` on, taken from
-// `pieces` of one parameter. NotFound, with nothing copied: no piece has an
-// element; the text names the first.
-absl::Status CopyFromPieces(absl::Span<const ParameterPiece* const> pieces,
-                            int64_t begin, const at::Tensor& target);
+absl::Status TakeOwnPart(const at::Tensor& whole, const TensorRange& range);
 
 }  // namespace fsdp
 

@@ -1,5 +1,5 @@
 // Gathers and loads the state of a LibTorch optimizer over a sharded model's
-// Parameters(), by parameter name, in memory: whole or in pieces.
+// Parameters(), by parameter name, in memory: whole or as ranges.
 #ifndef FSDP_STATE_OPTIMIZER_STATE_H_
 #define FSDP_STATE_OPTIMIZER_STATE_H_
 
@@ -14,9 +14,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
 #include "fsdp/state/state_dict.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 
@@ -49,9 +49,9 @@ absl::Status LoadOptimizerState(ShardedModel& model,
                                 torch::optim::Optimizer& optimizer,
                                 const OptimizerStateDict& dict);
 
-// This rank's part of the state. Pieces are named as tensors of the dict are.
+// This rank's part of the state. Ranges are named as tensors of the dict are.
 struct ShardedOptimizerState {
-  std::vector<ParameterPiece> tensors;
+  std::vector<TensorRange> tensors;
   std::map<std::string, int64_t> numbers;
   std::vector<OptimizerGroup> groups;
 };
@@ -65,7 +65,7 @@ absl::StatusOr<ShardedOptimizerState> MakeShardedOptimizerState(
 // with the `numbers` and `groups` of any of them.
 absl::Status LoadShardedOptimizerState(
     ShardedModel& model, torch::optim::Optimizer& optimizer,
-    absl::Span<const ParameterPiece> tensors,
+    absl::Span<const TensorRange> tensors,
     const std::map<std::string, int64_t>& numbers,
     const std::vector<OptimizerGroup>& groups);
 

@@ -281,11 +281,11 @@ absl::Status TakeUpStates(Optimizer& optimizer,
 }
 
 absl::StatusOr<OptimizerValues> ReadOptimizerValues(
-    absl::Span<const NamedShard> leaves, Optimizer& optimizer) {
+    absl::Span<const TensorRange> leaves, Optimizer& optimizer) {
   FSDP_RETURN_IF_ERROR(TakeUpStates(optimizer));
-  std::map<const void*, const NamedShard*> by_leaf;
-  for (const NamedShard& named : leaves) {
-    by_leaf[named.shard.unsafeGetTensorImpl()] = &named;
+  std::map<const void*, const TensorRange*> by_leaf;
+  for (const TensorRange& named : leaves) {
+    by_leaf[named.values.unsafeGetTensorImpl()] = &named;
   }
   OptimizerValues values;
   for (const torch::optim::OptimizerParamGroup& group :
@@ -297,7 +297,7 @@ absl::StatusOr<OptimizerValues> ReadOptimizerValues(
       if (named == by_leaf.end()) {
         return absl::InvalidArgumentError(
             "the optimizer has a parameter that is no shard of this model: "
-            "make it from Parameters() or NamedShards()");
+            "make it from Parameters() or Ranges()");
       }
       const std::string& name = named->second->name;
       result.names.push_back(name);
@@ -309,8 +309,22 @@ absl::StatusOr<OptimizerValues> ReadOptimizerValues(
   return values;
 }
 
+std::map<std::string, std::vector<TensorRange>> SlotRanges(
+    absl::Span<const TensorRange> leaves, const OptimizerValues& values) {
+  std::map<std::string, std::vector<TensorRange>> ranges;
+  for (const TensorRange& leaf : leaves) {
+    const auto slots = values.slots.find(leaf.name);
+    if (slots == values.slots.end()) continue;
+    for (const auto& [key, tensor] : slots->second.tensors) {
+      ranges[key].push_back(leaf);
+      ranges[key].back().values = tensor;
+    }
+  }
+  return ranges;
+}
+
 absl::StatusOr<OptimizerReplacement> PlanReplacement(
-    absl::Span<const NamedShard> leaves, const Optimizer& optimizer,
+    absl::Span<const TensorRange> leaves, const Optimizer& optimizer,
     const OptimizerValues& present,
     const std::map<std::string, OptimizerSlots>& slots,
     const std::vector<OptimizerGroup>& groups, bool strict) {
@@ -321,7 +335,7 @@ absl::StatusOr<OptimizerReplacement> PlanReplacement(
   for (const OptimizerGroup& group : present.groups) {
     stepped.insert(group.names.begin(), group.names.end());
   }
-  for (const NamedShard& named : leaves) {
+  for (const TensorRange& named : leaves) {
     if (!strict && stepped.count(named.name) == 0) continue;
     const auto found = slots.find(named.name);
     if (found == slots.end() ||
@@ -339,7 +353,7 @@ absl::StatusOr<OptimizerReplacement> PlanReplacement(
       return absl::InvalidArgumentError(
           absl::StrCat(named.name, ": ", state.status().message()));
     }
-    replacement.states.emplace_back(named.shard.unsafeGetTensorImpl(),
+    replacement.states.emplace_back(named.values.unsafeGetTensorImpl(),
                                     *std::move(state));
   }
   return replacement;

@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "fsdp/model/named_shard.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 
@@ -50,7 +50,12 @@ struct OptimizerValues {
 // and may rest off the device. InvalidArgument: the optimizer is not known, or
 // has a parameter that is not among `leaves`.
 absl::StatusOr<OptimizerValues> ReadOptimizerValues(
-    absl::Span<const NamedShard> leaves, torch::optim::Optimizer& optimizer);
+    absl::Span<const TensorRange> leaves, torch::optim::Optimizer& optimizer);
+
+// Returns the tensors of each slot, by its name, as ranges of the `leaves` that
+// have it.
+std::map<std::string, std::vector<TensorRange>> SlotRanges(
+    absl::Span<const TensorRange> leaves, const OptimizerValues& values);
 
 // New states and options for an optimizer, in place of those it has.
 struct OptimizerReplacement {
@@ -68,7 +73,7 @@ struct OptimizerReplacement {
 // common, else of the group in its place if there are as many, else it keeps
 // its own; states of parameters in no group are left out.
 absl::StatusOr<OptimizerReplacement> PlanReplacement(
-    absl::Span<const NamedShard> leaves,
+    absl::Span<const TensorRange> leaves,
     const torch::optim::Optimizer& optimizer, const OptimizerValues& present,
     const std::map<std::string, OptimizerSlots>& slots,
     const std::vector<OptimizerGroup>& groups, bool strict = true);

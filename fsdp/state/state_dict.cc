@@ -3,11 +3,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,21 +17,211 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/types/span.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
+#include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/buffer_layout.h"
+#include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/state/named_values.h"
-#include "fsdp/state/state_dict_load.h"
+#include "fsdp/state/model_values.h"
 #include "fsdp/state/whole_access.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
 
-using ::fsdp::flat_param::FlatParameter;
-
 constexpr int kWriter = 0;  // the rank that rank0_only means
+
+// --- Taking -----------------------------------------------------------------
+
+at::Tensor CopyOf(const at::Tensor& tensor, c10::ScalarType dtype,
+                  bool to_cpu) {
+  c10::NoGradGuard no_grad;
+  const c10::Device device = to_cpu ? c10::Device(c10::kCPU) : tensor.device();
+  if (tensor.scalar_type() == dtype && tensor.device() == device) {
+    return tensor.detach().clone();
+  }
+  return tensor.detach().to(device, dtype);
+}
+
+void AddOthers(const ModelValues& values, bool to_cpu, StateDict& dict) {
+  for (const TensorRange& other : values.others()) {
+    dict.insert(other.name, CopyOf(other.values, other.file_dtype(), to_cpu));
+  }
+}
+
+absl::StatusOr<StateDict> GatherFull(ShardedModel& model,
+                                     const torch::nn::Module& module,
+                                     const StateDictOptions& options) {
+  const bool keeps =
+      !options.rank0_only || model.communicator().rank() == kWriter;
+  std::map<std::string, at::Tensor> gathered;
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    for (const auto& flat : model.flats(unit)) {
+      FSDP_ASSIGN_OR_RETURN(
+          const at::Tensor whole,
+          GatherShards(model, unit, flat->shard(), model.unit_name(unit)));
+      for (int i = 0; keeps && i < flat->num_parameters(); ++i) {
+        gathered[flat->parameter(i).name] = CopyOf(
+            flat->ViewOf(whole, i), flat->dtype(), options.offload_to_cpu);
+      }
+    }
+  }
+  StateDict dict;
+  if (!keeps) return dict;
+  const ModelValues values = ReadModelValues(model, module);
+  for (const auto& item : module.named_parameters()) {
+    const auto alias = values.aliases.find(item.key());
+    const auto found = gathered.find(
+        alias == values.aliases.end() ? item.key() : alias->second);
+    if (found != gathered.end()) dict.insert(item.key(), found->second);
+  }
+  AddOthers(values, options.offload_to_cpu, dict);
+  return dict;
+}
+
+// --- Loading ----------------------------------------------------------------
+
+std::string SizesText(at::IntArrayRef sizes) {
+  return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
+}
+
+// Returns why `source` cannot become what `target` is, or an empty string if it
+// can. Only bytes become bytes.
+std::string MisfitOf(const TensorRange& source, const TensorRange& target) {
+  const bool is_piece = !source.is_whole;
+  if (is_piece && target.is_whole) return "a range instead of all of it";
+  if (!source.values.defined() || source.sizes != target.sizes ||
+      (is_piece && source.strides != target.strides)) {
+    const auto text = [is_piece](const TensorRange& range) {
+      return absl::StrCat(
+          SizesText(range.sizes),
+          is_piece ? " with strides " + SizesText(range.strides) : "");
+    };
+    return absl::StrCat("shape ",
+                        source.values.defined() ? text(source) : "undefined",
+                        " instead of ", SizesText(target.sizes),
+                        is_piece ? " with " + SizesText(target.strides) : "");
+  }
+  const c10::ScalarType from = source.values.scalar_type();
+  const c10::ScalarType to = target.file_dtype();
+  const bool is_floating = c10::isFloatingType(to);
+  const bool fits =
+      to == c10::kByte ? from == to : c10::isFloatingType(from) == is_floating;
+  if (fits) return "";
+  return absl::StrCat("dtype ", c10::toString(from), " instead of ",
+                      is_floating        ? "a floating-point one"
+                      : to == c10::kByte ? "Byte"
+                                         : "an integral one");
+}
+
+// A value of the model, and what fills it: one tensor or pieces.
+struct Filled {
+  const TensorRange* target;
+  std::vector<const TensorRange*> pieces;
+};
+
+// Plans to fill a model from ranges, for which any name of a tied parameter
+// will do. Whole tensors are ranges, too.
+class Planner {
+ public:
+  Planner(const ModelValues& values, absl::Span<const TensorRange> sources,
+          bool strict)
+      : values_(values), sources_(sources), strict_(strict) {
+    for (const TensorRange& source : sources) {
+      by_name_[source.name].push_back(&source);
+    }
+    for (const auto& [alias, name] : values.aliases) {
+      aliases_[name].push_back(alias);
+    }
+  }
+
+  // InvalidArgument lists every difference; `what` is loaded.
+  absl::StatusOr<std::vector<Filled>> Run(absl::string_view what) {
+    for (const TensorRange& target : values_.all) Plan(target);
+    for (const TensorRange& source : sources_) {
+      if (strict_ && source.is_whole && known_.count(source.name) == 0) {
+        differences_.push_back("unexpected: " + source.name);
+      }
+    }
+    if (differences_.empty()) return std::move(plan_);
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " does not fit the model, which is as before:\n  ",
+                     absl::StrJoin(differences_, "\n  ")));
+  }
+
+ private:
+  void Plan(const TensorRange& target) {
+    std::vector<std::string> names = aliases_[target.name];
+    names.insert(names.begin(), target.name);
+    Filled filled{&target, {}};
+    for (const std::string& name : names) {
+      known_.insert(name);
+      const auto found = by_name_.find(name);
+      if (found == by_name_.end()) continue;
+      const std::string difference = DifferenceOf(found->second, target);
+      if (!difference.empty()) {
+        differences_.push_back(absl::StrCat(name, ": ", difference));
+      }
+      if (filled.pieces.empty()) filled.pieces = found->second;
+    }
+    if (!filled.pieces.empty()) {
+      plan_.push_back(std::move(filled));
+    } else if (strict_) {
+      differences_.push_back("missing: " + target.name);
+    }
+  }
+
+  static std::string DifferenceOf(const std::vector<const TensorRange*>& pieces,
+                                  const TensorRange& target) {
+    for (const TensorRange* piece : pieces) {
+      std::string difference = MisfitOf(*piece, target);
+      if (!difference.empty()) return difference;
+    }
+    if (!target.is_whole) {
+      return std::string(
+          CheckCovered(pieces, target.begin, target.end()).message());
+    }
+    return CanHold(target.values, pieces.front()->values)
+               ? ""
+               : "values differ where the model's buffer is expanded";
+  }
+
+  const ModelValues& values_;
+  const absl::Span<const TensorRange> sources_;
+  const bool strict_;
+  std::map<std::string, std::vector<const TensorRange*>> by_name_;
+  std::map<std::string, std::vector<std::string>> aliases_;  // by first name
+  std::set<std::string> known_;
+  std::vector<std::string> differences_;
+  std::vector<Filled> plan_;
+};
+
+void Fill(const std::vector<Filled>& plan) {
+  const c10::NoGradGuard no_grad;
+  Resident held;
+  for (const auto& [target, pieces] : plan) {
+    if (target->is_whole) {
+      CopyInto(target->values, pieces.front()->values);
+      continue;
+    }
+    // Released once the next is held: parameters of a unit share their memory.
+    Resident next = ValueOrThrow(Resident::Of(target->values, Use::kUpdate));
+    held = std::move(next);
+    CopyFromPieces(pieces, *target);
+  }
+}
+
+std::vector<TensorRange> RangesOf(const StateDict& dict) {
+  std::vector<TensorRange> ranges;
+  for (const auto& item : dict) {
+    ranges.push_back(WholeRange(item.key(), item.value()));
+  }
+  return ranges;
+}
 
 // The names that rank 0 has, a line each.
 absl::StatusOr<std::set<std::string>> NamesOfWriter(ShardedModel& model,
@@ -43,27 +235,10 @@ absl::StatusOr<std::set<std::string>> NamesOfWriter(ShardedModel& model,
   return std::set<std::string>(absl::StrSplit(text, '\n', absl::SkipEmpty()));
 }
 
-// `dict`'s value on rank 0, room for it on the others, of `like`'s sizes.
-absl::StatusOr<at::Tensor> FromWriter(ShardedModel& model,
-                                      const std::string& name,
-                                      const StateDict& dict,
-                                      at::IntArrayRef sizes,
-                                      at::TensorOptions like) {
-  c10::NoGradGuard no_grad;
-  at::Tensor value = at::empty(sizes, like.requires_grad(false));
-  if (model.communicator().rank() == kWriter) value.copy_(dict[name]);
-  if (value.numel() > 0) {
-    FSDP_RETURN_IF_ERROR(comm::BroadcastTensor(
-        model.communicator(), value.view({-1}).view(at::kByte), kWriter, name,
-        DeadlineOf(model)));
-  }
-  return value;
-}
-
 // How many elements a sparse one has is known to rank 0 only.
-absl::Status CheckNoneIsSparse(const NamedValues& values) {
-  for (const NamedValues::Other& other : values.others) {
-    if (other.tensor.layout() == c10::kStrided) continue;
+absl::Status CheckNoneIsSparse(const ModelValues& values) {
+  for (const TensorRange& other : values.others()) {
+    if (other.values.layout() == c10::kStrided) continue;
     return absl::UnimplementedError(absl::StrCat(
         "buffer ", other.name,
         " is sparse, and LoadOptions::rank0_only sends dense ones only: pass "
@@ -72,78 +247,38 @@ absl::Status CheckNoneIsSparse(const NamedValues& values) {
   return absl::OkStatus();
 }
 
-// Rank 0 has checked its dict; values travel one after the other.
-absl::Status LoadFromWriter(ShardedModel& model, const NamedValues& values,
+// Rank 0 has checked its dict and planned; values travel one after the other.
+absl::Status FillFromWriter(ShardedModel& model, const ModelValues& values,
                             const StateDict& dict) {
-  FSDP_ASSIGN_OR_RETURN(const std::set<std::string> names,
+  FSDP_ASSIGN_OR_RETURN(std::set<std::string> names,
                         NamesOfWriter(model, dict));
-  std::set<Place> done;
-  for (const NamedValues::Parameter& parameter : values.parameters) {
-    const FlatParameter& flat = *parameter.place.flat;
-    const int i = parameter.place.index;
-    if (names.count(parameter.name) == 0 || !done.insert({&flat, i}).second) {
-      continue;
-    }
-    FSDP_ASSIGN_OR_RETURN(
-        const at::Tensor value,
-        FromWriter(model, parameter.name, dict,
-                   flat.layout().parameter(i).sizes, flat.shard().options()));
-    TakeOwnRange(flat, i, value);
-  }
-  for (const NamedValues::Other& other : values.others) {
-    if (names.count(other.name) == 0) continue;
-    FSDP_ASSIGN_OR_RETURN(
-        const at::Tensor value,
-        FromWriter(model, other.name, dict, other.tensor.sizes(),
-                   other.tensor.options().dtype(other.original)));
-    CopyInto(other.tensor, value);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<StateDict> GatherFull(ShardedModel& model,
-                                     const torch::nn::Module& module,
-                                     const StateDictOptions& options) {
-  const bool keeps =
-      !options.rank0_only || model.communicator().rank() == kWriter;
-  std::map<Place, at::Tensor> gathered;
-  for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.flats(unit)) {
-      FSDP_ASSIGN_OR_RETURN(
-          const at::Tensor whole,
-          GatherShards(model, unit, flat->shard(), model.unit_name(unit)));
-      for (int i = 0; keeps && i < flat->num_parameters(); ++i) {
-        gathered[{flat.get(), i}] = CopyOf(
-            flat->ViewOf(whole, i), flat->dtype(), options.offload_to_cpu);
-      }
+  std::map<std::string, std::string> sent;  // by first name
+  for (const std::string& name : names) {
+    const auto alias = values.aliases.find(name);
+    if (alias == values.aliases.end()) {
+      sent[name] = name;
+    } else {
+      sent.try_emplace(alias->second, name);
     }
   }
-  StateDict dict;
-  if (!keeps) return dict;
-  const NamedValues values = ReadNamedValues(model, module);
-  for (const NamedValues::Parameter& parameter : values.parameters) {
-    dict.insert(parameter.name,
-                gathered[{parameter.place.flat, parameter.place.index}]);
+  const c10::NoGradGuard no_grad;
+  for (const TensorRange& target : values.all) {
+    const auto name = sent.find(target.name);
+    if (name == sent.end()) continue;
+    const TensorRange piece = WholeRange(
+        name->second, at::empty(target.sizes, target.values.options()
+                                                  .dtype(target.file_dtype())
+                                                  .requires_grad(false)));
+    if (model.communicator().rank() == kWriter) {
+      at::Tensor(piece.values).copy_(dict[name->second]);
+    }
+    if (piece.values.numel() > 0) {
+      FSDP_RETURN_IF_ERROR(comm::BroadcastTensor(
+          model.communicator(), piece.values.view({-1}).view(at::kByte),
+          kWriter, piece.name, DeadlineOf(model)));
+    }
+    Fill({{&target, {&piece}}});
   }
-  AddOthers(values, options.offload_to_cpu, dict);
-  return dict;
-}
-
-absl::Status LoadFull(ShardedModel& model, const torch::nn::Module& module,
-                      const StateDict& dict, const LoadOptions& options) {
-  FSDP_RETURN_IF_ERROR(comm::CheckSame(
-      model.communicator(), absl::StrCat("rank0_only ", options.rank0_only),
-      "the options of LoadStateDict()", DeadlineOf(model)));
-  const NamedValues values = ReadNamedValues(model, module);
-  if (options.rank0_only) FSDP_RETURN_IF_ERROR(CheckNoneIsSparse(values));
-  const bool has_dict =
-      !options.rank0_only || model.communicator().rank() == kWriter;
-  absl::StatusOr<LoadPlan> plan =
-      has_dict ? PlanLoad(values, dict, options.strict) : LoadPlan();
-  FSDP_RETURN_IF_ERROR(comm::Agree(model.communicator(), plan.status(),
-                                   "loading a state dict", DeadlineOf(model)));
-  if (options.rank0_only) return LoadFromWriter(model, values, dict);
-  Apply(*plan);
   return absl::OkStatus();
 }
 
@@ -160,8 +295,63 @@ absl::StatusOr<StateDict> GatherStateDict(ShardedModel& model,
 
 absl::Status LoadStateDict(ShardedModel& model, const torch::nn::Module& module,
                            const StateDict& dict, const LoadOptions& options) {
-  return InWholeAccess(model, "LoadStateDict()",
-                       [&] { return LoadFull(model, module, dict, options); });
+  return InWholeAccess(model, "LoadStateDict()", [&]() -> absl::Status {
+    FSDP_RETURN_IF_ERROR(comm::CheckSame(
+        model.communicator(), absl::StrCat("rank0_only ", options.rank0_only),
+        "the options of LoadStateDict()", DeadlineOf(model)));
+    const ModelValues values = ReadModelValues(model, module);
+    if (options.rank0_only) FSDP_RETURN_IF_ERROR(CheckNoneIsSparse(values));
+    const std::vector<TensorRange> sources = RangesOf(dict);
+    absl::StatusOr<std::vector<Filled>> plan = std::vector<Filled>();
+    if (!options.rank0_only || model.communicator().rank() == kWriter) {
+      plan = Planner(values, sources, options.strict).Run("the state dict");
+    }
+    FSDP_RETURN_IF_ERROR(comm::Agree(model.communicator(), plan.status(),
+                                     "loading a state dict",
+                                     DeadlineOf(model)));
+    if (options.rank0_only) return FillFromWriter(model, values, dict);
+    Fill(*plan);
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<ShardedStateDict> MakeShardedStateDict(
+    ShardedModel& model, const torch::nn::Module& module) {
+  return InWholeAccess(
+      model, "MakeShardedStateDict()",
+      [&]() -> absl::StatusOr<ShardedStateDict> {
+        const ModelValues values = ReadModelValues(model, module);
+        ShardedStateDict dict;
+        Resident held;
+        for (const TensorRange& range : values.ranges()) {
+          FSDP_ASSIGN_OR_RETURN(Resident next,
+                                Resident::Of(range.values, Use::kRead));
+          held = std::move(next);
+          dict.parameters.push_back(range);
+          dict.parameters.back().values = range.values.detach().clone();
+        }
+        AddOthers(values, /*to_cpu=*/false, dict.others);
+        return dict;
+      },
+      /*reads_values=*/true);
+}
+
+absl::Status LoadShardedStateDict(ShardedModel& model,
+                                  const torch::nn::Module& module,
+                                  absl::Span<const TensorRange> pieces,
+                                  const StateDict& others) {
+  return InWholeAccess(model, "LoadShardedStateDict()", [&]() -> absl::Status {
+    const ModelValues values = ReadModelValues(model, module);
+    std::vector<TensorRange> sources = RangesOf(others);
+    sources.insert(sources.end(), pieces.begin(), pieces.end());
+    const absl::StatusOr<std::vector<Filled>> plan =
+        Planner(values, sources, /*strict=*/true).Run("the sharded state dict");
+    FSDP_RETURN_IF_ERROR(comm::Agree(model.communicator(), plan.status(),
+                                     "loading a sharded state dict",
+                                     DeadlineOf(model)));
+    Fill(*plan);
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
 // Gathers and loads a sharded model's values by name, in memory: whole, or as
-// this rank's pieces.
+// ranges.
 #ifndef FSDP_STATE_STATE_DICT_H_
 #define FSDP_STATE_STATE_DICT_H_
 
@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "fsdp/state/model_values.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 
@@ -55,10 +55,10 @@ absl::Status LoadStateDict(ShardedModel& model, const torch::nn::Module& module,
                            const StateDict& dict,
                            const LoadOptions& options = LoadOptions());
 
-// --- Pieces ------------------------------------------------------------------
+// --- Ranges ------------------------------------------------------------------
 struct ShardedStateDict {
-  std::vector<ParameterPiece> parameters;  // this rank's
-  StateDict others;                        // buffers and what is not sharded
+  std::vector<TensorRange> parameters;  // this rank's
+  StateDict others;                     // buffers and what is not sharded
 };
 
 // Returns copies of this rank's values. Collective, but no values are sent.
@@ -71,7 +71,7 @@ absl::StatusOr<ShardedStateDict> MakeShardedStateDict(
 // nothing changed, lists gaps and shapes that differ.
 absl::Status LoadShardedStateDict(ShardedModel& model,
                                   const torch::nn::Module& module,
-                                  absl::Span<const ParameterPiece> pieces,
+                                  absl::Span<const TensorRange> pieces,
                                   const StateDict& others);
 
 }  // namespace fsdp

@@ -36,8 +36,8 @@ absl::StatusOr<at::Tensor> Training::RunEagerly(int i) {
 
 std::vector<at::Tensor> Training::Shards() const {
   std::vector<at::Tensor> shards;
-  for (const NamedShard& named : model->NamedShards()) {
-    shards.push_back(named.shard.detach().cpu().clone());
+  for (const TensorRange& named : model->Ranges()) {
+    shards.push_back(named.values.detach().cpu().clone());
   }
   return shards;
 }
@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<Training>> StartTraining(
                                    torch::optim::AdamWOptions(1e-2).eps(1e-3));
   if (program.steps_in_backward) {
     FSDP_RETURN_IF_ERROR(training->model->StepInBackward(
-        [o = optimizer.get()](absl::Span<const NamedShard> unit) {
+        [o = optimizer.get()](absl::Span<const TensorRange> unit) {
           return o->StepUnit(unit);
         }));
   }

@@ -68,10 +68,10 @@ absl::StatusOr<std::shared_ptr<comm::Communicator>> World(
 template <typename Model>
 absl::StatusOr<Values> ValuesOf(const Model& model) {
   Values values;
-  for (const NamedShard& named : model->NamedShards()) {
+  for (const TensorRange& named : model->Ranges()) {
     FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                          Resident::Of(named.shard, Use::kRead));
-    values[named.name] = named.shard.detach().cpu().clone();
+                          Resident::Of(named.values, Use::kRead));
+    values[named.name] = named.values.detach().cpu().clone();
   }
   return values;
 }
@@ -208,10 +208,10 @@ void AddSteps(std::vector<DeviceProgram>& programs) {
     {
       const c10::NoGradGuard no_grad;
       FSDP_RETURN_IF_ERROR(Unshard(block).status());
-      for (const NamedShard& named : model->NamedShards()) named.shard.mul_(2);
+      for (const TensorRange& named : model->Ranges()) named.values.mul_(2);
       const at::Tensor looked = loss().tanh() * 1e-3;
-      for (const NamedShard& named : model->NamedShards()) {
-        named.shard.mul_(0.5).add_(looked);
+      for (const TensorRange& named : model->Ranges()) {
+        named.values.mul_(0.5).add_(looked);
       }
     }
     return model->Backward(loss());
@@ -255,7 +255,7 @@ absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
   FusedAdamW optimizer(model->Parameters(), Smooth());
   if (program.steps_in_backward) {
     FSDP_RETURN_IF_ERROR(
-        model->StepInBackward([&](absl::Span<const NamedShard> unit) {
+        model->StepInBackward([&](absl::Span<const TensorRange> unit) {
           return optimizer.StepUnit(unit);
         }));
   }

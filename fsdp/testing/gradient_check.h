@@ -38,12 +38,13 @@ using Gradients = std::map<std::string, at::Tensor>;
 // leaves undefined ones out.
 inline Gradients ShardGradients(const ShardedModuleBase& model) {
   Gradients result;
-  for (const NamedShard& named : model.NamedShards()) {
-    if (!named.shard.grad().defined()) continue;
+  for (const TensorRange& named : model.Ranges()) {
+    if (!named.values.grad().defined()) continue;
     int64_t numel = 1;
     for (int64_t size : named.sizes) numel *= size;
     at::Tensor full = at::zeros({numel});
-    full.narrow(0, named.begin, named.shard.numel()).copy_(named.shard.grad());
+    full.narrow(0, named.begin, named.values.numel())
+        .copy_(named.values.grad());
     result[named.name] = full;
   }
   return result;

@@ -43,7 +43,7 @@ class Run {
     if (scenario.sgd) {
       auto sgd = std::make_unique<FusedSGD>(
           shards, torch::optim::SGDOptions(0.05).momentum(0.9).dampening(0.1));
-      step_unit_ = [optimizer = sgd.get()](absl::Span<const NamedShard> unit) {
+      step_unit_ = [optimizer = sgd.get()](absl::Span<const TensorRange> unit) {
         return optimizer->StepUnit(unit);
       };
       optimizer_ = std::move(sgd);
@@ -51,7 +51,7 @@ class Run {
       auto adamw = std::make_unique<FusedAdamW>(
           shards, torch::optim::AdamWOptions(1e-2).amsgrad(true));
       step_unit_ = [optimizer =
-                        adamw.get()](absl::Span<const NamedShard> unit) {
+                        adamw.get()](absl::Span<const TensorRange> unit) {
         return optimizer->StepUnit(unit);
       };
       optimizer_ = std::move(adamw);
@@ -99,7 +99,7 @@ class Run {
 
   absl::Status Update() {
     if (scaler_) {
-      FSDP_RETURN_IF_ERROR(scaler_->Unscale(model_->NamedShards()).status());
+      FSDP_RETURN_IF_ERROR(scaler_->Unscale(model_->Ranges()).status());
     }
     if (scenario_.max_norm > 0) {
       FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
@@ -108,7 +108,7 @@ class Run {
     }
     if (scaler_) {
       FSDP_RETURN_IF_ERROR(
-          scaler_->Step(*optimizer_, model_->NamedShards()).status());
+          scaler_->Step(*optimizer_, model_->Ranges()).status());
       return scaler_->Update();
     }
     if (!scenario_.step_in_backward) optimizer_->step();

@@ -29,12 +29,12 @@ absl::StatusOr<Values> ValuesOf(ShardedModuleBase& model,
 absl::Status CheckShards(const ShardedModuleBase& model,
                          const torch::nn::Module& plain) {
   const auto expected = plain.named_parameters();
-  for (const NamedShard& named : model.NamedShards()) {
+  for (const TensorRange& named : model.Ranges()) {
     FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                          Resident::Of(named.shard, Use::kRead));
+                          Resident::Of(named.values, Use::kRead));
     const at::Tensor whole = expected[named.name].detach().reshape({-1});
-    if (!at::allclose(named.shard,
-                      whole.narrow(0, named.begin, named.shard.numel()), 1e-5,
+    if (!at::allclose(named.values,
+                      whole.narrow(0, named.begin, named.values.numel()), 1e-5,
                       1e-6)) {
       return absl::InternalError(named.name);
     }

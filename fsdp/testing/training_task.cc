@@ -71,8 +71,8 @@ NamedTensors DistinctParameters(const torch::nn::Module& module) {
 
 NamedTensors Shards(const ShardedModuleBase& model) {
   NamedTensors result;
-  for (const NamedShard& named : model.NamedShards()) {
-    result.emplace_back(named.name, named.shard);
+  for (const TensorRange& named : model.Ranges()) {
+    result.emplace_back(named.name, named.values);
   }
   return result;
 }

@@ -183,7 +183,8 @@ absl::StatusOr<std::string> BytesOf(const checkpoint::TrainingRun& run) {
   FSDP_ASSIGN_OR_RETURN(const checkpoint::RunValues values,
                         checkpoint::RunValues::Read(run, "the test"));
   std::string bytes;
-  for (const NamedShard& leaf : values.leaves()) Append(leaf.shard, bytes);
+  for (const TensorRange& leaf : values.model().parameters())
+    Append(leaf.values, bytes);
   for (const auto& [name, slots] : values.optimizer()->slots) {
     for (const auto& [slot, tensor] : slots.tensors) Append(tensor, bytes);
   }

@@ -259,11 +259,7 @@ int64_t WindowOf(const StoredTensor& tensor) {
 
 absl::Status ReadRuns(RangeReader& reader, const std::vector<FileRun>& runs,
                       WholeElements& elements) {
-  std::vector<ReadRange> ranges;
-  ranges.reserve(runs.size());
-  for (const FileRun& run : runs) {
-    ranges.push_back({run.file, run.offset, run.bytes});
-  }
+  const std::vector<FilePlace> ranges(runs.begin(), runs.end());
   return reader.Read(ranges,
                      [&](size_t, int64_t, absl::Span<const char> bytes) {
                        return elements.Add(bytes);
@@ -276,7 +272,7 @@ absl::Status StreamPacked(RangeReader& reader, const StoredTensor& tensor,
   std::vector<FileRun> runs;
   runs.reserve(tensor.boxes.size());
   for (const StoredBox& box : tensor.boxes) {
-    runs.push_back({box.file, box.offset, bytes, 0});
+    runs.push_back({{box.file, box.offset, bytes}, 0});
   }
   WholeElements elements(1, take);
   return ReadRuns(reader, runs, elements);

@@ -34,9 +34,9 @@
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/model.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/testing/memory_meter.h"
 #include "gtest/gtest.h"
+#include "ranges/tensor_range.h"
 
 namespace llama {
 namespace {
@@ -295,7 +295,7 @@ TEST(TrainerModelTest, MicroBatchesTakeNoMoreThanOneUnlessGradientsStayWhole) {
       if (world.rank() != 0) return absl::OkStatus();
       peaks[key] = meter->peak();
       whole = 0;
-      for (const fsdp::NamedShard& named : model->NamedShards()) {
+      for (const fsdp::TensorRange& named : model->Ranges()) {
         whole += c10::multiply_integers(named.sizes) * int64_t{4};
       }
       return absl::OkStatus();
@@ -316,10 +316,10 @@ TEST(TrainerModelTest, AdaptersLearnOnAFrozenBase) {
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(TinyConfig(), options, own));
-    for (const fsdp::NamedShard& named : model->NamedShards()) {
+    for (const fsdp::TensorRange& named : model->Ranges()) {
       const bool is_factor = absl::StrContains(named.name, ".lora_");
-      EXPECT_EQ(named.shard.requires_grad(), is_factor) << named.name;
-      EXPECT_EQ(named.shard.scalar_type(),
+      EXPECT_EQ(named.values.requires_grad(), is_factor) << named.name;
+      EXPECT_EQ(named.values.scalar_type(),
                 is_factor ? at::kFloat : at::kBFloat16)
           << named.name;
     }

@@ -71,7 +71,7 @@ void AddPlain(const Groups& groups, const Options& options,
               ProgramOptimizers* all) {
   auto optimizer = std::make_unique<Plain>(groups, options);
   all->unit_steps.push_back(
-      [raw = optimizer.get()](absl::Span<const NamedShard>) {
+      [raw = optimizer.get()](absl::Span<const TensorRange>) {
         raw->step();
         return absl::OkStatus();
       });
@@ -84,7 +84,7 @@ void AddEither(bool fused, const Groups& groups, const Options& options,
   if (!fused) return AddPlain<Plain>(groups, options, all);
   auto optimizer = std::make_unique<Fused>(groups, options);
   all->unit_steps.push_back(
-      [raw = optimizer.get()](absl::Span<const NamedShard> unit) {
+      [raw = optimizer.get()](absl::Span<const TensorRange> unit) {
         return raw->StepUnit(unit);
       });
   all->all.push_back(std::move(optimizer));

@@ -215,10 +215,10 @@ absl::Status ShardedRun::RemakeOptimizer() {
 
 absl::Status ShardedRun::Toggle(int step) {
   const std::string name = ToggledName(p_, step);
-  for (const NamedShard& shard : model_->NamedShards()) {
+  for (const TensorRange& shard : model_->Ranges()) {
     if (shard.name != name) continue;
-    at::Tensor(shard.shard).mutable_grad() = at::Tensor();
-    return model_->SetTrainable(name, !shard.shard.requires_grad());
+    at::Tensor(shard.values).mutable_grad() = at::Tensor();
+    return model_->SetTrainable(name, !shard.values.requires_grad());
   }
   return absl::InternalError(absl::StrCat("no shard of ", name));
 }
@@ -226,8 +226,8 @@ absl::Status ShardedRun::Toggle(int step) {
 void ShardedRun::WriteShards() {
   const torch::NoGradGuard no_grad;
   MaybeDelay();
-  for (const NamedShard& shard : model_->NamedShards()) {
-    at::Tensor(shard.shard).mul_(0.95);
+  for (const TensorRange& shard : model_->Ranges()) {
+    at::Tensor(shard.values).mul_(0.95);
   }
 }
 

@@ -145,20 +145,20 @@ absl::Status ShardedRun::Create() {
 
 void ShardedRun::MakeOptimizersAnew() {
   NamedTensors shards;
-  for (const NamedShard& shard : model_->NamedShards()) {
-    shards.emplace_back(shard.name, shard.shard);
+  for (const TensorRange& shard : model_->Ranges()) {
+    shards.emplace_back(shard.name, shard.values);
   }
   optimizers_ = MakeOptimizers(p_, /*sharded=*/true, shards);
 }
 
 absl::Status ShardedRun::SetStepInBackward() {
-  return model_->StepInBackward([this](absl::Span<const NamedShard> unit) {
+  return model_->StepInBackward([this](absl::Span<const TensorRange> unit) {
     MaybeDelay();
     for (const auto& step : optimizers_.unit_steps) {
       FSDP_RETURN_IF_ERROR(step(unit));
     }
-    for (const NamedShard& shard : unit) {
-      at::Tensor(shard.shard).mutable_grad() = at::Tensor();
+    for (const TensorRange& shard : unit) {
+      at::Tensor(shard.values).mutable_grad() = at::Tensor();
     }
     return absl::OkStatus();
   });
@@ -339,7 +339,7 @@ absl::Status ShardedRun::HalveGradients() {
 
 absl::Status ShardedRun::UnscaleAndClip(int step) {
   if (scaler_ && (p_.clip || p_.halve_gradients || p_.two_optimizers)) {
-    FSDP_RETURN_IF_ERROR(scaler_->Unscale(model_->NamedShards()).status());
+    FSDP_RETURN_IF_ERROR(scaler_->Unscale(model_->Ranges()).status());
   }
   if (p_.halve_gradients) FSDP_RETURN_IF_ERROR(HalveGradients());
   if (!p_.clip) return absl::OkStatus();
@@ -364,8 +364,7 @@ absl::Status ShardedRun::Optimize(int step) {
     return absl::OkStatus();
   }
   for (const auto& optimizer : optimizers_.all) {
-    FSDP_RETURN_IF_ERROR(
-        scaler_->Step(*optimizer, model_->NamedShards()).status());
+    FSDP_RETURN_IF_ERROR(scaler_->Step(*optimizer, model_->Ranges()).status());
   }
   FSDP_RETURN_IF_ERROR(scaler_->Update());
   if (scaler_->scale() == record_.steps[step].scale) return absl::OkStatus();

@@ -246,11 +246,11 @@ TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
     for (int rank : {0, 1}) {
       for (int begin : {0, 5}) loss(*plain, rank, begin).backward();
     }
-    const NamedShard& shard = model->NamedShards()[0];
+    const TensorRange& shard = model->Ranges()[0];
     const at::Tensor expected =
         plain->named_parameters()[shard.name].grad().reshape({-1}) / 2;
-    return CheckTensor(shard.shard.grad(),
-                       expected.narrow(0, shard.begin, shard.shard.numel()),
+    return CheckTensor(shard.values.grad(),
+                       expected.narrow(0, shard.begin, shard.values.numel()),
                        1e-4, 1e-6, "gradient of interleaved passes");
   }));
 }
@@ -280,12 +280,12 @@ absl::Status TwoForwardsOnThreads(Communicator& world, bool one_backward) {
   if (one_backward) {
     FSDP_RETURN_IF_ERROR(model->Backward(losses[0] + losses[1]));
   }
-  const NamedShard& shard = model->NamedShards()[0];
+  const TensorRange& shard = model->Ranges()[0];
   const at::Tensor expected =
       plain->named_parameters()[shard.name].grad().reshape({-1});
-  return CheckTensor(shard.shard.grad(),
-                     expected.narrow(0, shard.begin, shard.shard.numel()), 1e-4,
-                     1e-6, "gradient of forwards on threads");
+  return CheckTensor(shard.values.grad(),
+                     expected.narrow(0, shard.begin, shard.values.numel()),
+                     1e-4, 1e-6, "gradient of forwards on threads");
 }
 
 TEST(AutogradTest, ForwardsOnThreadsWithABackwardForEach) {
@@ -340,15 +340,15 @@ TEST(AutogradTest, AUnitWhoseParametersOnlyOneRankUses) {
     plain->forward(x, true).sum().backward();
     FSDP_RETURN_IF_ERROR(
         model->Backward(model->forward(x, communicator.rank() == 0).sum()));
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       if (named.name != "maybe.linear.weight") continue;
       // The expected gradient is the mean over two ranks, one of which has
       // none.
       const at::Tensor expected =
           plain->maybe->linear->weight.grad().reshape({-1}) / 2;
       FSDP_RETURN_IF_ERROR(
-          CheckTensor(named.shard.grad(),
-                      expected.narrow(0, named.begin, named.shard.numel()),
+          CheckTensor(named.values.grad(),
+                      expected.narrow(0, named.begin, named.values.numel()),
                       1e-5, 1e-8, "gradient of one rank only"));
     }
     return absl::OkStatus();
@@ -391,11 +391,12 @@ TEST(AutogradTest, AUnitInsideAnotherWhoseParametersOnlyOneRankUses) {
     FSDP_RETURN_IF_ERROR(
         model->Backward(model->forward(x, communicator.rank() == 0).sum()));
     const auto parameters = plain->named_parameters();
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       const at::Tensor expected =
           parameters[named.name].grad().reshape({-1}) / 2;
-      if (!at::allclose(named.shard.grad(),
-                        expected.narrow(0, named.begin, named.shard.numel()))) {
+      if (!at::allclose(
+              named.values.grad(),
+              expected.narrow(0, named.begin, named.values.numel()))) {
         return absl::InternalError(named.name);
       }
     }

@@ -206,10 +206,9 @@ absl::Status CheckSame(const std::vector<at::Tensor>& losses,
   for (size_t i = 0; i < losses.size(); ++i) {
     FSDP_RETURN_IF_ERROR(CheckTensor(losses[i], expected[i], "loss"));
   }
-  for (size_t i = 0; i < model->NamedShards().size(); ++i) {
-    const NamedShard& named = model->NamedShards()[i];
-    if (!at::equal(named.shard.grad(),
-                   reference->NamedShards()[i].shard.grad())) {
+  for (size_t i = 0; i < model->Ranges().size(); ++i) {
+    const TensorRange& named = model->Ranges()[i];
+    if (!at::equal(named.values.grad(), reference->Ranges()[i].values.grad())) {
       return absl::InternalError(absl::StrCat(named.name, " has other bits"));
     }
   }

@@ -103,10 +103,10 @@ absl::Status CheckGradients(const ShardedModuleBase& model,
                             const ShardedModuleBase& without_regions,
                             Net& plain, bool exact) {
   const auto parameters = plain.named_parameters();
-  for (size_t i = 0; i < model.NamedShards().size(); ++i) {
-    const NamedShard& named = model.NamedShards()[i];
-    const at::Tensor actual = named.shard.grad();
-    const at::Tensor same = without_regions.NamedShards()[i].shard.grad();
+  for (size_t i = 0; i < model.Ranges().size(); ++i) {
+    const TensorRange& named = model.Ranges()[i];
+    const at::Tensor actual = named.values.grad();
+    const at::Tensor same = without_regions.Ranges()[i].values.grad();
     const at::Tensor truth = parameters[named.name].grad();
     if (actual.defined() != truth.defined() ||
         same.defined() != truth.defined()) {
@@ -119,7 +119,7 @@ absl::Status CheckGradients(const ShardedModuleBase& model,
     }
     if (!at::allclose(
             actual,
-            truth.reshape({-1}).narrow(0, named.begin, named.shard.numel()),
+            truth.reshape({-1}).narrow(0, named.begin, named.values.numel()),
             1e-4, 1e-6)) {
       return absl::InternalError(absl::StrCat(named.name, " is wrong"));
     }

@@ -100,8 +100,8 @@ TEST(CheckpointedStepTest, AUnitInARegionWhoseParametersOnlyOneRankUses) {
     skipping.layer = skip;
     FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(skipping, communicator));
     FSDP_RETURN_IF_ERROR(model->Backward(LossOf(*model.get(), 0)));
-    for (const NamedShard& named : model->NamedShards()) {
-      if (!named.shard.grad().defined()) {
+    for (const TensorRange& named : model->Ranges()) {
+      if (!named.values.grad().defined()) {
         return absl::InternalError(
             absl::StrCat(named.name, " has no gradient"));
       }

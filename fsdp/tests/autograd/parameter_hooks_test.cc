@@ -217,11 +217,11 @@ TEST(ParameterHooksTest, OfATiedParameterSeeTheSum) {
         auto model, FullyShard(net, Unowned(world), UnitsOf<LinearImpl>()));
     FSDP_RETURN_IF_ERROR(
         model->Backward(LossOf(model->forward(RowsOf(world.rank(), 0)))));
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       if (named.name != "a.weight") continue;
       FSDP_RETURN_IF_ERROR(CheckTensor(
-          named.shard.grad(),
-          expected.reshape({-1}).narrow(0, named.begin, named.shard.numel()),
+          named.values.grad(),
+          expected.reshape({-1}).narrow(0, named.begin, named.values.numel()),
           1e-4, 1e-6, "gradient of the tied parameter"));
     }
     return absl::OkStatus();
@@ -260,7 +260,7 @@ TEST(ParameterHooksTest, OnShardsAreRefused) {
                     return StepOf(
                         world, Way::kForward, [](HookedNet&) {},
                         [](ShardedModuleBase& model) {
-                          model.NamedShards().back().shard.register_hook(AddTo);
+                          model.Ranges().back().values.register_hook(AddTo);
                         });
                   }),
       StatusIs(Code::kFailedPrecondition, HasSubstr("a hook on the shard of")));

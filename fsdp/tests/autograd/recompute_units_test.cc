@@ -167,11 +167,11 @@ absl::Status Accumulate(Model& model, int rank, int step) {
 
 absl::Status SameBits(const ShardedModuleBase& model,
                       const ShardedModuleBase& expected) {
-  for (size_t i = 0; i < model.NamedShards().size(); ++i) {
-    const NamedShard& named = model.NamedShards()[i];
-    const at::Tensor& gradient = expected.NamedShards()[i].shard.grad();
-    if (named.shard.grad().defined() && gradient.defined() &&
-        at::equal(named.shard.grad(), gradient)) {
+  for (size_t i = 0; i < model.Ranges().size(); ++i) {
+    const TensorRange& named = model.Ranges()[i];
+    const at::Tensor& gradient = expected.Ranges()[i].values.grad();
+    if (named.values.grad().defined() && gradient.defined() &&
+        at::equal(named.values.grad(), gradient)) {
       continue;
     }
     return absl::InternalError(
@@ -185,7 +185,7 @@ absl::Status SameBits(const ShardedModuleBase& model,
 absl::Status IsMeanOf(const torch::nn::Module& plain,
                       const ShardedModuleBase& model, Communicator& world) {
   Gradients actual = ShardGradients(model);
-  for (const NamedShard& named : model.NamedShards()) {
+  for (const TensorRange& named : model.Ranges()) {
     actual[named.name] /= named.replicas;
   }
   for (const auto& item : plain.named_parameters()) {
@@ -360,8 +360,8 @@ TEST(RecomputedUnitTest, DropoutIsTheSameTheSecondTime) {
     FSDP_RETURN_IF_ERROR(
         model->Backward(model->forward(RowsOf(0, 0)).square().sum()));
     const auto parameters = plain.named_parameters();
-    for (const NamedShard& named : model->NamedShards()) {
-      if (at::equal(named.shard.grad(),
+    for (const TensorRange& named : model->Ranges()) {
+      if (at::equal(named.values.grad(),
                     parameters[named.name].grad().reshape({-1}))) {
         continue;
       }

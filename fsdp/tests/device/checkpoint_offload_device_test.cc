@@ -168,8 +168,8 @@ absl::StatusOr<Values> Train(const Program& program, const Offload& offload,
   }
   if (!device.is_cpu()) waits = FakeDevice::HostWaits();
   Values values;
-  for (const NamedShard& named : model->NamedShards()) {
-    values[named.name] = named.shard.detach().cpu().clone();
+  for (const TensorRange& named : model->Ranges()) {
+    values[named.name] = named.values.detach().cpu().clone();
   }
   return values;
 }

@@ -143,9 +143,9 @@ TEST(CudaFullParamsTest, WhatIsWrittenOnTheCpuGoesBackToTheGpu) {
     }
   }
   ASSERT_OK(full.Close());
-  for (const NamedShard& named : model->NamedShards()) {
-    EXPECT_TRUE(named.shard.is_cuda()) << named.name;
-    EXPECT_TRUE((named.shard == 3).all().item<bool>()) << named.name;
+  for (const TensorRange& named : model->Ranges()) {
+    EXPECT_TRUE(named.values.is_cuda()) << named.name;
+    EXPECT_TRUE((named.values == 3).all().item<bool>()) << named.name;
   }
 }
 

@@ -59,8 +59,8 @@ using Memory = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 std::vector<Memory> GradientsOf(const Model& model) {
   std::vector<Memory> memory;
-  for (const NamedShard& named : model->NamedShards()) {
-    const at::Tensor& gradient = named.shard.grad();
+  for (const TensorRange& named : model->Ranges()) {
+    const at::Tensor& gradient = named.values.grad();
     if (!gradient.defined()) continue;
     memory.emplace_back(gradient.storage().getWeakStorageImpl());
   }

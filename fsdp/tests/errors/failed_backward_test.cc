@@ -140,9 +140,9 @@ void RunPlain(const std::string& steps, int rank, Gradients& sum) {
 absl::Status CheckGradients(Model& model, const std::string& steps, int ranks) {
   Gradients sum;
   for (int rank = 0; rank < ranks; ++rank) RunPlain(steps, rank, sum);
-  for (const NamedShard& named : model->NamedShards()) {
+  for (const TensorRange& named : model->Ranges()) {
     const auto found = sum.find(named.name);
-    const at::Tensor& actual = named.shard.grad();
+    const at::Tensor& actual = named.values.grad();
     if (found == sum.end()) {
       if (actual.defined() && actual.count_nonzero().item<int64_t>() > 0) {
         return Fail(absl::StrCat(steps, ": ", named.name, " has a gradient"));
@@ -152,7 +152,7 @@ absl::Status CheckGradients(Model& model, const std::string& steps, int ranks) {
     const at::Tensor expected =
         (found->second / ranks)
             .reshape({-1})
-            .narrow(0, named.begin, named.shard.numel());
+            .narrow(0, named.begin, named.values.numel());
     if (!actual.defined() || !at::allclose(actual, expected, 1e-4, 1e-6)) {
       return Fail(absl::StrCat(steps, ": the gradient of ", named.name));
     }

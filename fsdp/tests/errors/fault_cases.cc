@@ -92,14 +92,14 @@ at::Tensor LossOf(Trainer& trainer, int64_t part) {
   return loss;
 }
 
-void Step(const NamedShard& named) {
+void Step(const TensorRange& named) {
   c10::NoGradGuard no_grad;
-  at::Tensor shard = named.shard;
+  at::Tensor shard = named.values;
   if (shard.grad().defined()) shard.sub_(shard.grad(), 0.1);
 }
 
 void StepAndZeroGrad(Trainer& trainer) {
-  for (const NamedShard& named : trainer.model->NamedShards()) Step(named);
+  for (const TensorRange& named : trainer.model->Ranges()) Step(named);
   trainer.model->zero_grad();
 }
 
@@ -201,11 +201,11 @@ absl::Status AddHooks(Trainer& trainer, bool steps) {
   FaultInjector* injector = trainer.injector;
   if (steps) {
     return trainer.model->StepInBackward(
-        [injector](absl::Span<const NamedShard> shards) -> absl::Status {
+        [injector](absl::Span<const TensorRange> shards) -> absl::Status {
           FSDP_RETURN_IF_ERROR(injector->PassOrReturn("the step in backward"));
-          for (const NamedShard& named : shards) {
+          for (const TensorRange& named : shards) {
             Step(named);
-            named.shard.mutable_grad().reset();
+            named.values.mutable_grad().reset();
           }
           return absl::OkStatus();
         });

@@ -69,8 +69,8 @@ absl::Status CheckReported(const Outcome& outcome,
 
 Values ShardsOf(const Trainer& trainer) {
   Values values;
-  for (const NamedShard& named : trainer.model->NamedShards()) {
-    values.push_back(named.shard.detach().clone());
+  for (const TensorRange& named : trainer.model->Ranges()) {
+    values.push_back(named.values.detach().clone());
   }
   return values;
 }
@@ -78,7 +78,7 @@ Values ShardsOf(const Trainer& trainer) {
 void SetShards(Trainer& trainer, const Values& values) {
   c10::NoGradGuard no_grad;
   for (size_t i = 0; i < values.size(); ++i) {
-    at::Tensor shard = trainer.model->NamedShards()[i].shard;
+    at::Tensor shard = trainer.model->Ranges()[i].values;
     shard.copy_(values[i]);
   }
 }
@@ -86,9 +86,9 @@ void SetShards(Trainer& trainer, const Values& values) {
 absl::Status CheckNotTorn(const Trainer& trainer,
                           const std::vector<Values>& choices) {
   for (size_t i = 0; i < choices.front().size(); ++i) {
-    const NamedShard& named = trainer.model->NamedShards()[i];
+    const TensorRange& named = trainer.model->Ranges()[i];
     if (std::none_of(choices.begin(), choices.end(), [&](const Values& values) {
-          return at::equal(named.shard, values[i]);
+          return at::equal(named.values, values[i]);
         })) {
       return Wrong(absl::StrCat(named.name, " is torn"));
     }

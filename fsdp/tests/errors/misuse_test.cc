@@ -147,7 +147,7 @@ const Misuse kBetweenSteps[] = {
        c10::NoGradGuard no_grad;
        HeadWeight(model).fill_(1);
      }),
-     Code::kFailedPrecondition, "NamedShards()"},
+     Code::kFailedPrecondition, "Ranges()"},
     {"FreezeAParameter",
      Throws([](Model& model) { HeadWeight(model).requires_grad_(false); }),
      Code::kInternal, "leaf"},

@@ -205,9 +205,9 @@ TEST(TransparentErrorsTest, ACustomFunctionMayTakeAViewOfAParameter) {
     Acting plain;
     act(plain, x).sum().backward();
     const at::Tensor expected = plain.first->weight.grad().view({-1});
-    const NamedShard& shard = model->NamedShards()[0];
-    if (!at::allclose(shard.shard.grad(),
-                      expected.narrow(0, shard.begin, shard.shard.numel()))) {
+    const TensorRange& shard = model->Ranges()[0];
+    if (!at::allclose(shard.values.grad(),
+                      expected.narrow(0, shard.begin, shard.values.numel()))) {
       return absl::InternalError(shard.name);
     }
     return CheckStepIsExact(model, communicator);

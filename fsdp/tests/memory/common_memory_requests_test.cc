@@ -100,8 +100,8 @@ absl::Status TrainWith(const Request& request, const Way& way,
     plain.Step(step);
     {
       c10::NoGradGuard no_grad;
-      for (const NamedShard& named : model->NamedShards()) {
-        named.shard.mul_(Plain::Growth(step));
+      for (const TensorRange& named : model->Ranges()) {
+        named.values.mul_(Plain::Growth(step));
       }
       if (is_first) late.Begin(step);
       const at::Tensor output = model->forward(x);
@@ -149,8 +149,8 @@ absl::Status WriteAfterAsking(const Way& way, Communicator& world,
   FSDP_RETURN_IF_ERROR(UnshardAndWait(block));
   FSDP_RETURN_IF_ERROR(Reshard(block));
   const auto write = [&](double value) {
-    for (const NamedShard& named : model->NamedShards()) {
-      named.shard.fill_(value);
+    for (const TensorRange& named : model->Ranges()) {
+      named.values.fill_(value);
     }
   };
   write(1);

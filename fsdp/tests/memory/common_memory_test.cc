@@ -282,8 +282,8 @@ TEST(CommonMemoryTest, WritesBetweenForwardsAreSeenByAllAndByNobodyTooEarly) {
       for (int round = 0; round < kRounds; ++round) {
         {
           torch::NoGradGuard no_grad;
-          for (const NamedShard& named : model->NamedShards()) {
-            named.shard.fill_(round % 7 / 8.0);
+          for (const TensorRange& named : model->Ranges()) {
+            named.values.fill_(round % 7 / 8.0);
           }
         }
         at::AutoGradMode grad(round % 2 == 0);
@@ -316,10 +316,11 @@ TEST(CommonMemoryTest, FullParametersAreAPrivateCopy) {
       }
       FSDP_RETURN_IF_ERROR(scope.Close());
     }
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       const float mine = static_cast<float>(world.rank() + 1);
-      FSDP_RETURN_IF_ERROR(CheckTensor(
-          named.shard, at::full_like(named.shard, mine), "this rank's values"));
+      FSDP_RETURN_IF_ERROR(CheckTensor(named.values,
+                                       at::full_like(named.values, mine),
+                                       "this rank's values"));
     }
     return absl::OkStatus();
   }));

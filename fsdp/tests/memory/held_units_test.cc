@@ -67,8 +67,8 @@ absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
   optimizer.step();
   {
     c10::NoGradGuard no_grad;
-    for (const NamedShard& named : model->NamedShards()) {
-      named.shard.mul_(Plain::Growth(0));
+    for (const TensorRange& named : model->Ranges()) {
+      named.values.mul_(Plain::Growth(0));
     }
   }
   const auto forward = [&](const at::Tensor& input) {
@@ -121,7 +121,7 @@ TEST(HeldUnitTest, AUnitThatIsNotShardedFollowsItsShard) {
     FSDP_RETURN_IF_ERROR(model->RebuildFullParams().status());
     {
       c10::NoGradGuard no_grad;
-      for (const NamedShard& named : model->NamedShards()) named.shard.fill_(0);
+      for (const TensorRange& named : model->Ranges()) named.values.fill_(0);
     }
     const at::Tensor output = model->forward(Rows(0, 2, kDim));
     return output.abs().sum().item<float>() == 0 ? absl::OkStatus()

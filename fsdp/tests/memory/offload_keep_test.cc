@@ -101,7 +101,7 @@ class OffloadKeepTest : public ::testing::TestWithParam<bool> {
 
   // Returns the space, to be stepped without an optimizer.
   static OffloadSpace* SpaceOf(const Model& model) {
-    const at::Tensor& shard = model->NamedShards().front().shard;
+    const at::Tensor& shard = model->Ranges().front().values;
     return RestingMemory::Of(shard)->space().get();
   }
 

@@ -69,9 +69,9 @@ struct Split {
 
 Split SplitOf(const Model& model) {
   Split split;
-  for (const NamedShard& named : model->NamedShards()) {
+  for (const TensorRange& named : model->Ranges()) {
     (named.sizes.size() > 1 ? split.weights : split.biases)
-        .push_back(named.shard);
+        .push_back(named.values);
   }
   return split;
 }

@@ -28,7 +28,6 @@
 #include "comm/rank_activity.h"
 #include "comm/startup/environment.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optim/grad_scaler.h"
 #include "fsdp/options/offload_options.h"
@@ -41,6 +40,7 @@
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/testing/forwarding_store.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
@@ -279,7 +279,7 @@ TEST_F(StoreWaitsTest, StepInBackward) {
   Model model = Shard(BlockUnits());
   Stop step;
   step.Arm();
-  ASSERT_OK(model->StepInBackward([&](absl::Span<const NamedShard> shards) {
+  ASSERT_OK(model->StepInBackward([&](absl::Span<const TensorRange> shards) {
     if (shards.front().name.find("blocks.1.") == 0) step.Pass("blocks.1");
     return absl::OkStatus();
   }));
@@ -293,15 +293,15 @@ TEST_F(StoreWaitsTest, StepOfAScaler) {
   ASSERT_OK(scaler);
   Stop step;
   step.Arm();
-  EXPECT_THAT(AnswerAt(step,
-                       [&] {
-                         Backward(model);
-                         ThrowIfError(scaler
-                                          ->Step([&] { step.Pass("a step"); },
-                                                 model->NamedShards())
-                                          .status());
-                       }),
-              HasSubstr("; the optimizer's step since "));
+  EXPECT_THAT(
+      AnswerAt(step,
+               [&] {
+                 Backward(model);
+                 ThrowIfError(
+                     scaler->Step([&] { step.Pass("a step"); }, model->Ranges())
+                         .status());
+               }),
+      HasSubstr("; the optimizer's step since "));
 }
 
 }  // namespace

@@ -37,7 +37,6 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/model/named_shard.h"
 #include "fsdp/options/options.h"
 #include "fsdp/state/state_dict.h"
 #include "fsdp/testing/memory_meter.h"
@@ -45,6 +44,7 @@
 #include "fsdp/tie.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {
@@ -305,7 +305,7 @@ TEST_P(WorldTest, WhatIsLoadedLaterIsNotDrawn) {
     EXPECT_THAT(gathered, missing("embed.weight"));
     const at::Tensor x = Rows(0, 4, kDim);
     // A rank that has no part of the first one has nothing to refuse.
-    if (model->NamedShards()[0].shard.numel() > 0) {
+    if (model->Ranges()[0].values.numel() > 0) {
       EXPECT_THAT(TorchToStatus("forward", [&] { model->forward(x); }),
                   missing("embed.weight"));
     }
@@ -327,13 +327,13 @@ TEST_P(WorldTest, WhatIsNotLoadedLaterHasTheValuesOfEver) {
     };
     FSDP_ASSIGN_OR_RETURN(
         auto model, FullyShard(MakeDeferred(kSeed), Unowned(world), options));
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       if (named.name != "blocks.1.linear.weight") continue;
       const c10::NoGradGuard no_grad;
-      named.shard.detach().copy_(
+      named.values.detach().copy_(
           expected.at(named.name)
               .flatten()
-              .narrow(0, named.begin, named.shard.numel()));
+              .narrow(0, named.begin, named.values.numel()));
     }
     return CheckValues(model, expected);
   }));

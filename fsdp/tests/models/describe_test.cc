@@ -85,9 +85,9 @@ TEST_P(PlanTest, MeasuredPeaksAreThePlannedOnes) {
     }
     int64_t shards = 0;
     int64_t gradients = 0;
-    for (const NamedShard& named : model->NamedShards()) {
-      shards += named.shard.nbytes();
-      gradients += named.shard.grad().nbytes();
+    for (const TensorRange& named : model->Ranges()) {
+      shards += named.values.nbytes();
+      gradients += named.values.grad().nbytes();
     }
     const MemoryStats stats = model->memory_stats();
     FSDP_RETURN_IF_ERROR(CheckEqual(

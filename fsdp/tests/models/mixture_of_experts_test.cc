@@ -151,15 +151,15 @@ MoeRecord TrainPlainMixture(int group, int steps, double max_norm) {
 // nothing.
 template <typename Net>
 absl::StatusOr<MoeRecord> TrainMixture(FullyShardedDataParallel<Net>& model,
-                                       const std::vector<NamedShard>& expert,
+                                       const std::vector<TensorRange>& expert,
                                        int steps, double max_norm) {
   MoeRecord record;
   Communicator& world = model->communicator();
-  std::vector<NamedShard> all = model->NamedShards();
+  std::vector<TensorRange> all = model->Ranges();
   all.insert(all.end(), expert.begin(), expert.end());
   std::vector<at::Tensor> tensors;
   tensors.reserve(all.size());
-  for (const NamedShard& named : all) tensors.push_back(named.shard);
+  for (const TensorRange& named : all) tensors.push_back(named.values);
   torch::optim::AdamW optimizer(tensors, 1e-2);
   ClipGradNormOptions clip;
   clip.max_norm = max_norm;
@@ -204,7 +204,7 @@ TEST_P(MixtureOfExpertsTest, AnIgnoredExpertIsEachRanksOwn) {
         std::make_shared<Mixture<std::shared_ptr<BlockImpl>>>(expert);
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(net, Unowned(world), MixtureOptions()));
-    std::vector<NamedShard> own;
+    std::vector<TensorRange> own;
     for (const auto& item : expert->named_parameters()) {
       own.push_back({item.key(), item.value().sizes().vec(), item.value(), 0});
     }
@@ -225,9 +225,8 @@ absl::Status CheckShardedExpert(Communicator& world, int group,
   const auto net = std::make_shared<Mixture<Expert>>(expert);
   FSDP_ASSIGN_OR_RETURN(auto model,
                         FullyShard(net, Unowned(world), MixtureOptions()));
-  FSDP_ASSIGN_OR_RETURN(
-      const MoeRecord actual,
-      TrainMixture(model, expert->NamedShards(), 4, max_norm));
+  FSDP_ASSIGN_OR_RETURN(const MoeRecord actual,
+                        TrainMixture(model, expert->Ranges(), 4, max_norm));
   return CheckSameMoe(actual, TrainPlainMixture(group, 4, max_norm));
 }
 

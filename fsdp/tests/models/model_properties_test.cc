@@ -55,7 +55,7 @@ TEST(ModelPropertiesTest, NamesAndSizesAreThoseOfTheUnwrappedModel) {
           auto model, FullyShard(Filled<Nested>(), Unowned(world),
                                  UnitsAt({"middle", "middle.inner", "third"})));
       std::map<std::string, std::vector<int64_t>> names;
-      for (const NamedShard& named : model->NamedShards()) {
+      for (const TensorRange& named : model->Ranges()) {
         names[named.name] = named.sizes;
       }
       std::map<std::string, std::vector<int64_t>> visited;

@@ -78,11 +78,11 @@ absl::Status CheckGradients(Communicator& world, const Options& options,
   FSDP_RETURN_IF_ERROR(model->Backward(
       model->forward(Rows(world.rank(), 3, kDim)).square().mean()));
   const auto expected = plain->named_parameters();
-  for (const NamedShard& named : model->NamedShards()) {
+  for (const TensorRange& named : model->Ranges()) {
     FSDP_RETURN_IF_ERROR(
-        Check(at::allclose(named.shard.grad(),
+        Check(at::allclose(named.values.grad(),
                            expected[named.name].grad().flatten().narrow(
-                               0, named.begin, named.shard.numel()),
+                               0, named.begin, named.values.numel()),
                            1e-4, 1e-6),
               absl::StrCat("gradient of ", named.name)));
   }

@@ -252,10 +252,10 @@ TEST(ShardedModelTest, ABackwardInsideAForwardLeavesTheUnitsAroundItAlone) {
       FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().sum()));
     }
     const auto expected = plain->named_parameters();
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       const at::Tensor whole = expected[named.name].grad().reshape({-1});
-      if (!at::allclose(named.shard.grad(),
-                        whole.narrow(0, named.begin, named.shard.numel()))) {
+      if (!at::allclose(named.values.grad(),
+                        whole.narrow(0, named.begin, named.values.numel()))) {
         return absl::InternalError(named.name);
       }
     }

@@ -83,16 +83,16 @@ TEST(ScopeTest, OfWhatEachRankWritesExactlyItsRangeIsKept) {
             FSDP_RETURN_IF_ERROR(full.Close());
           }
           // Checks the ranks' ranges, which cover all elements.
-          for (const NamedShard& named : model->NamedShards()) {
+          for (const TensorRange& named : model->Ranges()) {
             FSDP_RETURN_IF_ERROR(Check(
-                (named.shard == world.rank()).all().item<bool>(), named.name));
+                (named.values == world.rank()).all().item<bool>(), named.name));
           }
           return model->ForEachFullParameter(
               [&](const std::string& name, const at::Tensor& value) {
-                for (const NamedShard& named : model->NamedShards()) {
+                for (const TensorRange& named : model->Ranges()) {
                   if (named.name != name) continue;
                   const at::Tensor own = value.reshape({-1}).narrow(
-                      0, named.begin, named.shard.numel());
+                      0, named.begin, named.values.numel());
                   return Check((own == world.rank()).all().item<bool>(), name);
                 }
                 return absl::InternalError(absl::StrCat("no shard of ", name));
@@ -160,9 +160,9 @@ TEST(ScopeTest, WithGradsThoseThatHaveOneShowItTheOthersNone) {
       }
       FSDP_RETURN_IF_ERROR(full.Close());
     }
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       FSDP_RETURN_IF_ERROR(
-          Check(named.shard.grad().defined() == (named.name != "head.bias"),
+          Check(named.values.grad().defined() == (named.name != "head.bias"),
                 "afterwards " + named.name));
     }
     return absl::OkStatus();
@@ -218,14 +218,14 @@ absl::Status SummonBetweenForwardAndBackward(Communicator& world,
     (Loss(plain->forward(DataOf(rank)), DataOf(rank)) / world.world_size())
         .backward();
   }
-  for (const NamedShard& named : model->NamedShards()) {
+  for (const TensorRange& named : model->Ranges()) {
     const at::Tensor expected =
         plain->named_parameters()[named.name].grad().reshape({-1});
-    FSDP_RETURN_IF_ERROR(
-        Check(at::allclose(named.shard.grad(),
-                           expected.narrow(0, named.begin, named.shard.numel()),
-                           1e-4, 1e-6),
-              "gradient of " + named.name));
+    FSDP_RETURN_IF_ERROR(Check(
+        at::allclose(named.values.grad(),
+                     expected.narrow(0, named.begin, named.values.numel()),
+                     1e-4, 1e-6),
+        "gradient of " + named.name));
   }
   return absl::OkStatus();
 }
@@ -326,7 +326,7 @@ TEST(RebuildTest, GivesTheShardItselfWhatWasGatheredOrACopyToComputeWith) {
                                   model->RebuildFullParams());
             FSDP_RETURN_IF_ERROR(Check(rebuilt.size() == 1, "units"));
             const bool is_shard = rebuilt[0].flat.data_ptr() ==
-                                  model->NamedShards().front().shard.data_ptr();
+                                  model->Ranges().front().values.data_ptr();
             FSDP_RETURN_IF_ERROR(
                 Check(is_shard == (world_size == 1 && !casts), "the shard"));
             FSDP_RETURN_IF_ERROR(
@@ -351,15 +351,15 @@ TEST(OptimizerTest, HasStatesAsLargeAsTheShardsInTheirDtype) {
     FSDP_RETURN_IF_ERROR(Backward(model));
     optimizer.step();
     int states = 0;
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       const auto found =
-          optimizer.state().find(named.shard.unsafeGetTensorImpl());
+          optimizer.state().find(named.values.unsafeGetTensorImpl());
       if (found == optimizer.state().end()) continue;
       ++states;
       const auto& state =
           static_cast<const torch::optim::AdamParamState&>(*found->second);
       FSDP_RETURN_IF_ERROR(
-          Check(state.exp_avg().numel() == named.shard.numel() &&
+          Check(state.exp_avg().numel() == named.values.numel() &&
                     state.exp_avg().scalar_type() == at::kFloat,
                 named.name));
     }

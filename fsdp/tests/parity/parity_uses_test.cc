@@ -61,12 +61,12 @@ at::Tensor DataOf(int rank, int step) {
 absl::Status CheckMeans(const ShardedModuleBase& model,
                         const torch::nn::Module& plain, int world_size) {
   const auto parameters = plain.named_parameters();
-  for (const NamedShard& named : model.NamedShards()) {
+  for (const TensorRange& named : model.Ranges()) {
     const at::Tensor expected = parameters[named.name].grad().reshape({-1});
     FSDP_RETURN_IF_ERROR(Check(
-        named.shard.grad().defined() &&
-            at::allclose(named.shard.grad() * world_size,
-                         expected.narrow(0, named.begin, named.shard.numel()),
+        named.values.grad().defined() &&
+            at::allclose(named.values.grad() * world_size,
+                         expected.narrow(0, named.begin, named.values.numel()),
                          1e-4, 1e-6),
         absl::StrCat("gradient of ", named.name)));
   }

@@ -168,10 +168,10 @@ TEST(ReplacedShardTest, IsRefusedUntilItIsPutBack) {
         Model model,
         FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(BlockUnits())));
     torch::optim::SGD optimizer(model->Parameters(), 0.1);
-    at::Tensor shard = model->NamedShards().back().shard;
+    at::Tensor shard = model->Ranges().back().values;
     const at::Tensor before = shard.detach();
-    const std::string text = absl::StrCat("the shard of parameter ",
-                                          model->NamedShards().back().name);
+    const std::string text =
+        absl::StrCat("the shard of parameter ", model->Ranges().back().name);
     shard.set_data(at::full_like(before, 0.5));
     FSDP_RETURN_IF_ERROR(CheckRefused(CheckOptimizer(*model, optimizer), text));
     FSDP_RETURN_IF_ERROR(CheckRefused(model->GatherStateDict().status(), text));
@@ -310,10 +310,10 @@ TEST(StaleGraphTest, AGraphThatHasSavedNoParameterIsNotStale) {
       model->Parameters()[0].mul_(2);
     }
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
-    const NamedShard& named = model->NamedShards()[0];
+    const TensorRange& named = model->Ranges()[0];
     return Check(
-        at::equal(named.shard.grad(),
-                  plain.p.grad().narrow(0, named.begin, named.shard.numel())),
+        at::equal(named.values.grad(),
+                  plain.p.grad().narrow(0, named.begin, named.values.numel())),
         "gradient");
   }));
 }

@@ -157,9 +157,9 @@ absl::Status CheckSummonedGradients(Communicator& world, bool offload,
     }
     FSDP_RETURN_IF_ERROR(full.Close());
   }
-  for (const NamedShard& named : model->NamedShards()) {
+  for (const TensorRange& named : model->Ranges()) {
     FSDP_RETURN_IF_ERROR(
-        Check((named.shard.grad() == 2).all().item<bool>(),
+        Check((named.values.grad() == 2).all().item<bool>(),
               "gradients are not written back: " + named.name));
   }
   return absl::OkStatus();

@@ -113,8 +113,8 @@ std::vector<Kind> Kinds() {
 
 std::vector<std::pair<std::string, at::Tensor>> NamedLeaves(Model& model) {
   std::vector<std::pair<std::string, at::Tensor>> named;
-  for (const NamedShard& shard : model->NamedShards()) {
-    named.emplace_back(shard.name, shard.shard);
+  for (const TensorRange& shard : model->Ranges()) {
+    named.emplace_back(shard.name, shard.values);
   }
   return named;
 }
@@ -221,7 +221,7 @@ TEST_P(KindTest, TrainingGoesOnWithAnotherNumberOfRanks) {
 
 TEST_P(KindTest, PiecesMoveBetweenNumbersOfRanks) {
   std::mutex mutex;
-  std::vector<ParameterPiece> pieces;
+  std::vector<TensorRange> pieces;
   ShardedOptimizerState any;
   const Snapshot expected = TrainedOn(3, GetParam(), 2);
   EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
@@ -231,7 +231,7 @@ TEST_P(KindTest, PiecesMoveBetweenNumbersOfRanks) {
     FSDP_ASSIGN_OR_RETURN(ShardedOptimizerState state,
                           model->MakeShardedOptimizerState(*optimizer));
     const std::lock_guard<std::mutex> lock(mutex);
-    for (ParameterPiece& piece : state.tensors) {
+    for (TensorRange& piece : state.tensors) {
       pieces.push_back(std::move(piece));
     }
     any = std::move(state);
@@ -354,7 +354,7 @@ std::vector<Misuse> WrongStates(const OptimizerStateDict& state) {
        "of another class of optimizer"},
       {[](Model& model) {
          const auto adamw = Kinds()[0].make(NamedLeaves(model));
-         const std::vector<ParameterPiece> transposed = {
+         const std::vector<TensorRange> transposed = {
              {"head.weight.exp_avg",
               {kDim, kDim},
               {1, kDim},

@@ -321,7 +321,7 @@ TEST(StateDictTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
 // --- Pieces ------------------------------------------------------------------
 
 struct AllPieces {
-  std::vector<ParameterPiece> pieces;
+  std::vector<TensorRange> pieces;
   StateDict others;
 };
 
@@ -333,7 +333,7 @@ AllPieces PiecesOf(int world_size, double change) {
     FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(change)));
     FSDP_ASSIGN_OR_RETURN(ShardedStateDict dict, model->MakeShardedStateDict());
     const std::lock_guard<std::mutex> lock(mutex);
-    for (ParameterPiece& piece : dict.parameters) {
+    for (TensorRange& piece : dict.parameters) {
       all.pieces.push_back(std::move(piece));
     }
     all.others = dict.others;
@@ -359,8 +359,8 @@ TEST(ShardedStateDictTest, MovesBetweenNumbersOfRanks) {
 
 TEST(ShardedStateDictTest, GapsAndOtherShapesAreRefusedOnAllRanks) {
   AllPieces all = PiecesOf(2, 1);
-  std::vector<ParameterPiece> some;
-  for (ParameterPiece& piece : all.pieces) {
+  std::vector<TensorRange> some;
+  for (TensorRange& piece : all.pieces) {
     if (piece.name == "linear.weight" && piece.begin > 0) continue;
     if (piece.name == "in_double") piece.sizes = {12};
     some.push_back(piece);

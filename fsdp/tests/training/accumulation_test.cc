@@ -258,8 +258,8 @@ TEST(NoSyncTest, ScopesNest) {
       { NoSyncScope inner = model->NoSync(); }
       FSDP_RETURN_IF_ERROR(RunBackwards(model, "S"));  // not after all
     }
-    for (const NamedShard& named : model->NamedShards()) {
-      if (named.shard.grad().defined()) {
+    for (const TensorRange& named : model->Ranges()) {
+      if (named.values.grad().defined()) {
         return absl::InternalError("the inner scope has ended the outer one");
       }
     }
@@ -408,12 +408,12 @@ TEST(NoSyncTest, AParameterFrozenBeforeTheReductionHasNoGradient) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     FSDP_RETURN_IF_ERROR(RunBackwards(model, "N"));
-    const std::string name = model->NamedShards().front().name;
+    const std::string name = model->Ranges().front().name;
     FSDP_RETURN_IF_ERROR(model->SetTrainable(name, false));
     FSDP_RETURN_IF_ERROR(RunBackwards(model, "S"));
     int others = 0;
-    for (const NamedShard& named : model->NamedShards()) {
-      if (!named.shard.grad().defined()) continue;
+    for (const TensorRange& named : model->Ranges()) {
+      if (!named.values.grad().defined()) continue;
       if (named.name == name) return absl::InternalError("has a gradient");
       ++others;
     }

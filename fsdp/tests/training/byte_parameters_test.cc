@@ -129,10 +129,10 @@ absl::Status TrainsAlike(Communicator& world, ShardingStrategy strategy) {
     plain_loss.backward();
     optimizer.step();
     expected.step();
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       const bool is_bytes = absl::EndsWith(named.name, "bytes");
-      EXPECT_NE(named.shard.requires_grad(), is_bytes) << named.name;
-      EXPECT_NE(named.shard.grad().defined(), is_bytes) << named.name;
+      EXPECT_NE(named.values.requires_grad(), is_bytes) << named.name;
+      EXPECT_NE(named.values.grad().defined(), is_bytes) << named.name;
     }
   }
   return ExpectBytes(model);
@@ -237,7 +237,7 @@ TEST(ByteParametersTest, StateDictsTakeBytesAlone) {
                           model->MakeShardedStateDict());
     FSDP_RETURN_IF_ERROR(
         model->LoadShardedStateDict(pieces.parameters, pieces.others));
-    for (ParameterPiece& piece : pieces.parameters) {
+    for (TensorRange& piece : pieces.parameters) {
       if (piece.values.scalar_type() != at::kByte) continue;
       piece.values = piece.values.to(at::kLong);
     }

@@ -90,9 +90,9 @@ TEST(FreezingTest, FreezingAndUnfreezingBetweenSteps) {
       FSDP_RETURN_IF_ERROR(model->Backward(
           SquareLoss([&](const at::Tensor& x) { return model->forward(x); })));
       int count = 0;
-      for (const NamedShard& named : model->NamedShards()) {
-        count += named.name.find("unit.") == 0 && named.shard.grad().defined();
-        at::Tensor shard = named.shard;
+      for (const TensorRange& named : model->Ranges()) {
+        count += named.name.find("unit.") == 0 && named.values.grad().defined();
+        at::Tensor shard = named.values;
         shard.mutable_grad().reset();
       }
       return count;

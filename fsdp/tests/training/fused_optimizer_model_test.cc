@@ -65,10 +65,10 @@ at::Tensor PartOf(const Communicator& world, int step) {
 }
 
 absl::Status ExpectEqualShards(const Model& actual, const Model& expected) {
-  for (size_t i = 0; i < expected->NamedShards().size(); ++i) {
-    const NamedShard& named = actual->NamedShards()[i];
+  for (size_t i = 0; i < expected->Ranges().size(); ++i) {
+    const TensorRange& named = actual->Ranges()[i];
     FSDP_RETURN_IF_ERROR(
-        Check(at::equal(named.shard, expected->NamedShards()[i].shard),
+        Check(at::equal(named.values, expected->Ranges()[i].values),
               absl::StrCat(named.name, " differs")));
   }
   return absl::OkStatus();
@@ -143,7 +143,7 @@ absl::Status CheckInBackward(Communicator& world,
   Optimizer unit_wise(inside->Parameters(), options);
   Optimizer at_once(after->Parameters(), options);
   FSDP_RETURN_IF_ERROR(
-      inside->StepInBackward([&](absl::Span<const NamedShard> unit) {
+      inside->StepInBackward([&](absl::Span<const TensorRange> unit) {
         return unit_wise.StepUnit(unit);
       }));
   for (int step = 0; step < kSteps; ++step) {
@@ -176,26 +176,25 @@ TEST(FusedModelTest, LeavesGradientsOfOtherOptimizersAlone) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     std::vector<at::Tensor> weights, biases;
-    for (const NamedShard& named : model->NamedShards()) {
-      (named.sizes.size() > 1 ? weights : biases).push_back(named.shard);
+    for (const TensorRange& named : model->Ranges()) {
+      (named.sizes.size() > 1 ? weights : biases).push_back(named.values);
     }
     FusedAdamW of_weights(weights, AdamWOptions(1e-2));
     FusedSGD of_biases(biases, SGDOptions(0.1));
     FSDP_ASSIGN_OR_RETURN(Model expected, MakeModel(world));
     FusedAdamW all(expected->Parameters(), AdamWOptions(1e-2));
     FSDP_RETURN_IF_ERROR(model->StepInBackward(
-        [&](absl::Span<const NamedShard> unit) -> absl::Status {
+        [&](absl::Span<const TensorRange> unit) -> absl::Status {
           FSDP_RETURN_IF_ERROR(of_weights.StepUnit(unit));
           return of_biases.StepUnit(unit);
         }));
     FSDP_RETURN_IF_ERROR(Backward(model, PartOf(world, 0)));
     FSDP_RETURN_IF_ERROR(Backward(expected, PartOf(world, 0)));
     all.step();
-    for (size_t i = 0; i < model->NamedShards().size(); ++i) {
-      const NamedShard& named = model->NamedShards()[i];
-      if (named.shard.numel() == 0) continue;
-      const bool equal =
-          at::equal(named.shard, expected->NamedShards()[i].shard);
+    for (size_t i = 0; i < model->Ranges().size(); ++i) {
+      const TensorRange& named = model->Ranges()[i];
+      if (named.values.numel() == 0) continue;
+      const bool equal = at::equal(named.values, expected->Ranges()[i].values);
       FSDP_RETURN_IF_ERROR(
           Check(equal == (named.sizes.size() > 1), named.name));
     }
@@ -229,7 +228,7 @@ absl::Status CheckContinues(Communicator& world) {
     FSDP_RETURN_IF_ERROR(
         Check(at::allclose(resumed->Parameters()[i], unbroken->Parameters()[i],
                            1e-4, 1e-5),
-              resumed->NamedShards()[i].name));
+              resumed->Ranges()[i].name));
   }
   return absl::OkStatus();
 }
@@ -290,7 +289,7 @@ TEST(FusedModelTest, StepsUnderAGradScaler) {
       FSDP_RETURN_IF_ERROR(scaled->Backward(
           scaler.Scale(Loss(scaled->forward(x), x)) * (step == 2 ? 1e38 : 1)));
       FSDP_ASSIGN_OR_RETURN(const bool stepped,
-                            scaler.Step(of_scaled, scaled->NamedShards()));
+                            scaler.Step(of_scaled, scaled->Ranges()));
       FSDP_RETURN_IF_ERROR(scaler.Update());
       FSDP_RETURN_IF_ERROR(Check(stepped == (step != 2), "overflow"));
       if (!stepped) continue;

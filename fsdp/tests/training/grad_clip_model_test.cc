@@ -88,8 +88,8 @@ absl::Status CheckNorm(const at::Tensor& actual, double expected) {
 
 absl::Status CheckGradients(const ShardedModuleBase& model,
                             const Clipped& expected) {
-  for (const NamedShard& named : model.NamedShards()) {
-    const at::Tensor& gradient = named.shard.grad();
+  for (const TensorRange& named : model.Ranges()) {
+    const at::Tensor& gradient = named.values.grad();
     const auto whole = expected.gradients.find(named.name);
     if (gradient.defined() != (whole != expected.gradients.end())) {
       return absl::InternalError(absl::StrCat("gradient of ", named.name));

@@ -53,10 +53,10 @@ absl::StatusOr<std::vector<at::Tensor>> TrainClipped(Communicator& c,
     optimizer.zero_grad();
     FSDP_RETURN_IF_ERROR(
         model->Backward(scaler.Scale(Loss(model->forward(x), x))));
-    FSDP_RETURN_IF_ERROR(scaler.Unscale(model->NamedShards()).status());
+    FSDP_RETURN_IF_ERROR(scaler.Unscale(model->Ranges()).status());
     FSDP_RETURN_IF_ERROR(model->ClipGradNorm(0.1).status());
     FSDP_ASSIGN_OR_RETURN(const bool stepped,
-                          scaler.Step(optimizer, model->NamedShards()));
+                          scaler.Step(optimizer, model->Ranges()));
     FSDP_RETURN_IF_ERROR(Check(stepped, "a step was skipped"));
     FSDP_RETURN_IF_ERROR(scaler.Update());
   }
@@ -103,7 +103,7 @@ TEST(ScaledTrainingTest, Float16FindsAScaleAndLearns) {
       optimizer.zero_grad();
       FSDP_RETURN_IF_ERROR(model->Backward(scaler.Scale(loss)));
       FSDP_ASSIGN_OR_RETURN(const bool stepped,
-                            scaler.Step(optimizer, model->NamedShards()));
+                            scaler.Step(optimizer, model->Ranges()));
       skipped += stepped ? 0 : 1;
       FSDP_RETURN_IF_ERROR(scaler.Update());
     }

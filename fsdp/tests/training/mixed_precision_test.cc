@@ -160,11 +160,11 @@ TEST_P(DtypesTest, AreThoseOfThePolicy) {
     FSDP_RETURN_IF_ERROR(model->Backward(output.to(at::kFloat).square().sum()));
     FSDP_RETURN_IF_ERROR(
         CheckDtype("the input's gradient", x.grad().scalar_type(), at::kFloat));
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       FSDP_RETURN_IF_ERROR(CheckDtype(absl::StrCat("shard of ", named.name),
-                                      named.shard.scalar_type(), at::kFloat));
+                                      named.values.scalar_type(), at::kFloat));
       FSDP_RETURN_IF_ERROR(CheckDtype(absl::StrCat("gradient of ", named.name),
-                                      named.shard.grad().scalar_type(),
+                                      named.values.grad().scalar_type(),
                                       c.gradient));
     }
     return absl::OkStatus();
@@ -322,8 +322,8 @@ TEST(MixedPrecisionTest, AnFp32ReductionKeepsWhatBf16WouldLose) {
         backward(world.rank() == 0 ? 256 : 1);
       }
       const at::Tensor full = at::zeros({1});
-      const NamedShard& named = model->NamedShards().front();
-      if (named.shard.numel() == 1) full.copy_(named.shard.grad());
+      const TensorRange& named = model->Ranges().front();
+      if (named.values.numel() == 1) full.copy_(named.values.grad());
       auto work =
           ValueOrThrow(world.AllReduce(full, comm::ReduceOp::kSum, "gradient"));
       ThrowIfError(work->Wait(absl::InfiniteFuture()));

@@ -122,8 +122,8 @@ absl::Status RunSharded(Communicator& world, const Program& program,
   training.zero_grad = [&] { model->zero_grad(); };
   training.parameters = [&] { return model->Parameters(); };
   FSDP_RETURN_IF_ERROR(program(training));
-  for (const NamedShard& named : model->NamedShards()) {
-    const at::Tensor& gradient = named.shard.grad();
+  for (const TensorRange& named : model->Ranges()) {
+    const at::Tensor& gradient = named.values.grad();
     if (gradient.defined()) gradients[named.name] = gradient;
   }
   const int64_t buffers = model->memory_stats().gradients.allocations;
@@ -257,9 +257,9 @@ TEST(OneRankTest, WhatIsKeptWholeIsAddedToWhatWasTaken) {
       FSDP_RETURN_IF_ERROR(step(2));
     }
     FSDP_RETURN_IF_ERROR(step(3));
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       const auto found = expected.find(named.name);
-      const at::Tensor& actual = named.shard.grad();
+      const at::Tensor& actual = named.values.grad();
       if (actual.defined() != (found != expected.end())) {
         return absl::InternalError(named.name);
       }

@@ -129,9 +129,9 @@ class Plain {
 
 absl::Status CheckGradients(const ShardedModuleBase& model, const Plain& plain,
                             absl::string_view when) {
-  for (const NamedShard& named : model.NamedShards()) {
+  for (const TensorRange& named : model.Ranges()) {
     const at::Tensor whole = plain.Mean(named.name);
-    const at::Tensor& shard = named.shard.grad();
+    const at::Tensor& shard = named.values.grad();
     if (whole.defined() != shard.defined()) {
       return absl::InternalError(
           absl::StrCat(when, ": ", named.name,
@@ -141,7 +141,7 @@ absl::Status CheckGradients(const ShardedModuleBase& model, const Plain& plain,
     FSDP_ASSIGN_OR_RETURN(const Resident resident,
                           Resident::Of(shard, Use::kRead));
     const at::Tensor expected =
-        whole.reshape({-1}).narrow(0, named.begin, named.shard.numel());
+        whole.reshape({-1}).narrow(0, named.begin, named.values.numel());
     if (!at::allclose(shard, expected, 1e-5, 1e-7)) {
       return absl::InternalError(
           absl::StrCat(when, ": the gradient of ", named.name));
@@ -206,10 +206,10 @@ absl::StatusOr<int64_t> ExpectedBytes(const ShardedModuleBase& model,
                                       Trains trains) {
   const int ranks = communicator.world_size();
   std::map<std::string, Held> units;
-  for (const NamedShard& named : model.NamedShards()) {
+  for (const TensorRange& named : model.Ranges()) {
     if (!trains(named.name)) continue;
     at::Tensor numel = at::zeros({ranks}, at::kLong);
-    numel[communicator.rank()] = named.shard.numel();
+    numel[communicator.rank()] = named.values.numel();
     FSDP_ASSIGN_OR_RETURN(
         auto work, communicator.AllReduce(numel, comm::ReduceOp::kSum, "test"));
     FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
@@ -239,7 +239,7 @@ absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
       comm::Record(std::move(own), &log);
   FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
                         FullyShard(net, recorded, LayerUnits(c)));
-  for (const NamedShard& named : model->NamedShards()) {
+  for (const TensorRange& named : model->Ranges()) {
     FSDP_RETURN_IF_ERROR(model->SetTrainable(named.name, trains(named.name)));
   }
   FSDP_ASSIGN_OR_RETURN(const int64_t expected,
@@ -390,7 +390,7 @@ absl::Status CheckThawed(const comm::Mesh& mesh, ShardingStrategy strategy,
   Plain plain(ranks);
   for (const int turn : {0, 1}) {
     const Trains trains = turn == 0 ? IsLora : IsAny;
-    for (const NamedShard& named : model->NamedShards()) {
+    for (const TensorRange& named : model->Ranges()) {
       FSDP_RETURN_IF_ERROR(model->SetTrainable(named.name, trains(named.name)));
     }
     plain.Backward(trains, turn);

@@ -122,12 +122,12 @@ TEST(QuantizedParametersTest, AreTheSameBitsOnAllRanks) {
 }
 
 absl::Status ExpectShardsOf(const StateDict& dict, Net& model) {
-  for (const NamedShard& named : model->NamedShards()) {
+  for (const TensorRange& named : model->Ranges()) {
     const at::Tensor* const whole = dict.find(named.name);
     if (whole == nullptr) return absl::InternalError(named.name);
     const at::Tensor part = whole->contiguous().view({-1}).narrow(
-        0, named.begin, named.shard.numel());
-    if (!at::equal(part, named.shard.detach())) {
+        0, named.begin, named.values.numel());
+    if (!at::equal(part, named.values.detach())) {
       return absl::InternalError(
           absl::StrCat(named.name, " is not what the shard holds"));
     }
@@ -199,10 +199,10 @@ TEST(QuantizedGradientsTest, OnlyParametersThatARankUsedHaveOne) {
                                  Unowned(world), options));
       const at::Tensor x = Rows(0, 4, BranchImpl::kWidth);
       FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum() * 1e9));
-      for (const NamedShard& named : model->NamedShards()) {
+      for (const TensorRange& named : model->Ranges()) {
         const bool never = absl::StrContains(named.name, "wide.layers.19.") ||
                            absl::StrContains(named.name, "narrow.layers.2.");
-        if (named.shard.grad().defined() == never) {
+        if (named.values.grad().defined() == never) {
           return absl::InternalError(absl::StrCat(
               named.name, never ? " has a" : " lacks its", " gradient"));
         }

@@ -105,7 +105,7 @@ TEST(DivideFactorsTest, AnySplitGivesTheMeanAndOneGivesTheSum) {
           ValueOrThrow(FullyShard(MakeNet(kDim, 1), Unowned(world), options));
       const at::Tensor x = Rows(world.rank(), 4, kDim);
       ThrowIfError(model->Backward(Loss(model->forward(x), x)));
-      return model->NamedShards().front().shard.grad().clone();
+      return model->Ranges().front().values.grad().clone();
     };
     return CheckTensor(gradient(1.0), gradient(std::nullopt) * 3, 1e-5, 1e-8,
                        "sum of gradients");
@@ -124,7 +124,7 @@ TEST(DivideFactorsTest, InFp16APartComesBeforeTheReductionWhateverTheFactor) {
                             FullyShard(linear, Unowned(world), options));
       FSDP_RETURN_IF_ERROR(
           model->Backward(model->forward(at::full({1, 1}, 4e4)).sum()));
-      const at::Tensor shard = model->NamedShards().front().shard;
+      const at::Tensor shard = model->Ranges().front().values;
       return shard.numel() == 0 || shard.grad().item<double>() == 4e4
                  ? absl::OkStatus()
                  : absl::InternalError(

@@ -116,9 +116,9 @@ absl::StatusOr<Gradients> Train(Communicator& communicator,
   };
   FSDP_RETURN_IF_ERROR(training.run(model, loss));
   Gradients gradients;
-  for (const NamedShard& named : model->NamedShards()) {
-    if (named.shard.grad().defined()) {
-      gradients[named.name] = named.shard.grad().clone();
+  for (const TensorRange& named : model->Ranges()) {
+    if (named.values.grad().defined()) {
+      gradients[named.name] = named.values.grad().clone();
     }
   }
   return gradients;

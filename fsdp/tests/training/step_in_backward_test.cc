@@ -126,12 +126,12 @@ absl::Status StepInBackward(Model& model, torch::optim::Optimizer& optimizer) {
 }
 
 absl::Status CheckEqualShards(const Model& actual, const Model& expected) {
-  const std::vector<NamedShard>& shards = actual->NamedShards();
+  const std::vector<TensorRange>& shards = actual->Ranges();
   for (size_t i = 0; i < shards.size(); ++i) {
-    if (!at::equal(shards[i].shard, expected->NamedShards()[i].shard)) {
+    if (!at::equal(shards[i].values, expected->Ranges()[i].values)) {
       return absl::InternalError(absl::StrCat(shards[i].name, " differs"));
     }
-    if (shards[i].shard.grad().defined()) {
+    if (shards[i].values.grad().defined()) {
       return absl::InternalError(absl::StrCat(shards[i].name, " has gradient"));
     }
   }
@@ -192,10 +192,10 @@ TEST(StepInBackwardTest, StepsEveryTrainableUsedUnitOnce) {
                           MakeModel(world, ShardingStrategy::kFullShard));
     std::vector<std::string> stepped;
     FSDP_RETURN_IF_ERROR(
-        model->StepInBackward([&](absl::Span<const NamedShard> unit) {
+        model->StepInBackward([&](absl::Span<const TensorRange> unit) {
           stepped.push_back(unit.front().name);
-          for (const NamedShard& named : unit) {
-            named.shard.mutable_grad().reset();
+          for (const TensorRange& named : unit) {
+            named.values.mutable_grad().reset();
           }
           return absl::OkStatus();
         }));
@@ -281,9 +281,10 @@ TEST(StepInBackwardTest, EndsWithNullAndIsReplacedByAnother) {
     int first = 0;
     int second = 0;
     const auto count = [](int* steps) {
-      return [steps](absl::Span<const NamedShard> unit) {
+      return [steps](absl::Span<const TensorRange> unit) {
         ++*steps;
-        for (const NamedShard& named : unit) named.shard.mutable_grad().reset();
+        for (const TensorRange& named : unit)
+          named.values.mutable_grad().reset();
         return absl::OkStatus();
       };
     };

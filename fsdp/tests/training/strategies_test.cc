@@ -336,15 +336,15 @@ TEST(StepInBackwardTest, GradientsOfOneUnitAtATimeAreAlive) {
     size_t most = 0;
     int units = 0;
     FSDP_RETURN_IF_ERROR(
-        model->StepInBackward([&](absl::Span<const NamedShard> unit) {
+        model->StepInBackward([&](absl::Span<const TensorRange> unit) {
           size_t alive = 0;
-          for (const NamedShard& shard : model->NamedShards()) {
-            alive += shard.shard.grad().defined();
+          for (const TensorRange& shard : model->Ranges()) {
+            alive += shard.values.grad().defined();
           }
           most = std::max(most, alive);
           ++units;
-          for (const NamedShard& shard : unit) {
-            at::Tensor leaf = shard.shard;
+          for (const TensorRange& shard : unit) {
+            at::Tensor leaf = shard.values;
             leaf.mutable_grad().reset();
           }
           return absl::OkStatus();
@@ -372,7 +372,7 @@ TEST(IgnoreTest, IgnoredModulesAndParametersStayAsTheyAreOnEachRank) {
     };
     FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
                           FullyShard(net, Unowned(world), options));
-    for (const NamedShard& shard : model->NamedShards()) {
+    for (const TensorRange& shard : model->Ranges()) {
       if (shard.name == "head.bias" || shard.name == "blocks.0.fc.weight") {
         return absl::InternalError(shard.name);
       }
