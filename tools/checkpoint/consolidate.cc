@@ -1,36 +1,48 @@
 #include "tools/checkpoint/consolidate.h"
 
-#include <cstdint>
-#include <cstring>
+#include <algorithm>
 #include <memory>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/catalog.h"
+#include "checkpoint/commit/checkpoint_list.h"
+#include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/huggingface/file_plan.h"
+#include "checkpoint/load/source_folder.h"
 #include "checkpoint/tensor/tensor_info.h"
-#include "tools/checkpoint/source.h"
-#include "tools/checkpoint/text.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {
 
-absl::Status WriteAt(RangeWriter& writer, int64_t file, int64_t offset,
-                     absl::string_view bytes) {
-  return writer.Write(file, offset, static_cast<int64_t>(bytes.size()),
-                      [bytes](int64_t position, absl::Span<char> out) {
-                        std::memcpy(out.data(), bytes.data() + position,
-                                    out.size());
-                        return absl::OkStatus();
-                      });
+absl::StatusOr<std::string> CheckpointAt(FileSystem& files,
+                                         const std::string& path) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(path));
+  if (!IsRunFolder(names)) return path;
+  FSDP_ASSIGN_OR_RETURN(const auto latest, LatestCheckpoint(files, path));
+  if (latest.has_value()) return latest->path;
+  return absl::NotFoundError(absl::StrCat(
+      path, " has no checkpoint that is whole: see checkpoint ls"));
+}
+
+bool HasPieces(const Catalog& catalog) {
+  const auto& files = catalog.files();
+  const auto& tensors = catalog.tensors();
+  return std::any_of(files.begin(), files.end(),
+                     [](const StoredFile& file) {
+                       return absl::StartsWith(file.name, "shard-");
+                     }) ||
+         std::any_of(tensors.begin(), tensors.end(),
+                     [](const StoredTensor& t) { return t.boxes.size() > 1; });
 }
 
 // Refuses what the disk has no room for, once what a killed program has left
@@ -45,29 +57,48 @@ absl::Status Claim(NewPath& output, FileSystem& files, int64_t bytes) {
       SizeText(space), ": free space there or choose another folder"));
 }
 
-absl::Status WriteFiles(const Source& source, const FilePlan& plan,
-                        const OnBytes& progress, RangeWriter& writer) {
+// Where the files have the bytes of a tensor.
+absl::StatusOr<std::vector<FileRun>> RunsOfAll(const StoredTensor& tensor) {
+  FSDP_ASSIGN_OR_RETURN(const int64_t numel, NumelOf(tensor.info));
+  if (ItemBytes(tensor.info.dtype) > 0) return RunsOf(tensor, 0, numel);
+  // Elements that do not fill bytes are in one box.
+  FSDP_ASSIGN_OR_RETURN(const int64_t bytes, BytesOf(tensor.info));
+  std::vector<FileRun> runs;
+  for (const StoredBox& box : tensor.boxes) {
+    runs.push_back({box.file, box.offset, bytes, 0});
+  }
+  return runs;
+}
+
+absl::Status WriteFiles(const Catalog& catalog, const FilePlan& plan,
+                        const OnBytes& progress, RangeReader& reader,
+                        RangeWriter& writer) {
   for (size_t i = 0; i < plan.files.size(); ++i) {
     const auto file = static_cast<int64_t>(i);
     FSDP_RETURN_IF_ERROR(writer.SetSize(file, plan.files[i].bytes));
-    FSDP_RETURN_IF_ERROR(WriteAt(writer, file, 0, plan.files[i].header));
+    FSDP_RETURN_IF_ERROR(writer.WriteBytes(file, 0, plan.files[i].header));
   }
-  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<RangeReader> reader,
-                        ReaderOf(source));
   int64_t done = 0;
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    int64_t at = plan.tensors[i].offset;
-    const auto take = [&](absl::Span<const char> bytes) {
-      const absl::string_view text(bytes.data(), bytes.size());
-      const absl::Status status =
-          WriteAt(writer, plan.tensors[i].file, at, text);
-      at += static_cast<int64_t>(bytes.size());
-      done += static_cast<int64_t>(bytes.size());
-      if (progress) progress(done, plan.total_bytes);
-      return status;
-    };
-    FSDP_RETURN_IF_ERROR(
-        StreamTensor(*reader, source.catalog.tensors()[i], take));
+    const PlannedTensor& place = plan.tensors[i];
+    FSDP_ASSIGN_OR_RETURN(const std::vector<FileRun> runs,
+                          RunsOfAll(catalog.tensors()[i]));
+    std::vector<ReadRange> ranges;
+    ranges.reserve(runs.size());
+    for (const FileRun& run : runs) {
+      ranges.push_back({run.file, run.offset, run.bytes});
+    }
+    FSDP_RETURN_IF_ERROR(reader.Read(
+        ranges,
+        [&](size_t range, int64_t position,
+            absl::Span<const char> bytes) -> absl::Status {
+          FSDP_RETURN_IF_ERROR(writer.WriteBytes(
+              place.file, place.offset + runs[range].target + position,
+              absl::string_view(bytes.data(), bytes.size())));
+          done += static_cast<int64_t>(bytes.size());
+          if (progress) progress(done, plan.total_bytes);
+          return absl::OkStatus();
+        }));
   }
   return writer.Finish().status();
 }
@@ -78,18 +109,26 @@ absl::StatusOr<std::string> Consolidate(FileSystem& files,
                                         const std::string& in,
                                         const std::string& out,
                                         const ConsolidateOptions& options) {
-  SourceOptions opening;
-  opening.model_only = true;
-  opening.unchecked = options.unchecked;
-  FSDP_ASSIGN_OR_RETURN(const Source source, OpenSource(files, in, opening));
-  if (!HasRankFiles(source)) {
+  FSDP_ASSIGN_OR_RETURN(const std::string path, CheckpointAt(files, in));
+  std::optional<Manifest> manifest;
+  FSDP_ASSIGN_OR_RETURN(const bool has_manifest,
+                        Exists(files, JoinPath(path, kManifestName)));
+  if (has_manifest) {
+    FSDP_ASSIGN_OR_RETURN(manifest, ReadManifest(files, path));
+  }
+  const SourceFolder folder(files, path,
+                            has_manifest ? &manifest->files : nullptr);
+  FSDP_ASSIGN_OR_RETURN(const Catalog catalog, has_manifest
+                                                   ? folder.ReadStem("model")
+                                                   : folder.ReadModel());
+  if (!HasPieces(catalog)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(source.path, " is ", NameOf(source.format),
-                     ", without files of single ranks, and is read as it is; "
+        absl::StrCat(path,
+                     " has no files of single ranks, and is read as it is; "
                      "tools/interop/dcp.py model casts and splits"));
   }
   std::vector<TensorInfo> infos;
-  for (const StoredTensor& tensor : source.catalog.tensors()) {
+  for (const StoredTensor& tensor : catalog.tensors()) {
     infos.push_back(tensor.info);
   }
   FilePlanOptions layout;
@@ -103,18 +142,20 @@ absl::StatusOr<std::string> Consolidate(FileSystem& files,
     paths.push_back(JoinPath(output.incomplete(), file.name));
   }
   FSDP_RETURN_IF_ERROR(Claim(output, files, bytes));
-  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<RangeWriter> writer,
+  RangeReaderOptions reading;
+  reading.advice = "take another checkpoint";
+  FSDP_ASSIGN_OR_RETURN(const auto reader, folder.Open(catalog, reading));
+  FSDP_ASSIGN_OR_RETURN(const auto writer,
                         RangeWriter::Create(files, paths, {}));
-  FSDP_RETURN_IF_ERROR(WriteFiles(source, plan, options.progress, *writer));
+  FSDP_RETURN_IF_ERROR(
+      WriteFiles(catalog, plan, options.progress, *reader, *writer));
   if (!plan.index_name.empty()) {
     FSDP_RETURN_IF_ERROR(ReplaceFile(
         files, JoinPath(output.incomplete(), plan.index_name), plan.index));
   }
   FSDP_RETURN_IF_ERROR(output.Commit());
-  return absl::StrCat(
-      Printable(out), ": ", Count(static_cast<int64_t>(infos.size()), "tensor"),
-      " in ", Count(static_cast<int64_t>(plan.files.size()), "file"), ", ",
-      SizeText(bytes), "\n");
+  return absl::StrCat(out, ": tensors ", infos.size(), ", files ",
+                      plan.files.size(), ", ", SizeText(bytes), "\n");
 }
 
 }  // namespace fsdp::checkpoint::tool

@@ -7,21 +7,22 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/files/file_system.h"
-#include "tools/checkpoint/text.h"
+#include "tools/checkpoint/runs.h"
 
 namespace fsdp::checkpoint::tool {
 
 struct ConsolidateOptions {
   int64_t max_file_bytes = 5'000'000'000;  // of tensors in one file
-  bool unchecked = false;                  // ignore the manifest's checksums
   OnBytes progress;                        // counts the bytes read
 };
 
-// Writes the pieces that ranks have saved as a Hugging Face model `out`, which
-// appears when it is whole, in O(buffer) memory; returns what was written.
-// Errors: InvalidArgument if there are no such pieces; ResourceExhausted,
+// Writes the pieces that ranks have saved in `in`, a checkpoint, a run (of
+// which it takes the latest) or a folder of torch.distributed.checkpoint, as a
+// Hugging Face model `out`, which appears when it is whole. No tensor is in
+// memory as a whole. Returns what was written. Errors: InvalidArgument if there
+// are no such pieces; NotFound if the run has no checkpoint; ResourceExhausted,
 // before anything is written, if the disk has too little space; those of
-// OpenSource(), NewPath, RangeReader and RangeWriter.
+// SourceFolder, NewPath, RangeReader and RangeWriter.
 absl::StatusOr<std::string> Consolidate(FileSystem& files,
                                         const std::string& in,
                                         const std::string& out,

@@ -2,14 +2,17 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <map>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/commit/checkpoint_folder.h"
+#include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/faulty_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
+#include "checkpoint/tensor/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/checkpoint/testing/small_checkpoint.h"
@@ -22,22 +25,23 @@ using ::fsdp::checkpoint::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using testing::FlipByte;
 using ::testing::HasSubstr;
 using testing::ModelFiles;
 using ::testing::Not;
 using testing::RankFiles;
-using testing::ReadAll;
+using ::testing::SizeIs;
 using testing::SmallModel;
-using testing::SmallTensor;
 using testing::WriteFolder;
 
-// The bytes of SmallModel() by name.
-std::map<std::string, std::string> Model() {
-  std::map<std::string, std::string> model;
-  for (const SmallTensor& tensor : SmallModel()) {
-    model[tensor.info.name] = tensor.bytes;
+// Are they what ranks would have written together?
+void ExpectModel(FileSystem& files, const std::string& folder,
+                 int64_t max_file_bytes = 1 << 20) {
+  const auto expected = ModelFiles(SmallModel(), "model", max_file_bytes);
+  EXPECT_THAT(*files.List(folder), SizeIs(expected.size()));
+  for (const auto& [name, bytes] : expected) {
+    EXPECT_EQ(*ReadFile(files, JoinPath(folder, name), 1 << 20), bytes);
   }
-  return model;
 }
 
 TEST(ConsolidateTest, ThePiecesOfRanks) {
@@ -45,14 +49,36 @@ TEST(ConsolidateTest, ThePiecesOfRanks) {
     SimulatedFileSystem files;
     ASSERT_OK(WriteFolder(files, "/ranks", RankFiles(SmallModel(), ranks)));
     ASSERT_OK(Consolidate(files, "/ranks", "/out", {}));
-    EXPECT_THAT(*files.List("/out"), ElementsAre("model.safetensors"));
-    ASSERT_OK_AND_ASSIGN(const auto all, ReadAll(files, "/out"));
-    EXPECT_EQ(all, Model());
-    // As if ranks had written them together.
-    for (const auto& [name, bytes] : ModelFiles(SmallModel())) {
-      EXPECT_EQ(*ReadFile(files, JoinPath("/out", name), 1 << 20), bytes);
-    }
+    ExpectModel(files, "/out");
   }
+}
+
+// Their elements do not fill bytes, so that one rank has all of them.
+TEST(ConsolidateTest, PackedElements) {
+  SimulatedFileSystem files;
+  const testing::SmallTensor packed = {{"p", Dtype::kF4, {6}}, "abc"};
+  auto contents = RankFiles(SmallModel(), 2);
+  contents.merge(ModelFiles({&packed, 1}, "shard-00003-model"));
+  ASSERT_OK(WriteFolder(files, "/ranks", contents));
+  ASSERT_OK(Consolidate(files, "/ranks", "/out", {}));
+  ASSERT_OK_AND_ASSIGN(const std::string model,
+                       ReadFile(files, "/out/model.safetensors", 1 << 20));
+  EXPECT_THAT(model, HasSubstr("abc"));
+}
+
+TEST(ConsolidateTest, ChecksumsAreChecked) {
+  SimulatedFileSystem files;
+  auto contents = RankFiles(SmallModel(), 2);
+  const std::string damaged = contents.begin()->first;
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<CheckpointFolder> folder,
+                       CheckpointFolder::Claim(files, "/run"));
+  ASSERT_OK(checkpoint::testing::Save(files, *folder, 3, contents));
+  ASSERT_OK(Consolidate(files, "/run", "/out", {}));
+  ExpectModel(files, "/out");
+  ASSERT_OK(FlipByte(files, "/run/step-3/" + damaged,
+                     static_cast<int64_t>(contents[damaged].size()) - 1));
+  EXPECT_THAT(Consolidate(files, "/run", "/other", {}),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr(damaged)));
 }
 
 TEST(ConsolidateTest, SeveralFiles) {
@@ -69,9 +95,7 @@ TEST(ConsolidateTest, SeveralFiles) {
   ASSERT_OK(Consolidate(files, "/ranks", "/out", options));
   EXPECT_GT(done, 0);
   EXPECT_EQ(done, all);
-  for (const auto& [name, bytes] : ModelFiles(SmallModel(), "model", 40)) {
-    EXPECT_EQ(*ReadFile(files, JoinPath("/out", name), 1 << 20), bytes);
-  }
+  ExpectModel(files, "/out", 40);
 }
 
 TEST(ConsolidateTest, Refusals) {
@@ -82,6 +106,11 @@ TEST(ConsolidateTest, Refusals) {
                        HasSubstr("tools/interop/dcp.py model")));
   EXPECT_THAT(Consolidate(files, "/none", "/out", {}),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/none")));
+  ASSERT_OK(files.MakeFolder("/run"));
+  ASSERT_OK(ReplaceFile(files, "/run/.libtorch_fsdp-checkpoints", ""));
+  EXPECT_THAT(
+      Consolidate(files, "/run", "/out", {}),
+      StatusIs(absl::StatusCode::kNotFound, HasSubstr("see checkpoint ls")));
   // A rank's file is missing.
   testing::SmallTensor tensor = SmallModel()[0];
   auto contents = RankFiles({&tensor, 1}, 3);
@@ -89,7 +118,7 @@ TEST(ConsolidateTest, Refusals) {
   ASSERT_OK(WriteFolder(files, "/ranks", contents));
   EXPECT_THAT(Consolidate(files, "/ranks", "/out", {}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("\"w\"")));
-  EXPECT_THAT(*files.List("/"), ElementsAre("hf", "ranks"));
+  EXPECT_THAT(*files.List("/"), ElementsAre("hf", "ranks", "run"));
 }
 
 TEST(ConsolidateTest, OfAFullDiskNothingRemains) {
@@ -104,7 +133,7 @@ TEST(ConsolidateTest, OfAFullDiskNothingRemains) {
         Consolidate(files, "/ranks", "/out", {}).status();
     if (status.ok()) {  // what failed was to tidy up
       ASSERT_OK(disk.Rename("/out", "/whole"));
-      EXPECT_EQ(*ReadAll(disk, "/whole"), Model());
+      ExpectModel(disk, "/whole");
       ASSERT_OK(RemoveTree(disk, "/whole"));
     } else {
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,

@@ -1,4 +1,4 @@
-// Looks at checkpoints, compares, converts and removes them:
+// Lists, verifies and consolidates checkpoints:
 //   ./bazelw run //tools/checkpoint -- --help
 #include <unistd.h>
 

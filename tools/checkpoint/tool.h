@@ -6,20 +6,19 @@
 #include <string>
 #include <vector>
 
-#include "absl/types/span.h"
 #include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint::tool {
 
 struct Console {
   std::ostream& out;
-  std::ostream& err;  // errors and progress
-  bool progress = false;
+  std::ostream& err;
+  bool progress = false;  // on `err`
 };
 
 // The exit codes of the program.
 inline constexpr int kFine = 0;
-inline constexpr int kFound = 1;  // verify: problems; diff: differences
+inline constexpr int kFound = 1;  // verify: problems
 inline constexpr int kFailed = 2;
 
 // Runs the command of `words`, the arguments behind the program's name, and

@@ -7,20 +7,16 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/real_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/checkpoint/commands.h"
 #include "tools/checkpoint/testing/small_checkpoint.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ContainsRegex;
 using testing::FlipByte;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -36,11 +32,11 @@ struct Ended {
 };
 
 // The program with these words, on the machine's disk.
-Ended Tool(const std::vector<std::string>& words) {
+Ended Tool(const std::vector<std::string>& words, bool progress = false) {
   std::ostringstream out;
   std::ostringstream err;
   Ended ended;
-  ended.code = RunTool(RealFileSystem(), words, {out, err});
+  ended.code = RunTool(RealFileSystem(), words, {out, err, progress});
   ended.out = out.str();
   ended.err = err.str();
   return ended;
@@ -65,48 +61,26 @@ class ToolTest : public ::testing::Test {
       absl::StrCat(::testing::TempDir(), "/tool_test.", getpid());
 };
 
-TEST_F(ToolTest, LooksAtARunAndVerifiesIt) {
+TEST_F(ToolTest, ListsARunAndVerifiesIt) {
   const Ended list = Tool({"ls", Path("run")});
   EXPECT_EQ(list.code, kFine);
-  EXPECT_THAT(list.out, AllOf(ContainsRegex(" 7 .* 20[0-9-]+ [0-9:]+  latest"),
-                              ContainsRegex(" 3 +5 ")));
+  EXPECT_THAT(list.out, HasSubstr("  latest\n"));
   EXPECT_THAT(list.err, IsEmpty());
-  const Ended show = Tool({"show", Path("run"), "--tensors"});
-  EXPECT_EQ(show.code, kFine);
-  EXPECT_THAT(show.out, HasSubstr("optimizer/exp_avg/w"));
-  EXPECT_THAT(Tool({"show", Path("run"), "--part=model", "--tensors"}).out,
-              ::testing::Not(HasSubstr("optimizer/exp_avg/w")));
-  EXPECT_THAT(Tool({"show", Path("run"), "scalar"}).out,
-              HasSubstr("first values: 2\n"));
-
   EXPECT_EQ(Tool({"verify", Path("run")}).code, kFine);
-  const Ended watched = Tool({"verify", Path("run"), "--progress"});
-  EXPECT_THAT(watched.err, HasSubstr("\rverify: "));
+  EXPECT_THAT(Tool({"verify", Path("run")}, /*progress=*/true).err,
+              HasSubstr("\rverify: 100 % of "));
   ASSERT_OK(FlipByte(files_, Path("run/step-3/model.safetensors"), 4100));
   const Ended damaged = Tool({"verify", Path("run")});
   EXPECT_EQ(damaged.code, kFound);
   EXPECT_THAT(damaged.out, HasSubstr("MiB [0, 1) are damaged"));
 }
 
-TEST_F(ToolTest, ComparesAndConsolidates) {
-  const Ended diff = Tool({"diff", Path("run/step-3"), Path("run/step-7")});
-  EXPECT_EQ(diff.code, kFound);
-  EXPECT_THAT(diff.out, ContainsRegex("  scalar +1 +1 element"));
-
+TEST_F(ToolTest, Consolidates) {
   ASSERT_OK(WriteFolder(files_, Path("ranks"), RankFiles(SmallModel(2), 3)));
-  const Ended whole = Tool(
-      {"consolidate", "--max_file_bytes=40", Path("ranks"), Path("whole")});
+  const Ended whole = Tool({"consolidate", Path("ranks"), Path("whole"), "40"});
   EXPECT_EQ(whole.code, kFine) << whole.err;
-  EXPECT_THAT(whole.out, HasSubstr(": 5 tensors in 2 files, "));
-  EXPECT_EQ(Tool({"diff", Path("whole"), Path("run")}).code, kFine);
-}
-
-TEST_F(ToolTest, Prunes) {
-  EXPECT_THAT(Tool({"prune", Path("run"), "--keep_last=1", "--dry_run"}).out,
-              HasSubstr("would remove step-3\n"));
-  EXPECT_EQ(Tool({"prune", Path("run"), "--keep_last=1"}).out,
-            "removed step-3\n");
-  EXPECT_EQ(Tool({"prune", Path("run")}).code, kFailed);
+  EXPECT_THAT(whole.out, HasSubstr(": tensors 5, files 2, "));
+  EXPECT_EQ(Tool({"consolidate", Path("ranks"), Path("one")}).code, kFine);
 }
 
 TEST_F(ToolTest, SaysWhatIsWrong) {
@@ -116,14 +90,15 @@ TEST_F(ToolTest, SaysWhatIsWrong) {
   };
   for (const Case& c : std::vector<Case>{
            {{"frobnicate"},
-            "checkpoint: \"frobnicate\" is no command; see checkpoint --help"},
-           {{"show"}, "the command is show PATH [NAME]"},
-           {{"show", Path("none")}, Path("none")},
-           {{"show", Path("run"), "--part=half"}, "--part=half: model and all"},
+            "checkpoint: \"frobnicate\" is no command, or takes other "
+            "arguments; see checkpoint --help"},
+           {{"ls"}, "\"ls\" is no command, or takes other arguments"},
+           {{"verify", "a", "b"}, "\"verify\" is no command, or takes other"},
+           {{"verify", Path("none")}, Path("none")},
            {{"consolidate", Path("run"), Path("out")},
             "tools/interop/dcp.py model"},
-           {{"diff", Path("run"), Path("run"), "--top=x"},
-            "--top=x: give a number"}}) {
+           {{"consolidate", Path("run"), Path("out"), "0"},
+            "0 is no number of bytes"}}) {
     const Ended ended = Tool(c.words);
     EXPECT_EQ(ended.code, kFailed);
     EXPECT_THAT(ended.err, HasSubstr(c.text));
@@ -136,16 +111,8 @@ TEST_F(ToolTest, Helps) {
        std::vector<std::vector<std::string>>{{}, {"--help"}, {"help"}}) {
     const Ended ended = Tool(words);
     EXPECT_EQ(ended.code, kFine);
-    for (const CommandSpec& command : Commands()) {
-      EXPECT_THAT(ended.out,
-                  HasSubstr(absl::StrCat("\ncheckpoint ", command.name, " ")));
-      for (const FlagSpec& flag : command.flags) {
-        EXPECT_THAT(Tool({command.name, "--help"}).out,
-                    HasSubstr(absl::StrCat("--", flag.name)));
-      }
-    }
-    for (const absl::string_view line : absl::StrSplit(ended.out, '\n')) {
-      EXPECT_LE(line.size(), 110u) << line;
+    for (const char* command : {"ls", "verify", "consolidate"}) {
+      EXPECT_THAT(ended.out, HasSubstr(absl::StrCat("checkpoint ", command)));
     }
   }
 }

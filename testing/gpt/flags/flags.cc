@@ -247,6 +247,9 @@ ABSL_FLAG(bool, save_async, gpt::TrainOptions().save_async,
           "With --save: write beside the next steps, from a copy in memory.");
 ABSL_FLAG(int64_t, keep_last, gpt::TrainOptions().keep_last,
           "With --save: remove all but the newest so many; 0: keep all.");
+ABSL_FLAG(bool, object_store, gpt::TrainOptions().object_store,
+          "With --save: its folder is on a mounted object store. Each rank "
+          "writes files of its own, and the manifest commits.");
 ABSL_FLAG(bool, resume, gpt::TrainOptions().resume,
           "With --save: go on from the newest checkpoint, or begin where there "
           "is none. With as many ranks as before, losses are those of an "
@@ -343,6 +346,7 @@ absl::StatusOr<TrainOptions> ReadFlags() {
   options.save_every = absl::GetFlag(FLAGS_save_every);
   options.save_async = absl::GetFlag(FLAGS_save_async);
   options.keep_last = absl::GetFlag(FLAGS_keep_last);
+  options.object_store = absl::GetFlag(FLAGS_object_store);
   options.resume = absl::GetFlag(FLAGS_resume);
   options.max_restarts = absl::GetFlag(FLAGS_max_restarts);
   options.restart_ranks = absl::GetFlag(FLAGS_restart_ranks);

@@ -54,6 +54,7 @@ TEST(FlagsTest, ReadsEveryFlag) {
                               "--save-every=16",
                               "--nosave_async",
                               "--keep-last=17",
+                              "--object_store",
                               "--resume",
                               "--max-restarts=18",
                               "--restart-ranks=same",
@@ -95,6 +96,7 @@ TEST(FlagsTest, ReadsEveryFlag) {
   EXPECT_EQ(options.save_every, 16);
   EXPECT_FALSE(options.save_async);
   EXPECT_EQ(options.keep_last, 17);
+  EXPECT_TRUE(options.object_store);
   EXPECT_TRUE(options.resume);
   EXPECT_EQ(options.max_restarts, 18);
   EXPECT_EQ(options.replicas, 4);

@@ -67,6 +67,7 @@ struct TrainOptions {
   int64_t save_every = 0;  // steps; 0: the last one only
   bool save_async = true;
   int64_t keep_last = 0;  // checkpoints; 0: all
+  bool object_store = false;
   bool resume = false;
   int max_restarts = 0;  // by the program that starts the ranks
   RestartRanks restart_ranks = RestartRanks::kSame;

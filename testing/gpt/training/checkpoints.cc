@@ -75,6 +75,10 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> OpenCheckpoints(
       CheckIsOneModel(options, communicator->world_size(), "save"));
   CheckpointerOptions checkpointer;
   if (options.keep_last > 0) checkpointer.keep_last = options.keep_last;
+  if (options.object_store) {
+    checkpointer.layout = fsdp::checkpoint::SaveLayout::kPerRank;
+    checkpointer.commit_by = fsdp::checkpoint::CommitBy::kManifest;
+  }
   // A replica may have checkpoints of steps that the others go through again.
   checkpointer.overwrite = options.replicas > 0;
   checkpointer.texts[kConfigName] = ConfigJson(options.model);

@@ -13,7 +13,6 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/huggingface/file_plan.h"
 #include "checkpoint/tensor/tensor_info.h"
-#include "tools/checkpoint/source.h"
 
 namespace fsdp::checkpoint::tool::testing {
 namespace {
@@ -127,22 +126,6 @@ absl::Status FlipByte(FileSystem& files, const std::string& path,
   FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
                         files.OpenForWriting(path, Caching::kCached));
   return file->PWrite(offset, absl::MakeConstSpan(&byte, 1));
-}
-
-absl::StatusOr<std::map<std::string, std::string>> ReadAll(
-    FileSystem& files, const std::string& path) {
-  FSDP_ASSIGN_OR_RETURN(const Source source, OpenSource(files, path));
-  FSDP_ASSIGN_OR_RETURN(const auto reader, ReaderOf(source));
-  std::map<std::string, std::string> all;
-  for (const StoredTensor& tensor : source.catalog.tensors()) {
-    std::string& bytes = all[tensor.info.name];
-    FSDP_RETURN_IF_ERROR(
-        StreamTensor(*reader, tensor, [&bytes](absl::Span<const char> part) {
-          bytes.append(part.data(), part.size());
-          return absl::OkStatus();
-        }));
-  }
-  return all;
 }
 
 }  // namespace fsdp::checkpoint::tool::testing

@@ -3,12 +3,10 @@
 #define TOOLS_CHECKPOINT_TESTING_SMALL_CHECKPOINT_H_
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
@@ -50,10 +48,6 @@ absl::Status SaveRun(FileSystem& files, const std::string& root, int64_t step,
 // Changes a byte of a file.
 absl::Status FlipByte(FileSystem& files, const std::string& path,
                       int64_t offset);
-
-// The bytes of all tensors that there are at `path`, by name.
-absl::StatusOr<std::map<std::string, std::string>> ReadAll(
-    FileSystem& files, const std::string& path);
 
 }  // namespace fsdp::checkpoint::tool::testing
 
