@@ -73,7 +73,6 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
     for (const auto& flat : runtime_->flats(unit)) {
       for (int i = 0; i < flat->num_parameters(); ++i) {
         const flat_param::NamedParameter& parameter = flat->parameter(i);
-        const at::Tensor& first = parameter.tensors.front();
         for (const at::Tensor& tensor : parameter.tensors) {
           SetOwner(tensor, parameter.name, owner_);
         }
