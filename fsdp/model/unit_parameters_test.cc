@@ -15,6 +15,7 @@
 namespace fsdp {
 namespace {
 
+using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

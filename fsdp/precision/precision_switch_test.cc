@@ -20,6 +20,7 @@
 namespace fsdp {
 namespace {
 
+using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
