@@ -34,6 +34,7 @@
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/recording_communicator.h"
+#include "comm/testing/staged/staged_backend.h"
 #include "replicas/launcher/run_replicas.h"
 #include "replicas/replicas.h"
 #include "testing/gpt/data/default_data.h"
@@ -144,8 +145,8 @@ absl::StatusOr<DeviceChoice> DeviceChoiceOf(const TrainOptions& options,
                                             const Environment& environment,
                                             const NcclOn& nccl_on) {
   auto found = fsdp::comm::ChooseDevice(
-      options.device == Device::kCuda ? c10::kCUDA : c10::kCPU,
-      options.device_backend, environment, nccl_on);
+      options.device == Device::kCuda ? c10::kCUDA : c10::kCPU, environment,
+      options.staged ? fsdp::comm::StagedBackend : nccl_on);
   if (found.ok()) return found;
   return fsdp::Annotate(found.status(), "--device=cuda");
 }

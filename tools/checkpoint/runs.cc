@@ -74,8 +74,8 @@ absl::StatusOr<std::vector<std::string>> CheckpointsOf(
     FSDP_ASSIGN_OR_RETURN(const bool has_manifest,
                           Exists(files, JoinPath(path, kManifestName)));
     if (has_manifest) return std::vector<std::string>{path};
-    return absl::NotFoundError(absl::StrCat(
-        path, " has no ", kManifestName, ", which has the checksums"));
+    return absl::NotFoundError(absl::StrCat(path, " has no ", kManifestName,
+                                            ", which has the checksums"));
   }
   std::vector<int64_t> steps;
   for (const std::string& name : names) {
@@ -150,13 +150,12 @@ absl::StatusOr<VerifyResult> Verify(FileSystem& files, const std::string& path,
   for (const std::string& checkpoint : checkpoints) {
     FSDP_RETURN_IF_ERROR(AddCheckpoint(files, checkpoint, progress, result));
   }
-  absl::StrAppend(
-      &result.text,
-      result.problems == 0
-          ? "sound"
-          : absl::StrCat(result.problems, " problem",
-                         result.problems == 1 ? "" : "s"),
-      "\n");
+  absl::StrAppend(&result.text,
+                  result.problems == 0
+                      ? "sound"
+                      : absl::StrCat(result.problems, " problem",
+                                     result.problems == 1 ? "" : "s"),
+                  "\n");
   return result;
 }
 

@@ -25,7 +25,6 @@ enum class Backend { kAuto, kLocal, kSharedMemory, kGloo };
 enum class Device { kCpu, kCuda };
 // This backend moves tensors that are on a GPU. kAuto is kNccl where each rank
 // of a host has a GPU of its own.
-using fsdp::comm::DeviceBackend;
 // kNone: every rank on its own; the others as fsdp::ShardingStrategy.
 enum class Sharding { kFull, kGradients, kOptimizer, kReplicated, kNone };
 // With how many ranks a run is started again: as many, or without those that
@@ -41,7 +40,7 @@ struct TrainOptions {
   int ranks = 2;
   Backend backend = Backend::kAuto;
   Device device = Device::kCpu;
-  DeviceBackend device_backend = DeviceBackend::kAuto;
+  bool staged = false;
   Sharding sharding = Sharding::kFull;
   ComputeDtype precision = ComputeDtype::kFloat;
   fsdp::OffloadOptions offload;  // not with kNone
