@@ -7,7 +7,7 @@
 
 #include "comm/launcher/launch_options.h"
 
-namespace fsdp::comm {
+namespace fsdp::replicas {
 
 // Environment variables: the role of a process, and the role of the ranks of
 // one that is a launcher of two replicas itself.
@@ -16,12 +16,12 @@ inline constexpr char kRankRole[] = "REPLICAS_TEST_RANK_ROLE";
 
 // Two ranks of that role. They are never waited for long, but where they have
 // been told to end.
-LaunchOptions TwoRanks(const std::string& role);
+comm::LaunchOptions TwoRanks(const std::string& role);
 
 // Plays this process's role and returns the exit code; nullopt where it has
 // none, since it is the test itself.
 std::optional<int> PlayReplicaRole();
 
-}  // namespace fsdp::comm
+}  // namespace fsdp::replicas
 
 #endif  // REPLICAS_TESTING_LAUNCH_REPLICAS_ROLES_H_

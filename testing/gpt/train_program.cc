@@ -54,8 +54,8 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::DeviceChoice;
 using ::fsdp::comm::Environment;
 using ::fsdp::comm::NcclOn;
-using ::fsdp::comm::ReplicaCounts;
 using ::fsdp::comm::StopRequest;
+using ::fsdp::replicas::ReplicaCounts;
 
 absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
     const TrainOptions& options, const std::string& argv0) {
@@ -235,8 +235,8 @@ int Launch(const TrainOptions& options, const ReplicaCounts& counts, int argc,
                                  /*local_rank=*/0);
     }
   }
-  return fsdp::comm::RunReplicas(argc, argv, counts, /*fn=*/nullptr, {},
-                                 RestartsOf(options));
+  return fsdp::replicas::RunReplicas(argc, argv, counts, /*fn=*/nullptr, {},
+                                     RestartsOf(options));
 }
 
 }  // namespace
