@@ -33,8 +33,7 @@ struct ConnectOptions {
   Backend backend = Backend::kAuto;
 
   // Connects the backend for tensors on a device, such as NcclBackend() of
-  // comm/nccl/nccl_communicator.h or StagedBackend() of
-  // comm/staged/staged_backend.h; the group is then a pair
+  // comm/nccl/nccl_communicator.h; the group is then a pair
   // (comm/wrappers/paired_communicator.h). Empty: CPU only.
   ConnectDevice device;
 

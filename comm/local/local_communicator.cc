@@ -1,6 +1,8 @@
 #include "comm/local/local_communicator.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <any>
@@ -11,8 +13,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/types/span.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/local/rendezvous.h"
 #include "comm/reduction/reduction.h"
@@ -148,10 +153,53 @@ class LocalWork final : public Work {
   const absl::Duration timeout_;
 };
 
+// A copy on a device, for the only rank of a group.
+class CopyWork final : public Work {
+ public:
+  CopyWork(Seat seat, std::string what, Buffers buffers)
+      : seat_(std::move(seat)),
+        what_(std::move(what)),
+        buffers_(std::move(buffers)) {}
+  // What is freed from now on is used by the current stream after the copy.
+  ~CopyWork() override { BlockCurrentStream().IgnoreError(); }
+
+  absl::Status Start() {
+    return TorchToStatus(what_, [this] {
+      const c10::NoGradGuard no_grad;
+      const auto& [out, in] = buffers_;
+      if (in.defined() && out.numel() > 0 && out.data_ptr() != in.data_ptr()) {
+        out.view(-1).copy_(in.view(-1), /*non_blocking=*/true);
+      }
+      end_.Record(out.device());
+    });
+  }
+
+  absl::Status Wait(absl::Time deadline) override {
+    bool done = false;
+    FSDP_RETURN_IF_ERROR(
+        TorchToStatus(what_, [&] { done = end_.Wait(deadline); }));
+    if (done) return absl::OkStatus();
+    const absl::Status late = absl::DeadlineExceededError(
+        absl::StrCat(what_, ": its stream has not done it at the deadline"));
+    seat_.group->Abort(seat_.rank, late);
+    return late;
+  }
+
+  absl::Status BlockCurrentStream() override {
+    return TorchToStatus(what_, [this] { end_.BlockCurrentStream(); });
+  }
+
+ private:
+  const Seat seat_;
+  const std::string what_;
+  const Buffers buffers_;
+  DeviceEvent end_;
+};
+
 class LocalCommunicator final : public Communicator {
  public:
-  LocalCommunicator(Seat seat, absl::Duration timeout)
-      : seat_(std::move(seat)), timeout_(timeout) {}
+  LocalCommunicator(Seat seat, absl::Duration timeout, c10::Device device)
+      : seat_(std::move(seat)), timeout_(timeout), device_(device) {}
   ~LocalCommunicator() override {
     if (unwinding_) seat_.group->Abort(seat_.rank, EndedByException());
     seat_.group->Leave(seat_.rank);
@@ -166,7 +214,12 @@ class LocalCommunicator final : public Communicator {
   }
 
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
-    return AllocatePlain(bytes);
+    if (device_.is_cpu() || bytes < 0) return AllocatePlain(bytes);
+    at::Tensor memory;
+    FSDP_RETURN_IF_ERROR(TorchToStatus("allocate memory of a group", [&] {
+      memory = at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
+    }));
+    return memory;
   }
 
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
@@ -186,7 +239,7 @@ class LocalCommunicator final : public Communicator {
             [this](Payloads payloads) { AssignSeats(payloads, names()); }));
     FSDP_RETURN_IF_ERROR(
         seat_.group->Wait(seat_.rank, operation, absl::Now() + timeout_));
-    return std::make_unique<LocalCommunicator>(*seat, timeout_);
+    return std::make_unique<LocalCommunicator>(*seat, timeout_, device_);
   }
 
   void Abort(const absl::Status& reason) override {
@@ -240,19 +293,32 @@ class LocalCommunicator final : public Communicator {
     const Call call{collective, std::string(label),
                     std::string(DtypeName(counted.scalar_type())),
                     counted.numel(), std::move(detail)};
-    if (!counted.device().is_cpu()) {
+    if (counted.device() != device_) {
       return absl::UnimplementedError(absl::StrCat(
-          comm::ToString(call), " on ", Place(),
-          ": local groups take CPU tensors, not ", counted.device().str()));
+          comm::ToString(call), " on ", Place(), ": local groups take ",
+          device_.is_cpu() ? "CPU" : device_.str(), " tensors, not ",
+          counted.device().str()));
     }
-    FSDP_ASSIGN_OR_RETURN(
-        auto operation,
-        seat_.group->Enter(seat_.rank, call, std::move(buffers), move));
-    return std::make_unique<LocalWork>(seat_, std::move(operation), timeout_);
+    if (device_.is_cpu()) {
+      FSDP_ASSIGN_OR_RETURN(
+          auto operation,
+          seat_.group->Enter(seat_.rank, call, std::move(buffers), move));
+      return std::make_unique<LocalWork>(seat_, std::move(operation), timeout_);
+    }
+    // Fails where the group has failed.
+    const auto nothing = [](Payloads) {};
+    FSDP_RETURN_IF_ERROR(
+        seat_.group->Enter(seat_.rank, call, std::any(), nothing).status());
+    auto work = std::make_unique<CopyWork>(
+        seat_, absl::StrCat(comm::ToString(call), " on ", Place()),
+        std::move(buffers));
+    FSDP_RETURN_IF_ERROR(work->Start());
+    return work;
   }
 
   const Seat seat_;
   const absl::Duration timeout_;
+  const c10::Device device_;
   const Unwinding unwinding_;
 };
 
@@ -264,6 +330,11 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateLocalGroup(
     return absl::InvalidArgumentError(
         absl::StrCat("a local group of ", world_size, " ranks"));
   }
+  if (world_size > 1 && !options.device.is_cpu()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a local group of ", world_size, " ranks on ",
+                     options.device.str(), ", which only one rank may have"));
+  }
   FSDP_ASSIGN_OR_RETURN(RankNames names,
                         RankNames::Of(world_size, options.world_ranks));
   const auto group = std::make_shared<Rendezvous>(std::move(names));
@@ -271,7 +342,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateLocalGroup(
   communicators.reserve(world_size);
   for (int rank = 0; rank < world_size; ++rank) {
     communicators.push_back(std::make_unique<LocalCommunicator>(
-        Seat{group, rank}, options.timeout));
+        Seat{group, rank}, options.timeout, options.device));
   }
   return communicators;
 }

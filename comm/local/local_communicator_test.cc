@@ -1,15 +1,33 @@
 #include "comm/local/local_communicator.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Device.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/device_streams.h"
+#include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
 namespace {
 
+using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
 
 INSTANTIATE_TEST_SUITE_P(Local, CommunicatorContract,
                          ::testing::Values(ContractBackend{
@@ -21,7 +39,81 @@ INSTANTIATE_TEST_SUITE_P(Local, CommunicatorContract,
 
 TEST(LocalCommunicatorTest, RefusesAGroupOfNobody) {
   EXPECT_THAT(CreateLocalGroup(0), StatusIs(absl::StatusCode::kInvalidArgument,
-                                            ::testing::HasSubstr("0 ranks")));
+                                            HasSubstr("0 ranks")));
+}
+
+// What calls on one stream give, another one has after it has waited.
+TEST(LocalCommunicatorTest, TheOnlyRankOnADeviceGetsWhatItHasPassed) {
+  FakeDevice::Register();
+  FakeDevice::Reset();
+  LocalGroupOptions options;
+  options.device = FakeDevice::device();
+  ASSERT_OK_AND_ASSIGN(const auto whole, CreateLocalGroup(1, options));
+  ASSERT_OK_AND_ASSIGN(const auto part, whole[0]->Split(0, 0));
+  for (Communicator* const group : {whole[0].get(), part.get()}) {
+    const auto fresh = [&] {
+      return at::empty({6},
+                       at::TensorOptions(at::kFloat).device(options.device));
+    };
+    const at::Tensor in = fresh().fill_(3);
+    std::vector<std::unique_ptr<Work>> works;
+    std::vector<at::Tensor> outs;
+    for (int i = 0; i < 3; ++i) outs.push_back(fresh());
+    const auto keep = [&works](absl::StatusOr<std::unique_ptr<Work>> work) {
+      ASSERT_OK(work);
+      works.push_back(*std::move(work));
+    };
+    keep(group->AllGather(outs[0], in, "g"));
+    keep(group->ReduceScatter(outs[1], in, ReduceOp::kSum, "r"));
+    keep(group->AllToAll(outs[2], in, "a"));
+    keep(group->AllReduce(in, ReduceOp::kMax, "m"));
+    keep(group->Broadcast(in, 0, "b"));
+    {
+      const SideStream side(options.device);
+      const SideStream::Scope scope(side);
+      for (const auto& work : works) EXPECT_OK(work->BlockCurrentStream());
+      for (at::Tensor& out : outs) out.add_(1);
+    }
+    for (const auto& work : works)
+      EXPECT_OK(work->Wait(absl::InfiniteFuture()));
+    Synchronize(options.device);
+    for (const at::Tensor& out : outs) {
+      EXPECT_TRUE(out.cpu().eq(4).all().item<bool>());
+    }
+    EXPECT_TRUE(in.cpu().eq(3).all().item<bool>());
+    ASSERT_OK_AND_ASSIGN(const at::Tensor memory, group->AllocateSymmetric(64));
+    EXPECT_EQ(memory.device(), options.device);
+    EXPECT_THAT(group->Broadcast(at::zeros({2}), 0, "b"),
+                StatusIs(absl::StatusCode::kUnimplemented,
+                         HasSubstr("take privateuseone:0 tensors, not cpu")));
+  }
+  EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
+}
+
+TEST(LocalCommunicatorTest, ADeviceThatIsNotDoneIsLate) {
+  FakeDevice::Register();
+  LocalGroupOptions options;
+  options.device = FakeDevice::device();
+  ASSERT_OK_AND_ASSIGN(const auto group, CreateLocalGroup(1, options));
+  const at::Tensor tensor =
+      at::ones({2}, at::TensorOptions(at::kFloat).device(options.device));
+  ASSERT_OK_AND_ASSIGN(const auto work, group[0]->Broadcast(tensor, 0, "b"));
+  {
+    const FakeDevice::Stall stall;
+    EXPECT_THAT(work->Wait(absl::Now()),
+                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                         HasSubstr("its stream has not done it")));
+  }
+  EXPECT_THAT(group[0]->Broadcast(tensor, 0, "b"),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("its stream")));
+}
+
+TEST(LocalCommunicatorTest, OnlyOneRankMayHaveADevice) {
+  LocalGroupOptions options;
+  options.device = c10::Device(c10::kCUDA, 0);
+  EXPECT_THAT(CreateLocalGroup(2, options),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("2 ranks on cuda:0")));
 }
 
 }  // namespace

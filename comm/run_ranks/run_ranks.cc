@@ -25,7 +25,7 @@
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_stop_request.h"
-#include "comm/staged/staged_backend.h"
+#include "comm/local/local_communicator.h"
 #include "comm/startup/environment.h"
 #include "comm/startup/rank_device.h"
 
@@ -38,6 +38,17 @@ constexpr absl::Duration kStay = absl::Seconds(5);
 
 int Print(const absl::Status& status) {
   return TellEnd(status, /*local_rank=*/0);
+}
+
+// For a rank that has no others.
+ConnectDevice OnlyRank(c10::Device device) {
+  return [device](const DeviceMeeting& meeting)
+             -> absl::StatusOr<std::unique_ptr<Communicator>> {
+    FSDP_ASSIGN_OR_RETURN(
+        auto ranks,
+        CreateLocalGroup(/*world_size=*/1, {meeting.timeout, {}, device}));
+    return std::move(ranks[0]);
+  };
 }
 
 int Launch(int argc, char** argv, int ranks, const RestartOptions& restarts) {
@@ -157,65 +168,36 @@ int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
   return TellEnd(RunRank(*environment, fn, options), environment->local_rank);
 }
 
-std::string AbslUnparseFlag(DeviceBackend backend) {
-  switch (backend) {
-    case DeviceBackend::kAuto:
-      return "auto";
-    case DeviceBackend::kNccl:
-      return "nccl";
-    case DeviceBackend::kStaged:
-      return "staged";
-  }
-  return "?";
-}
-
-bool AbslParseFlag(absl::string_view text, DeviceBackend* backend,
-                   std::string* error) {
-  for (const DeviceBackend each :
-       {DeviceBackend::kAuto, DeviceBackend::kNccl, DeviceBackend::kStaged}) {
-    if (text != AbslUnparseFlag(each)) continue;
-    *backend = each;
-    return true;
-  }
-  *error = "expected auto, nccl or staged";
-  return false;
-}
-
 absl::StatusOr<DeviceChoice> ChooseDevice(c10::DeviceType type,
-                                          DeviceBackend backend,
                                           const Environment& environment,
                                           const NcclOn& nccl_on) {
   DeviceChoice found;
-  FSDP_ASSIGN_OR_RETURN(const int count, CountDevices(type));
   FSDP_ASSIGN_OR_RETURN(found.device,
                         DeviceOfRank(type, environment.local_rank));
   if (type == c10::DeviceType::CPU) return found;
-  const bool is_staged =
-      backend == DeviceBackend::kStaged ||
-      (backend == DeviceBackend::kAuto && environment.local_world_size > count);
-  if (is_staged) {
-    found.connect = StagedBackend(found.device);
-  } else if (nccl_on) {
+  if (nccl_on) {
     found.connect = nccl_on(found.device);
+  } else if (environment.world_size == 1) {
+    found.connect = OnlyRank(found.device);
   } else {
     return absl::FailedPreconditionError(absl::StrCat(
-        "nccl on ", found.device.str(),
-        ": this program was linked without NCCL: build it with --config=cuda, "
-        "as a program that is linked with it (train_cuda of the examples)"));
+        environment.world_size, " ranks on ", found.device.str(),
+        " need NCCL, and this program was linked without it: build it with "
+        "--config=cuda, as a program that is linked with it (train_cuda of the "
+        "examples), or take one rank"));
   }
   return found;
 }
 
 absl::StatusOr<DeviceChoice> ChooseDeviceOfProcess(c10::DeviceType type,
-                                                   DeviceBackend backend,
                                                    int ranks,
                                                    const NcclOn& nccl_on) {
   FSDP_ASSIGN_OR_RETURN(const Environment environment,
                         ReadEnvironment(std::getenv));
   const bool is_rank =
       environment.started_by != StartedBy::kNobody || ranks == 1;
-  return ChooseDevice(is_rank ? type : c10::DeviceType::CPU, backend,
-                      environment, nccl_on);
+  return ChooseDevice(is_rank ? type : c10::DeviceType::CPU, environment,
+                      nccl_on);
 }
 
 }  // namespace fsdp::comm

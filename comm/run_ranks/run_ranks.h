@@ -84,40 +84,27 @@ int TellEnd(absl::Status status, int local_rank);
 absl::StatusOr<LaunchOptions> OptionsToLaunch(int argc, char** argv, int ranks,
                                               const RestartOptions& restarts);
 
-// The way in which tensors on a device reach other ranks.
-enum class DeviceBackend {
-  kAuto,    // kStaged where ranks of this host share a device, else kNccl
-  kNccl,    // from device to device
-  kStaged,  // by way of the host's memory
-};
-
-// The values of a flag are auto, nccl and staged.
-std::string AbslUnparseFlag(DeviceBackend backend);
-bool AbslParseFlag(absl::string_view text, DeviceBackend* backend,
-                   std::string* error);
-
 struct DeviceChoice {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   ConnectDevice connect;  // for ConnectOptions::device; empty on the CPU
 };
 
-// Makes the NCCL backend of a rank that has this GPU, as NcclBackend() of
+// Makes the backend of a rank that has this GPU, as NcclBackend() of
 // comm/nccl/nccl_communicator.h does. Empty in a program that is linked without
-// NCCL.
+// NCCL: one rank needs none.
 using NcclOn = std::function<ConnectDevice(c10::Device gpu)>;
 
 // Chooses the device and the backend of a rank. It asks the device's runtime,
 // so call it in a rank, not in a process that starts ranks. FailedPrecondition:
-// there is no such device, or this program is linked without support for it.
+// there is no such device, or this program is linked without support for it, or
+// for several ranks on devices.
 absl::StatusOr<DeviceChoice> ChooseDevice(c10::DeviceType type,
-                                          DeviceBackend backend,
                                           const Environment& environment,
                                           const NcclOn& nccl_on);
 
 // Does the same in a program that calls RunRanks() with `ranks`. A process that
 // only starts ranks gets the CPU.
 absl::StatusOr<DeviceChoice> ChooseDeviceOfProcess(c10::DeviceType type,
-                                                   DeviceBackend backend,
                                                    int ranks,
                                                    const NcclOn& nccl_on);
 

@@ -20,9 +20,9 @@
 #include "base/status_macros.h"
 
 namespace fsdp::comm {
+namespace {
 
 absl::StatusOr<int> CountDevices(c10::DeviceType type) {
-  if (type == c10::DeviceType::CPU) return 1;
   const std::string name = c10::DeviceTypeName(type, /*lower_case=*/true);
   if (!c10::impl::hasDeviceGuardImpl(type)) {
     return absl::FailedPreconditionError(
@@ -39,9 +39,11 @@ absl::StatusOr<int> CountDevices(c10::DeviceType type) {
                    "CUDA_VISIBLE_DEVICES, where it is set, name it?"));
 }
 
+}  // namespace
+
 absl::StatusOr<c10::Device> DeviceOfRank(c10::DeviceType type, int local_rank) {
-  FSDP_ASSIGN_OR_RETURN(const int count, CountDevices(type));
   if (type == c10::DeviceType::CPU) return c10::Device(type);
+  FSDP_ASSIGN_OR_RETURN(const int count, CountDevices(type));
   return c10::Device(type, static_cast<c10::DeviceIndex>(local_rank % count));
 }
 

@@ -11,12 +11,9 @@
 
 namespace fsdp::comm {
 
-// Returns how many devices of that type this process sees, at least one; the
-// CPU counts as one. FailedPrecondition says that there is none, or that
+// Returns the device of a host's rank r: device r modulo the number of those
+// that this process sees. FailedPrecondition says that there is none, or that
 // LibTorch's part for them is not linked.
-absl::StatusOr<int> CountDevices(c10::DeviceType type);
-
-// Returns the device of a host's rank r: device r modulo their number.
 absl::StatusOr<c10::Device> DeviceOfRank(c10::DeviceType type, int local_rank);
 
 // Returns how many cores this process may use, at least 1: those that it may

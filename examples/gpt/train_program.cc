@@ -238,8 +238,8 @@ int TrainProgram(int argc, char** argv, const fsdp::comm::NcclOn& nccl_on) {
     std::cerr << flags.status() << std::endl;
     return fsdp::comm::kUsageErrorExitCode;
   }
-  const auto device = fsdp::comm::ChooseDeviceOfProcess(
-      flags->device, fsdp::comm::DeviceBackend::kAuto, flags->ranks, nccl_on);
+  const auto device =
+      fsdp::comm::ChooseDeviceOfProcess(flags->device, flags->ranks, nccl_on);
   if (!device.ok()) {
     std::cerr << "--device: " << device.status() << std::endl;
     return fsdp::comm::kUsageErrorExitCode;

@@ -440,8 +440,7 @@ int TrainProgram(int argc, char** argv, const fsdp::comm::NcclOn& nccl_on) {
     return step.ok() ? step->value_or(-1) : -1;
   };
   const absl::StatusOr<fsdp::comm::DeviceChoice> device =
-      fsdp::comm::ChooseDeviceOfProcess(flags->device, flags->device_backend,
-                                        flags->ranks, nccl_on);
+      fsdp::comm::ChooseDeviceOfProcess(flags->device, flags->ranks, nccl_on);
   if (!device.ok()) {
     std::cerr << "--device: " << device.status().message() << std::endl;
     return fsdp::comm::kUsageErrorExitCode;

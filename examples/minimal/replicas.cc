@@ -53,6 +53,6 @@ int main(int argc, char** argv) {
   fsdp::comm::RestartOptions restarts;
   restarts.max_restarts = 100;  // of each replica
   restarts.max_without_progress = 100;
-  return fsdp::comm::RunReplicas(argc, argv, {/*replicas=*/2, /*ranks=*/2},
-                                 Train, {}, restarts);
+  return fsdp::replicas::RunReplicas(argc, argv, {/*replicas=*/2, /*ranks=*/2},
+                                     Train, {}, restarts);
 }

@@ -108,7 +108,7 @@ int Main(int argc, char** argv) {
   restarts.max_restarts = 1'000'000;
   restarts.max_without_progress = 1'000'000;
   restarts.pause = restarts.longest_pause = absl::Milliseconds(10);
-  return comm::RunReplicas(
+  return replicas::RunReplicas(
       argc, argv, {arguments.replicas, arguments.ranks},
       [&arguments](const auto& ranks, const auto& environment) {
         return Train(arguments, ranks, environment);

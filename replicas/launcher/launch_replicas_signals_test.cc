@@ -23,8 +23,13 @@
 #include "gtest/gtest.h"
 #include "replicas/testing/launch_replicas_roles.h"
 
-namespace fsdp::comm {
+namespace fsdp::replicas {
 namespace {
+
+using comm::kLimit;
+using comm::LauncherProcess;
+using comm::ProcessEnd;
+using comm::UniqueFd;
 
 using ::testing::HasSubstr;
 
@@ -223,10 +228,10 @@ TEST(LaunchReplicasSignalsTest, AReplicaEndsWithItsLauncherAlone) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::replicas
 
 int main(int argc, char** argv) {
-  if (const auto code = fsdp::comm::PlayReplicaRole(); code.has_value()) {
+  if (const auto code = fsdp::replicas::PlayReplicaRole(); code.has_value()) {
     return *code;
   }
   testing::InitGoogleTest(&argc, argv);

@@ -32,8 +32,21 @@
 #include "gtest/gtest.h"
 #include "replicas/testing/launch_replicas_roles.h"
 
-namespace fsdp::comm {
+namespace fsdp::replicas {
 namespace {
+
+using comm::ChildProcess;
+using comm::kLimit;
+using comm::LaunchOptions;
+using comm::LaunchRanks;
+using comm::LaunchReport;
+using comm::Listen;
+using comm::Listener;
+using comm::ProcessEnd;
+using comm::RanksLeft;
+using comm::ReadAll;
+using comm::StartKeeper;
+using comm::UniqueFd;
 
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
@@ -263,11 +276,70 @@ TEST_F(LoneReplicaTest, SaysWhatIsWrongWithItsVariables) {
                        HasSubstr("FSDP_REPLICAS is not set")));
 }
 
+ReplicasReport Ended(std::vector<ProcessEnd> replicas, int last_failed) {
+  ReplicasReport report;
+  report.replicas = std::move(replicas);
+  report.last_failed_replica = last_failed;
+  return report;
+}
+
+TEST(ReplicasReportTest, OneThatHasComeToTheEndIsEnough) {
+  EXPECT_EQ(Ended({{0, 0}, {0, 0}}, -1).exit_code(), 0);
+  EXPECT_EQ(Ended({{137, 0}, {0, 0}, {0, SIGKILL}}, 2).exit_code(), 0);
+}
+
+TEST(ReplicasReportTest, OtherwiseTheLastOneCounts) {
+  EXPECT_EQ(Ended({{137, 0}, {3, 0}}, 0).exit_code(), 137);
+  EXPECT_EQ(Ended({{137, 0}, {3, 0}}, 1).exit_code(), 3);
+  EXPECT_EQ(Ended({{137, 0}, {0, SIGKILL}}, 1).exit_code(), 128 + SIGKILL);
+}
+
+TEST(ReplicasReportTest, WhatConcernsTheWholeJobComesFirst) {
+  ReplicasReport report = Ended({{0, 0}, {3, 0}}, 1);
+  report.output_errno = ENOSPC;
+  EXPECT_EQ(report.exit_code(), 1);
+  report.output_errno = 0;
+  report.keeper_was_lost = true;
+  EXPECT_EQ(report.exit_code(), 1);
+  report.replicas = {{128 + SIGTERM, 0}, {128 + SIGTERM, 0}};
+  report.interrupt_signal = SIGTERM;
+  EXPECT_EQ(report.exit_code(), 128 + SIGTERM);
+}
+
+TEST(ReplicasReportTest, WhoeverWasToldToEndMayBeDoneOrFail) {
+  for (const auto& [replicas, code] :
+       std::vector<std::pair<std::vector<ProcessEnd>, int>>{
+           {{{0, 0}, {143, 0}}, 0},
+           {{{1, 0}, {143, 0}}, 143},
+           {{{143, 0}, {1, 0}}, 1},
+           {{{1, 0}, {0, SIGKILL}}, 143},
+           {{{3, 0}, {1, 0}}, 1}}) {
+    ReplicasReport report = Ended(replicas, 1);
+    report.interrupt_signal = SIGTERM;
+    EXPECT_EQ(report.exit_code(), code) << report.ToString();
+  }
+}
+
+TEST(ReplicasReportTest, SaysWhatBecameOfEach) {
+  ReplicasReport report = Ended({{0, 0}, {3, 0}, {0, 0}, {0, SIGKILL}}, 1);
+  EXPECT_EQ(report.ToString(),
+            "replicas 0, 2 exited with code 0; replica 1 exited with code 3; "
+            "replica 3 killed by signal 9 (SIGKILL)");
+  report.interrupt_signal = SIGINT;
+  report.keeper_was_lost = true;
+  report.output_errno = ENOSPC;
+  EXPECT_EQ(report.ToString(),
+            "interrupted by signal 2 (SIGINT); the keeper of the replicas had "
+            "ended; replicas 0, 2 exited with code 0; replica 1 exited with "
+            "code 3; replica 3 killed by signal 9 (SIGKILL); what they printed "
+            "could not be written: No space left on device");
+}
+
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::replicas
 
 int main(int argc, char** argv) {
-  if (const auto code = fsdp::comm::PlayReplicaRole(); code.has_value()) {
+  if (const auto code = fsdp::replicas::PlayReplicaRole(); code.has_value()) {
     return *code;
   }
   testing::InitGoogleTest(&argc, argv);

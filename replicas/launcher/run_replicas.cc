@@ -15,10 +15,21 @@
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "replicas/launcher/launch_replicas.h"
-#include "replicas/launcher/replicas_report.h"
 
-namespace fsdp::comm {
+namespace fsdp::replicas {
 namespace {
+
+using comm::Communicator;
+using comm::ConnectOptions;
+using comm::Environment;
+using comm::LaunchOptions;
+using comm::Name;
+using comm::OptionsToLaunch;
+using comm::ReadEnvironment;
+using comm::RestartOptions;
+using comm::RunRanks;
+using comm::StartedBy;
+using comm::TellEnd;
 
 // Whether this process starts replicas, rather than being a part of one.
 absl::StatusOr<bool> StartsReplicas(const Environment& environment,
@@ -82,4 +93,4 @@ int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
   return report->exit_code();
 }
 
-}  // namespace fsdp::comm
+}  // namespace fsdp::replicas

@@ -12,12 +12,13 @@
 #include "comm/launcher/launch_options.h"
 #include "comm/startup/environment.h"
 
-namespace fsdp::comm {
+namespace fsdp::replicas {
 
 // The main function of one rank of a replica. `environment` says which replica;
 // environment.replicas is 0 if there are no replicas.
-using ReplicaMain = std::function<absl::Status(
-    std::shared_ptr<Communicator> ranks, const Environment& environment)>;
+using ReplicaMain =
+    std::function<absl::Status(std::shared_ptr<comm::Communicator> ranks,
+                               const comm::Environment& environment)>;
 
 struct ReplicaCounts {
   int replicas = 0;  // 0: none, as in RunRanks()
@@ -32,9 +33,9 @@ struct ReplicaCounts {
 // replica has its own `restarts`. Returns ReplicasReport::exit_code() in the
 // process that has started replicas.
 int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
-                const ReplicaMain& fn, const ConnectOptions& options = {},
-                const RestartOptions& restarts = {});
+                const ReplicaMain& fn, const comm::ConnectOptions& options = {},
+                const comm::RestartOptions& restarts = {});
 
-}  // namespace fsdp::comm
+}  // namespace fsdp::replicas
 
 #endif  // REPLICAS_LAUNCHER_RUN_REPLICAS_H_

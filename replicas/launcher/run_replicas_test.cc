@@ -22,8 +22,15 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::comm {
+namespace fsdp::replicas {
 namespace {
+
+using comm::Communicator;
+using comm::Connect;
+using comm::Environment;
+using comm::kUsageErrorExitCode;
+using comm::RestartOptions;
+using comm::Sum;
 
 using ::fsdp::testing::ProgramOutcome;
 using ::fsdp::testing::RunThisProgram;
@@ -212,11 +219,11 @@ int RunTestRole(int argc, char** argv, const std::string& role) {
   return code;
 }
 
-}  // namespace fsdp::comm
+}  // namespace fsdp::replicas
 
 int main(int argc, char** argv) {
   if (const char* role = std::getenv("RUN_REPLICAS_TEST_ROLE")) {
-    return fsdp::comm::RunTestRole(argc, argv, role);
+    return fsdp::replicas::RunTestRole(argc, argv, role);
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

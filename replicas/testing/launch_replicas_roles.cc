@@ -30,8 +30,18 @@
 #include "comm/startup/environment.h"
 #include "replicas/launcher/launch_replicas.h"
 
-namespace fsdp::comm {
+namespace fsdp::replicas {
 namespace {
+
+using comm::Environment;
+using comm::GoneKey;
+using comm::LaunchOptions;
+using comm::ReadEnvironment;
+using comm::StopRequest;
+using comm::StoreAsk;
+using comm::StoreConnection;
+using comm::StoreMessage;
+using comm::StoreReply;
 
 constexpr absl::Duration kLimit = absl::Seconds(20);
 
@@ -257,4 +267,4 @@ std::optional<int> PlayReplicaRole() {
   return Roles().at(role)();
 }
 
-}  // namespace fsdp::comm
+}  // namespace fsdp::replicas

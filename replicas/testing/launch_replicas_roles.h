@@ -7,7 +7,7 @@
 
 #include "comm/launcher/launch_options.h"
 
-namespace fsdp::comm {
+namespace fsdp::replicas {
 
 // Name environment variables: the role of a process, and the role of the ranks
 // of a process that is a launcher of two replicas itself.
@@ -16,12 +16,12 @@ inline constexpr char kRankRole[] = "REPLICAS_TEST_RANK_ROLE";
 
 // Returns options for two ranks of that role. They are not waited for long,
 // except when they have been told to end.
-LaunchOptions TwoRanks(const std::string& role);
+comm::LaunchOptions TwoRanks(const std::string& role);
 
 // Plays this process's role and returns the exit code; nullopt for the test
 // itself, which has no role.
 std::optional<int> PlayReplicaRole();
 
-}  // namespace fsdp::comm
+}  // namespace fsdp::replicas
 
 #endif  // REPLICAS_TESTING_LAUNCH_REPLICAS_ROLES_H_

@@ -33,6 +33,7 @@
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/recording_communicator.h"
+#include "comm/testing/staged/staged_backend.h"
 #include "replicas/launcher/run_replicas.h"
 #include "replicas/replicas.h"
 #include "testing/gpt/data/default_data.h"
@@ -52,8 +53,8 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::DeviceChoice;
 using ::fsdp::comm::Environment;
 using ::fsdp::comm::NcclOn;
-using ::fsdp::comm::ReplicaCounts;
 using ::fsdp::comm::StopRequest;
+using ::fsdp::replicas::ReplicaCounts;
 
 absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
     const TrainOptions& options, const std::string& argv0) {
@@ -141,8 +142,8 @@ absl::StatusOr<DeviceChoice> DeviceChoiceOf(const TrainOptions& options,
                                             const Environment& environment,
                                             const NcclOn& nccl_on) {
   auto found = fsdp::comm::ChooseDevice(
-      options.device == Device::kCuda ? c10::kCUDA : c10::kCPU,
-      options.device_backend, environment, nccl_on);
+      options.device == Device::kCuda ? c10::kCUDA : c10::kCPU, environment,
+      options.staged ? fsdp::comm::StagedBackend : nccl_on);
   if (found.ok()) return found;
   return fsdp::Annotate(found.status(), "--device=cuda");
 }
@@ -232,8 +233,8 @@ int Launch(const TrainOptions& options, const ReplicaCounts& counts, int argc,
                                  /*local_rank=*/0);
     }
   }
-  return fsdp::comm::RunReplicas(argc, argv, counts, /*fn=*/nullptr, {},
-                                 RestartsOf(options));
+  return fsdp::replicas::RunReplicas(argc, argv, counts, /*fn=*/nullptr, {},
+                                     RestartsOf(options));
 }
 
 }  // namespace

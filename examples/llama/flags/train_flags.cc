@@ -100,10 +100,6 @@ ABSL_FLAG(
     "Where the model is: cpu, or cuda: rank r of a host takes GPU r modulo "
     "their number. cuda needs //examples/llama:train_cuda, built with "
     "--config=cuda.");
-ABSL_FLAG(fsdp::comm::DeviceBackend, device_backend,
-          llama::TrainFlags().device_backend,
-          "With --device=cuda: nccl (a GPU for each rank), staged (by way of "
-          "host memory), auto (nccl where no ranks share a GPU).");
 ABSL_FLAG(llama::Precision, precision, llama::TrainFlags().precision,
           "bf16: compute and gather in it; parameters, optimizer and "
           "reductions are fp32, but for a base under adapters, which is bf16. "
@@ -198,7 +194,6 @@ TrainFlags ReadAll() {
   flags.eval_data = ResolvePath(absl::GetFlag(FLAGS_eval_data));
   flags.rows = absl::GetFlag(FLAGS_rows);
   flags.ranks = absl::GetFlag(FLAGS_ranks);
-  flags.device_backend = absl::GetFlag(FLAGS_device_backend);
   flags.threads = absl::GetFlag(FLAGS_threads);
   flags.seq = absl::GetFlag(FLAGS_seq);
   flags.batch = absl::GetFlag(FLAGS_batch);

@@ -28,7 +28,6 @@ struct TrainFlags {
 
   int ranks = 2;
   c10::DeviceType device = c10::DeviceType::CPU;
-  fsdp::comm::DeviceBackend device_backend = fsdp::comm::DeviceBackend::kAuto;
   int threads = 0;  // 0: the host's cores divided among its ranks
   int64_t seq = 256;
   int64_t batch = 8;  // rows of all ranks

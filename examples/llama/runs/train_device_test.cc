@@ -23,6 +23,7 @@
 #include "base/testing/this_program.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/run_ranks/run_ranks.h"
+#include "comm/testing/staged/staged_backend.h"
 #include "examples/llama/flags/generate_flags.h"
 #include "examples/llama/flags/train_flags.h"
 #include "examples/llama/generate_run.h"
@@ -79,9 +80,10 @@ TrainFlags FlagsOf(const std::string& mode, const std::string& folder) {
 int Train(int argc, char** argv) {
   const TrainFlags flags =
       FlagsOf(Variable("TRAIN_ROLE"), Variable("TRAIN_FOLDER"));
+  const fsdp::comm::NcclOn none;
   const auto device = fsdp::comm::ChooseDeviceOfProcess(
-      flags.device, fsdp::comm::DeviceBackend::kStaged, flags.ranks,
-      /*nccl_on=*/nullptr);
+      flags.device, flags.ranks,
+      flags.ranks == 1 ? none : fsdp::comm::StagedBackend);
   if (!device.ok()) {
     std::cerr << device.status() << std::endl;
     return 1;

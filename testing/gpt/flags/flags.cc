@@ -150,12 +150,9 @@ ABSL_FLAG(gpt::Device, device, gpt::TrainOptions().device,
           "Where the model is: cpu, or cuda: rank r of a host takes GPU r "
           "modulo their number. cuda needs //testing/gpt:train_cuda, built "
           "with --config=cuda.");
-ABSL_FLAG(gpt::DeviceBackend, device_backend,
-          gpt::TrainOptions().device_backend,
-          "How ranks exchange what is on GPUs: nccl (a GPU for each rank), "
-          "staged (by way of host memory and --backend, also where ranks share "
-          "a GPU), auto (nccl where no rank of this host shares a GPU; hosts "
-          "have to be alike).");
+ABSL_FLAG(bool, staged, gpt::TrainOptions().staged,
+          "With --device=cuda: exchange what is on GPUs by way of host memory "
+          "and --backend, in place of NCCL, so that ranks may share a GPU.");
 ABSL_FLAG(gpt::Sharding, sharding, gpt::TrainOptions().sharding,
           "full: parameters, gradients and optimizer state are split over the "
           "ranks. gradients: the same, with parameters whole from forward to "
@@ -322,7 +319,7 @@ absl::StatusOr<TrainOptions> ReadFlags() {
   options.ranks = absl::GetFlag(FLAGS_ranks);
   options.backend = absl::GetFlag(FLAGS_backend);
   options.device = absl::GetFlag(FLAGS_device);
-  options.device_backend = absl::GetFlag(FLAGS_device_backend);
+  options.staged = absl::GetFlag(FLAGS_staged);
   options.sharding = absl::GetFlag(FLAGS_sharding);
   options.precision = absl::GetFlag(FLAGS_precision);
   FSDP_ASSIGN_OR_RETURN(options.offload, ReadOffloadFlags());

@@ -117,10 +117,10 @@ TEST(FlagsTest, ReadsEveryFlag) {
 TEST(FlagsTest, ReadsTheFlagsThatDoNotGoWithReplicas) {
   ASSERT_OK_AND_ASSIGN(
       const TrainOptions options,
-      Parse({"--device=cuda", "--device-backend=staged", "--save=s", "--resume",
+      Parse({"--device=cuda", "--staged", "--save=s", "--resume",
              "--max-restarts=1", "--restart-ranks=fewer"}));
   EXPECT_EQ(options.device, Device::kCuda);
-  EXPECT_EQ(options.device_backend, DeviceBackend::kStaged);
+  EXPECT_TRUE(options.staged);
   EXPECT_EQ(options.restart_ranks, RestartRanks::kFewer);
 }
 
@@ -191,8 +191,6 @@ TEST(FlagsDeathTest, AbslRefusesWhatItCannotParse) {
               "expected auto, local, shared_memory or gloo");
   EXPECT_EXIT(Parse({"--device=tpu"}).IgnoreError(),
               ::testing::ExitedWithCode(1), "expected cpu or cuda");
-  EXPECT_EXIT(Parse({"--device-backend=gloo"}).IgnoreError(),
-              ::testing::ExitedWithCode(1), "expected auto, nccl or staged");
   EXPECT_EXIT(Parse({"--offload-kinds=states"}).IgnoreError(),
               ::testing::ExitedWithCode(1), "\"states\" is none of");
   EXPECT_EXIT(Parse({"--layer=3"}).IgnoreError(), ::testing::ExitedWithCode(1),

@@ -35,10 +35,10 @@ absl::Status CheckModel(const GptConfig& model) {
 
 absl::Status CheckDevice(const TrainOptions& options) {
   if (options.device == Device::kCpu) {
-    if (options.device_backend == DeviceBackend::kAuto) return absl::OkStatus();
+    if (!options.staged) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        "--device-backend without --device=cuda: it is for tensors on GPUs; "
-        "--backend chooses for those on the CPU");
+        "--staged without --device=cuda: it is for tensors on GPUs; --backend "
+        "chooses for those on the CPU");
   }
   if (options.backend == Backend::kLocal && options.ranks > 1) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -23,9 +23,6 @@ struct GptConfig {
 
 enum class Backend { kAuto, kLocal, kSharedMemory, kGloo };
 enum class Device { kCpu, kCuda };
-// Moves tensors that are on a GPU. kAuto is kNccl where each rank of a host has
-// a GPU of its own.
-using fsdp::comm::DeviceBackend;
 // With kNone each rank is on its own; others are as fsdp::ShardingStrategy.
 enum class Sharding { kFull, kGradients, kOptimizer, kReplicated, kNone };
 // A run is started again with as many ranks, or without those that have failed.
@@ -40,7 +37,7 @@ struct TrainOptions {
   int ranks = 2;
   Backend backend = Backend::kAuto;
   Device device = Device::kCpu;
-  DeviceBackend device_backend = DeviceBackend::kAuto;
+  bool staged = false;
   Sharding sharding = Sharding::kFull;
   ComputeDtype precision = ComputeDtype::kFloat;
   fsdp::OffloadOptions offload;  // not with kNone

@@ -93,10 +93,9 @@ TEST(OptionsTest, RanksThatUseGpusAreProcesses) {
 
 TEST(OptionsTest, ADevicesBackendNeedsADevice) {
   TrainOptions options;
-  options.device_backend = DeviceBackend::kStaged;
-  EXPECT_THAT(
-      CheckOptions(options),
-      StatusIs(kInvalid, HasSubstr("--device-backend without --device=cuda")));
+  options.staged = true;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--staged without --device=cuda")));
   options.device = Device::kCuda;
   EXPECT_OK(CheckOptions(options));
 }

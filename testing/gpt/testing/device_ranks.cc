@@ -20,6 +20,7 @@
 #include "comm/launcher/launcher.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
+#include "comm/testing/staged/staged_backend.h"
 #include "fsdp/options/offload_options.h"
 #include "gtest/gtest.h"
 #include "testing/gpt/data/batch.h"
@@ -93,10 +94,9 @@ absl::Status CompareWithPlain(const std::vector<double>& losses, int ranks,
 absl::Status RunRank(const SharedDevice& shared, const std::string& offload) {
   FSDP_ASSIGN_OR_RETURN(const fsdp::comm::Environment environment,
                         fsdp::comm::ReadEnvironment(std::getenv));
-  FSDP_ASSIGN_OR_RETURN(
-      const fsdp::comm::DeviceChoice device,
-      fsdp::comm::ChooseDevice(shared.type, DeviceBackend::kStaged, environment,
-                               /*nccl_on=*/nullptr));
+  FSDP_ASSIGN_OR_RETURN(const fsdp::comm::DeviceChoice device,
+                        fsdp::comm::ChooseDevice(shared.type, environment,
+                                                 fsdp::comm::StagedBackend));
   fsdp::comm::ConnectOptions connect;
   connect.connect_timeout = connect.timeout = absl::Seconds(60);
   connect.device = device.connect;

@@ -1,4 +1,4 @@
-#include "comm/staged/staged_communicator.h"
+#include "comm/testing/staged/staged_communicator.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -14,7 +14,7 @@
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
-#include "comm/staged/staged_queue.h"
+#include "comm/testing/staged/staged_queue.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,4 +1,4 @@
-#include "comm/staged/staged_communicator.h"
+#include "comm/testing/staged/staged_communicator.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>

@@ -1,4 +1,4 @@
-#include "comm/staged/staged_queue.h"
+#include "comm/testing/staged/staged_queue.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>

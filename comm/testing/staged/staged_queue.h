@@ -1,7 +1,7 @@
 // Runs collectives on a device's tensors one after the other, by a thread, as
 // collectives on host memory.
-#ifndef COMM_STAGED_STAGED_QUEUE_H_
-#define COMM_STAGED_STAGED_QUEUE_H_
+#ifndef COMM_TESTING_STAGED_STAGED_QUEUE_H_
+#define COMM_TESTING_STAGED_STAGED_QUEUE_H_
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -139,4 +139,4 @@ class StagedQueue {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_STAGED_STAGED_QUEUE_H_
+#endif  // COMM_TESTING_STAGED_STAGED_QUEUE_H_

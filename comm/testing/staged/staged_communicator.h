@@ -1,6 +1,6 @@
 // Collectives on a device's tensors through host memory.
-#ifndef COMM_STAGED_STAGED_COMMUNICATOR_H_
-#define COMM_STAGED_STAGED_COMMUNICATOR_H_
+#ifndef COMM_TESTING_STAGED_STAGED_COMMUNICATOR_H_
+#define COMM_TESTING_STAGED_STAGED_COMMUNICATOR_H_
 
 #include <c10/core/Device.h>
 
@@ -13,8 +13,8 @@ namespace fsdp::comm {
 
 // Returns a group for tensors on `device` over `host`, a group for CPU tensors:
 // inputs are copied to page-locked host memory, `host` does the collective, and
-// results are copied back. It is for several ranks on one GPU, which NCCL
-// refuses, and for machines without NCCL; it is much slower than NCCL.
+// results are copied back. It is for tests of several ranks on one GPU, which
+// NCCL refuses, and on devices that have no NCCL.
 //
 // A thread runs the calls one after the other, each after the work of the
 // stream that was current at the call; a call never waits. Work::Wait() makes
@@ -35,4 +35,4 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateStagedCommunicator(
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_STAGED_STAGED_COMMUNICATOR_H_
+#endif  // COMM_TESTING_STAGED_STAGED_COMMUNICATOR_H_

@@ -1,4 +1,4 @@
-#include "comm/staged/staged_backend.h"
+#include "comm/testing/staged/staged_backend.h"
 
 #include <memory>
 #include <utility>
@@ -6,8 +6,8 @@
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/staged/staged_communicator.h"
 #include "comm/startup/rank_device.h"
+#include "comm/testing/staged/staged_communicator.h"
 
 namespace fsdp::comm {
 

@@ -1,4 +1,4 @@
-#include "comm/staged/staged_backend.h"
+#include "comm/testing/staged/staged_backend.h"
 
 #include <c10/core/Device.h>
 
