@@ -15,7 +15,6 @@
 #include "adapters/lora_config.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/flags/command_line.h"
 
 namespace llama {

@@ -11,7 +11,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "adapters/lora_config.h"
-#include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/flags/command_line.h"
 
 namespace llama {

@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "comm/run_ranks/run_ranks.h"
 #include "fsdp/options/offload_options.h"
 
 namespace gpt {
