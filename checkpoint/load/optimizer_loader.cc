@@ -195,17 +195,14 @@ int64_t OptimizerLoader::bytes() const {
   return bytes;
 }
 
-at::Tensor& OptimizerLoader::StateAt(int leaf, Place place) {
-  OptimizerSlots& state = states_[parameters()[leaf].name];
-  return state.tensors[slots_[place.slot].name];
-}
-
 std::vector<OptimizerLoader::Place> OptimizerLoader::PlacesOf(
     absl::Span<const int> leaves, bool is_new) {
   std::vector<Place> places;
   for (const int leaf : leaves) {
     for (const Place& place : places_by_leaf_[leaf]) {
-      if (StateAt(leaf, place).is_meta() == is_new) places.push_back(place);
+      if (TargetAt(place).values.is_meta() == is_new) {
+        places.push_back(place);
+      }
     }
   }
   return places;
@@ -216,7 +213,7 @@ int64_t OptimizerLoader::PassingBytes(int leaf) {
   if (!MayRest(named.values) && present_.count(named.name) == 0) return 0;
   int64_t bytes = 0;
   for (const Place& place : places_by_leaf_[leaf]) {
-    const at::Tensor& state = StateAt(leaf, place);
+    const at::Tensor& state = TargetAt(place).values;
     if (state.is_meta()) bytes += static_cast<int64_t>(state.nbytes());
   }
   return bytes;
@@ -246,13 +243,12 @@ absl::Status OptimizerLoader::FillBatch(absl::Span<const int> leaves,
   for (const int leaf : leaves) {
     shards.push_back(parameters()[leaf].values);
     for (const Place& place : places_by_leaf_[leaf]) {
-      at::Tensor& state = StateAt(leaf, place);
-      if (!state.is_meta()) continue;
-      TensorRange& target = slots_[place.slot].targets[place.target];
-      FSDP_ASSIGN_OR_RETURN(target,
-                            MakeState(parameters()[leaf], state.scalar_type(),
-                                      shards.back().device()));
-      state = target.values;
+      TensorRange& target = TargetAt(place);
+      if (!target.values.is_meta()) continue;
+      FSDP_ASSIGN_OR_RETURN(
+          target, MakeState(parameters()[leaf], target.values.scalar_type(),
+                            shards.back().device()));
+      states_[target.name].tensors[slots_[place.slot].name] = target.values;
     }
   }
   FSDP_RETURN_IF_ERROR(ReadPlaces(places, read));
@@ -264,7 +260,7 @@ absl::Status OptimizerLoader::FillBatch(absl::Span<const int> leaves,
   }
   // From here on the optimizer alone has them.
   for (const Place& place : places) {
-    slots_[place.slot].targets[place.target] = TensorRange();
+    TargetAt(place).values.reset();
   }
   return places.empty() ? absl::OkStatus() : TakeUpStates(optimizer_, shards);
 }

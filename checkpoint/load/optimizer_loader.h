@@ -83,7 +83,9 @@ class OptimizerLoader {
     return values_.model().parameters();
   }
   void KeepStepped();
-  at::Tensor& StateAt(int leaf, Place place);
+  TensorRange& TargetAt(Place place) {
+    return slots_[place.slot].targets[place.target];
+  }
   // Returns those whose state is still to be made, or the others.
   std::vector<Place> PlacesOf(absl::Span<const int> leaves, bool is_new);
   // Bytes of a leaf's new states that exist beside old ones, or for a while.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -26,6 +27,7 @@
 #include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "fsdp/memory/resting_memory.h"
+#include "ranges/file_place.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
@@ -208,7 +210,10 @@ absl::Status WriteOwnHeads(const SavePlan& plan, RangeWriter& writer) {
   return absl::OkStatus();
 }
 
-absl::Status WriteLive(const SavePlan& plan, RangeWriter& writer) {
+absl::Status ForEachRange(
+    const SavePlan& plan,
+    absl::FunctionRef<absl::Status(const FilePlace& place, ReadBytes read)>
+        use) {
   Resident held;
   for (const SaveRange& place : plan.ranges) {
     const TensorRange& range = place.range;
@@ -218,12 +223,17 @@ absl::Status WriteLive(const SavePlan& plan, RangeWriter& writer) {
     held = std::move(next);
     const TensorSource source(OnHost(range.values), range.file_dtype());
     FSDP_RETURN_IF_ERROR(
-        writer.Write(place.file, place.offset, place.bytes,
-                     [&](int64_t position, absl::Span<char> out) {
-                       return Annotate(source.Read(position, out), range.name);
-                     }));
+        use(place, [&](int64_t position, absl::Span<char> out) {
+          return Annotate(source.Read(position, out), range.name);
+        }));
   }
   return absl::OkStatus();
+}
+
+absl::Status WriteLive(const SavePlan& plan, RangeWriter& writer) {
+  return ForEachRange(plan, [&](const FilePlace& place, ReadBytes read) {
+    return writer.Write(place.file, place.offset, place.bytes, read);
+  });
 }
 
 }  // namespace fsdp::checkpoint

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -73,8 +74,18 @@ absl::Status WriteHeads(const SavePlan& plan, RangeWriter& writer);
 // Writes the heads of this rank's own files.
 absl::Status WriteOwnHeads(const SavePlan& plan, RangeWriter& writer);
 
-// Writes all of `plan.ranges` from where the values are. Of values that rest
-// elsewhere, one unit at a time is in memory.
+// Reads bytes of a range from `position` on.
+using ReadBytes =
+    absl::FunctionRef<absl::Status(int64_t position, absl::Span<char> out)>;
+// Calls `use` with the place of each of `plan.ranges`, in their order, and what
+// reads it, during the call. Of values that rest elsewhere, one unit at a time
+// is in memory.
+absl::Status ForEachRange(
+    const SavePlan& plan,
+    absl::FunctionRef<absl::Status(const FilePlace& place, ReadBytes read)>
+        use);
+
+// Writes all of `plan.ranges` from where the values are.
 absl::Status WriteLive(const SavePlan& plan, RangeWriter& writer);
 
 }  // namespace fsdp::checkpoint

@@ -12,11 +12,9 @@
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
-#include "checkpoint/bytes/tensor_bytes.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/save/save_plan.h"
-#include "fsdp/memory/resting_memory.h"
+#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 
@@ -81,39 +79,27 @@ constexpr int64_t kPartBytes = int64_t{8} << 20;
 }  // namespace
 
 absl::Status StagedFeed::Stage(const SavePlan& plan, absl::Duration timeout) {
-  Resident held;
-  for (const SaveRange& range : plan.ranges) {
-    absl::StatusOr<Resident> next =
-        Resident::Of(range.range.values, Use::kRead, Where::kHost);
-    absl::Status staged = next.status();
-    if (next.ok()) {
-      held = *std::move(next);
-      staged = StageRange(range, timeout);
-    }
-    if (staged.ok()) continue;
-    End(staged);
-    return staged;
-  }
-  End(absl::OkStatus());
-  return absl::OkStatus();
+  absl::Status staged =
+      ForEachRange(plan, [&](const FilePlace& place, ReadBytes read) {
+        return StageRange(place, read, timeout);
+      });
+  End(staged);
+  return staged;
 }
 
-absl::Status StagedFeed::StageRange(const SaveRange& range,
+absl::Status StagedFeed::StageRange(const FilePlace& place, ReadBytes read,
                                     absl::Duration timeout) {
-  const TensorSource source(OnHost(range.range.values),
-                            range.range.file_dtype());
   // Two parts fit: one is written while the other is copied.
   const int64_t step =
       std::max<int64_t>(1, std::min(kPartBytes, ring_.capacity() / 2));
-  for (int64_t position = 0; position < range.bytes; position += step) {
-    const int64_t bytes = std::min(step, range.bytes - position);
+  for (int64_t position = 0; position < place.bytes; position += step) {
+    const int64_t bytes = std::min(step, place.bytes - position);
     FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
                           ring_.Take(bytes, absl::Now() + timeout));
-    const absl::Status read =
-        Annotate(source.Read(position, memory), range.range.name);
+    const absl::Status status = read(position, memory);
     // Also what could not be read has to be given back.
-    Push({range.file, range.offset + position, memory});
-    FSDP_RETURN_IF_ERROR(read);
+    Push({place.file, place.offset + position, memory});
+    FSDP_RETURN_IF_ERROR(status);
   }
   return absl::OkStatus();
 }

@@ -17,6 +17,7 @@
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/save/save_plan.h"
 #include "offload/page_memory.h"
+#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 
@@ -86,7 +87,8 @@ class StagedFeed {
     absl::Span<char> bytes;  // of the ring
   };
 
-  absl::Status StageRange(const SaveRange& range, absl::Duration timeout);
+  absl::Status StageRange(const FilePlace& place, ReadBytes read,
+                          absl::Duration timeout);
   void Push(const Part& part);
   void End(const absl::Status& status);
   bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

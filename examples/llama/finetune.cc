@@ -1,5 +1,6 @@
 // Fine-tunes a Hugging Face model, sharded over two ranks, and hands it back:
 //   bazel run //examples/llama:finetune -- MODEL_FOLDER TOKENS.bin NEW_FOLDER
+// With --device=cuda behind them, finetune_cuda trains on one GPU, by itself.
 // //examples/llama:train has all the choices; this is how little it takes.
 #include <torch/optim/adamw.h>
 #include <torch/types.h>
@@ -12,6 +13,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/model_files.h"
 #include "comm/agreement.h"
+#include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/data/token_batches.h"
@@ -25,13 +27,14 @@
 #include "fsdp/optim/fused_optimizer.h"
 
 absl::Status FineTune(const std::string& folder, const std::string& tokens,
-                      const std::string& trained,
+                      const std::string& trained, torch::Device device,
                       const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
   FSDP_ASSIGN_OR_RETURN(const auto config, llama::ReadConfig(folder));
   std::shared_ptr<llama::CausalLmImpl> net;
   {
     const fsdp::DeferredInit deferred;  // no rank ever has all of it
     net = std::make_shared<llama::CausalLmImpl>(config);
+    llama::MoveTo(device, *net);
   }
   fsdp::Options options;
   options.wrap_policy = fsdp::WrapModules<llama::DecoderLayerImpl>();
@@ -53,7 +56,8 @@ absl::Status FineTune(const std::string& folder, const std::string& tokens,
   for (int step = 0; step < 100; ++step) {
     FSDP_ASSIGN_OR_RETURN(const llama::Batch batch, batches.Next());
     const torch::Tensor loss =
-        model->forward(batch.tokens, llama::DocumentStarts(), batch.targets);
+        model->forward(batch.tokens.to(device), llama::DocumentStarts(),
+                       batch.targets.to(device));
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
     FSDP_RETURN_IF_ERROR(model->ClipGradNorm(1.0).status());
     optimizer.step();
@@ -71,13 +75,25 @@ absl::Status FineTune(const std::string& folder, const std::string& tokens,
 }
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    std::cerr << "usage: finetune MODEL_FOLDER TOKENS.bin NEW_FOLDER\n";
+  const bool on_gpu = argc == 5 && std::string(argv[4]) == "--device=cuda";
+  if (argc != 4 && !on_gpu) {
+    std::cerr << "usage: finetune MODEL_FOLDER TOKENS.bin NEW_FOLDER "
+                 "[--device=cuda]\n";
     return 2;
   }
+  const int ranks_to_run = on_gpu ? 1 : 2;
+  const auto choice = fsdp::comm::ChooseDeviceOfProcess(
+      on_gpu ? torch::kCUDA : torch::kCPU, ranks_to_run, /*nccl_on=*/nullptr);
+  if (!choice.ok()) {
+    std::cerr << choice.status() << std::endl;
+    return 1;
+  }
+  fsdp::comm::ConnectOptions connect;
+  connect.device = choice->connect;
   return fsdp::comm::RunRanks(
-      argc, argv, /*ranks=*/2,
+      argc, argv, ranks_to_run,
       [&](std::shared_ptr<fsdp::comm::Communicator> ranks) {
-        return FineTune(argv[1], argv[2], argv[3], ranks);
-      });
+        return FineTune(argv[1], argv[2], argv[3], choice->device, ranks);
+      },
+      connect);
 }

@@ -20,6 +20,7 @@
 #include "checkpoint/huggingface/file_plan.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/tensor/tensor_info.h"
+#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {
@@ -65,7 +66,7 @@ absl::StatusOr<std::vector<FileRun>> RunsOfAll(const StoredTensor& tensor) {
   FSDP_ASSIGN_OR_RETURN(const int64_t bytes, BytesOf(tensor.info));
   std::vector<FileRun> runs;
   for (const StoredBox& box : tensor.boxes) {
-    runs.push_back({box.file, box.offset, bytes, 0});
+    runs.push_back({{box.file, box.offset, bytes}, 0});
   }
   return runs;
 }
@@ -83,11 +84,7 @@ absl::Status WriteFiles(const Catalog& catalog, const FilePlan& plan,
     const PlannedTensor& place = plan.tensors[i];
     FSDP_ASSIGN_OR_RETURN(const std::vector<FileRun> runs,
                           RunsOfAll(catalog.tensors()[i]));
-    std::vector<ReadRange> ranges;
-    ranges.reserve(runs.size());
-    for (const FileRun& run : runs) {
-      ranges.push_back({run.file, run.offset, run.bytes});
-    }
+    const std::vector<FilePlace> ranges(runs.begin(), runs.end());
     FSDP_RETURN_IF_ERROR(reader.Read(
         ranges,
         [&](size_t range, int64_t position,

@@ -3,6 +3,7 @@
 #include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <utility>

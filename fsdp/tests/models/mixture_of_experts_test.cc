@@ -206,7 +206,7 @@ TEST_P(MixtureOfExpertsTest, AnIgnoredExpertIsEachRanksOwn) {
                           FullyShard(net, Unowned(world), MixtureOptions()));
     std::vector<TensorRange> own;
     for (const auto& item : expert->named_parameters()) {
-      own.push_back({item.key(), item.value().sizes().vec(), item.value(), 0});
+      own.push_back(WholeRange(item.key(), item.value()));
     }
     FSDP_ASSIGN_OR_RETURN(const MoeRecord actual,
                           TrainMixture(model, own, 4, GetParam()));

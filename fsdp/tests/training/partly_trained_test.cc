@@ -30,6 +30,7 @@
 #include "comm/testing/run_ranks.h"
 #include "comm/testing/shared_memory_group.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/memory/resting_memory.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/toy_model.h"
