@@ -3,12 +3,15 @@
 #include <c10/core/DeviceType.h>
 
 #include <memory>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/ranks_of_one_host.h"
@@ -51,6 +54,17 @@ TEST(DeviceChoiceTest, OneRankNeedsNoNccl) {
                        Connect(Environment(), options));
   EXPECT_OK(SumRanks(*ranks, FakeDevice::device()));
   EXPECT_OK(SumRanks(*ranks));
+}
+
+TEST(DeviceChoiceTest, TheOnlyRankOfAReplicaNeedsNccl) {
+  FakeDevice::Register();
+  ASSERT_OK_AND_ASSIGN(const DeviceChoice found,
+                       ChooseDevice(kFake, Environment(), nullptr));
+  ASSERT_OK_AND_ASSIGN(const auto replicas, CreateLocalGroup(2));
+  EXPECT_THAT(
+      found.connect({nullptr, 0, absl::Seconds(5), *replicas[0]}).status(),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               HasSubstr("2 ranks on privateuseone:0 need NCCL")));
 }
 
 TEST(DeviceChoiceTest, RanksHaveNcclWhereItIsLinked) {

@@ -38,10 +38,20 @@ int Print(const absl::Status& status) {
   return TellEnd(status, /*local_rank=*/0);
 }
 
-// For a rank that has no others.
+absl::Status NeedsNccl(int ranks, c10::Device device) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      ranks, " ranks on ", device.str(),
+      " need NCCL, and this program was linked without it: build it with "
+      "--config=cuda, as a program that is linked with it (train_cuda of the "
+      "examples), or take one rank"));
+}
+
+// For a rank that has no others, neither in its job nor in replicas of it.
 ConnectDevice OnlyRank(c10::Device device) {
   return [device](const DeviceMeeting& meeting)
              -> absl::StatusOr<std::unique_ptr<Communicator>> {
+    const int met = meeting.host.world_size();
+    if (met > 1) return NeedsNccl(met, device);
     FSDP_ASSIGN_OR_RETURN(
         auto ranks,
         CreateLocalGroup(/*world_size=*/1, {meeting.timeout, {}, device}));
@@ -178,11 +188,7 @@ absl::StatusOr<DeviceChoice> ChooseDevice(c10::DeviceType type,
   } else if (environment.world_size == 1) {
     found.connect = OnlyRank(found.device);
   } else {
-    return absl::FailedPreconditionError(absl::StrCat(
-        environment.world_size, " ranks on ", found.device.str(),
-        " need NCCL, and this program was linked without it: build it with "
-        "--config=cuda, as a program that is linked with it (train_cuda of the "
-        "examples), or take one rank"));
+    return NeedsNccl(environment.world_size, found.device);
   }
   return found;
 }

@@ -91,9 +91,9 @@ struct OffloadOptions {
   // Keeps the files of parameters and optimizer states, which every step of the
   // optimizer commits, after the run. A run of the same model and `name` on as
   // many ranks goes on from the last step that all ranks have finished,
-  // whenever they were killed; see OffloadSpace::step(). Needs these two kinds
-  // on kSsd, no memory_budget, and one fused optimizer that does not step in
-  // backward.
+  // whenever they were killed; see OffloadStats::kept_steps. Needs these two
+  // kinds on kSsd, no memory_budget, and one fused optimizer that does not step
+  // in backward.
   bool keep = false;
   std::string name = "offload";
 

@@ -137,11 +137,14 @@ absl::Status ForEachWhole(
             range->second, i);
       }
       for (const auto& [dtype, of_flat] : by_dtype) {
-        FSDP_ASSIGN_OR_RETURN(const at::Tensor shard,
-                              ShardOf(*flat, dtype, ranges, of_flat));
+        const absl::StatusOr<at::Tensor> shard =
+            ShardOf(*flat, dtype, ranges, of_flat);
+        // The other ranks wait in the gather.
+        if (!shard.ok()) model.Abort(shard.status());
+        FSDP_RETURN_IF_ERROR(shard.status());
         FSDP_ASSIGN_OR_RETURN(
             const at::Tensor whole,
-            GatherShards(model, unit, shard, model.unit_name(unit)));
+            GatherShards(model, unit, *shard, model.unit_name(unit)));
         for (const auto& [range, index] : of_flat) {
           visit(range, flat->ViewOf(whole, index));
         }

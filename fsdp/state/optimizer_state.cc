@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "fsdp/memory/resting_memory.h"
@@ -185,8 +186,8 @@ absl::StatusOr<ShardedOptimizerState> MakeShardedOptimizerState(
         ShardedOptimizerState result{{}, NumbersOf(view), view.groups};
         for (auto& [key, ranges] : SlotRanges(model.Ranges(), view)) {
           for (TensorRange& range : ranges) {
-            FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                                  Resident::Of(range.values, Use::kRead));
+            const Resident resident =
+                ValueOrThrow(Resident::Of(range.values, Use::kRead));
             range.name = KeyOf(range.name, key);
             range.values = range.values.detach().clone();
             result.tensors.push_back(std::move(range));

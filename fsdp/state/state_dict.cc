@@ -324,8 +324,7 @@ absl::StatusOr<ShardedStateDict> MakeShardedStateDict(
         ShardedStateDict dict;
         Resident held;
         for (const TensorRange& range : values.ranges()) {
-          FSDP_ASSIGN_OR_RETURN(Resident next,
-                                Resident::Of(range.values, Use::kRead));
+          Resident next = ValueOrThrow(Resident::Of(range.values, Use::kRead));
           held = std::move(next);
           dict.parameters.push_back(range);
           dict.parameters.back().values = range.values.detach().clone();

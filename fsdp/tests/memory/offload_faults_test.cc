@@ -2,6 +2,7 @@
 // waiting, and after a failed step of the optimizer a model as it was before.
 #include <torch/optim/adamw.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -11,6 +12,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
@@ -179,6 +182,49 @@ int FailFirst(RestingKind kind, int64_t most) {
 
 TEST(OffloadFaultsTest, AStateThatCannotBeReadUndoesTheStepOnAllRanks) {
   EXPECT_GT(FailEachRead(Plan()), 5);
+}
+
+TEST(OffloadFaultsTest, AStateThatCannotBeGatheredIsToldToAllRanks) {
+  int failures = 0;
+  for (int64_t nth = 0; nth < 60; ++nth) {
+    Fault fault;
+    fault.operation = Fault::Operation::kRead;
+    fault.nth = nth;
+    Plan plan;
+    plan.faults = {fault};
+    plan.away = Away::kStates;
+    plan.buffer_pages = 4;
+    std::array<absl::Status, kRanks> gathered;
+    std::array<absl::Notification, kRanks> done;
+    const auto results =
+        RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
+          FSDP_ASSIGN_OR_RETURN(
+              Model model, MakeModel(world, Offloading(world.rank(), plan)));
+          FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+          for (int step = 0; step < kSteps; ++step) {
+            optimizer.zero_grad();
+            FSDP_RETURN_IF_ERROR(Backward(model, step));
+            FSDP_RETURN_IF_ERROR(Step(optimizer));
+          }
+          gathered[world.rank()] =
+              model->GatherOptimizerState(optimizer).status();
+          done[world.rank()].Notify();
+          // A rank that returns would end the others by that.
+          return done[1 - world.rank()].WaitForNotificationWithTimeout(
+                     absl::Seconds(30))
+                     ? absl::OkStatus()
+                     : absl::DeadlineExceededError("the other rank waits");
+        });
+    if (!done[0].HasBeenNotified()) continue;  // a step has failed
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_OK(results[rank]) << nth;
+      EXPECT_EQ(gathered[rank].ok(), gathered[0].ok()) << nth;
+      if (gathered[rank].ok()) continue;
+      EXPECT_THAT(std::string(gathered[rank].message()), HasSubstr(kInjected));
+    }
+    failures += !gathered[0].ok();
+  }
+  EXPECT_GT(failures, 0);
 }
 
 TEST(OffloadFaultsTest, ParametersInMemoryAreUndoneWithTheirStates) {
