@@ -53,12 +53,17 @@ c10::ScalarType DtypeFor(c10::ScalarType own, const PartOptions& options) {
 }
 
 // Makes `range`, which is whole or row-major, what this rank writes of it.
-absl::Status TakePart(int rank, bool is_buffer, TensorRange& range) {
+// `name` is its name in the model.
+absl::Status TakePart(int rank, const ModelValues& model,
+                      const std::string& name, TensorRange& range) {
   at::Tensor& values = range.values;
   if (range.is_whole) {
     if (values.layout() != c10::kStrided) {
+      const bool is_parameter = absl::c_any_of(
+          model.parameters(),
+          [&name](const TensorRange& one) { return one.name == name; });
       return absl::InvalidArgumentError(
-          absl::StrCat(is_buffer ? "buffer " : "parameter ", range.name,
+          absl::StrCat(is_parameter ? "parameter " : "buffer ", range.name,
                        " is not strided: no safetensors file can hold it"));
     }
     values = rank == 0
@@ -91,17 +96,12 @@ absl::StatusOr<TensorGroup> GroupOf(std::string stem, const RunValues& values,
   if (values.sharded() != nullptr) {
     FSDP_RETURN_IF_ERROR(MakeRowMajor(*values.sharded(), ranges));
   }
-  std::set<std::string> buffers;
-  const ModelValues& model = values.model();
-  for (size_t i = model.num_parameters; i < model.all.size(); ++i) {
-    buffers.insert(model.all[i].name);
-  }
   std::set<std::string> names;
   for (TensorRange& range : ranges) {
-    const bool is_buffer = buffers.count(range.name) > 0;
+    const std::string name =
+        std::exchange(range.name, *NameInFile(range.name, options));
     range.dtype = DtypeFor(range.file_dtype(), options);
-    range.name = *NameInFile(range.name, options);
-    FSDP_RETURN_IF_ERROR(TakePart(rank, is_buffer, range));
+    FSDP_RETURN_IF_ERROR(TakePart(rank, values.model(), name, range));
     if (names.insert(range.name).second) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("two tensors of the model have the name ", range.name,
