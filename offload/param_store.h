@@ -76,7 +76,7 @@ struct StoreStats {
   int64_t peak_used_bytes = 0;
 };
 
-// What an Offloader, one memory in front of several stores, has done.
+// Counts the work of an Offloader, one memory in front of several stores.
 struct OffloaderStats {
   int64_t found = 0;          // in memory when acquired
   int64_t prefetched = 0;     // being read ahead when acquired

@@ -114,7 +114,7 @@ struct OffloadOptions {
   absl::Status Validate() const;
 };
 
-// What a model has off its device, and what moving it has cost this rank.
+// Counts what a model has off its device and what moving it has cost this rank.
 struct OffloadStats {
   std::array<offload::StoreStats, kNumRestingKinds> stores;  // by RestingKind
   offload::OffloaderStats memory;  // of the host, in front of files

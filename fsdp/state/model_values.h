@@ -38,7 +38,7 @@ struct ModelValues {
   absl::Span<const TensorRange> parameters() const {
     return absl::MakeConstSpan(all).first(num_parameters);
   }
-  // What may differ between ranks.
+  // The values that may differ between ranks.
   absl::Span<const TensorRange> others() const {
     return absl::MakeConstSpan(all).subspan(num_ranges);
   }

@@ -23,7 +23,7 @@ namespace fsdp::testing {
 
 using ToyModel = FullyShardedDataParallel<NetImpl>;
 
-// What a training does, apart from where things rest.
+// A training, apart from where things rest.
 struct OffloadScenario {
   std::string name;
   int world_size = 2;

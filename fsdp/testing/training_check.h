@@ -26,8 +26,8 @@
 
 namespace fsdp::testing {
 
-// What both models do. Net::forward takes and returns one tensor, as itself or
-// as a TorchScript value.
+// A training that both models do. Net::forward takes and returns one tensor, as
+// itself or as a TorchScript value.
 template <typename Net>
 struct Training {
   std::function<std::shared_ptr<Net>()> make_net;

@@ -1,4 +1,4 @@
-// What one rank does, from its data to the report.
+// Runs one rank, from its data to the report.
 #ifndef TESTING_GPT_RANK_PROGRAM_H_
 #define TESTING_GPT_RANK_PROGRAM_H_
 

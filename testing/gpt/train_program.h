@@ -12,7 +12,8 @@
 
 namespace gpt {
 
-// What programs for tests change in ranks that are processes; may be empty.
+// Programs for tests change ranks that are processes by these; each may be
+// empty.
 struct TrainHooks {
   std::function<void(fsdp::comm::ConnectOptions&)> connecting;
   std::function<std::unique_ptr<fsdp::comm::Communicator>(

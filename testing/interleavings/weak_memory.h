@@ -118,10 +118,10 @@ class WeakMemory {
   Epoch Tick(int thread) { return {thread, ++clocks_[thread][thread]}; }
 
   std::array<VectorClock, kMaxThreads> clocks_;
-  // What the kernel has made visible beyond that.
+  // The kernel has made these visible beyond that.
   std::array<VectorClock, kMaxThreads> shown_;
-  // Of fences: what the next relaxed stores release, and what relaxed loads
-  // have seen and a fence would acquire.
+  // The next relaxed stores release the first of these because of a fence.
+  // Relaxed loads have seen the second, which a fence would acquire.
   std::array<VectorClock, kMaxThreads> fence_released_;
   std::array<VectorClock, kMaxThreads> fence_seen_;
   std::unordered_map<uint64_t, Location> locations_;

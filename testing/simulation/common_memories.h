@@ -20,7 +20,7 @@ namespace fsdp::simulation {
 // byte, neither having seen the other's change, are a violation.
 class CommonMemories {
  public:
-  // What a process had written or seen of changes: by memory, by member.
+  // The changes that a process has written or seen, by memory and by member.
   using Clock = std::vector<std::vector<size_t>>;
 
   explicit CommonMemories(Simulation& simulation) : simulation_(simulation) {}

@@ -1,4 +1,4 @@
-// What a simulated disk remembers, and what of it survives.
+// The memory of a simulated disk, and the part of it that survives.
 #ifndef CHECKPOINT_FILES_TESTING_SIMULATED_NODE_H_
 #define CHECKPOINT_FILES_TESTING_SIMULATED_NODE_H_
 

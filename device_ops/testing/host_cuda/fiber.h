@@ -33,7 +33,7 @@ class Fiber {
   const std::unique_ptr<char[]> stack_;
   ucontext_t own_;
   ucontext_t caller_;
-  // What the sanitizers need follows.
+  // The sanitizers need these.
   const void* caller_stack_ = nullptr;
   size_t caller_stack_bytes_ = 0;
   void* own_frames_ = nullptr;

@@ -39,7 +39,7 @@ struct ModelKind {
 // Where the user's code in a unit throws.
 enum class ProgramFailure { kNone, kInForward, kInBackward };
 
-// What a unit's call depends on besides its tensors. It is an argument, so that
+// A unit's call depends on this besides its tensors. It is an argument, so that
 // a repeated call does the same.
 struct ProgramCall {
   ProgramPlace place;

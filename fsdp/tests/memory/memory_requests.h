@@ -1,5 +1,5 @@
-// What users gather between steps, how ranks hold parameters, and the same
-// training with plain LibTorch.
+// Requests of users between steps, ways in which ranks hold parameters, and the
+// same training with plain LibTorch.
 #ifndef FSDP_TESTS_MEMORY_MEMORY_REQUESTS_H_
 #define FSDP_TESTS_MEMORY_MEMORY_REQUESTS_H_
 
@@ -51,8 +51,8 @@ Options OptionsFor(const Way& way);
 std::shared_ptr<Communicator> WithToldFences(std::shared_ptr<Communicator> base,
                                              std::function<void()> tell);
 
-// What a user does after backward, before and after the optimizer's step, and
-// which blocks meanwhile have the values from before the step.
+// A user makes these calls after backward, before and after the optimizer's
+// step. `held` blocks meanwhile have the values from before the step.
 struct Request {
   std::string name;
   std::function<absl::Status(Net&)> before;

@@ -35,7 +35,7 @@ struct Plan {
   int rank = 0;
   RestingKind kind = RestingKind::kOptimizer;
   std::vector<Fault> faults;
-  // What rests in stores; everything else stays in memory.
+  // These rest in stores; everything else stays in memory.
   enum class Away { kAll, kStates, kParameters, kGradients };
   Away away = Away::kAll;
   bool two_groups = false;

@@ -32,7 +32,7 @@ struct SimulatedReplica {
   std::map<int, int> evicted;      // how many ranks know it
 };
 
-// What a rank asks of its world.
+// A rank asks these of its world.
 struct RankSurroundings {
   LogChecker* checker;
   std::function<int(int)> random;  // 0 to n - 1

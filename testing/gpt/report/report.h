@@ -1,4 +1,4 @@
-// What a training run has to say at its end.
+// The report of a training run at its end.
 #ifndef TESTING_GPT_REPORT_REPORT_H_
 #define TESTING_GPT_REPORT_REPORT_H_
 

@@ -1,4 +1,4 @@
-// What is to go wrong in a run, and when, as text.
+// A plan, as text, of the faults of a run and of their times.
 #ifndef TESTING_GPT_TESTING_FAULT_PLAN_H_
 #define TESTING_GPT_TESTING_FAULT_PLAN_H_
 
@@ -40,7 +40,7 @@ struct Fault {
 
 // Parses
 // "fault=kill,rank=1,step=3,operation=reduce_scatter,call=2,when=wait;...".
-// What is left out is as in Fault. InvalidArgument names what is wrong.
+// A field that is left out is as in Fault. InvalidArgument names the mistake.
 absl::StatusOr<std::vector<Fault>> ParseFaultPlan(absl::string_view text);
 
 // Returns `plan`'s first fault for this rank in this attempt of its replica.
