@@ -18,6 +18,12 @@
 
 namespace fsdp {
 
+TensorRange TensorRange::With(at::Tensor elements) const {
+  TensorRange range = *this;
+  range.values = std::move(elements);
+  return range;
+}
+
 bool TensorRange::IsRowMajor() const {
   if (absl::c_linear_search(sizes, 0)) return true;
   const std::vector<int64_t> row_major = RowMajorStrides(sizes);

@@ -44,6 +44,9 @@ struct TensorRange {
     return dtype.has_value() ? *dtype : values.scalar_type();
   }
   int64_t end() const { return begin + values.numel(); }
+  // Returns this range with other elements, those of something that is laid out
+  // like this tensor, such as a state of an optimizer.
+  TensorRange With(at::Tensor elements) const;
   // Returns whether storage order is the order of elements in files.
   bool IsRowMajor() const;
   // Returns the elements from `begin` on as files have them, 1-D and in the

@@ -163,7 +163,7 @@ absl::StatusOr<TensorRange> OptimizerLoader::StateFor(const TensorRange& leaf,
           .insert({held->second.storage().unsafeGetStorageImpl(),
                    held->second.storage_offset()})
           .second;
-  return is_own ? StateTarget(leaf, held->second) : planned;
+  return is_own ? leaf.With(held->second) : planned;
 }
 
 // Leaves that the optimizer does not step get no state.

@@ -352,12 +352,7 @@ absl::StatusOr<TensorRange> MakeState(const TensorRange& parameter,
     state = at::empty_like(parameter.values.detach(),
                            at::TensorOptions().dtype(dtype).device(device));
   }));
-  return StateTarget(parameter, state);
-}
-
-TensorRange StateTarget(TensorRange parameter, const at::Tensor& state) {
-  parameter.values = state;
-  return parameter;
+  return parameter.With(state);
 }
 
 }  // namespace fsdp::checkpoint

@@ -52,8 +52,6 @@ Caching CachingFor(const RunValues& values, int world_size);
 absl::StatusOr<TensorRange> MakeState(const TensorRange& parameter,
                                       c10::ScalarType dtype,
                                       c10::Device device);
-// Returns the target that fills such memory.
-TensorRange StateTarget(TensorRange parameter, const at::Tensor& state);
 
 }  // namespace fsdp::checkpoint
 

@@ -79,8 +79,7 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
     for (const TensorRange& leaf : values.model_.parameters()) {
       const at::Tensor average = run.average->Of(leaf.values);
       if (!average.defined()) continue;
-      values.averages_->push_back(leaf);
-      values.averages_->back().values = average;
+      values.averages_->push_back(leaf.With(average));
     }
   }
   if (run.optimizer == nullptr) return values;

@@ -15,7 +15,7 @@
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/ranks_of_one_host.h"
-#include "comm/testing/staged/staged_backend.h"
+#include "comm/testing/staged/staged_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

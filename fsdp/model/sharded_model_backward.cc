@@ -197,7 +197,9 @@ void ShardedModel::OnEndOfBackward() {
   ThrowIfError(TransitionOrGiveUp(event, {}));
   runtime_->EndOfBackward();
   RestoreSentinels();
-  if (synchronizes_ && ReducesAll()) unused_.NoteGradients(ranges_);
+  if (!unused_.is_over() && synchronizes_ && ReducesAll()) {
+    unused_.NoteGradients(ranges_);
+  }
   absl::Status status = CheckOrder();
   if (!status.ok()) GiveUpIteration(status);
   ThrowIfError(status);

@@ -12,7 +12,7 @@
 namespace fsdp {
 
 void UnusedParameters::NoteGradients(absl::Span<const TensorRange> shards) {
-  if (steps_ended_ == kStepsLookedAt) return;
+  if (is_over()) return;
   has_reduced_ = true;
   has_had_gradient_.resize(shards.size());
   for (size_t i = 0; i < shards.size(); ++i) {

@@ -15,8 +15,10 @@ class UnusedParameters {
   // Two optimizers of one model may take turns.
   static constexpr int kStepsLookedAt = 2;
 
+  // Returns whether the steps that are looked at have ended.
+  bool is_over() const { return steps_ended_ == kStepsLookedAt; }
   // Notes which of `shards`, the same at every call, have a gradient. Call it
-  // after a backward that has reduced all gradients.
+  // after a backward that has reduced all gradients. Does nothing if is_over().
   void NoteGradients(absl::Span<const TensorRange> shards);
   // Call it before the next forward or backward: a step has ended once the
   // gradients of a backward are dropped. Returns the trainable parameters that

@@ -316,8 +316,7 @@ std::map<std::string, std::vector<TensorRange>> SlotRanges(
     const auto slots = values.slots.find(leaf.name);
     if (slots == values.slots.end()) continue;
     for (const auto& [key, tensor] : slots->second.tensors) {
-      ranges[key].push_back(leaf);
-      ranges[key].back().values = tensor;
+      ranges[key].push_back(leaf.With(tensor));
     }
   }
   return ranges;

@@ -326,8 +326,7 @@ absl::StatusOr<ShardedStateDict> MakeShardedStateDict(
         for (const TensorRange& range : values.ranges()) {
           Resident next = ValueOrThrow(Resident::Of(range.values, Use::kRead));
           held = std::move(next);
-          dict.parameters.push_back(range);
-          dict.parameters.back().values = range.values.detach().clone();
+          dict.parameters.push_back(range.With(range.values.detach().clone()));
         }
         AddOthers(values, /*to_cpu=*/false, dict.others);
         return dict;

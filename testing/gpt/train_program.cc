@@ -33,7 +33,7 @@
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/recording_communicator.h"
-#include "comm/testing/staged/staged_backend.h"
+#include "comm/testing/staged/staged_communicator.h"
 #include "replicas/launcher/run_replicas.h"
 #include "replicas/replicas.h"
 #include "testing/gpt/data/default_data.h"

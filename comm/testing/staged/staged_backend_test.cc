@@ -1,5 +1,3 @@
-#include "comm/testing/staged/staged_backend.h"
-
 #include <c10/core/Device.h>
 
 #include <memory>
@@ -16,6 +14,7 @@
 #include "comm/communicator.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/ranks_of_one_host.h"
+#include "comm/testing/staged/staged_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -3,10 +3,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -14,6 +16,7 @@
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
+#include "comm/startup/rank_device.h"
 #include "comm/testing/staged/staged_queue.h"
 
 namespace fsdp::comm {
@@ -261,6 +264,20 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateStagedCommunicator(
         staged = std::make_unique<StagedCommunicator>(std::move(host), device);
       }));
   return staged;
+}
+
+ConnectDevice StagedBackend(c10::Device device) {
+  return [device](const DeviceMeeting& meeting)
+             -> absl::StatusOr<std::unique_ptr<Communicator>> {
+    c10::Device own = device;
+    if (!own.has_index()) {
+      FSDP_ASSIGN_OR_RETURN(own,
+                            DeviceOfRank(device.type(), meeting.local_rank));
+    }
+    FSDP_ASSIGN_OR_RETURN(auto host,
+                          meeting.host.Split(/*color=*/0, meeting.host.rank()));
+    return CreateStagedCommunicator(std::move(host), own);
+  };
 }
 
 }  // namespace fsdp::comm

@@ -33,6 +33,12 @@ namespace fsdp::comm {
 absl::StatusOr<std::unique_ptr<Communicator>> CreateStagedCommunicator(
     std::unique_ptr<Communicator> host, c10::Device device);
 
+// Returns the backend that makes a staged group, over a new group that it
+// splits from the host's, for ConnectOptions::device. If `device` has no index,
+// rank r of a host takes device r modulo their number, so that several ranks
+// may share one.
+ConnectDevice StagedBackend(c10::Device device);
+
 }  // namespace fsdp::comm
 
 #endif  // COMM_TESTING_STAGED_STAGED_COMMUNICATOR_H_

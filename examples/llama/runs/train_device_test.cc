@@ -23,7 +23,7 @@
 #include "base/testing/this_program.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/run_ranks/run_ranks.h"
-#include "comm/testing/staged/staged_backend.h"
+#include "comm/testing/staged/staged_communicator.h"
 #include "examples/llama/flags/generate_flags.h"
 #include "examples/llama/flags/train_flags.h"
 #include "examples/llama/generate_run.h"

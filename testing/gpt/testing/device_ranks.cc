@@ -20,7 +20,7 @@
 #include "comm/launcher/launcher.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
-#include "comm/testing/staged/staged_backend.h"
+#include "comm/testing/staged/staged_communicator.h"
 #include "fsdp/options/offload_options.h"
 #include "gtest/gtest.h"
 #include "testing/gpt/data/batch.h"
