@@ -1,4 +1,8 @@
-"""A Python that has torch: one that is there, or a virtual environment in the cache."""
+#!/usr/bin/env python3
+"""A Python that has torch: one that is there, or a virtual environment in the cache.
+
+usage: python_torch.py    prints one that has torch and what else the checks with Python's libraries import (LIBRARIES)
+"""
 import contextlib
 import fcntl
 import os
@@ -7,6 +11,8 @@ import subprocess
 import sys
 
 VERSION = "2.11.0"
+# Of Hugging Face's, which the checks import beside torch.
+LIBRARIES = ("safetensors", "tokenizers", "transformers", "peft")
 INSTALL_SECONDS = 3600
 PRINT_VERSION = "import torch, torch.distributed; print(torch.__version__)"
 
@@ -20,10 +26,11 @@ def cached_environment(environ=os.environ):
     return pathlib.Path(cache) / "libtorch_fsdp" / f"peers-torch-{VERSION}"
 
 
-def torch_version(python):
-    """Of the torch that `python` imports, without what follows '+'; None where it has none."""
+def torch_version(python, libraries=()):
+    """The version of the torch that `python` imports, without what follows '+'; None where it lacks that or a library."""
+    program = PRINT_VERSION + "".join(f"\nimport {library}" for library in libraries)
     try:
-        done = subprocess.run([str(python), "-c", PRINT_VERSION], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        done = subprocess.run([str(python), "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL, text=True, timeout=120, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -44,39 +51,52 @@ def _run(command, log):
                       f"has torch {VERSION}. Or set PEERS_PYTHON to a Python that has it.")
 
 
-def install(environment, log):
-    """Makes `environment` and gives its Python."""
+def install(environment, log, libraries=()):
+    """Makes `environment`, if it is not there, adds what it lacks and gives its Python."""
     environment.parent.mkdir(parents=True, exist_ok=True)
     python = environment / "bin" / "python"
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(open(f"{environment}.lock", "w", encoding="utf-8"))
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if torch_version(python) == VERSION:  # another run has just made it
+        if torch_version(python, libraries) == VERSION:  # another run has just made it
             return str(python)
-        log(f"installing torch {VERSION} into {environment}, once (several minutes and gigabytes; --no-peers does "
-            "without)")
-        _run([sys.executable, "-m", "venv", "--clear", environment], log)
-        _run([python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", f"torch=={VERSION}"], log)
-    if torch_version(python) != VERSION:
-        raise NoTorch(f"{python} cannot import torch {VERSION} although pip has installed it; see what "
+        if torch_version(python) != VERSION:
+            log(f"installing torch {VERSION} into {environment}, once (minutes and gigabytes)")
+            _run([sys.executable, "-m", "venv", "--clear", environment], log)
+        _run([python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *libraries,
+              f"torch=={VERSION}"], log)
+    if torch_version(python, libraries) != VERSION:
+        raise NoTorch(f"{python} cannot import {', '.join(('torch', *libraries))} although pip has installed them; see what "
                       f"'{python} -c \"import torch\"' says, or set PEERS_PYTHON to another Python")
     return str(python)
 
 
-def find(log, environ=os.environ, may_install=True):
-    """A Python with torch VERSION. Raises NoTorch."""
+def find(log, environ=os.environ, may_install=True, libraries=()):
+    """A Python with torch VERSION and `libraries`. Raises NoTorch."""
     chosen = environ.get("PEERS_PYTHON")
     if chosen:
-        version = torch_version(chosen)
+        version = torch_version(chosen, libraries)
         if version is None:
-            raise NoTorch(f"PEERS_PYTHON={chosen} cannot import torch; it has to be a Python that has torch {VERSION}")
+            raise NoTorch(f"PEERS_PYTHON={chosen} cannot import {', '.join(('torch', *libraries))}; it has to be "
+                          f"a Python that has torch {VERSION}")
         if version != VERSION:
             raise NoTorch(f"PEERS_PYTHON={chosen} has torch {version}; {VERSION} is what the C++ side is built with")
         return chosen
     environment = cached_environment(environ)
     for python in (sys.executable, str(environment / "bin" / "python")):
-        if torch_version(python) == VERSION:
+        if torch_version(python, libraries) == VERSION:
             return python
     if not may_install:
         raise NoTorch(f"neither {sys.executable} nor {environment} has torch {VERSION}, and --no-install is given")
-    return install(environment, log)
+    return install(environment, log, libraries)
+
+
+def main():
+    try:
+        print(find(lambda line: print(line, file=sys.stderr), libraries=LIBRARIES))
+    except NoTorch as error:
+        sys.exit(f"{error}")
+
+
+if __name__ == "__main__":
+    main()

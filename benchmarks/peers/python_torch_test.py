@@ -78,6 +78,20 @@ mkdir -p "$4/bin" && cp {source} "$4/bin/python"''')
         self.assertEqual(self.find(), str(self.environment / "bin/python"))
         self.assertEqual(self.logged, [])
 
+    def test_an_environment_gets_what_it_lacks(self):
+        python = self.script(self.environment / "bin/python", f'''
+case "$1$2" in
+  -m*) echo "$@" > "$0.installed" ;;
+  *peft*) test -e "$0.installed" && echo {python_torch.VERSION} ;;
+  *) echo {python_torch.VERSION} ;;
+esac''')
+        self.assertEqual(self.find(libraries=("peft",)), python)
+        arguments = (self.environment / "bin/python.installed").read_text().split()
+        self.assertEqual(arguments[-2:], ["peft", f"torch=={python_torch.VERSION}"])
+        self.script(self.environment / "bin/python", f'case "$2" in *peft*) exit 1;; *) echo {python_torch.VERSION};; esac')
+        with self.assertRaisesRegex(python_torch.NoTorch, "cannot import"):
+            self.find(libraries=("peft",))
+
     def test_installing_fails(self):
         self.script(self.folder / "system", "exit 7")
         with self.assertRaisesRegex(python_torch.NoTorch, "failed with exit code 7.*PEERS_PYTHON"):
