@@ -77,7 +77,8 @@ absl::StatusOr<std::vector<int64_t>> Gather(Communicator& ranks, int64_t own) {
   return std::vector<int64_t>(begin, begin + kRanks);
 }
 
-// The victim stops; when the others have given up it may end as well.
+// The victim stops; when rank 1, whose report names it, has ended it may end
+// as well.
 absl::Status Stop(Communicator& ranks) {
   FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> processes,
                         Gather(ranks, getpid()));
@@ -87,6 +88,11 @@ absl::Status Stop(Communicator& ranks) {
   FSDP_ASSIGN_OR_RETURN(auto work, ranks.AllGather(out, in, "blocks.2"));
   const absl::Status status = work->Wait(absl::Now() + absl::Seconds(2));
   if (ranks.rank() == 0) {
+    const absl::Time latest = absl::Now() + absl::Seconds(20);
+    while (kill(static_cast<pid_t>(processes[1]), 0) == 0 &&
+           absl::Now() < latest) {
+      poll(nullptr, 0, 10);
+    }
     kill(static_cast<pid_t>(processes[kVictim]), SIGCONT);
   }
   return status;

@@ -52,9 +52,12 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kOrders[] = {1, 2, 3.5, kInfinity};
 
-absl::Status CheckNorm(const at::Tensor& actual, double expected) {
+// With one thread at::norm() adds the powers of other orders than 1 and 2 one
+// by one in float32: 70001 of them are off by some 2e-5.
+absl::Status CheckNorm(const at::Tensor& actual, double expected,
+                       double tolerance = 1e-5) {
   const double error = std::abs(actual.item<double>() - expected);
-  if (error <= 1e-5 * expected) return absl::OkStatus();
+  if (error <= tolerance * expected) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat("norm ", actual.item<double>(), " not ", expected));
 }
@@ -116,7 +119,7 @@ absl::Status ClipToHalf(Communicator& communicator,
   options.norm_type = p;
   FSDP_ASSIGN_OR_RETURN(const at::Tensor actual,
                         ClipGradNorm(communicator, shards, options));
-  FSDP_RETURN_IF_ERROR(CheckNorm(actual, norm));
+  FSDP_RETURN_IF_ERROR(CheckNorm(actual, norm, p == 3.5 ? 1e-4 : 1e-5));
   for (size_t i = 0; i < shards.size(); ++i) {
     const at::Tensor& clipped = shards[i].values.grad();
     const at::Tensor expected =
