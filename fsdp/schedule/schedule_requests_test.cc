@@ -10,28 +10,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::testing::ActionsOf;
-using ::fsdp::testing::Backward;
-using ::fsdp::testing::EndOfBackward;
-using ::fsdp::testing::Forward;
-using ::fsdp::testing::IsOk;
-using ::fsdp::testing::Layers;
-using ::fsdp::testing::NoPrefetch;
-using ::fsdp::testing::PostBackward;
-using ::fsdp::testing::PostForward;
-using ::fsdp::testing::PreBackward;
-using ::fsdp::testing::PreForward;
-using ::fsdp::testing::Release;
-using ::fsdp::testing::Reshard;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Trace;
-using ::fsdp::testing::Unshard;
-using ::fsdp::testing::UnsynchronizedBackward;
-using ::fsdp::testing::WaitUnshard;
-using ::fsdp::testing::WatchedSchedule;
 using ::testing::HasSubstr;
 
 using Units = std::vector<ScheduledUnit>;
@@ -198,4 +179,4 @@ TEST(ReleaseTest, InsideForwardAndBackwardIsRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

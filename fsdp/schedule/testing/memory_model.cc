@@ -84,15 +84,11 @@ void MemoryModel::BeforeActions(const Event& event) {
     case EventKind::kReset:
       GiveUp();
       break;
-    case EventKind::kUnshard:
-      break;
     case EventKind::kSetReduction:
       unit.synchronizes = event.synchronizes;
       unit.all_reduces = event.all_reduces;
       break;
-    case EventKind::kWaitUnshard:
-    case EventKind::kReshard:
-    case EventKind::kRelease:
+    default:
       break;
   }
 }

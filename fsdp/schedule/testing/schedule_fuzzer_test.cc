@@ -1,4 +1,4 @@
-// Replays the fuzzer's corpus, and mutations of it.
+// Random models and steps, the fuzzer's corpus, and mutations of it.
 #include "fsdp/schedule/testing/schedule_fuzzer.h"
 
 #include <algorithm>
@@ -10,9 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/schedule/testing/choices.h"
+#include "fsdp/schedule/testing/schedule_run.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
@@ -65,6 +67,17 @@ void Mutate(std::mt19937& random, Bytes& bytes) {
   }
 }
 
+TEST(SchedulePropertyTest, AMillionEventsOfRandomModelsKeepTheRules) {
+  constexpr int kStepsPerModel = 8;
+  int64_t num_events = 0;
+  for (uint32_t seed = 0; num_events < 1'000'000; ++seed) {
+    SeededChoices choices(seed);
+    const ScheduleRun run = RunSchedule(&choices, kStepsPerModel);
+    ASSERT_EQ(run.error, "") << "seed " << seed;
+    num_events += run.num_events;
+  }
+}
+
 TEST(ScheduleFuzzerTest, TheCorpusKeepsTheRules) {
   const std::vector<Bytes> corpus = Corpus();
   ASSERT_FALSE(corpus.empty());
@@ -97,4 +110,4 @@ TEST(ScheduleFuzzerTest, AnyFewBytesKeepTheRules) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing
