@@ -22,7 +22,6 @@
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/schedule/schedule.h"
 
 namespace fsdp {

@@ -16,7 +16,6 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/runtime_common.h"
-#include "fsdp/runtime/runtime_unit.h"
 
 namespace fsdp {
 

@@ -230,7 +230,6 @@ class Schedule {
 
   void BeginIteration(Actions& actions);
   void EnterBackward();
-  void EndOutermostForward(Actions& actions);
   void StartGather(int unit, Actions& actions,
                    ActionKind how = ActionKind::kGather);
   void GatherForUser(int unit, Actions& actions);
@@ -238,7 +237,6 @@ class Schedule {
   void EnsureGathered(int unit, Actions& actions);
   void Prefetch(int unit, int running_unit, Actions& actions);
   void LoadAhead(bool forward, Actions& actions);
-  void StopLoading();
   void LeaveForward(int unit, bool expects_backward, Actions& actions);
   void Free(int unit, Actions& actions, ActionKind how = ActionKind::kFree);
   void FreeUnless(bool (*keep)(const State&), Actions& actions);

@@ -13,7 +13,7 @@
 #include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "fsdp/options/options.h"
-#include "fsdp/runtime/runtime_unit.h"
+#include "fsdp/runtime/runtime_common.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/setup/shard_plan.h"
 

@@ -1,4 +1,6 @@
-// The checks of events.
+// Events: what is refused, and they and actions as text.
+#include <cstddef>
+#include <iterator>
 #include <string>
 
 #include "absl/status/status.h"
@@ -10,7 +12,38 @@ namespace {
 
 constexpr int kRoot = 0;
 
+// In the order of EventKind.
+constexpr const char* kEvents[] = {
+    "PreForward", "PostForward", "PreBackward", "PostBackward",
+    "EndOfBackward", "Reset", "Unshard", "WaitUnshard",
+    "Reshard", "SetReduction", "Release"};
+// In the order of ActionKind.
+constexpr const char* kActions[] = {
+    "Load", "Gather", "GatherCopy", "WaitGather", "Free", "Shrink", "DropPart",
+    "Accumulate", "FillReduceBuffer", "Reduce", "Replicate", "KeepSums",
+    "ReplicateSums", "WaitReduce", "Step", "OpenShards", "CloseShards"};
+static_assert(std::size(kEvents) ==
+              static_cast<size_t>(EventKind::kRelease) + 1);
+static_assert(std::size(kActions) ==
+              static_cast<size_t>(ActionKind::kCloseShards) + 1);
+
 }  // namespace
+
+const char* Name(EventKind kind) { return kEvents[static_cast<int>(kind)]; }
+
+const char* Name(ActionKind kind) { return kActions[static_cast<int>(kind)]; }
+
+std::string ToString(const Event& event) {
+  if (event.kind == EventKind::kEndOfBackward ||
+      event.kind == EventKind::kReset || event.kind == EventKind::kRelease) {
+    return Name(event.kind);
+  }
+  return absl::StrCat(Name(event.kind), "(", event.unit, ")");
+}
+
+std::string ToString(const Action& action) {
+  return absl::StrCat(Name(action.kind), "(", action.unit, ")");
+}
 
 absl::Status Schedule::Check(const Event& event) const {
   const State& state = states_[event.unit];
