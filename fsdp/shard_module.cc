@@ -28,7 +28,7 @@
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sequential_adapter.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/precision/buffer_precision.h"
+#include "fsdp/precision/precision_switch.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/schedule/schedule.h"

@@ -12,7 +12,6 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/precision/buffer_precision.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -14,14 +14,15 @@ constexpr int kRoot = 0;
 
 // In the order of EventKind.
 constexpr const char* kEvents[] = {
-    "PreForward", "PostForward", "PreBackward", "PostBackward",
-    "EndOfBackward", "Reset", "Unshard", "WaitUnshard",
-    "Reshard", "SetReduction", "Release"};
+    "PreForward",    "PostForward",  "PreBackward", "PostBackward",
+    "EndOfBackward", "Reset",        "Unshard",     "WaitUnshard",
+    "Reshard",       "SetReduction", "Release"};
 // In the order of ActionKind.
 constexpr const char* kActions[] = {
-    "Load", "Gather", "GatherCopy", "WaitGather", "Free", "Shrink", "DropPart",
-    "Accumulate", "FillReduceBuffer", "Reduce", "Replicate", "KeepSums",
-    "ReplicateSums", "WaitReduce", "Step", "OpenShards", "CloseShards"};
+    "Load",       "Gather",     "GatherCopy",    "WaitGather",       "Free",
+    "Shrink",     "DropPart",   "Accumulate",    "FillReduceBuffer", "Reduce",
+    "Replicate",  "KeepSums",   "ReplicateSums", "WaitReduce",       "Step",
+    "OpenShards", "CloseShards"};
 static_assert(std::size(kEvents) ==
               static_cast<size_t>(EventKind::kRelease) + 1);
 static_assert(std::size(kActions) ==

@@ -35,7 +35,7 @@
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/precision/buffer_precision.h"
+#include "fsdp/precision/precision_switch.h"
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/runtime/gradient_buffer.h"
