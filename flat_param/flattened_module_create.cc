@@ -90,7 +90,7 @@ class Selection {
         if (selected) selected_.try_emplace(number, selected_.size());
       }
     }
-    return ties_.CheckOverlaps();
+    return ties_.CheckOverlaps("flattening");
   }
 
   // Returns the number of a selected parameter, or -1. Tied parameters are
