@@ -156,18 +156,10 @@ void CountBytes(const std::vector<RestingFlat>& flats, OffloadPlan& plan) {
   for (size_t i = 0; i < flats.size(); ++i) {
     for (RestingKind kind : kKinds) {
       OffloadPlan::Bytes& bytes = plan.bytes[static_cast<int>(kind)];
-      const int64_t added = BytesOf(flats[i], kind);
-      switch (plan.tier(static_cast<int>(i), kind)) {
-        case Tier::kDevice:
-          bytes.device += added;
-          break;
-        case Tier::kCpu:
-          bytes.cpu += added;
-          break;
-        case Tier::kSsd:
-          bytes.ssd += added;
-          break;
-      }
+      const Tier tier = plan.tier(static_cast<int>(i), kind);
+      (tier == Tier::kDevice ? bytes.device
+       : tier == Tier::kCpu  ? bytes.cpu
+                             : bytes.ssd) += BytesOf(flats[i], kind);
     }
   }
 }

@@ -101,13 +101,6 @@ absl::Status OffloadSpace::FlushStepped() {
   return absl::OkStatus();
 }
 
-// Ends a step: a later run finds the parameters and states, with its number.
-absl::Status OffloadSpace::Commit() {
-  ++stage_.finished_step;
-  BeginStage();
-  return FlushStepped();
-}
-
 absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
   const int flat = FlatOf(shard);
   const bool is_saved = std::any_of(
@@ -157,7 +150,10 @@ absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
     // No rank writes before all have committed. Otherwise a rank that is killed
     // would be at a stage to which the others cannot go back.
     if (options_.keep) {
-      AgreeInTime(Commit(), "committing a step").IgnoreError();
+      // A later run finds the parameters and states, with the step's number.
+      ++stage_.finished_step;
+      BeginStage();
+      AgreeInTime(FlushStepped(), "committing a step").IgnoreError();
     }
     begun_ = false;
     saved_.clear();

@@ -41,8 +41,8 @@
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/gradient_layout.h"
 #include "fsdp/runtime/runtime.h"
-#include "fsdp/setup/flats.h"
 #include "fsdp/setup/module_tree.h"
+#include "fsdp/setup/planned_unit.h"
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/unit_plan.h"
 
