@@ -114,11 +114,6 @@ TEST_F(RestingMemoryTest, UsesNestAndTheStrongestCounts) {
   EXPECT_EQ(elsewhere_.bytes[4], 2);
 }
 
-TEST_F(RestingMemoryTest, WhatWasOnlyReadIsNotWritten) {
-  { ASSERT_OK(Resident::Of(tensor_, Use::kRead).status()); }
-  EXPECT_THAT(elsewhere_.calls, ElementsAre("read", "drop"));
-}
-
 TEST_F(RestingMemoryTest, AFailureLeavesItAway) {
   elsewhere_.fails = absl::UnavailableError("no disk");
   EXPECT_EQ(Resident::Of(tensor_, Use::kRead).status(), elsewhere_.fails);

@@ -13,7 +13,7 @@
 #include "flat_param/layout.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::flat_param::FlatLayout;
@@ -142,4 +142,4 @@ TEST(GradientLayoutTest, FrozenElementsTakeNoRoom) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

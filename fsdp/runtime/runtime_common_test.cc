@@ -19,11 +19,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::testing::AddFlat;
-using ::fsdp::testing::EmptyUnit;
 
 void Add(const char* name, c10::ScalarType stored, c10::ScalarType computed,
          const comm::Communicator& world, RuntimeUnit& unit) {
@@ -47,7 +44,6 @@ TEST(RuntimeCommonTest, LabelsTellTheFlatParametersOfAUnitApart) {
   EXPECT_EQ(common.label(1, 2), "several/Float from frozen on");
 }
 
-using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
 // Three units of one parameter each, all with a gradient.
@@ -115,4 +111,4 @@ TEST_F(UnitStepsTest, DropsWhatWaitsForAStep) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

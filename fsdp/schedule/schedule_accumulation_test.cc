@@ -104,16 +104,6 @@ TEST(WholeGradientsTest, OutliveAnIterationThatIsGivenUp) {
             "Free(0) FillReduceBuffer(0) Reduce(0) WaitReduce(0)");
 }
 
-TEST(WholeGradientsTest, AreKeptOverAForwardWithoutGrad) {
-  WatchedSchedule schedule(Layers(1), NoPrefetch());
-  Trace(schedule, Forward(1));
-  Trace(schedule, UnsynchronizedBackward(1));
-  Trace(schedule, {PreForwardNoGrad(0), PostForwardNoGrad(0), Release()});
-  EXPECT_EQ(ActionsOf(schedule, {EndOfBackward()}),
-            "FillReduceBuffer(0) Reduce(0) FillReduceBuffer(1) Reduce(1) "
-            "WaitReduce(0) WaitReduce(1)");
-}
-
 TEST(StepInBackwardTest, StepsEachUnitOnceItsReductionIsThere) {
   WatchedSchedule schedule(Layers(3), StepInBackward());
   Trace(schedule, Forward(3));
@@ -191,19 +181,6 @@ TEST(StepInBackwardTest, AUseThatBackwardDoesNotReachIsWaitedForUntilItsEnd) {
       "Step(0) Step(1)");
 }
 
-TEST(StepInBackwardTest, WaitsForTheBackwardThatSynchronizes) {
-  WatchedSchedule schedule(Layers(1), StepInBackward());
-  Trace(schedule, Forward(1));
-  EXPECT_EQ(
-      ActionsOf(schedule, UnsynchronizedBackward(1)),
-      "Gather(1) WaitGather(1) Accumulate(1) Free(1) Accumulate(0) Free(0)");
-  Trace(schedule, Forward(1));
-  EXPECT_EQ(ActionsOf(schedule, Backward(1)),
-            "Gather(1) WaitGather(1) FillReduceBuffer(1) Free(1) Reduce(1) "
-            "FillReduceBuffer(0) Free(0) Reduce(0) WaitReduce(1) Step(1) "
-            "WaitReduce(0) Step(0)");
-}
-
 TEST(StepInBackwardTest, StepsWhatOnlyAnUnsynchronizedBackwardHasReached) {
   WatchedSchedule schedule(Layers(1), StepInBackward());
   Trace(schedule, Forward(1));
@@ -213,16 +190,6 @@ TEST(StepInBackwardTest, StepsWhatOnlyAnUnsynchronizedBackwardHasReached) {
       ActionsOf(schedule, {PreBackward(0), PostBackward(0), EndOfBackward()}),
       "FillReduceBuffer(0) Free(0) Reduce(0) FillReduceBuffer(1) Reduce(1) "
       "WaitReduce(0) Step(0) WaitReduce(1) Step(1)");
-}
-
-TEST(StepInBackwardTest, LeavesFrozenUnitsAlone) {
-  WatchedSchedule schedule(Layers(1), StepInBackward());
-  Trace(schedule, Forward(1));
-  EXPECT_EQ(ActionsOf(schedule,
-                      {PreBackward(0), PreBackward(1), PostBackwardFrozen(1),
-                       PostBackward(0), EndOfBackward()}),
-            "Gather(1) WaitGather(1) Free(1) FillReduceBuffer(0) Free(0) "
-            "Reduce(0) WaitReduce(0) Step(0)");
 }
 
 TEST(StepInBackwardTest, RefusesASecondBackwardOfTheSameForward) {

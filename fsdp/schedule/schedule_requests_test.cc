@@ -58,19 +58,6 @@ Unshard(1):
 )");
 }
 
-TEST(UnshardTest, WaitedForUnitsStayForTheNextForward) {
-  WatchedSchedule schedule(Layers(1), NoPrefetch());
-  EXPECT_EQ(Trace(schedule, {Unshard(1), WaitUnshard(1), PreForward(0),
-                             PreForward(1), PostForward(1)}),
-            R"(
-Unshard(1): GatherCopy(1)
-WaitUnshard(1): WaitGather(1)
-PreForward(0): Gather(0) WaitGather(0)
-PreForward(1):
-PostForward(1): Free(1)
-)");
-}
-
 TEST(UnshardTest, WhatNoForwardHasUsedGoesAtTheEndOfBackward) {
   WatchedSchedule schedule(Layers(2), NoPrefetch());
   EXPECT_EQ(
