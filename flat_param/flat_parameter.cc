@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -48,7 +47,7 @@ at::Tensor StorageOrder(const at::Tensor& tensor) {
 
 absl::StatusOr<FlatLayout> LayoutOf(
     const std::vector<NamedParameter>& parameters, at::ScalarType narrowest,
-    int world_size) {
+    int world_size, int64_t alignment_bytes) {
   std::vector<ParameterSpec> specs;
   specs.reserve(parameters.size());
   for (const NamedParameter& parameter : parameters) {
@@ -59,7 +58,7 @@ absl::StatusOr<FlatLayout> LayoutOf(
   }
   return FlatLayout::Create(std::move(specs),
                             static_cast<int64_t>(c10::elementSize(narrowest)),
-                            world_size);
+                            world_size, alignment_bytes);
 }
 
 at::Tensor StorageOrderOf(const at::Tensor& value, const ParameterSpec& spec) {

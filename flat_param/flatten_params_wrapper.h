@@ -36,7 +36,6 @@
 #include <memory>
 #include <optional>
 #include <ostream>
-#include <string>
 #include <utility>
 
 #include "absl/status/status.h"

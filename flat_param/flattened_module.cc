@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
@@ -228,7 +227,12 @@ void FlattenedModule::Unflatten(const at::Tensor& memory) {
       tensor.set_requires_grad(requires_grad);
     }
   }
-  if (!over_other_memory_) HandOutGradients();
+  if (!over_other_memory_ && flat_.grad().defined()) {
+    flat_.mutable_grad() = flat_.grad().contiguous();
+    for (int i = 0; i < layout_->num_parameters(); ++i) {
+      parameters_[i].tensors.front().mutable_grad() = View(flat_.grad(), i);
+    }
+  }
   Register();
   unflattened_ = true;
 }
@@ -254,14 +258,6 @@ absl::Status FlattenedModule::Flatten() {
   Bind(flat_);
   Attach();
   return status;
-}
-
-void FlattenedModule::HandOutGradients() {
-  if (!flat_.grad().defined()) return;
-  flat_.mutable_grad() = flat_.grad().contiguous();
-  for (int i = 0; i < layout_->num_parameters(); ++i) {
-    parameters_[i].tensors.front().mutable_grad() = View(flat_.grad(), i);
-  }
 }
 
 void FlattenedModule::TakeGradients() {

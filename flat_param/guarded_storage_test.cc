@@ -6,7 +6,6 @@
 #include <memory>
 #include <ostream>
 #include <sstream>
-#include <string>
 #include <vector>
 
 #include "base/tensor_over.h"

@@ -1,9 +1,6 @@
 #include "fsdp/model/model_capture.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -13,7 +10,6 @@
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/runtime/step_log.h"
-#include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
 namespace {

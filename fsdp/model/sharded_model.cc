@@ -5,12 +5,10 @@
 #include <ATen/record_function.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 

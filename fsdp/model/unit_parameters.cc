@@ -12,7 +12,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "base/status_macros.h"
 #include "fsdp/autograd/autograd.h"
 #include "ranges/tensor_range.h"
 

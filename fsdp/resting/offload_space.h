@@ -16,7 +16,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/device_streams.h"
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"

@@ -11,7 +11,6 @@
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/shard_gradient.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::testing {

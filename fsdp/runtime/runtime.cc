@@ -135,26 +135,6 @@ void Runtime::DropEverything() {
   order().Clear();
 }
 
-void Runtime::ForgetEarlierSteps() {
-  gatherer_.ForgetEarlierSteps();
-  reducer_.ForgetEarlierSteps();
-}
-
-void Runtime::ForkStreams() {
-  gatherer_.ForkStream();
-  reducer_.ForkStream();
-}
-
-void Runtime::JoinStreams() {
-  gatherer_.JoinStream();
-  reducer_.JoinStream();
-}
-
-void Runtime::BeginAlike() {
-  reducer_.BeginAlike();
-  gatherer_.BeginAlike();
-}
-
 std::vector<at::Tensor> Runtime::StepMemory() const {
   std::vector<at::Tensor> memory = gatherer_.StepMemory();
   for (at::Tensor& tensor : reducer_.StepMemory()) {

@@ -146,13 +146,25 @@ class Runtime {
   // --- Captured steps (step_capture.h), between steps ---------------------
   // Call it when the device has done all that it was given: later steps wait
   // for nothing of earlier ones, so no wait leads into a capture or out of it.
-  void ForgetEarlierSteps();
+  void ForgetEarlierSteps() {
+    gatherer_.ForgetEarlierSteps();
+    reducer_.ForgetEarlierSteps();
+  }
   // Call these on the captured stream, at the beginning and at the end of a
   // capture: the runtime's streams are captured with it.
-  void ForkStreams();
-  void JoinStreams();
+  void ForkStreams() {
+    gatherer_.ForkStream();
+    reducer_.ForkStream();
+  }
+  void JoinStreams() {
+    gatherer_.JoinStream();
+    reducer_.JoinStream();
+  }
   // Steps that begin with it and do the same use the same buffers.
-  void BeginAlike();
+  void BeginAlike() {
+    reducer_.BeginAlike();
+    gatherer_.BeginAlike();
+  }
   // Returns the memory that steps gather into, reduce from and keep gradients
   // in.
   std::vector<at::Tensor> StepMemory() const;

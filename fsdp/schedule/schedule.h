@@ -10,7 +10,6 @@
 #ifndef FSDP_SCHEDULE_SCHEDULE_H_
 #define FSDP_SCHEDULE_SCHEDULE_H_
 
-#include <cstdint>
 #include <deque>
 #include <string>
 #include <vector>

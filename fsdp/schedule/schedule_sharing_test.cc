@@ -1,5 +1,4 @@
 // When ranks that compute with each other's shards may read and write them.
-#include <string>
 #include <vector>
 
 #include "fsdp/schedule/schedule.h"

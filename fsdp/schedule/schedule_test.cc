@@ -1,11 +1,9 @@
 #include "fsdp/schedule/schedule.h"
 
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
 #include "fsdp/schedule/testing/watched_schedule.h"

@@ -6,7 +6,6 @@
 #include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>

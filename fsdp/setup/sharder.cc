@@ -106,14 +106,6 @@ void GiveBackFreedMemory() {
 #endif
 }
 
-// Returns the most elements behind the gradients in a segment of the last flat
-// parameter's buffer.
-int64_t FlagsOf(const RuntimeUnit& unit) {
-  return GradientLayout::MostFlags(unit.flats.back()->layout(),
-                                   static_cast<int64_t>(c10::elementSize(
-                                       unit.gradients.back().reduce_dtype)));
-}
-
 }  // namespace
 
 Sharder::Sharder(ShardPlan plan, const comm::Mesh& mesh, const Options& options,
@@ -147,8 +139,20 @@ absl::StatusOr<RuntimeUnit> Sharder::Shard(const PlannedUnit& planned) {
         result.flats.emplace_back(),
         MakeFlat(planned, flat, result, kind, std::move(parameters)));
     result.gradients.push_back(GradientsOf(planned, kind));
-    FSDP_RETURN_IF_ERROR(PlaceGradients(flat, result));
-    exact_tail = std::max(exact_tail, FlagsOf(result));
+    const FlatParameter& parameter = *result.flats.back();
+    GradientBufferOptions& gradients = result.gradients.back();
+    if (space_ != nullptr) {
+      FSDP_ASSIGN_OR_RETURN(
+          gradients.memory,
+          space_->PlaceGradients(
+              flat, ShardGradientBytes(parameter.layout(), gradients),
+              parameter.device()));
+    }
+    exact_tail = std::max(
+        exact_tail,
+        GradientLayout::MostFlags(
+            parameter.layout(),
+            static_cast<int64_t>(c10::elementSize(gradients.reduce_dtype))));
   }
   FSDP_RETURN_IF_ERROR(placements_.Quantize(exact_tail, result.placement));
   GiveBackFreedMemory();
@@ -291,17 +295,6 @@ absl::StatusOr<std::vector<RestingFlat>> Sharder::RestingFlats() {
     }
   }
   return flats;
-}
-
-absl::Status Sharder::PlaceGradients(int flat, RuntimeUnit& unit) {
-  if (space_ == nullptr) return absl::OkStatus();
-  const FlatParameter& parameter = *unit.flats.back();
-  FSDP_ASSIGN_OR_RETURN(
-      unit.gradients.back().memory,
-      space_->PlaceGradients(
-          flat, ShardGradientBytes(parameter.layout(), unit.gradients.back()),
-          parameter.device()));
-  return absl::OkStatus();
 }
 
 // Returns where this rank's shard rests, or undefined for memory of its own.

@@ -73,7 +73,6 @@ class Sharder {
                                         const flat_param::FlatLayout& layout,
                                         c10::ScalarType stored,
                                         c10::Device device);
-  absl::Status PlaceGradients(int flat, RuntimeUnit& unit);
   bool IsLoadedLater(const flat_param::NamedParameter& parameter) const;
   at::Tensor Flatten(const FlatParameters& parameters,
                      const flat_param::FlatLayout& layout,

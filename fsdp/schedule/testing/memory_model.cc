@@ -1,7 +1,6 @@
 #include "fsdp/schedule/testing/memory_model.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 
