@@ -5,7 +5,6 @@
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
-#include "fsdp/schedule/testing/watched_schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -3,7 +3,6 @@
 
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
-#include "fsdp/schedule/testing/watched_schedule.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::testing {

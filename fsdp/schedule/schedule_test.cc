@@ -6,7 +6,6 @@
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
-#include "fsdp/schedule/testing/watched_schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
