@@ -36,13 +36,6 @@ bool IsDense(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense();
 }
 
-// Returns the elements of `tensor` in storage order of a parameter with its
-// strides.
-at::Tensor StorageOrder(const at::Tensor& tensor) {
-  const at::Tensor dense = IsDense(tensor) ? tensor : tensor.contiguous();
-  return dense.as_strided({dense.numel()}, {1});
-}
-
 }  // namespace
 
 absl::StatusOr<FlatLayout> LayoutOf(
@@ -98,7 +91,8 @@ at::Tensor FlatParameter::Flatten(
     const at::Tensor part = flat.narrow(0, slice.begin, slice.numel());
     const at::Tensor value = value_of(parameters[i].tensors.front());
     if (value.defined()) {
-      part.copy_(StorageOrder(value));
+      const at::Tensor dense = IsDense(value) ? value : value.contiguous();
+      part.copy_(dense.as_strided({dense.numel()}, {1}));
     } else {
       part.view(at::kByte).fill_(kNoValue);
     }

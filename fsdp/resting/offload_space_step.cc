@@ -26,20 +26,8 @@
 #include "offload/offloader.h"
 
 namespace fsdp {
-namespace {
 
 using offload::Offloader;
-
-absl::Status WriteStage(Offloader& offloader, int entry,
-                        const KeptStage& stage) {
-  FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
-                        offloader.Acquire(entry, Offloader::Use::kOverwrite));
-  std::memcpy(bytes.data(), &stage, sizeof(stage));
-  offloader.Release(entry);
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 absl::Status OffloadSpace::BeginStep(const absl::Status& mine) {
   saved_.clear();
@@ -89,8 +77,11 @@ absl::Status OffloadSpace::FlushStepped() {
     const size_t entry = next++;
     if (!changed) continue;
     if (options_.keep) {
-      FSDP_RETURN_IF_ERROR(
-          WriteStage(*offloader_, stage_entries_[entry], stage_));
+      FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
+                            offloader_->Acquire(stage_entries_[entry],
+                                                Offloader::Use::kOverwrite));
+      std::memcpy(bytes.data(), &stage_, sizeof(stage_));
+      offloader_->Release(stage_entries_[entry]);
     }
     const comm::StoreWaitScope wait(activity_.get(), comm::StoreWait::kWrite,
                                     NotedAs(kind));

@@ -53,11 +53,6 @@ Offloader::Use ToOffloaderUse(Use use) {
   return Offloader::Use::kUpdate;
 }
 
-comm::StoreWait WaitOf(Use use) {
-  return use == Use::kOverwrite ? comm::StoreWait::kRoom
-                                : comm::StoreWait::kRead;
-}
-
 class StorePlace final : public RestingPlace {
  public:
   StorePlace(Offloader* offloader, DeferredReleases* releases, int entry,
@@ -81,7 +76,10 @@ class StorePlace final : public RestingPlace {
   }
   absl::StatusOr<char*> Acquire(Use use) override {
     if (use != Use::kRead) *changed_ = true;
-    const comm::StoreWaitScope wait(notes_.activity.get(), WaitOf(use),
+    const comm::StoreWaitScope wait(notes_.activity.get(),
+                                    use == Use::kOverwrite
+                                        ? comm::StoreWait::kRoom
+                                        : comm::StoreWait::kRead,
                                     notes_.what);
     FSDP_ASSIGN_OR_RETURN(bytes_,
                           releases_->Acquire(entry_, ToOffloaderUse(use)));

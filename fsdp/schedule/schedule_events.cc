@@ -52,7 +52,13 @@ absl::Status Schedule::Check(const Event& event) const {
     case EventKind::kPreForward:
       return CheckPreForward(event);
     case EventKind::kPostForward:
-      return CheckPostForward(event);
+      if (in_forward() && forward_stack_.back() == event.unit) {
+        return absl::OkStatus();
+      }
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the forward of unit ", units_[event.unit].name,
+          " ends, but its iteration was given up after an error inside it: let "
+          "exceptions reach the caller of the root's forward"));
     case EventKind::kPreBackward:
     case EventKind::kPostBackward:
       return CheckBackward(event);
@@ -89,16 +95,6 @@ absl::Status Schedule::CheckPreForward(const Event& event) const {
         "torch::NoGradGuard"));
   }
   return absl::OkStatus();
-}
-
-absl::Status Schedule::CheckPostForward(const Event& event) const {
-  if (in_forward() && forward_stack_.back() == event.unit) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the forward of unit ", units_[event.unit].name,
-      " ends, but its iteration was given up after an error inside it: let "
-      "exceptions reach the caller of the root's forward"));
 }
 
 absl::Status Schedule::CheckBackward(const Event& event) const {

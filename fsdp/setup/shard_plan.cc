@@ -150,16 +150,6 @@ absl::Status CheckOptions(const Options& options) {
   return options.quantize.Validate();
 }
 
-// A tied parameter keeps its dtype if any module that uses it does.
-std::set<int> KeptParameters(const ModuleTree& tree,
-                             const MixedPrecision& precision) {
-  std::set<int> kept;
-  for (const ParameterUse& use : tree.uses) {
-    if (precision.Keeps(*tree.modules[use.module])) kept.insert(use.parameter);
-  }
-  return kept;
-}
-
 PlannedUnit PlanUnit(const ModuleTree& tree, Unit unit,
                      const Options& options) {
   PlannedUnit planned{std::move(unit), options.unit, {}, false};
@@ -170,7 +160,13 @@ PlannedUnit PlanUnit(const ModuleTree& tree, Unit unit,
   }
   const MixedPrecision& precision = planned.options.precision;
   std::set<int> kept;
-  if (precision.param_dtype.has_value()) kept = KeptParameters(tree, precision);
+  // A tied parameter keeps its dtype if any module that uses it does.
+  for (const ParameterUse& use : tree.uses) {
+    if (precision.param_dtype.has_value() &&
+        precision.Keeps(*tree.modules[use.module])) {
+      kept.insert(use.parameter);
+    }
+  }
   for (const OwnedParameter& owned : planned.unit.parameters) {
     const c10::ScalarType stored =
         tree.parameters[owned.parameter].front().scalar_type();

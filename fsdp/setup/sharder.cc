@@ -82,27 +82,21 @@ GradientScaling ScalingOf(const Options& options,
   return {1 / before, before / factor};
 }
 
+// Freed whole parameters leave holes between shards in the heap that do not fit
+// the next unit's: together as much as the model.
+void GiveBackFreedMemory() {
 #ifdef __GLIBC__
-// Returns whether malloc() and malloc_trim() are of one library. With another
-// malloc() (jemalloc's, a sanitizer's), malloc_trim() would set up an unused
-// heap, which glibc cannot do on two threads at a time.
-bool TrimsTheHeapInUse() {
-  static const bool result = [] {
+  // Are malloc() and malloc_trim() of one library? With another malloc()
+  // (jemalloc's, a sanitizer's), malloc_trim() would set up an unused heap,
+  // which glibc cannot do on two threads at a time.
+  static const bool trims_the_heap_in_use = [] {
     Dl_info malloc_info;
     Dl_info trim_info;
     return dladdr(dlsym(RTLD_DEFAULT, "malloc"), &malloc_info) != 0 &&
            dladdr(dlsym(RTLD_DEFAULT, "malloc_trim"), &trim_info) != 0 &&
            malloc_info.dli_fbase == trim_info.dli_fbase;
   }();
-  return result;
-}
-#endif
-
-// Freed whole parameters leave holes between shards in the heap that do not fit
-// the next unit's: together as much as the model.
-void GiveBackFreedMemory() {
-#ifdef __GLIBC__
-  if (TrimsTheHeapInUse()) malloc_trim(0);
+  if (trims_the_heap_in_use) malloc_trim(0);
 #endif
 }
 

@@ -116,7 +116,16 @@ absl::Status TransparentUnits::BeforePostForward(
     int unit, const std::vector<at::Tensor*>& outputs) {
   if (!acting_) {
     FSDP_RETURN_IF_ERROR(Failure());
-    FSDP_RETURN_IF_ERROR(CheckNoneIsAParameter(outputs));
+    // Looks for parameters of any unit: those inside end with this one at the
+    // latest.
+    for (const at::Tensor* output : outputs) {
+      const StorageTag* tag = TagOf(*output);
+      if (tag == nullptr || tag->listener != this) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "an output is a parameter of unit ", model_->unit_name(tag->unit),
+          " or a view of one, whose memory is about to be freed: return a copy "
+          "(.clone())"));
+    }
     while (!stack_.empty() && stack_.back().is_transparent) {
       FSDP_RETURN_IF_ERROR(CloseInnermost());
     }
@@ -125,21 +134,6 @@ absl::Status TransparentUnits::BeforePostForward(
     stack_.pop_back();
     --units_[unit].forwards;
     in_forward_ = !stack_.empty();
-  }
-  return absl::OkStatus();
-}
-
-// Checks for parameters of any unit: those inside end with this one at the
-// latest.
-absl::Status TransparentUnits::CheckNoneIsAParameter(
-    const std::vector<at::Tensor*>& outputs) const {
-  for (const at::Tensor* output : outputs) {
-    const StorageTag* tag = TagOf(*output);
-    if (tag == nullptr || tag->listener != this) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "an output is a parameter of unit ", model_->unit_name(tag->unit),
-        " or a view of one, whose memory is about to be freed: return a copy "
-        "(.clone())"));
   }
   return absl::OkStatus();
 }
