@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -37,18 +36,11 @@ bool IsDense(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense();
 }
 
-// Returns the elements of `tensor` in storage order of a parameter with its
-// strides.
-at::Tensor StorageOrder(const at::Tensor& tensor) {
-  const at::Tensor dense = IsDense(tensor) ? tensor : tensor.contiguous();
-  return dense.as_strided({dense.numel()}, {1});
-}
-
 }  // namespace
 
 absl::StatusOr<FlatLayout> LayoutOf(
     const std::vector<NamedParameter>& parameters, at::ScalarType narrowest,
-    int world_size) {
+    int world_size, int64_t alignment_bytes) {
   std::vector<ParameterSpec> specs;
   specs.reserve(parameters.size());
   for (const NamedParameter& parameter : parameters) {
@@ -59,7 +51,7 @@ absl::StatusOr<FlatLayout> LayoutOf(
   }
   return FlatLayout::Create(std::move(specs),
                             static_cast<int64_t>(c10::elementSize(narrowest)),
-                            world_size);
+                            world_size, alignment_bytes);
 }
 
 at::Tensor StorageOrderOf(const at::Tensor& value, const ParameterSpec& spec) {
@@ -99,7 +91,8 @@ at::Tensor FlatParameter::Flatten(
     const at::Tensor part = flat.narrow(0, slice.begin, slice.numel());
     const at::Tensor value = value_of(parameters[i].tensors.front());
     if (value.defined()) {
-      part.copy_(StorageOrder(value));
+      const at::Tensor dense = IsDense(value) ? value : value.contiguous();
+      part.copy_(dense.as_strided({dense.numel()}, {1}));
     } else {
       part.view(at::kByte).fill_(kNoValue);
     }

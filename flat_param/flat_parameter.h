@@ -31,7 +31,7 @@ struct NamedParameter {
 // flat parameter will have, for the alignment.
 absl::StatusOr<FlatLayout> LayoutOf(
     const std::vector<NamedParameter>& parameters, at::ScalarType narrowest,
-    int world_size);
+    int world_size, int64_t alignment_bytes = FlatLayout::kAlignmentBytes);
 
 // Returns `value`, of the parameter's sizes and any strides or sparse, as 1-D
 // in the parameter's storage order, unknown to autograd. It is copied if the

@@ -16,10 +16,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::flat_param {
+namespace fsdp::flat_param::testing {
 namespace {
 
-using ::fsdp::flat_param::testing::ErrorText;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -216,18 +215,6 @@ TEST(FlatParameterTest, ParametersKeepTheirIdentity) {
   EXPECT_FALSE(rank.parameter.Owns(at::Tensor()));
 }
 
-TEST(FlatParameterTest, FreedParametersRaiseTheirUnitsText) {
-  at::Tensor weight = Range({4, 4});
-  Rank rank = MakeRank(Named({weight}));
-  EXPECT_FALSE(rank.parameter.filled());
-  EXPECT_THAT(ErrorText([&] { weight.sum(); }), HasSubstr(kFreed));
-  rank.parameter.Fill(rank.memory);
-  EXPECT_TRUE(rank.parameter.filled());
-  EXPECT_EQ(ErrorText([&] { weight.sum(); }), "");
-  rank.parameter.Empty();
-  EXPECT_THAT(ErrorText([&] { weight.sum(); }), HasSubstr(kFreed));
-}
-
 TEST(FlatParameterTest, HoldsItsMemoryWhileFilledOnly) {
   at::Tensor weight = Range({4, 4});
   Rank rank = MakeRank(Named({weight}));
@@ -287,34 +274,24 @@ TEST(FlatParameterTest, SavedTensorsSurviveAFillAtAnotherAddress) {
   EXPECT_TRUE(second.grad().equal(expected_second));
 }
 
-TEST(FlatParameterTest, TiedTensorsLookIntoTheSameMemory) {
-  at::Tensor weight = Range({4, 4}).requires_grad_();
-  at::Tensor alias = weight.detach().requires_grad_();
-  Rank rank = MakeRank({{"embedding", {weight, alias}}});
-  rank.parameter.Fill(rank.memory);
-  EXPECT_TRUE(alias.is_alias_of(weight));
-  EXPECT_TRUE(alias.equal(Range({4, 4})));
-  EXPECT_EQ(rank.parameter.num_parameters(), 1);
-  EXPECT_OK(rank.parameter.CheckBinding());
-}
-
 TEST(FlatParameterTest, TiedTensorsAreFilledAndEmptiedTogether) {
   at::Tensor weight = Range({4, 4}).requires_grad_();
   at::Tensor alias = weight.detach().requires_grad_();
   Rank rank = MakeRank({{"embedding", {weight, alias}}});
   for (const at::Tensor& memory : {rank.memory, rank.memory.clone()}) {
     EXPECT_FALSE(rank.parameter.filled());
-    EXPECT_THROW((void)weight.sum(), c10::Error);
-    EXPECT_THROW((void)alias.sum(), c10::Error);
+    EXPECT_THAT(ErrorText([&] { weight.sum(); }), HasSubstr(kFreed));
+    EXPECT_THAT(ErrorText([&] { alias.sum(); }), HasSubstr(kFreed));
     rank.parameter.Fill(memory);
     EXPECT_TRUE(rank.parameter.filled());
     EXPECT_TRUE(weight.equal(Range({4, 4})));
     EXPECT_TRUE(alias.equal(Range({4, 4})));
     EXPECT_EQ(alias.const_data_ptr(), weight.const_data_ptr());
+    EXPECT_OK(rank.parameter.CheckBinding());
     rank.parameter.Empty();
   }
+  EXPECT_EQ(rank.parameter.num_parameters(), 1);
   EXPECT_FALSE(rank.parameter.filled());
-  EXPECT_THROW((void)alias.sum(), c10::Error);
 }
 
 TEST(CheckBindingTest, AcceptsParametersEmptyAndFilled) {
@@ -338,15 +315,6 @@ TEST(CheckBindingTest, NamesAParameterThatWasConverted) {
                              HasSubstr("moved, converted"))));
 }
 
-TEST(CheckBindingTest, NamesAParameterWhoseDataWasReplacedWhileFreed) {
-  at::Tensor weight = Range({2});
-  Rank rank = MakeRank(Named({weight}));
-  weight.set_data(at::zeros({2}));
-  EXPECT_THAT(rank.parameter.CheckBinding(),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("parameter p0 ")));
-}
-
 TEST(CheckBindingTest, ChecksEveryTiedTensor) {
   at::Tensor weight = Range({2});
   at::Tensor alias = weight.detach();
@@ -358,4 +326,4 @@ TEST(CheckBindingTest, ChecksEveryTiedTensor) {
 }
 
 }  // namespace
-}  // namespace fsdp::flat_param
+}  // namespace fsdp::flat_param::testing

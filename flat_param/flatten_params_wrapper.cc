@@ -55,7 +55,7 @@ UnflattenedParams::UnflattenedParams(
     ThrowIfError(wrapper_->flattened_->CheckMemory(flat_data));
   }
   wrapper_->flattened_->Unflatten(flat_data);
-  wrapper_->HideFlatParam();
+  wrapper_->parameters_.erase(kFlatParam);
 }
 
 UnflattenedParams::~UnflattenedParams() { Close().IgnoreError(); }
@@ -81,29 +81,11 @@ void FlattenParamsWrapperBase::ShowFlatParam() {
   if (has_params()) parameters_.insert(kFlatParam, flattened_->flat());
 }
 
-void FlattenParamsWrapperBase::HideFlatParam() {
-  parameters_.erase(kFlatParam);
-}
-
-at::Tensor FlattenParamsWrapperBase::flat_param() const {
-  return flattened_->unflattened() ? at::Tensor() : flattened_->flat();
-}
-
 UnflattenedParams FlattenParamsWrapperBase::UnflattenAsParams(
     const at::Tensor& flat_data) {
   return UnflattenedParams(
       std::static_pointer_cast<FlattenParamsWrapperBase>(shared_from_this()),
       flat_data);
-}
-
-absl::Status FlattenParamsWrapperBase::SetFlatData(
-    const at::Tensor& flat_data) {
-  return flattened_->SetValues(flat_data);
-}
-
-std::shared_ptr<torch::nn::Module> FlattenParamsWrapperBase::wrapped_module()
-    const {
-  return wrapped_;
 }
 
 void FlattenParamsWrapperBase::save(
@@ -149,12 +131,6 @@ std::shared_ptr<torch::nn::Module> FlattenParamsWrapperBase::CloneWrapped(
     const std::optional<torch::Device>& device) const {
   Unflattened scope(*flattened_);
   return wrapped_->clone(device);
-}
-
-std::unique_ptr<FlattenedModule> FlattenParamsWrapperBase::CloneFlattened(
-    const std::shared_ptr<torch::nn::Module>& copy,
-    const std::optional<torch::Device>& device) const {
-  return ValueOrThrow(flattened_->CloneFor(copy, device));
 }
 
 void FlattenParamsWrapperBase::MoveFrom(FlattenParamsWrapperBase& other) {

@@ -36,7 +36,6 @@
 #include <memory>
 #include <optional>
 #include <ostream>
-#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -80,7 +79,9 @@ class FlattenParamsWrapperBase : public WrapperModule {
   // Returns the one 1-D parameter, as in named_parameters(). It is undefined if
   // there are no parameters and while they are unflattened. Freeze it by
   // set_requires_grad(false).
-  at::Tensor flat_param() const;
+  at::Tensor flat_param() const {
+    return flattened_->unflattened() ? at::Tensor() : flattened_->flat();
+  }
   // Returns whether there are any, flattened or not.
   bool has_params() const { return num_params_managed() > 0; }
   // Tied parameters count once.
@@ -102,7 +103,9 @@ class FlattenParamsWrapperBase : public WrapperModule {
       const at::Tensor& flat_data = at::Tensor());
   // Copies `flat_data` into the flat parameter. InvalidArgument: it is not 1-D
   // or has another number of elements.
-  absl::Status SetFlatData(const at::Tensor& flat_data);
+  absl::Status SetFlatData(const at::Tensor& flat_data) {
+    return flattened_->SetValues(flat_data);
+  }
 
   // Archives have the wrapped module's own names, as if there were no wrapper.
   void save(torch::serialize::OutputArchive& archive) const override;
@@ -114,7 +117,9 @@ class FlattenParamsWrapperBase : public WrapperModule {
   void to(torch::Device device, bool non_blocking = false) override;
   // NOLINTEND(google-default-arguments)
   void pretty_print(std::ostream& stream) const override;
-  std::shared_ptr<torch::nn::Module> wrapped_module() const override;
+  std::shared_ptr<torch::nn::Module> wrapped_module() const override {
+    return wrapped_;
+  }
 
  protected:
   FlattenParamsWrapperBase(std::shared_ptr<torch::nn::Module> module,
@@ -125,7 +130,9 @@ class FlattenParamsWrapperBase : public WrapperModule {
       const std::optional<torch::Device>& device) const;
   std::unique_ptr<FlattenedModule> CloneFlattened(
       const std::shared_ptr<torch::nn::Module>& copy,
-      const std::optional<torch::Device>& device) const;
+      const std::optional<torch::Device>& device) const {
+    return ValueOrThrow(flattened_->CloneFor(copy, device));
+  }
   // Takes over the parts of `other`, which is left empty.
   void MoveFrom(FlattenParamsWrapperBase& other);
   void PreForward() { ThrowIfError(flattened_->PreForward()); }
@@ -136,7 +143,6 @@ class FlattenParamsWrapperBase : public WrapperModule {
   template <typename... Args>
   void Convert(Args... args);
   void ShowFlatParam();
-  void HideFlatParam();
 
   std::shared_ptr<torch::nn::Module> wrapped_;
   std::unique_ptr<FlattenedModule> flattened_;

@@ -1,13 +1,19 @@
 #include "flat_param/flattened_module.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -16,15 +22,86 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "flat_param/flatten_node.h"
+#include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "flat_param/module_walk.h"
 
 namespace fsdp::flat_param {
 namespace {
 
+using ::torch::autograd::Node;
+using ::torch::autograd::variable_list;
+
 std::string Sizes(c10::IntArrayRef sizes) {
   return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
+}
+
+// Returns a new 1-D tensor like `like`, in which gradients[i] lies where
+// parameter i does. gradients[i] may have any strides, be sparse or undefined;
+// the rest is zero. Returns an undefined tensor if no gradient is defined.
+// Differentiable.
+at::Tensor FlattenGradients(const FlatLayout& layout,
+                            const std::vector<at::Tensor>& gradients,
+                            const at::TensorOptions& like) {
+  if (std::none_of(gradients.begin(), gradients.end(),
+                   [](const at::Tensor& g) { return g.defined(); })) {
+    return at::Tensor();
+  }
+  at::Tensor flat = at::empty({layout.padded_numel()}, like);
+  int64_t end = 0;  // of what is written
+  const auto zero_up_to = [&](int64_t begin) {
+    if (begin > end) flat.narrow(0, end, begin - end).zero_();
+  };
+  for (int i = 0; i < layout.num_parameters(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const Slice slice = layout.InFlat(i);
+    zero_up_to(slice.begin);
+    const ParameterSpec& spec = layout.parameter(i);
+    flat.as_strided(spec.sizes, spec.strides, slice.begin)
+        .copy_(gradients[i].is_sparse() ? gradients[i].to_dense()
+                                        : gradients[i]);
+    end = slice.end;
+  }
+  zero_up_to(flat.numel());
+  return flat;
+}
+
+// The step of backward from the gradients of parameters to that of the flat
+// parameter.
+class FlattenNode final : public Node {
+ public:
+  FlattenNode(std::shared_ptr<const FlatLayout> layout,
+              const at::TensorOptions& like)
+      : layout_(std::move(layout)), like_(like) {}
+
+  std::string name() const override { return "fsdp::Flatten"; }
+
+  variable_list apply(variable_list&& gradients) override {
+    return {FlattenGradients(*layout_, gradients, like_)};
+  }
+
+ private:
+  const std::shared_ptr<const FlatLayout> layout_;
+  const at::TensorOptions like_;
+};
+
+// Points the autograd edges of all tensors of `parameters` to one new node,
+// which passes their gradients on to `flat` as one. parameters[i] lies at place
+// i of `layout`; `flat` requires grad.
+void AttachFlattenNode(std::shared_ptr<const FlatLayout> layout,
+                       const at::Tensor& flat,
+                       const std::vector<NamedParameter>& parameters) {
+  auto node = std::make_shared<FlattenNode>(
+      std::move(layout),
+      at::TensorOptions().dtype(flat.dtype()).device(flat.device()));
+  node->add_next_edge(torch::autograd::impl::gradient_edge(flat));
+  for (const NamedParameter& parameter : parameters) {
+    const uint32_t slot = node->add_input_metadata(parameter.tensors.front());
+    for (const at::Tensor& tensor : parameter.tensors) {
+      torch::autograd::impl::set_gradient_edge(
+          tensor, torch::autograd::Edge(node, slot));
+    }
+  }
 }
 
 }  // namespace
@@ -150,7 +227,12 @@ void FlattenedModule::Unflatten(const at::Tensor& memory) {
       tensor.set_requires_grad(requires_grad);
     }
   }
-  if (!over_other_memory_) HandOutGradients();
+  if (!over_other_memory_ && flat_.grad().defined()) {
+    flat_.mutable_grad() = flat_.grad().contiguous();
+    for (int i = 0; i < layout_->num_parameters(); ++i) {
+      parameters_[i].tensors.front().mutable_grad() = View(flat_.grad(), i);
+    }
+  }
   Register();
   unflattened_ = true;
 }
@@ -176,14 +258,6 @@ absl::Status FlattenedModule::Flatten() {
   Bind(flat_);
   Attach();
   return status;
-}
-
-void FlattenedModule::HandOutGradients() {
-  if (!flat_.grad().defined()) return;
-  flat_.mutable_grad() = flat_.grad().contiguous();
-  for (int i = 0; i < layout_->num_parameters(); ++i) {
-    parameters_[i].tensors.front().mutable_grad() = View(flat_.grad(), i);
-  }
 }
 
 void FlattenedModule::TakeGradients() {

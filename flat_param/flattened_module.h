@@ -110,7 +110,6 @@ class FlattenedModule {
 
   absl::Status Collect(const std::shared_ptr<torch::nn::Module>& module,
                        const FlattenOptions& options);
-  absl::Status MakeLayout();
   absl::Status CheckOutsideReferences() const;
   absl::Status CheckValues(const at::Tensor& values) const;
   void AddPlace(ModulePlace place,
@@ -123,7 +122,6 @@ class FlattenedModule {
   void Bind(const at::Tensor& memory);
   bool IsBound(const at::Tensor& tensor, int i) const;
   void Attach();
-  void HandOutGradients();
   void TakeGradients();
   absl::Status TakeValues();
   absl::Status TakeRequiresGrad();

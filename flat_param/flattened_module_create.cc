@@ -90,7 +90,7 @@ class Selection {
         if (selected) selected_.try_emplace(number, selected_.size());
       }
     }
-    return ties_.CheckOverlaps();
+    return ties_.CheckOverlaps("flattening");
   }
 
   // Returns the number of a selected parameter, or -1. Tied parameters are
@@ -154,7 +154,15 @@ absl::StatusOr<std::unique_ptr<FlattenedModule>> FlattenedModule::Create(
   }
   auto result = absl::WrapUnique(new FlattenedModule());
   FSDP_RETURN_IF_ERROR(result->Collect(module, options));
-  FSDP_RETURN_IF_ERROR(result->MakeLayout());
+  c10::ScalarType dtype = c10::kByte;  // of no parameters
+  if (!result->parameters_.empty()) {
+    FSDP_RETURN_IF_ERROR(CheckAlike(result->parameters_));
+    dtype = result->parameters_.front().tensors.front().scalar_type();
+  }
+  FSDP_ASSIGN_OR_RETURN(FlatLayout layout,
+                        LayoutOf(result->parameters_, dtype, /*world_size=*/1,
+                                 /*alignment_bytes=*/1));
+  result->layout_ = std::make_shared<const FlatLayout>(std::move(layout));
   if (options.flat_data.defined()) {
     FSDP_RETURN_IF_ERROR(result->CheckValues(options.flat_data));
   }
@@ -270,26 +278,6 @@ void FlattenedModule::Adopt(at::Tensor flat, bool requires_grad) {
   Unregister();
   Bind(flat_);
   Attach();
-}
-
-absl::Status FlattenedModule::MakeLayout() {
-  std::vector<ParameterSpec> specs;
-  int64_t element_size = 1;
-  if (!parameters_.empty()) FSDP_RETURN_IF_ERROR(CheckAlike(parameters_));
-  for (const NamedParameter& parameter : parameters_) {
-    const at::Tensor& tensor = parameter.tensors.front();
-    const at::Tensor dense =
-        tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
-    specs.push_back(
-        {parameter.name, dense.sizes().vec(), dense.strides().vec()});
-    element_size = tensor.element_size();
-  }
-  FSDP_ASSIGN_OR_RETURN(
-      FlatLayout layout,
-      FlatLayout::Create(std::move(specs), element_size, /*world_size=*/1,
-                         /*alignment_bytes=*/1));
-  layout_ = std::make_shared<const FlatLayout>(std::move(layout));
-  return absl::OkStatus();
 }
 
 // An optimizer refers to every trainable parameter. If nothing besides the

@@ -69,6 +69,17 @@ bool IsGuarded(const c10::Storage& storage, Guarded kind = Guarded::kUnsharded);
 // Internal: this LibTorch does not behave as GuardedStorage needs.
 absl::Status CheckGuardedStorage();
 
+// Internal: returns a storage of `bytes` without memory. An access raises a
+// c10::Error with the text `error`: say whose it is and what to do.
+c10::Storage MakeArmedStorage(int64_t bytes, c10::Device device,
+                              const std::string& error);
+
+// Internal: arms or disarms `storage`; the text stays. LibTorch can arm a
+// storage ("throw on any data access") but has no public way to disarm it, so
+// this sets two private flags, which CheckGuardedStorage() verifies at
+// start-up.
+void SetArmed(c10::StorageImpl& storage, bool armed);
+
 }  // namespace fsdp::flat_param
 
 #endif  // FLAT_PARAM_GUARDED_STORAGE_H_

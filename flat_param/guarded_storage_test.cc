@@ -6,18 +6,18 @@
 #include <memory>
 #include <ostream>
 #include <sstream>
-#include <string>
 #include <vector>
 
+#include "base/tensor_over.h"
+#include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/testing/error_text.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::flat_param {
+namespace fsdp::flat_param::testing {
 namespace {
 
-using ::fsdp::flat_param::testing::ErrorText;
 using ::testing::HasSubstr;
 
 constexpr int64_t kRows = 4;
@@ -25,22 +25,12 @@ constexpr int64_t kColumns = 3;
 constexpr int64_t kNumel = kRows * kColumns;
 constexpr char kText[] = "parameter blocks.3.weight is not gathered";
 
-// Returns a contiguous tensor over `storage`, which may be empty: no operator
-// runs.
-at::Tensor TensorOver(const GuardedStorage& storage, c10::IntArrayRef sizes) {
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage.storage()),
-      c10::DispatchKeySet(c10::DispatchKey::CPU),
-      c10::scalarTypeToTypeMeta(at::kFloat));
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  return tensor;
-}
-
 // A parameter as a matrix over guarded storage.
 struct Guarded {
   GuardedStorage storage{kNumel * static_cast<int64_t>(sizeof(float)),
                          c10::Device(c10::kCPU), kText};
-  at::Tensor parameter = TensorOver(storage, {kRows, kColumns});
+  at::Tensor parameter = TensorOver(storage.storage(), 0, {kRows, kColumns},
+                                    {kColumns, 1}, at::kFloat);
 };
 
 void Print(const at::Tensor& p) {
@@ -55,85 +45,33 @@ struct Access {
 
 void PrintTo(const Access& access, std::ostream* os) { *os << access.name; }
 
-const Access kElementwise[] = {
-    {"Mul", [](const at::Tensor& p) { p.mul(2); }},
-    {"Add", [](const at::Tensor& p) { p.add(p); }},
-    {"Negate", [](const at::Tensor& p) { p.neg(); }},
-    {"Relu", [](const at::Tensor& p) { p.relu(); }},
+// One for each way to memory that LibTorch's operators have.
+const Access kAccesses[] = {
+    {"Elementwise", [](const at::Tensor& p) { p.mul(2); }},
     {"Where", [](const at::Tensor& p) { at::where(p > 0, p, -p); }},
-    {"Compare", [](const at::Tensor& p) { p.eq(0); }},
-    {"FusedMultiplyAdd", [](const at::Tensor& p) { p.addcmul(p, p); }},
-};
-
-const Access kReductions[] = {
     {"Sum", [](const at::Tensor& p) { p.sum(); }},
-    {"Norm", [](const at::Tensor& p) { p.norm(); }},
-    {"Max", [](const at::Tensor& p) { p.max(); }},
     {"Softmax", [](const at::Tensor& p) { p.softmax(0); }},
     {"Item", [](const at::Tensor& p) { p.select(0, 0).select(0, 0).item(); }},
-    {"Equal",
-     [](const at::Tensor& p) {
-       p.equal(at::zeros({kRows, kColumns}));
-     }},
-    {"AllClose",
-     [](const at::Tensor& p) {
-       p.allclose(at::zeros({kRows, kColumns}));
-     }},
-};
-
-const Access kCopies[] = {
-    {"Clone", [](const at::Tensor& p) { p.clone(); }},
-    {"DetachClone", [](const at::Tensor& p) { p.detach().clone(); }},
-    {"CopyFrom",
-     [](const at::Tensor& p) {
-       at::empty({kRows, kColumns}).copy_(p);
-     }},
+    {"Equal", [](const at::Tensor& p) { p.equal(at::zeros_like(p)); }},
+    {"Clone", [](const at::Tensor& p) { p.detach().clone(); }},
     {"CopyTo", [](const at::Tensor& p) { p.copy_(at::ones({kColumns})); }},
-    {"ToDtype", [](const at::Tensor& p) { p.to(at::kDouble); }},
-    {"ToBFloat16", [](const at::Tensor& p) { p.to(at::kBFloat16); }},
+    {"ToDtype", [](const at::Tensor& p) { p.to(at::kBFloat16); }},
     {"Contiguous", [](const at::Tensor& p) { p.t().contiguous(); }},
     {"Cat",
      [](const at::Tensor& p) {
        at::cat({p, p});
      }},
-    {"Stack",
-     [](const at::Tensor& p) {
-       at::stack({p, p});
-     }},
-    {"Repeat",
-     [](const at::Tensor& p) {
-       p.repeat({2, 2});
-     }},
     {"Print", Print},
     {"Pickle", [](const at::Tensor& p) { torch::jit::pickle_save(p); }},
-};
-
-const Access kPointers[] = {
     {"DataPtr", [](const at::Tensor& p) { p.data_ptr<float>(); }},
     {"UntypedDataPtr", [](const at::Tensor& p) { p.data_ptr(); }},
     {"ConstDataPtr", [](const at::Tensor& p) { p.const_data_ptr(); }},
-    {"ConstFloatPtr", [](const at::Tensor& p) { p.const_data_ptr<float>(); }},
     {"MutableDataPtr", [](const at::Tensor& p) { p.mutable_data_ptr(); }},
-    {"MutableFloatPtr",
-     [](const at::Tensor& p) { p.mutable_data_ptr<float>(); }},
     {"StorageData", [](const at::Tensor& p) { p.storage().data(); }},
     {"Accessor", [](const at::Tensor& p) { p.accessor<float, 2>()[0][0]; }},
-};
-
-const Access kLayers[] = {
     {"MatMul",
      [](const at::Tensor& p) {
-       at::ones({2, kRows}).matmul(p);
-     }},
-    {"TransposeMatMul",
-     [](const at::Tensor& p) {
        p.t().mm(at::ones({kRows, 2}));
-     }},
-    {"BatchedMatMul",
-     [](const at::Tensor& p) { p.unsqueeze(0).bmm(p.t().unsqueeze(0)); }},
-    {"Linear",
-     [](const at::Tensor& p) {
-       at::linear(at::ones({2, kColumns}), p);
      }},
     {"LinearBias",
      [](const at::Tensor& p) {
@@ -156,29 +94,12 @@ const Access kLayers[] = {
        const at::Tensor heads = p.view({1, 1, kRows, kColumns});
        at::scaled_dot_product_attention(heads, heads, heads);
      }},
-};
-
-const Access kViews[] = {
-    {"IndexSelect",
-     [](const at::Tensor& p) { p.index_select(0, at::zeros({1}, at::kLong)); }},
     {"Index",
      [](const at::Tensor& p) { at::index(p, {at::zeros({1}, at::kLong)}); }},
-    {"SelectAdd", [](const at::Tensor& p) { p.select(0, 1).add(1); }},
-    {"ViewAdd", [](const at::Tensor& p) { p.view({-1}).add(1); }},
     {"StridedSum", [](const at::Tensor& p) { p.as_strided({2}, {2}).sum(); }},
-};
-
-const Access kInPlace[] = {
     {"AddInPlace", [](const at::Tensor& p) { p.add_(1); }},
-    {"MulInPlace", [](const at::Tensor& p) { p.mul_(2); }},
     {"Fill", [](const at::Tensor& p) { p.fill_(1); }},
-    {"Zero", [](const at::Tensor& p) { p.zero_(); }},
     {"Uniform", [](const at::Tensor& p) { p.uniform_(); }},
-    {"Normal", [](const at::Tensor& p) { p.normal_(); }},
-    {"MaskedFill",
-     [](const at::Tensor& p) {
-       p.masked_fill_(at::ones({kRows, kColumns}, at::kBool), 0);
-     }},
 };
 
 class AccessTest : public ::testing::TestWithParam<Access> {};
@@ -197,27 +118,12 @@ TEST_P(AccessTest, ThrowsOurTextWhileEmptyAndWorksWhileFilled) {
   EXPECT_EQ(ErrorText(access), "") << "filled at another address";
 }
 
-std::string NameOf(const ::testing::TestParamInfo<Access>& info) {
-  return info.param.name;
-}
+INSTANTIATE_TEST_SUITE_P(All, AccessTest, ::testing::ValuesIn(kAccesses),
+                         [](const auto& info) { return info.param.name; });
 
-INSTANTIATE_TEST_SUITE_P(Elementwise, AccessTest,
-                         ::testing::ValuesIn(kElementwise), NameOf);
-INSTANTIATE_TEST_SUITE_P(Reductions, AccessTest,
-                         ::testing::ValuesIn(kReductions), NameOf);
-INSTANTIATE_TEST_SUITE_P(Copies, AccessTest, ::testing::ValuesIn(kCopies),
-                         NameOf);
-INSTANTIATE_TEST_SUITE_P(Pointers, AccessTest, ::testing::ValuesIn(kPointers),
-                         NameOf);
-INSTANTIATE_TEST_SUITE_P(Layers, AccessTest, ::testing::ValuesIn(kLayers),
-                         NameOf);
-INSTANTIATE_TEST_SUITE_P(Views, AccessTest, ::testing::ValuesIn(kViews),
-                         NameOf);
-INSTANTIATE_TEST_SUITE_P(InPlace, AccessTest, ::testing::ValuesIn(kInPlace),
-                         NameOf);
-
-TEST(GuardedStorageTest, IsEmptyAtFirstAndKeepsItsSize) {
+TEST(GuardedStorageTest, IsEmptyAtFirstAndKeepsItsSizeAndVersion) {
   Guarded guarded;
+  const int64_t version = guarded.parameter._version();
   EXPECT_FALSE(guarded.storage.filled());
   EXPECT_EQ(guarded.storage.bytes(), kNumel * 4);
   EXPECT_EQ(guarded.storage.storage().nbytes(),
@@ -229,25 +135,8 @@ TEST(GuardedStorageTest, IsEmptyAtFirstAndKeepsItsSize) {
   EXPECT_FALSE(guarded.storage.filled());
   EXPECT_EQ(guarded.storage.storage().nbytes(),
             static_cast<size_t>(kNumel * 4));
-}
-
-TEST(GuardedStorageTest, FillAndEmptyChangeNeitherVersionNorShape) {
-  Guarded guarded;
-  const int64_t version = guarded.parameter._version();
-  std::vector<float> memory(kNumel);
-  guarded.storage.Fill(memory.data());
-  guarded.storage.Empty();
   EXPECT_EQ(guarded.parameter._version(), version);
   EXPECT_EQ(guarded.parameter.sizes(), c10::IntArrayRef({kRows, kColumns}));
-}
-
-TEST(GuardedStorageTest, TensorsReadAndWriteTheFilledMemory) {
-  Guarded guarded;
-  std::vector<float> memory(kNumel, 2);
-  guarded.storage.Fill(memory.data());
-  EXPECT_EQ(guarded.parameter.sum().item<float>(), 2 * kNumel);
-  guarded.parameter.fill_(3);
-  EXPECT_THAT(memory, ::testing::Each(3));
 }
 
 TEST(GuardedStorageTest, ViewsMadeWhileEmptySeeTheNextFill) {
@@ -302,7 +191,8 @@ TEST(GuardedStorageTest, TensorsOutliveItAndThrow) {
 
 TEST(GuardedStorageTest, OfNoBytesCanBeFilledAndEmptied) {
   GuardedStorage storage(0, c10::Device(c10::kCPU), kText);
-  const at::Tensor empty = TensorOver(storage, {0});
+  const at::Tensor empty =
+      TensorOver(storage.storage(), 0, {0}, {1}, at::kFloat);
   storage.Fill(nullptr);
   EXPECT_EQ(ErrorText([&] { empty.sum(); }), "");
   storage.Empty();
@@ -317,6 +207,8 @@ TEST(GuardedStorageTest, IsToldFromOtherStorage) {
   guarded.storage.Fill(memory.data());
   EXPECT_TRUE(IsGuarded(guarded.parameter.storage()));
   EXPECT_FALSE(IsGuarded(at::ones({2}).storage()));
+  EXPECT_EQ(TagOf(at::ones({2}).storage()), nullptr);
+  EXPECT_EQ(TagOf(c10::Storage()), nullptr);
   EXPECT_FALSE(IsGuarded(guarded.parameter.clone().storage()));
   EXPECT_FALSE(IsGuarded(c10::Storage()));
 }
@@ -352,14 +244,55 @@ TEST(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
   EXPECT_THAT(ErrorText([&] { view.sum(); }), HasSubstr(kText));
 }
 
-TEST(GuardedStorageTest, OtherStoragesHaveNoTag) {
-  EXPECT_EQ(TagOf(at::ones({2}).storage()), nullptr);
-  EXPECT_EQ(TagOf(c10::Storage()), nullptr);
-  float data[2] = {};
-  const at::Tensor blob = at::from_blob(
-      data, {2}, /*deleter=*/[](void*) {}, at::kFloat);
-  EXPECT_EQ(TagOf(blob.storage()), nullptr);
+using ::fsdp::testing::FakeDevice;
+using ::testing::IsEmpty;
+
+class GuardedStorageOnADevice : public ::testing::Test {
+ protected:
+  GuardedStorageOnADevice() {
+    FakeDevice::Register();
+    FakeDevice::Reset();
+  }
+};
+
+TEST_F(GuardedStorageOnADevice, FillsEmptiesAndStaysArmed) {
+  GuardedStorage guarded(kNumel * sizeof(float), FakeDevice::device(),
+                         "not gathered");
+  const at::Tensor parameter =
+      TensorOver(guarded.storage(), 0, {4, 3}, {3, 1}, at::kFloat);
+  const at::Tensor view = parameter.t();  // looks at no memory
+  EXPECT_THROW(parameter.add(1), c10::Error);
+  EXPECT_THROW(parameter.fill_(1), c10::Error);
+  EXPECT_THROW(parameter.cpu(), c10::Error);
+
+  const at::Tensor arena = at::ones({kNumel}, FakeDevice::device());
+  guarded.Fill(arena.data_ptr());
+  EXPECT_EQ(view.add(1).cpu().sum().item<float>(), 2 * kNumel);
+  parameter.mul_(3);
+  EXPECT_EQ(arena.cpu().sum().item<float>(), 3 * kNumel);
+
+  guarded.Empty();
+  EXPECT_THROW(view.sum(), c10::Error);
+  EXPECT_EQ(view.sizes(), at::IntArrayRef({3, 4}));
+}
+
+TEST_F(GuardedStorageOnADevice, KeepsSavedTensorsValidOverARefill) {
+  GuardedStorage guarded(kNumel * sizeof(float), FakeDevice::device(),
+                         "not gathered");
+  const at::Tensor first = at::full({kNumel}, 2.0, FakeDevice::device());
+  const at::Tensor second = at::full({kNumel}, 2.0, FakeDevice::device());
+  guarded.Fill(first.data_ptr());
+  at::Tensor parameter =
+      TensorOver(guarded.storage(), 0, {4, 3}, {3, 1}, at::kFloat);
+  parameter.requires_grad_();
+  const at::Tensor loss = parameter.mul(parameter).sum();
+  guarded.Empty();
+  guarded.Fill(second.data_ptr());
+  loss.backward();
+  EXPECT_TRUE(parameter.grad().cpu().eq(4).all().item<bool>());
+  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
 }
 
 }  // namespace
-}  // namespace fsdp::flat_param
+
+}  // namespace fsdp::flat_param::testing

@@ -312,25 +312,6 @@ TEST_P(FlatLayoutPropertyTest, ShardsAreEqualAlignedAndLeast) {
   });
 }
 
-TEST_P(FlatLayoutPropertyTest, PartsOfAParameterPartitionIt) {
-  ForRandomLayouts([](const FlatLayout& layout) {
-    for (int i = 0; i < layout.num_parameters(); ++i) {
-      int64_t end = 0;
-      for (int rank = 0; rank < layout.world_size(); ++rank) {
-        const Slice part = layout.InParameter(i, rank);
-        const Slice in_shard = layout.InShard(i, rank);
-        EXPECT_EQ(part.begin, end);
-        EXPECT_GE(part.numel(), 0);
-        EXPECT_EQ(in_shard.numel(), part.numel());
-        EXPECT_GE(in_shard.begin, 0);
-        EXPECT_LE(in_shard.end, layout.shard_numel());
-        end = part.end;
-      }
-      EXPECT_EQ(end, layout.InFlat(i).numel());
-    }
-  });
-}
-
 TEST_P(FlatLayoutPropertyTest, FlatToShardsToFlatIsTheIdentity) {
   ForRandomLayouts([](const FlatLayout& layout) {
     // 0 is padding; every element of a parameter has its own number.

@@ -10,7 +10,6 @@
 #include <memory>
 #include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,16 +21,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::flat_param {
+namespace fsdp::flat_param::testing {
 namespace {
 
-using ::fsdp::flat_param::testing::FlatNet;
-using ::fsdp::flat_param::testing::Input;
-using ::fsdp::flat_param::testing::kDim;
-using ::fsdp::flat_param::testing::kNumElements;
-using ::fsdp::flat_param::testing::MakeTiedNet;
-using ::fsdp::flat_param::testing::Only;
-using ::fsdp::flat_param::testing::TiedNetImpl;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -310,4 +302,4 @@ TEST(CloneTest, AParentWhoseResetWrapsClonesItsWrappers) {
 }
 
 }  // namespace
-}  // namespace fsdp::flat_param
+}  // namespace fsdp::flat_param::testing

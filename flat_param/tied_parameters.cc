@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace fsdp::flat_param {
 
@@ -30,39 +31,24 @@ int TiedParameters::Add(const std::string& name, const at::Tensor& tensor) {
   return number;
 }
 
-absl::Status TiedParameters::CheckOverlaps() const {
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(parameters_.size());
-  for (const NamedParameter& parameter : parameters_) {
-    tensors.push_back(parameter.tensors.front());
-  }
-  const auto overlap = FindOverlap(tensors);
-  if (!overlap.has_value()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "parameters ", parameters_[overlap->first].name, " and ",
-      parameters_[overlap->second].name,
-      " are different views of the same memory: flattening would separate "
-      "them. Register the memory once and take views in forward"));
-}
-
-std::optional<std::pair<size_t, size_t>> FindOverlap(
-    const std::vector<at::Tensor>& tensors) {
+// Parameters overlap if one begins between the other's first and last element.
+absl::Status TiedParameters::CheckOverlaps(absl::string_view what) const {
   struct Extent {
     const void* storage;
     int64_t begin;
     int64_t end;
-    size_t tensor;
+    const std::string* name;
   };
   std::vector<Extent> extents;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor& tensor = tensors[i];
+  for (const NamedParameter& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensors.front();
     if (tensor.numel() == 0) continue;
     int64_t last = tensor.storage_offset();
     for (int64_t d = 0; d < tensor.dim(); ++d) {
       last += (tensor.size(d) - 1) * tensor.stride(d);
     }
     extents.push_back({tensor.storage().unsafeGetStorageImpl(),
-                       tensor.storage_offset(), last + 1, i});
+                       tensor.storage_offset(), last + 1, &parameter.name});
   }
   std::sort(
       extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
@@ -71,11 +57,14 @@ std::optional<std::pair<size_t, size_t>> FindOverlap(
   for (size_t i = 1; i < extents.size(); ++i) {
     const Extent& a = extents[i - 1];
     const Extent& b = extents[i];
-    if (a.storage == b.storage && a.end > b.begin) {
-      return std::pair(a.tensor, b.tensor);
-    }
+    if (a.storage != b.storage || a.end <= b.begin) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameters ", *a.name, " and ", *b.name,
+        " are different views of the same memory: ", what,
+        " would separate them. Register the memory once and take views in "
+        "forward"));
   }
-  return std::nullopt;
+  return absl::OkStatus();
 }
 
 }  // namespace fsdp::flat_param

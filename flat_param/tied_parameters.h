@@ -4,16 +4,15 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "flat_param/flat_parameter.h"
 
 namespace fsdp::flat_param {
@@ -31,8 +30,8 @@ class TiedParameters {
   std::vector<NamedParameter> Take() { return std::move(parameters_); }
 
   // InvalidArgument names two parameters that share elements but are not the
-  // same view; flattening would separate them.
-  absl::Status CheckOverlaps() const;
+  // same view; `what`, such as "flattening", would separate them.
+  absl::Status CheckOverlaps(absl::string_view what) const;
 
  private:
   using View = std::tuple<const void*, int64_t, std::vector<int64_t>,
@@ -42,12 +41,6 @@ class TiedParameters {
   std::map<const void*, int> objects_;
   std::map<View, int> views_;
 };
-
-// Returns the indices of two of `tensors`, one of which begins between the
-// other's first and last element; nullopt if there are none. Empty tensors
-// share nothing.
-std::optional<std::pair<size_t, size_t>> FindOverlap(
-    const std::vector<at::Tensor>& tensors);
 
 }  // namespace fsdp::flat_param
 

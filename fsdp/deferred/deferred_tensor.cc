@@ -20,7 +20,7 @@
 #include "base/check.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
-#include "flat_param/armed_storage.h"
+#include "flat_param/guarded_storage.h"
 #include "fsdp/deferred/recorded_op.h"
 
 namespace fsdp {

@@ -131,17 +131,13 @@ UnitBytes BytesOf(const UnitView& unit) {
   return bytes;
 }
 
-int DepthOf(const std::vector<UnitView>& units, int unit) {
-  int depth = 0;
-  while ((unit = units[unit].parent) >= 0) ++depth;
-  return depth;
-}
-
 // Writes one line per flat parameter; the first has the unit's name.
 std::string DescribeUnit(const std::vector<UnitView>& units, int index) {
   const UnitView& unit = units[index];
-  std::string name = absl::StrCat(
-      std::string(size_t{2} * DepthOf(units, index), ' '), unit.name);
+  int depth = 0;
+  for (int i = unit.parent; i >= 0; i = units[i].parent) ++depth;
+  std::string name =
+      absl::StrCat(std::string(size_t{2} * depth, ' '), unit.name);
   std::string strategy = ToString(unit.strategy);
   std::string text;
   for (const FlatView& view : unit.flats) {

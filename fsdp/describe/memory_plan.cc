@@ -150,6 +150,7 @@ class Simulation {
   void Apply(const Action& action) {
     const UnitBytes& bytes = bytes_[action.unit];
     PoolGauge::Buffers& gathered = gathered_buffers_[action.unit];
+    PoolGauge::Buffers& sums = sums_[action.unit];
     switch (action.kind) {
       case ActionKind::kGather:
         gathered =
@@ -179,16 +180,6 @@ class Simulation {
         reductions_.push_back(
             {action.unit, std::exchange(whole_gradients_[action.unit], {})});
         break;
-      default:
-        ApplyReduction(action);
-        break;
-    }
-  }
-
-  void ApplyReduction(const Action& action) {
-    const UnitBytes& bytes = bytes_[action.unit];
-    PoolGauge::Buffers& sums = sums_[action.unit];
-    switch (action.kind) {
       case ActionKind::kReduce:
         messages_.Add(bytes.reduce_messages);
         break;

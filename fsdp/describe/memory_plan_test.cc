@@ -20,19 +20,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::testing::EndOfBackward;
-using ::fsdp::testing::Events;
-using ::fsdp::testing::Layers;
-using ::fsdp::testing::NoPrefetch;
-using ::fsdp::testing::PostBackward;
-using ::fsdp::testing::PostBackwardFrozen;
-using ::fsdp::testing::PostForward;
-using ::fsdp::testing::PreBackward;
-using ::fsdp::testing::PreForward;
-using ::fsdp::testing::SeededChoices;
 using ::testing::HasSubstr;
 
 // Returns a root of 100 bytes and layers of 1000, over 4 ranks.
@@ -59,34 +49,6 @@ TEST(MemoryPlanTest, HoldsTheRootAndTwoUnitsAndTwoReduceBuffers) {
                               plan.gathered + plan.in_flight);
 }
 
-TEST(MemoryPlanTest, WithoutPrefetchOneUnitIsEnough) {
-  const MemoryPlan plan = PlanMemory(Layers(6), BytesOf(6), NoPrefetch());
-  EXPECT_EQ(plan.gathered, 100 + 1000);
-}
-
-TEST(MemoryPlanTest, UnitsKeptAfterForwardAddUp) {
-  std::vector<ScheduledUnit> units = Layers(6);
-  for (ScheduledUnit& unit : units) unit.reshard_after_forward = false;
-  EXPECT_EQ(PlanMemory(units, BytesOf(6), {}).gathered, 100 + 6 * 1000);
-}
-
-TEST(MemoryPlanTest, PartsForASmallerGroupAreCounted) {
-  std::vector<ScheduledUnit> units = Layers(3);
-  std::vector<UnitBytes> bytes = BytesOf(3);
-  for (int i = 1; i <= 3; ++i) {
-    units[i].keeps_part = true;
-    bytes[i].part = 500;
-  }
-  EXPECT_EQ(PlanMemory(units, bytes, {}).parts, 3 * 500);
-}
-
-TEST(MemoryPlanTest, GradientsKeptWholeOverBackwardsAreInFlightTogether) {
-  MemoryPlanOptions options;
-  options.backwards_per_step = 3;
-  EXPECT_EQ(PlanMemory(Layers(4), BytesOf(4), {}, options).in_flight,
-            4 * 1008 + 108);
-}
-
 TEST(MemoryPlanTest, FrozenUnitsHaveNeitherGradientsNorState) {
   std::vector<UnitBytes> bytes = BytesOf(2);
   for (UnitBytes& unit : bytes) unit.trainable = false;
@@ -100,12 +62,6 @@ TEST(MemoryPlanTest, SteppingInBackwardNeedsTheGradientsOfOneUnit) {
   ScheduleOptions options;
   options.step_in_backward = true;
   EXPECT_EQ(PlanMemory(Layers(5), BytesOf(5), options).gradients, 250);
-}
-
-TEST(MemoryPlanTest, NestedUnitsAreGatheredTogether) {
-  const std::vector<ScheduledUnit> units =
-      fsdp::testing::UnitsWithParents({0, 1, 2, 3});
-  EXPECT_EQ(PlanMemory(units, BytesOf(4), {}).gathered, 100 + 4 * 1000);
 }
 
 // Units of different sizes and strategies, nested at random.
@@ -286,4 +242,4 @@ TEST(MemoryPlanTest, PrintsALineForEachKind) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -39,19 +39,6 @@ class BufferPoolTest : public ::testing::Test {
   }};
 };
 
-TEST_F(BufferPoolTest, AllocatesNothingUntilAsked) {
-  EXPECT_THAT(allocations_, IsEmpty());
-  EXPECT_EQ(pool_.stats().reserved_bytes, 0);
-}
-
-TEST_F(BufferPoolTest, GivesTheSameMemoryAgain) {
-  const at::Tensor first = Acquire(100);
-  pool_.Release(first);
-  const at::Tensor second = Acquire(100);
-  EXPECT_TRUE(second.is_alias_of(first));
-  EXPECT_THAT(allocations_, ElementsAre(100));
-}
-
 TEST_F(BufferPoolTest, NeverGivesMemoryThatIsInUse) {
   const at::Tensor first = Acquire(100);
   const at::Tensor second = Acquire(100);
@@ -162,21 +149,6 @@ TEST_F(BufferPoolTest, FailedAllocationChangesNothing) {
   EXPECT_EQ(pool_.stats().reserved_bytes, 0);
   failure_ = absl::OkStatus();
   EXPECT_EQ(Acquire(100).nbytes(), 100u);
-}
-
-TEST_F(BufferPoolTest, StepsOfEqualRequestsAllocateOnlyInTheFirst) {
-  for (int step = 0; step < 3; ++step) {
-    const at::Tensor root = Acquire(1000);
-    at::Tensor current = Acquire(300);
-    for (int unit = 0; unit < 10; ++unit) {
-      const at::Tensor next = Acquire(unit % 2 == 0 ? 280 : 300);
-      pool_.Release(current);
-      current = next;
-    }
-    pool_.Release(current);
-    pool_.Release(root);
-    EXPECT_THAT(allocations_, ElementsAre(1000, 300, 280));
-  }
 }
 
 TEST_F(BufferPoolTest, StepsFromSortedBuffersUseTheSameInTheSameOrder) {

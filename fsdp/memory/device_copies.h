@@ -7,7 +7,6 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
-#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

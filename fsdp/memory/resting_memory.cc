@@ -30,10 +30,6 @@ constexpr char kNoLongerThere[] =
 // The longest time for which a device may use memory that is to be freed.
 constexpr absl::Duration kLongest = absl::Minutes(1);
 
-at::Tensor HostBytes(char* data, int64_t bytes) {
-  return at::from_blob(data, {bytes}, at::TensorOptions(at::kByte));
-}
-
 }  // namespace
 
 RestingMemory::RestingMemory(int64_t bytes, c10::Device device,
@@ -155,7 +151,7 @@ absl::Status RestingMemory::BringToDevice(Use use) {
     copies_->Release(memory, at::Tensor(), /*copies=*/false).IgnoreError();
     return data.status();
   }
-  on_host_ = HostBytes(*data, bytes());
+  on_host_ = at::from_blob(*data, {bytes()}, at::TensorOptions(at::kByte));
   absl::StatusOr<SharedEvent> arrived = copies_->Upload(
       memory, on_host_, /*copies=*/use != Use::kOverwrite, used_);
   if (!arrived.ok()) {

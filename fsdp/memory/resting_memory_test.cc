@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -112,11 +111,6 @@ TEST_F(RestingMemoryTest, UsesNestAndTheStrongestCounts) {
   }
   EXPECT_THAT(elsewhere_.calls, ElementsAre("read", "write"));
   EXPECT_EQ(elsewhere_.bytes[4], 2);
-}
-
-TEST_F(RestingMemoryTest, WhatWasOnlyReadIsNotWritten) {
-  { ASSERT_OK(Resident::Of(tensor_, Use::kRead).status()); }
-  EXPECT_THAT(elsewhere_.calls, ElementsAre("read", "drop"));
 }
 
 TEST_F(RestingMemoryTest, AFailureLeavesItAway) {

@@ -1,9 +1,6 @@
 #include "fsdp/model/model_capture.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -13,7 +10,6 @@
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/runtime/step_log.h"
-#include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
 namespace {
@@ -91,17 +87,6 @@ absl::Status ModelCapture::PrepareStep() {
   return any_gathered ? model_.ReleaseUnsharded() : absl::OkStatus();
 }
 
-void ModelCapture::BeginLoggedStep(StepLog& log) {
-  model_.runtime_->BeginAlike();
-  model_.runtime_->SetStepLog(&log);
-}
-
-void ModelCapture::EndLoggedStep() { model_.runtime_->SetStepLog(nullptr); }
-
-absl::Status ModelCapture::FinishOrder() {
-  return model_.order_check_.Finish();
-}
-
 absl::Status ModelCapture::Begin() {
   FSDP_RETURN_IF_ERROR(PrepareStep());
   model_.runtime_->BeginAlike();
@@ -110,20 +95,12 @@ absl::Status ModelCapture::Begin() {
   return absl::OkStatus();
 }
 
-void ModelCapture::ForkStreams() { model_.runtime_->ForkStreams(); }
-
-void ModelCapture::JoinStreams() { model_.runtime_->JoinStreams(); }
-
 void ModelCapture::End(bool sound) {
   if (!sound) {
     model_.GiveUpIteration(absl::OkStatus(), ShardedModel::InFlight::kDrop);
   }
   model_.runtime_->ForgetEarlierSteps();
   model_.captures_ = false;
-}
-
-std::vector<at::Tensor> ModelCapture::StepMemory() const {
-  return model_.runtime_->StepMemory();
 }
 
 void ModelCapture::NoteReplay() {

@@ -26,24 +26,29 @@ class ModelCapture {
   absl::Status PrepareStep();
   // Between these calls `log` gets what is carried out. Steps that begin so and
   // do the same use the same buffers.
-  void BeginLoggedStep(StepLog& log);
-  void EndLoggedStep();
+  void BeginLoggedStep(StepLog& log) {
+    model_.runtime_->BeginAlike();
+    model_.runtime_->SetStepLog(&log);
+  }
+  void EndLoggedStep() { model_.runtime_->SetStepLog(nullptr); }
   // Finishes the check of the order of steps that is under way. Collective.
-  absl::Status FinishOrder();
+  absl::Status FinishOrder() { return model_.order_check_.Finish(); }
 
   // Does PrepareStep(), when the device has done all that it was given. Until
   // End() a failure aborts nothing, because nothing has been sent.
   absl::Status Begin();
   // Call these on the captured stream, at the beginning and at the end of what
   // is recorded: the model's streams are captured with it.
-  void ForkStreams();
-  void JoinStreams();
+  void ForkStreams() { model_.runtime_->ForkStreams(); }
+  void JoinStreams() { model_.runtime_->JoinStreams(); }
   // Ends the capture. If it is not `sound`, the captured step is given up.
   void End(bool sound);
 
   // Returns the memory that steps gather into, reduce from and keep gradients
   // in.
-  std::vector<at::Tensor> StepMemory() const;
+  std::vector<at::Tensor> StepMemory() const {
+    return model_.runtime_->StepMemory();
+  }
   // Notes that shards were written by ways that LibTorch does not see.
   void NoteReplay();
 

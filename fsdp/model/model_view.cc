@@ -34,42 +34,6 @@ FlatView ViewOfFlat(const Runtime& runtime, int unit, int i) {
   return view;
 }
 
-UnitView ViewOfUnit(const Runtime& runtime, int unit) {
-  const Placement& placement = runtime.placement(unit);
-  UnitView view;
-  view.name = runtime.name(unit);
-  view.ranks = placement.shard->world_size();
-  view.part_ranks =
-      placement.part == nullptr ? 0 : placement.part->world_size();
-  if (placement.quantized != nullptr) {
-    view.quantization = placement.quantization;
-  }
-  view.reduce_buffer_bytes = runtime.reduce_buffer_bytes(unit);
-  for (int i = 0; i < runtime.num_flats(unit); ++i) {
-    view.flats.push_back(ViewOfFlat(runtime, unit, i));
-  }
-  return view;
-}
-
-}  // namespace
-
-ModelView ViewOf(const ShardedModel& model) {
-  const Schedule& schedule = model.schedule_;
-  ModelView view{{}, schedule.units(), schedule.options()};
-  for (int unit = 0; unit < model.num_units(); ++unit) {
-    UnitView& of_unit =
-        view.units.emplace_back(ViewOfUnit(*model.runtime_, unit));
-    of_unit.strategy = model.unit_options(unit).strategy;
-    of_unit.parent = schedule.units()[unit].parent;
-    of_unit.recomputed = model.recomputes(unit);
-    of_unit.synchronizes = schedule.synchronizes(unit);
-    of_unit.all_reduces = schedule.all_reduces(unit);
-  }
-  return view;
-}
-
-namespace {
-
 std::optional<UnitHandle> AskOwners(const torch::nn::Module& module,
                                     const torch::nn::Module& below) {
   for (const auto& item : flat_param::RegisteredParameters(below)) {
@@ -88,6 +52,33 @@ std::optional<UnitHandle> AskOwners(const torch::nn::Module& module,
 }
 
 }  // namespace
+
+ModelView ViewOf(const ShardedModel& model) {
+  const Schedule& schedule = model.schedule_;
+  const Runtime& runtime = *model.runtime_;
+  ModelView view{{}, schedule.units(), schedule.options()};
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    const Placement& placement = runtime.placement(unit);
+    UnitView& of_unit = view.units.emplace_back();
+    of_unit.name = runtime.name(unit);
+    of_unit.strategy = model.unit_options(unit).strategy;
+    of_unit.parent = schedule.units()[unit].parent;
+    of_unit.recomputed = model.recomputes(unit);
+    of_unit.synchronizes = schedule.synchronizes(unit);
+    of_unit.all_reduces = schedule.all_reduces(unit);
+    of_unit.ranks = placement.shard->world_size();
+    of_unit.part_ranks =
+        placement.part == nullptr ? 0 : placement.part->world_size();
+    if (placement.quantized != nullptr) {
+      of_unit.quantization = placement.quantization;
+    }
+    of_unit.reduce_buffer_bytes = runtime.reduce_buffer_bytes(unit);
+    for (int i = 0; i < runtime.num_flats(unit); ++i) {
+      of_unit.flats.push_back(ViewOfFlat(runtime, unit, i));
+    }
+  }
+  return view;
+}
 
 std::optional<UnitHandle> FindUnit(const torch::nn::Module& module) {
   std::optional<UnitHandle> found = AskOwners(module, module);

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -26,20 +25,6 @@ constexpr char kLabel[] = "the collectives of an iteration";
 }  // namespace
 
 absl::Status OrderCheck::Compare(OrderLog order) {
-  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Comparison> comparison,
-                        Start(std::move(order)));
-  if (lags_) std::swap(comparison, under_way_);
-  return comparison == nullptr ? absl::OkStatus() : Finish(*comparison);
-}
-
-absl::Status OrderCheck::Finish() {
-  if (under_way_ == nullptr) return absl::OkStatus();
-  const auto comparison = std::exchange(under_way_, nullptr);
-  return Finish(*comparison);
-}
-
-absl::StatusOr<std::unique_ptr<OrderCheck::Comparison>> OrderCheck::Start(
-    OrderLog order) {
   auto comparison = std::make_unique<Comparison>();
   comparison->order = std::move(order);
   // The maxima over the ranks are the greatest hash and the complement of the
@@ -49,7 +34,14 @@ absl::StatusOr<std::unique_ptr<OrderCheck::Comparison>> OrderCheck::Start(
   FSDP_ASSIGN_OR_RETURN(comparison->work,
                         communicator_.AllReduce(comparison->extremes,
                                                 comm::ReduceOp::kMax, kLabel));
-  return comparison;
+  if (lags_) std::swap(comparison, under_way_);
+  return comparison == nullptr ? absl::OkStatus() : Finish(*comparison);
+}
+
+absl::Status OrderCheck::Finish() {
+  if (under_way_ == nullptr) return absl::OkStatus();
+  const auto comparison = std::exchange(under_way_, nullptr);
+  return Finish(*comparison);
 }
 
 absl::Status OrderCheck::Finish(Comparison& comparison) {

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 #include "fsdp/runtime/step_log.h"
@@ -45,7 +44,6 @@ class OrderCheck {
     std::unique_ptr<comm::Work> work;
   };
 
-  absl::StatusOr<std::unique_ptr<Comparison>> Start(OrderLog order);
   absl::Status Finish(Comparison& comparison);
 
   comm::Communicator& communicator_;

@@ -5,12 +5,10 @@
 #include <ATen/record_function.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -85,7 +83,7 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
       }
     }
   }
-  AttachSentinels();
+  for (UnitState& state : units_) state.parameters.AttachSentinels();
   SeeVersions();
 }
 
@@ -110,10 +108,6 @@ std::optional<int> ShardedModel::UnitOf(const torch::nn::Module& module) const {
   return found->second.unit;
 }
 
-void ShardedModel::AttachSentinels() {
-  for (UnitState& state : units_) state.parameters.AttachSentinels();
-}
-
 void ShardedModel::SeeVersions() {
   for (UnitState& state : units_) state.parameters.SeeVersions();
 }
@@ -128,14 +122,6 @@ void ShardedModel::RestoreSentinels() {
 }
 
 ShardedModel::~ShardedModel() { runtime_->DropEverything(); }
-
-void ShardedModel::SetObserver(std::unique_ptr<UnitObserver> observer) {
-  observer_ = std::move(observer);
-}
-
-absl::Status ShardedModel::TakeFailure() {
-  return observer_ == nullptr ? absl::OkStatus() : observer_->TakeFailure();
-}
 
 absl::Status ShardedModel::CheckNoWholeAccess() const {
   if (whole_access_.empty()) return absl::OkStatus();

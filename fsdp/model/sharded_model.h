@@ -32,9 +32,7 @@
 #include "fsdp/model/order_check.h"
 #include "fsdp/model/unit_observer.h"
 #include "fsdp/model/unit_parameters.h"
-#include "fsdp/model/unused_parameters.h"
 #include "fsdp/options/options.h"
-#include "fsdp/precision/buffer_precision.h"
 #include "fsdp/precision/precision_switch.h"
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/runtime/runtime.h"
@@ -136,8 +134,12 @@ class ShardedModel final : public BackwardListener,
   // SetUnitAllReduces() says whether sums within the group of shards are also
   // reduced over replicas, or kept for the unit's next backward that does so.
   // The same on all ranks. FailedPrecondition inside a forward or backward.
-  absl::Status SetUnitSynchronizes(int unit, bool synchronizes);
-  absl::Status SetUnitAllReduces(int unit, bool all_reduces);
+  absl::Status SetUnitSynchronizes(int unit, bool synchronizes) {
+    return SetReduction(unit, synchronizes, schedule_.all_reduces(unit));
+  }
+  absl::Status SetUnitAllReduces(int unit, bool all_reduces) {
+    return SetReduction(unit, schedule_.synchronizes(unit), all_reduces);
+  }
 
   // Drops the shards' gradients, or makes them zero, and drops gradients that
   // are kept whole.
@@ -164,9 +166,13 @@ class ShardedModel final : public BackwardListener,
 
   // --- Observing (unit_observer.h) ----------------------------------------
   // Call it at most once, before the first forward.
-  void SetObserver(std::unique_ptr<UnitObserver> observer);
+  void SetObserver(std::unique_ptr<UnitObserver> observer) {
+    observer_ = std::move(observer);
+  }
   // See UnitObserver; OK without an observer.
-  absl::Status TakeFailure();
+  absl::Status TakeFailure() {
+    return observer_ == nullptr ? absl::OkStatus() : observer_->TakeFailure();
+  }
   // Returns whether a backward that is under way has announced itself.
   bool in_backward() const { return backward_.is_under_way(); }
   // Returns the node of the unit's forward that is under way; null without
@@ -204,9 +210,11 @@ class ShardedModel final : public BackwardListener,
   absl::Status CheckBinding() const;
 
   // Gather ahead of use, wait for that, and free. See Schedule.
-  absl::Status Unshard(int unit);
-  absl::Status WaitUnshard(int unit);
-  absl::Status Reshard(int unit);
+  absl::Status Unshard(int unit) { return Request(EventKind::kUnshard, unit); }
+  absl::Status WaitUnshard(int unit) {
+    return Request(EventKind::kWaitUnshard, unit);
+  }
+  absl::Status Reshard(int unit) { return Request(EventKind::kReshard, unit); }
 
   // --- What it is made of ---------------------------------------------------
   // model_view.h has more.
@@ -290,19 +298,14 @@ class ShardedModel final : public BackwardListener,
   // Frees all units, outside forward and backward.
   absl::Status ReleaseUnsharded();
   void RestoreSentinels();
-  // These are of all units; see UnitParameters.
-  void AttachSentinels();
+  // Does this for all units; see UnitParameters.
   void SeeVersions();
 
   // sharded_model_forward.cc
-  absl::Status CheckMayBegin(int unit) const;
   absl::Status BeginForward(int unit, bool recomputes);
   absl::Status CheckParameters(int unit, bool records_graph);
-  void AttachToAutograd(int unit, bool records_graph);
   void AttachNode(int unit);
   absl::Status CheckHeldIsCurrent(int unit) const;
-  absl::Status CheckForwardLeftParametersAlone(
-      int unit, const std::vector<at::Tensor*>& outputs) const;
   absl::Status BeforePostForward(int unit,
                                  const std::vector<at::Tensor*>& outputs);
   using Nodes = std::vector<std::shared_ptr<torch::autograd::Node>>;
@@ -310,19 +313,17 @@ class ShardedModel final : public BackwardListener,
 
   // sharded_model_backward.cc
   void EnterBackward();
-  void NoteWritesBeforeBackward();
-  absl::Status ExplainStaleGraph(absl::Status status) const;
   void OnEndOfBackward();
   void OnBackwardLost();
   absl::Status FinishPendingFrom(uint64_t sequence);
   void RunParameterHooks(int unit, std::vector<at::Tensor>& gradients);
   absl::Status PostBackward(int unit, const std::vector<at::Tensor>& gradients,
                             bool reduces);
-  bool ReducesAll() const;
   void NoteEndOfStep();
   absl::Status CheckOrder();
 
   // sharded_model_between_steps.cc
+  absl::Status Request(EventKind kind, int unit);
   absl::Status SetReduction(int unit, bool synchronizes, bool all_reduces);
 
   const std::unique_ptr<Runtime> runtime_;

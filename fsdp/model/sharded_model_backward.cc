@@ -12,7 +12,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "base/device_streams.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
@@ -23,6 +22,7 @@
 #include "fsdp/runtime/step_log.h"
 
 namespace fsdp {
+
 void ShardedModel::NoteEndOfStep() {
   const std::vector<std::string> names = unused_.NoteEndOfStep(ranges_);
   if (names.empty() || runtime_->communicator().rank() != 0 ||
@@ -35,33 +35,6 @@ void ShardedModel::NoteEndOfStep() {
              " steps, so they have no gradient and are not trained: ",
              absl::StrJoin(names, ", "),
              ". Freeze them if that is meant; tie parameters by fsdp::Tie()");
-}
-
-// Must run at the first event of a backward, before anything that it reads is
-// compared.
-void ShardedModel::NoteWritesBeforeBackward() {
-  written_before_backward_.clear();
-  for (int unit = 0; unit < num_units(); ++unit) {
-    if (units_[unit].parameters.NoteWrittenShards()) {
-      written_before_backward_ = unit_name(unit);
-    }
-  }
-  NoteEndOfStep();
-}
-
-absl::Status ShardedModel::ExplainStaleGraph(absl::Status status) const {
-  if (written_before_backward_.empty() ||
-      !absl::StrContains(status.message(),
-                         "modified by an inplace operation")) {
-    return status;
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "backward through a forward whose parameters have changed since: shards "
-      "of unit ",
-      written_before_backward_,
-      " were written in between, by an optimizer's step or a state dict for "
-      "example. Run the backward first. LibTorch says: ",
-      status.message()));
 }
 
 absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
@@ -79,7 +52,16 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
   absl::Status failure = TakeFailure();
   if (!failure.ok()) status = std::move(failure);
   if (status.ok()) return status;
-  status = ExplainStaleGraph(std::move(status));
+  if (!written_before_backward_.empty() &&
+      absl::StrContains(status.message(), "modified by an inplace operation")) {
+    status = absl::FailedPreconditionError(absl::StrCat(
+        "backward through a forward whose parameters have changed since: "
+        "shards of unit ",
+        written_before_backward_,
+        " were written in between, by an optimizer's step or a state dict for "
+        "example. Run the backward first. LibTorch says: ",
+        status.message()));
+  }
   GiveUpIteration(status);
   return status;
 }
@@ -87,7 +69,14 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
 void ShardedModel::EnterBackward() {
   if (backward_.is_under_way()) return;
   GiveUpStaleBackward();
-  NoteWritesBeforeBackward();
+  // Comes before anything that the backward reads is compared.
+  written_before_backward_.clear();
+  for (int unit = 0; unit < num_units(); ++unit) {
+    if (units_[unit].parameters.NoteWrittenShards()) {
+      written_before_backward_ = unit_name(unit);
+    }
+  }
+  NoteEndOfStep();
   const auto tell = [this](void (ShardedModel::*event)()) {
     return [weak = weak_from_this(), event] {
       const std::shared_ptr<ShardedModel> model = weak.lock();
@@ -197,22 +186,15 @@ void ShardedModel::OnEndOfBackward() {
   ThrowIfError(TransitionOrGiveUp(event, {}));
   runtime_->EndOfBackward();
   RestoreSentinels();
-  if (!unused_.is_over() && synchronizes_ && ReducesAll()) {
-    unused_.NoteGradients(ranges_);
+  // Does the backward leave no gradients for a later one?
+  bool reduces_all = synchronizes_;
+  for (int unit = 0; unit < num_units(); ++unit) {
+    reduces_all &= schedule_.synchronizes(unit) && schedule_.all_reduces(unit);
   }
+  if (reduces_all) unused_.NoteGradients(ranges_);
   absl::Status status = CheckOrder();
   if (!status.ok()) GiveUpIteration(status);
   ThrowIfError(status);
-}
-
-// Returns whether a backward that reduces leaves no gradients for a later one.
-bool ShardedModel::ReducesAll() const {
-  for (int unit = 0; unit < num_units(); ++unit) {
-    if (!schedule_.synchronizes(unit) || !schedule_.all_reduces(unit)) {
-      return false;
-    }
-  }
-  return true;
 }
 
 absl::Status ShardedModel::CheckOrder() {

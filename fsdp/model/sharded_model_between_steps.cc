@@ -56,14 +56,6 @@ absl::Status ShardedModel::SetTrainable(absl::string_view name,
       absl::StrCat("the model has no parameter named ", name));
 }
 
-absl::Status ShardedModel::SetUnitSynchronizes(int unit, bool synchronizes) {
-  return SetReduction(unit, synchronizes, schedule_.all_reduces(unit));
-}
-
-absl::Status ShardedModel::SetUnitAllReduces(int unit, bool all_reduces) {
-  return SetReduction(unit, schedule_.synchronizes(unit), all_reduces);
-}
-
 absl::Status ShardedModel::SetReduction(int unit, bool synchronizes,
                                         bool all_reduces) {
   FSDP_RETURN_IF_ERROR(
@@ -147,7 +139,7 @@ absl::Status ShardedModel::BeginWholeAccess(absl::string_view what,
 void ShardedModel::EndWholeAccess() {
   whole_access_.clear();
   owner_->CloseGradients();
-  AttachSentinels();
+  for (UnitState& state : units_) state.parameters.AttachSentinels();
   SeeVersions();
 }
 
@@ -178,25 +170,13 @@ absl::Status ShardedModel::CheckBinding() const {
   return absl::OkStatus();
 }
 
-absl::Status ShardedModel::Unshard(int unit) {
+absl::Status ShardedModel::Request(EventKind kind, int unit) {
   FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
   if (!InsideBackward()) GiveUpStaleBackward();
-  if (!schedule_.IsHeldForUser(unit)) {
+  if (kind == EventKind::kUnshard && !schedule_.IsHeldForUser(unit)) {
     units_[unit].versions_asked_for = units_[unit].parameters.ShardVersions();
   }
-  return TransitionOrGiveUp({EventKind::kUnshard, unit}, {});
-}
-
-absl::Status ShardedModel::WaitUnshard(int unit) {
-  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
-  if (!InsideBackward()) GiveUpStaleBackward();
-  return TransitionOrGiveUp({EventKind::kWaitUnshard, unit}, {});
-}
-
-absl::Status ShardedModel::Reshard(int unit) {
-  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
-  if (!InsideBackward()) GiveUpStaleBackward();
-  return TransitionOrGiveUp({EventKind::kReshard, unit}, {});
+  return TransitionOrGiveUp({kind, unit}, {});
 }
 
 }  // namespace fsdp

@@ -21,8 +21,20 @@
 namespace fsdp {
 
 absl::Status ShardedModel::PreForward(int unit) {
-  FSDP_RETURN_IF_ERROR(CheckMayBegin(unit));
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
   const bool recomputes = InsideBackward();
+  if (schedule_.in_forward() && !recomputes) {
+    if (forward_thread_ != std::this_thread::get_id()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "forward of unit ", unit_name(unit),
+          " on another thread than its root's: collectives need one order. Run "
+          "one forward of a sharded model at a time, on one thread"));
+    }
+    if (unit == kRoot) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "forward of the root ", unit_name(unit), " inside its own forward"));
+    }
+  }
   FSDP_RETURN_IF_ERROR(BeginForward(unit, recomputes));
   const bool records_graph = c10::GradMode::is_enabled();
   FSDP_RETURN_IF_ERROR(CheckParameters(unit, records_graph));
@@ -30,23 +42,17 @@ absl::Status ShardedModel::PreForward(int unit) {
   event.records_graph = records_graph;
   event.recomputes = recomputes;
   FSDP_RETURN_IF_ERROR(TransitionOrGiveUp(event, {}));
-  AttachToAutograd(unit, records_graph);
+  if (records_graph) AttachNode(unit);
+  RegionScope* const region = RegionScope::Current();
+  if (region != nullptr && units_[unit].parameters.AnyTrainable()) {
+    region->NoteTrainable();
+  }
+  RecomputeScope* const recomputation = RecomputeScope::Current();
+  if (recomputation != nullptr) {
+    recomputation->KeepBuffers(*units_[unit].buffers);
+  }
   if (observer_ != nullptr) observer_->AfterPreForward(unit);
   return absl::OkStatus();
-}
-
-absl::Status ShardedModel::CheckMayBegin(int unit) const {
-  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
-  if (!schedule_.in_forward() || InsideBackward()) return absl::OkStatus();
-  if (forward_thread_ != std::this_thread::get_id()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "forward of unit ", unit_name(unit),
-        " on another thread than its root's: collectives need one order. Run "
-        "one forward of a sharded model at a time, on one thread"));
-  }
-  if (unit != kRoot) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "forward of the root ", unit_name(unit), " inside its own forward"));
 }
 
 // Ends what came before: uses of units that this backward has left, or a
@@ -120,18 +126,6 @@ absl::Status ShardedModel::CheckHeldIsCurrent(int unit) const {
       "Reshard() it after writing, or Unshard() it then"));
 }
 
-void ShardedModel::AttachToAutograd(int unit, bool records_graph) {
-  if (records_graph) AttachNode(unit);
-  RegionScope* const region = RegionScope::Current();
-  if (region != nullptr && units_[unit].parameters.AnyTrainable()) {
-    region->NoteTrainable();
-  }
-  RecomputeScope* const recomputation = RecomputeScope::Current();
-  if (recomputation != nullptr) {
-    recomputation->KeepBuffers(*units_[unit].buffers);
-  }
-}
-
 // Reads requires_grad at every forward: it may change between steps.
 void ShardedModel::AttachNode(int unit) {
   UnitState& state = units_[unit];
@@ -156,22 +150,6 @@ void ShardedModel::WatchInput(int unit, const at::Tensor& input) {
   const UnitState& state = units_[unit];
   if (state.num_trainable > 0) return;
   AttachEntry(weak_from_this(), state.start_sequence, input);
-}
-
-absl::Status ShardedModel::CheckForwardLeftParametersAlone(
-    int unit, const std::vector<at::Tensor*>& outputs) const {
-  FSDP_RETURN_IF_ERROR(units_[unit].parameters.CheckUnwrittenInForward());
-  for (const auto& flat : flats(unit)) {
-    FSDP_RETURN_IF_ERROR(flat->CheckBinding());
-    for (const at::Tensor* output : outputs) {
-      if (!output->defined() || !flat->Owns(*output)) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "an output of unit ", unit_name(unit),
-          " is a parameter or a view of one, whose memory is about to be "
-          "freed: return a copy (.clone())"));
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status ShardedModel::PostForward(int unit,
@@ -203,10 +181,24 @@ absl::Status ShardedModel::PostForwardOfUnseen(int unit,
 
 absl::Status ShardedModel::BeforePostForward(
     int unit, const std::vector<at::Tensor*>& outputs) {
-  absl::Status status;
-  if (observer_ != nullptr)
-    status = observer_->BeforePostForward(unit, outputs);
-  if (status.ok()) status = CheckForwardLeftParametersAlone(unit, outputs);
+  const auto check = [&]() -> absl::Status {
+    if (observer_ != nullptr) {
+      FSDP_RETURN_IF_ERROR(observer_->BeforePostForward(unit, outputs));
+    }
+    FSDP_RETURN_IF_ERROR(units_[unit].parameters.CheckUnwrittenInForward());
+    for (const auto& flat : flats(unit)) {
+      FSDP_RETURN_IF_ERROR(flat->CheckBinding());
+      for (const at::Tensor* output : outputs) {
+        if (!output->defined() || !flat->Owns(*output)) continue;
+        return absl::FailedPreconditionError(absl::StrCat(
+            "an output of unit ", unit_name(unit),
+            " is a parameter or a view of one, whose memory is about to be "
+            "freed: return a copy (.clone())"));
+      }
+    }
+    return absl::OkStatus();
+  };
+  const absl::Status status = check();
   if (!status.ok()) GiveUpIteration(status);
   return status;
 }

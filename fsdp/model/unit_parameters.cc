@@ -11,8 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
+#include "absl/types/span.h"
 #include "fsdp/autograd/autograd.h"
+#include "ranges/tensor_range.h"
 
 namespace fsdp {
 
@@ -161,6 +162,34 @@ absl::Status UnitParameters::Modified(const Slot& slot) const {
       " was modified in place during the forward of unit ", unit_,
       ": the change would be lost when the unit is freed. Write through "
       "Ranges() between steps, or compute with a copy"));
+}
+
+void UnusedParameters::NoteGradients(absl::Span<const TensorRange> shards) {
+  if (is_over()) return;
+  has_reduced_ = true;
+  has_had_gradient_.resize(shards.size());
+  for (size_t i = 0; i < shards.size(); ++i) {
+    if (shards[i].values.grad().defined()) has_had_gradient_[i] = true;
+  }
+}
+
+std::vector<std::string> UnusedParameters::NoteEndOfStep(
+    absl::Span<const TensorRange> shards) {
+  if (!has_reduced_ ||
+      std::any_of(shards.begin(), shards.end(), [](const TensorRange& named) {
+        return named.values.grad().defined();
+      })) {
+    return {};
+  }
+  has_reduced_ = false;
+  if (++steps_ended_ != kStepsLookedAt) return {};
+  std::vector<std::string> names;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    if (shards[i].values.requires_grad() && !has_had_gradient_[i]) {
+      names.push_back(shards[i].name);
+    }
+  }
+  return names;
 }
 
 }  // namespace fsdp

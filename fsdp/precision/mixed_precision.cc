@@ -19,14 +19,11 @@
 namespace fsdp {
 namespace {
 
-bool IsComputable(c10::ScalarType dtype) {
-  return dtype == c10::kFloat || dtype == c10::kDouble || dtype == c10::kHalf ||
-         dtype == c10::kBFloat16;
-}
-
 absl::Status CheckDtype(absl::string_view name,
                         std::optional<c10::ScalarType> dtype) {
-  if (!dtype.has_value() || IsComputable(*dtype)) return absl::OkStatus();
+  const bool is_computable = dtype == c10::kFloat || dtype == c10::kDouble ||
+                             dtype == c10::kHalf || dtype == c10::kBFloat16;
+  if (!dtype.has_value() || is_computable) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("mixed precision: ", name, " is ", c10::toString(*dtype),
                    ", but has to be Float, Double, Half or BFloat16"));

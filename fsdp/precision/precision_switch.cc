@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/normal_mode.h"
 #include "base/status_macros.h"
 
 namespace fsdp {
@@ -22,7 +23,26 @@ namespace {
 
 constexpr int kRoot = 0;
 
+void Convert(const at::Tensor& tensor, c10::ScalarType dtype) {
+  if (tensor.scalar_type() == dtype) return;
+  const NormalMode normal;
+  tensor.set_data(tensor.to(dtype));
+}
+
 }  // namespace
+
+BufferPrecision::BufferPrecision(std::vector<Buffer> buffers)
+    : buffers_(std::move(buffers)) {}
+
+void BufferPrecision::Cast() const {
+  for (const Buffer& buffer : buffers_) Convert(buffer.tensor, buffer.wanted);
+}
+
+void BufferPrecision::Restore() const {
+  for (const Buffer& buffer : buffers_) {
+    Convert(buffer.tensor, buffer.original);
+  }
+}
 
 PrecisionSwitch::PrecisionSwitch(std::vector<MixedPrecision> units,
                                  BufferPrecision buffers,

@@ -4,6 +4,7 @@
 #define FSDP_PRECISION_PRECISION_SWITCH_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
@@ -14,10 +15,33 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "fsdp/precision/buffer_precision.h"
 #include "fsdp/precision/mixed_precision.h"
 
 namespace fsdp {
+
+// Casts the buffers of a model to the dtypes of mixed precision, and back.
+// Each buffer has a dtype of its own. Tensors keep their identity. Values are
+// rounded when they are cast, and stay rounded. Not thread-safe.
+class BufferPrecision {
+ public:
+  struct Buffer {
+    std::string name;
+    at::Tensor tensor;
+    c10::ScalarType original;
+    c10::ScalarType wanted;
+  };
+
+  BufferPrecision() = default;
+  explicit BufferPrecision(std::vector<Buffer> buffers);
+
+  void Cast() const;     // to the wanted dtypes
+  void Restore() const;  // to the original dtypes
+
+  const std::vector<Buffer>& buffers() const { return buffers_; }
+
+ private:
+  std::vector<Buffer> buffers_;
+};
 
 // Not thread-safe.
 class PrecisionSwitch {

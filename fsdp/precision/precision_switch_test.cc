@@ -2,7 +2,6 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/ScalarType.h>
 
@@ -12,7 +11,6 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/precision/buffer_precision.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -97,18 +97,6 @@ absl::Status CheckRankCount(const FileStoreOptions& file,
   return absl::OkStatus();
 }
 
-absl::StatusOr<KeptStage> StageIn(FileStore& store, absl::Time deadline) {
-  char bytes[sizeof(KeptStage)];
-  absl::StatusOr<std::unique_ptr<offload::Transfer>> read =
-      store.Read(kStageRegion, 0, absl::MakeSpan(bytes));
-  if (absl::IsNotFound(read.status())) return KeptStage();
-  FSDP_RETURN_IF_ERROR(read.status());
-  FSDP_RETURN_IF_ERROR((*read)->Wait(deadline));
-  KeptStage stage;
-  std::memcpy(&stage, bytes, sizeof(stage));
-  return stage;
-}
-
 // Opens the files that one rank has of a run.
 class Opening {
  public:
@@ -161,7 +149,14 @@ class Opening {
 
   absl::Status Look(size_t i) {
     mine_[i].run = static_cast<int64_t>(stores_[i]->run());
-    FSDP_ASSIGN_OR_RETURN(mine_[i].stage, StageIn(*stores_[i], Deadline()));
+    mine_[i].stage = KeptStage();
+    char bytes[sizeof(KeptStage)];
+    absl::StatusOr<std::unique_ptr<offload::Transfer>> read =
+        stores_[i]->Read(kStageRegion, 0, absl::MakeSpan(bytes));
+    if (absl::IsNotFound(read.status())) return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(read.status());
+    FSDP_RETURN_IF_ERROR((*read)->Wait(Deadline()));
+    std::memcpy(&mine_[i].stage, bytes, sizeof(bytes));
     return absl::OkStatus();
   }
 

@@ -10,8 +10,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "offload/param_store.h"
 
@@ -152,34 +150,6 @@ void KeepWhatFits(const std::vector<RestingFlat>& flats, int64_t room,
   }
 }
 
-void CountBytes(const std::vector<RestingFlat>& flats, OffloadPlan& plan) {
-  for (size_t i = 0; i < flats.size(); ++i) {
-    for (RestingKind kind : kKinds) {
-      OffloadPlan::Bytes& bytes = plan.bytes[static_cast<int>(kind)];
-      const int64_t added = BytesOf(flats[i], kind);
-      switch (plan.tier(static_cast<int>(i), kind)) {
-        case Tier::kDevice:
-          bytes.device += added;
-          break;
-        case Tier::kCpu:
-          bytes.cpu += added;
-          break;
-        case Tier::kSsd:
-          bytes.ssd += added;
-          break;
-      }
-    }
-  }
-}
-
-absl::Status TooSmall(int64_t budget, int64_t fixed, int64_t transfers) {
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "offload: a memory budget of %d bytes is too small: %d bytes may not "
-      "leave the device by these tiers, and transfers need %d; allow %d bytes, "
-      "offload more kinds, or make units smaller",
-      budget, fixed, transfers, fixed + transfers));
-}
-
 }  // namespace
 
 absl::StatusOr<OffloadPlan> PlanOffload(const std::vector<RestingFlat>& flats,
@@ -207,13 +177,25 @@ absl::StatusOr<OffloadPlan> PlanOffload(const std::vector<RestingFlat>& flats,
     if (fixed + movable <= budget) {
       KeepWhatFits(flats, movable, plan);
     } else if (needed > budget) {
-      return TooSmall(budget, fixed, plan.transfer_bytes);
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "offload: a memory budget of %d bytes is too small: %d bytes may not "
+          "leave the device by these tiers, and transfers need %d; allow %d "
+          "bytes, offload more kinds, or make units smaller",
+          budget, fixed, plan.transfer_bytes, needed));
     } else {
       KeepWhatFits(flats, budget - needed, plan);
     }
     CountTransfers(flats, options, on_cpu, plan);
   }
-  CountBytes(flats, plan);
+  for (size_t i = 0; i < flats.size(); ++i) {
+    for (RestingKind kind : kKinds) {
+      OffloadPlan::Bytes& bytes = plan.bytes[static_cast<int>(kind)];
+      const Tier tier = plan.tier(static_cast<int>(i), kind);
+      (tier == Tier::kDevice ? bytes.device
+       : tier == Tier::kCpu  ? bytes.cpu
+                             : bytes.ssd) += BytesOf(flats[i], kind);
+    }
+  }
   return plan;
 }
 

@@ -25,7 +25,6 @@
 #include "fsdp/memory/device_copies.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/resting/deferred_releases.h"
 #include "fsdp/resting/kept_files.h"
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/resting/resting_places.h"
@@ -137,11 +136,6 @@ int64_t OffloadSpace::CapacityOf(RestingKind kind, Tier tier) const {
   return capacity;
 }
 
-offload::PageAllocator& OffloadSpace::Pages() {
-  if (LocksPages()) return pages_;
-  return offload::PageAllocator::System();
-}
-
 absl::Status OffloadSpace::MakeStores() {
   int64_t on_host = 0;
   for (RestingKind kind : kKinds) on_host += CapacityOf(kind, Tier::kCpu);
@@ -159,8 +153,12 @@ absl::Status OffloadSpace::MakeStores() {
     const int64_t capacity = CapacityOf(kind, Tier::kSsd);
     const bool kept = options_.keep && kind != RestingKind::kGradients;
     if (capacity == 0 || kept) continue;
-    absl::StatusOr<std::unique_ptr<offload::ParamStore>> store =
-        MakeStore(kind, capacity);
+    absl::StatusOr<std::unique_ptr<offload::ParamStore>> store;
+    if (options_.make_store) {
+      store = options_.make_store(kind, capacity);
+    } else {
+      store = offload::FileStore::Make(FileOf(kind));
+    }
     if (!store.ok()) {
       return Annotate(store.status(),
                       absl::StrCat("making the store of ", ToString(kind)));
@@ -168,12 +166,6 @@ absl::Status OffloadSpace::MakeStores() {
     stores_[static_cast<int>(kind)] = offloader_->AddStore(*std::move(store));
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::unique_ptr<offload::ParamStore>> OffloadSpace::MakeStore(
-    RestingKind kind, int64_t capacity) const {
-  if (options_.make_store) return options_.make_store(kind, capacity);
-  return offload::FileStore::Make(FileOf(kind));
 }
 
 offload::FileStoreOptions OffloadSpace::FileOf(RestingKind kind) const {

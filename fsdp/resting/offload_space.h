@@ -16,7 +16,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/device_streams.h"
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"
@@ -24,9 +23,9 @@
 #include "fsdp/memory/locked_pages.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/resting/deferred_releases.h"
 #include "fsdp/resting/kept_files.h"
 #include "fsdp/resting/offload_plan.h"
+#include "fsdp/resting/resting_places.h"
 #include "offload/file_store.h"
 #include "offload/host_store.h"
 #include "offload/offloader.h"
@@ -109,7 +108,9 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
                absl::Duration timeout);
 
   bool LocksPages() const { return options_.lock_pages && HasStreams(device_); }
-  offload::PageAllocator& Pages();
+  offload::PageAllocator& Pages() {
+    return LocksPages() ? pages_ : offload::PageAllocator::System();
+  }
   // Calls comm::Agree(). Ranks wait here for a rank whose disk is slower, as
   // long as for any collective.
   absl::Status AgreeInTime(const absl::Status& mine, absl::string_view what);
@@ -120,11 +121,8 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   absl::StatusOr<int> Take(int store, const std::string& region, int64_t bytes);
   void BeginStage();
   absl::Status FlushStepped();
-  absl::Status Commit();
   int FlatOf(const RestingMemory& shard) const;
   int64_t CapacityOf(RestingKind kind, Tier tier) const;
-  absl::StatusOr<std::unique_ptr<offload::ParamStore>> MakeStore(
-      RestingKind kind, int64_t capacity) const;
   // Return the text of waits for one flat parameter, or for all.
   std::string NotedAs(RestingKind kind, int flat) const;
   std::string NotedAs(RestingKind kind) const;

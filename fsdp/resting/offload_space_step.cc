@@ -3,7 +3,6 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -27,20 +26,8 @@
 #include "offload/offloader.h"
 
 namespace fsdp {
-namespace {
 
 using offload::Offloader;
-
-absl::Status WriteStage(Offloader& offloader, int entry,
-                        const KeptStage& stage) {
-  FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
-                        offloader.Acquire(entry, Offloader::Use::kOverwrite));
-  std::memcpy(bytes.data(), &stage, sizeof(stage));
-  offloader.Release(entry);
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 absl::Status OffloadSpace::BeginStep(const absl::Status& mine) {
   saved_.clear();
@@ -90,8 +77,11 @@ absl::Status OffloadSpace::FlushStepped() {
     const size_t entry = next++;
     if (!changed) continue;
     if (options_.keep) {
-      FSDP_RETURN_IF_ERROR(
-          WriteStage(*offloader_, stage_entries_[entry], stage_));
+      FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
+                            offloader_->Acquire(stage_entries_[entry],
+                                                Offloader::Use::kOverwrite));
+      std::memcpy(bytes.data(), &stage_, sizeof(stage_));
+      offloader_->Release(stage_entries_[entry]);
     }
     const comm::StoreWaitScope wait(activity_.get(), comm::StoreWait::kWrite,
                                     NotedAs(kind));
@@ -99,13 +89,6 @@ absl::Status OffloadSpace::FlushStepped() {
     changed = false;
   }
   return absl::OkStatus();
-}
-
-// Ends a step: a later run finds the parameters and states, with its number.
-absl::Status OffloadSpace::Commit() {
-  ++stage_.finished_step;
-  BeginStage();
-  return FlushStepped();
 }
 
 absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
@@ -157,7 +140,10 @@ absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
     // No rank writes before all have committed. Otherwise a rank that is killed
     // would be at a stage to which the others cannot go back.
     if (options_.keep) {
-      AgreeInTime(Commit(), "committing a step").IgnoreError();
+      // A later run finds the parameters and states, with the step's number.
+      ++stage_.finished_step;
+      BeginStage();
+      AgreeInTime(FlushStepped(), "committing a step").IgnoreError();
     }
     begun_ = false;
     saved_.clear();

@@ -1,23 +1,99 @@
 // The places where RestingMemory can be, a store or the host's memory, and the
-// interface of optimizers whose states may rest there.
+// interface of optimizers whose states may rest there. Entries of a store that
+// a device still uses are released later, and where to step is measured.
 #ifndef FSDP_RESTING_RESTING_PLACES_H_
 #define FSDP_RESTING_RESTING_PLACES_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
+#include <deque>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "comm/communicator.h"
 #include "comm/rank_activity.h"
+#include "fsdp/memory/device_copies.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/resting/deferred_releases.h"
+#include "fsdp/options/offload_options.h"
 #include "offload/host_store.h"
 #include "offload/offloader.h"
+#include "offload/page_memory.h"
 
 namespace fsdp {
+
+// Keeps entries in use until their device has finished with them. Not
+// thread-safe.
+class DeferredReleases {
+ public:
+  // `timeout` limits each wait for a device.
+  DeferredReleases(offload::Offloader* offloader, absl::Duration timeout)
+      : offloader_(offloader), timeout_(timeout) {}
+
+  // Does what Offloader::Acquire() does, also for an entry whose release is
+  // pending. If pending entries leave no room, it waits for their devices.
+  absl::StatusOr<absl::Span<char>> Acquire(int entry,
+                                           offload::Offloader::Use use);
+  // Releases `bytes` of `entry` when `used` is reached, or at once if it is
+  // null.
+  void Release(int entry, absl::Span<char> bytes, const SharedEvent& used);
+  // Returns whether a release of `entry` is pending.
+  bool Has(int entry) { return Find(entry) != pending_.end(); }
+  // Carries out the pending releases whose events are reached, without a wait.
+  void Poll();
+  // Waits for all pending releases and carries them out. DeadlineExceeded.
+  absl::Status Settle();
+  // Does the same for one entry, if its release is pending.
+  absl::Status Settle(int entry);
+
+ private:
+  struct Pending {
+    int entry;
+    absl::Span<char> bytes;
+    SharedEvent used;
+  };
+
+  std::deque<Pending>::iterator Find(int entry);
+  absl::Status Finish(std::deque<Pending>::iterator pending);
+
+  offload::Offloader* const offloader_;
+  const absl::Duration timeout_;
+  std::deque<Pending> pending_;  // the oldest first
+};
+
+// Rates of one rank, in bytes per second, measured to find out whether a device
+// or the host steps faster what rests on the host.
+struct StepRates {
+  double up = 0;         // copies from the host to the device
+  double down = 0;       // and back
+  double host_step = 0;  // parameters in float32 that the host steps by AdamW
+
+  // Returns "up 51.2 GB/s, down 49.8 GB/s, the host's AdamW 3.1 GB/s of
+  // parameters".
+  std::string ToString() const;
+};
+
+// Measures this rank's rates in less than a second, with 64 MiB of `pages` and
+// as much of the device. DeadlineExceeded: the device does not answer.
+absl::StatusOr<StepRates> MeasureStepRates(c10::Device device,
+                                           offload::PageAllocator& pages,
+                                           absl::Time deadline);
+
+// Returns the least of each rate over all ranks. Collective.
+absl::StatusOr<StepRates> SlowestStepRates(const StepRates& mine,
+                                           comm::Communicator& world,
+                                           absl::string_view what,
+                                           absl::Time deadline);
+
+// Returns kHost or kDevice, whichever steps faster; kDevice on a tie. It
+// assumes that copies up, copies down and the host's computing overlap, and
+// that the device's computing costs nothing.
+StepOn FasterPlace(const StepRates& rates, const OffloadOptions& options);
 
 // How waits for a place are noted.
 struct RestingNotes {

@@ -10,7 +10,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/memory/locked_pages.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/resting/deferred_releases.h"
+#include "fsdp/resting/resting_places.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/page_memory.h"

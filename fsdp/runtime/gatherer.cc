@@ -22,24 +22,19 @@
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
-namespace {
-
-const RuntimeCommon::Group& SharedBy(const Placement& placement) {
-  return placement.shard;
-}
-
-}  // namespace
 
 Gatherer::Gatherer(RuntimeCommon& common,
                    std::vector<std::unique_ptr<comm::Fence>> fences)
     : common_(common),
       fences_(std::move(fences)),
       stream_(common.device(), SideStream::Priority::kHigh),
-      memory_(common.AllocateBy(&SharedBy)) {
+      memory_(common.AllocateBy(
+          [](const Placement& placement) -> const RuntimeCommon::Group& {
+            return placement.shard;
+          })) {
   for (int unit = 0; unit < common_.num_units(); ++unit) {
     const RuntimeUnit& source = common_.units()[unit];
     std::vector<Flat>& flats = flats_.emplace_back();

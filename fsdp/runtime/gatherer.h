@@ -4,7 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -16,7 +15,6 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/runtime_common.h"
-#include "fsdp/runtime/runtime_unit.h"
 
 namespace fsdp {
 

@@ -154,16 +154,10 @@ void GradientBuffer::Fill(ReduceBuffer& buffer,
   if (HasStreams(whole.device()))
     return PackInto(buffer, gradients, /*adds=*/false);
   for (const Slice& gap : buffer.layout->gaps()) SetToZero(whole, gap);
-  for (int i : buffer.layout->parameters()) {
-    FillParameter(*buffer.layout, whole, i, gradients[i]);
-  }
-  WriteFlags(buffer, gradients);
-}
-
-void GradientBuffer::WriteFlags(const ReduceBuffer& buffer,
-                                absl::Span<const at::Tensor> gradients) const {
   const GradientLayout& layout = *buffer.layout;
-  const at::Tensor whole = Whole(buffer);
+  for (int i : layout.parameters()) {
+    FillParameter(layout, whole, i, gradients[i]);
+  }
   const std::vector<bool> raised = Flags(layout, gradients);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, whole.scalar_type(), "WriteFlags", [&] {
@@ -179,10 +173,17 @@ void GradientBuffer::WriteFlags(const ReduceBuffer& buffer,
       });
 }
 
-void GradientBuffer::RaiseFlags(const ReduceBuffer& buffer,
-                                absl::Span<const at::Tensor> gradients) const {
-  const GradientLayout& layout = *buffer.layout;
+void GradientBuffer::Add(ReduceBuffer& buffer,
+                         absl::Span<const at::Tensor> gradients) const {
+  c10::NoGradGuard no_grad;
+  MarkProduced(gradients, buffer);
   const at::Tensor whole = Whole(buffer);
+  if (HasStreams(whole.device()))
+    return PackInto(buffer, gradients, /*adds=*/true);
+  const GradientLayout& layout = *buffer.layout;
+  for (int i : layout.parameters()) {
+    if (gradients[i].defined()) AddParameter(layout, whole, i, gradients[i]);
+  }
   const std::vector<bool> raised = Flags(layout, gradients);
   auto begin = std::find(raised.begin(), raised.end(), true);
   while (begin != raised.end()) {
@@ -195,21 +196,6 @@ void GradientBuffer::RaiseFlags(const ReduceBuffer& buffer,
         .fill_(1);
     begin = std::find(end, raised.end(), true);
   }
-}
-
-void GradientBuffer::Add(ReduceBuffer& buffer,
-                         absl::Span<const at::Tensor> gradients) const {
-  c10::NoGradGuard no_grad;
-  MarkProduced(gradients, buffer);
-  const at::Tensor whole = Whole(buffer);
-  if (HasStreams(whole.device()))
-    return PackInto(buffer, gradients, /*adds=*/true);
-  for (int i : buffer.layout->parameters()) {
-    if (gradients[i].defined()) {
-      AddParameter(*buffer.layout, whole, i, gradients[i]);
-    }
-  }
-  RaiseFlags(buffer, gradients);
 }
 
 void GradientBuffer::Convert(const ReduceBuffer& from, ReduceBuffer& to) const {

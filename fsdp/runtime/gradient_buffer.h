@@ -115,10 +115,6 @@ class GradientBuffer {
                       bool adds) const;
   void PackInto(const ReduceBuffer& buffer,
                 absl::Span<const at::Tensor> gradients, bool adds) const;
-  void WriteFlags(const ReduceBuffer& buffer,
-                  absl::Span<const at::Tensor> gradients) const;
-  void RaiseFlags(const ReduceBuffer& buffer,
-                  absl::Span<const at::Tensor> gradients) const;
   void FillParameter(const GradientLayout& layout, const at::Tensor& whole,
                      int i, const at::Tensor& gradient) const;
   void AddParameter(const GradientLayout& layout, const at::Tensor& whole,

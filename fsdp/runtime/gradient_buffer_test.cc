@@ -6,26 +6,23 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/runtime/shard_gradient.h"
+#include "fsdp/runtime/testing/runtime_unit.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::flat_param::FlatLayout;
 using ::fsdp::flat_param::FlatParameter;
-using ::fsdp::flat_param::LayoutOf;
-using ::fsdp::flat_param::NamedParameter;
 using ::fsdp::flat_param::ParameterSpec;
 using ::fsdp::flat_param::Slice;
 
@@ -91,30 +88,13 @@ Tensors Gradients(const Tensors& parameters, int first_kind) {
 // One rank of a sharded unit.
 struct Rank {
   Rank(const Tensors& tensors, int world_size, int rank)
-      : flat(Make(tensors, world_size, rank)),
+      : flat(FlatOf(tensors, world_size, rank)),
         buffer(flat.get(), OptionsFor(*flat)),
         shard(flat.get(), OptionsFor(*flat)) {}
 
   static GradientBufferOptions OptionsFor(const FlatParameter& flat) {
     return {flat.dtype(), flat.dtype(),
             MeanOver(flat.layout().world_size(), flat.dtype())};
-  }
-
-  static std::unique_ptr<FlatParameter> Make(const Tensors& tensors,
-                                             int world_size, int rank) {
-    std::vector<NamedParameter> parameters;
-    parameters.reserve(tensors.size());
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      parameters.push_back({absl::StrCat("p", i),
-                            {tensors[i].detach().clone().requires_grad_()}});
-    }
-    absl::StatusOr<FlatLayout> layout =
-        LayoutOf(parameters, tensors.front().scalar_type(), world_size);
-    EXPECT_OK(layout.status());
-    const at::Tensor values = FlatParameter::Flatten(parameters, *layout);
-    return std::make_unique<FlatParameter>(
-        std::move(parameters), *std::move(layout), values, rank,
-        values.scalar_type(), "not gathered");
   }
 
   // Returns a buffer that held NaN and is filled with `gradients`.
@@ -397,12 +377,6 @@ TEST_F(AccumulateTest, IntoNothingGivesSlicesOfOneTensor) {
   EXPECT_FALSE(MutableGrad(0).requires_grad());
 }
 
-TEST_F(AccumulateTest, LeavesUndefinedWhatNoRankProduced) {
-  Accumulate(1, 0, 3);
-  EXPECT_FALSE(MutableGrad(1).defined());
-  EXPECT_THAT(Values(), ElementsAre(1, 0, 3));
-}
-
 TEST_F(AccumulateTest, IntoOursAddsInPlace) {
   Accumulate(1, 2, 3);
   const at::Tensor before = MutableGrad(1);
@@ -471,4 +445,4 @@ TEST(GradientBufferDeathTest, OtherNumberOfGradientsStopsTheProgram) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

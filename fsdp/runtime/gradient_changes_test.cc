@@ -6,25 +6,19 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/flat_parameter.h"
-#include "flat_param/layout.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/shard_gradient.h"
+#include "fsdp/runtime/testing/runtime_unit.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::flat_param::FlatLayout;
 using ::fsdp::flat_param::FlatParameter;
-using ::fsdp::flat_param::LayoutOf;
-using ::fsdp::flat_param::NamedParameter;
-using ::fsdp::testing::FakeDevice;
 using ::testing::ElementsAre;
 
 using Tensors = std::vector<at::Tensor>;
@@ -81,20 +75,11 @@ class Unit {
  private:
   static std::unique_ptr<FlatParameter> Make(int world_size, int rank,
                                              c10::Device device) {
-    std::vector<NamedParameter> parameters;
+    Tensors tensors;
     for (int64_t size : kSizes) {
-      parameters.push_back(
-          {absl::StrCat("p", parameters.size()),
-           {at::zeros({size}, at::TensorOptions().device(device))
-                .requires_grad_()}});
+      tensors.push_back(at::zeros({size}, at::TensorOptions().device(device)));
     }
-    absl::StatusOr<FlatLayout> layout =
-        LayoutOf(parameters, at::kFloat, world_size);
-    EXPECT_OK(layout.status());
-    const at::Tensor values = FlatParameter::Flatten(parameters, *layout);
-    return std::make_unique<FlatParameter>(std::move(parameters),
-                                           *std::move(layout), values, rank,
-                                           at::kFloat, "not gathered");
+    return FlatOf(tensors, world_size, rank);
   }
 
   const c10::Device device_;
@@ -264,4 +249,4 @@ TEST(GradientChangesTest, ScalingComesFirstWhereTheBufferHasLessRange) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

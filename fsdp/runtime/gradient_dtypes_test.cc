@@ -6,23 +6,19 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/flat_parameter.h"
-#include "flat_param/layout.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/shard_gradient.h"
+#include "fsdp/runtime/testing/runtime_unit.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::flat_param::FlatLayout;
 using ::fsdp::flat_param::FlatParameter;
-using ::fsdp::flat_param::LayoutOf;
-using ::fsdp::flat_param::NamedParameter;
 using ::testing::Pair;
 
 using Tensors = std::vector<at::Tensor>;
@@ -56,15 +52,9 @@ class Group {
   Group(int world_size, at::ScalarType stored,
         const GradientBufferOptions& options) {
     for (int rank = 0; rank < world_size; ++rank) {
-      std::vector<NamedParameter> parameters = {
-          {"a", {at::zeros({2, 5}, stored).requires_grad_()}},
-          {"b", {at::zeros({3}, stored).requires_grad_()}}};
-      absl::StatusOr<FlatLayout> layout =
-          LayoutOf(parameters, stored, world_size);
-      EXPECT_OK(layout.status());
-      const at::Tensor values = FlatParameter::Flatten(parameters, *layout);
-      flats_.push_back(std::make_unique<FlatParameter>(
-          std::move(parameters), *std::move(layout), values, rank, stored, ""));
+      flats_.push_back(
+          FlatOf({at::zeros({2, 5}, stored), at::zeros({3}, stored)},
+                 world_size, rank));
       buffers_.emplace_back(flats_.back().get(), options);
       shards_.emplace_back(flats_.back().get(), options);
       memory_.push_back(at::full({buffers_.back().bytes()}, 255, at::kByte));
@@ -149,18 +139,6 @@ TEST_P(ReduceDtypeTest, MeanArrivesInTheDtypeOfTheGradient) {
     EXPECT_EQ(mean.scalar_type(), c.gradient);
     EXPECT_TRUE(mean.allclose(at::full({10}, 8.0 * world_size - 4, c.gradient),
                               1e-2, 0));
-  }
-}
-
-TEST_P(ReduceDtypeTest, SegmentsStayAligned) {
-  const DtypesCase& c = GetParam();
-  for (const int world_size : {1, 2, 3, 5, 8}) {
-    Group group(world_size, c.stored, Reduced(c.reduce, c.gradient, {}));
-    EXPECT_EQ(
-        group.buffer(0).bytes() % (FlatLayout::kAlignmentBytes * world_size),
-        0);
-    EXPECT_EQ(group.buffer(0).OwnSegment(group.memory(0)).nbytes() * world_size,
-              group.Whole(0).nbytes());
   }
 }
 
@@ -275,4 +253,4 @@ TEST(DropUnusedGradientTest, GivesMemoryBackOnceNoSliceUsesIt) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

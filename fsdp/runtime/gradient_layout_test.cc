@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -13,7 +12,7 @@
 #include "flat_param/layout.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::flat_param::FlatLayout;
@@ -142,4 +141,4 @@ TEST(GradientLayoutTest, FrozenElementsTakeNoRoom) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -4,23 +4,19 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "flat_param/flat_parameter.h"
-#include "flat_param/layout.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/shard_gradient.h"
-#include "gmock/gmock.h"
+#include "fsdp/runtime/testing/runtime_unit.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::flat_param::FlatParameter;
-using ::fsdp::flat_param::NamedParameter;
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -31,17 +27,7 @@ class TakeTest : public ::testing::Test {
 
   void Shard(const Tensors& tensors, GradientScaling scaling = {},
              at::ScalarType reduce = at::kFloat) {
-    std::vector<NamedParameter> parameters;
-    parameters.reserve(tensors.size());
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      parameters.push_back({absl::StrCat("p", i),
-                            {tensors[i].detach().clone().requires_grad_()}});
-    }
-    auto layout = *flat_param::LayoutOf(parameters, at::kFloat, 1);
-    const at::Tensor values = FlatParameter::Flatten(parameters, layout);
-    flat_ = std::make_unique<FlatParameter>(std::move(parameters),
-                                            std::move(layout), values, 0,
-                                            values.scalar_type(), "freed");
+    flat_ = FlatOf(tensors);
     const GradientBufferOptions options = {reduce, at::kFloat, scaling};
     buffer_ = std::make_unique<GradientBuffer>(flat_.get(), options);
     shard_ = std::make_unique<ShardGradient>(flat_.get(), options);
@@ -198,4 +184,4 @@ TEST_F(TakeTest, WhatAReductionWouldChangeIsNotTaken) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

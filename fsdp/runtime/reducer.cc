@@ -7,11 +7,13 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/device_streams.h"
@@ -19,7 +21,7 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
-#include "fsdp/runtime/runtime_unit.h"
+#include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
 namespace {
@@ -36,10 +38,10 @@ const RuntimeCommon::Group& ReducedBy(const Placement& placement) {
 Reducer::Reducer(RuntimeCommon& common)
     : common_(common),
       stream_(common.device(), SideStream::Priority::kHigh),
-      calls_(common, hooks_),
       steps_(common),
       memory_(common.AllocateBy(&ReducedBy), common.device()) {
   for (const RuntimeUnit& unit : common_.units()) {
+    labels_.emplace_back(unit.flats.size());
     std::vector<Flat>& flats = flats_.emplace_back();
     for (size_t i = 0; i < unit.flats.size(); ++i) {
       flat_param::FlatParameter* const parameter = unit.flats[i].get();
@@ -79,14 +81,12 @@ std::vector<const void*> Reducer::Addresses(int unit) const {
 
 void Reducer::SetScaling(GradientScaling scaling) {
   for (std::vector<Flat>& flats : flats_) {
-    for (Flat& flat : flats) SetScaling(flat, scaling);
+    for (Flat& flat : flats) {
+      flat.gradient_buffer.SetScaling(scaling);
+      flat.shard_gradient.SetScaling(scaling);
+    }
   }
   ChooseStreams();
-}
-
-void Reducer::SetScaling(Flat& flat, GradientScaling scaling) {
-  flat.gradient_buffer.SetScaling(scaling);
-  flat.shard_gradient.SetScaling(scaling);
 }
 
 class Reducer::BesideScope {
@@ -130,18 +130,17 @@ void Reducer::ChooseStreams() {
 
 void Reducer::SetHooks(RuntimeHooks hooks) {
   hooks_ = std::move(hooks);
-  if (hooks_.reduce_scatter || hooks_.all_reduce) ScaleAfterSums();
-  ChooseStreams();
-}
-
-void Reducer::ScaleAfterSums() {
+  const bool reduces = hooks_.reduce_scatter || hooks_.all_reduce;
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) {
       const GradientScaling scaling = flat.gradient_buffer.scaling();
-      if (!scaling.before_for_speed) continue;
-      SetScaling(flat, {1, scaling.before * scaling.after});
+      if (!reduces || !scaling.before_for_speed) continue;
+      const GradientScaling after = {1, scaling.before * scaling.after};
+      flat.gradient_buffer.SetScaling(after);
+      flat.shard_gradient.SetScaling(after);
     }
   }
+  ChooseStreams();
 }
 
 bool Reducer::TakesGradients(int unit, int i) const {
@@ -149,14 +148,9 @@ bool Reducer::TakesGradients(int unit, int i) const {
          flats_[unit][i].shard_gradient.TakesGradients();
 }
 
-// A unit that is alone reuses the memory of one step's gradient for the next
-// step's buffer.
-ShardGradient* Reducer::TakerOf(int unit, Flat& flat) const {
-  return IsAlone(unit) ? &flat.shard_gradient : nullptr;
-}
-
 // The layout also has what earlier backwards trained, which may be trained
-// again when it is reduced.
+// again when it is reduced. A unit that is alone reuses the memory of one
+// step's gradient for the next step's buffer.
 absl::Status Reducer::Accumulate(int unit,
                                  absl::Span<const at::Tensor> gradients) {
   size_t first = 0;
@@ -164,7 +158,7 @@ absl::Status Reducer::Accumulate(int unit,
     FSDP_RETURN_IF_ERROR(memory_.Collect(
         flat.gradient_buffer, gradients.subspan(first, flat.num_parameters),
         flat.gradient_buffer.CurrentLayout(flat.whole_gradients.layout),
-        TakerOf(unit, flat), flat.whole_gradients));
+        IsAlone(unit) ? &flat.shard_gradient : nullptr, flat.whole_gradients));
     first += flat.num_parameters;
   }
   return absl::OkStatus();
@@ -190,9 +184,9 @@ absl::Status Reducer::FillReduceBuffer(int unit,
       if (hooks_.step) steps_.Expect(unit);
       continue;
     }
-    FSDP_RETURN_IF_ERROR(memory_.Collect(flat.gradient_buffer, own,
-                                         flat.gradient_buffer.CurrentLayout(),
-                                         TakerOf(unit, flat), buffer));
+    FSDP_RETURN_IF_ERROR(memory_.Collect(
+        flat.gradient_buffer, own, flat.gradient_buffer.CurrentLayout(),
+        IsAlone(unit) ? &flat.shard_gradient : nullptr, buffer));
   }
   return absl::OkStatus();
 }
@@ -228,18 +222,55 @@ absl::Status Reducer::ReduceFlat(int unit, size_t i, Reduction& reduction) {
   const ReduceBuffer& buffer = reduction.buffers[i];
   std::unique_ptr<comm::Work>& work = reduction.works.emplace_back();
   reduction.direct.push_back(false);
-  if (!buffer.has_gradients() ||
-      common_.placement(unit).shard->world_size() == 1) {
+  const Placement& placement = common_.placement(unit);
+  if (!buffer.has_gradients() || placement.shard->world_size() == 1) {
     return absl::OkStatus();
   }
+  const std::string& label = Label(unit, i, *buffer.layout);
+  common_.order().Add(ActionKind::kReduce, unit, label, buffer.layout->bytes(),
+                      flat.gradient_buffer.options().reduce_dtype);
+  const at::Tensor own = flat.gradient_buffer.OwnSegment(buffer);
+  const at::Tensor whole = flat.gradient_buffer.Whole(buffer);
+  if (hooks_.reduce_scatter) {
+    FSDP_ASSIGN_OR_RETURN(
+        work, hooks_.reduce_scatter(
+                  {common_.label(unit, i), *placement.shard, whole, own}));
+    return absl::OkStatus();
+  }
+  std::optional<ShardGradient::DirectTarget> target;
+  if (ReducesDirectly(unit, i)) {
+    FSDP_ASSIGN_OR_RETURN(target,
+                          flat.shard_gradient.StartDirect(buffer.layout));
+  }
   FSDP_ASSIGN_OR_RETURN(
-      ReductionCalls::ReduceScatter started,
-      calls_.StartReduceScatter(
-          unit, i, flat.gradient_buffer, buffer,
-          ReducesDirectly(unit, i) ? &flat.shard_gradient : nullptr));
-  work = std::move(started.work);
-  reduction.direct[i] = started.is_direct;
+      work, target ? placement.traffic().ReduceScatterScaled(target->out, whole,
+                                                             target->sum, label)
+                   : placement.traffic().ReduceScatter(
+                         own, whole, comm::ReduceOp::kSum, label));
+  reduction.direct[i] = target.has_value();
   return absl::OkStatus();
+}
+
+// Returns a label that names the set of trained parameters. Ranks with
+// different sets may have segments of one length, so groups compare labels.
+const std::string& Reducer::Label(int unit, size_t i,
+                                  const GradientLayout& layout) {
+  const std::vector<bool>& trained = layout.trained();
+  const int count = layout.num_flags();
+  const std::string& whole = common_.label(unit, i);
+  if (count == static_cast<int>(trained.size())) return whole;
+  std::string& label = labels_[unit][i][trained];
+  if (!label.empty()) return label;
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const bool is_trained : trained) {
+    hash = (hash ^ (is_trained ? 1 : 0)) * 0x100000001b3;
+  }
+  const auto& parameter = *common_.units()[unit].flats[i];
+  label = absl::StrCat(
+      whole, " (trains ", count, " of ", trained.size(), " parameters, ",
+      absl::Hex(hash, absl::kZeroPad16), ", first ",
+      parameter.parameter(layout.parameters().front()).name, ")");
+  return label;
 }
 
 absl::Status Reducer::Replicate(int unit) {
@@ -270,9 +301,17 @@ absl::Status Reducer::Replicate(int unit) {
 absl::Status Reducer::ReplicateFlat(int unit, size_t i, Reduction& reduction) {
   const ReduceBuffer& buffer = reduction.buffers[i];
   if (!buffer.has_gradients()) return absl::OkStatus();
+  const GradientBuffer& gradients = flats_[unit][i].gradient_buffer;
+  comm::Communicator& group = *common_.placement(unit).replicate;
+  const std::string& label = Label(unit, i, *buffer.layout);
+  common_.order().Add(ActionKind::kReplicate, unit, label,
+                      buffer.layout->bytes(), gradients.options().reduce_dtype);
+  const at::Tensor own = gradients.OwnSegment(buffer);
   FSDP_ASSIGN_OR_RETURN(
       reduction.works[i],
-      calls_.StartAllReduce(unit, i, flats_[unit][i].gradient_buffer, buffer));
+      hooks_.all_reduce
+          ? hooks_.all_reduce({common_.label(unit, i), group, own})
+          : group.AllReduce(own, comm::ReduceOp::kSum, label));
   return absl::OkStatus();
 }
 
@@ -334,25 +373,18 @@ absl::Status Reducer::WaitReduce(int unit) {
     if (!buffer.has_gradients()) continue;
     const bool was_sent = work != nullptr;
     FSDP_RETURN_IF_ERROR(AwaitReduced(work));
+    const at::Tensor filled = buffer.memory;
     if (reduction.direct[i]) {
       flat.shard_gradient.FinishDirect(buffer.produced);
-    } else {
-      FSDP_RETURN_IF_ERROR(TakeMean(flat, was_sent, buffer));
+    } else if (was_sent || !flat.shard_gradient.TakeOver(buffer)) {
+      FSDP_RETURN_IF_ERROR(flat.shard_gradient.AccumulateMean(buffer));
+    } else if (!buffer.has_gradients()) {
+      memory_.Discard(filled);
     }
     if (buffer.has_gradients()) memory_.Release(buffer, std::move(work));
   }
   reductions_.pop_front();
   if (hooks_.step) steps_.Expect(unit);
-  return absl::OkStatus();
-}
-
-absl::Status Reducer::TakeMean(Flat& flat, bool was_sent,
-                               ReduceBuffer& buffer) {
-  const at::Tensor filled = buffer.memory;
-  if (was_sent || !flat.shard_gradient.TakeOver(buffer)) {
-    return flat.shard_gradient.AccumulateMean(buffer);
-  }
-  if (!buffer.has_gradients()) memory_.Discard(filled);
   return absl::OkStatus();
 }
 

@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -18,9 +20,9 @@
 #include "comm/communicator.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/gradient_buffer.h"
-#include "fsdp/runtime/reduction_calls.h"
+#include "fsdp/runtime/gradient_layout.h"
+#include "fsdp/runtime/reduce_memory.h"
 #include "fsdp/runtime/runtime_common.h"
-#include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/runtime/shard_gradient.h"
 
 namespace fsdp {
@@ -111,15 +113,11 @@ class Reducer {
 
   bool IsAlone(int unit) const { return common_.placement(unit).is_alone(); }
   void ChooseStreams();
-  void ScaleAfterSums();
-  static void SetScaling(Flat& flat, GradientScaling scaling);
-  ShardGradient* TakerOf(int unit, Flat& flat) const;
   absl::Status ReduceFlat(int unit, size_t i, Reduction& reduction);
   bool ReducesDirectly(int unit, size_t i) const;
   absl::Status ReplicateFlat(int unit, size_t i, Reduction& reduction);
   absl::Status AwaitReduced(std::unique_ptr<comm::Work>& work);
-  // Leaves memory in `buffer` only if that has to be given back.
-  absl::Status TakeMean(Flat& flat, bool was_sent, ReduceBuffer& buffer);
+  const std::string& Label(int unit, size_t i, const GradientLayout& layout);
 
   RuntimeCommon& common_;
   SideStream stream_;
@@ -130,7 +128,9 @@ class Reducer {
   std::vector<std::vector<Flat>> flats_;  // per unit
   std::deque<Reduction> reductions_;      // filled or in flight, oldest first
   RuntimeHooks hooks_;
-  ReductionCalls calls_;
+  // Labels of reductions of some of the parameters, by which are trained; per
+  // unit and flat parameter.
+  std::vector<std::vector<std::map<std::vector<bool>, std::string>>> labels_;
   UnitSteps steps_;
   ReduceMemory memory_;
 };

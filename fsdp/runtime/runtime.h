@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -19,16 +20,14 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/memory/memory_stats.h"
+#include "fsdp/runtime/gatherer.h"
 #include "fsdp/runtime/gradient_buffer.h"
+#include "fsdp/runtime/reducer.h"
 #include "fsdp/runtime/runtime_common.h"
-#include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/runtime/step_log.h"
 #include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
-
-class Gatherer;
-class Reducer;
 
 // Decides nothing: hands each action to a Gatherer, which owns what parameters
 // are gathered into, or to a Reducer, which owns what gradients are reduced in.
@@ -58,31 +57,43 @@ class Runtime {
     return common_.units()[unit].flats;
   }
   // Returns whether the unit has gathered a copy, and not just shows its shard.
-  bool HoldsCopy(int unit) const;
+  bool HoldsCopy(int unit) const { return gatherer_.HoldsCopy(unit); }
   int num_flats(int unit) const { return static_cast<int>(flats(unit).size()); }
   // Has an entry for each flat parameter.
   absl::Span<const GradientBufferOptions> gradients(int unit) const {
     return common_.units()[unit].gradients;
   }
   // Counts what is trained at the moment.
-  int64_t reduce_buffer_bytes(int unit) const;
+  int64_t reduce_buffer_bytes(int unit) const {
+    return reducer_.reduce_buffer_bytes(unit);
+  }
   // These are of flat parameter `i`. shared() has no memory if none is shared.
-  int64_t reduce_buffer_bytes(int unit, int i) const;
-  int64_t shard_gradient_bytes(int unit, int i) const;
+  int64_t reduce_buffer_bytes(int unit, int i) const {
+    return reducer_.gradient_buffer(unit, i).bytes();
+  }
+  int64_t shard_gradient_bytes(int unit, int i) const {
+    return reducer_.gradient_buffer(unit, i).shard_bytes();
+  }
   // Returns whether the gradients become those of the shard without a buffer,
   // unless some were kept whole or have another dtype.
-  bool TakesGradients(int unit, int i) const;
-  const SharedFlat& shared(int unit, int i) const;
+  bool TakesGradients(int unit, int i) const {
+    return reducer_.TakesGradients(unit, i);
+  }
+  const SharedFlat& shared(int unit, int i) const {
+    return gatherer_.shared(unit, i);
+  }
   const Placement& placement(int unit) const { return common_.placement(unit); }
   comm::Communicator& communicator() const { return common_.communicator(); }
   absl::Duration timeout() const { return common_.timeout(); }
   // Shards and all that is gathered lie here.
   c10::Device device() const { return common_.device(); }
 
-  void SetHooks(RuntimeHooks hooks);
-  const RuntimeHooks& hooks() const;
+  void SetHooks(RuntimeHooks hooks) { reducer_.SetHooks(std::move(hooks)); }
+  const RuntimeHooks& hooks() const { return reducer_.hooks(); }
   // Call it between steps.
-  void SetGradientScaling(GradientScaling scaling);
+  void SetGradientScaling(GradientScaling scaling) {
+    reducer_.SetScaling(scaling);
+  }
   // Sets the dtype of the whole parameters from the next gather on. Call it
   // while the unit is empty.
   void SetPrecision(int unit, flat_param::Precision precision);
@@ -98,7 +109,7 @@ class Runtime {
 
   // Makes what is computed later wait for the gradients of this backward. Call
   // it after the last action of a backward.
-  void EndOfBackward();
+  void EndOfBackward() { reducer_.EndOfBackward(); }
 
   // Call it before a forward: frees the memory of gradients that the user has
   // dropped, for activations. Backward allocates some again, which is nearly
@@ -107,22 +118,26 @@ class Runtime {
   void DropUnusedGradients();
 
   // Drops the gradients that are kept whole.
-  void DropWholeGradients();
+  void DropWholeGradients() { reducer_.DropWholeGradients(); }
 
   // Call it in a backward that has failed: finishes the reductions in flight,
   // so that units that it has passed have their gradients, as LibTorch's leaves
   // would, and get nothing added later. DropEverything() drops what cannot be
   // finished. `all_reduces` says whether a replicated unit's sums are not only
   // kept.
-  void FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces);
+  void FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces) {
+    reducer_.FinishReductions(all_reduces);
+  }
 
   // Call it after an error: empties all whole parameters, gives their memory
   // back and forgets what is in flight, without waiting. Gradients that a
   // forgotten reduction may still write, or that wait for a step in backward,
   // are gone. Those that are kept whole stay.
   void DropEverything();
-  bool HasWholeGradients(int unit) const;
-  bool HasSums(int unit) const;
+  bool HasWholeGradients(int unit) const {
+    return reducer_.HasWholeGradients(unit);
+  }
+  bool HasSums(int unit) const { return reducer_.HasSums(unit); }
 
   // The collectives since it was cleared, without gathers within the smaller
   // group, which its ranks make together.
@@ -131,31 +146,42 @@ class Runtime {
   // --- Captured steps (step_capture.h), between steps ---------------------
   // Call it when the device has done all that it was given: later steps wait
   // for nothing of earlier ones, so no wait leads into a capture or out of it.
-  void ForgetEarlierSteps();
+  void ForgetEarlierSteps() {
+    gatherer_.ForgetEarlierSteps();
+    reducer_.ForgetEarlierSteps();
+  }
   // Call these on the captured stream, at the beginning and at the end of a
   // capture: the runtime's streams are captured with it.
-  void ForkStreams();
-  void JoinStreams();
+  void ForkStreams() {
+    gatherer_.ForkStream();
+    reducer_.ForkStream();
+  }
+  void JoinStreams() {
+    gatherer_.JoinStream();
+    reducer_.JoinStream();
+  }
   // Steps that begin with it and do the same use the same buffers.
-  void BeginAlike();
+  void BeginAlike() {
+    reducer_.BeginAlike();
+    gatherer_.BeginAlike();
+  }
   // Returns the memory that steps gather into, reduce from and keep gradients
   // in.
   std::vector<at::Tensor> StepMemory() const;
   // Adds what is carried out from now on to `log`; null ends it.
   void SetStepLog(StepLog* log) { step_log_ = log; }
 
-  MemoryStats memory_stats() const;
+  MemoryStats memory_stats() const {
+    return {gatherer_.memory_stats(), reducer_.memory_stats()};
+  }
 
  private:
-  absl::Status ExecuteAndLog(const Action& action,
-                             absl::Span<const at::Tensor> gradients);
   absl::Status ExecuteOne(const Action& action,
                           absl::Span<const at::Tensor> gradients);
-  StepRecord RecordOf(const Action& action) const;
 
   RuntimeCommon common_;
-  const std::unique_ptr<Gatherer> gatherer_;
-  const std::unique_ptr<Reducer> reducer_;
+  Gatherer gatherer_;
+  Reducer reducer_;
   StepLog* step_log_ = nullptr;
 };
 

@@ -15,16 +15,12 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
-#include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::testing::AddFlat;
-using ::fsdp::testing::EmptyUnit;
 
 void Add(const char* name, c10::ScalarType stored, c10::ScalarType computed,
          const comm::Communicator& world, RuntimeUnit& unit) {
@@ -48,7 +44,6 @@ TEST(RuntimeCommonTest, LabelsTellTheFlatParametersOfAUnitApart) {
   EXPECT_EQ(common.label(1, 2), "several/Float from frozen on");
 }
 
-using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
 // Three units of one parameter each, all with a gradient.
@@ -116,4 +111,4 @@ TEST_F(UnitStepsTest, DropsWhatWaitsForAStep) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

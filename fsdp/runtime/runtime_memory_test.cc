@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,14 +24,12 @@
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::UnitOf;
-using ::fsdp::testing::Unowned;
 
 constexpr int64_t kNumel = 11;
 
@@ -137,4 +134,4 @@ TEST(RuntimeMemoryTest, IsThatOfAllRanksWhereUnitsLieOnSeveralGroups) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

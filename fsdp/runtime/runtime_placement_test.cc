@@ -30,7 +30,7 @@
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::comm::Communicator;
@@ -38,9 +38,6 @@ using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::Precision;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::UnitOf;
-using ::fsdp::testing::Unowned;
 
 constexpr absl::Duration kTimeout = absl::Seconds(20);
 constexpr int64_t kNumel = 11;
@@ -320,4 +317,4 @@ TEST(OrderTest, TellsOrdersApartByTextAndHashUntilItIsCleared) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -26,18 +26,12 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::flat_param::FlatParameter;
-using ::fsdp::testing::AddFlat;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::EmptyUnit;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
 using ::testing::Eq;
 using ::testing::HasSubstr;
 
@@ -204,4 +198,4 @@ TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -28,17 +28,13 @@
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::flat_param::NamedParameter;
-using ::fsdp::testing::AddFlat;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::EmptyUnit;
-using ::fsdp::testing::Unowned;
 
 constexpr int64_t kNumel = 6;
 
@@ -322,4 +318,4 @@ TEST(RuntimeUnitsTest, AUnitHoldsACopyWhereOneFlatParameterIsCast) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -203,25 +203,21 @@ bool ShardGradient::Take(absl::Span<const at::Tensor> gradients) {
   if (!is_possible) return false;
   c10::NoGradGuard no_grad;
   for (int i = 0; i < parameter_->num_parameters(); ++i) {
-    const bool is_trained = parameter_->ShardSlice(i).requires_grad();
-    if (is_trained && gradients[i].defined()) TakeOne(i, gradients[i]);
+    at::Tensor slice = parameter_->ShardSlice(i);
+    if (!slice.requires_grad() || !gradients[i].defined()) continue;
+    const at::Tensor value = flat_param::StorageOrderOf(
+        gradients[i], parameter_->layout().parameter(i));
+    const at::Tensor& present = slice.grad();
+    if (present.defined()) {
+      present.add_(value);
+    } else {
+      slice.mutable_grad() =
+          HasMemoryToItself(value, gradients[i]) ? value : value.clone();
+    }
   }
   // Frees what a backward that reduced into `values_` has left.
   if (values_.defined()) DropUnused();
   return true;
-}
-
-void ShardGradient::TakeOne(int i, const at::Tensor& gradient) const {
-  const at::Tensor value =
-      flat_param::StorageOrderOf(gradient, parameter_->layout().parameter(i));
-  at::Tensor slice = parameter_->ShardSlice(i);
-  const at::Tensor& present = slice.grad();
-  if (present.defined()) {
-    present.add_(value);
-  } else {
-    slice.mutable_grad() =
-        HasMemoryToItself(value, gradient) ? value : value.clone();
-  }
 }
 
 // If a slice has a gradient of the user's, ours in the same memory stay.

@@ -92,7 +92,6 @@ class ShardGradient {
 
  private:
   at::Tensor OwnSegment(const ReduceBuffer& buffer) const;
-  void TakeOne(int i, const at::Tensor& gradient) const;
   void AccumulateSlice(int i, const at::Tensor& segment, double scale);
   bool HoldsOurs(int i) const;
   // Whose gradients the slices of a layout have.

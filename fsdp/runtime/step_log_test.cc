@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -122,4 +122,4 @@ TEST(OrderLogTest, KeepsTheTextOfTheFirstOnes) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

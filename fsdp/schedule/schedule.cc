@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -122,8 +121,10 @@ void Schedule::BeginIteration(Actions& actions) {
       actions);
   DropParts(actions);
   if (shares_memory_) PassFence(ActionKind::kOpenShards, actions);
-  for (State& state : states_) state.backwards_to_come = 0;
-  StopLoading();
+  for (State& state : states_) {
+    state.backwards_to_come = 0;
+    state.loading = false;
+  }
   order_.BeginForward();
 }
 
@@ -141,13 +142,10 @@ void Schedule::PostForward(const Event& event, Actions& actions) {
   ++states_[event.unit].backwards_to_come;
   if (event.expects_backward) order_.AddExpectedBackward(event.unit);
   LeaveForward(event.unit, event.expects_backward, actions);
-  if (!in_forward()) EndOutermostForward(actions);
-}
-
-// Frees what the user has requested inside the forward: shards may be written
-// from here on. What is kept for a backward, which may never come, is not read
-// before it.
-void Schedule::EndOutermostForward(Actions& actions) {
+  if (in_forward()) return;
+  // Frees what the user has requested inside the forward: shards may be written
+  // from here on. What is kept for a backward, which may never come, is not
+  // read before it.
   FreeWrongGuess(kNone, actions);
   order_.EndForward();
   FreeUnless(
@@ -175,7 +173,7 @@ void Schedule::EnterBackward() {
   if (in_backward_) return;
   in_backward_ = true;
   order_.BeginBackward();
-  StopLoading();
+  for (State& state : states_) state.loading = false;
 }
 
 void Schedule::PreBackward(int unit, Actions& actions) {
@@ -423,10 +421,6 @@ void Schedule::LoadAhead(bool forward, Actions& actions) {
     actions.push_back({ActionKind::kLoad, unit});
     state.loading = true;
   }
-}
-
-void Schedule::StopLoading() {
-  for (State& state : states_) state.loading = false;
 }
 
 void Schedule::Free(int unit, Actions& actions, ActionKind how) {

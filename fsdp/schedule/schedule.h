@@ -10,7 +10,6 @@
 #ifndef FSDP_SCHEDULE_SCHEDULE_H_
 #define FSDP_SCHEDULE_SCHEDULE_H_
 
-#include <cstdint>
 #include <deque>
 #include <string>
 #include <vector>
@@ -219,7 +218,6 @@ class Schedule {
 
   absl::Status Check(const Event& event) const;
   absl::Status CheckPreForward(const Event& event) const;
-  absl::Status CheckPostForward(const Event& event) const;
   absl::Status CheckBackward(const Event& event) const;
   void PreForward(const Event& event, Actions& actions);
   void PostForward(const Event& event, Actions& actions);
@@ -230,7 +228,6 @@ class Schedule {
 
   void BeginIteration(Actions& actions);
   void EnterBackward();
-  void EndOutermostForward(Actions& actions);
   void StartGather(int unit, Actions& actions,
                    ActionKind how = ActionKind::kGather);
   void GatherForUser(int unit, Actions& actions);
@@ -238,7 +235,6 @@ class Schedule {
   void EnsureGathered(int unit, Actions& actions);
   void Prefetch(int unit, int running_unit, Actions& actions);
   void LoadAhead(bool forward, Actions& actions);
-  void StopLoading();
   void LeaveForward(int unit, bool expects_backward, Actions& actions);
   void Free(int unit, Actions& actions, ActionKind how = ActionKind::kFree);
   void FreeUnless(bool (*keep)(const State&), Actions& actions);

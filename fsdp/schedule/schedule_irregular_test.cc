@@ -5,31 +5,11 @@
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
-#include "fsdp/schedule/testing/watched_schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::testing::ActionsOf;
-using ::fsdp::testing::AllSharded;
-using ::fsdp::testing::Backward;
-using ::fsdp::testing::EndOfBackward;
-using ::fsdp::testing::Events;
-using ::fsdp::testing::Forward;
-using ::fsdp::testing::IsOk;
-using ::fsdp::testing::Layers;
-using ::fsdp::testing::PostBackward;
-using ::fsdp::testing::PostForward;
-using ::fsdp::testing::PostForwardNoGrad;
-using ::fsdp::testing::PreBackward;
-using ::fsdp::testing::PreForward;
-using ::fsdp::testing::PreForwardNoGrad;
-using ::fsdp::testing::Recomputes;
-using ::fsdp::testing::Reset;
-using ::fsdp::testing::Trace;
-using ::fsdp::testing::WatchedSchedule;
 
 TEST(IrregularScheduleTest, OutputWithoutUseIsSweptAtTheEndOfBackward) {
   WatchedSchedule schedule(Layers(2), {});
@@ -316,4 +296,4 @@ TEST(ScheduleResetTest, EndOfAForwardGivenUpInsideIsRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -6,32 +6,12 @@
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
-#include "fsdp/schedule/testing/watched_schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::testing::ActionsOf;
-using ::fsdp::testing::Backward;
-using ::fsdp::testing::EndOfBackward;
-using ::fsdp::testing::Forward;
-using ::fsdp::testing::IsOk;
-using ::fsdp::testing::Layers;
-using ::fsdp::testing::NoPrefetch;
-using ::fsdp::testing::PostBackward;
-using ::fsdp::testing::PostForward;
-using ::fsdp::testing::PreBackward;
-using ::fsdp::testing::PreForward;
-using ::fsdp::testing::Release;
-using ::fsdp::testing::Reshard;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Trace;
-using ::fsdp::testing::Unshard;
-using ::fsdp::testing::UnsynchronizedBackward;
-using ::fsdp::testing::WaitUnshard;
-using ::fsdp::testing::WatchedSchedule;
 using ::testing::HasSubstr;
 
 using Units = std::vector<ScheduledUnit>;
@@ -74,19 +54,6 @@ Unshard(1):
 WaitUnshard(1): WaitGather(1)
 WaitUnshard(1):
 Unshard(1):
-)");
-}
-
-TEST(UnshardTest, WaitedForUnitsStayForTheNextForward) {
-  WatchedSchedule schedule(Layers(1), NoPrefetch());
-  EXPECT_EQ(Trace(schedule, {Unshard(1), WaitUnshard(1), PreForward(0),
-                             PreForward(1), PostForward(1)}),
-            R"(
-Unshard(1): GatherCopy(1)
-WaitUnshard(1): WaitGather(1)
-PreForward(0): Gather(0) WaitGather(0)
-PreForward(1):
-PostForward(1): Free(1)
 )");
 }
 
@@ -198,4 +165,4 @@ TEST(ReleaseTest, InsideForwardAndBackwardIsRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,37 +1,12 @@
 // When ranks that compute with each other's shards may read and write them.
-#include <string>
 #include <vector>
 
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
-#include "fsdp/schedule/testing/watched_schedule.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::testing::ActionsOf;
-using ::fsdp::testing::Backward;
-using ::fsdp::testing::EndOfBackward;
-using ::fsdp::testing::Forward;
-using ::fsdp::testing::Layers;
-using ::fsdp::testing::NoPrefetch;
-using ::fsdp::testing::PostBackward;
-using ::fsdp::testing::PostBackwardFrozen;
-using ::fsdp::testing::PostForward;
-using ::fsdp::testing::PostForwardNoGrad;
-using ::fsdp::testing::PreBackward;
-using ::fsdp::testing::PreForward;
-using ::fsdp::testing::PreForwardNoGrad;
-using ::fsdp::testing::Recomputes;
-using ::fsdp::testing::Release;
-using ::fsdp::testing::Reset;
-using ::fsdp::testing::Reshard;
-using ::fsdp::testing::Trace;
-using ::fsdp::testing::Unshard;
-using ::fsdp::testing::UnsynchronizedBackward;
-using ::fsdp::testing::WaitUnshard;
-using ::fsdp::testing::WatchedSchedule;
 
 using Units = std::vector<ScheduledUnit>;
 
@@ -214,4 +189,4 @@ TEST(SharingTest, ARecomputeLeavesSharedShardsToItsBackward) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

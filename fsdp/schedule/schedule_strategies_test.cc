@@ -3,30 +3,10 @@
 
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
-#include "fsdp/schedule/testing/watched_schedule.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::testing::ActionsOf;
-using ::fsdp::testing::AllSharded;
-using ::fsdp::testing::Backward;
-using ::fsdp::testing::EndOfBackward;
-using ::fsdp::testing::Forward;
-using ::fsdp::testing::Layers;
-using ::fsdp::testing::NoPrefetch;
-using ::fsdp::testing::PostBackward;
-using ::fsdp::testing::PostForward;
-using ::fsdp::testing::PostForwardNoGrad;
-using ::fsdp::testing::PreBackward;
-using ::fsdp::testing::PreForward;
-using ::fsdp::testing::PreForwardNoGrad;
-using ::fsdp::testing::Release;
-using ::fsdp::testing::Reset;
-using ::fsdp::testing::Trace;
-using ::fsdp::testing::UnsynchronizedBackward;
-using ::fsdp::testing::WatchedSchedule;
 
 using Units = std::vector<ScheduledUnit>;
 
@@ -203,27 +183,6 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
 )");
 }
 
-TEST(ReplicatedTest, WhatIsNotShardedIsAllReducedAtTheEndWhereItWasNotReached) {
-  WatchedSchedule schedule(NotSharded(2), NoPrefetch());
-  Trace(schedule, Forward(2));
-  Trace(schedule, UnsynchronizedBackward(2));
-  EXPECT_EQ(
-      Trace(schedule, {PreForward(0), PreForward(1), PostForward(1),
-                       PostForward(0), PreBackward(0), PreBackward(1),
-                       PostBackward(1), PostBackward(0), EndOfBackward()}),
-      R"(
-PreForward(0):
-PreForward(1):
-PostForward(1):
-PostForward(0):
-PreBackward(0):
-PreBackward(1):
-PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1) Replicate(1)
-PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0) Replicate(0)
-EndOfBackward: Free(2) WaitReduce(1) FillReduceBuffer(2) Reduce(2) Replicate(2) WaitReduce(0) WaitReduce(2)
-)");
-}
-
 TEST(ReplicatedTest, WithOneBufferFinishesEachReductionBeforeTheNext) {
   ScheduleOptions options = NoPrefetch();
   options.max_reduce_buffers = 1;
@@ -235,24 +194,6 @@ PreBackward(1): Gather(1) WaitGather(1)
 PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
 PostBackward(0): Replicate(1) WaitReduce(1) FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: Replicate(0) WaitReduce(0)
-)");
-}
-
-TEST(ReplicatedTest, AndNotReplicatedUnitsMix) {
-  Units units = Layers(3);
-  units[2].replicated = true;
-  WatchedSchedule schedule(units, NoPrefetch());
-  Trace(schedule, Forward(3));
-  EXPECT_EQ(Trace(schedule, Backward(3)), R"(
-PreBackward(0):
-PreBackward(3): Gather(3) WaitGather(3)
-PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3)
-PreBackward(2): Gather(2) WaitGather(2)
-PostBackward(2): FillReduceBuffer(2) Free(2) Reduce(2)
-PreBackward(1): Gather(1) WaitGather(1)
-PostBackward(1): Replicate(2) WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1)
-PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: WaitReduce(1) WaitReduce(0)
 )");
 }
 
@@ -274,54 +215,5 @@ EndOfBackward: Replicate(0) WaitReduce(1) WaitReduce(0)
 )");
 }
 
-// The root is sharded for the optimizer only, one layer frees with a part, one
-// is kept, one is not sharded.
-TEST(MixedStrategiesTest, EachUnitFollowsItsOwn) {
-  Units units = Layers(3);
-  units[0].keep_until_sync = true;
-  units[1].keeps_part = true;
-  units[1].replicated = true;
-  units[2].reshard_after_forward = false;
-  units[3].reshard_after_forward = false;
-  units[3].keep_until_sync = true;
-  units[3].replicated = true;
-  units[3].sharded = false;
-  WatchedSchedule schedule(units, NoPrefetch());
-  EXPECT_EQ(Trace(schedule, Forward(3)), R"(
-PreForward(0): Gather(0) WaitGather(0)
-PreForward(1): Gather(1) WaitGather(1)
-PostForward(1): Shrink(1)
-PreForward(2): Gather(2) WaitGather(2)
-PostForward(2):
-PreForward(3): Gather(3) WaitGather(3)
-PostForward(3):
-PostForward(0):
-)");
-  EXPECT_EQ(Trace(schedule, UnsynchronizedBackward(3)), R"(
-PreBackward(0):
-PreBackward(3):
-PostBackward(3): Accumulate(3)
-PreBackward(2):
-PostBackward(2): Accumulate(2) Free(2)
-PreBackward(1): Gather(1) WaitGather(1)
-PostBackward(1): Accumulate(1) Free(1)
-PostBackward(0): Accumulate(0)
-EndOfBackward: DropPart(1)
-)");
-  EXPECT_EQ(ActionsOf(schedule, Forward(3)),
-            "Gather(1) WaitGather(1) Shrink(1) Gather(2) WaitGather(2)");
-  EXPECT_EQ(Trace(schedule, Backward(3)), R"(
-PreBackward(0):
-PreBackward(3):
-PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3) Replicate(3)
-PreBackward(2):
-PostBackward(2): FillReduceBuffer(2) Free(2) Reduce(2)
-PreBackward(1): Gather(1) WaitGather(1)
-PostBackward(1): WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1)
-PostBackward(0): Replicate(1) WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: DropPart(1) WaitReduce(1) WaitReduce(0)
-)");
-}
-
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

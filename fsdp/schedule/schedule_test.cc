@@ -1,38 +1,17 @@
 #include "fsdp/schedule/schedule.h"
 
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
-#include "fsdp/schedule/testing/watched_schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::testing::ActionsOf;
-using ::fsdp::testing::AllSharded;
-using ::fsdp::testing::Backward;
-using ::fsdp::testing::EndOfBackward;
-using ::fsdp::testing::Events;
-using ::fsdp::testing::Forward;
-using ::fsdp::testing::Layers;
-using ::fsdp::testing::NoPrefetch;
-using ::fsdp::testing::PostBackward;
-using ::fsdp::testing::PostBackwardFrozen;
-using ::fsdp::testing::PostForward;
-using ::fsdp::testing::PostForwardNoGrad;
-using ::fsdp::testing::PreBackward;
-using ::fsdp::testing::PreForward;
-using ::fsdp::testing::PreForwardNoGrad;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Trace;
-using ::fsdp::testing::UnitsWithParents;
-using ::fsdp::testing::WatchedSchedule;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -240,38 +219,6 @@ EndOfBackward: WaitReduce(0)
 )");
 }
 
-int Count(const std::string& text, const std::string& word) {
-  int count = 0;
-  for (size_t at = text.find(word); at != std::string::npos;
-       at = text.find(word, at + 1)) {
-    ++count;
-  }
-  return count;
-}
-
-class StepCountTest : public ::testing::TestWithParam<int> {};
-
-TEST_P(StepCountTest, StepHasTwoGathersPerUnitLessTheRootsAndOneReduction) {
-  const int units = GetParam();
-  for (const ScheduleOptions& options : {ScheduleOptions(), NoPrefetch()}) {
-    WatchedSchedule schedule(Layers(units - 1), options);
-    for (int step = 0; step < 3; ++step) {
-      SCOPED_TRACE(step);
-      const std::string forward = ActionsOf(schedule, Forward(units - 1));
-      const std::string backward = ActionsOf(schedule, Backward(units - 1));
-      const std::string actions = absl::StrCat(" ", forward, " ", backward);
-      EXPECT_EQ(Count(actions, " Gather("), 2 * units - 1);
-      EXPECT_EQ(Count(actions, " WaitGather("), 2 * units - 1);
-      EXPECT_EQ(Count(actions, " Free("), 2 * units - 1);
-      EXPECT_EQ(Count(actions, " FillReduceBuffer("), units);
-      EXPECT_EQ(Count(actions, " Reduce("), units);
-      EXPECT_EQ(Count(actions, " WaitReduce("), units);
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Units, StepCountTest, ::testing::Values(1, 2, 5, 33));
-
 TEST(ScheduleRefusalTest, InnerUnitWithGradOutsideTheRootsForward) {
   WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
@@ -321,5 +268,63 @@ TEST(ScheduleDeathTest, EventOfAnUnknownUnitStopsTheProgram) {
   EXPECT_DEATH(schedule.Next(PreForward(2)).IgnoreError(), "unit");
 }
 
+using ::testing::Not;
+
+// Returns units whose shards rest elsewhere, except for the root's.
+std::vector<ScheduledUnit> AwayLayers(int layers) {
+  std::vector<ScheduledUnit> units = Layers(layers);
+  for (size_t i = 1; i < units.size(); ++i) units[i].rests_elsewhere = true;
+  return units;
+}
+
+ScheduleOptions LoadsOnly(int distance) {
+  ScheduleOptions options;
+  options.forward_prefetch = false;
+  options.backward_prefetch = false;
+  options.load_distance = distance;
+  return options;
+}
+
+TEST(LoadAheadTest, ReadsTheUnitsThatComeNext) {
+  WatchedSchedule schedule(AwayLayers(3), LoadsOnly(2));
+  Trace(schedule, Forward(3));
+  Trace(schedule, Backward(3));
+  EXPECT_EQ(Trace(schedule, Forward(3)), R"(
+PreForward(0): Gather(0) WaitGather(0) Load(1) Load(2)
+PreForward(1): Gather(1) WaitGather(1) Load(3)
+PostForward(1): Free(1)
+PreForward(2): Gather(2) WaitGather(2)
+PostForward(2): Free(2)
+PreForward(3): Gather(3) WaitGather(3)
+PostForward(3): Free(3)
+PostForward(0):
+)");
+  EXPECT_EQ(Trace(schedule, Backward(3)), R"(
+PreBackward(0): Load(3) Load(2)
+PreBackward(3): Gather(3) WaitGather(3) Load(1)
+PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3)
+PreBackward(2): Gather(2) WaitGather(2)
+PostBackward(2): FillReduceBuffer(2) Free(2) Reduce(2)
+PreBackward(1): Gather(1) WaitGather(1)
+PostBackward(1): WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1)
+PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: WaitReduce(1) WaitReduce(0)
+)");
+}
+
+TEST(LoadAheadTest, ReadsNothingThatIsGatheredOrHereNorWithoutADistance) {
+  ScheduleOptions prefetches = LoadsOnly(1);
+  prefetches.forward_prefetch = prefetches.backward_prefetch = true;
+  for (auto& [units, options] : {std::pair(AwayLayers(3), prefetches),
+                                 std::pair(AwayLayers(3), LoadsOnly(0)),
+                                 std::pair(Layers(3), LoadsOnly(2))}) {
+    WatchedSchedule schedule(units, options);
+    Trace(schedule, Forward(3));
+    Trace(schedule, Backward(3));
+    EXPECT_THAT(ActionsOf(schedule, Forward(3)), Not(HasSubstr("Load")));
+  }
+}
+
 }  // namespace
-}  // namespace fsdp
+
+}  // namespace fsdp::testing

@@ -6,12 +6,10 @@
 #include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -21,7 +19,9 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "flat_param/flat_parameter.h"
 #include "flat_param/guarded_storage.h"
+#include "flat_param/module_walk.h"
 #include "flat_param/tied_parameters.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/deferred/deferred_tensor.h"
@@ -31,10 +31,6 @@ namespace fsdp {
 namespace {
 
 using ::torch::nn::Module;
-
-std::string Join(absl::string_view path, absl::string_view name) {
-  return path.empty() ? std::string(name) : absl::StrCat(path, ".", name);
-}
 
 absl::Status CheckParameter(const std::string& name, const at::Tensor& tensor) {
   if (!tensor.defined()) {
@@ -83,7 +79,7 @@ class Reader {
     FSDP_ASSIGN_OR_RETURN(int64_t unowned,
                           ReadOwnParameters(*module, path, index));
     for (const auto& child : module->named_children()) {
-      const std::string child_path = Join(path, child.key());
+      const std::string child_path = flat_param::JoinName(path, child.key());
       if (policies_.ignore_module &&
           policies_.ignore_module(child_path, *child.value())) {
         continue;
@@ -98,8 +94,14 @@ class Reader {
     return 0;
   }
 
-  absl::Status CheckOverlaps() const;
-  ModuleTree Take() { return std::move(tree_); }
+  // Fails if parameters overlap without being the same view.
+  absl::StatusOr<ModuleTree> Take() {
+    FSDP_RETURN_IF_ERROR(ties_.CheckOverlaps("sharding"));
+    for (flat_param::NamedParameter& parameter : ties_.Take()) {
+      tree_.parameters.push_back(std::move(parameter.tensors));
+    }
+    return std::move(tree_);
+  }
 
  private:
   // Asks about a module once, even if it has several places, which must agree.
@@ -121,67 +123,24 @@ class Reader {
                                             int index) {
     int64_t numel = 0;
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-      const std::string name = Join(path, item.key());
+      const std::string name = flat_param::JoinName(path, item.key());
       if (policies_.ignore_parameter &&
           policies_.ignore_parameter(name, item.value())) {
         continue;
       }
       FSDP_RETURN_IF_ERROR(CheckParameter(name, item.value()));
-      tree_.uses.push_back({index, name, ParameterId(item.value())});
+      tree_.uses.push_back({index, name, ties_.Add(name, item.value())});
       numel += item.value().numel();
     }
     return numel;
   }
 
-  int ParameterId(const at::Tensor& tensor) {
-    const View view{tensor.storage().unsafeGetStorageImpl(),
-                    tensor.storage_offset(), tensor.sizes().vec(),
-                    tensor.strides().vec()};
-    // Empty tensors share nothing, whatever their storage.
-    const bool by_view = tensor.numel() > 0;
-    const auto object = objects_.find(tensor.unsafeGetTensorImpl());
-    if (object != objects_.end()) return object->second;
-    int id = static_cast<int>(tree_.parameters.size());
-    if (by_view) id = views_.try_emplace(view, id).first->second;
-    if (id == static_cast<int>(tree_.parameters.size())) {
-      tree_.parameters.emplace_back();
-    }
-    tree_.parameters[id].push_back(tensor);
-    objects_[tensor.unsafeGetTensorImpl()] = id;
-    return id;
-  }
-
-  using View = std::tuple<const void*, int64_t, std::vector<int64_t>,
-                          std::vector<int64_t>>;
-
   const TreePolicies& policies_;
   ModuleTree tree_;
   std::map<const Module*, int> identities_;
   std::map<const Module*, bool> wanted_;
-  std::map<const void*, int> objects_;
-  std::map<View, int> views_;
+  flat_param::TiedParameters ties_;
 };
-
-// Reports parameters that overlap without being the same view: sharding would
-// end their sharing.
-absl::Status Reader::CheckOverlaps() const {
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(tree_.parameters.size());
-  for (const auto& tied : tree_.parameters) tensors.push_back(tied.front());
-  const auto overlap = flat_param::FindOverlap(tensors);
-  if (!overlap.has_value()) return absl::OkStatus();
-  const auto name = [this](size_t id) {
-    return std::find_if(tree_.uses.begin(), tree_.uses.end(),
-                        [id](const ParameterUse& use) {
-                          return use.parameter == static_cast<int>(id);
-                        })
-        ->name;
-  };
-  return absl::InvalidArgumentError(absl::StrCat(
-      "parameters ", name(overlap->first), " and ", name(overlap->second),
-      " are different views of the same memory: sharding would separate "
-      "them. Register the memory once and take views in forward"));
-}
 
 }  // namespace
 
@@ -194,7 +153,6 @@ absl::StatusOr<ModuleTree> ReadModuleTree(const std::shared_ptr<Module>& root,
                                           const TreePolicies& policies) {
   Reader reader(policies);
   FSDP_RETURN_IF_ERROR(reader.Read(root, "", -1).status());
-  FSDP_RETURN_IF_ERROR(reader.CheckOverlaps());
   return reader.Take();
 }
 

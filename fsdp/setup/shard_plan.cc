@@ -24,6 +24,7 @@
 #include "base/status_macros.h"
 #include "comm/mesh.h"
 #include "flat_param/guarded_storage.h"
+#include "flat_param/module_walk.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/model/sequential_adapter.h"
@@ -88,16 +89,6 @@ absl::Status CheckOneDevicePerUnit(const ShardPlan& plan) {
   return absl::OkStatus();
 }
 
-bool IsHybrid(ShardingStrategy strategy) {
-  return strategy == ShardingStrategy::kHybridShard ||
-         strategy == ShardingStrategy::kHybridShardGradOp;
-}
-
-bool FreesAfterForward(ShardingStrategy strategy) {
-  return strategy == ShardingStrategy::kFullShard ||
-         strategy == ShardingStrategy::kHybridShard;
-}
-
 absl::Status CheckUnitOptions(const std::string& name,
                               const UnitOptions& options,
                               const comm::Mesh& mesh) {
@@ -106,7 +97,9 @@ absl::Status CheckUnitOptions(const std::string& name,
     return absl::InvalidArgumentError(
         absl::StrCat("unit ", name, ": ", status.message()));
   }
-  const bool hybrid = IsHybrid(options.strategy);
+  const ShardingStrategy strategy = options.strategy;
+  const bool hybrid = strategy == ShardingStrategy::kHybridShard ||
+                      strategy == ShardingStrategy::kHybridShardGradOp;
   if (hybrid && mesh.num_dimensions() != 2) {
     return absl::InvalidArgumentError(absl::StrCat(
         "unit ", name, " has the strategy ", ToString(options.strategy),
@@ -122,7 +115,9 @@ absl::Status CheckUnitOptions(const std::string& name,
                      ": backward_group_size is 0: leave it unset to keep the "
                      "shard alone"));
   }
-  if (!FreesAfterForward(options.strategy)) {
+  // Other strategies keep the unit from forward to backward.
+  if (strategy != ShardingStrategy::kFullShard &&
+      strategy != ShardingStrategy::kHybridShard) {
     return absl::InvalidArgumentError(absl::StrCat(
         "unit ", name, " has a backward_group_size, but its strategy, ",
         ToString(options.strategy),
@@ -155,16 +150,6 @@ absl::Status CheckOptions(const Options& options) {
   return options.quantize.Validate();
 }
 
-// A tied parameter keeps its dtype if any module that uses it does.
-std::set<int> KeptParameters(const ModuleTree& tree,
-                             const MixedPrecision& precision) {
-  std::set<int> kept;
-  for (const ParameterUse& use : tree.uses) {
-    if (precision.Keeps(*tree.modules[use.module])) kept.insert(use.parameter);
-  }
-  return kept;
-}
-
 PlannedUnit PlanUnit(const ModuleTree& tree, Unit unit,
                      const Options& options) {
   PlannedUnit planned{std::move(unit), options.unit, {}, false};
@@ -175,7 +160,13 @@ PlannedUnit PlanUnit(const ModuleTree& tree, Unit unit,
   }
   const MixedPrecision& precision = planned.options.precision;
   std::set<int> kept;
-  if (precision.param_dtype.has_value()) kept = KeptParameters(tree, precision);
+  // A tied parameter keeps its dtype if any module that uses it does.
+  for (const ParameterUse& use : tree.uses) {
+    if (precision.param_dtype.has_value() &&
+        precision.Keeps(*tree.modules[use.module])) {
+      kept.insert(use.parameter);
+    }
+  }
   for (const OwnedParameter& owned : planned.unit.parameters) {
     const c10::ScalarType stored =
         tree.parameters[owned.parameter].front().scalar_type();
@@ -203,16 +194,6 @@ void PlanUnitsOf(UnitPlan units, const Options& options, ShardPlan& plan) {
   }
 }
 
-std::string NamesOfUnits(const ShardPlan& plan) {
-  constexpr size_t kShown = 4;
-  std::vector<std::string> names;
-  for (size_t i = 1; i < plan.units.size() && i <= kShown; ++i) {
-    names.push_back(DisplayName(plan.units[i].unit));
-  }
-  return absl::StrCat(absl::StrJoin(names, ", "),
-                      plan.units.size() > kShown + 1 ? ", ..." : "");
-}
-
 absl::Status NoUnitIsRecomputed(const ShardPlan& plan) {
   if (plan.units.size() == 1) {
     return absl::InvalidArgumentError(
@@ -220,9 +201,15 @@ absl::Status NoUnitIsRecomputed(const ShardPlan& plan) {
         "but the root, which is not recomputed. Let Options::wrap_policy make "
         "units");
   }
+  constexpr size_t kShown = 4;
+  std::vector<std::string> names;
+  for (size_t i = 1; i < plan.units.size() && i <= kShown; ++i) {
+    names.push_back(DisplayName(plan.units[i].unit));
+  }
+  if (plan.units.size() > kShown + 1) names.push_back("...");
   return absl::InvalidArgumentError(absl::StrCat(
       "Options::recompute.units has chosen none of the units ",
-      NamesOfUnits(plan),
+      absl::StrJoin(names, ", "),
       ": let it choose one, or leave it empty. fsdp::EveryUnit() chooses all"));
 }
 
@@ -286,11 +273,9 @@ void PlanBuffers(ShardPlan& plan) {
       const c10::ScalarType stored = buffer.scalar_type();
       const bool casts =
           c10::isFloatingType(stored) && !precision.Keeps(module);
-      const std::string& path = plan.tree.nodes[node].path;
       plan.buffers.push_back(
-          {path.empty() ? item.key() : absl::StrCat(path, ".", item.key()),
-           buffer, stored,
-           casts ? precision.buffer_dtype.value_or(stored) : stored});
+          {flat_param::JoinName(plan.tree.nodes[node].path, item.key()), buffer,
+           stored, casts ? precision.buffer_dtype.value_or(stored) : stored});
     }
   }
 }
@@ -351,11 +336,6 @@ std::string Fingerprint(const OffloadOptions& offload) {
       ", keep ", offload.keep ? offload.name : "nothing", "\n");
 }
 
-std::string Fingerprint(const Quantization& quantization) {
-  if (!quantization.any()) return "";
-  return absl::StrCat("quantize: ", quantization.ToString(), "\n");
-}
-
 std::string Fingerprint(const ShardPlan& plan, const Options& options) {
   std::string text = absl::StrCat(
       "options: reshard root ", options.reshard_root_after_forward,
@@ -366,7 +346,10 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
       options.checks.order, ", transparent ", options.transparent,
       ", share memory ", options.share_memory, ", init.module ",
       options.init.module != nullptr, " seed ", options.init.seed, "\n",
-      Fingerprint(options.offload), Fingerprint(options.quantize));
+      Fingerprint(options.offload));
+  if (options.quantize.any()) {
+    absl::StrAppend(&text, "quantize: ", options.quantize.ToString(), "\n");
+  }
   for (const PlannedUnit& planned : plan.units) {
     absl::StrAppend(&text, "unit ", DisplayName(planned.unit), ": ",
                     ToString(planned.options.strategy), ", backward group ",

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "comm/mesh.h"
 #include "fsdp/options/options.h"
-#include "fsdp/precision/buffer_precision.h"
+#include "fsdp/precision/precision_switch.h"
 #include "fsdp/setup/module_tree.h"
 #include "fsdp/setup/unit_plan.h"
 

@@ -35,14 +35,14 @@
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/precision/buffer_precision.h"
+#include "fsdp/precision/precision_switch.h"
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/gradient_layout.h"
 #include "fsdp/runtime/runtime.h"
-#include "fsdp/setup/flats.h"
 #include "fsdp/setup/module_tree.h"
+#include "fsdp/setup/planned_unit.h"
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/unit_plan.h"
 
@@ -82,36 +82,22 @@ GradientScaling ScalingOf(const Options& options,
   return {1 / before, before / factor};
 }
 
+// Freed whole parameters leave holes between shards in the heap that do not fit
+// the next unit's: together as much as the model.
+void GiveBackFreedMemory() {
 #ifdef __GLIBC__
-// Returns whether malloc() and malloc_trim() are of one library. With another
-// malloc() (jemalloc's, a sanitizer's), malloc_trim() would set up an unused
-// heap, which glibc cannot do on two threads at a time.
-bool TrimsTheHeapInUse() {
-  static const bool result = [] {
+  // Are malloc() and malloc_trim() of one library? With another malloc()
+  // (jemalloc's, a sanitizer's), malloc_trim() would set up an unused heap,
+  // which glibc cannot do on two threads at a time.
+  static const bool trims_the_heap_in_use = [] {
     Dl_info malloc_info;
     Dl_info trim_info;
     return dladdr(dlsym(RTLD_DEFAULT, "malloc"), &malloc_info) != 0 &&
            dladdr(dlsym(RTLD_DEFAULT, "malloc_trim"), &trim_info) != 0 &&
            malloc_info.dli_fbase == trim_info.dli_fbase;
   }();
-  return result;
-}
+  if (trims_the_heap_in_use) malloc_trim(0);
 #endif
-
-// Freed whole parameters leave holes between shards in the heap that do not fit
-// the next unit's: together as much as the model.
-void GiveBackFreedMemory() {
-#ifdef __GLIBC__
-  if (TrimsTheHeapInUse()) malloc_trim(0);
-#endif
-}
-
-// Returns the most elements behind the gradients in a segment of the last flat
-// parameter's buffer.
-int64_t FlagsOf(const RuntimeUnit& unit) {
-  return GradientLayout::MostFlags(unit.flats.back()->layout(),
-                                   static_cast<int64_t>(c10::elementSize(
-                                       unit.gradients.back().reduce_dtype)));
 }
 
 }  // namespace
@@ -147,8 +133,20 @@ absl::StatusOr<RuntimeUnit> Sharder::Shard(const PlannedUnit& planned) {
         result.flats.emplace_back(),
         MakeFlat(planned, flat, result, kind, std::move(parameters)));
     result.gradients.push_back(GradientsOf(planned, kind));
-    FSDP_RETURN_IF_ERROR(PlaceGradients(flat, result));
-    exact_tail = std::max(exact_tail, FlagsOf(result));
+    const FlatParameter& parameter = *result.flats.back();
+    GradientBufferOptions& gradients = result.gradients.back();
+    if (space_ != nullptr) {
+      FSDP_ASSIGN_OR_RETURN(
+          gradients.memory,
+          space_->PlaceGradients(
+              flat, ShardGradientBytes(parameter.layout(), gradients),
+              parameter.device()));
+    }
+    exact_tail = std::max(
+        exact_tail,
+        GradientLayout::MostFlags(
+            parameter.layout(),
+            static_cast<int64_t>(c10::elementSize(gradients.reduce_dtype))));
   }
   FSDP_RETURN_IF_ERROR(placements_.Quantize(exact_tail, result.placement));
   GiveBackFreedMemory();
@@ -291,17 +289,6 @@ absl::StatusOr<std::vector<RestingFlat>> Sharder::RestingFlats() {
     }
   }
   return flats;
-}
-
-absl::Status Sharder::PlaceGradients(int flat, RuntimeUnit& unit) {
-  if (space_ == nullptr) return absl::OkStatus();
-  const FlatParameter& parameter = *unit.flats.back();
-  FSDP_ASSIGN_OR_RETURN(
-      unit.gradients.back().memory,
-      space_->PlaceGradients(
-          flat, ShardGradientBytes(parameter.layout(), unit.gradients.back()),
-          parameter.device()));
-  return absl::OkStatus();
 }
 
 // Returns where this rank's shard rests, or undefined for memory of its own.

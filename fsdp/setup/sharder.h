@@ -23,9 +23,8 @@
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/runtime.h"
-#include "fsdp/setup/flats.h"
 #include "fsdp/setup/module_tree.h"
-#include "fsdp/setup/placements.h"
+#include "fsdp/setup/planned_unit.h"
 #include "fsdp/setup/shard_plan.h"
 
 namespace fsdp {
@@ -74,7 +73,6 @@ class Sharder {
                                         const flat_param::FlatLayout& layout,
                                         c10::ScalarType stored,
                                         c10::Device device);
-  absl::Status PlaceGradients(int flat, RuntimeUnit& unit);
   bool IsLoadedLater(const flat_param::NamedParameter& parameter) const;
   at::Tensor Flatten(const FlatParameters& parameters,
                      const flat_param::FlatLayout& layout,

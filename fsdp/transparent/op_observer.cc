@@ -186,15 +186,12 @@ WriteWatch::~WriteWatch() {
   }
 }
 
-int WriteWatch::Mode() const {
-  return (c10::GradMode::is_enabled() ? 2 : 0) +
-         (model_->precision().is_training() ? 1 : 0);
-}
-
 // Also watches a forward inside a watched one.
 void WriteWatch::AfterPreForward(int unit) {
   if (InsideBackward()) return;
-  bool& seen = units_[unit].seen[Mode()];
+  const int mode = (c10::GradMode::is_enabled() ? 2 : 0) +
+                   (model_->precision().is_training() ? 1 : 0);
+  bool& seen = units_[unit].seen[mode];
   if (watched_ == 0 && seen) return;
   seen = true;
   if (watched_++ == 0) observer_.emplace();

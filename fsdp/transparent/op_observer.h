@@ -97,7 +97,6 @@ class WriteWatch final : public UnitObserver, private OpListener {
     std::array<bool, kModes> seen = {};
   };
 
-  int Mode() const;
   void OnOperator(absl::Span<const int>, bool) override {}
   void OnWrite(const at::Tensor& tensor, int unit) override;
 

@@ -108,8 +108,6 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   bool IsAncestor(int ancestor, int unit) const;
   bool IsAround(int unit, absl::Span<const int> inner_units) const;
 
-  absl::Status CheckNoneIsAParameter(
-      const std::vector<at::Tensor*>& outputs) const;
   absl::Status OpenUnit(int unit);
   absl::Status CloseInnermost();
   absl::Status CloseUnlessAround(absl::Span<const int> units);

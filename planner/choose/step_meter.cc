@@ -36,7 +36,7 @@
 #include "base/torch_status.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/deferred/recorded_op.h"
-#include "fsdp/precision/buffer_precision.h"
+#include "fsdp/precision/precision_switch.h"
 #include "fsdp/setup/module_tree.h"
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/unit_plan.h"

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/runtime/gradient_buffer.h"
@@ -14,6 +15,21 @@ namespace fsdp::testing {
 
 using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::NamedParameter;
+
+std::unique_ptr<FlatParameter> FlatOf(const std::vector<at::Tensor>& tensors,
+                                      int world_size, int rank) {
+  std::vector<NamedParameter> parameters;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    parameters.push_back(
+        {absl::StrCat("p", i), {tensors[i].detach().clone().requires_grad_()}});
+  }
+  const c10::ScalarType dtype = tensors.front().scalar_type();
+  auto layout = *flat_param::LayoutOf(parameters, dtype, world_size);
+  const at::Tensor values = FlatParameter::Flatten(parameters, layout);
+  return std::make_unique<FlatParameter>(std::move(parameters),
+                                         std::move(layout), values, rank, dtype,
+                                         "not gathered");
+}
 
 RuntimeUnit EmptyUnit(std::string name, Placement placement) {
   RuntimeUnit unit;

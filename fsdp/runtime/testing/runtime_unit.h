@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,11 @@
 
 // Makes the units of a Runtime, for tests of it alone.
 namespace fsdp::testing {
+
+// Returns one rank's flat parameter of copies of `tensors`, which are trained
+// and named p0, p1 and so on.
+std::unique_ptr<flat_param::FlatParameter> FlatOf(
+    const std::vector<at::Tensor>& tensors, int world_size = 1, int rank = 0);
 
 // Returns a unit without flat parameters.
 RuntimeUnit EmptyUnit(std::string name, Placement placement);

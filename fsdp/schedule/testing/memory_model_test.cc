@@ -1,10 +1,15 @@
-// Good traces, and ones that break one rule each.
+// Good traces in the form of golden ones, and ones that break one rule each.
 #include "fsdp/schedule/testing/memory_model.h"
 
 #include <string>
+#include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/schedule/testing/written_trace.h"
+#include "fsdp/schedule/testing/schedule_trace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -13,6 +18,116 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StrEq;
+
+struct Setting {
+  std::vector<ScheduledUnit> units;
+  ScheduleOptions options;
+  Sharing sharing = Sharing::kInPlace;
+};
+
+// Returns the name in "Name(2)", and sets `unit`, or 0 if none is given.
+std::string NameOf(absl::string_view call, int& unit) {
+  const std::vector<std::string> parts = absl::StrSplit(call, '(');
+  unit = 0;
+  if (parts.size() > 1) {
+    EXPECT_TRUE(absl::SimpleAtoi(absl::StripSuffix(parts[1], ")"), &unit));
+  }
+  return parts[0];
+}
+
+template <typename Kind>
+Kind KindOf(absl::string_view name, Kind last) {
+  for (int i = 0; i <= static_cast<int>(last); ++i) {
+    if (name == Name(static_cast<Kind>(i))) return static_cast<Kind>(i);
+  }
+  ADD_FAILURE() << "there is no " << name;
+  return last;
+}
+
+// Reads an event such as "Unsync PostBackward(1)"; Recompute and Frozen are
+// prefixes, too.
+Event EventOf(absl::string_view text) {
+  Event event{EventKind::kReset};
+  event.reduces = !absl::ConsumePrefix(&text, "Frozen ");
+  event.recomputes = absl::ConsumePrefix(&text, "Recompute ");
+  event.synchronizes = !absl::ConsumePrefix(&text, "Unsync ");
+  const std::string name = NameOf(text, event.unit);
+  event.kind = KindOf(name, EventKind::kRelease);
+  event.records_graph = true;
+  event.expects_backward = true;
+  return event;
+}
+
+Actions ActionsIn(absl::string_view text) {
+  Actions actions;
+  for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
+    int unit = 0;
+    const std::string name = NameOf(word, unit);
+    actions.push_back({KindOf(name, ActionKind::kCloseShards), unit});
+  }
+  return actions;
+}
+
+// Returns the violation that a model finds in `trace`. Between events, "Write",
+// "Look(1)" and "Drop" are acts of the user. "Unsync", "Recompute" and "Frozen"
+// before an event describe it; without them it synchronizes, is no
+// recomputation, and reduces.
+std::string Violation(const Setting& setting, absl::string_view trace) {
+  MemoryModel model(setting.units, setting.options, setting.sharing);
+  for (absl::string_view line :
+       absl::StrSplit(trace, '\n', absl::SkipEmpty())) {
+    const std::vector<std::string> halves = absl::StrSplit(line, ": ");
+    const absl::string_view what = absl::StripSuffix(halves[0], ":");
+    int unit = 0;
+    const std::string name = NameOf(what, unit);
+    if (name == "Write") {
+      EXPECT_TRUE(model.MayWrite()) << trace;
+      model.Write();
+    } else if (name == "Look") {
+      EXPECT_TRUE(model.MayLook(unit)) << trace;
+      model.Look(unit);
+    } else if (name == "Drop") {
+      model.DropGradients();
+    } else {
+      model.Happens(EventOf(what),
+                    halves.size() > 1 ? ActionsIn(halves[1]) : Actions());
+    }
+    if (!model.violation().empty()) break;
+  }
+  return model.violation();
+}
+
+// These make a root and `layers` units in it, in private or in common memory.
+Setting Private(int layers) { return {Layers(layers), {}}; }
+
+Setting Shared(int layers, Sharing sharing = Sharing::kInPlace) {
+  Setting setting{Layers(layers), {}, sharing};
+  for (ScheduledUnit& unit : setting.units) unit.shares_memory = true;
+  return setting;
+}
+
+// Replaces the first `from` after `after` in `trace` by `to`.
+std::string With(std::string trace, absl::string_view from,
+                 absl::string_view to, absl::string_view after = "") {
+  const size_t at = trace.find(from, trace.find(after));
+  EXPECT_NE(at, std::string::npos) << from;
+  return at == std::string::npos ? trace : trace.replace(at, from.size(), to);
+}
+
+// A forward and a backward of two private units and acts of the user.
+constexpr char kStep[] = R"(
+PreForward(0): Gather(0) WaitGather(0)
+PreForward(1): Gather(1) WaitGather(1)
+PostForward(1): Free(1)
+PostForward(0):
+PreBackward(0): Gather(1)
+PreBackward(1): WaitGather(1)
+PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: WaitReduce(1) WaitReduce(0)
+Write
+Drop
+)";
 
 std::string Twice(const std::string& trace) { return trace + trace; }
 
@@ -376,5 +491,168 @@ PreForward(0): OpenShards(0) Gather(0) WaitGather(0)
               StrEq(""));
 }
 
+TEST(GradientModelTest, GradientsGoNowhere) {
+  EXPECT_THAT(
+      Violation(Private(1), With(kStep, "FillReduceBuffer(1) Free(1) Reduce(1)",
+                                 "Free(1)")),
+      HasSubstr("PostBackward(1): unit 1: its gradients go nowhere"));
+}
+
+TEST(GradientModelTest, AReductionIsStillInFlightAtTheEnd) {
+  EXPECT_THAT(Violation(Private(1), With(kStep, "WaitReduce(1) ", "")),
+              HasSubstr("EndOfBackward: unit 1: its reduction is in flight"));
+  EXPECT_THAT(Violation(Private(1), With(kStep, " Reduce(1)", "")),
+              HasSubstr("EndOfBackward: unit 1: no reduction of it can be"));
+  EXPECT_THAT(Violation(Private(1), With(kStep, "Reduce(1)", "Reduce(0)")),
+              HasSubstr("PostBackward(1): unit 0: no reduce buffer is filled"));
+  EXPECT_THAT(Violation(Private(1), With(kStep, "WaitReduce(1)",
+                                         "WaitReduce(1) WaitReduce(1)")),
+              HasSubstr("EndOfBackward: unit 1: no reduction of it can be"));
+}
+
+TEST(GradientModelTest, NothingIsReduced) {
+  EXPECT_THAT(Violation(Private(1), With(kStep, "FillReduceBuffer(0)",
+                                         "FillReduceBuffer(1)")),
+              HasSubstr("PostBackward(0): unit 1: it has no gradients"));
+}
+
+TEST(GradientModelTest, AReduceBufferIsFilledWhileOthersReadIt) {
+  Setting setting = Private(1);
+  setting.options.max_reduce_buffers = 1;
+  EXPECT_THAT(
+      Violation(setting, kStep),
+      HasSubstr("PostBackward(0): unit 0: it overwrites a reduce buffer"));
+  EXPECT_THAT(Violation(setting,
+                        With(With(kStep, "FillReduceBuffer(0)",
+                                  "WaitReduce(1) FillReduceBuffer(0)"),
+                             "EndOfBackward: WaitReduce(1)", "EndOfBackward:")),
+              StrEq(""));
+}
+
+constexpr char kAccumulation[] = R"(
+PreForward(0): Gather(0) WaitGather(0)
+PostForward(0):
+PreBackward(0):
+Unsync PostBackward(0): Accumulate(0) Free(0)
+Unsync EndOfBackward:
+PreForward(0): Gather(0) WaitGather(0)
+PostForward(0):
+PreBackward(0):
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: WaitReduce(0)
+)";
+
+TEST(GradientModelTest, KeptGradientsAreReducedOnce) {
+  EXPECT_THAT(Violation(Private(0), kAccumulation), StrEq(""));
+  EXPECT_THAT(Violation(Private(0), With(kAccumulation, "Accumulate(0) ", "")),
+              HasSubstr("unit 0: its gradients go nowhere"));
+  EXPECT_THAT(Violation(Private(0), With(kAccumulation, "Accumulate(0) ",
+                                         "Accumulate(0) Accumulate(0) ")),
+              HasSubstr("unit 0: it has no gradients"));
+}
+
+TEST(GradientModelTest, KeptGradientsAreLeftBehind) {
+  // Unit 1 is not reached again.
+  const std::string trace = R"(
+PreForward(0): Gather(0) WaitGather(0)
+PreForward(1): Gather(1) WaitGather(1)
+PostForward(1):
+PostForward(0):
+PreBackward(1):
+Unsync PostBackward(1): Accumulate(1) Free(1)
+Unsync EndOfBackward: Free(0)
+PreForward(0): Gather(0) WaitGather(0)
+PostForward(0):
+PreBackward(0):
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: FillReduceBuffer(1) Reduce(1) WaitReduce(0) WaitReduce(1)
+)";
+  EXPECT_THAT(Violation(Private(1), trace), StrEq(""));
+  EXPECT_THAT(
+      Violation(Private(1),
+                With(With(trace, "FillReduceBuffer(1) Reduce(1) ", ""),
+                     " WaitReduce(1)", "")),
+      HasSubstr("EndOfBackward: unit 1: its gradients are not those of"));
+}
+
+TEST(GradientModelTest, AGivenUpIterationMayLoseGradients) {
+  const std::string trace = R"(
+PreForward(0): Gather(0) WaitGather(0)
+PostForward(0):
+PreBackward(0):
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+Reset:
+PreForward(0): Gather(0) WaitGather(0)
+PostForward(0):
+PreBackward(0):
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: WaitReduce(0)
+)";
+  EXPECT_THAT(Violation(Private(0), trace), StrEq(""));
+  EXPECT_THAT(
+      Violation(Private(0), With(trace, "Reset:", "Reset: WaitReduce(0)")),
+      HasSubstr("Reset: unit 0: no reduction of it can be finished"));
+}
+
+TEST(GradientModelTest, KeptGradientsOutliveAnIterationThatIsGivenUp) {
+  const std::string trace = With(kAccumulation, "Unsync EndOfBackward:\n",
+                                 "Unsync EndOfBackward:\nReset:\n");
+  EXPECT_THAT(Violation(Private(0), trace), StrEq(""));
+  EXPECT_THAT(
+      Violation(
+          Private(0),
+          With(With(trace, "PostBackward(0): FillReduceBuffer(0)",
+                    "Frozen PostBackward(0):"),
+               "Reduce(0)\nEndOfBackward: WaitReduce(0)", "\nEndOfBackward:")),
+      HasSubstr("unit 0: its gradients are not those of the backwards"));
+}
+
+TEST(GradientModelTest, ReplicasAreSummedBeforeTheGradientIsUsed) {
+  Setting setting = Private(0);
+  setting.units[0].replicated = true;
+  const std::string trace = R"(
+PreForward(0): Gather(0) WaitGather(0)
+PostForward(0):
+PreBackward(0):
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: Replicate(0) WaitReduce(0)
+)";
+  EXPECT_THAT(Violation(setting, trace), StrEq(""));
+  EXPECT_THAT(Violation(setting, With(trace, "Replicate(0) ", "")),
+              HasSubstr("unit 0: no reduction of it can be finished"));
+  EXPECT_THAT(Violation(Private(0), trace),
+              HasSubstr("unit 0: there is nothing to replicate"));
+}
+
+TEST(GradientModelTest, AStepNeedsAllGradients) {
+  Setting setting = Private(1);
+  setting.options.step_in_backward = true;
+  const std::string trace = R"(
+PreForward(0): Gather(0) WaitGather(0)
+PostForward(0):
+PreBackward(0):
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: WaitReduce(0) Step(0)
+)";
+  EXPECT_THAT(Violation(setting, trace), StrEq(""));
+  EXPECT_THAT(Violation(setting, With(trace, " Step(0)", "")),
+              HasSubstr("EndOfBackward: unit 0: it has not stepped"));
+  EXPECT_THAT(
+      Violation(setting,
+                With(trace, "WaitReduce(0) Step(0)", "Step(0) WaitReduce(0)")),
+      HasSubstr("EndOfBackward: unit 0: it steps before it is reduced"));
+  EXPECT_THAT(Violation(setting, With(trace, "Step(0)", "Step(0) Step(0)")),
+              HasSubstr("EndOfBackward: unit 0: it steps without gradients"));
+  EXPECT_THAT(Violation(setting, R"(
+PreForward(0): Gather(0) WaitGather(0)
+PostForward(0):
+PreBackward(0):
+Unsync PostBackward(0): Accumulate(0)
+PostBackward(0): Step(0)
+)"),
+              HasSubstr("unit 0: it steps without all gradients"));
+}
+
 }  // namespace
+
 }  // namespace fsdp::testing

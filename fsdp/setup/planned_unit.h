@@ -1,7 +1,8 @@
-// Makes flat parameters of a planned unit's parameters: Sharder with values,
-// others to predict it without.
-#ifndef FSDP_SETUP_FLATS_H_
-#define FSDP_SETUP_FLATS_H_
+// What becomes of a planned unit: its flat parameters (Sharder makes them with
+// values, others to predict them without), its groups of ranks, and what the
+// schedule is told of it.
+#ifndef FSDP_SETUP_PLANNED_UNIT_H_
+#define FSDP_SETUP_PLANNED_UNIT_H_
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -10,13 +11,18 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
+#include "fsdp/options/options.h"
+#include "fsdp/runtime/runtime_common.h"
+#include "fsdp/schedule/schedule.h"
 #include "fsdp/setup/module_tree.h"
 #include "fsdp/setup/shard_plan.h"
 
@@ -90,6 +96,42 @@ class CommonFlats {
   std::vector<Range> ranges_;
 };
 
+// Splits and quantises each group once, however many units use it.
+class Placements {
+ public:
+  // `quantization` must outlive this object.
+  Placements(const comm::Mesh& mesh, const Quantization& quantization)
+      : mesh_(mesh), quantization_(quantization) {}
+
+  // Returns the groups of a unit. Collective, in the same order on all ranks.
+  // `options` must have been checked.
+  absl::StatusOr<Placement> Of(const UnitOptions& options);
+
+  // Returns whether gathers of `placement` are quantised.
+  bool QuantizesGathers(const Placement& placement) const;
+  // Adds the quantised group to `placement`. `exact_tail` counts the last
+  // elements of each rank's part of a sum, which stay exact.
+  absl::Status Quantize(int64_t exact_tail, Placement& placement);
+
+ private:
+  using Group = std::shared_ptr<comm::Communicator>;
+
+  absl::StatusOr<Group> Split(const Group& group, int size);
+
+  const comm::Mesh mesh_;
+  const Quantization& quantization_;
+  std::map<std::pair<const void*, int>, Group> split_;
+  std::map<std::pair<const void*, int64_t>, Group> quantized_;
+};
+
+// Returns what options alone decide of a scheduled unit. The caller sets what
+// depends on the unit's ranks (`replicated`, `sharded`, `keeps_part`) and on
+// where its memory is (`shares_memory`, `rests_elsewhere`).
+ScheduledUnit ScheduledUnitOf(const PlannedUnit& planned,
+                              const Options& options);
+
+ScheduleOptions ScheduleOptionsOf(const Options& options);
+
 }  // namespace fsdp
 
-#endif  // FSDP_SETUP_FLATS_H_
+#endif  // FSDP_SETUP_PLANNED_UNIT_H_

@@ -1,20 +1,15 @@
-// Checks random models and steps against a model of what may happen.
+// Checks random models and steps against models of what may happen.
 #include <cstdint>
 
 #include "fsdp/schedule/testing/choices.h"
 #include "fsdp/schedule/testing/schedule_run.h"
 #include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::testing::RunSchedule;
-using ::fsdp::testing::ScheduleRun;
-using ::fsdp::testing::SeededChoices;
-
-constexpr int kStepsPerModel = 8;
-
 TEST(SchedulePropertyTest, AMillionEventsOfRandomModelsKeepTheRules) {
+  constexpr int kStepsPerModel = 8;
   int64_t num_events = 0;
   for (uint32_t seed = 0; num_events < 1'000'000; ++seed) {
     SeededChoices choices(seed);
@@ -25,4 +20,4 @@ TEST(SchedulePropertyTest, AMillionEventsOfRandomModelsKeepTheRules) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

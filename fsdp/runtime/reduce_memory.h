@@ -1,63 +1,22 @@
-// Starts the collectives that sum gradients, the communicator's or the user's,
-// and manages the memory of reduce buffers.
-#ifndef FSDP_RUNTIME_REDUCTION_CALLS_H_
-#define FSDP_RUNTIME_REDUCTION_CALLS_H_
+// Manages the memory of reduce buffers.
+#ifndef FSDP_RUNTIME_REDUCE_MEMORY_H_
+#define FSDP_RUNTIME_REDUCE_MEMORY_H_
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <cstddef>
-#include <map>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/gradient_buffer.h"
-#include "fsdp/runtime/gradient_layout.h"
-#include "fsdp/runtime/runtime_common.h"
-#include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/runtime/shard_gradient.h"
 
 namespace fsdp {
-
-// Starts collectives on the current stream, labels them and notes them in the
-// order log. Owns only labels. Not thread-safe.
-class ReductionCalls {
- public:
-  // Both arguments must outlive this object.
-  ReductionCalls(RuntimeCommon& common, const RuntimeHooks& hooks);
-
-  // Sums `buffer`, which has gradients of flat parameter `i`, over the ranks
-  // that share the unit: into this rank's segment, or straight into the shard's
-  // gradient if `direct` is not null and allows it.
-  struct ReduceScatter {
-    std::unique_ptr<comm::Work> work;
-    bool is_direct = false;
-  };
-  absl::StatusOr<ReduceScatter> StartReduceScatter(
-      int unit, size_t i, const GradientBuffer& gradients,
-      const ReduceBuffer& buffer, ShardGradient* direct);
-
-  // Sums this rank's segment over replicas, in place.
-  absl::StatusOr<std::unique_ptr<comm::Work>> StartAllReduce(
-      int unit, size_t i, const GradientBuffer& gradients,
-      const ReduceBuffer& buffer);
-
- private:
-  const std::string& Label(int unit, size_t i, const GradientLayout& layout);
-
-  RuntimeCommon& common_;
-  const RuntimeHooks& hooks_;
-  // Labels of reductions of some of the parameters, by which are trained; per
-  // unit and flat parameter.
-  std::vector<std::vector<std::map<std::vector<bool>, std::string>>> labels_;
-};
 
 // Owns the pool that reduce buffers come from. Whoever holds a ReduceBuffer
 // gives its memory back, when nobody reads it any more. Not thread-safe.
@@ -95,14 +54,10 @@ class ReduceMemory {
   const PoolStats& stats() const { return pool_.stats(); }
 
  private:
-  absl::Status LayOut(const GradientBuffer& of,
-                      const GradientBuffer::Layout& layout,
-                      ReduceBuffer& buffer);
-
   const c10::Device device_;
   BufferPool pool_;
 };
 
 }  // namespace fsdp
 
-#endif  // FSDP_RUNTIME_REDUCTION_CALLS_H_
+#endif  // FSDP_RUNTIME_REDUCE_MEMORY_H_

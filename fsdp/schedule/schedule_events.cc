@@ -1,4 +1,6 @@
-// The checks of events.
+// Events: what is refused, and they and actions as text.
+#include <cstddef>
+#include <iterator>
 #include <string>
 
 #include "absl/status/status.h"
@@ -10,7 +12,39 @@ namespace {
 
 constexpr int kRoot = 0;
 
+// In the order of EventKind.
+constexpr const char* kEvents[] = {
+    "PreForward",    "PostForward",  "PreBackward", "PostBackward",
+    "EndOfBackward", "Reset",        "Unshard",     "WaitUnshard",
+    "Reshard",       "SetReduction", "Release"};
+// In the order of ActionKind.
+constexpr const char* kActions[] = {
+    "Load",       "Gather",     "GatherCopy",    "WaitGather",       "Free",
+    "Shrink",     "DropPart",   "Accumulate",    "FillReduceBuffer", "Reduce",
+    "Replicate",  "KeepSums",   "ReplicateSums", "WaitReduce",       "Step",
+    "OpenShards", "CloseShards"};
+static_assert(std::size(kEvents) ==
+              static_cast<size_t>(EventKind::kRelease) + 1);
+static_assert(std::size(kActions) ==
+              static_cast<size_t>(ActionKind::kCloseShards) + 1);
+
 }  // namespace
+
+const char* Name(EventKind kind) { return kEvents[static_cast<int>(kind)]; }
+
+const char* Name(ActionKind kind) { return kActions[static_cast<int>(kind)]; }
+
+std::string ToString(const Event& event) {
+  if (event.kind == EventKind::kEndOfBackward ||
+      event.kind == EventKind::kReset || event.kind == EventKind::kRelease) {
+    return Name(event.kind);
+  }
+  return absl::StrCat(Name(event.kind), "(", event.unit, ")");
+}
+
+std::string ToString(const Action& action) {
+  return absl::StrCat(Name(action.kind), "(", action.unit, ")");
+}
 
 absl::Status Schedule::Check(const Event& event) const {
   const State& state = states_[event.unit];
@@ -18,7 +52,13 @@ absl::Status Schedule::Check(const Event& event) const {
     case EventKind::kPreForward:
       return CheckPreForward(event);
     case EventKind::kPostForward:
-      return CheckPostForward(event);
+      if (in_forward() && forward_stack_.back() == event.unit) {
+        return absl::OkStatus();
+      }
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the forward of unit ", units_[event.unit].name,
+          " ends, but its iteration was given up after an error inside it: let "
+          "exceptions reach the caller of the root's forward"));
     case EventKind::kPreBackward:
     case EventKind::kPostBackward:
       return CheckBackward(event);
@@ -55,16 +95,6 @@ absl::Status Schedule::CheckPreForward(const Event& event) const {
         "torch::NoGradGuard"));
   }
   return absl::OkStatus();
-}
-
-absl::Status Schedule::CheckPostForward(const Event& event) const {
-  if (in_forward() && forward_stack_.back() == event.unit) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the forward of unit ", units_[event.unit].name,
-      " ends, but its iteration was given up after an error inside it: let "
-      "exceptions reach the caller of the root's forward"));
 }
 
 absl::Status Schedule::CheckBackward(const Event& event) const {
