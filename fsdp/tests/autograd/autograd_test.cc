@@ -2,56 +2,20 @@
 
 // Sharded units in autograd graphs of every shape, each compared with the same
 // module without sharding.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <thread>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::ExpectSameGradients;
-using ::fsdp::testing::Filled;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::InputOf;
-using ::fsdp::testing::kDim;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::SquareLoss;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::UnitImpl;
-using ::fsdp::testing::UnitsOf;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::UsedTwice;
-using ::testing::HasSubstr;
 using ::torch::nn::Linear;
 
 TEST(AutogradTest, AUnitUsedTwiceInOneForward) {
@@ -405,4 +369,4 @@ TEST(AutogradTest, AUnitInsideAnotherWhoseParametersOnlyOneRankUses) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

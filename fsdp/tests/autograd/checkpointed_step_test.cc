@@ -1,58 +1,15 @@
 // Steps with checkpointed regions: around the whole model, on one rank alone,
 // and after an exception.
-#include <ATen/core/Tensor.h>
 
-#include <functional>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
 #include "base/testing/users_error.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/layered_net.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/autograd/checkpoint_scenario.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::CheckCounts;
-using ::fsdp::testing::CheckGradients;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::EachLayer;
-using ::fsdp::testing::EachLayerInARegion;
-using ::fsdp::testing::Layer;
-using ::fsdp::testing::LayerBody;
-using ::fsdp::testing::LayersInNestedRegions;
-using ::fsdp::testing::LossOf;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetBody;
-using ::fsdp::testing::Region;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Scenario;
-using ::fsdp::testing::ShardNet;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::UsersError;
-using ::fsdp::testing::WholeLayer;
-using ::testing::Eq;
-using ::testing::HasSubstr;
-using ::testing::Le;
 using Code = absl::StatusCode;
 
 // The first event of such a model's backward is a recomputation.
@@ -222,4 +179,4 @@ TEST(CheckpointedStepTest, RegionsAroundUnitsHoldTheRootAndTwoUnitsAtMost) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,49 +1,17 @@
 #include "fsdp/autograd/autograd.h"
 
 // Compares hooks on parameters with plain LibTorch on each rank.
-#include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tie.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::AddShare;
-using ::fsdp::testing::CheckMeans;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::Filled;
-using ::fsdp::testing::Gradients;
-using ::fsdp::testing::kDim;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::UnitImpl;
-using ::fsdp::testing::UnitsOf;
-using ::fsdp::testing::Unowned;
-using ::testing::HasSubstr;
 using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 using Code = absl::StatusCode;
@@ -288,4 +256,4 @@ TEST(ParameterHooksTest, AfterAccumulationAreRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,22 +1,9 @@
 // Sharding a model that fails at any of its points, on all ranks or on one.
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "fsdp/testing/fault_injector.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/fault_cases.h"
 #include "fsdp/tests/errors/fault_checks.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::faults {
 namespace {

@@ -1,22 +1,11 @@
 // Training fails at each of its points: in user code, autograd, hooks and
 // collectives. If all ranks fail alike, the next step is that of a model that
 // has never failed, bit by bit. A parameter is never half written.
-#include <cstdint>
-#include <string>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/fault_injector.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/fault_cases.h"
 #include "fsdp/tests/errors/fault_checks.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::faults {
 namespace {

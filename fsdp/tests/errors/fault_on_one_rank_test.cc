@@ -1,24 +1,10 @@
 // Training that fails on one rank, at any of its points: its peers end with an
 // error that names it. A parameter is never half written.
-#include <algorithm>
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/fault_injector.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/fault_cases.h"
 #include "fsdp/tests/errors/fault_checks.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::faults {
 namespace {

@@ -1,34 +1,18 @@
 // The refusals of transparent units.
 #include <ATen/ThreadLocalState.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <functional>
 #include <thread>
 
-#include "absl/status/status.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/check_tensor.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/acting_net.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::acting_net::Acting;
@@ -40,12 +24,6 @@ using ::fsdp::acting_net::kRanks;
 using ::fsdp::acting_net::Model;
 using ::fsdp::acting_net::ShardActing;
 using ::fsdp::acting_net::TransparentOptions;
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Rows;
-using ::testing::Eq;
 using Code = absl::StatusCode;
 
 // --- Access outside forward --------------------------------------------------
@@ -327,4 +305,4 @@ TEST(TransparentErrorsTest, AnOperatorsInputsStayWhileItRunsOthers) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

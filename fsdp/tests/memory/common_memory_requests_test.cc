@@ -1,34 +1,18 @@
 // Requests of users between steps, beside ranks that write their shards late,
 // with and without common memory.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
 
 #include <atomic>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/state/full_params.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/memory/memory_requests.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::memory_requests::Block;
 using ::fsdp::memory_requests::Fail;
 using ::fsdp::memory_requests::Group;
@@ -46,10 +30,6 @@ using ::fsdp::memory_requests::UnshardAndWait;
 using ::fsdp::memory_requests::Way;
 using ::fsdp::memory_requests::Ways;
 using ::fsdp::memory_requests::WithToldFences;
-using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Unowned;
 
 // The last rank writes its shards after rank 0 has gone as far as it can
 // without: to a fence of its next forward, or through it.
@@ -183,4 +163,4 @@ TEST_P(RequestTest, AUnitHasTheValuesOfTheTimeOfUnshard) {
 INSTANTIATE_TEST_SUITE_P(Worlds, RequestTest, ::testing::Values(2, 3));
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,34 +1,16 @@
 // Units that users hold gathered over a step.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/run_ranks.h"
 #include "comm/testing/shared_memory_group.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/state/full_params.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/memory/memory_requests.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::CreateSharedMemoryGroup;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::memory_requests::Block;
 using ::fsdp::memory_requests::Fail;
 using ::fsdp::memory_requests::Group;
@@ -44,14 +26,6 @@ using ::fsdp::memory_requests::UnshardAndWait;
 using ::fsdp::memory_requests::Way;
 using ::fsdp::memory_requests::Ways;
 using ::fsdp::memory_requests::WithToldFences;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 // Backward, or a region's recomputation, would gather new values where forward
 // had the old ones.
@@ -149,4 +123,4 @@ TEST(HeldUnitTest, AStepPassesTwoFences) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

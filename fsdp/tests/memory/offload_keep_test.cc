@@ -1,58 +1,23 @@
 // A run whose files are kept ends at any moment, and another one goes on from
 // its last finished step, to the bit.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckEqual;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::Values;
-using ::fsdp::testing::ValuesOf;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 using Model = FullyShardedDataParallel<NetImpl>;
 namespace fs = std::filesystem;
 
@@ -377,4 +342,4 @@ INSTANTIATE_TEST_SUITE_P(All, OffloadKeepTest, ::testing::Bool(),
                          });
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,38 +1,17 @@
 // The refusals and messages of offloaded training, on all ranks.
-#include <ATen/core/Tensor.h>
 #include <torch/optim/adamw.h>
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optimizer_check.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 #include "fsdp/tests/memory/offload_fault_plan.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "offload/param_store.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::offload_faults::Backward;
 using ::fsdp::offload_faults::kDim;
 using ::fsdp::offload_faults::kRanks;
@@ -44,18 +23,6 @@ using ::fsdp::offload_faults::Offloading;
 using ::fsdp::offload_faults::Plan;
 using ::fsdp::offload_faults::Step;
 using ::fsdp::offload_faults::Undisturbed;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckEqual;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::Values;
-using ::fsdp::testing::ValuesOf;
-using ::testing::_;
-using ::testing::HasSubstr;
 
 TEST(OffloadFaultsTest, WhatIsHeldAcrossAStepIsRefusedOnAllRanks) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
@@ -168,4 +135,4 @@ TEST(OffloadFaultsTest, AnotherOptimizerIsToldWhichOnesCan) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,45 +1,18 @@
 #include "fsdp/describe/describe.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <memory>
 #include <mutex>
 #include <set>
-#include <string>
 
-#include "absl/status/status.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
 using ::testing::Ge;
-using ::testing::Le;
 
 constexpr int64_t kDim = 17;
 constexpr int kBlocks = 5;
@@ -171,4 +144,4 @@ TEST(DescribeTest, ActionsAreRangesThatNameTheUnit) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,48 +1,18 @@
 // The visible properties of a sharded model, and the effects of edits.
-#include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 
-#include <cstdint>
-#include <map>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/toy_transformer.h"
 #include "fsdp/testing/training_task.h"
 #include "fsdp/tests/models/model_zoo.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::model_zoo::Filled;
 using ::fsdp::model_zoo::Nested;
 using ::fsdp::model_zoo::RowsTask;
 using ::fsdp::model_zoo::UnitsAt;
-using ::fsdp::testing::CheckSameRecord;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::LayerUnits;
-using ::fsdp::testing::MakeTransformer;
-using ::fsdp::testing::RunPlain;
-using ::fsdp::testing::RunSharded;
-using ::fsdp::testing::TaskRecord;
-using ::fsdp::testing::Unowned;
-using ::testing::Eq;
 
 TEST(ModelPropertiesTest, NamesAndSizesAreThoseOfTheUnwrappedModel) {
   std::map<std::string, std::vector<int64_t>> expected;
@@ -122,4 +92,4 @@ TEST(ModelPropertiesTest, AScopeOfFullParametersLeavesBuffersInTheirDtype) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -4,71 +4,25 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
 #include <limits>
-#include <memory>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/check_tensor.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/toy_transformer.h"
 #include "fsdp/testing/training_task.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::model_zoo::ExpectTrainsAsOneProcess;
 using ::fsdp::model_zoo::Filled;
 using ::fsdp::model_zoo::kDim;
 using ::fsdp::model_zoo::Nested;
 using ::fsdp::model_zoo::RowsTask;
 using ::fsdp::model_zoo::UnitsAt;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckSameRecord;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::ClipBy;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::LayerUnits;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::MakeTransformer;
-using ::fsdp::testing::NamedTensors;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::RunPlain;
-using ::fsdp::testing::RunSharded;
-using ::fsdp::testing::Sequences;
-using ::fsdp::testing::SumOverRanks;
-using ::fsdp::testing::TaskRecord;
-using ::fsdp::testing::TensorFunction;
-using ::fsdp::testing::TensorsOf;
-using ::fsdp::testing::TrainingTask;
-using ::fsdp::testing::TransformerImpl;
-using ::fsdp::testing::TransformerLoss;
-using ::fsdp::testing::Unowned;
 
 struct StrategyCase {
   const char* name;
@@ -318,4 +272,4 @@ TEST(ParameterGroupsTest, EachParameterHasTheOptionsOfItsGroup) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

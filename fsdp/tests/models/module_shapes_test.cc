@@ -1,48 +1,17 @@
 // Modules stay as their users have made them, whatever they hold and however
 // they are traversed.
 #include <ATen/ATen.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/rnn.h>
 
-#include <cstdint>
-#include <memory>
 #include <stdexcept>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::Each;
-using ::testing::HasSubstr;
 using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 using ::torch::nn::Sequential;
@@ -349,4 +318,4 @@ TEST(PolicyTest, ThatThrowsOnOneRankIsAnErrorOfAll) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,23 +1,16 @@
 // Models of different shapes that know nothing of units, compared with plain
 // ones.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/rnn.h>
 
-#include <memory>
-#include <tuple>
-
-#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/models/transparent_training.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::transparent_nets::ExpectTrainsAsPlain;
@@ -211,4 +204,4 @@ TEST(TransparentTest, BesideUnitsCalledByForward) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

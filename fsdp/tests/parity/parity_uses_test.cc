@@ -1,55 +1,19 @@
 // Behaviours of docs/parity.md about the uses of a unit: when it is gathered,
 // when gradients are reduced, when a forward ends. Ranks have different data,
 // and plain modules give the expected values.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <memory>
 #include <set>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/state/full_params.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/toy_model.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Collective;
-using ::fsdp::comm::CollectiveLog;
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::CheckGradients;
-using ::fsdp::testing::Filled;
-using ::fsdp::testing::InputOf;
-using ::fsdp::testing::kDim;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::SquareLoss;
-using ::fsdp::testing::UnitsOf;
-using ::fsdp::testing::Unowned;
 using ::torch::nn::Linear;
 
 at::Tensor DataOf(int rank, int step) {
@@ -294,4 +258,4 @@ TEST(EndOfForwardTest, ComesAfterItsOutputsAreKnown) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

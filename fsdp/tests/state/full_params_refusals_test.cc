@@ -1,50 +1,19 @@
 // When whole parameters are refused, and what is refused while they exist.
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/strings/match.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
 #include "comm/testing/run_refused_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/full_params.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
-#include "fsdp/testing/toy_model.h"
 #include "fsdp/tests/state/full_params_checks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRefusedRanks;
-using ::fsdp::testing::Backward;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::CheckInitialValues;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
 using ::fsdp::testing::toy::kDim;
 using ::fsdp::testing::toy::MakeModel;
 using ::fsdp::testing::toy::Model;
-using ::testing::Each;
-using ::testing::HasSubstr;
 
 class SummonsInForward : public torch::nn::Module {
  public:
@@ -217,4 +186,4 @@ TEST(SummonFullParamsTest, WhatOneRankCannotEnterAllLeave) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,40 +1,15 @@
 #include "fsdp/state/full_params.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/linear.h>
 
-#include <string>
-
-#include "absl/status/status.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
-#include "fsdp/testing/toy_model.h"
 #include "fsdp/tests/state/full_params_checks.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::Backward;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::CheckInitialValues;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
 using ::fsdp::testing::toy::CheckAllFreed;
 using ::fsdp::testing::toy::IsFreed;
 using ::fsdp::testing::toy::kBlocks;
@@ -211,4 +186,4 @@ TEST(ForEachFullParameterTest, EditsAreKeptWithWritebackOnly) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,50 +1,19 @@
 // Units gathered ahead of use: Unshard(), RebuildFullParams().
-#include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 
-#include <cstdint>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/state/full_params.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
-#include "fsdp/testing/toy_model.h"
 #include "fsdp/tests/state/full_params_checks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::Backward;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::CheckInitialValues;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
 using ::fsdp::testing::toy::CheckAllFreed;
 using ::fsdp::testing::toy::IsFreed;
 using ::fsdp::testing::toy::kBlocks;
 using ::fsdp::testing::toy::kDim;
 using ::fsdp::testing::toy::MakeModel;
 using ::fsdp::testing::toy::Model;
-using ::testing::HasSubstr;
 
 TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
   ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
@@ -136,4 +105,4 @@ TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

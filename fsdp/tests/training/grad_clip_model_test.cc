@@ -1,41 +1,13 @@
 // Compares clipping the gradients of a sharded model with those of a plain one.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/clip_grad.h>
 
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
 
 constexpr int64_t kDim = 7;
 constexpr int64_t kRowsPerRank = 3;
@@ -137,4 +109,4 @@ TEST(ClipGradNormOfModelTest, EqualsTorchOnTheWholeBatch) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

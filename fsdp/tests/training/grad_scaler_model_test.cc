@@ -1,39 +1,14 @@
 // Training with scaled losses.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
-#include <cstdint>
-#include <memory>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/grad_scaler.h"
-#include "fsdp/testing/toy_model.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
 
 constexpr int64_t kDim = 7;
 
@@ -117,4 +92,4 @@ TEST(ScaledTrainingTest, Float16FindsAScaleAndLearns) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

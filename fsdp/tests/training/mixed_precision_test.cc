@@ -1,59 +1,17 @@
 #include "fsdp/precision/mixed_precision.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim/adamw.h>
 
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
+#include "fsdp/testing/sharded_test.h"
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/check_tensor.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
-
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::_;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 5;
 using Dtypes = std::map<std::string, at::ScalarType>;
@@ -344,7 +302,7 @@ TEST(MixedPrecisionTest, HalvesTheBytesOfGathersAndReductions) {
     auto group = *comm::CreateLocalGroup(2);
     comm::CollectiveLog log;
     group[0] = comm::Record(std::move(group[0]), &log);
-    EXPECT_OK(AllOk(comm::testing::RunRanks(group, [&](Communicator& world) {
+    EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) {
       auto model = ValueOrThrow(FullyShard(std::make_shared<ProbedNet>(),
                                            Unowned(world), Probed(precision)));
       if (world.rank() == 0) log.Clear();  // the log is that of rank 0
@@ -484,4 +442,4 @@ TEST(MixedPrecisionTest, AnEvalForwardBeforeTheBackwardIsNamed) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

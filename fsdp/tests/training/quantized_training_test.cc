@@ -1,60 +1,22 @@
 // Training whose gathers and sums send int8.
-#include <ATen/core/Tensor.h>
 
 #include <cmath>
-#include <cstdint>
-#include <memory>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
 #include "comm/testing/shared_memory_group.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/gradient_sync.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/plain_oracle.h"
-#include "fsdp/testing/strategies.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/training/quantized_net.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::CreateSharedMemoryGroup;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::quantized_net::Both;
 using ::fsdp::quantized_net::kBlocks;
 using ::fsdp::quantized_net::kDim;
 using ::fsdp::quantized_net::Net;
 using ::fsdp::quantized_net::Quantized;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckSameTraining;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::MeshOf;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::TrainingPlan;
-using ::fsdp::testing::TrainingRecord;
-using ::fsdp::testing::TrainSharded;
-using ::fsdp::testing::Unowned;
-using ::testing::HasSubstr;
-using ::testing::Le;
 
 absl::StatusOr<TrainingRecord> Train(Communicator& world,
                                      const Options& options,
@@ -253,4 +215,4 @@ TEST(QuantizeOptionTest, IsTheSameOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

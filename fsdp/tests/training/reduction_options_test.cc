@@ -1,47 +1,11 @@
 // How gradients are reduced: hooks and divisors.
-#include <ATen/core/Tensor.h>
 
-#include <cstdint>
-#include <optional>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/gradient_sync.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/plain_oracle.h"
-#include "fsdp/testing/strategies.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckAgainstPlain;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::MeshOf;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::TrainingPlan;
-using ::fsdp::testing::Unowned;
-using ::testing::_;
 
 constexpr int64_t kDim = 7;
 
@@ -145,4 +109,4 @@ TEST(DivideFactorsTest, HaveToBePositive) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,54 +1,18 @@
 // If a communicator prefers scaled inputs, gradients are divided before they
 // are summed, and exactly once. With four ranks a quarter is exact, so the bits
 // are those of a division afterwards.
-#include <ATen/core/Tensor.h>
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/gradient_sync.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
 using ::fsdp::comm::ScaledSum;
 using ::fsdp::comm::Work;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
-using ::testing::Eq;
-using ::testing::Gt;
 
 constexpr int kRanks = 4;
 constexpr int64_t kDim = 7;
@@ -238,4 +202,4 @@ INSTANTIATE_TEST_SUITE_P(All, ScaledInputsTest,
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,52 +1,12 @@
 // Stepping inside backward, unit by unit, equals stepping after it.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
+#include "fsdp/testing/sharded_test.h"
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/strategies.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
-
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::MeshOf;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::testing::Each;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 5;
 
@@ -301,4 +261,4 @@ TEST(StepInBackwardTest, EndsWithNullAndIsReplacedByAnother) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

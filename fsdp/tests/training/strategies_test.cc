@@ -1,62 +1,12 @@
 // Every sharding strategy trains as one process does, with the collectives it
 // promises.
-#include "fsdp/testing/strategies.h"
 
-#include <ATen/core/Tensor.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/plain_oracle.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Collective;
-using ::fsdp::comm::CollectiveLog;
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckAgainstPlain;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::kStrategies;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::MeshOf;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::TrainingPlan;
-using ::fsdp::testing::Unowned;
-using ::testing::_;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 7;
 constexpr int kBlocks = 3;
@@ -194,7 +144,7 @@ TEST_P(CountsTest, OfAStep) {
     }
     return CheckCounts(log, c.expected);
   };
-  EXPECT_OK(AllOk(comm::testing::RunRanks(group, run)));
+  EXPECT_OK(AllOk(RunRanks(group, run)));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -251,7 +201,7 @@ TEST(HybridBytesTest, HybridAllReducesOnlyWhatARankHasReduced) {
                                     : absl::InternalError(absl::StrCat(
                                           reduced, " bytes of ", scattered));
   };
-  EXPECT_OK(AllOk(comm::testing::RunRanks(group, run)));
+  EXPECT_OK(AllOk(RunRanks(group, run)));
 }
 
 class WithoutAllToAll final : public comm::ForwardingCommunicator {
@@ -292,16 +242,15 @@ TEST(OptionsTest, ZeroIsNoWordForUnset) {
        [](Options& options) { options.gradients.divide_factor = 0; }},
   };
   for (const auto& [text, spoil] : cases) {
-    const std::vector<absl::Status> refused = comm::testing::RunRanks(
-        2, [spoil = spoil](Communicator& world) -> absl::Status {
+    const std::vector<absl::Status> refused =
+        RunRanks(2, [spoil = spoil](Communicator& world) -> absl::Status {
           Options options;
           spoil(options);
           return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
         });
     for (const absl::Status& status : refused) {
-      EXPECT_THAT(status,
-                  fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
-                                          HasSubstr(text)));
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                   HasSubstr(text)));
     }
   }
 }
@@ -391,41 +340,35 @@ absl::Status Refused(Communicator& world, const Options& options) {
 }
 
 TEST(StrategiesTest, WhatAMeshCannotDoIsRefusedByAllRanks) {
-  const std::vector<absl::Status> hybrid =
-      comm::testing::RunRanks(2, [](Communicator& world) {
-        Options options;
-        options.unit.strategy = ShardingStrategy::kHybridShard;
-        return Refused(world, options);
-      });
-  const std::vector<absl::Status> group =
-      comm::testing::RunRanks(3, [](Communicator& world) {
-        Options options;
-        options.unit.backward_group_size = 2;
-        return Refused(world, options);
-      });
-  const std::vector<absl::Status> kept =
-      comm::testing::RunRanks(2, [](Communicator& world) {
-        Options options;
-        options.unit.strategy = ShardingStrategy::kShardGradOp;
-        options.unit.backward_group_size = 2;
-        return Refused(world, options);
-      });
+  const std::vector<absl::Status> hybrid = RunRanks(2, [](Communicator& world) {
+    Options options;
+    options.unit.strategy = ShardingStrategy::kHybridShard;
+    return Refused(world, options);
+  });
+  const std::vector<absl::Status> group = RunRanks(3, [](Communicator& world) {
+    Options options;
+    options.unit.backward_group_size = 2;
+    return Refused(world, options);
+  });
+  const std::vector<absl::Status> kept = RunRanks(2, [](Communicator& world) {
+    Options options;
+    options.unit.strategy = ShardingStrategy::kShardGradOp;
+    options.unit.backward_group_size = 2;
+    return Refused(world, options);
+  });
   for (const absl::Status& status : hybrid) {
-    EXPECT_THAT(status,
-                fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("a mesh of two dimensions")));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 HasSubstr("a mesh of two dimensions")));
   }
   for (const absl::Status& status : group) {
-    EXPECT_THAT(status, fsdp::testing::StatusIs(
-                            absl::StatusCode::kInvalidArgument,
-                            HasSubstr("does not divide the 3 ranks")));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 HasSubstr("does not divide the 3 ranks")));
   }
   for (const absl::Status& status : kept) {
-    EXPECT_THAT(status,
-                fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("no gather for backward")));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 HasSubstr("no gather for backward")));
   }
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing
