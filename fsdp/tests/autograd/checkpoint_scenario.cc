@@ -1,27 +1,10 @@
 #include "fsdp/tests/autograd/checkpoint_scenario.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
-
-#include <memory>
-#include <string>
-#include <utility>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "comm/communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/layered_net.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/autograd/layer_regions.h"
 
 namespace fsdp::testing {
-
-using ::fsdp::comm::Collective;
-using ::fsdp::comm::Communicator;
 
 namespace {
 

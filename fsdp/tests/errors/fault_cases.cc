@@ -1,28 +1,10 @@
 #include "fsdp/tests/errors/fault_cases.h"
 
-#include <c10/core/GradMode.h>
-
-#include <utility>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp::faults {
-
-using ::fsdp::comm::Mesh;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
+namespace fsdp::testing::faults {
 
 namespace {
 
@@ -314,4 +296,4 @@ absl::StatusOr<Trainer> MakeTrainer(const Case& c, Communicator& world,
                      injector);
 }
 
-}  // namespace fsdp::faults
+}  // namespace fsdp::testing::faults

@@ -2,26 +2,12 @@
 #ifndef FSDP_TESTS_ERRORS_FAULT_CASES_H_
 #define FSDP_TESTS_ERRORS_FAULT_CASES_H_
 
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
-
-#include <cstdint>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <vector>
 
-#include "absl/status/statusor.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/fault_injector.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp::faults {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::testing::FaultInjector;
+namespace fsdp::testing::faults {
 
 // --- What is trained ---------------------------------------------------------
 
@@ -99,6 +85,6 @@ absl::StatusOr<Trainer> MakeTrainer(const Case& c,
 absl::StatusOr<Trainer> MakeTrainer(const Case& c, Communicator& world,
                                     FaultInjector* injector);
 
-}  // namespace fsdp::faults
+}  // namespace fsdp::testing::faults
 
 #endif  // FSDP_TESTS_ERRORS_FAULT_CASES_H_

@@ -1,29 +1,12 @@
 #include "fsdp/tests/errors/fault_checks.h"
 
-#include <ATen/ops/equal.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <algorithm>
-#include <utility>
-
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "base/status_error.h"
 #include "base/testing/users_error.h"
-#include "base/torch_status.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp::faults {
-
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::InjectFaults;
-using ::fsdp::testing::UsersError;
+namespace fsdp::testing::faults {
 
 Outcome Iterate(const Case& c, Trainer& trainer, int64_t part) {
   Outcome outcome;
@@ -165,4 +148,4 @@ absl::Status EndOfAll::Reach() {
              : Wrong("a peer has not ended");
 }
 
-}  // namespace fsdp::faults
+}  // namespace fsdp::testing::faults

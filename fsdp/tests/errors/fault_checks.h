@@ -2,25 +2,13 @@
 #ifndef FSDP_TESTS_ERRORS_FAULT_CHECKS_H_
 #define FSDP_TESTS_ERRORS_FAULT_CHECKS_H_
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "comm/communicator.h"
 #include "fsdp/testing/fault_injector.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/fault_cases.h"
 
-namespace fsdp::faults {
-
-using ::fsdp::testing::FaultType;
+namespace fsdp::testing::faults {
 
 // The end of an iteration, and the type of its exception.
 struct Outcome {
@@ -83,6 +71,6 @@ class EndOfAll {
   int running_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace fsdp::faults
+}  // namespace fsdp::testing::faults
 
 #endif  // FSDP_TESTS_ERRORS_FAULT_CHECKS_H_

@@ -8,14 +8,14 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::acting_net::Acting;
-using ::fsdp::acting_net::CheckStepIsExact;
-using ::fsdp::acting_net::Expect;
-using ::fsdp::acting_net::kDim;
-using ::fsdp::acting_net::kRanks;
-using ::fsdp::acting_net::Model;
-using ::fsdp::acting_net::ShardActing;
-using ::fsdp::acting_net::TransparentOptions;
+using acting_net::Acting;
+using acting_net::CheckStepIsExact;
+using acting_net::Expect;
+using acting_net::kDim;
+using acting_net::kRanks;
+using acting_net::Model;
+using acting_net::ShardActing;
+using acting_net::TransparentOptions;
 using Code = absl::StatusCode;
 
 TEST(TransparentErrorsTest, AnExceptionInForwardKeepsItsType) {

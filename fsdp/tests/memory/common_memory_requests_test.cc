@@ -13,23 +13,23 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::memory_requests::Block;
-using ::fsdp::memory_requests::Fail;
-using ::fsdp::memory_requests::Group;
-using ::fsdp::memory_requests::kBlocks;
-using ::fsdp::memory_requests::kDim;
-using ::fsdp::memory_requests::kPatience;
-using ::fsdp::memory_requests::kRate;
-using ::fsdp::memory_requests::MakeGroup;
-using ::fsdp::memory_requests::Net;
-using ::fsdp::memory_requests::OptionsFor;
-using ::fsdp::memory_requests::Plain;
-using ::fsdp::memory_requests::Request;
-using ::fsdp::memory_requests::Requests;
-using ::fsdp::memory_requests::UnshardAndWait;
-using ::fsdp::memory_requests::Way;
-using ::fsdp::memory_requests::Ways;
-using ::fsdp::memory_requests::WithToldFences;
+using memory_requests::Block;
+using memory_requests::Fail;
+using memory_requests::Group;
+using memory_requests::kBlocks;
+using memory_requests::kDim;
+using memory_requests::kPatience;
+using memory_requests::kRate;
+using memory_requests::MakeGroup;
+using memory_requests::Net;
+using memory_requests::OptionsFor;
+using memory_requests::Plain;
+using memory_requests::Request;
+using memory_requests::Requests;
+using memory_requests::UnshardAndWait;
+using memory_requests::Way;
+using memory_requests::Ways;
+using memory_requests::WithToldFences;
 
 // The last rank writes its shards after rank 0 has gone as far as it can
 // without: to a fence of its next forward, or through it.

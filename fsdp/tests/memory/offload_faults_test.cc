@@ -16,18 +16,18 @@ namespace fsdp::testing {
 namespace {
 
 using ::fsdp::offload::testing::Fault;
-using ::fsdp::offload_faults::Away;
-using ::fsdp::offload_faults::Backward;
-using ::fsdp::offload_faults::kInjected;
-using ::fsdp::offload_faults::kRanks;
-using ::fsdp::offload_faults::kSteps;
-using ::fsdp::offload_faults::MakeAdamW;
-using ::fsdp::offload_faults::MakeModel;
-using ::fsdp::offload_faults::Model;
-using ::fsdp::offload_faults::Offloading;
-using ::fsdp::offload_faults::Plan;
-using ::fsdp::offload_faults::Step;
-using ::fsdp::offload_faults::Undisturbed;
+using offload_faults::Away;
+using offload_faults::Backward;
+using offload_faults::kInjected;
+using offload_faults::kRanks;
+using offload_faults::kSteps;
+using offload_faults::MakeAdamW;
+using offload_faults::MakeModel;
+using offload_faults::Model;
+using offload_faults::Offloading;
+using offload_faults::Plan;
+using offload_faults::Step;
+using offload_faults::Undisturbed;
 
 // The outcome of a disturbed run on a rank.
 struct Outcome {

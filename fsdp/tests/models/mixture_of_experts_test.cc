@@ -15,8 +15,8 @@ namespace {
 
 using ::fsdp::comm::testing::Progress;
 using ::fsdp::comm::testing::StartLast;
-using ::fsdp::model_zoo::kDim;
-using ::fsdp::model_zoo::UnitsAt;
+using model_zoo::kDim;
+using model_zoo::UnitsAt;
 
 constexpr int kMoeRanks = 4;
 constexpr int64_t kExpertRows = 3;

@@ -9,10 +9,10 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::model_zoo::Filled;
-using ::fsdp::model_zoo::Nested;
-using ::fsdp::model_zoo::RowsTask;
-using ::fsdp::model_zoo::UnitsAt;
+using model_zoo::Filled;
+using model_zoo::Nested;
+using model_zoo::RowsTask;
+using model_zoo::UnitsAt;
 
 TEST(ModelPropertiesTest, NamesAndSizesAreThoseOfTheUnwrappedModel) {
   std::map<std::string, std::vector<int64_t>> expected;

@@ -17,12 +17,12 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::model_zoo::ExpectTrainsAsOneProcess;
-using ::fsdp::model_zoo::Filled;
-using ::fsdp::model_zoo::kDim;
-using ::fsdp::model_zoo::Nested;
-using ::fsdp::model_zoo::RowsTask;
-using ::fsdp::model_zoo::UnitsAt;
+using model_zoo::ExpectTrainsAsOneProcess;
+using model_zoo::Filled;
+using model_zoo::kDim;
+using model_zoo::Nested;
+using model_zoo::RowsTask;
+using model_zoo::UnitsAt;
 
 struct StrategyCase {
   const char* name;

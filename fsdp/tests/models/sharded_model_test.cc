@@ -14,10 +14,10 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::sharded_net::CheckStepIsExact;
-using ::fsdp::sharded_net::kDim;
-using ::fsdp::sharded_net::kRanks;
-using ::fsdp::sharded_net::ShardNet;
+using sharded_net::CheckStepIsExact;
+using sharded_net::kDim;
+using sharded_net::kRanks;
+using sharded_net::ShardNet;
 using Code = absl::StatusCode;
 
 TEST(ShardedModelTest, RefusesAnInnerUnitWithGradOutsideItsRoot) {

@@ -1,24 +1,8 @@
 #include "fsdp/tests/models/sharded_net.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
+#include "fsdp/testing/sharded_test.h"
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/check_tensor.h"
-#include "fsdp/testing/toy_model.h"
-
-namespace fsdp::sharded_net {
-
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
+namespace fsdp::testing::sharded_net {
 
 absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(
     Communicator& communicator, const Options& options) {
@@ -45,4 +29,4 @@ absl::Status CheckStepIsExact(FullyShardedDataParallel<NetImpl>& model,
   return absl::OkStatus();
 }
 
-}  // namespace fsdp::sharded_net
+}  // namespace fsdp::testing::sharded_net

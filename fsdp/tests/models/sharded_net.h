@@ -2,19 +2,9 @@
 #ifndef FSDP_TESTS_MODELS_SHARDED_NET_H_
 #define FSDP_TESTS_MODELS_SHARDED_NET_H_
 
-#include <cstdint>
+#include "fsdp/testing/sharded_test.h"
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
-
-namespace fsdp::sharded_net {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::NetImpl;
+namespace fsdp::testing::sharded_net {
 
 inline constexpr int64_t kDim = 4;
 inline constexpr int kRanks = 2;
@@ -27,6 +17,6 @@ absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(
 absl::Status CheckStepIsExact(FullyShardedDataParallel<NetImpl>& model,
                               Communicator& communicator);
 
-}  // namespace fsdp::sharded_net
+}  // namespace fsdp::testing::sharded_net
 
 #endif  // FSDP_TESTS_MODELS_SHARDED_NET_H_

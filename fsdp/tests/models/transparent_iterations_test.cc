@@ -9,14 +9,14 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::transparent_nets::ExpectTrainsAsPlain;
-using ::fsdp::transparent_nets::kDim;
-using ::fsdp::transparent_nets::Layer;
-using ::fsdp::transparent_nets::Mlp;
-using ::fsdp::transparent_nets::Nested;
-using ::fsdp::transparent_nets::TrainingOf;
-using ::fsdp::transparent_nets::Transparent;
 using ::torch::nn::Linear;
+using transparent_nets::ExpectTrainsAsPlain;
+using transparent_nets::kDim;
+using transparent_nets::Layer;
+using transparent_nets::Mlp;
+using transparent_nets::Nested;
+using transparent_nets::TrainingOf;
+using transparent_nets::Transparent;
 
 // --- What changes between iterations -----------------------------------------
 

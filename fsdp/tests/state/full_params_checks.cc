@@ -1,14 +1,7 @@
 #include "fsdp/tests/state/full_params_checks.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
-#include <torch/nn/module.h>
-
-#include "absl/status/status.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
-#include "fsdp/testing/toy_model.h"
 
 namespace fsdp::testing {
 

@@ -11,10 +11,10 @@ namespace fsdp::testing {
 namespace {
 
 using ::fsdp::comm::QuantizationLog;
-using ::fsdp::quantized_net::kBlocks;
-using ::fsdp::quantized_net::kDim;
-using ::fsdp::quantized_net::Net;
-using ::fsdp::quantized_net::Quantized;
+using quantized_net::kBlocks;
+using quantized_net::kDim;
+using quantized_net::Net;
+using quantized_net::Quantized;
 
 absl::Status TrainOneStep(Net& model, torch::optim::Optimizer& optimizer) {
   const at::Tensor x = Rows(int64_t{4} * model->communicator().rank(), 4, kDim);

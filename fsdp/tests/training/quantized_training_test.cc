@@ -12,11 +12,11 @@ namespace fsdp::testing {
 namespace {
 
 using ::fsdp::comm::testing::CreateSharedMemoryGroup;
-using ::fsdp::quantized_net::Both;
-using ::fsdp::quantized_net::kBlocks;
-using ::fsdp::quantized_net::kDim;
-using ::fsdp::quantized_net::Net;
-using ::fsdp::quantized_net::Quantized;
+using quantized_net::Both;
+using quantized_net::kBlocks;
+using quantized_net::kDim;
+using quantized_net::Net;
+using quantized_net::Quantized;
 
 absl::StatusOr<TrainingRecord> Train(Communicator& world,
                                      const Options& options,
