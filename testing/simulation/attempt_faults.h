@@ -11,14 +11,27 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "checkpoint/files/file_system.h"
-#include "testing/simulation/disk_view.h"
+#include "testing/simulation/disks.h"
 #include "testing/simulation/group.h"
-#include "testing/simulation/rot.h"
 #include "testing/simulation/scenario.h"
-#include "testing/simulation/simulated_ssd.h"
 #include "testing/simulation/simulation.h"
 
 namespace fsdp::simulation {
+
+// A disk that loses a bit.
+class Rot {
+ public:
+  // Turns a bit of the newest checkpoint below /run; `choice` says which.
+  // Returns false if there is no checkpoint.
+  bool Flip(checkpoint::FileSystem& disk, int64_t choice);
+  // Turns it back if the file is still the same one.
+  void FlipBack(checkpoint::FileSystem& disk);
+
+ private:
+  std::string path_;
+  std::string rotten_;  // all its bytes
+  int64_t bit_ = 0;
+};
 
 // Is hooked into the simulation as long as it lives.
 class AttemptFaults {

@@ -19,8 +19,6 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "testing/simulation/process.h"
-#include "testing/simulation/program_seed.h"
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/seed_run.h"
 #include "testing/simulation/workers.h"

@@ -1,5 +1,9 @@
 #include "testing/simulation/seed_run.h"
 
+#include <ATen/Parallel.h>
+#include <malloc.h>
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -17,16 +21,16 @@
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "comm/communicator.h"
 #include "testing/simulation/attempt_faults.h"
-#include "testing/simulation/disk_view.h"
+#include "testing/simulation/disks.h"
+#include "testing/simulation/group.h"
 #include "testing/simulation/named_errors.h"
 #include "testing/simulation/plain_training.h"
 #include "testing/simulation/rank_training.h"
-#include "testing/simulation/simulated_communicator.h"
-#include "testing/simulation/simulated_ssd.h"
 #include "testing/simulation/simulation.h"
 #include "testing/simulation/warnings.h"
 
 namespace fsdp::simulation {
+
 namespace {
 
 using checkpoint::testing::SimulatedFileSystem;
@@ -260,6 +264,17 @@ class SeedRun {
 
 SeedResult RunSeed(const Scenario& scenario, const SeedOptions& options) {
   return SeedRun(scenario, options).Run();
+}
+
+void PrepareProcess() {
+  at::set_num_threads(1);
+  // One thread runs at a time, so that threads need no memory of their own.
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TOP_PAD, 16 << 20);
+  // Stacks use a page or two, so that huge pages would only cost clearing.
+  prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
 }
 
 }  // namespace fsdp::simulation
