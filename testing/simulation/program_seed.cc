@@ -11,7 +11,7 @@
 #include "comm/communicator.h"
 #include "fsdp/testing/program/plain_program.h"
 #include "fsdp/testing/program/program.h"
-#include "fsdp/testing/program/program_outcome.h"
+#include "fsdp/testing/program/program_fuzzer.h"
 #include "fsdp/testing/program/sharded_program.h"
 #include "testing/simulation/group.h"
 #include "testing/simulation/mutant.h"
