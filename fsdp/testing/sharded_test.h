@@ -71,6 +71,23 @@ using ::testing::IsEmpty;
 using ::testing::Le;
 using ::testing::SizeIs;
 
+// Ranks of a local group, each of which records its collectives.
+struct RecordedRanks {
+  explicit RecordedRanks(int ranks)
+      : logs(ranks), group(comm::CreateLocalGroup(ranks).value()) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
+    }
+  }
+  std::vector<CollectiveLog> logs;  // by rank
+  std::vector<std::unique_ptr<Communicator>> group;
+};
+
+// Returns what `shard` has of a whole tensor, flat.
+inline at::Tensor OwnPart(const TensorRange& shard, const at::Tensor& whole) {
+  return whole.reshape({-1}).narrow(0, shard.begin, shard.values.numel());
+}
+
 }  // namespace fsdp::testing
 
 #endif  // FSDP_TESTING_SHARDED_TEST_H_

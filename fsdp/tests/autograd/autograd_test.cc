@@ -180,7 +180,7 @@ TEST(AutogradTest, SequentialChildrenAreUnitsWithoutAnyChangeToTheModel) {
 
 TEST(AutogradTest, RetainGraphAllowsASecondBackward) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(Filled<UsedTwice>(), Unowned(communicator),
                                      UnitsOf<UnitImpl>()));
     const at::Tensor loss = SquareLoss([&](const at::Tensor& x) {
@@ -197,7 +197,7 @@ TEST(AutogradTest, RetainGraphAllowsASecondBackward) {
 TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     auto plain = Filled<UsedTwice>();
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(Filled<UsedTwice>(), Unowned(communicator),
                                      UnitsOf<UnitImpl>()));
     const auto loss = [](auto& net, int rank, int begin) {
@@ -213,9 +213,8 @@ TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
     const TensorRange& shard = model->Ranges()[0];
     const at::Tensor expected =
         plain->named_parameters()[shard.name].grad().reshape({-1}) / 2;
-    return CheckTensor(shard.values.grad(),
-                       expected.narrow(0, shard.begin, shard.values.numel()),
-                       1e-4, 1e-6, "gradient of interleaved passes");
+    return CheckTensor(shard.values.grad(), OwnPart(shard, expected), 1e-4,
+                       1e-6, "gradient of interleaved passes");
   }));
 }
 
@@ -223,7 +222,7 @@ TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
 // begins.
 absl::Status TwoForwardsOnThreads(Communicator& world, bool one_backward) {
   FSDP_ASSIGN_OR_RETURN(
-      FullyShardedDataParallel<UsedTwice> model,
+      auto model,
       FullyShard(Filled<UsedTwice>(), Unowned(world), UnitsOf<UnitImpl>()));
   auto plain = Filled<UsedTwice>();
   const auto loss_of = [&](const std::function<at::Tensor(at::Tensor)>& net,
@@ -247,9 +246,8 @@ absl::Status TwoForwardsOnThreads(Communicator& world, bool one_backward) {
   const TensorRange& shard = model->Ranges()[0];
   const at::Tensor expected =
       plain->named_parameters()[shard.name].grad().reshape({-1});
-  return CheckTensor(shard.values.grad(),
-                     expected.narrow(0, shard.begin, shard.values.numel()),
-                     1e-4, 1e-6, "gradient of forwards on threads");
+  return CheckTensor(shard.values.grad(), OwnPart(shard, expected), 1e-4, 1e-6,
+                     "gradient of forwards on threads");
 }
 
 TEST(AutogradTest, ForwardsOnThreadsWithABackwardForEach) {
@@ -296,9 +294,8 @@ class RankDependent : public torch::nn::Module {
 TEST(AutogradTest, AUnitWhoseParametersOnlyOneRankUses) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<RankDependent> model,
-        FullyShard(Filled<RankDependent>(), Unowned(communicator),
-                   UnitsOf<UnitImpl, MaybeUsed>()));
+        auto model, FullyShard(Filled<RankDependent>(), Unowned(communicator),
+                               UnitsOf<UnitImpl, MaybeUsed>()));
     auto plain = Filled<RankDependent>();
     const at::Tensor x = Rows(0, 2, kDim);
     plain->forward(x, true).sum().backward();
@@ -310,10 +307,9 @@ TEST(AutogradTest, AUnitWhoseParametersOnlyOneRankUses) {
       // none.
       const at::Tensor expected =
           plain->maybe->linear->weight.grad().reshape({-1}) / 2;
-      FSDP_RETURN_IF_ERROR(
-          CheckTensor(named.values.grad(),
-                      expected.narrow(0, named.begin, named.values.numel()),
-                      1e-5, 1e-8, "gradient of one rank only"));
+      FSDP_RETURN_IF_ERROR(CheckTensor(named.values.grad(),
+                                       OwnPart(named, expected), 1e-5, 1e-8,
+                                       "gradient of one rank only"));
     }
     return absl::OkStatus();
   }));
@@ -346,7 +342,7 @@ class RankDependentInside : public torch::nn::Module {
 TEST(AutogradTest, AUnitInsideAnotherWhoseParametersOnlyOneRankUses) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<RankDependentInside> model,
+        auto model,
         FullyShard(Filled<RankDependentInside>(), Unowned(communicator),
                    UnitsOf<MaybeUsedInside, MaybeUsed>()));
     auto plain = Filled<RankDependentInside>();
@@ -358,9 +354,7 @@ TEST(AutogradTest, AUnitInsideAnotherWhoseParametersOnlyOneRankUses) {
     for (const TensorRange& named : model->Ranges()) {
       const at::Tensor expected =
           parameters[named.name].grad().reshape({-1}) / 2;
-      if (!at::allclose(
-              named.values.grad(),
-              expected.narrow(0, named.begin, named.values.numel()))) {
+      if (!at::allclose(named.values.grad(), OwnPart(named, expected))) {
         return absl::InternalError(named.name);
       }
     }

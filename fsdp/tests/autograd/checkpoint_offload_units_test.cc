@@ -213,12 +213,11 @@ TEST_P(OffloadedUnitsTest, TrainWithTheBitsOfThoseInMemory) {
           // A region may share an argument that is still being written with the
           // region around it.
           const int64_t most = int64_t{4} * scenario.tensors;
-          return stats.failed == 0 && stats.full == 0 &&
-                         stats.tensors_out <= most &&
-                         stats.tensors_out >= (make_store == &Host ? most : 4)
-                     ? absl::OkStatus()
-                     : absl::InternalError(absl::StrCat(
-                           stats.tensors_out, " tensors moved out, ",
+          return Check(
+              stats.failed == 0 && stats.full == 0 &&
+                  stats.tensors_out <= most &&
+                  stats.tensors_out >= (make_store == &Host ? most : 4),
+              absl::StrCat(stats.tensors_out, " tensors moved out, ",
                            stats.failed, " failed"));
         }));
   }
@@ -250,9 +249,7 @@ TEST(OffloadedMemoryTest, ArgumentsOfAllRegionsAreGoneAfterForward) {
       offload_of_rank = nullptr;
       // A unit's residual connection saves nothing, and the product with the
       // shared argument is computed in the region.
-      return alive == 0 ? absl::OkStatus()
-                        : absl::InternalError(
-                              absl::StrCat(alive, " arguments are in memory"));
+      return Check(alive == 0, absl::StrCat(alive, " arguments are in memory"));
     }));
   }
 }

@@ -100,10 +100,7 @@ absl::Status CheckGradients(const ShardedModuleBase& model,
     if (exact && !at::equal(actual, same)) {
       return absl::InternalError(absl::StrCat(named.name, " has other bits"));
     }
-    if (!at::allclose(
-            actual,
-            truth.reshape({-1}).narrow(0, named.begin, named.values.numel()),
-            1e-4, 1e-6)) {
+    if (!at::allclose(actual, OwnPart(named, truth), 1e-4, 1e-6)) {
       return absl::InternalError(absl::StrCat(named.name, " is wrong"));
     }
   }

@@ -101,13 +101,10 @@ class CheckpointUnitsTest : public ::testing::TestWithParam<Scenario> {};
 TEST_P(CheckpointUnitsTest, SameGradientsAndNoMoreCollectives) {
   for (int world_size : GetParam().world_sizes) {
     SCOPED_TRACE(world_size);
-    ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(world_size));
-    std::vector<comm::CollectiveLog> logs(group.size());
-    for (size_t rank = 0; rank < group.size(); ++rank) {
-      group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-    }
-    EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& communicator) {
-      return RunScenario(GetParam(), logs[communicator.rank()], communicator);
+    RecordedRanks ranks(world_size);
+    EXPECT_OK(AllOk(RunRanks(ranks.group, [&](Communicator& communicator) {
+      return RunScenario(GetParam(), ranks.logs[communicator.rank()],
+                         communicator);
     })));
   }
 }

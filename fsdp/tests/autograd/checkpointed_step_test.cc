@@ -14,14 +14,10 @@ using Code = absl::StatusCode;
 
 // The first event of such a model's backward is a recomputation.
 TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
-  std::vector<comm::CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(2);
   const Scenario scenario = {"", WholeLayer, EachLayer};
   const auto run = [&](Communicator& communicator) -> absl::Status {
-    comm::CollectiveLog& log = logs[communicator.rank()];
+    comm::CollectiveLog& log = ranks.logs[communicator.rank()];
     FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, communicator));
     FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, communicator));
     const auto plain = MakeNet(scenario);
@@ -41,7 +37,7 @@ TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
     }
     return absl::OkStatus();
   };
-  EXPECT_OK(AllOk(RunRanks(group, run)));
+  EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
 }
 
 // Control flow depends on the data: a rank without a gradient reduces after the

@@ -315,11 +315,9 @@ absl::Status Compare(Communicator& world, const Body& body, Mode mode,
   const auto& plain = world.rank() == 0 ? plain0 : plain1;
   const auto sharded = RunSharded(world, body, mode, caller);
   if (!plain.ok() || !sharded.ok()) {
-    if (plain.ok() == sharded.ok() ||
-        MayDiffer(body, mode, caller, /*is_refused=*/!sharded.ok())) {
-      return absl::OkStatus();
-    }
-    return absl::InternalError(
+    return Check(
+        plain.ok() == sharded.ok() ||
+            MayDiffer(body, mode, caller, /*is_refused=*/!sharded.ok()),
         absl::StrCat("plain: ", plain.status().message(),
                      "\nsharded: ", sharded.status().message()));
   }

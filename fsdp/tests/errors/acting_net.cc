@@ -40,10 +40,8 @@ absl::Status CheckStepIsExact(Model& model, Communicator& communicator) {
 
 absl::Status Expect(const absl::Status& status, Code code,
                     const std::string& text) {
-  if (::testing::Value(status, StatusIs(code, HasSubstr(text)))) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(absl::StrCat("not refused: ", status.ToString()));
+  return Check(::testing::Value(status, StatusIs(code, HasSubstr(text))),
+               absl::StrCat("not refused: ", status.ToString()));
 }
 
 void ExpectFails(const Acting::Act& act, Code code, const std::string& text) {

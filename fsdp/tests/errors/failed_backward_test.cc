@@ -260,9 +260,8 @@ class Late {
     }
   }
   void Await() {
-    ThrowIfError(reached_.WaitForNotificationWithTimeout(kPatience)
-                     ? absl::OkStatus()
-                     : Fail("rank 0 waits for something else"));
+    ThrowIfError(Check(reached_.WaitForNotificationWithTimeout(kPatience),
+                       "rank 0 waits for something else"));
   }
 
  private:

@@ -42,10 +42,8 @@ Options GoOn(Options options = BlockUnits()) {
 
 absl::Status CheckRefused(const absl::Status& status, Code code,
                           const std::string& text) {
-  if (status.code() == code && absl::StrContains(status.message(), text)) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(
+  return Check(
+      status.code() == code && absl::StrContains(status.message(), text),
       absl::StrCat("expected ", text, ", got ", status.ToString()));
 }
 

@@ -45,9 +45,8 @@ class LateRank {
   }
   // Called by the late rank.
   absl::Status Await(int step) {
-    return reached_[step].WaitForNotificationWithTimeout(kPatience)
-               ? absl::OkStatus()
-               : Fail("rank 0 waits for something else");
+    return Check(reached_[step].WaitForNotificationWithTimeout(kPatience),
+                 "rank 0 waits for something else");
   }
 
  private:

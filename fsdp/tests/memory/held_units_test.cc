@@ -67,9 +67,9 @@ absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
   plain.Step(0);
   c10::NoGradGuard no_grad;
   const at::Tensor expected = Loss(plain.Output(Requests()[0], x), x);
-  return at::allclose(loss.to(at::kFloat), expected.to(at::kFloat), 0.02, 0.02)
-             ? absl::OkStatus()
-             : Fail("another loss");
+  return Check(
+      at::allclose(loss.to(at::kFloat), expected.to(at::kFloat), 0.02, 0.02),
+      "another loss");
 }
 
 TEST(HeldUnitTest, TrainingOnValuesOfBeforeAStepIsRefusedByEveryBackend) {
@@ -98,8 +98,7 @@ TEST(HeldUnitTest, AUnitThatIsNotShardedFollowsItsShard) {
       for (const TensorRange& named : model->Ranges()) named.values.fill_(0);
     }
     const at::Tensor output = model->forward(Rows(0, 2, kDim));
-    return output.abs().sum().item<float>() == 0 ? absl::OkStatus()
-                                                 : Fail("old values");
+    return Check(output.abs().sum().item<float>() == 0, "old values");
   })));
 }
 

@@ -292,10 +292,7 @@ TEST_P(WorldTest, WhatIsNotLoadedLaterHasTheValuesOfEver) {
     for (const TensorRange& named : model->Ranges()) {
       if (named.name != "blocks.1.linear.weight") continue;
       const c10::NoGradGuard no_grad;
-      named.values.detach().copy_(
-          expected.at(named.name)
-              .flatten()
-              .narrow(0, named.begin, named.values.numel()));
+      named.values.detach().copy_(OwnPart(named, expected.at(named.name)));
     }
     return CheckValues(model, expected);
   }));
@@ -319,9 +316,8 @@ TEST(MemoryTest, ConstructionAndShardingTakeTheShardsAndAFewUnits) {
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeDeferred(kSeed, kWide, kLayers),
                                      Unowned(world), LayerUnits()));
-    return meter->peak() <= kBound ? absl::OkStatus()
-                                   : absl::InternalError(absl::StrCat(
-                                         meter->peak(), " > ", kBound));
+    return Check(meter->peak() <= kBound,
+                 absl::StrCat(meter->peak(), " > ", kBound));
   }));
 }
 

@@ -23,9 +23,8 @@ absl::Status Step(FullyShardedDataParallel<NetImpl>& model) {
 }
 
 absl::Status CheckEqual(const char* what, int64_t actual, int64_t expected) {
-  if (actual == expected) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat(what, ": ", actual, ", planned ", expected));
+  return Check(actual == expected,
+               absl::StrCat(what, ": ", actual, ", planned ", expected));
 }
 
 struct Case {
@@ -44,7 +43,7 @@ TEST_P(PlanTest, MeasuredPeaksAreThePlannedOnes) {
     options.unit.strategy = c.strategy;
     if (c.mixed) options.unit.precision = ComputeIn(at::kBFloat16);
     FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
+        auto model,
         FullyShard(MakeNet(kDim, kBlocks), Unowned(communicator), options));
     MemoryPlanOptions plan_options;
     plan_options.backwards_per_step = c.backwards;
@@ -101,8 +100,7 @@ TEST(DescribeTest, ShowsUnitsStrategiesDtypesAndMemory) {
     auto net = MakeNet(kDim, 2);
     for (at::Tensor& p : net->blocks->parameters()) p.set_requires_grad(false);
     FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
-        FullyShard(std::move(net), Unowned(communicator), options));
+        auto model, FullyShard(std::move(net), Unowned(communicator), options));
     const std::string text = model->Describe();
     for (const char* part :
          {"root", "\n  blocks.0", "full shard", "shard gradients and optimizer",
@@ -129,7 +127,7 @@ TEST(DescribeTest, ActionsAreRangesThatNameTheUnit) {
   const absl::Status status =
       RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
-            FullyShardedDataParallel<NetImpl> model,
+            auto model,
             FullyShard(MakeNet(kDim, 1), Unowned(communicator), BlockUnits()));
         return Step(model);
       });

@@ -48,12 +48,10 @@ absl::Status CheckGradients(Communicator& world, const Options& options,
       model->forward(Rows(world.rank(), 3, kDim)).square().mean()));
   const auto expected = plain->named_parameters();
   for (const TensorRange& named : model->Ranges()) {
-    FSDP_RETURN_IF_ERROR(
-        Check(at::allclose(named.values.grad(),
-                           expected[named.name].grad().flatten().narrow(
-                               0, named.begin, named.values.numel()),
-                           1e-4, 1e-6),
-              absl::StrCat("gradient of ", named.name)));
+    FSDP_RETURN_IF_ERROR(Check(
+        at::allclose(named.values.grad(),
+                     OwnPart(named, expected[named.name].grad()), 1e-4, 1e-6),
+        absl::StrCat("gradient of ", named.name)));
   }
   if (peak != nullptr) {
     *peak = model->memory_stats().parameters.peak_in_use_bytes;

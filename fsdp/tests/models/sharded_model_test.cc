@@ -276,8 +276,7 @@ std::string ToldIn(int steps, int losses, bool step_between) {
         optimizer.zero_grad();
       }
     }
-    return others.texts.empty() ? absl::OkStatus()
-                                : absl::InternalError(others.text());
+    return Check(others.texts.empty(), others.text());
   }));
   EXPECT_LE(warnings.texts.size(), 1u);
   return warnings.text();

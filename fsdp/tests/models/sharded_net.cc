@@ -11,8 +11,7 @@ absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(
 
 absl::Status CheckStepIsExact(FullyShardedDataParallel<NetImpl>& model,
                               Communicator& communicator) {
-  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> fresh,
-                        ShardNet(communicator));
+  FSDP_ASSIGN_OR_RETURN(auto fresh, ShardNet(communicator));
   const at::Tensor x = Rows(communicator.rank(), 2, kDim);
   const at::Tensor loss = Loss(model->forward(x), x);
   const at::Tensor expected = Loss(fresh->forward(x), x);

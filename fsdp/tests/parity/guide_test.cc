@@ -55,9 +55,7 @@ TEST(GuideTest, GroupsThatDecayAndACosineSchedule) {
     return model->ForEachFullParameter(
         [&](const std::string& name, const at::Tensor& value) {
           const at::Tensor expected = *plain->named_parameters().find(name);
-          return at::allclose(value, expected, 1e-4, 1e-5)
-                     ? absl::OkStatus()
-                     : absl::InternalError(name);
+          return Check(at::allclose(value, expected, 1e-4, 1e-5), name);
         });
   }));
 }

@@ -57,8 +57,7 @@ TEST(ScopeTest, OfWhatEachRankWritesExactlyItsRangeIsKept) {
               [&](const std::string& name, const at::Tensor& value) {
                 for (const TensorRange& named : model->Ranges()) {
                   if (named.name != name) continue;
-                  const at::Tensor own = value.reshape({-1}).narrow(
-                      0, named.begin, named.values.numel());
+                  const at::Tensor own = OwnPart(named, value);
                   return Check((own == world.rank()).all().item<bool>(), name);
                 }
                 return absl::InternalError(absl::StrCat("no shard of ", name));
@@ -188,9 +187,7 @@ absl::Status SummonBetweenForwardAndBackward(Communicator& world,
     const at::Tensor expected =
         plain->named_parameters()[named.name].grad().reshape({-1});
     FSDP_RETURN_IF_ERROR(Check(
-        at::allclose(named.values.grad(),
-                     expected.narrow(0, named.begin, named.values.numel()),
-                     1e-4, 1e-6),
+        at::allclose(named.values.grad(), OwnPart(named, expected), 1e-4, 1e-6),
         "gradient of " + named.name));
   }
   return absl::OkStatus();

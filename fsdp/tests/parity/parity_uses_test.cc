@@ -27,12 +27,11 @@ absl::Status CheckMeans(const ShardedModuleBase& model,
   const auto parameters = plain.named_parameters();
   for (const TensorRange& named : model.Ranges()) {
     const at::Tensor expected = parameters[named.name].grad().reshape({-1});
-    FSDP_RETURN_IF_ERROR(Check(
-        named.values.grad().defined() &&
-            at::allclose(named.values.grad() * world_size,
-                         expected.narrow(0, named.begin, named.values.numel()),
-                         1e-4, 1e-6),
-        absl::StrCat("gradient of ", named.name)));
+    FSDP_RETURN_IF_ERROR(
+        Check(named.values.grad().defined() &&
+                  at::allclose(named.values.grad() * world_size,
+                               OwnPart(named, expected), 1e-4, 1e-6),
+              absl::StrCat("gradient of ", named.name)));
   }
   return absl::OkStatus();
 }
@@ -68,7 +67,7 @@ class AroundOne : public torch::nn::Module {
 TEST(UnitUseTest, IsGatheredWithANodeOfItsOwnBeforeItsModuleRuns) {
   constexpr int kSteps = 3;
   EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<AroundOne> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(Filled<AroundOne>(), Unowned(world),
                                      UnitsOf<LooksAtItself>()));
     const auto plain = Filled<AroundOne>();
@@ -153,16 +152,12 @@ class UsesOf : public torch::nn::Module {
 // are a sum that is too large.
 template <Uses kUses>
 void ExpectReductions(int expected) {
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
-  std::vector<CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
-  EXPECT_OK(AllOk(RunRanks(group, [](Communicator& world) {
+  RecordedRanks ranks(2);
+  EXPECT_OK(AllOk(RunRanks(ranks.group, [](Communicator& world) {
     return CheckGradients<UsesOf<kUses>>(world, UnitsOf<TwiceInside>(),
                                          Filled<UsesOf<kUses>>, SquareLoss);
   })));
-  for (const CollectiveLog& log : logs) {
+  for (const CollectiveLog& log : ranks.logs) {
     EXPECT_EQ(log.TotalsOf(Collective::kReduceScatter, "unit").count, expected);
     EXPECT_EQ(log.TotalsOf(Collective::kReduceScatter).count, expected + 1);
   }
@@ -177,36 +172,33 @@ TEST(UnitUseTest, IsReducedOnceWhenAllOfItsGradientsAreThere) {
 }
 
 TEST(UnitUseTest, OfTwoForwardsIsReducedByTheBackwardOfEach) {
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
-  std::vector<CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(2);
   using Net = UsesOf<Uses::kOne>;
-  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<Net> model,
-        FullyShard(Filled<Net>(), Unowned(world), UnitsOf<TwiceInside>()));
-    const auto plain = Filled<Net>();
-    std::vector<at::Tensor> losses;
-    for (const int step : {0, 1}) {
-      losses.push_back(
-          model->forward(DataOf(world.rank(), step)).square().mean());
-    }
-    for (const int step : {0, 1}) {
-      FSDP_RETURN_IF_ERROR(model->Backward(losses[step]));
-      for (int rank = 0; rank < world.world_size(); ++rank) {
-        plain->forward(DataOf(rank, step)).square().mean().backward();
-      }
-      FSDP_RETURN_IF_ERROR(CheckMeans(*model, *plain, world.world_size()));
-      FSDP_RETURN_IF_ERROR(
-          Check(logs[world.rank()]
-                        .TotalsOf(Collective::kReduceScatter, "unit")
-                        .count == step + 1,
-                absl::StrCat("reductions after backward ", step)));
-    }
-    return absl::OkStatus();
-  })));
+  EXPECT_OK(
+      AllOk(RunRanks(ranks.group, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            auto model,
+            FullyShard(Filled<Net>(), Unowned(world), UnitsOf<TwiceInside>()));
+        const auto plain = Filled<Net>();
+        std::vector<at::Tensor> losses;
+        for (const int step : {0, 1}) {
+          losses.push_back(
+              model->forward(DataOf(world.rank(), step)).square().mean());
+        }
+        for (const int step : {0, 1}) {
+          FSDP_RETURN_IF_ERROR(model->Backward(losses[step]));
+          for (int rank = 0; rank < world.world_size(); ++rank) {
+            plain->forward(DataOf(rank, step)).square().mean().backward();
+          }
+          FSDP_RETURN_IF_ERROR(CheckMeans(*model, *plain, world.world_size()));
+          FSDP_RETURN_IF_ERROR(
+              Check(ranks.logs[world.rank()]
+                            .TotalsOf(Collective::kReduceScatter, "unit")
+                            .count == step + 1,
+                    absl::StrCat("reductions after backward ", step)));
+        }
+        return absl::OkStatus();
+      })));
 }
 
 // --- The end of a forward ----------------------------------------------------
@@ -238,7 +230,7 @@ class ReturnsFound : public torch::nn::Module {
 
 TEST(EndOfForwardTest, ComesAfterItsOutputsAreKnown) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ReturnsFound> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(Filled<ReturnsFound>(), Unowned(world)));
     const auto plain = Filled<ReturnsFound>();
     const Found found = model->forward(DataOf(world.rank(), 0));

@@ -115,7 +115,7 @@ absl::StatusOr<TaskRecord> Train(const Case& c, Communicator& communicator) {
   FSDP_ASSIGN_OR_RETURN(Mesh mesh,
                         Mesh::Create(Unowned(communicator), dimensions));
   if (c.transformer) {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<TransformerImpl> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeTransformer(), mesh, c.options));
     return RunSharded(c.task, model);
   }
@@ -125,8 +125,7 @@ absl::StatusOr<TaskRecord> Train(const Case& c, Communicator& communicator) {
     net->embed->bias.requires_grad_(false);
     for (at::Tensor& p : net->blocks[1]->parameters()) p.requires_grad_(false);
   }
-  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
-                        FullyShard(net, mesh, c.options));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, mesh, c.options));
   return RunSharded(c.task, model);
 }
 

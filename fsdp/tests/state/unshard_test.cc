@@ -16,13 +16,9 @@ using ::fsdp::testing::toy::MakeModel;
 using ::fsdp::testing::toy::Model;
 
 TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
-  std::vector<comm::CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(2);
   const auto run = [&](Communicator& world) -> absl::Status {
-    comm::CollectiveLog& log = logs[world.rank()];
+    comm::CollectiveLog& log = ranks.logs[world.rank()];
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     c10::NoGradGuard no_grad;
     const auto gathers = [&] {
@@ -42,7 +38,7 @@ TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
     FSDP_RETURN_IF_ERROR(CheckAllFreed(block));
     return Check(model->memory_stats().parameters.in_use_bytes == 0, "left");
   };
-  EXPECT_OK(AllOk(RunRanks(group, run)));
+  EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
 }
 
 TEST(UnshardTest, AChildTakenFromASequentialIsItsUnit) {
@@ -72,13 +68,9 @@ TEST(UnshardTest, IsForUnits) {
 
 TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {
   for (const int world_size : {1, 3}) {
-    ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(world_size));
-    std::vector<comm::CollectiveLog> logs(group.size());
-    for (size_t rank = 0; rank < group.size(); ++rank) {
-      group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-    }
+    RecordedRanks ranks(world_size);
     const auto run = [&](Communicator& world) -> absl::Status {
-      comm::CollectiveLog& log = logs[world.rank()];
+      comm::CollectiveLog& log = ranks.logs[world.rank()];
       FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
       log.Clear();
       FSDP_ASSIGN_OR_RETURN(auto rebuilt, model->RebuildFullParams());
@@ -100,7 +92,7 @@ TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {
       FSDP_RETURN_IF_ERROR(Backward(model));
       return CheckAllFreed(*model.module());
     };
-    EXPECT_OK(AllOk(RunRanks(group, run)));
+    EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
   }
 }
 

@@ -33,9 +33,8 @@ TEST(FreezingTest, FrozenUnitsAndFrozenParametersInATrainableUnit) {
 TEST(FreezingTest, GradientsReachTheInputThroughFrozenUnits) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<FrozenEnds> model,
-        FullyShard(Filled<FrozenEnds>(), Unowned(communicator),
-                   UnitsOf<UnitImpl>()));
+        auto model, FullyShard(Filled<FrozenEnds>(), Unowned(communicator),
+                               UnitsOf<UnitImpl>()));
     auto plain = Filled<FrozenEnds>();
     const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
     const at::Tensor y = Rows(0, 2, kDim).requires_grad_();
@@ -50,7 +49,7 @@ TEST(FreezingTest, GradientsReachTheInputThroughFrozenUnits) {
 
 TEST(FreezingTest, FreezingAndUnfreezingBetweenSteps) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(Filled<UsedTwice>(), Unowned(communicator),
                                      UnitsOf<UnitImpl>()));
     const auto gradients_of_unit = [&]() -> absl::StatusOr<int> {
@@ -103,9 +102,8 @@ class TiedPair : public torch::nn::Module {
 
 TEST(FreezingTest, ATiedParameterIsFrozenByAnyOfItsNames) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<TiedPair> model,
-        FullyShard(std::make_shared<TiedPair>(), Unowned(communicator)));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<TiedPair>(),
+                                                 Unowned(communicator)));
     FSDP_RETURN_IF_ERROR(model->SetTrainable("inner.same", false));
     return model->Parameters().front().requires_grad()
                ? absl::InternalError("still trainable")

@@ -88,7 +88,7 @@ TEST(GatherExtensionTrainingTest, ComputesWithWhatItReadsAndStepsExactShards) {
     CollectiveLog log;
     FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own,
                           world.Split(0, world.rank()));
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeNet(kDim, kBlocks),
                                      std::shared_ptr<Communicator>(
                                          comm::Record(std::move(own), &log)),

@@ -53,9 +53,8 @@ Clipped ClipPlain(int world_size, double max_norm, double p) {
 
 absl::Status CheckNorm(const at::Tensor& actual, double expected) {
   const double error = std::abs(actual.item<double>() - expected);
-  if (error <= 1e-5 * expected) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("norm ", actual.item<double>(), " not ", expected));
+  return Check(error <= 1e-5 * expected,
+               absl::StrCat("norm ", actual.item<double>(), " not ", expected));
 }
 
 absl::Status CheckGradients(const ShardedModuleBase& model,
@@ -67,9 +66,7 @@ absl::Status CheckGradients(const ShardedModuleBase& model,
       return absl::InternalError(absl::StrCat("gradient of ", named.name));
     }
     if (gradient.defined() &&
-        !at::allclose(gradient,
-                      whole->second.narrow(0, named.begin, gradient.numel()),
-                      1e-4, 1e-7)) {
+        !at::allclose(gradient, OwnPart(named, whole->second), 1e-4, 1e-7)) {
       return absl::InternalError(absl::StrCat(named.name, " differs"));
     }
   }
@@ -88,9 +85,8 @@ TEST(ClipGradNormOfModelTest, EqualsTorchOnTheWholeBatch) {
             [&](Communicator& communicator) -> absl::Status {
               const int rank = communicator.rank();
               FSDP_ASSIGN_OR_RETURN(
-                  FullyShardedDataParallel<PartlyTrainedImpl> model,
-                  FullyShard(std::make_shared<PartlyTrainedImpl>(),
-                             Unowned(communicator), BlockUnits()));
+                  auto model, FullyShard(std::make_shared<PartlyTrainedImpl>(),
+                                         Unowned(communicator), BlockUnits()));
               const at::Tensor x =
                   Rows(rank * kRowsPerRank, kRowsPerRank, kDim);
               FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));

@@ -15,7 +15,7 @@ constexpr int64_t kDim = 7;
 // Returns this rank's parameters after five clipped steps.
 absl::StatusOr<std::vector<at::Tensor>> TrainClipped(Communicator& c,
                                                      bool scaled) {
-  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+  FSDP_ASSIGN_OR_RETURN(auto model,
                         FullyShard(MakeNet(kDim, 2), Unowned(c), BlockUnits()));
   GradScalerOptions options;
   options.enabled = scaled;
@@ -61,7 +61,7 @@ TEST(ScaledTrainingTest, Float16FindsAScaleAndLearns) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& c) -> absl::Status {
     std::shared_ptr<NetImpl> net = MakeNet(kDim, 2);
     net->to(at::kHalf);
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(net, Unowned(c), BlockUnits()));
     GradScalerOptions options;
     options.init_scale = 1 << 24;
@@ -82,12 +82,11 @@ TEST(ScaledTrainingTest, Float16FindsAScaleAndLearns) {
       skipped += stepped ? 0 : 1;
       FSDP_RETURN_IF_ERROR(scaler.Update());
     }
-    if (skipped > 0 && skipped < 20 && losses.back() < 0.5 * losses.front() &&
-        scaler.scale() == std::ldexp(1, 24 - skipped)) {
-      return absl::OkStatus();
-    }
-    return absl::InternalError(absl::StrCat(
-        skipped, " skipped, loss ", losses.front(), " to ", losses.back()));
+    return Check(skipped > 0 && skipped < 20 &&
+                     losses.back() < 0.5 * losses.front() &&
+                     scaler.scale() == std::ldexp(1, 24 - skipped),
+                 absl::StrCat(skipped, " skipped, loss ", losses.front(),
+                              " to ", losses.back()));
   }));
 }
 

@@ -67,9 +67,9 @@ Options Probed(const MixedPrecision& precision) {
 
 absl::Status CheckDtype(const std::string& what, at::ScalarType actual,
                         at::ScalarType expected) {
-  if (actual == expected) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(what, " is ", c10::toString(actual),
-                                          ", not ", c10::toString(expected)));
+  return Check(actual == expected,
+               absl::StrCat(what, " is ", c10::toString(actual), ", not ",
+                            c10::toString(expected)));
 }
 
 struct DtypesCase {
@@ -106,7 +106,7 @@ TEST_P(DtypesTest, AreThoseOfThePolicy) {
   const DtypesCase& c = GetParam();
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     auto net = std::make_shared<ProbedNet>();
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(net, Unowned(world), Probed(c.precision)));
     at::Tensor x = Rows(world.rank(), 3, kDim);
     x.set_requires_grad(true);
@@ -227,9 +227,8 @@ TEST(MixedPrecisionTest, TrainsAsRoundingByHandDoes) {
     }
     EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(
-          FullyShardedDataParallel<ProbedNet> model,
-          FullyShard(std::make_shared<ProbedNet>(), Unowned(world),
-                     Probed(ComputeIn(dtype))));
+          auto model, FullyShard(std::make_shared<ProbedNet>(), Unowned(world),
+                                 Probed(ComputeIn(dtype))));
       torch::optim::AdamW optimizer(model->Parameters(), 1e-2);
       for (int step = 0; step < 4; ++step) {
         optimizer.zero_grad();
@@ -241,11 +240,10 @@ TEST(MixedPrecisionTest, TrainsAsRoundingByHandDoes) {
       return model->ForEachFullParameter([&](const std::string& name,
                                              const at::Tensor& value) {
         FSDP_RETURN_IF_ERROR(CheckDtype(name, value.scalar_type(), at::kFloat));
-        return at::allclose(value,
-                            *expected.net().named_parameters().find(name), 1e-5,
-                            1e-6)
-                   ? absl::OkStatus()
-                   : absl::InternalError(name);
+        return Check(
+            at::allclose(value, *expected.net().named_parameters().find(name),
+                         1e-5, 1e-6),
+            name);
       });
     }));
   }
@@ -329,7 +327,7 @@ TEST(MixedPrecisionTest, EvalModeMayBeInFullPrecision) {
     auto net = std::make_shared<ProbedNet>();
     const at::Tensor x = Rows(0, 2, kDim);
     const at::Tensor plain = ProbedNet().forward(x);
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(net, Unowned(world), Probed(precision)));
     for (int round = 0; round < 2; ++round) {
       model->train();
@@ -358,8 +356,7 @@ TEST(MixedPrecisionTest, UnitsMayDifferAndForceTheirInputs) {
       unit.precision.force_input_to_fp32 = true;
     };
     auto net = std::make_shared<ProbedNet>();
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
-                          FullyShard(net, Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     model->forward(Rows(0, 2, kDim));
     FSDP_RETURN_IF_ERROR(CheckDtype("root", net->input, at::kBFloat16));
     FSDP_RETURN_IF_ERROR(
@@ -378,8 +375,7 @@ TEST(MixedPrecisionTest, EveryUnitMayCastWhatItIsCalledWith) {
       if (path == "inner") unit.precision.param_dtype = at::kHalf;
     };
     auto net = std::make_shared<ProbedNet>();
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
-                          FullyShard(net, Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     model->forward(Rows(0, 2, kDim));
     FSDP_RETURN_IF_ERROR(CheckDtype("root", net->input, at::kBFloat16));
     return CheckDtype("input", net->inner->seen["input"], at::kHalf);
@@ -427,9 +423,9 @@ TEST(MixedPrecisionTest, AnEvalForwardBeforeTheBackwardIsNamed) {
   const auto run = [](Communicator& world) -> absl::Status {
     MixedPrecision precision = ComputeIn(at::kBFloat16);
     precision.full_precision_in_eval = true;
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
-                          FullyShard(std::make_shared<ProbedNet>(),
-                                     Unowned(world), Probed(precision)));
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(std::make_shared<ProbedNet>(), Unowned(world),
+                               Probed(precision)));
     const at::Tensor x = Rows(0, 2, kDim);
     const at::Tensor loss = model->forward(x).sum();
     model->eval();

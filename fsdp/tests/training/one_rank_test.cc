@@ -100,8 +100,7 @@ absl::Status RunSharded(Communicator& world, const Program& program,
     if (gradient.defined()) gradients[named.name] = gradient;
   }
   const int64_t buffers = model->memory_stats().gradients.allocations;
-  return buffers == 0 ? absl::OkStatus()
-                      : absl::InternalError(absl::StrCat(buffers, " buffers"));
+  return Check(buffers == 0, absl::StrCat(buffers, " buffers"));
 }
 
 void ExpectTheBitsOfLibTorch(const Program& program, bool is_sparse = false) {
@@ -200,9 +199,7 @@ TEST(OneRankTest, GradientsOfTheUsersAreAddedTo) {
     parameters[0].mutable_grad() = own;
     parameters[1].mutable_grad().reset();
     FSDP_RETURN_IF_ERROR(Step(t, 1));
-    return parameters[0].grad().is_same(own)
-               ? absl::OkStatus()
-               : absl::InternalError("another tensor");
+    return Check(parameters[0].grad().is_same(own), "another tensor");
   });
 }
 

@@ -104,8 +104,7 @@ absl::Status CheckGradients(const ShardedModuleBase& model, const Plain& plain,
     if (!shard.defined()) continue;
     FSDP_ASSIGN_OR_RETURN(const Resident resident,
                           Resident::Of(shard, Use::kRead));
-    const at::Tensor expected =
-        whole.reshape({-1}).narrow(0, named.begin, named.values.numel());
+    const at::Tensor expected = OwnPart(named, whole);
     if (!at::allclose(shard, expected, 1e-5, 1e-7)) {
       return absl::InternalError(
           absl::StrCat(when, ": the gradient of ", named.name));
@@ -201,8 +200,7 @@ absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
                         communicator.Split(0, communicator.rank()));
   const std::shared_ptr<Communicator> recorded =
       comm::Record(std::move(own), &log);
-  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
-                        FullyShard(net, recorded, LayerUnits(c)));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, recorded, LayerUnits(c)));
   for (const TensorRange& named : model->Ranges()) {
     FSDP_RETURN_IF_ERROR(model->SetTrainable(named.name, trains(named.name)));
   }
@@ -274,9 +272,9 @@ TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
       {IsBias, true, false}, {IsLora, true, false},
   };
   Run([&](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
-                          FullyShard(std::make_shared<Net>(),
-                                     Unowned(communicator), LayerUnits(c)));
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(std::make_shared<Net>(), Unowned(communicator),
+                               LayerUnits(c)));
     Plain plain(c.ranks);
     for (size_t i = 0; i < turns.size(); ++i) {
       const int turn = static_cast<int>(i);
@@ -319,7 +317,7 @@ TEST(PartlyTrainedReplicasTest, GradientsAreTheMeanOverAll) {
                                              {{"replicate", 2}, {"shard", 2}}));
     Options options = LayerUnits({});
     options.unit.strategy = ShardingStrategy::kHybridShard;
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(std::make_shared<Net>(), mesh, options));
     Plain plain(4);
     int turn = 0;
@@ -345,8 +343,7 @@ absl::Status CheckThawed(const comm::Mesh& mesh, ShardingStrategy strategy,
   options.gradients.divide_factor = 1;
   auto net = std::make_shared<Net>();
   SetTrained(*net, IsLora);  // the root's unit has no such parameter
-  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
-                        FullyShard(net, mesh, options));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, mesh, options));
   const int ranks = communicator.world_size();
   Plain plain(ranks);
   for (const int turn : {0, 1}) {
@@ -389,8 +386,7 @@ TEST(PartlyTrainedErrorsTest, RanksThatTrainOthersAreRefused) {
       RunRanks(2, [](Communicator& communicator) -> absl::Status {
         auto net = std::make_shared<Net>();
         FSDP_ASSIGN_OR_RETURN(
-            FullyShardedDataParallel<Net> model,
-            FullyShard(net, Unowned(communicator), LayerUnits({})));
+            auto model, FullyShard(net, Unowned(communicator), LayerUnits({})));
         for (const auto& layer : net->layers) {
           (communicator.rank() == 0 ? layer->lora_a : layer->lora_b)
               .set_requires_grad(false);

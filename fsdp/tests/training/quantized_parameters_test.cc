@@ -90,8 +90,7 @@ absl::Status ExpectShardsOf(const StateDict& dict, Net& model) {
   for (const TensorRange& named : model->Ranges()) {
     const at::Tensor* const whole = dict.find(named.name);
     if (whole == nullptr) return absl::InternalError(named.name);
-    const at::Tensor part = whole->contiguous().view({-1}).narrow(
-        0, named.begin, named.values.numel());
+    const at::Tensor part = OwnPart(named, whole->contiguous());
     if (!at::equal(part, named.values.detach())) {
       return absl::InternalError(
           absl::StrCat(named.name, " is not what the shard holds"));

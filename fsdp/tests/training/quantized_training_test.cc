@@ -90,9 +90,8 @@ TEST_P(QuantizedTrainingTest, ConvergesAsExactTrainingDoes) {
             actual.losses.back(), Le(actual.losses.front() / 2), "last loss"));
         // A difference shows that int8 was sent.
         const bool same = CheckSameTraining(actual, exact, 0, 0).ok();
-        return same == (world.world_size() == 1)
-                   ? absl::OkStatus()
-                   : absl::InternalError(same ? "exact" : "quantised alone");
+        return Check(same == (world.world_size() == 1),
+                     same ? "exact" : "quantised alone");
       }));
 }
 
@@ -184,9 +183,8 @@ TEST(QuantizedSharedMemoryTest, ParametersAreSharedUnlessGathersAreQuantised) {
       options.quantize.gather = gather;
       FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
                                                   Unowned(world), options));
-      return (model->PlanMemory().gathered > 0) == gather
-                 ? absl::OkStatus()
-                 : absl::InternalError(model->Describe());
+      return Check((model->PlanMemory().gathered > 0) == gather,
+                   model->Describe());
     })));
   }
 }

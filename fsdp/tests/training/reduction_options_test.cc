@@ -36,8 +36,7 @@ TEST(ReductionHookTest, CompressedReductionsTrainAlikeWithAndWithoutReplicas) {
 TEST(ReductionHookTest, AreSetOnce) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
-        FullyShard(MakeNet(kDim, 1), Unowned(world), BlockUnits()));
+        auto model, FullyShard(MakeNet(kDim, 1), Unowned(world), BlockUnits()));
     FSDP_RETURN_IF_ERROR(
         model->SetReductionHooks(CompressedReduceScatter(at::kHalf)));
     const absl::Status second =

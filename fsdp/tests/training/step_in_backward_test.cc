@@ -193,8 +193,7 @@ TEST(StepInBackwardTest, AFailedStepFailsTheBackwardAndTheNextOneIsWhole) {
                                    "bytes of gradients after a failure"));
     result = absl::OkStatus();
     FSDP_RETURN_IF_ERROR(Backward(model, 1));
-    return steps == 1 + 4 ? absl::OkStatus()
-                          : absl::InternalError(absl::StrCat(steps, " steps"));
+    return Check(steps == 1 + 4, absl::StrCat(steps, " steps"));
   }));
 }
 
@@ -228,9 +227,7 @@ TEST(StepInBackwardTest, IsSetBetweenStepsOnly) {
       refused = model->StepInBackward([](auto) { return absl::OkStatus(); });
     };
     FSDP_RETURN_IF_ERROR(Backward(model, 0));
-    return absl::IsFailedPrecondition(refused)
-               ? absl::OkStatus()
-               : absl::InternalError(refused.ToString());
+    return Check(absl::IsFailedPrecondition(refused), refused.ToString());
   }));
 }
 
@@ -254,9 +251,8 @@ TEST(StepInBackwardTest, EndsWithNullAndIsReplacedByAnother) {
     FSDP_RETURN_IF_ERROR(model->StepInBackward(nullptr));
     FSDP_RETURN_IF_ERROR(Backward(model, 1));
     const bool has_gradient = model->Parameters().front().grad().defined();
-    return first == 0 && second == 4 && has_gradient
-               ? absl::OkStatus()
-               : absl::InternalError(absl::StrCat(first, ", ", second));
+    return Check(first == 0 && second == 4 && has_gradient,
+                 absl::StrCat(first, ", ", second));
   }));
 }
 

@@ -95,12 +95,10 @@ absl::Status CheckCounts(const CollectiveLog& log, const Counts& expected) {
   const Counts actual{log.TotalsOf(Collective::kAllGather).count,
                       log.TotalsOf(Collective::kReduceScatter).count,
                       log.TotalsOf(Collective::kAllReduce).count};
-  if (actual.gathers == expected.gathers &&
-      actual.reduce_scatters == expected.reduce_scatters &&
-      actual.all_reduces == expected.all_reduces) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(
+  return Check(
+      actual.gathers == expected.gathers &&
+          actual.reduce_scatters == expected.reduce_scatters &&
+          actual.all_reduces == expected.all_reduces,
       absl::StrCat(actual.gathers, " all-gathers, ", actual.reduce_scatters,
                    " reduce-scatters, ", actual.all_reduces, " all-reduces"));
 }
@@ -121,18 +119,14 @@ class CountsTest : public ::testing::TestWithParam<CountsCase> {};
 
 TEST_P(CountsTest, OfAStep) {
   const CountsCase& c = GetParam();
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(4));
-  std::vector<CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(4);
   const auto run = [&](Communicator& world) -> absl::Status {
-    CollectiveLog& log = logs[world.rank()];
+    CollectiveLog& log = ranks.logs[world.rank()];
     FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
     Options options = BlockUnits();
     options.unit.strategy = c.strategy;
     options.checks.order = false;
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeNet(kDim, kBlocks), mesh, options));
     for (int step = 0; step < 3; ++step) {
       log.Clear();
@@ -144,7 +138,7 @@ TEST_P(CountsTest, OfAStep) {
     }
     return CheckCounts(log, c.expected);
   };
-  EXPECT_OK(AllOk(RunRanks(group, run)));
+  EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -180,28 +174,23 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(HybridBytesTest, HybridAllReducesOnlyWhatARankHasReduced) {
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(4));
-  std::vector<CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(4);
   const auto run = [&](Communicator& world) -> absl::Status {
-    CollectiveLog& log = logs[world.rank()];
+    CollectiveLog& log = ranks.logs[world.rank()];
     FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
     Options options = BlockUnits();
     options.unit.strategy = ShardingStrategy::kHybridShard;
     options.checks.order = false;
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeNet(kDim, kBlocks), mesh, options));
     log.Clear();
     FSDP_RETURN_IF_ERROR(Backward(model));
     const int64_t scattered = log.TotalsOf(Collective::kReduceScatter).bytes;
     const int64_t reduced = log.TotalsOf(Collective::kAllReduce).bytes;
-    return scattered == 2 * reduced ? absl::OkStatus()
-                                    : absl::InternalError(absl::StrCat(
-                                          reduced, " bytes of ", scattered));
+    return Check(scattered == 2 * reduced,
+                 absl::StrCat(reduced, " bytes of ", scattered));
   };
-  EXPECT_OK(AllOk(RunRanks(group, run)));
+  EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
 }
 
 class WithoutAllToAll final : public comm::ForwardingCommunicator {
@@ -261,9 +250,8 @@ TEST(StepInBackwardTest, ASecondBackwardThroughAUnitIsRefused) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = BlockUnits();
     options.abort_on_failure = false;
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
-        FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(kDim, kBlocks),
+                                                 Unowned(world), options));
     FSDP_RETURN_IF_ERROR(
         model->StepInBackward([](auto) { return absl::OkStatus(); }));
     const at::Tensor x = Rows(0, 2, kDim);
@@ -279,9 +267,8 @@ TEST(StepInBackwardTest, ASecondBackwardThroughAUnitIsRefused) {
 
 TEST(StepInBackwardTest, GradientsOfOneUnitAtATimeAreAlive) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
-        FullyShard(MakeNet(kDim, kBlocks), Unowned(world), BlockUnits()));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(kDim, kBlocks),
+                                                 Unowned(world), BlockUnits()));
     size_t most = 0;
     int units = 0;
     FSDP_RETURN_IF_ERROR(
@@ -299,9 +286,8 @@ TEST(StepInBackwardTest, GradientsOfOneUnitAtATimeAreAlive) {
           return absl::OkStatus();
         }));
     FSDP_RETURN_IF_ERROR(Backward(model));
-    return most == 4 && units == kUnits
-               ? absl::OkStatus()
-               : absl::InternalError(absl::StrCat(most, " of ", units));
+    return Check(most == 4 && units == kUnits,
+                 absl::StrCat(most, " of ", units));
   }));
 }
 
@@ -319,8 +305,7 @@ TEST(IgnoreTest, IgnoredModulesAndParametersStayAsTheyAreOnEachRank) {
     options.ignore.parameter = [](const std::string& name, const at::Tensor&) {
       return name == "head.bias";
     };
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
-                          FullyShard(net, Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     for (const TensorRange& shard : model->Ranges()) {
       if (shard.name == "head.bias" || shard.name == "blocks.0.fc.weight") {
         return absl::InternalError(shard.name);

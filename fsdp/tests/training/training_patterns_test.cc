@@ -46,9 +46,8 @@ absl::Status CheckEqual(const TaskRecord& actual, const TaskRecord& expected) {
 
 absl::StatusOr<TaskRecord> TrainNet(Communicator& world,
                                     const TrainingTask& task) {
-  FSDP_ASSIGN_OR_RETURN(
-      FullyShardedDataParallel<NetImpl> model,
-      FullyShard(MakeNet(kDim, kBlocks), Unowned(world), BlockUnits()));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(kDim, kBlocks),
+                                               Unowned(world), BlockUnits()));
   return RunSharded(task, model);
 }
 
@@ -162,15 +161,11 @@ class GathersAhead : public torch::nn::Module {
 };
 
 TEST(ExplicitPrefetchTest, ChangesTheOrderOfGathersAndNothingElse) {
-  ASSERT_OK_AND_ASSIGN(Group group, comm::CreateLocalGroup(2));
-  std::vector<comm::CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(2);
   Options options = BlockUnits();
   options.prefetch.forward = false;
   const auto train = [&](Communicator& world, bool ahead, int64_t& gathers) {
-    comm::CollectiveLog& log = logs[world.rank()];
+    comm::CollectiveLog& log = ranks.logs[world.rank()];
     auto model = ValueOrThrow(FullyShard(std::make_shared<GathersAhead>(ahead),
                                          Unowned(world), options));
     log.Clear();
@@ -178,16 +173,16 @@ TEST(ExplicitPrefetchTest, ChangesTheOrderOfGathersAndNothingElse) {
     gathers = log.TotalsOf(Collective::kAllGather).count;
     return record;
   };
-  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
-    int64_t on_demand = 0;
-    int64_t ahead = 0;
-    const TaskRecord expected = train(world, false, on_demand);
-    const TaskRecord actual = train(world, true, ahead);
-    FSDP_RETURN_IF_ERROR(CheckEqual(actual, expected));
-    return ahead == on_demand ? absl::OkStatus()
-                              : absl::InternalError(absl::StrCat(
-                                    ahead, " gathers, not ", on_demand));
-  })));
+  EXPECT_OK(
+      AllOk(RunRanks(ranks.group, [&](Communicator& world) -> absl::Status {
+        int64_t on_demand = 0;
+        int64_t ahead = 0;
+        const TaskRecord expected = train(world, false, on_demand);
+        const TaskRecord actual = train(world, true, ahead);
+        FSDP_RETURN_IF_ERROR(CheckEqual(actual, expected));
+        return Check(ahead == on_demand,
+                     absl::StrCat(ahead, " gathers, not ", on_demand));
+      })));
 }
 
 // --- Order -------------------------------------------------------------------
