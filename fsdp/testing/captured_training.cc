@@ -2,18 +2,11 @@
 
 #include <torch/optim/adamw.h>
 
-#include <memory>
-#include <utility>
-
-#include "absl/types/span.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/fake_device_graph.h"
 #include "comm/testing/loopback_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/testing/toy_model.h"
 
 namespace fsdp::testing {
 

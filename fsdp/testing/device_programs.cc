@@ -1,17 +1,7 @@
 #include "fsdp/testing/device_programs.h"
 
-#include <ATen/ops/equal.h>
-#include <c10/core/GradMode.h>
 #include <torch/optim/adamw.h>
 
-#include <cstdint>
-#include <memory>
-#include <utility>
-
-#include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
-#include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/testing/loopback_communicator.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_optimizer.h"

@@ -3,24 +3,11 @@
 #ifndef FSDP_TESTING_DEVICE_PROGRAMS_H_
 #define FSDP_TESTING_DEVICE_PROGRAMS_H_
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <torch/nn/module.h>
 
-#include <functional>
-#include <map>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <tuple>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 

@@ -1,17 +1,6 @@
 #include "fsdp/testing/sharded_toy.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
-#include <torch/nn/module.h>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
 
 namespace fsdp::testing::toy {
 

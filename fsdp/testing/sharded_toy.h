@@ -2,17 +2,7 @@
 #ifndef FSDP_TESTING_SHARDED_TOY_H_
 #define FSDP_TESTING_SHARDED_TOY_H_
 
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-
-#include <cstdint>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing::toy {
 

@@ -1,7 +1,6 @@
 #include "fsdp/tests/autograd/checkpoint_scenario.h"
 
 #include "fsdp/testing/layered_net.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/autograd/layer_regions.h"
 
 namespace fsdp::testing {

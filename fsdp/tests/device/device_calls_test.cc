@@ -1,8 +1,6 @@
 // The device calls of a step, per unit, beyond those of the unsharded model,
 // with everything on the device.
 
-#include <ATen/core/Tensor.h>
-
 #include <ostream>
 
 #include "base/testing/fake_device.h"

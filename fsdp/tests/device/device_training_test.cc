@@ -1,8 +1,6 @@
 // Steps on a device with streams, as one of N ranks: values equal those on the
 // CPU, streams leave nothing unordered, and the host does not wait.
 
-#include <ATen/core/Tensor.h>
-
 #include "base/testing/fake_device.h"
 #include "comm/testing/loopback_communicator.h"
 #include "fsdp/options/offload_options.h"

@@ -1,7 +1,5 @@
 #include "fsdp/tests/errors/acting_net.h"
 
-#include "fsdp/testing/sharded_test.h"
-
 namespace fsdp::testing::acting_net {
 
 Options TransparentOptions() {

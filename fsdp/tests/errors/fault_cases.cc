@@ -6,7 +6,6 @@
 #include "base/testing/users_error.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing::faults {
 

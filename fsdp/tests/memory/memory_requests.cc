@@ -5,7 +5,6 @@
 #include "comm/testing/shared_memory_group.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/state/full_params.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing::memory_requests {
 

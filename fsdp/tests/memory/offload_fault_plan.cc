@@ -4,7 +4,6 @@
 
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 #include "offload/host_store.h"
 #include "offload/page_memory.h"

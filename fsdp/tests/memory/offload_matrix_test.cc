@@ -1,8 +1,6 @@
 // Wherever parameters, gradients and optimizer states rest, training gives the
 // bits that it gives with all of them in memory.
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdlib>
 
 #include "fsdp/options/offload_options.h"

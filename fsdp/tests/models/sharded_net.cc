@@ -1,7 +1,5 @@
 #include "fsdp/tests/models/sharded_net.h"
 
-#include "fsdp/testing/sharded_test.h"
-
 namespace fsdp::testing::sharded_net {
 
 absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(

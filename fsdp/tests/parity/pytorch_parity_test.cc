@@ -2,8 +2,6 @@
 // DDP with the same models, values and data: testing/pytorch_figures.txt,
 // written by tools/record_pytorch_figures.py.
 
-#include <ATen/core/Tensor.h>
-
 #include <fstream>
 #include <limits>
 #include <ostream>

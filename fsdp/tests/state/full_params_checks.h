@@ -2,9 +2,6 @@
 #ifndef FSDP_TESTS_STATE_FULL_PARAMS_CHECKS_H_
 #define FSDP_TESTS_STATE_FULL_PARAMS_CHECKS_H_
 
-#include <torch/nn/module.h>
-
-#include "absl/status/status.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 
