@@ -4,7 +4,6 @@
 
 #include "base/testing/fake_device.h"
 #include "base/testing/fake_device_graph.h"
-#include "comm/testing/loopback_communicator.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
 
@@ -37,10 +36,7 @@ std::vector<at::Tensor> Training::Shards() const {
 
 absl::StatusOr<std::shared_ptr<comm::Communicator>> FakeDeviceWorld(
     int world_size) {
-  comm::LoopbackOptions loopback;
-  loopback.place = {world_size / 2, world_size};
-  loopback.device = FakeDevice::device();
-  return comm::CreateLoopback(loopback);
+  return OneOf(world_size, FakeDevice::device());
 }
 
 absl::StatusOr<std::unique_ptr<Training>> StartTraining(

@@ -38,6 +38,11 @@ std::vector<DeviceProgram> DevicePrograms();
 // Returns the name of a test with a program and a world size.
 std::string NameOfCase(const std::tuple<DeviceProgram, int>& param);
 
+// Returns the one in the middle of `world_size` ranks, all of which this
+// process plays.
+absl::StatusOr<std::shared_ptr<comm::Communicator>> OneOf(int world_size,
+                                                          c10::Device device);
+
 // Where a training runs: on the CPU, if the functions are not set.
 struct TrainingDevice {
   // Returns one of `world_size` ranks. If not set, this process plays all

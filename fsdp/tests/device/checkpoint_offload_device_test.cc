@@ -6,11 +6,11 @@
 #include <ostream>
 
 #include "base/testing/fake_device.h"
-#include "comm/testing/loopback_communicator.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/activation_offload_calls.h"
+#include "fsdp/testing/device_programs.h"
 #include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/sharded_test.h"
 #include "offload/param_store.h"
@@ -113,11 +113,8 @@ using MakeOffload = absl::StatusOr<Offload> (*)(c10::Device);
 absl::StatusOr<Values> Train(const Program& program, const Offload& offload,
                              c10::Device device, int world_size,
                              std::vector<std::string>& waits) {
-  comm::LoopbackOptions loopback;
-  loopback.place = {world_size / 2, world_size};
-  loopback.device = device;
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
-                        comm::CreateLoopback(loopback));
+                        OneOf(world_size, device));
   auto net =
       std::make_shared<Net>(program.layer(offload), program.net(offload));
   FillParameters(*net, 1);

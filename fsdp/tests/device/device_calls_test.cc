@@ -4,8 +4,8 @@
 #include <ostream>
 
 #include "base/testing/fake_device.h"
-#include "comm/testing/loopback_communicator.h"
 #include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/testing/device_programs.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
@@ -67,11 +67,8 @@ absl::StatusOr<Calls> PlainCalls(int blocks) {
 
 absl::StatusOr<Calls> ShardedCalls(int blocks, int world_size,
                                    const Options& options) {
-  comm::LoopbackOptions loopback;
-  loopback.place = {world_size / 2, world_size};
-  loopback.device = FakeDevice::device();
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
-                        comm::CreateLoopback(loopback));
+                        OneOf(world_size, FakeDevice::device()));
   FSDP_ASSIGN_OR_RETURN(auto model,
                         FullyShard(OnDevice(blocks), world, options));
   FusedAdamW optimizer(model->Parameters(), {});

@@ -5,8 +5,8 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "base/testing/fake_device.h"
-#include "comm/testing/loopback_communicator.h"
 #include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/testing/device_programs.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
@@ -17,11 +17,8 @@ using Model = FullyShardedDataParallel<NetImpl>;
 constexpr int64_t kDim = 6;
 
 absl::StatusOr<Model> MakeModel(int world_size, c10::Device device) {
-  comm::LoopbackOptions loopback;
-  loopback.place = {world_size / 2, world_size};
-  loopback.device = device;
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
-                        comm::CreateLoopback(loopback));
+                        OneOf(world_size, device));
   std::shared_ptr<NetImpl> net = MakeNet(kDim, /*num_blocks=*/3);
   if (!device.is_cpu()) FakeDevice::Move(net->parameters());
   // Shards and gradients are float, and so are the buffers that become
