@@ -12,18 +12,9 @@
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/acting_net.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::acting_net {
 namespace {
 
-using acting_net::Acting;
-using acting_net::CheckStepIsExact;
-using acting_net::Expect;
-using acting_net::ExpectFails;
-using acting_net::kDim;
-using acting_net::kRanks;
-using acting_net::Model;
-using acting_net::ShardActing;
-using acting_net::TransparentOptions;
 using Code = absl::StatusCode;
 
 // --- Access outside forward --------------------------------------------------
@@ -304,4 +295,4 @@ TEST(TransparentErrorsTest, AnOperatorsInputsStayWhileItRunsOthers) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::acting_net

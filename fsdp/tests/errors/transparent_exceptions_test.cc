@@ -5,17 +5,9 @@
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/acting_net.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::acting_net {
 namespace {
 
-using acting_net::Acting;
-using acting_net::CheckStepIsExact;
-using acting_net::Expect;
-using acting_net::kDim;
-using acting_net::kRanks;
-using acting_net::Model;
-using acting_net::ShardActing;
-using acting_net::TransparentOptions;
 using Code = absl::StatusCode;
 
 TEST(TransparentErrorsTest, AnExceptionInForwardKeepsItsType) {
@@ -163,4 +155,4 @@ TEST(TransparentErrorsTest, RanksThatRunDifferentUnits) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::acting_net

@@ -13,27 +13,10 @@
 #include "fsdp/state/full_params.h"
 #include "fsdp/testing/sharded_test.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::memory_requests {
 namespace {
 
 using ::fsdp::comm::testing::CreateSharedMemoryGroup;
-using memory_requests::Block;
-using memory_requests::Fail;
-using memory_requests::Group;
-using memory_requests::kBlocks;
-using memory_requests::kDim;
-using memory_requests::kPatience;
-using memory_requests::kRate;
-using memory_requests::MakeGroup;
-using memory_requests::Net;
-using memory_requests::OptionsFor;
-using memory_requests::Plain;
-using memory_requests::Request;
-using memory_requests::Requests;
-using memory_requests::UnshardAndWait;
-using memory_requests::Way;
-using memory_requests::Ways;
-using memory_requests::WithToldFences;
 
 // Backward, or a region's recomputation, would gather new values where forward
 // had the old ones.
@@ -261,4 +244,4 @@ INSTANTIATE_TEST_SUITE_P(Worlds, RequestTest, ::testing::Values(2, 3));
 
 }  // namespace
 
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::memory_requests

@@ -12,22 +12,10 @@
 #include "fsdp/tests/memory/offload_fault_plan.h"
 #include "offload/testing/faulty_store.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::offload_faults {
 namespace {
 
 using ::fsdp::offload::testing::Fault;
-using offload_faults::Away;
-using offload_faults::Backward;
-using offload_faults::kInjected;
-using offload_faults::kRanks;
-using offload_faults::kSteps;
-using offload_faults::MakeAdamW;
-using offload_faults::MakeModel;
-using offload_faults::Model;
-using offload_faults::Offloading;
-using offload_faults::Plan;
-using offload_faults::Step;
-using offload_faults::Undisturbed;
 
 // The outcome of a disturbed run on a rank.
 struct Outcome {
@@ -308,4 +296,4 @@ TEST(OffloadFaultsTest, AfterAStepThatCouldNotBeUndoneNoOtherBegins) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::offload_faults

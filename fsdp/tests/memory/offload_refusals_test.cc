@@ -9,20 +9,8 @@
 #include "fsdp/tests/memory/offload_fault_plan.h"
 #include "offload/param_store.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::offload_faults {
 namespace {
-
-using offload_faults::Backward;
-using offload_faults::kDim;
-using offload_faults::kRanks;
-using offload_faults::kSteps;
-using offload_faults::MakeAdamW;
-using offload_faults::MakeModel;
-using offload_faults::Model;
-using offload_faults::Offloading;
-using offload_faults::Plan;
-using offload_faults::Step;
-using offload_faults::Undisturbed;
 
 TEST(OffloadFaultsTest, WhatIsHeldAcrossAStepIsRefusedOnAllRanks) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
@@ -129,4 +117,4 @@ TEST(OffloadFaultsTest, AnotherOptimizerIsToldWhichOnesCan) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::offload_faults

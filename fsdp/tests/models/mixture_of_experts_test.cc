@@ -10,13 +10,11 @@
 #include "fsdp/testing/training_task.h"
 #include "fsdp/tests/models/model_zoo.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::model_zoo {
 namespace {
 
 using ::fsdp::comm::testing::Progress;
 using ::fsdp::comm::testing::StartLast;
-using model_zoo::kDim;
-using model_zoo::UnitsAt;
 
 constexpr int kMoeRanks = 4;
 constexpr int64_t kExpertRows = 3;
@@ -229,4 +227,4 @@ INSTANTIATE_TEST_SUITE_P(MaxNorms, MixtureOfExpertsTest,
                          });
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::model_zoo

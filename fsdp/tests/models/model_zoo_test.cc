@@ -15,15 +15,8 @@
 #include "fsdp/testing/toy_transformer.h"
 #include "fsdp/testing/training_task.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::model_zoo {
 namespace {
-
-using model_zoo::ExpectTrainsAsOneProcess;
-using model_zoo::Filled;
-using model_zoo::kDim;
-using model_zoo::Nested;
-using model_zoo::RowsTask;
-using model_zoo::UnitsAt;
 
 struct StrategyCase {
   const char* name;
@@ -351,4 +344,4 @@ TEST(ModelPropertiesTest, AScopeOfFullParametersLeavesBuffersInTheirDtype) {
 
 }  // namespace
 
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::model_zoo

@@ -5,13 +5,9 @@
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/models/sharded_net.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::sharded_net {
 namespace {
 
-using sharded_net::CheckStepIsExact;
-using sharded_net::kDim;
-using sharded_net::kRanks;
-using sharded_net::ShardNet;
 using Code = absl::StatusCode;
 
 class ThrowsOnDemand : public torch::nn::Module {
@@ -222,4 +218,4 @@ TEST(ShardedModelTest, ABackwardInsideAForwardLeavesTheUnitsAroundItAlone) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::sharded_net

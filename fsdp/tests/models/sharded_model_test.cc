@@ -11,13 +11,9 @@
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/models/sharded_net.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::sharded_net {
 namespace {
 
-using sharded_net::CheckStepIsExact;
-using sharded_net::kDim;
-using sharded_net::kRanks;
-using sharded_net::ShardNet;
 using Code = absl::StatusCode;
 
 TEST(ShardedModelTest, RefusesAnInnerUnitWithGradOutsideItsRoot) {
@@ -305,4 +301,4 @@ TEST(ShardedModelTest, LossesThatTakeTurnsUseAllParameters) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::sharded_net

@@ -10,17 +10,10 @@
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/models/transparent_training.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::transparent_nets {
 namespace {
 
 using ::torch::nn::Linear;
-using transparent_nets::ExpectTrainsAsPlain;
-using transparent_nets::kDim;
-using transparent_nets::Layer;
-using transparent_nets::Mlp;
-using transparent_nets::Nested;
-using transparent_nets::TrainingOf;
-using transparent_nets::Transparent;
 
 TEST(TransparentTest, ChildrenCalledDirectly) {
   ExpectTrainsAsPlain<Mlp, torch::nn::LinearImpl>();
@@ -204,4 +197,4 @@ TEST(TransparentTest, BesideUnitsCalledByForward) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::transparent_nets

@@ -13,16 +13,10 @@
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::toy {
 namespace {
 
 using ::fsdp::comm::testing::RunRefusedRanks;
-using ::fsdp::testing::toy::CheckAllFreed;
-using ::fsdp::testing::toy::IsFreed;
-using ::fsdp::testing::toy::kBlocks;
-using ::fsdp::testing::toy::kDim;
-using ::fsdp::testing::toy::MakeModel;
-using ::fsdp::testing::toy::Model;
 
 at::Tensor DataOf(int rank) { return Rows(int64_t{3} * rank, 3, kDim); }
 
@@ -426,4 +420,4 @@ TEST(OneElementTest, OfShape1TiedOverTwoModulesTrainsAsInOneProcess) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::toy

@@ -9,16 +9,10 @@
 #include "fsdp/testing/sharded_toy.h"
 #include "fsdp/tests/state/full_params_checks.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::toy {
 namespace {
 
 using ::fsdp::comm::testing::RunRefusedRanks;
-using ::fsdp::testing::toy::CheckAllFreed;
-using ::fsdp::testing::toy::IsFreed;
-using ::fsdp::testing::toy::kBlocks;
-using ::fsdp::testing::toy::kDim;
-using ::fsdp::testing::toy::MakeModel;
-using ::fsdp::testing::toy::Model;
 
 TEST(SummonFullParamsTest, ShowsWholeLeavesUnderTheirOwnNamesThenNothing) {
   for (const int world_size : {1, 2, 3, 5}) {
@@ -360,4 +354,4 @@ TEST(SummonFullParamsTest, WhatOneRankCannotEnterAllLeave) {
 
 }  // namespace
 
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::toy

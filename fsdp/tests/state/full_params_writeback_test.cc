@@ -8,15 +8,8 @@
 #include "fsdp/testing/sharded_toy.h"
 #include "fsdp/tests/state/full_params_checks.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::toy {
 namespace {
-
-using ::fsdp::testing::toy::CheckAllFreed;
-using ::fsdp::testing::toy::IsFreed;
-using ::fsdp::testing::toy::kBlocks;
-using ::fsdp::testing::toy::kDim;
-using ::fsdp::testing::toy::MakeModel;
-using ::fsdp::testing::toy::Model;
 
 struct WriteCase {
   const char* name;
@@ -172,4 +165,4 @@ TEST(SummonFullParamsTest, TheNextStepUsesWhatWasWritten) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::toy

@@ -5,15 +5,8 @@
 #include "fsdp/testing/sharded_toy.h"
 #include "fsdp/tests/state/full_params_checks.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::toy {
 namespace {
-
-using ::fsdp::testing::toy::CheckAllFreed;
-using ::fsdp::testing::toy::IsFreed;
-using ::fsdp::testing::toy::kBlocks;
-using ::fsdp::testing::toy::kDim;
-using ::fsdp::testing::toy::MakeModel;
-using ::fsdp::testing::toy::Model;
 
 TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
   RecordedRanks ranks(2);
@@ -97,4 +90,4 @@ TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::toy

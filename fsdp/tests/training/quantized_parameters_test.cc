@@ -7,14 +7,10 @@
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/training/quantized_net.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::quantized_net {
 namespace {
 
 using ::fsdp::comm::QuantizationLog;
-using quantized_net::kBlocks;
-using quantized_net::kDim;
-using quantized_net::Net;
-using quantized_net::Quantized;
 
 absl::Status TrainOneStep(Net& model, torch::optim::Optimizer& optimizer) {
   const at::Tensor x = Rows(int64_t{4} * model->communicator().rank(), 4, kDim);
@@ -281,4 +277,4 @@ TEST(QuantizedMemoryTest, MessagesAreInThePlanAndTheDescription) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::quantized_net

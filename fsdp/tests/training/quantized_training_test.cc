@@ -8,15 +8,10 @@
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/training/quantized_net.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::quantized_net {
 namespace {
 
 using ::fsdp::comm::testing::CreateSharedMemoryGroup;
-using quantized_net::Both;
-using quantized_net::kBlocks;
-using quantized_net::kDim;
-using quantized_net::Net;
-using quantized_net::Quantized;
 
 absl::StatusOr<TrainingRecord> Train(Communicator& world,
                                      const Options& options,
@@ -213,4 +208,4 @@ TEST(QuantizeOptionTest, IsTheSameOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::quantized_net
