@@ -176,27 +176,18 @@ void AttemptFaults::RemoveRot(checkpoint::FileSystem& disk) {
   rot_.FlipBack(disk);
 }
 
-std::optional<int64_t> AttemptFaults::ThrowsAt(int rank) const {
+std::optional<int64_t> AttemptFaults::PlaceOf(FaultKind kind, int rank) const {
   for (const Fault& fault : attempt_.faults) {
-    if (fault.rank == rank && fault.kind == FaultKind::kThrow) return fault.at;
+    if (fault.rank == rank && fault.kind == kind) return fault.at;
   }
   return std::nullopt;
 }
 
-int64_t AttemptFaults::StepOf(FaultKind kind, int rank) const {
-  for (const Fault& fault : attempt_.faults) {
-    if (fault.rank == rank && fault.kind == kind) return fault.at;
-  }
-  return 0;
-}
-
 int AttemptFaults::SignalOf(int rank) const {
-  for (size_t i = 0; i < happened_.size(); ++i) {
-    const Fault& fault = attempt_.faults[i];
-    if (!happened_[i] || fault.rank != rank) continue;
-    if (fault.kind == FaultKind::kSignal) return SIGTERM;
-  }
-  return 0;
+  const bool is_told = HasHappened([rank](const Fault& fault) {
+    return fault.rank == rank && fault.kind == FaultKind::kSignal;
+  });
+  return is_told ? SIGTERM : 0;
 }
 
 bool AttemptFaults::AllEndAlike() const {
@@ -280,22 +271,21 @@ std::vector<Fault> AttemptFaults::Happened() const {
   return faults;
 }
 
+bool AttemptFaults::HasHappened(
+    const std::function<bool(const Fault&)>& is_it) const {
+  const std::vector<Fault> happened = Happened();
+  return std::any_of(happened.begin(), happened.end(), is_it);
+}
+
 bool AttemptFaults::any_that_may_fail() const {
-  for (size_t i = 0; i < happened_.size(); ++i) {
-    const FaultKind kind = attempt_.faults[i].kind;
-    if (kind == FaultKind::kStop || kind == FaultKind::kSlow) continue;
-    if (happened_[i]) return true;
-  }
-  return false;
+  return HasHappened([](const Fault& fault) {
+    return fault.kind != FaultKind::kStop && fault.kind != FaultKind::kSlow;
+  });
 }
 
 bool AttemptFaults::power_is_lost() const {
-  for (size_t i = 0; i < happened_.size(); ++i) {
-    if (happened_[i] && attempt_.faults[i].kind == FaultKind::kLosePower) {
-      return true;
-    }
-  }
-  return false;
+  return HasHappened(
+      [](const Fault& fault) { return fault.kind == FaultKind::kLosePower; });
 }
 
 }  // namespace fsdp::simulation

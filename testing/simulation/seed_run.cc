@@ -126,9 +126,10 @@ class SeedRun {
     world.disk = rank.disk.get();
     world.ssd = rank.ssd.get();
     world.mutant = options_.mutant;
-    world.throws_at = faults.ThrowsAt(i);
-    world.not_finite_step = faults.StepOf(FaultKind::kNotFinite, i);
-    world.last_step = faults.StepOf(FaultKind::kFinish, i);
+    world.throws_at = faults.PlaceOf(FaultKind::kThrow, i);
+    world.not_finite_step =
+        faults.PlaceOf(FaultKind::kNotFinite, i).value_or(0);
+    world.last_step = faults.PlaceOf(FaultKind::kFinish, i).value_or(0);
     world.signal = [&faults, i] { return faults.SignalOf(i); };
     world.expected = [this](int64_t step) -> PlainTraining& {
       return Expected(step);

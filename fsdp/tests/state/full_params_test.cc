@@ -147,17 +147,6 @@ TEST(SummonFullParamsTest, GradientsAreSeenAndWrittenBackAlsoOffloaded) {
   }
 }
 
-TEST(SummonFullParamsTest, ParametersWithoutGradientHaveNone) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    SummonOptions options;
-    options.with_grads = true;
-    FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                          model->SummonFullParams(options));
-    return Check(!model.module()->head->weight.grad().defined(), "made up");
-  }));
-}
-
 TEST(ForEachFullParameterTest, EditsAreKeptWithWritebackOnly) {
   for (const bool writeback : {false, true}) {
     for (const bool rank0_only : {false, true}) {

@@ -184,26 +184,24 @@ TEST(QuantizedSharedMemoryTest, ParametersAreSharedUnlessGathersAreQuantised) {
   }
 }
 
-TEST(QuantizeOptionTest, IsRefusedByAllRanksWhereItMakesNoSense) {
-  for (const absl::Status& status : RunRanks(2, [](Communicator& world) {
-         Options options = Quantized();
-         options.quantize.block = world.rank();
-         return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-       })) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
-                                 HasSubstr("a block of 0 numbers")));
-  }
-}
-
-TEST(QuantizeOptionTest, IsTheSameOnAllRanks) {
-  for (const absl::Status& status : RunRanks(2, [](Communicator& world) {
-         Options options = BlockUnits();
-         options.quantize.gather = true;
-         options.quantize.block = int64_t{32} * (1 + world.rank());
-         return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-       })) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
-                                 HasSubstr("gathers in blocks of 64")));
+TEST(QuantizeOptionTest, IsTheSameOnAllRanksAndMakesSense) {
+  struct Case {
+    bool reduces;
+    int64_t blocks[2];  // by rank
+    const char* text;
+  };
+  for (const Case& c : {Case{true, {0, 1}, "a block of 0 numbers"},
+                        Case{false, {32, 64}, "gathers in blocks of 64"}}) {
+    EXPECT_THAT(
+        RunRanks(2,
+                 [&c](Communicator& world) {
+                   Options options = Quantized();
+                   options.quantize.reduce = c.reduces;
+                   options.quantize.block = c.blocks[world.rank()];
+                   return FullyShard(MakeNet(kDim, 1), Unowned(world), options)
+                       .status();
+                 }),
+        Each(StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(c.text))));
   }
 }
 

@@ -104,17 +104,6 @@ TEST(DivideFactorsTest, InFp16APartComesBeforeTheReductionWhateverTheFactor) {
   }
 }
 
-TEST(DivideFactorsTest, HaveToBePositive) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Options options;
-    options.gradients.divide_factor = 0;
-    const absl::Status status =
-        FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-    return CheckThat(status, StatusIs(absl::StatusCode::kInvalidArgument, _),
-                     "status of FullyShard()");
-  }));
-}
-
 constexpr int kRanks = 4;
 
 // Has a preference, and records what it is asked for.
