@@ -42,6 +42,7 @@
 #include "comm/mesh.h"
 #include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/testing/shared_memory_group.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/check_tensor.h"
@@ -58,6 +59,7 @@ using comm::CollectiveLog;
 using comm::Communicator;
 using comm::Mesh;
 using comm::testing::AllOk;
+using comm::testing::CreateSharedMemoryGroup;
 using comm::testing::RunAllRanks;
 using comm::testing::RunRanks;
 using ::testing::_;
@@ -70,6 +72,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Le;
 using ::testing::SizeIs;
+using torch::nn::Linear;
 
 // Ranks of a local group, each of which records its collectives.
 struct RecordedRanks {

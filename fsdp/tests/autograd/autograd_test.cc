@@ -16,8 +16,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::torch::nn::Linear;
-
 TEST(AutogradTest, AUnitUsedTwiceInOneForward) {
   ExpectSameGradients<UsedTwice>(Filled<UsedTwice>, SquareLoss,
                                  UnitsOf<UnitImpl>());

@@ -12,7 +12,6 @@ namespace fsdp::testing {
 namespace {
 
 using ::testing::Matcher;
-using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 using Code = absl::StatusCode;
 

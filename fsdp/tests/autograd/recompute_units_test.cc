@@ -22,7 +22,6 @@ namespace {
 using ::testing::Ne;
 using ::torch::nn::BatchNorm1d;
 using ::torch::nn::BatchNorm1dImpl;
-using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 
 constexpr int64_t kRows = 4;

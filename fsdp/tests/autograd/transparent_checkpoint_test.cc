@@ -8,7 +8,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 
 enum class Regions { kNone, kOne, kNested, kTwoOfOneUnit };

@@ -13,7 +13,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 using Tensors = std::vector<at::Tensor>;
 

@@ -6,7 +6,6 @@
 
 namespace fsdp::testing::acting_net {
 
-using ::torch::nn::Linear;
 using Code = absl::StatusCode;
 
 inline constexpr int64_t kDim = 4;

@@ -6,15 +6,12 @@
 #include <stdexcept>
 
 #include "absl/synchronization/notification.h"
-#include "comm/testing/shared_memory_group.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 
 constexpr int64_t kDim = 5;
 constexpr int kBlocks = 4;

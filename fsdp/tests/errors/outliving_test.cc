@@ -7,13 +7,11 @@
 
 #include <ostream>
 
-#include "comm/testing/shared_memory_group.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using Model = FullyShardedDataParallel<NetImpl>;
 
 constexpr int64_t kDim = 4;

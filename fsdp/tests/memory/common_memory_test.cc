@@ -4,7 +4,6 @@
 #include <torch/types.h>
 
 #include "absl/synchronization/notification.h"
-#include "comm/testing/shared_memory_group.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/testing/plain_oracle.h"
 #include "fsdp/testing/sharded_test.h"
@@ -12,7 +11,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using ::fsdp::comm::testing::RankFunction;
 
 constexpr int64_t kDim = 7;

@@ -2,13 +2,10 @@
 
 #include <torch/optim/sgd.h>
 
-#include "comm/testing/shared_memory_group.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/state/full_params.h"
 
 namespace fsdp::testing::memory_requests {
-
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 
 absl::Status Fail(const std::string& text) { return absl::InternalError(text); }
 

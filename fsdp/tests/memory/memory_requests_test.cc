@@ -8,15 +8,12 @@
 #include <atomic>
 
 #include "absl/synchronization/notification.h"
-#include "comm/testing/shared_memory_group.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/state/full_params.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing::memory_requests {
 namespace {
-
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 
 // Backward, or a region's recomputation, would gather new values where forward
 // had the old ones.

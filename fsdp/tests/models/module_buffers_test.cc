@@ -6,8 +6,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::torch::nn::Linear;
-
 constexpr int64_t kDim = 4;
 constexpr int kRanks = 2;
 

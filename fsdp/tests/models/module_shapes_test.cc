@@ -12,7 +12,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 using ::torch::nn::Sequential;
 

@@ -9,8 +9,6 @@
 namespace fsdp::testing::transparent_nets {
 namespace {
 
-using ::torch::nn::Linear;
-
 // --- What changes between iterations -----------------------------------------
 
 class Choosing : public Mlp {

@@ -13,8 +13,6 @@
 namespace fsdp::testing::transparent_nets {
 namespace {
 
-using ::torch::nn::Linear;
-
 TEST(TransparentTest, ChildrenCalledDirectly) {
   ExpectTrainsAsPlain<Mlp, torch::nn::LinearImpl>();
 }

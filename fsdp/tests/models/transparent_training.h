@@ -10,8 +10,6 @@
 
 namespace fsdp::testing::transparent_nets {
 
-using ::torch::nn::Linear;
-
 inline constexpr int64_t kDim = 5;
 
 template <typename... Units>

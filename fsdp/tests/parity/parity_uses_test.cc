@@ -14,8 +14,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::torch::nn::Linear;
-
 at::Tensor DataOf(int rank, int step) {
   return InputOf(rank, Rows(int64_t{4} * step, 3, kDim));
 }

@@ -7,7 +7,6 @@
 
 #include <ostream>
 
-#include "comm/testing/shared_memory_group.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optimizer_check.h"
 #include "fsdp/testing/sharded_test.h"
@@ -16,7 +15,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using Code = absl::StatusCode;
 using Model = FullyShardedDataParallel<NetImpl>;
 

@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 
-#include "comm/testing/shared_memory_group.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"

@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "comm/testing/shared_memory_group.h"
 #include "fsdp/gradient_sync.h"
 #include "fsdp/testing/plain_oracle.h"
 #include "fsdp/testing/sharded_test.h"
@@ -10,8 +9,6 @@
 
 namespace fsdp::testing::quantized_net {
 namespace {
-
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 
 absl::StatusOr<TrainingRecord> Train(Communicator& world,
                                      const Options& options,
