@@ -7,7 +7,6 @@
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
-#include "fsdp/tests/state/full_params_checks.h"
 
 namespace fsdp::testing::toy {
 namespace {

@@ -3,7 +3,6 @@
 #include "fsdp/state/full_params.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
-#include "fsdp/tests/state/full_params_checks.h"
 
 namespace fsdp::testing::toy {
 namespace {
