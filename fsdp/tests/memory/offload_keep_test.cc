@@ -108,6 +108,13 @@ class OffloadKeepTest : public ::testing::TestWithParam<bool> {
     return values;
   }
 
+  // Returns what two ranks come to that run up to `last` steps.
+  std::vector<absl::Status> RunTo(int64_t last) const {
+    return RunRanks(2, [&](Communicator& world) -> absl::Status {
+      return Run(world, Kept(), last).status();
+    });
+  }
+
   const fs::path directory_;
 };
 
@@ -263,9 +270,7 @@ TEST_P(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
       return FullyShard(MakeNet(dim, 2), Unowned(world), Kept()).status();
     });
   };
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    return Run(world, Kept(), /*last=*/2).status();
-  }));
+  EXPECT_THAT(RunTo(2), Each(IsOk()));
   for (const absl::Status& status : run(/*dim=*/kDim + 1)) {
     EXPECT_FALSE(status.ok());
   }
@@ -281,9 +286,7 @@ TEST_P(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
 
 // The byte is in one rank's file, somewhere in what it has committed.
 TEST_P(OffloadKeepTest, AChangedByteIsFoundBeforeItIsUsed) {
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    return Run(world, Kept(), /*last=*/3).status();
-  }));
+  EXPECT_THAT(RunTo(3), Each(IsOk()));
   const fs::path file = directory_ / "run.optimizer.1-of-2";
   // Changes every block, because only one of its copies counts, but not the
   // records.
@@ -296,44 +299,23 @@ TEST_P(OffloadKeepTest, AChangedByteIsFoundBeforeItIsUsed) {
     bytes.put(static_cast<char>(byte ^ 1));
   }
   bytes.close();
-  for (const absl::Status& status :
-       RunRanks(2, [&](Communicator& world) -> absl::Status {
-         return Run(world, Kept(), /*last=*/5).status();
-       })) {
-    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: "));
-  }
+  EXPECT_THAT(RunTo(5), Each(StatusIs(absl::StatusCode::kDataLoss,
+                                      HasSubstr("rank 1: "))));
 }
 
 TEST_P(OffloadKeepTest, AFileThatWasCutOffIsRefusedOnAllRanks) {
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    return Run(world, Kept(), /*last=*/3).status();
-  }));
+  EXPECT_THAT(RunTo(3), Each(IsOk()));
   const fs::path file = directory_ / "run.parameters.0-of-2";
   fs::resize_file(file, fs::file_size(file) / 2);
-  for (const absl::Status& status :
-       RunRanks(2, [&](Communicator& world) -> absl::Status {
-         return Run(world, Kept(), /*last=*/5).status();
-       })) {
-    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("run.parameters.0-of-2"));
-  }
+  EXPECT_THAT(RunTo(5), Each(StatusIs(absl::StatusCode::kDataLoss,
+                                      HasSubstr("run.parameters.0-of-2"))));
 }
 
 TEST_P(OffloadKeepTest, ALostFileIsNotedBeforeAnythingIsWritten) {
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    return Run(world, Kept(), /*last=*/4).status();
-  }));
+  EXPECT_THAT(RunTo(4), Each(IsOk()));
   fs::remove(directory_ / "run.parameters.0-of-2");
-  for (const absl::Status& status :
-       RunRanks(2, [&](Communicator& world) -> absl::Status {
-         return Run(world, Kept(), /*last=*/5).status();
-       })) {
-    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("remove the run's files"));
-  }
+  EXPECT_THAT(RunTo(5), Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                      HasSubstr("remove the run's files"))));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OffloadKeepTest, ::testing::Bool(),
