@@ -278,10 +278,8 @@ TEST_P(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
   fs::copy_file(directory_ / "run.optimizer.0-of-2",
                 directory_ / "run.optimizer.1-of-2",
                 fs::copy_options::overwrite_existing);
-  for (const absl::Status& status : run(kDim)) {
-    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: "));
-  }
+  EXPECT_THAT(run(kDim), Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                       HasSubstr("rank 1: "))));
 }
 
 // The byte is in one rank's file, somewhere in what it has committed.

@@ -68,12 +68,12 @@ TEST(OffloadFaultsTest, AStoreThatCannotBeMadeIsRefusedOnAllRanks) {
         }
         return MakeModel(world, offload).status();
       });
-  for (const absl::Status& result : results) {
-    EXPECT_TRUE(absl::IsResourceExhausted(result)) << result;
-    EXPECT_THAT(std::string(result.message()),
-                HasSubstr("rank 1: making the store of parameters: the disk is "
-                          "full"));
-  }
+  EXPECT_THAT(
+      results,
+      Each(StatusIs(
+          absl::StatusCode::kResourceExhausted,
+          HasSubstr("rank 1: making the store of parameters: the disk is "
+                    "full"))));
 }
 
 TEST(OffloadFaultsTest, AnOptimizerWithMoreStateThanPlannedIsToldWhatToSet) {

@@ -237,10 +237,8 @@ TEST(OptionsTest, ZeroIsNoWordForUnset) {
           spoil(options);
           return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
         });
-    for (const absl::Status& status : refused) {
-      EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
-                                   HasSubstr(text)));
-    }
+    EXPECT_THAT(refused, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr(text))));
   }
 }
 
@@ -341,18 +339,12 @@ TEST(StrategiesTest, WhatAMeshCannotDoIsRefusedByAllRanks) {
     options.unit.backward_group_size = 2;
     return Refused(world, options);
   });
-  for (const absl::Status& status : hybrid) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
-                                 HasSubstr("a mesh of two dimensions")));
-  }
-  for (const absl::Status& status : group) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
-                                 HasSubstr("does not divide the 3 ranks")));
-  }
-  for (const absl::Status& status : kept) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
-                                 HasSubstr("no gather for backward")));
-  }
+  EXPECT_THAT(hybrid, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                    HasSubstr("a mesh of two dimensions"))));
+  EXPECT_THAT(group, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                   HasSubstr("does not divide the 3 ranks"))));
+  EXPECT_THAT(kept, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                  HasSubstr("no gather for backward"))));
 }
 
 }  // namespace
