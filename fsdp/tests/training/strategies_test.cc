@@ -318,33 +318,28 @@ TEST(IgnoreTest, IgnoredModulesAndParametersStayAsTheyAreOnEachRank) {
   }));
 }
 
-absl::Status Refused(Communicator& world, const Options& options) {
-  return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-}
-
 TEST(StrategiesTest, WhatAMeshCannotDoIsRefusedByAllRanks) {
-  const std::vector<absl::Status> hybrid = RunRanks(2, [](Communicator& world) {
-    Options options;
-    options.unit.strategy = ShardingStrategy::kHybridShard;
-    return Refused(world, options);
-  });
-  const std::vector<absl::Status> group = RunRanks(3, [](Communicator& world) {
-    Options options;
-    options.unit.backward_group_size = 2;
-    return Refused(world, options);
-  });
-  const std::vector<absl::Status> kept = RunRanks(2, [](Communicator& world) {
-    Options options;
-    options.unit.strategy = ShardingStrategy::kShardGradOp;
-    options.unit.backward_group_size = 2;
-    return Refused(world, options);
-  });
-  EXPECT_THAT(hybrid, Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                                    HasSubstr("a mesh of two dimensions"))));
-  EXPECT_THAT(group, Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                                   HasSubstr("does not divide the 3 ranks"))));
-  EXPECT_THAT(kept, Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                                  HasSubstr("no gather for backward"))));
+  struct Case {
+    int ranks;
+    ShardingStrategy strategy;
+    std::optional<int> backward_group;
+    const char* text;
+  };
+  const Case cases[] = {
+      {2, ShardingStrategy::kHybridShard, {}, "a mesh of two dimensions"},
+      {3, ShardingStrategy::kFullShard, 2, "does not divide the 3 ranks"},
+      {2, ShardingStrategy::kShardGradOp, 2, "no gather for backward"}};
+  for (const Case& c : cases) {
+    const auto run = [&c](Communicator& world) {
+      Options options;
+      options.unit.strategy = c.strategy;
+      options.unit.backward_group_size = c.backward_group;
+      return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
+    };
+    EXPECT_THAT(
+        RunRanks(c.ranks, run),
+        Each(StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(c.text))));
+  }
 }
 
 }  // namespace
