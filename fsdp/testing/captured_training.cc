@@ -2,18 +2,10 @@
 
 #include <torch/optim/adamw.h>
 
-#include <memory>
-#include <utility>
-
-#include "absl/types/span.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/fake_device_graph.h"
-#include "comm/testing/loopback_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/testing/toy_model.h"
 
 namespace fsdp::testing {
 
@@ -44,10 +36,7 @@ std::vector<at::Tensor> Training::Shards() const {
 
 absl::StatusOr<std::shared_ptr<comm::Communicator>> FakeDeviceWorld(
     int world_size) {
-  comm::LoopbackOptions loopback;
-  loopback.place = {world_size / 2, world_size};
-  loopback.device = FakeDevice::device();
-  return comm::CreateLoopback(loopback);
+  return OneOf(world_size, FakeDevice::device());
 }
 
 absl::StatusOr<std::unique_ptr<Training>> StartTraining(

@@ -2,19 +2,11 @@
 #ifndef FSDP_TESTING_CAPTURED_TRAINING_H_
 #define FSDP_TESTING_CAPTURED_TRAINING_H_
 
-#include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <vector>
-
-#include "absl/status/statusor.h"
-#include "comm/communicator.h"
 #include "fsdp/capture/step_capture.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/device_programs.h"
+#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 

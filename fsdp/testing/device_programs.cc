@@ -1,17 +1,7 @@
 #include "fsdp/testing/device_programs.h"
 
-#include <ATen/ops/equal.h>
-#include <c10/core/GradMode.h>
 #include <torch/optim/adamw.h>
 
-#include <cstdint>
-#include <memory>
-#include <utility>
-
-#include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
-#include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/testing/loopback_communicator.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_optimizer.h"
@@ -58,11 +48,8 @@ torch::optim::AdamWOptions Smooth() {
 
 absl::StatusOr<std::shared_ptr<comm::Communicator>> World(
     const TrainingDevice& place, int world_size) {
-  if (place.world) return place.world(world_size);
-  comm::LoopbackOptions loopback;
-  loopback.place = {world_size / 2, world_size};
-  loopback.device = place.device;
-  return comm::CreateLoopback(loopback);
+  return place.world ? place.world(world_size)
+                     : OneOf(world_size, place.device);
 }
 
 template <typename Model>
@@ -97,125 +84,87 @@ class PointsImpl : public torch::nn::Module {
   at::Tensor factors_[2];
 };
 
-void AddStrategies(std::vector<DeviceProgram>& programs) {
-  programs.push_back(With("FullShard", [](Options&) {}));
-  programs.push_back(
-      With("OneUnit", [](Options& options) { options.wrap_policy = nullptr; }));
-  programs.push_back(With("ShardGradOp", [](Options& options) {
-    options.unit.strategy = ShardingStrategy::kShardGradOp;
-  }));
-  programs.push_back(With("NoShard", [](Options& options) {
-    options.unit.strategy = ShardingStrategy::kNoShard;
-  }));
+using Step = decltype(DeviceProgram::step);
+
+DeviceProgram Stepping(std::string name, Step step) {
+  DeviceProgram program;
+  program.name = std::move(name);
+  program.step = std::move(step);
+  return program;
 }
 
-void AddDtypes(std::vector<DeviceProgram>& programs) {
-  programs.push_back(With("BFloat16", [](Options& options) {
-    options.unit.precision.param_dtype = at::kBFloat16;
-  }));
-  programs.back().is_coarse = true;
-  programs.push_back(With("BFloat16ReducedInFloat", [](Options& options) {
-    options.unit.precision.param_dtype = at::kBFloat16;
-    options.unit.precision.reduce_dtype = at::kFloat;
-  }));
-  programs.back().is_coarse = true;
-  for (const bool gather : {false, true}) {
-    programs.push_back(With(gather ? "QuantizedGathers" : "QuantizedSums",
-                            [gather](Options& options) {
-                              options.quantize.gather = gather;
-                              options.quantize.reduce = !gather;
-                              options.quantize.block = 8;
-                            }));
-    programs.back().is_coarse = true;
-  }
-  programs.push_back(With("QuantizedInBFloat16", [](Options& options) {
-    options.quantize.gather = options.quantize.reduce = true;
-    options.unit.precision.param_dtype = at::kBFloat16;
-    options.unit.precision.reduce_dtype = at::kFloat;
-  }));
-  programs.back().is_coarse = true;
+DeviceProgram OfStrategy(std::string name, ShardingStrategy strategy) {
+  return With(std::move(name), [strategy](Options& options) {
+    options.unit.strategy = strategy;
+  });
 }
 
-void AddOffloading(std::vector<DeviceProgram>& programs) {
-  programs.push_back(With("AllOnTheCpu", [](Options& options) {
+DeviceProgram Coarse(std::string name,
+                     std::function<void(Options&)> configure) {
+  DeviceProgram program = With(std::move(name), std::move(configure));
+  program.is_coarse = true;
+  return program;
+}
+
+std::function<void(Options&)> Quantized(bool gather, bool reduce) {
+  return [gather, reduce](Options& options) {
+    options.quantize.gather = gather;
+    options.quantize.reduce = reduce;
+    options.quantize.block = 8;
+  };
+}
+
+void InBFloat16ReducedInFloat(Options& options) {
+  options.unit.precision.param_dtype = at::kBFloat16;
+  options.unit.precision.reduce_dtype = at::kFloat;
+}
+
+std::function<void(Options&)> AllOnTheCpu(StepOn step_on) {
+  return [step_on](Options& options) {
     OffloadOptions& offload = options.offload;
     offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
-  }));
-  programs.push_back(With("AllOnTheCpuSteppedThere", [](Options& options) {
-    OffloadOptions& offload = options.offload;
-    offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
-    offload.step_on = StepOn::kHost;
-  }));
-  programs.push_back(
-      With("AllOnTheCpuSteppedWhereFaster", [](Options& options) {
-        OffloadOptions& offload = options.offload;
-        offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
-        offload.step_on = StepOn::kFaster;
-      }));
-  programs.push_back(With("AllInStoresSteppedOnTheCpu", [](Options& options) {
-    AllInStores(options);
-    options.offload.step_on = StepOn::kHost;
-  }));
-  programs.push_back(With("GradientsOnTheDevice", [](Options& options) {
-    OffloadOptions& offload = options.offload;
-    offload.parameters = offload.optimizer = Tier::kCpu;
-  }));
-  programs.push_back(With("StatesOnTheCpu", [](Options& options) {
-    options.offload.optimizer = Tier::kCpu;
-  }));
-  programs.push_back(With("StatesInStores", StatesInStores));
-  programs.push_back(With("AllInStores", AllInStores));
+    offload.step_on = step_on;
+  };
 }
 
-void AddSteps(std::vector<DeviceProgram>& programs) {
-  programs.emplace_back();
-  programs.back().name = "Clipped";
-  programs.back().clips = true;
-  programs.emplace_back();
-  programs.back().name = "StepInBackward";
-  programs.back().steps_in_backward = true;
-  programs.emplace_back();
-  programs.back().name = "Accumulated";
-  programs.back().step = [](DeviceProgram::Model& model, const auto& loss) {
+absl::Status AccumulatedStep(DeviceProgram::Model& model,
+                             const std::function<at::Tensor()>& loss) {
+  FSDP_RETURN_IF_ERROR(model->Backward(loss()));
+  return model->Backward(loss());
+}
+
+absl::Status NoSyncStep(DeviceProgram::Model& model,
+                        const std::function<at::Tensor()>& loss) {
+  {
+    const auto no_sync = model->NoSync();
     FSDP_RETURN_IF_ERROR(model->Backward(loss()));
-    return model->Backward(loss());
-  };
-  programs.emplace_back();
-  programs.back().name = "NoSync";
-  programs.back().step = [](DeviceProgram::Model& model, const auto& loss) {
-    {
-      const auto no_sync = model->NoSync();
-      FSDP_RETURN_IF_ERROR(model->Backward(loss()));
+  }
+  return model->Backward(loss());
+}
+
+absl::Status SummonedStep(DeviceProgram::Model& model,
+                          const std::function<at::Tensor()>& loss) {
+  {
+    FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+    const c10::NoGradGuard no_grad;
+    for (at::Tensor& p : model.module()->parameters()) p.mul_(0.5);
+    FSDP_RETURN_IF_ERROR(full.Close());
+  }
+  return model->Backward(loss());
+}
+
+absl::Status AskedForThenWrittenStep(DeviceProgram::Model& model,
+                                     const std::function<at::Tensor()>& loss) {
+  {
+    const c10::NoGradGuard no_grad;
+    FSDP_RETURN_IF_ERROR(Unshard(*model.module()->blocks[1]).status());
+    for (const TensorRange& named : model->Ranges()) named.values.mul_(2);
+    const at::Tensor looked = loss().tanh() * 1e-3;
+    for (const TensorRange& named : model->Ranges()) {
+      named.values.mul_(0.5).add_(looked);
     }
-    return model->Backward(loss());
-  };
-  programs.emplace_back();
-  programs.back().name = "Summoned";
-  programs.back().looks_at_values = true;
-  programs.back().step = [](DeviceProgram::Model& model, const auto& loss) {
-    {
-      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
-      const c10::NoGradGuard no_grad;
-      for (at::Tensor& p : model.module()->parameters()) p.mul_(0.5);
-      FSDP_RETURN_IF_ERROR(full.Close());
-    }
-    return model->Backward(loss());
-  };
-  programs.emplace_back();
-  programs.back().name = "AskedForThenWritten";
-  programs.back().step = [](DeviceProgram::Model& model, const auto& loss) {
-    torch::nn::Module& block = *model.module()->blocks[1];
-    {
-      const c10::NoGradGuard no_grad;
-      FSDP_RETURN_IF_ERROR(Unshard(block).status());
-      for (const TensorRange& named : model->Ranges()) named.values.mul_(2);
-      const at::Tensor looked = loss().tanh() * 1e-3;
-      for (const TensorRange& named : model->Ranges()) {
-        named.values.mul_(0.5).add_(looked);
-      }
-    }
-    return model->Backward(loss());
-  };
+  }
+  return model->Backward(loss());
 }
 
 }  // namespace
@@ -224,20 +173,70 @@ void PrintTo(const DeviceProgram& program, std::ostream* out) {
   *out << program.name;
 }
 
+absl::StatusOr<std::shared_ptr<comm::Communicator>> OneOf(int world_size,
+                                                          c10::Device device) {
+  comm::LoopbackOptions loopback;
+  loopback.place = {world_size / 2, world_size};
+  loopback.device = device;
+  return comm::CreateLoopback(loopback);
+}
+
 std::string NameOfCase(const std::tuple<DeviceProgram, int>& param) {
   const auto& [program, world_size] = param;
   return absl::StrCat(program.name, "Of", world_size);
 }
 
 std::vector<DeviceProgram> DevicePrograms() {
-  std::vector<DeviceProgram> programs;
-  AddStrategies(programs);
-  AddDtypes(programs);
-  programs.push_back(With("WithoutPrefetch", [](Options& options) {
-    options.prefetch.forward = options.prefetch.backward = false;
-  }));
-  AddOffloading(programs);
-  AddSteps(programs);
+  std::vector<DeviceProgram> programs = {
+      With("FullShard", [](Options&) {}),
+      With("OneUnit", [](Options& options) { options.wrap_policy = nullptr; }),
+      OfStrategy("ShardGradOp", ShardingStrategy::kShardGradOp),
+      OfStrategy("NoShard", ShardingStrategy::kNoShard),
+      Coarse("BFloat16",
+             [](Options& options) {
+               options.unit.precision.param_dtype = at::kBFloat16;
+             }),
+      Coarse("BFloat16ReducedInFloat", InBFloat16ReducedInFloat),
+      Coarse("QuantizedSums", Quantized(/*gather=*/false, /*reduce=*/true)),
+      Coarse("QuantizedGathers", Quantized(/*gather=*/true, /*reduce=*/false)),
+      Coarse("QuantizedInBFloat16",
+             [](Options& options) {
+               options.quantize.gather = options.quantize.reduce = true;
+               InBFloat16ReducedInFloat(options);
+             }),
+      With("WithoutPrefetch",
+           [](Options& options) {
+             options.prefetch.forward = options.prefetch.backward = false;
+           }),
+      With("AllOnTheCpu", AllOnTheCpu(OffloadOptions().step_on)),
+      With("AllOnTheCpuSteppedThere", AllOnTheCpu(StepOn::kHost)),
+      With("AllOnTheCpuSteppedWhereFaster", AllOnTheCpu(StepOn::kFaster)),
+      With("AllInStoresSteppedOnTheCpu",
+           [](Options& options) {
+             AllInStores(options);
+             options.offload.step_on = StepOn::kHost;
+           }),
+      With("GradientsOnTheDevice",
+           [](Options& options) {
+             options.offload.parameters = Tier::kCpu;
+             options.offload.optimizer = Tier::kCpu;
+           }),
+      With("StatesOnTheCpu",
+           [](Options& options) { options.offload.optimizer = Tier::kCpu; }),
+      With("StatesInStores", StatesInStores),
+      With("AllInStores", AllInStores),
+      Stepping("Accumulated", AccumulatedStep),
+      Stepping("NoSync", NoSyncStep),
+      Stepping("Summoned", SummonedStep),
+      Stepping("AskedForThenWritten", AskedForThenWrittenStep),
+      With("Clipped", [](Options&) {}),
+      With("StepInBackward", [](Options&) {}),
+  };
+  for (DeviceProgram& program : programs) {
+    program.looks_at_values = program.name == "Summoned";
+    program.clips = program.name == "Clipped";
+    program.steps_in_backward = program.name == "StepInBackward";
+  }
   return programs;
 }
 
@@ -294,9 +293,7 @@ absl::StatusOr<std::vector<std::string>> DifferencesFromStepsOnTheCpu(
   FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<comm::Communicator> world,
                         World(place, 1));
   Options options;
-  OffloadOptions& offload = options.offload;
-  offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
-  offload.step_on = StepOn::kHost;
+  AllOnTheCpu(StepOn::kHost)(options);
   const auto points = std::make_shared<PointsImpl>();
   place.move(*points);
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(points, world, options));

@@ -3,24 +3,11 @@
 #ifndef FSDP_TESTING_DEVICE_PROGRAMS_H_
 #define FSDP_TESTING_DEVICE_PROGRAMS_H_
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <torch/nn/module.h>
 
-#include <functional>
-#include <map>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <tuple>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 
@@ -50,6 +37,11 @@ std::vector<DeviceProgram> DevicePrograms();
 
 // Returns the name of a test with a program and a world size.
 std::string NameOfCase(const std::tuple<DeviceProgram, int>& param);
+
+// Returns the one in the middle of `world_size` ranks, all of which this
+// process plays.
+absl::StatusOr<std::shared_ptr<comm::Communicator>> OneOf(int world_size,
+                                                          c10::Device device);
 
 // Where a training runs: on the CPU, if the functions are not set.
 struct TrainingDevice {

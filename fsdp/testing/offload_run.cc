@@ -1,32 +1,14 @@
 #include "fsdp/testing/offload_run.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "comm/mesh.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optim/grad_scaler.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
 
 namespace fsdp::testing {
 namespace {

@@ -3,21 +3,9 @@
 #ifndef FSDP_TESTING_OFFLOAD_RUN_H_
 #define FSDP_TESTING_OFFLOAD_RUN_H_
 
-#include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "comm/mesh.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 

@@ -1,26 +1,11 @@
 #include "fsdp/testing/plain_oracle.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/full.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "comm/communicator.h"
-#include "gmock/gmock.h"
 
 namespace fsdp::testing {
 namespace {

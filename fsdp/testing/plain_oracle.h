@@ -2,18 +2,7 @@
 #ifndef FSDP_TESTING_PLAIN_ORACLE_H_
 #define FSDP_TESTING_PLAIN_ORACLE_H_
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "comm/mesh.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 

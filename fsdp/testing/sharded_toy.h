@@ -1,18 +1,10 @@
-// A sharded toy model, and whether its parameters are freed.
+// A sharded toy model, what its parameters are, and whether they are freed.
 #ifndef FSDP_TESTING_SHARDED_TOY_H_
 #define FSDP_TESTING_SHARDED_TOY_H_
 
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
+#include <c10/util/Exception.h>
 
-#include <cstdint>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing::toy {
 
@@ -21,14 +13,46 @@ inline constexpr int kBlocks = 2;
 
 using Model = FullyShardedDataParallel<NetImpl>;
 
-absl::StatusOr<Model> MakeModel(comm::Communicator& world,
-                                const Options& options = BlockUnits());
+inline absl::StatusOr<Model> MakeModel(Communicator& world,
+                                       const Options& options = BlockUnits()) {
+  return FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options);
+}
+
+// Runs a backward on this rank's own data.
+inline absl::Status Backward(Model& model) {
+  const at::Tensor x = Rows(model->communicator().rank(), 3, kDim);
+  return model->Backward(Loss(model->forward(x).to(at::kFloat), x));
+}
 
 // Returns whether LibTorch refuses to read it.
-bool IsFreed(const at::Tensor& parameter);
+inline bool IsFreed(const at::Tensor& parameter) {
+  try {
+    (void)parameter.sum();
+    return false;
+  } catch (const c10::Error&) {
+    return true;
+  }
+}
 
 // Returns an error with the parameter of `module` that is not freed.
-absl::Status CheckAllFreed(const torch::nn::Module& module);
+inline absl::Status CheckAllFreed(const torch::nn::Module& module) {
+  for (const auto& item : module.named_parameters()) {
+    FSDP_RETURN_IF_ERROR(Check(IsFreed(item.value()), item.key() + " is left"));
+  }
+  return absl::OkStatus();
+}
+
+// Checks that all parameters of `net` have their initial values.
+inline absl::Status CheckInitialValues(const torch::nn::Module& net) {
+  const auto expected = MakeNet(kDim, kBlocks);
+  for (const auto& item : expected->named_parameters()) {
+    const at::Tensor* actual = net.named_parameters().find(item.key());
+    FSDP_RETURN_IF_ERROR(Check(actual != nullptr, item.key()));
+    FSDP_RETURN_IF_ERROR(
+        Check(at::equal(*actual, item.value()), "values of " + item.key()));
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace fsdp::testing::toy
 

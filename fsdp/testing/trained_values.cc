@@ -1,16 +1,7 @@
 #include "fsdp/testing/trained_values.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/memory/resting_memory.h"
 
 namespace fsdp::testing {

@@ -2,16 +2,9 @@
 #ifndef FSDP_TESTING_TRAINED_VALUES_H_
 #define FSDP_TESTING_TRAINED_VALUES_H_
 
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include <map>
-#include <string>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 

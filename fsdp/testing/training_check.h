@@ -2,27 +2,12 @@
 #ifndef FSDP_TESTING_TRAINING_CHECK_H_
 #define FSDP_TESTING_TRAINING_CHECK_H_
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
 #include <type_traits>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "base/status_macros.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 

@@ -1,24 +1,11 @@
 #include "fsdp/testing/training_task.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/full.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
-#include <memory>
 #include <set>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
-#include "base/status_macros.h"
-#include "comm/communicator.h"
 
 namespace fsdp::testing {
 namespace {

@@ -2,28 +2,10 @@
 #ifndef FSDP_TESTING_TRAINING_TASK_H_
 #define FSDP_TESTING_TRAINING_TASK_H_
 
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/optimizer.h>
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "gmock/gmock.h"
+#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 

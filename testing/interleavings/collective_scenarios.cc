@@ -184,6 +184,18 @@ absl::Status MakeCalls(Rank& rank, const CollectiveCalls& calls) {
   return absl::OkStatus();
 }
 
+// Makes a call that has to fail with `code`.
+void ExpectFails(Rank& rank, Collectives what, absl::StatusCode code) {
+  Prepared prepared = Prepare(rank, what, Memory::kPrivate, 0);
+  absl::Status status = StartCall(rank, prepared);
+  if (status.ok()) {
+    status = rank.group->Wait(*prepared.operation, /*inputs_free=*/true,
+                              rank.deadline);
+  }
+  if (status.code() == code) return;
+  Violate(absl::StrCat("rank ", rank.rank, " is told ", status.ToString()));
+}
+
 }  // namespace
 
 MakeScenario Calls(const CollectiveCalls& calls) {
@@ -201,16 +213,10 @@ MakeScenario Mismatch(int ranks) {
   options.world_size = ranks;
   return OnAllRanks(options, [](Rank& rank) {
     // Rank 0 calls something else than the others.
-    const Collectives what =
-        rank.rank == 0 ? Collectives::kAllReduce : Collectives::kAllGather;
-    Prepared prepared = Prepare(rank, what, Memory::kPrivate, 0);
-    absl::Status status = StartCall(rank, prepared);
-    if (status.ok()) {
-      status = rank.group->Wait(*prepared.operation, /*inputs_free=*/true,
-                                rank.deadline);
-    }
-    if (status.code() == absl::StatusCode::kInvalidArgument) return;
-    Violate(absl::StrCat("rank ", rank.rank, " is told ", status.ToString()));
+    ExpectFails(
+        rank,
+        rank.rank == 0 ? Collectives::kAllReduce : Collectives::kAllGather,
+        absl::StatusCode::kInvalidArgument);
   });
 }
 
@@ -239,30 +245,14 @@ MakeScenario LeaveInstead(int ranks) {
   options.world_size = ranks;
   return OnAllRanks(options, [](Rank& rank) {
     if (rank.rank == rank.world_size() - 1) return rank.group->Leave();
-    Prepared prepared =
-        Prepare(rank, Collectives::kAllGather, Memory::kPrivate, 0);
-    absl::Status status = StartCall(rank, prepared);
-    if (status.ok()) {
-      status = rank.group->Wait(*prepared.operation, /*inputs_free=*/true,
-                                rank.deadline);
-    }
-    if (status.code() == absl::StatusCode::kUnavailable) return;
-    Violate(absl::StrCat("rank ", rank.rank, " is told ", status.ToString()));
+    ExpectFails(rank, Collectives::kAllGather, absl::StatusCode::kUnavailable);
   });
 }
 
 MakeScenario AbortWhileWaiting() {
   return [] {
     const auto wait = [](Rank& rank) {
-      Prepared prepared =
-          Prepare(rank, Collectives::kAllGather, Memory::kPrivate, 0);
-      absl::Status status = StartCall(rank, prepared);
-      if (status.ok()) {
-        status = rank.group->Wait(*prepared.operation, /*inputs_free=*/true,
-                                  rank.deadline);
-      }
-      if (status.code() == absl::StatusCode::kAborted) return;
-      Violate(absl::StrCat("the waiter is told ", status.ToString()));
+      ExpectFails(rank, Collectives::kAllGather, absl::StatusCode::kAborted);
     };
     const auto abort = [](Rank& rank) {
       rank.group->Abort(absl::InternalError("why"));

@@ -20,11 +20,45 @@
 #include "testing/interleavings/fiber.h"
 #include "testing/interleavings/mutation.h"
 #include "testing/interleavings/search.h"
-#include "testing/interleavings/trace.h"
 #include "testing/interleavings/vector_clock.h"
 #include "testing/interleavings/weak_memory.h"
 
 namespace fsdp::interleavings {
+
+// --- Numbers of the places that steps conflict on. Shared offsets are their
+// own.
+
+// These are whether a rank lives, and that only one is killed.
+constexpr uint64_t LifeOf(int rank) {
+  return uint64_t{1} << 60 | static_cast<uint64_t>(rank);
+}
+inline constexpr uint64_t kKilling = uint64_t{2} << 60;
+inline constexpr uint64_t kClock = uint64_t{3} << 60;
+// All mutexes of a rank are one place: they have no lasting names.
+constexpr uint64_t MutexesOf(int rank) {
+  return uint64_t{4} << 60 | static_cast<uint64_t>(rank);
+}
+// The place of who maps and offers the segment that begins there.
+constexpr uint64_t SegmentAt(uint64_t offset) {
+  return uint64_t{5} << 60 | offset;
+}
+
+// --- What threads did in one execution, for people
+
+struct TraceLine {
+  int thread;
+  int rank;
+  const char* what;
+  bool in_arena;  // `offset` is a place in it
+  uint64_t offset = 0;
+  uint64_t value = 0;
+  bool is_old = false;  // a newer value was there
+  uintptr_t site = 0;
+};
+using Trace = std::vector<TraceLine>;
+
+// Writes a line for each, without a thread's repeated looks that see the same.
+std::string ToString(const Trace& trace, const Arena& arena);
 
 struct MachineOptions {
   // At most one of these ranks is killed, at any point.

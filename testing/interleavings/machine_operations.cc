@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "testing/interleavings/machine.h"
-#include "testing/interleavings/places.h"
 #include "testing/interleavings/raw_atomics.h"
 
 namespace fsdp::interleavings {

@@ -31,17 +31,27 @@ struct Desk {
   } slots[Arena::kMaxRanks];
 };
 
+// Memory of `bytes` that rank 0 makes, as each rank maps it.
+std::vector<std::unique_ptr<SharedSegment>> OnAll(Machine& machine, int ranks,
+                                                  int64_t bytes) {
+  std::vector<std::unique_ptr<SharedSegment>> segments;
+  for (int rank = 0; rank < ranks; ++rank) {
+    machine.set_rank(rank);
+    segments.push_back(
+        rank == 0 ? SharedSegment::Create(bytes).value()
+                  : SharedSegment::Open(segments[0]->address()).value());
+  }
+  return segments;
+}
+
 class DoorbellScenario final : public Scenario {
  public:
   DoorbellScenario(int ranks, int turns, bool spins)
       : ranks_(ranks), turns_(turns), spins_(spins) {}
 
   void SetUp(Machine& machine) override {
+    segments_ = OnAll(machine, ranks_, sizeof(Desk));
     for (int rank = 0; rank < ranks_; ++rank) {
-      machine.set_rank(rank);
-      segments_.push_back(
-          rank == 0 ? SharedSegment::Create(sizeof(Desk)).value()
-                    : SharedSegment::Open(segments_[0]->address()).value());
       machine.AddThread(rank,
                         [this, rank] { rank == 0 ? Wait() : Send(rank); });
     }
@@ -101,11 +111,8 @@ class DoorbellDeadlineScenario final : public Scenario {
   explicit DoorbellDeadlineScenario(int ranks) : ranks_(ranks) {}
 
   void SetUp(Machine& machine) override {
+    segments_ = OnAll(machine, ranks_, sizeof(Doorbell));
     for (int rank = 0; rank < ranks_; ++rank) {
-      machine.set_rank(rank);
-      segments_.push_back(
-          rank == 0 ? SharedSegment::Create(sizeof(Doorbell)).value()
-                    : SharedSegment::Open(segments_[0]->address()).value());
       machine.AddThread(rank, [this, rank] {
         auto* bell = reinterpret_cast<Doorbell*>(segments_[rank]->data());
         if (rank > 0) return bell->Ring();

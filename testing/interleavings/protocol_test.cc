@@ -1,3 +1,8 @@
+// The cases keep their promises, and planted bugs of training are found.
+//
+// A checker of the schedule alone could not see those: a rank writes its shard
+// in place while another one still computes with it. Here ranks really pass
+// fences, or do not, and memory says what they read.
 #include <iostream>
 #include <vector>
 
@@ -5,10 +10,14 @@
 #include "gtest/gtest.h"
 #include "testing/interleavings/cases.h"
 #include "testing/interleavings/checker.h"
+#include "testing/interleavings/scenarios.h"
 
 namespace fsdp::interleavings {
+
 namespace {
 
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 class ProtocolTest : public ::testing::TestWithParam<int> {};
@@ -27,5 +36,49 @@ TEST_P(ProtocolTest, KeepsItsPromises) {
 
 INSTANTIATE_TEST_SUITE_P(OfRanks, ProtocolTest, ::testing::Values(2, 3));
 
+// The values show it, or that nothing orders the accesses.
+auto IsStaleRead() {
+  return AnyOf(HasSubstr("data race at common memory"),
+               HasSubstr("with a shard of rank"));
+}
+
+CheckResult ResultOf(const Training& training) {
+  CheckOptions options;
+  options.max_preemptions = 0;
+  return Explore(TrainingSteps(training), options);
+}
+
+TEST(TrainingTest, AnOptimizerThatWritesWhatAPeerStillReadsIsFound) {
+  Training training;
+  training.user_unshards = true;
+  EXPECT_THAT(ResultOf(training).violation, IsEmpty());
+  training.unsharding_opens = true;
+  EXPECT_THAT(ResultOf(training).violation, IsStaleRead());
+}
+
+// Nothing else waits between the optimizer's writes and the next forward.
+TEST(TrainingTest, AForwardThatDoesNotOpenShardsIsFound) {
+  Training training;
+  constexpr int kSecondOpening = 2;
+  training.left_out_fence = kSecondOpening;
+  EXPECT_THAT(ResultOf(training).violation, IsStaleRead());
+}
+
+TEST(TrainingTest, WithoutReductionsNothingTellsThatPeersHaveRead) {
+  Training training;
+  training.leaves_out_reductions = true;
+  EXPECT_THAT(ResultOf(training).violation, IsStaleRead());
+}
+
+TEST(TrainingTest, AnEvaluationThatDoesNotCloseShardsIsFound) {
+  Training training;
+  training.evaluates = true;
+  EXPECT_THAT(ResultOf(training).violation, IsEmpty());
+  constexpr int kFirstClosing = 1;
+  training.left_out_fence = kFirstClosing;
+  EXPECT_THAT(ResultOf(training).violation, IsStaleRead());
+}
+
 }  // namespace
+
 }  // namespace fsdp::interleavings

@@ -9,43 +9,41 @@ T* At(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-template <typename T>
-bool RawExchange(uintptr_t address, uint64_t* expected, uint64_t desired) {
-  T old = static_cast<T>(*expected);
-  const bool done =
-      __atomic_compare_exchange_n(At<T>(address), &old, static_cast<T>(desired),
-                                  false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-  *expected = old;
-  return done;
+// Calls `function` with a zero of that size.
+template <typename Function>
+auto OfSize(int bytes, const Function& function) {
+  switch (bytes) {
+    case 1:
+      return function(uint8_t{});
+    case 2:
+      return function(uint16_t{});
+    case 4:
+      return function(uint32_t{});
+    default:
+      return function(uint64_t{});
+  }
 }
 
 }  // namespace
 
 uint64_t RawLoad(uintptr_t address, int bytes) {
-  switch (bytes) {
-    case 1:
-      return __atomic_load_n(At<uint8_t>(address), __ATOMIC_SEQ_CST);
-    case 2:
-      return __atomic_load_n(At<uint16_t>(address), __ATOMIC_SEQ_CST);
-    case 4:
-      return __atomic_load_n(At<uint32_t>(address), __ATOMIC_SEQ_CST);
-    default:
-      return __atomic_load_n(At<uint64_t>(address), __ATOMIC_SEQ_CST);
-  }
+  return OfSize(bytes, [=](auto zero) {
+    const auto* place = At<decltype(zero)>(address);
+    return uint64_t{__atomic_load_n(place, __ATOMIC_SEQ_CST)};
+  });
 }
 
 bool RawCompareExchange(uintptr_t address, int bytes, uint64_t* expected,
                         uint64_t desired) {
-  switch (bytes) {
-    case 1:
-      return RawExchange<uint8_t>(address, expected, desired);
-    case 2:
-      return RawExchange<uint16_t>(address, expected, desired);
-    case 4:
-      return RawExchange<uint32_t>(address, expected, desired);
-    default:
-      return RawExchange<uint64_t>(address, expected, desired);
-  }
+  return OfSize(bytes, [=](auto zero) {
+    using T = decltype(zero);
+    T old = static_cast<T>(*expected);
+    const bool done = __atomic_compare_exchange_n(
+        At<T>(address), &old, static_cast<T>(desired), false, __ATOMIC_SEQ_CST,
+        __ATOMIC_SEQ_CST);
+    *expected = old;
+    return done;
+  });
 }
 
 void RawStore(uintptr_t address, int bytes, uint64_t value) {

@@ -4,12 +4,106 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/types/span.h"
+#include "base/check.h"
 
 namespace fsdp::simulation {
+
+namespace {
+
+using checkpoint::FileInfo;
+using checkpoint::FileSystem;
+
+constexpr char kRoot[] = "/run";
+
+std::vector<std::pair<std::string, int64_t>> FilesBelow(
+    FileSystem& disk, const std::string& folder) {
+  std::vector<std::pair<std::string, int64_t>> files;
+  const auto names = disk.List(folder);
+  if (!names.ok()) return files;
+  for (const std::string& name : *names) {
+    const std::string path = checkpoint::JoinPath(folder, name);
+    const auto info = disk.Stat(path);
+    FSDP_CHECK(info.ok());
+    if (info->kind == FileInfo::Kind::kFolder) {
+      const auto more = FilesBelow(disk, path);
+      files.insert(files.end(), more.begin(), more.end());
+    } else if (info->bytes > 0) {
+      files.emplace_back(path, info->bytes);
+    }
+  }
+  return files;
+}
+
+// Returns "" if there is none.
+std::string NewestCheckpoint(FileSystem& disk) {
+  std::string newest;
+  int64_t newest_step = -1;
+  const auto names = disk.List(kRoot);
+  if (!names.ok()) return newest;
+  for (const std::string& name : *names) {
+    absl::string_view rest = name;
+    int64_t step = 0;
+    if (!absl::ConsumePrefix(&rest, "step-")) continue;
+    if (!absl::SimpleAtoi(rest, &step) || step <= newest_step) continue;
+    newest_step = step;
+    newest = checkpoint::JoinPath(kRoot, name);
+  }
+  return newest;
+}
+
+std::string ReadAll(FileSystem& disk, const std::string& path) {
+  const auto file = disk.OpenForReading(path, checkpoint::Caching::kCached);
+  FSDP_CHECK(file.ok());
+  std::string bytes(disk.Stat(path)->bytes, '\0');
+  FSDP_CHECK((*file)->PRead(0, absl::MakeSpan(bytes)).ok());
+  return bytes;
+}
+
+void Turn(FileSystem& disk, const std::string& path, int64_t bit) {
+  std::string bytes = ReadAll(disk, path);
+  char& byte = bytes[bit / 8];
+  byte = static_cast<char>(byte ^ (1 << (bit % 8)));
+  const auto file = disk.OpenForWriting(path, checkpoint::Caching::kCached);
+  FSDP_CHECK(file.ok());
+  FSDP_CHECK((*file)->PWrite(bit / 8, absl::MakeSpan(&byte, 1)).ok());
+  FSDP_CHECK((*file)->Sync().ok());
+}
+
+}  // namespace
+
+bool Rot::Flip(FileSystem& disk, int64_t choice) {
+  const std::string newest = NewestCheckpoint(disk);
+  if (newest.empty()) return false;
+  const auto files = FilesBelow(disk, newest);
+  if (files.empty()) return false;
+  const auto& [path, bytes] = files[choice % int64_t(files.size())];
+  path_ = path;
+  bit_ = choice * 7919 % (bytes * 8);
+  Turn(disk, path_, bit_);
+  rotten_ = ReadAll(disk, path_);
+  return true;
+}
+
+void Rot::FlipBack(FileSystem& disk) {
+  if (path_.empty()) return;
+  // A checkpoint saved meanwhile may have taken its place.
+  if (disk.Stat(path_).ok() && ReadAll(disk, path_) == rotten_)
+    Turn(disk, path_, bit_);
+  path_.clear();
+}
+
 namespace {
 
 bool IsOfEvents(FaultKind kind) {
@@ -82,27 +176,18 @@ void AttemptFaults::RemoveRot(checkpoint::FileSystem& disk) {
   rot_.FlipBack(disk);
 }
 
-std::optional<int64_t> AttemptFaults::ThrowsAt(int rank) const {
+std::optional<int64_t> AttemptFaults::PlaceOf(FaultKind kind, int rank) const {
   for (const Fault& fault : attempt_.faults) {
-    if (fault.rank == rank && fault.kind == FaultKind::kThrow) return fault.at;
+    if (fault.rank == rank && fault.kind == kind) return fault.at;
   }
   return std::nullopt;
 }
 
-int64_t AttemptFaults::StepOf(FaultKind kind, int rank) const {
-  for (const Fault& fault : attempt_.faults) {
-    if (fault.rank == rank && fault.kind == kind) return fault.at;
-  }
-  return 0;
-}
-
 int AttemptFaults::SignalOf(int rank) const {
-  for (size_t i = 0; i < happened_.size(); ++i) {
-    const Fault& fault = attempt_.faults[i];
-    if (!happened_[i] || fault.rank != rank) continue;
-    if (fault.kind == FaultKind::kSignal) return SIGTERM;
-  }
-  return 0;
+  const bool is_told = HasHappened([rank](const Fault& fault) {
+    return fault.rank == rank && fault.kind == FaultKind::kSignal;
+  });
+  return is_told ? SIGTERM : 0;
 }
 
 bool AttemptFaults::AllEndAlike() const {
@@ -186,22 +271,21 @@ std::vector<Fault> AttemptFaults::Happened() const {
   return faults;
 }
 
+bool AttemptFaults::HasHappened(
+    const std::function<bool(const Fault&)>& is_it) const {
+  const std::vector<Fault> happened = Happened();
+  return std::any_of(happened.begin(), happened.end(), is_it);
+}
+
 bool AttemptFaults::any_that_may_fail() const {
-  for (size_t i = 0; i < happened_.size(); ++i) {
-    const FaultKind kind = attempt_.faults[i].kind;
-    if (kind == FaultKind::kStop || kind == FaultKind::kSlow) continue;
-    if (happened_[i]) return true;
-  }
-  return false;
+  return HasHappened([](const Fault& fault) {
+    return fault.kind != FaultKind::kStop && fault.kind != FaultKind::kSlow;
+  });
 }
 
 bool AttemptFaults::power_is_lost() const {
-  for (size_t i = 0; i < happened_.size(); ++i) {
-    if (happened_[i] && attempt_.faults[i].kind == FaultKind::kLosePower) {
-      return true;
-    }
-  }
-  return false;
+  return HasHappened(
+      [](const Fault& fault) { return fault.kind == FaultKind::kLosePower; });
 }
 
 }  // namespace fsdp::simulation

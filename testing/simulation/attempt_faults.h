@@ -3,6 +3,7 @@
 #define TESTING_SIMULATION_ATTEMPT_FAULTS_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,14 +12,27 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "checkpoint/files/file_system.h"
-#include "testing/simulation/disk_view.h"
+#include "testing/simulation/disks.h"
 #include "testing/simulation/group.h"
-#include "testing/simulation/rot.h"
 #include "testing/simulation/scenario.h"
-#include "testing/simulation/simulated_ssd.h"
 #include "testing/simulation/simulation.h"
 
 namespace fsdp::simulation {
+
+// A disk that loses a bit.
+class Rot {
+ public:
+  // Turns a bit of the newest checkpoint below /run; `choice` says which.
+  // Returns false if there is no checkpoint.
+  bool Flip(checkpoint::FileSystem& disk, int64_t choice);
+  // Turns it back if the file is still the same one.
+  void FlipBack(checkpoint::FileSystem& disk);
+
+ private:
+  std::string path_;
+  std::string rotten_;  // all its bytes
+  int64_t bit_ = 0;
+};
 
 // Is hooked into the simulation as long as it lives.
 class AttemptFaults {
@@ -34,9 +48,8 @@ class AttemptFaults {
   // Plants faults on the disk before the ranks run; undoes them afterwards.
   void PlantRot(checkpoint::FileSystem& disk);
   void RemoveRot(checkpoint::FileSystem& disk);
-  std::optional<int64_t> ThrowsAt(int rank) const;
-  // Returns the step of the rank's kNotFinite or kFinish, 0 if it has none.
-  int64_t StepOf(FaultKind kind, int rank) const;
+  // Returns Fault::at of the rank's fault of this kind, if it has one.
+  std::optional<int64_t> PlaceOf(FaultKind kind, int rank) const;
   // Returns the signal that the rank has been told so far, 0 if none.
   int SignalOf(int rank) const;
   // Returns whether all ranks end with one text: after kSignal and kNotFinite.
@@ -55,6 +68,7 @@ class AttemptFaults {
  private:
   void OnEvent(int rank, int64_t number);
   void Trigger(const Fault& fault);
+  bool HasHappened(const std::function<bool(const Fault&)>& is_it) const;
 
   Simulation& simulation_;
   Network& network_;

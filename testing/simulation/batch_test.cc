@@ -9,8 +9,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/simulation/mutant.h"
-#include "testing/simulation/process.h"
-#include "testing/simulation/program_seed.h"
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/seed_run.h"
 

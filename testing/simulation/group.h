@@ -132,6 +132,12 @@ class Group : public std::enable_shared_from_this<Group> {
   std::optional<Failure> failure_;
 };
 
+// Creates the communicators of `processes`, by rank. `network` outlives them
+// and the tensors that they give. Only CPU tensors are supported. Sums are made
+// rank after rank. Any task of the simulation may call.
+std::vector<std::unique_ptr<comm::Communicator>> CreateSimulatedGroup(
+    Network& network, std::vector<int> processes);
+
 }  // namespace fsdp::simulation
 
 #endif  // TESTING_SIMULATION_GROUP_H_

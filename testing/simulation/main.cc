@@ -19,8 +19,6 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "testing/simulation/process.h"
-#include "testing/simulation/program_seed.h"
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/seed_run.h"
 #include "testing/simulation/workers.h"
@@ -55,23 +53,17 @@ struct Flags {
 
 std::optional<Flags> ParseFlags(int argc, char** argv) {
   Flags flags;
+  const std::map<absl::string_view, bool*> switches = {
+      {"--keep_going", &flags.keep_going},
+      {"--programs", &flags.programs},
+      {"--guarded", &flags.guarded},
+      {"--hashes", &flags.hashes}};
   for (int i = 1; i < argc; ++i) {
     absl::string_view text = argv[i];
     int64_t seed = 0;
-    if (text == "--keep_going") {
-      flags.keep_going = true;
-      continue;
-    }
-    if (text == "--programs") {
-      flags.programs = true;
-      continue;
-    }
-    if (text == "--guarded") {
-      flags.guarded = true;
-      continue;
-    }
-    if (text == "--hashes") {
-      flags.hashes = true;
+    const auto named = switches.find(text);
+    if (named != switches.end()) {
+      *named->second = true;
       continue;
     }
     const auto number = [&text](absl::string_view name, int64_t* value) {

@@ -1,6 +1,8 @@
 #include "testing/simulation/plain_training.h"
 
 #include <ATen/ops/equal.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 #include <torch/types.h>
 
 #include <memory>
@@ -9,10 +11,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/testing/toy_model.h"
-#include "testing/simulation/optimizers.h"
 
 namespace fsdp::simulation {
+
 namespace {
 
 using ::fsdp::testing::MakeNet;
@@ -171,6 +174,22 @@ std::string FirstDifference(const Values& actual, const Values& expected) {
     }
   }
   return actual.size() == expected.size() ? "" : "there is too much";
+}
+
+std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(
+    const Training& training, std::vector<at::Tensor> parameters) {
+  if (training.optimizer == Optimizer::kSgd) {
+    const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
+    if (training.fused) {
+      return std::make_unique<FusedSGD>(std::move(parameters), options);
+    }
+    return std::make_unique<torch::optim::SGD>(std::move(parameters), options);
+  }
+  const auto options = torch::optim::AdamWOptions(0.01);
+  if (training.fused) {
+    return std::make_unique<FusedAdamW>(std::move(parameters), options);
+  }
+  return std::make_unique<torch::optim::AdamW>(std::move(parameters), options);
 }
 
 }  // namespace fsdp::simulation

@@ -4,6 +4,7 @@
 #define TESTING_SIMULATION_PLAIN_TRAINING_H_
 
 #include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
 
 #include <cstdint>
 #include <map>
@@ -15,6 +16,10 @@
 #include "testing/simulation/scenario.h"
 
 namespace fsdp::simulation {
+
+// Makes the optimizer of a training, over shards or whole parameters.
+std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(
+    const Training& training, std::vector<at::Tensor> parameters);
 
 using Values = std::map<std::string, at::Tensor>;  // by name
 

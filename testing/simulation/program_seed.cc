@@ -1,5 +1,3 @@
-#include "testing/simulation/program_seed.h"
-
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -13,12 +11,13 @@
 #include "comm/communicator.h"
 #include "fsdp/testing/program/plain_program.h"
 #include "fsdp/testing/program/program.h"
-#include "fsdp/testing/program/program_outcome.h"
+#include "fsdp/testing/program/program_fuzzer.h"
 #include "fsdp/testing/program/sharded_program.h"
+#include "testing/simulation/group.h"
 #include "testing/simulation/mutant.h"
 #include "testing/simulation/network.h"
 #include "testing/simulation/scenario.h"
-#include "testing/simulation/simulated_communicator.h"
+#include "testing/simulation/seed_run.h"
 #include "testing/simulation/simulation.h"
 #include "testing/simulation/warnings.h"
 

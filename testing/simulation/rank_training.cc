@@ -1,6 +1,13 @@
 #include "testing/simulation/rank_training.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/tanh.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -10,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpointer.h"
@@ -17,6 +25,7 @@
 #include "checkpoint/run_guard.h"
 #include "comm/mesh.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/forward.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/toy_model.h"
@@ -24,12 +33,99 @@
 #include "offload/host_store.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
-#include "testing/simulation/optimizers.h"
-#include "testing/simulation/simulated_net.h"
 #include "testing/simulation/simulation.h"
 
 namespace fsdp::simulation {
 namespace {
+
+// --- A small model that takes simulated time to compute
+
+// Takes time where a rank computes; the oracle computes outside of time.
+void Compute(absl::string_view what) {
+  Simulation* const simulation = Simulation::Current();
+  if (simulation == nullptr || simulation->process() == Simulation::kDriver) {
+    return;
+  }
+  simulation->Event(what);
+}
+
+at::Tensor Computed(const at::Tensor& tensor) {
+  if (tensor.requires_grad()) {
+    tensor.register_hook([](const at::Tensor& gradient) {
+      Compute("computes a gradient");
+      return gradient;
+    });
+  }
+  return tensor;
+}
+
+// Computes x + out(tanh(fc(x))). A rank that computes it lets others run in
+// between, in forward and backward.
+class SimulatedBlockImpl : public torch::nn::Module {
+ public:
+  explicit SimulatedBlockImpl(int64_t dim);
+  at::Tensor forward(const at::Tensor& x);
+
+  torch::nn::Linear fc;
+  torch::nn::Linear out;
+};
+
+// Computes head(blocks(embed(x))).
+class SimulatedNetImpl : public torch::nn::Module {
+ public:
+  SimulatedNetImpl(int64_t dim, int num_blocks);
+  at::Tensor forward(const at::Tensor& x);
+
+  // Makes the next forward throw std::runtime_error(`text`) half-way.
+  void FailNext(std::string text) { failure_ = std::move(text); }
+
+  torch::nn::Linear embed;
+  torch::nn::ModuleList blocks;
+  torch::nn::Linear head;
+
+ private:
+  std::string failure_;
+};
+
+SimulatedBlockImpl::SimulatedBlockImpl(int64_t dim)
+    : fc(register_module("fc", torch::nn::Linear(dim, 2 * dim))),
+      out(register_module("out", torch::nn::Linear(2 * dim, dim))) {}
+
+at::Tensor SimulatedBlockImpl::forward(const at::Tensor& x) {
+  Compute("computes a block");
+  const at::Tensor inner = Computed(at::tanh(fsdp::Forward(*fc, x)));
+  Compute("computes the rest of it");
+  return x + fsdp::Forward(*out, inner);
+}
+
+SimulatedNetImpl::SimulatedNetImpl(int64_t dim, int num_blocks)
+    : embed(register_module("embed", torch::nn::Linear(dim, dim))),
+      blocks(register_module("blocks", torch::nn::ModuleList())),
+      head(register_module("head", torch::nn::Linear(dim, dim))) {
+  for (int i = 0; i < num_blocks; ++i) {
+    blocks->push_back(std::make_shared<SimulatedBlockImpl>(dim));
+  }
+}
+
+at::Tensor SimulatedNetImpl::forward(const at::Tensor& x) {
+  at::Tensor y = Computed(fsdp::Forward(*embed, x));
+  for (const std::shared_ptr<torch::nn::Module>& block : *blocks) {
+    y = Computed(fsdp::Forward(*block->as<SimulatedBlockImpl>(), y));
+  }
+  if (!failure_.empty()) throw std::runtime_error(failure_);
+  Compute("computes the head");
+  return fsdp::Forward(*head, y);
+}
+
+// Makes a net with fixed parameters.
+std::shared_ptr<SimulatedNetImpl> MakeSimulatedNet(int64_t dim,
+                                                   int num_blocks) {
+  auto net = std::make_shared<SimulatedNetImpl>(dim, num_blocks);
+  fsdp::testing::FillParameters(*net, /*seed=*/3);
+  return net;
+}
+
+// --- Its training
 
 using checkpoint::Checkpointer;
 using checkpoint::CheckpointerOptions;

@@ -1,5 +1,9 @@
 #include "testing/simulation/seed_run.h"
 
+#include <ATen/Parallel.h>
+#include <malloc.h>
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -17,16 +21,16 @@
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "comm/communicator.h"
 #include "testing/simulation/attempt_faults.h"
-#include "testing/simulation/disk_view.h"
+#include "testing/simulation/disks.h"
+#include "testing/simulation/group.h"
 #include "testing/simulation/named_errors.h"
 #include "testing/simulation/plain_training.h"
 #include "testing/simulation/rank_training.h"
-#include "testing/simulation/simulated_communicator.h"
-#include "testing/simulation/simulated_ssd.h"
 #include "testing/simulation/simulation.h"
 #include "testing/simulation/warnings.h"
 
 namespace fsdp::simulation {
+
 namespace {
 
 using checkpoint::testing::SimulatedFileSystem;
@@ -122,9 +126,10 @@ class SeedRun {
     world.disk = rank.disk.get();
     world.ssd = rank.ssd.get();
     world.mutant = options_.mutant;
-    world.throws_at = faults.ThrowsAt(i);
-    world.not_finite_step = faults.StepOf(FaultKind::kNotFinite, i);
-    world.last_step = faults.StepOf(FaultKind::kFinish, i);
+    world.throws_at = faults.PlaceOf(FaultKind::kThrow, i);
+    world.not_finite_step =
+        faults.PlaceOf(FaultKind::kNotFinite, i).value_or(0);
+    world.last_step = faults.PlaceOf(FaultKind::kFinish, i).value_or(0);
     world.signal = [&faults, i] { return faults.SignalOf(i); };
     world.expected = [this](int64_t step) -> PlainTraining& {
       return Expected(step);
@@ -260,6 +265,17 @@ class SeedRun {
 
 SeedResult RunSeed(const Scenario& scenario, const SeedOptions& options) {
   return SeedRun(scenario, options).Run();
+}
+
+void PrepareProcess() {
+  at::set_num_threads(1);
+  // One thread runs at a time, so that threads need no memory of their own.
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TOP_PAD, 16 << 20);
+  // Stacks use a page or two, so that huge pages would only cost clearing.
+  prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
 }
 
 }  // namespace fsdp::simulation

@@ -11,6 +11,11 @@
 
 namespace fsdp::simulation {
 
+// Is called once, before all else. LibTorch then starts no threads of its own,
+// which would run beside the tasks, and memory that threads leave stays with
+// the process, since a seed starts tens of them.
+void PrepareProcess();
+
 struct SeedOptions {
   Mutant mutant = Mutant::kNone;
   bool keep_log = false;
@@ -31,6 +36,12 @@ struct SeedResult {
 // neither ends well nor returns in time an error that says what has happened;
 // and a checkpoint that was said to be saved and cannot be loaded.
 SeedResult RunSeed(const Scenario& scenario, const SeedOptions& options);
+
+// Runs the program of //fsdp/testing/program of `seed`, which calls the library
+// between steps for whatever it offers, on the seed's network, without tiers
+// and faults. A problem is a broken contract, an error, or other numbers than
+// plain LibTorch's.
+SeedResult RunProgramSeed(uint64_t seed, const SeedOptions& options);
 
 }  // namespace fsdp::simulation
 

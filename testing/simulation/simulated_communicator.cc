@@ -1,5 +1,3 @@
-#include "testing/simulation/simulated_communicator.h"
-
 #include <ATen/core/Tensor.h>
 
 #include <cstring>
@@ -18,6 +16,7 @@
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "comm/unwinding.h"
+#include "testing/simulation/group.h"
 
 namespace fsdp::simulation {
 namespace {

@@ -1,7 +1,5 @@
 // The simulated network keeps the contract of communicators, whenever its bytes
 // move.
-#include "testing/simulation/simulated_communicator.h"
-
 #include <ATen/Parallel.h>
 
 #include <memory>
@@ -13,6 +11,7 @@
 #include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "gtest/gtest.h"
+#include "testing/simulation/group.h"
 #include "testing/simulation/network.h"
 #include "testing/simulation/simulation.h"
 

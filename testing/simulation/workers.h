@@ -5,11 +5,23 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
+#include <string>
 
 #include "absl/time/time.h"
 #include "testing/simulation/seed_run.h"
 
 namespace fsdp::simulation {
+
+// A message in which a process tells another one about a seed.
+struct SeedMessage {
+  int64_t seed = 0;
+  SeedResult result;  // without its log
+};
+
+std::string ToBytes(const SeedMessage& message);
+// Takes the first message from the front of `bytes` once it is complete.
+std::optional<SeedMessage> TakeMessage(std::string& bytes);
 
 struct WorkersOptions {
   int jobs = 1;

@@ -12,7 +12,6 @@
 #include "fsdp/testing/program/plain_program.h"
 #include "fsdp/testing/program/program.h"
 #include "fsdp/testing/program/program_fuzzer.h"
-#include "fsdp/testing/program/program_outcome.h"
 #include "fsdp/testing/program/program_runner.h"
 #include "fsdp/testing/program/sharded_program.h"
 #include "gtest/gtest.h"

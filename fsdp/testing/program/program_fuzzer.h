@@ -1,7 +1,9 @@
-// Draws programs from successive seeds, runs them, and shrinks those that fail.
+// Draws programs from successive seeds, runs them, and makes those that fail
+// smaller.
 #ifndef FSDP_TESTING_PROGRAM_PROGRAM_FUZZER_H_
 #define FSDP_TESTING_PROGRAM_PROGRAM_FUZZER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -9,11 +11,43 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "fsdp/testing/program/program.h"
-#include "fsdp/testing/program/program_outcome.h"
 
 namespace fsdp::testing {
+
+struct ProgramOutcome {
+  enum Kind {
+    kSame,     // as plain LibTorch
+    kRefused,  // FullyShard() does not take it, on all ranks alike
+    kDiffers,  // other numbers
+    kFails,    // an error where plain LibTorch has none
+  };
+
+  Kind kind = kSame;
+  std::string text;
+
+  bool is_failure() const { return kind == kDiffers || kind == kFails; }
+};
+
+// Returns the outcome for a status of RunShardedProgram().
+ProgramOutcome OutcomeOf(const absl::Status& status);
+
+// The end of a run of several programs: the first that is not kSame, or the
+// position behind the last.
+struct BatchEnd {
+  size_t index = 0;
+  ProgramOutcome outcome;
+};
+
+// Returns whether a program fails in the way that matters.
+using ProgramFails = absl::FunctionRef<bool(const Program&)>;
+
+// Sets one field after the other to its plain value, or closer to it, as long
+// as the program still fails. Asks at most `max_runs` times.
+Program Shrink(Program program, ProgramFails fails, int max_runs);
 
 struct FuzzOptions {
   uint32_t begin = 0;

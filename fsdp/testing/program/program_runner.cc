@@ -28,7 +28,7 @@
 #include "comm/testing/shared_memory_group.h"
 #include "fsdp/testing/program/plain_program.h"
 #include "fsdp/testing/program/program.h"
-#include "fsdp/testing/program/program_outcome.h"
+#include "fsdp/testing/program/program_fuzzer.h"
 #include "fsdp/testing/program/sharded_program.h"
 
 namespace fsdp::testing {

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "fsdp/testing/program/program.h"
-#include "fsdp/testing/program/program_outcome.h"
+#include "fsdp/testing/program/program_fuzzer.h"
 
 namespace fsdp::testing {
 

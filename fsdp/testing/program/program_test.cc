@@ -13,8 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/testing/program/program_fuzzer.h"
-#include "fsdp/testing/program/program_outcome.h"
-#include "fsdp/testing/program/program_shrinker.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::testing {

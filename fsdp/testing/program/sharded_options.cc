@@ -1,5 +1,3 @@
-#include "fsdp/testing/program/sharded_options.h"
-
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 #include "fsdp/testing/program/plain_program.h"
 #include "fsdp/testing/program/program.h"
 #include "fsdp/testing/program/program_model.h"
+#include "fsdp/testing/program/sharded_run.h"
 
 namespace fsdp::testing {
 namespace {

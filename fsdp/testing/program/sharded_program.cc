@@ -36,7 +36,6 @@
 #include "fsdp/testing/program/program.h"
 #include "fsdp/testing/program/program_model.h"
 #include "fsdp/testing/program/program_optimizers.h"
-#include "fsdp/testing/program/sharded_options.h"
 #include "fsdp/testing/program/sharded_run.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/tie.h"

@@ -16,6 +16,7 @@
 #include "comm/mesh.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/grad_scaler.h"
+#include "fsdp/options/options.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/schedule/testing/choices.h"
 #include "fsdp/state/optimizer_state.h"
@@ -26,6 +27,13 @@
 #include "fsdp/testing/program/program_optimizers.h"
 
 namespace fsdp::testing {
+
+// The options of FullyShard() for a Program.
+Options OptionsOf(const Program& program, const std::string& directory);
+std::vector<comm::MeshDimension> MeshOf(const Program& program);
+
+// Returns the tolerance to plain LibTorch's numbers, absolute and relative.
+double ToleranceOf(const Program& program);
 
 class ShardedRun {
  public:

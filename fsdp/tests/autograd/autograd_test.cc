@@ -2,57 +2,19 @@
 
 // Sharded units in autograd graphs of every shape, each compared with the same
 // module without sharding.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <thread>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::ExpectSameGradients;
-using ::fsdp::testing::Filled;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::InputOf;
-using ::fsdp::testing::kDim;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::SquareLoss;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::UnitImpl;
-using ::fsdp::testing::UnitsOf;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::UsedTwice;
-using ::testing::HasSubstr;
-using ::torch::nn::Linear;
 
 TEST(AutogradTest, AUnitUsedTwiceInOneForward) {
   ExpectSameGradients<UsedTwice>(Filled<UsedTwice>, SquareLoss,
@@ -216,7 +178,7 @@ TEST(AutogradTest, SequentialChildrenAreUnitsWithoutAnyChangeToTheModel) {
 
 TEST(AutogradTest, RetainGraphAllowsASecondBackward) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(Filled<UsedTwice>(), Unowned(communicator),
                                      UnitsOf<UnitImpl>()));
     const at::Tensor loss = SquareLoss([&](const at::Tensor& x) {
@@ -233,7 +195,7 @@ TEST(AutogradTest, RetainGraphAllowsASecondBackward) {
 TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     auto plain = Filled<UsedTwice>();
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(Filled<UsedTwice>(), Unowned(communicator),
                                      UnitsOf<UnitImpl>()));
     const auto loss = [](auto& net, int rank, int begin) {
@@ -249,9 +211,8 @@ TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
     const TensorRange& shard = model->Ranges()[0];
     const at::Tensor expected =
         plain->named_parameters()[shard.name].grad().reshape({-1}) / 2;
-    return CheckTensor(shard.values.grad(),
-                       expected.narrow(0, shard.begin, shard.values.numel()),
-                       1e-4, 1e-6, "gradient of interleaved passes");
+    return CheckTensor(shard.values.grad(), OwnPart(shard, expected), 1e-4,
+                       1e-6, "gradient of interleaved passes");
   }));
 }
 
@@ -259,7 +220,7 @@ TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
 // begins.
 absl::Status TwoForwardsOnThreads(Communicator& world, bool one_backward) {
   FSDP_ASSIGN_OR_RETURN(
-      FullyShardedDataParallel<UsedTwice> model,
+      auto model,
       FullyShard(Filled<UsedTwice>(), Unowned(world), UnitsOf<UnitImpl>()));
   auto plain = Filled<UsedTwice>();
   const auto loss_of = [&](const std::function<at::Tensor(at::Tensor)>& net,
@@ -283,9 +244,8 @@ absl::Status TwoForwardsOnThreads(Communicator& world, bool one_backward) {
   const TensorRange& shard = model->Ranges()[0];
   const at::Tensor expected =
       plain->named_parameters()[shard.name].grad().reshape({-1});
-  return CheckTensor(shard.values.grad(),
-                     expected.narrow(0, shard.begin, shard.values.numel()),
-                     1e-4, 1e-6, "gradient of forwards on threads");
+  return CheckTensor(shard.values.grad(), OwnPart(shard, expected), 1e-4, 1e-6,
+                     "gradient of forwards on threads");
 }
 
 TEST(AutogradTest, ForwardsOnThreadsWithABackwardForEach) {
@@ -332,9 +292,8 @@ class RankDependent : public torch::nn::Module {
 TEST(AutogradTest, AUnitWhoseParametersOnlyOneRankUses) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<RankDependent> model,
-        FullyShard(Filled<RankDependent>(), Unowned(communicator),
-                   UnitsOf<UnitImpl, MaybeUsed>()));
+        auto model, FullyShard(Filled<RankDependent>(), Unowned(communicator),
+                               UnitsOf<UnitImpl, MaybeUsed>()));
     auto plain = Filled<RankDependent>();
     const at::Tensor x = Rows(0, 2, kDim);
     plain->forward(x, true).sum().backward();
@@ -346,10 +305,9 @@ TEST(AutogradTest, AUnitWhoseParametersOnlyOneRankUses) {
       // none.
       const at::Tensor expected =
           plain->maybe->linear->weight.grad().reshape({-1}) / 2;
-      FSDP_RETURN_IF_ERROR(
-          CheckTensor(named.values.grad(),
-                      expected.narrow(0, named.begin, named.values.numel()),
-                      1e-5, 1e-8, "gradient of one rank only"));
+      FSDP_RETURN_IF_ERROR(CheckTensor(named.values.grad(),
+                                       OwnPart(named, expected), 1e-5, 1e-8,
+                                       "gradient of one rank only"));
     }
     return absl::OkStatus();
   }));
@@ -382,7 +340,7 @@ class RankDependentInside : public torch::nn::Module {
 TEST(AutogradTest, AUnitInsideAnotherWhoseParametersOnlyOneRankUses) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<RankDependentInside> model,
+        auto model,
         FullyShard(Filled<RankDependentInside>(), Unowned(communicator),
                    UnitsOf<MaybeUsedInside, MaybeUsed>()));
     auto plain = Filled<RankDependentInside>();
@@ -394,9 +352,7 @@ TEST(AutogradTest, AUnitInsideAnotherWhoseParametersOnlyOneRankUses) {
     for (const TensorRange& named : model->Ranges()) {
       const at::Tensor expected =
           parameters[named.name].grad().reshape({-1}) / 2;
-      if (!at::allclose(
-              named.values.grad(),
-              expected.narrow(0, named.begin, named.values.numel()))) {
+      if (!at::allclose(named.values.grad(), OwnPart(named, expected))) {
         return absl::InternalError(named.name);
       }
     }
@@ -405,4 +361,4 @@ TEST(AutogradTest, AUnitInsideAnotherWhoseParametersOnlyOneRankUses) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,38 +1,13 @@
 // Recomputations leave no changes in buffers.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/linear.h>
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::SameBuffers;
-using ::fsdp::testing::Unowned;
 
 constexpr int64_t kDim = 5;
 
@@ -209,4 +184,4 @@ TEST(CheckpointBuffersTest, ArePutBackWithoutCountingAsModified) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,67 +1,30 @@
 // Regions with offloaded arguments around and inside units: losses and
 // gradients of all ranks have the same bits as with arguments in memory.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tanh.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
 #include "fsdp/autograd/autograd.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/activation_offload_calls.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/layered_net.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/autograd/layer_regions.h"
-#include "gtest/gtest.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 #include "offload/testing/temporary_file.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::offload::ParamStore;
 using ::fsdp::offload::testing::Fault;
 using ::fsdp::offload::testing::TemporaryFile;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Layer;
-using ::fsdp::testing::LayerBody;
-using ::fsdp::testing::LayerInThree;
-using ::fsdp::testing::LayersNested;
-using ::fsdp::testing::Make;
-using ::fsdp::testing::Net;
-using ::fsdp::testing::NetBody;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StoreComesTo;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::WholeLayer;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 constexpr int64_t kRows = 3;
@@ -250,12 +213,11 @@ TEST_P(OffloadedUnitsTest, TrainWithTheBitsOfThoseInMemory) {
           // A region may share an argument that is still being written with the
           // region around it.
           const int64_t most = int64_t{4} * scenario.tensors;
-          return stats.failed == 0 && stats.full == 0 &&
-                         stats.tensors_out <= most &&
-                         stats.tensors_out >= (make_store == &Host ? most : 4)
-                     ? absl::OkStatus()
-                     : absl::InternalError(absl::StrCat(
-                           stats.tensors_out, " tensors moved out, ",
+          return Check(
+              stats.failed == 0 && stats.full == 0 &&
+                  stats.tensors_out <= most &&
+                  stats.tensors_out >= (make_store == &Host ? most : 4),
+              absl::StrCat(stats.tensors_out, " tensors moved out, ",
                            stats.failed, " failed"));
         }));
   }
@@ -287,9 +249,7 @@ TEST(OffloadedMemoryTest, ArgumentsOfAllRegionsAreGoneAfterForward) {
       offload_of_rank = nullptr;
       // A unit's residual connection saves nothing, and the product with the
       // shared argument is computed in the region.
-      return alive == 0 ? absl::OkStatus()
-                        : absl::InternalError(
-                              absl::StrCat(alive, " arguments are in memory"));
+      return Check(alive == 0, absl::StrCat(alive, " arguments are in memory"));
     }));
   }
 }
@@ -322,4 +282,4 @@ TEST(OffloadedFaultTest, AReadThatFailsNamesTheUnitAndTheNextStepIsExact) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,27 +1,9 @@
 #include "fsdp/tests/autograd/checkpoint_scenario.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
-
-#include <memory>
-#include <string>
-#include <utility>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "comm/communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/layered_net.h"
-#include "fsdp/testing/toy_model.h"
 #include "fsdp/tests/autograd/layer_regions.h"
 
 namespace fsdp::testing {
-
-using ::fsdp::comm::Collective;
-using ::fsdp::comm::Communicator;
 
 namespace {
 
@@ -117,10 +99,7 @@ absl::Status CheckGradients(const ShardedModuleBase& model,
     if (exact && !at::equal(actual, same)) {
       return absl::InternalError(absl::StrCat(named.name, " has other bits"));
     }
-    if (!at::allclose(
-            actual,
-            truth.reshape({-1}).narrow(0, named.begin, named.values.numel()),
-            1e-4, 1e-6)) {
+    if (!at::allclose(actual, OwnPart(named, truth), 1e-4, 1e-6)) {
       return absl::InternalError(absl::StrCat(named.name, " is wrong"));
     }
   }

@@ -4,24 +4,12 @@
 #define FSDP_TESTS_AUTOGRAD_CHECKPOINT_SCENARIO_H_
 
 #include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "comm/communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/layered_net.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 

@@ -1,58 +1,14 @@
 // Checkpointed regions around and inside units: gradients equal those of the
 // same model without regions, and no collective is added.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/tanh.h>
 
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/layered_net.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/autograd/checkpoint_scenario.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::CheckCounts;
-using ::fsdp::testing::CheckGradients;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::EachLayer;
-using ::fsdp::testing::EachLayerInARegion;
-using ::fsdp::testing::kNone;
-using ::fsdp::testing::kUnitCounts;
-using ::fsdp::testing::Layer;
-using ::fsdp::testing::LayerInOneRegion;
-using ::fsdp::testing::LayerInThreeRegions;
-using ::fsdp::testing::LayersInNestedRegions;
-using ::fsdp::testing::LossOf;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Net;
-using ::fsdp::testing::Region;
-using ::fsdp::testing::regions_are_on;
-using ::fsdp::testing::Scenario;
-using ::fsdp::testing::ShardNet;
-using ::fsdp::testing::WholeLayer;
-using ::testing::Eq;
 
 // Uses some of the unit's parameters outside the region, others inside.
 at::Tensor LayerPartlyInARegion(Layer& layer, const at::Tensor& x) {
@@ -145,13 +101,10 @@ class CheckpointUnitsTest : public ::testing::TestWithParam<Scenario> {};
 TEST_P(CheckpointUnitsTest, SameGradientsAndNoMoreCollectives) {
   for (int world_size : GetParam().world_sizes) {
     SCOPED_TRACE(world_size);
-    ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(world_size));
-    std::vector<comm::CollectiveLog> logs(group.size());
-    for (size_t rank = 0; rank < group.size(); ++rank) {
-      group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-    }
-    EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& communicator) {
-      return RunScenario(GetParam(), logs[communicator.rank()], communicator);
+    RecordedRanks ranks(world_size);
+    EXPECT_OK(AllOk(RunRanks(ranks.group, [&](Communicator& communicator) {
+      return RunScenario(GetParam(), ranks.logs[communicator.rank()],
+                         communicator);
     })));
   }
 }
@@ -358,4 +311,4 @@ INSTANTIATE_TEST_SUITE_P(Transparent, CheckpointUnitsTest,
                          ScenarioName);
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,70 +1,23 @@
 // Steps with checkpointed regions: around the whole model, on one rank alone,
 // and after an exception.
-#include <ATen/core/Tensor.h>
 
-#include <functional>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
 #include "base/testing/users_error.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/layered_net.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/autograd/checkpoint_scenario.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::CheckCounts;
-using ::fsdp::testing::CheckGradients;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::EachLayer;
-using ::fsdp::testing::EachLayerInARegion;
-using ::fsdp::testing::Layer;
-using ::fsdp::testing::LayerBody;
-using ::fsdp::testing::LayersInNestedRegions;
-using ::fsdp::testing::LossOf;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetBody;
-using ::fsdp::testing::Region;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Scenario;
-using ::fsdp::testing::ShardNet;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::UsersError;
-using ::fsdp::testing::WholeLayer;
-using ::testing::Eq;
-using ::testing::HasSubstr;
-using ::testing::Le;
 using Code = absl::StatusCode;
 
 // The first event of such a model's backward is a recomputation.
 TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
-  std::vector<comm::CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(2);
   const Scenario scenario = {"", WholeLayer, EachLayer};
   const auto run = [&](Communicator& communicator) -> absl::Status {
-    comm::CollectiveLog& log = logs[communicator.rank()];
+    comm::CollectiveLog& log = ranks.logs[communicator.rank()];
     FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, communicator));
     FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, communicator));
     const auto plain = MakeNet(scenario);
@@ -84,7 +37,7 @@ TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
     }
     return absl::OkStatus();
   };
-  EXPECT_OK(AllOk(RunRanks(group, run)));
+  EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
 }
 
 // Control flow depends on the data: a rank without a gradient reduces after the
@@ -222,4 +175,4 @@ TEST(CheckpointedStepTest, RegionsAroundUnitsHoldTheRootAndTwoUnitsAtMost) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

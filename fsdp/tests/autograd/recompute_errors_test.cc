@@ -1,46 +1,17 @@
 // Options::recompute.units refuses, on all ranks, choices that are no units and
 // calls that cannot be repeated.
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
-#include <functional>
-#include <memory>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tie.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::kDim;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::UnitsOf;
-using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using ::testing::Matcher;
-using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 using Code = absl::StatusCode;
 
@@ -296,4 +267,4 @@ TEST(RecomputedCallTest, NeedsARetainedGraphForASecondBackward) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,65 +1,27 @@
 // Options::recompute.units gives the bits of the same model with a region
 // around each unit, and plain LibTorch's gradients; activations are not kept.
 #include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/equal.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
-#include <cstdint>
-#include <memory>
-#include <optional>
 #include <ostream>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Gradients;
-using ::fsdp::testing::kDim;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::SameBuffers;
-using ::fsdp::testing::ShardGradients;
-using ::fsdp::testing::Unowned;
-using ::testing::Eq;
 using ::testing::Ne;
 using ::torch::nn::BatchNorm1d;
 using ::torch::nn::BatchNorm1dImpl;
-using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 
 constexpr int64_t kRows = 4;
@@ -482,4 +444,4 @@ TEST(RecomputedUnitTest, UnitsInsideUnitsAreRecomputedAsChosen) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

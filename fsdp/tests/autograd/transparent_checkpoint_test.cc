@@ -1,40 +1,13 @@
 // Checkpointed regions around transparent units: gradients equal those of the
 // same model without regions, however often backward runs.
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 
-#include <memory>
-#include <string>
-
-#include "absl/status/status.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::AddShare;
-using ::fsdp::testing::CheckMeans;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Gradients;
-using ::fsdp::testing::kDim;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::UnitsOf;
-using ::fsdp::testing::Unowned;
-using ::testing::Eq;
-using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 
 enum class Regions { kNone, kOne, kNested, kTwoOfOneUnit };
@@ -153,4 +126,4 @@ TEST(TransparentCheckpointTest, AnyNumberOfForwardsAndBackwards) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,53 +1,25 @@
 // Models on a device with streams whose checkpointed regions offload what they
 // keep, as one of N ranks: values equal those on the CPU, streams leave nothing
 // unordered, and the host does not wait.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/tanh.h>
 
-#include <cstdint>
-#include <map>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/loopback_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/activation_offload_calls.h"
+#include "fsdp/testing/device_programs.h"
 #include "fsdp/testing/layered_net.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 #include "offload/param_store.h"
 #include "offload/testing/temporary_file.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::offload::testing::TemporaryFile;
-using ::fsdp::testing::FakeDevice;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Layer;
-using ::fsdp::testing::LayerBody;
-using ::fsdp::testing::Net;
-using ::fsdp::testing::NetBody;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::SmallOptions;
-using ::fsdp::testing::WholeLayer;
-using ::testing::IsEmpty;
 using Offload = std::shared_ptr<ActivationOffload>;
 using Values = std::map<std::string, at::Tensor>;
 
@@ -141,11 +113,8 @@ using MakeOffload = absl::StatusOr<Offload> (*)(c10::Device);
 absl::StatusOr<Values> Train(const Program& program, const Offload& offload,
                              c10::Device device, int world_size,
                              std::vector<std::string>& waits) {
-  comm::LoopbackOptions loopback;
-  loopback.place = {world_size / 2, world_size};
-  loopback.device = device;
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
-                        comm::CreateLoopback(loopback));
+                        OneOf(world_size, device));
   auto net =
       std::make_shared<Net>(program.layer(offload), program.net(offload));
   FillParameters(*net, 1);
@@ -223,4 +192,4 @@ INSTANTIATE_TEST_SUITE_P(All, CheckpointOffloadDeviceTest,
                          });
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,42 +1,19 @@
 // Training on a GPU gives the CPU's values, and the host does not wait for it.
 // Needs a GPU.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <c10/core/Device.h>
-#include <c10/core/GradMode.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/intrusive_ptr.h>
-#include <torch/nn/module.h>
 
-#include <memory>
-#include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <tuple>
-#include <utility>
 
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/testing/loopback_communicator.h"
 #include "comm/wrappers/paired_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::testing::DeviceProgram;
-using ::fsdp::testing::DevicePrograms;
-using ::fsdp::testing::TrainingDevice;
-using ::fsdp::testing::TrainOnDevice;
-using ::fsdp::testing::Values;
-using ::testing::IsEmpty;
 
 void RefuseWaits(bool refuse) {
   c10::cuda::warning_state().set_sync_debug_mode(
@@ -157,4 +134,4 @@ TEST(CudaOffloadTest, SteppedOnTheHostHasTheBitsOfAnOptimizerOnTheCpu) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,40 +1,15 @@
 // The device calls of a step, per unit, beyond those of the unsharded model,
 // with everything on the device.
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/loopback_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/device_programs.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::FakeDevice;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
 
 using Calls = FakeDevice::Calls;
 
@@ -92,11 +67,8 @@ absl::StatusOr<Calls> PlainCalls(int blocks) {
 
 absl::StatusOr<Calls> ShardedCalls(int blocks, int world_size,
                                    const Options& options) {
-  comm::LoopbackOptions loopback;
-  loopback.place = {world_size / 2, world_size};
-  loopback.device = FakeDevice::device();
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
-                        comm::CreateLoopback(loopback));
+                        OneOf(world_size, FakeDevice::device()));
   FSDP_ASSIGN_OR_RETURN(auto model,
                         FullyShard(OnDevice(blocks), world, options));
   FusedAdamW optimizer(model->Parameters(), {});
@@ -176,4 +148,4 @@ TEST_F(DeviceCallsTest, CallsPerUnitAreNoMoreThanThose) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

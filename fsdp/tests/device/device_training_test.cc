@@ -1,43 +1,16 @@
 // Steps on a device with streams, as one of N ranks: values equal those on the
 // CPU, streams leave nothing unordered, and the host does not wait.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <torch/nn/module.h>
 
-#include <memory>
-#include <string>
-#include <tuple>
-#include <vector>
-
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/testing/loopback_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::DeviceProgram;
-using ::fsdp::testing::DevicePrograms;
-using ::fsdp::testing::FakeDevice;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NameOfCase;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::TrainingDevice;
-using ::fsdp::testing::TrainOnDevice;
-using ::fsdp::testing::Values;
 using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Not;
 
 // Sets `waits` to the device's reports on all steps but the first.
@@ -129,4 +102,4 @@ TEST(OffloadedDeviceTest, TellsWhetherItsMemoryIsLockedAndWhatSteps) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,49 +1,24 @@
 // When the memory of dropped gradients is freed.
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <memory>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/loopback_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/device_programs.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::FakeDevice;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::testing::IsEmpty;
 
 using Model = FullyShardedDataParallel<NetImpl>;
 
 constexpr int64_t kDim = 6;
 
 absl::StatusOr<Model> MakeModel(int world_size, c10::Device device) {
-  comm::LoopbackOptions loopback;
-  loopback.place = {world_size / 2, world_size};
-  loopback.device = device;
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
-                        comm::CreateLoopback(loopback));
+                        OneOf(world_size, device));
   std::shared_ptr<NetImpl> net = MakeNet(kDim, /*num_blocks=*/3);
   if (!device.is_cpu()) FakeDevice::Move(net->parameters());
   // Shards and gradients are float, and so are the buffers that become
@@ -117,4 +92,4 @@ INSTANTIATE_TEST_SUITE_P(WorldSizes, GradientMemoryTest,
                          ::testing::Values(1, 2, 3, 5));
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,38 +1,6 @@
 #include "fsdp/tests/errors/acting_net.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
-#include <torch/nn/modules/linear.h>
-
-#include <memory>
-#include <string>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/check_tensor.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
-
-namespace fsdp::acting_net {
-
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::Eq;
-using ::testing::HasSubstr;
+namespace fsdp::testing::acting_net {
 
 Options TransparentOptions() {
   Options options;
@@ -70,10 +38,8 @@ absl::Status CheckStepIsExact(Model& model, Communicator& communicator) {
 
 absl::Status Expect(const absl::Status& status, Code code,
                     const std::string& text) {
-  if (::testing::Value(status, StatusIs(code, HasSubstr(text)))) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(absl::StrCat("not refused: ", status.ToString()));
+  return Check(::testing::Value(status, StatusIs(code, HasSubstr(text))),
+               absl::StrCat("not refused: ", status.ToString()));
 }
 
 void ExpectFails(const Acting::Act& act, Code code, const std::string& text) {
@@ -91,4 +57,4 @@ void ExpectFails(const Acting::Act& act, Code code, const std::string& text) {
   }));
 }
 
-}  // namespace fsdp::acting_net
+}  // namespace fsdp::testing::acting_net

@@ -2,25 +2,10 @@
 #ifndef FSDP_TESTS_ERRORS_ACTING_NET_H_
 #define FSDP_TESTS_ERRORS_ACTING_NET_H_
 
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
+#include "fsdp/testing/sharded_test.h"
 
-#include <cstdint>
-#include <functional>
-#include <string>
+namespace fsdp::testing::acting_net {
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
-
-namespace fsdp::acting_net {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::testing::FillParameters;
-using ::torch::nn::Linear;
 using Code = absl::StatusCode;
 
 inline constexpr int64_t kDim = 4;
@@ -65,6 +50,6 @@ absl::Status Expect(const absl::Status& status, Code code,
 // backward, and the model to be as good as new afterwards.
 void ExpectFails(const Acting::Act& act, Code code, const std::string& text);
 
-}  // namespace fsdp::acting_net
+}  // namespace fsdp::testing::acting_net
 
 #endif  // FSDP_TESTS_ERRORS_ACTING_NET_H_

@@ -1,56 +1,17 @@
 // The gradients after a forward or backward that has failed, while ranks go on:
 // those of the units that it has passed, as LibTorch's leaves have them, and
 // all that were there before.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
 #include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
-#include "comm/testing/shared_memory_group.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/forward.h"
-#include "fsdp/testing/toy_model.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
 
 constexpr int64_t kDim = 5;
 constexpr int kBlocks = 4;
@@ -296,9 +257,8 @@ class Late {
     }
   }
   void Await() {
-    ThrowIfError(reached_.WaitForNotificationWithTimeout(kPatience)
-                     ? absl::OkStatus()
-                     : Fail("rank 0 waits for something else"));
+    ThrowIfError(Check(reached_.WaitForNotificationWithTimeout(kPatience),
+                       "rank 0 waits for something else"));
   }
 
  private:
@@ -362,4 +322,4 @@ TEST(FailedBackwardTest, NothingIsAddedToGradientsAfterItHasReturned) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -3,62 +3,21 @@
 // beside the code that refuses: shard_module_test.cc (wrapping),
 // sharded_model_test.cc (steps), strategies_test.cc (meshes),
 // mixed_precision_test.cc (dtypes), full_params_test.cc (scopes).
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/serialize.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <ostream>
 #include <sstream>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckSameRecord;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::RunPlain;
-using ::fsdp::testing::RunSharded;
-using ::fsdp::testing::TaskRecord;
-using ::fsdp::testing::TensorFunction;
-using ::fsdp::testing::TrainingTask;
-using ::fsdp::testing::Unowned;
-using ::testing::Each;
 using Code = absl::StatusCode;
 using Model = FullyShardedDataParallel<NetImpl>;
 
@@ -83,10 +42,8 @@ Options GoOn(Options options = BlockUnits()) {
 
 absl::Status CheckRefused(const absl::Status& status, Code code,
                           const std::string& text) {
-  if (status.code() == code && absl::StrContains(status.message(), text)) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(
+  return Check(
+      status.code() == code && absl::StrContains(status.message(), text),
       absl::StrCat("expected ", text, ", got ", status.ToString()));
 }
 
@@ -436,4 +393,4 @@ INSTANTIATE_TEST_SUITE_P(All, DifferenceTest, ::testing::ValuesIn(kDifferences),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

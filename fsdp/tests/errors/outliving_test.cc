@@ -1,47 +1,17 @@
 // After a scope of full parameters and the caller's InferenceMode, no memory is
 // held and everything trains.
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
-#include <functional>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/match.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "comm/testing/shared_memory_group.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
 using Model = FullyShardedDataParallel<NetImpl>;
 
 constexpr int64_t kDim = 4;
@@ -268,4 +238,4 @@ INSTANTIATE_TEST_SUITE_P(All, InferenceModeTest, ::testing::ValuesIn(kInMode),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,50 +1,13 @@
 // Failures inside operators, whose callbacks' exceptions LibTorch swallows.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
-#include <c10/core/GradMode.h>
 
-#include <cstdint>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
 #include "base/testing/users_error.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
 #include "comm/testing/failing_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/acting_net.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing::acting_net {
 namespace {
 
-using ::fsdp::acting_net::Acting;
-using ::fsdp::acting_net::CheckStepIsExact;
-using ::fsdp::acting_net::Expect;
-using ::fsdp::acting_net::kDim;
-using ::fsdp::acting_net::kRanks;
-using ::fsdp::acting_net::Model;
-using ::fsdp::acting_net::ShardActing;
-using ::fsdp::acting_net::TransparentOptions;
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::UsersError;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
 TEST(TransparentErrorsTest, AnExceptionInForwardKeepsItsType) {
@@ -192,4 +155,4 @@ TEST(TransparentErrorsTest, RanksThatRunDifferentUnits) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::acting_net

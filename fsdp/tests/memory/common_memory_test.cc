@@ -1,68 +1,17 @@
 // Sharding where the ranks of a host compute with one copy of the parameters.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "comm/testing/shared_memory_group.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/plain_oracle.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Collective;
-using ::fsdp::comm::CollectiveLog;
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using ::fsdp::comm::testing::RankFunction;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckSameTraining;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::TrainingPlan;
-using ::fsdp::testing::TrainingRecord;
-using ::fsdp::testing::TrainSharded;
-using ::fsdp::testing::Unowned;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 7;
 constexpr int kBlocks = 3;
@@ -346,4 +295,4 @@ TEST(CommonMemoryTest, ABackwardThatFailsOnAllRanksDoesNotUpsetTheNextSteps) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,38 +1,11 @@
 #include "fsdp/tests/memory/memory_requests.h"
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "base/status_macros.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/shared_memory_group.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/state/full_params.h"
-#include "fsdp/testing/toy_model.h"
 
-namespace fsdp::memory_requests {
-
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
+namespace fsdp::testing::memory_requests {
 
 absl::Status Fail(const std::string& text) { return absl::InternalError(text); }
 
@@ -239,4 +212,4 @@ void Plain::CopyInto(NetImpl& target) {
   }
 }
 
-}  // namespace fsdp::memory_requests
+}  // namespace fsdp::testing::memory_requests

@@ -3,26 +3,9 @@
 #ifndef FSDP_TESTS_MEMORY_MEMORY_REQUESTS_H_
 #define FSDP_TESTS_MEMORY_MEMORY_REQUESTS_H_
 
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
+#include "fsdp/testing/sharded_test.h"
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/time/time.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
-
-namespace fsdp::memory_requests {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::testing::NetImpl;
+namespace fsdp::testing::memory_requests {
 
 inline constexpr int64_t kDim = 7;
 inline constexpr int kBlocks = 3;
@@ -92,6 +75,6 @@ class Plain {
   const std::shared_ptr<NetImpl> before_;
 };
 
-}  // namespace fsdp::memory_requests
+}  // namespace fsdp::testing::memory_requests
 
 #endif  // FSDP_TESTS_MEMORY_MEMORY_REQUESTS_H_

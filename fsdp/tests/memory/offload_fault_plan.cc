@@ -1,36 +1,16 @@
 #include "fsdp/tests/memory/offload_fault_plan.h"
 
-#include <ATen/core/Tensor.h>
 #include <torch/optim/adamw.h>
 
-#include <cstdint>
-#include <memory>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/trained_values.h"
 #include "offload/host_store.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 
-namespace fsdp::offload_faults {
-
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::ValuesOf;
+namespace fsdp::testing::offload_faults {
 
 OffloadOptions Offloading(int rank, const Plan& plan) {
   OffloadOptions offload;
@@ -102,4 +82,4 @@ absl::StatusOr<Values> Undisturbed(Communicator& world, bool two_groups) {
   return ValuesOf(*model, optimizer);
 }
 
-}  // namespace fsdp::offload_faults
+}  // namespace fsdp::testing::offload_faults

@@ -4,25 +4,15 @@
 
 #include <torch/optim/adamw.h>
 
-#include <cstdint>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 #include "offload/testing/faulty_store.h"
 
-namespace fsdp::offload_faults {
+namespace fsdp::testing::offload_faults {
 
-using ::fsdp::comm::Communicator;
 using ::fsdp::offload::testing::Fault;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Values;
 using Model = FullyShardedDataParallel<NetImpl>;
 
 inline constexpr int kRanks = 2;
@@ -60,6 +50,6 @@ absl::Status Step(FusedAdamW& optimizer);
 // Returns the values at the end of an undisturbed run.
 absl::StatusOr<Values> Undisturbed(Communicator& world, bool two_groups);
 
-}  // namespace fsdp::offload_faults
+}  // namespace fsdp::testing::offload_faults
 
 #endif  // FSDP_TESTS_MEMORY_OFFLOAD_FAULT_PLAN_H_

@@ -3,53 +3,19 @@
 #include <torch/optim/adamw.h>
 
 #include <array>
-#include <cstdint>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 #include "fsdp/tests/memory/offload_fault_plan.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "offload/testing/faulty_store.h"
 
-namespace fsdp {
+namespace fsdp::testing::offload_faults {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::offload::testing::Fault;
-using ::fsdp::offload_faults::Away;
-using ::fsdp::offload_faults::Backward;
-using ::fsdp::offload_faults::kInjected;
-using ::fsdp::offload_faults::kRanks;
-using ::fsdp::offload_faults::kSteps;
-using ::fsdp::offload_faults::MakeAdamW;
-using ::fsdp::offload_faults::MakeModel;
-using ::fsdp::offload_faults::Model;
-using ::fsdp::offload_faults::Offloading;
-using ::fsdp::offload_faults::Plan;
-using ::fsdp::offload_faults::Step;
-using ::fsdp::offload_faults::Undisturbed;
-using ::fsdp::testing::CheckEqual;
-using ::fsdp::testing::Values;
-using ::fsdp::testing::ValuesOf;
-using ::testing::HasSubstr;
 
 // The outcome of a disturbed run on a rank.
 struct Outcome {
@@ -330,4 +296,4 @@ TEST(OffloadFaultsTest, AfterAStepThatCouldNotBeUndoneNoOtherBegins) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::offload_faults

@@ -1,58 +1,23 @@
 // A run whose files are kept ends at any moment, and another one goes on from
 // its last finished step, to the bit.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckEqual;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::Values;
-using ::fsdp::testing::ValuesOf;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 using Model = FullyShardedDataParallel<NetImpl>;
 namespace fs = std::filesystem;
 
@@ -141,6 +106,13 @@ class OffloadKeepTest : public ::testing::TestWithParam<bool> {
           VisitOptions{/*writeback=*/true}));
     }
     return values;
+  }
+
+  // Returns what two ranks come to that run up to `last` steps.
+  std::vector<absl::Status> RunTo(int64_t last) const {
+    return RunRanks(2, [&](Communicator& world) -> absl::Status {
+      return Run(world, Kept(), last).status();
+    });
   }
 
   const fs::path directory_;
@@ -298,9 +270,7 @@ TEST_P(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
       return FullyShard(MakeNet(dim, 2), Unowned(world), Kept()).status();
     });
   };
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    return Run(world, Kept(), /*last=*/2).status();
-  }));
+  EXPECT_THAT(RunTo(2), Each(IsOk()));
   for (const absl::Status& status : run(/*dim=*/kDim + 1)) {
     EXPECT_FALSE(status.ok());
   }
@@ -308,17 +278,13 @@ TEST_P(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
   fs::copy_file(directory_ / "run.optimizer.0-of-2",
                 directory_ / "run.optimizer.1-of-2",
                 fs::copy_options::overwrite_existing);
-  for (const absl::Status& status : run(kDim)) {
-    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: "));
-  }
+  EXPECT_THAT(run(kDim), Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                       HasSubstr("rank 1: "))));
 }
 
 // The byte is in one rank's file, somewhere in what it has committed.
 TEST_P(OffloadKeepTest, AChangedByteIsFoundBeforeItIsUsed) {
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    return Run(world, Kept(), /*last=*/3).status();
-  }));
+  EXPECT_THAT(RunTo(3), Each(IsOk()));
   const fs::path file = directory_ / "run.optimizer.1-of-2";
   // Changes every block, because only one of its copies counts, but not the
   // records.
@@ -331,44 +297,23 @@ TEST_P(OffloadKeepTest, AChangedByteIsFoundBeforeItIsUsed) {
     bytes.put(static_cast<char>(byte ^ 1));
   }
   bytes.close();
-  for (const absl::Status& status :
-       RunRanks(2, [&](Communicator& world) -> absl::Status {
-         return Run(world, Kept(), /*last=*/5).status();
-       })) {
-    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: "));
-  }
+  EXPECT_THAT(RunTo(5), Each(StatusIs(absl::StatusCode::kDataLoss,
+                                      HasSubstr("rank 1: "))));
 }
 
 TEST_P(OffloadKeepTest, AFileThatWasCutOffIsRefusedOnAllRanks) {
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    return Run(world, Kept(), /*last=*/3).status();
-  }));
+  EXPECT_THAT(RunTo(3), Each(IsOk()));
   const fs::path file = directory_ / "run.parameters.0-of-2";
   fs::resize_file(file, fs::file_size(file) / 2);
-  for (const absl::Status& status :
-       RunRanks(2, [&](Communicator& world) -> absl::Status {
-         return Run(world, Kept(), /*last=*/5).status();
-       })) {
-    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("run.parameters.0-of-2"));
-  }
+  EXPECT_THAT(RunTo(5), Each(StatusIs(absl::StatusCode::kDataLoss,
+                                      HasSubstr("run.parameters.0-of-2"))));
 }
 
 TEST_P(OffloadKeepTest, ALostFileIsNotedBeforeAnythingIsWritten) {
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    return Run(world, Kept(), /*last=*/4).status();
-  }));
+  EXPECT_THAT(RunTo(4), Each(IsOk()));
   fs::remove(directory_ / "run.parameters.0-of-2");
-  for (const absl::Status& status :
-       RunRanks(2, [&](Communicator& world) -> absl::Status {
-         return Run(world, Kept(), /*last=*/5).status();
-       })) {
-    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("remove the run's files"));
-  }
+  EXPECT_THAT(RunTo(5), Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                      HasSubstr("remove the run's files"))));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OffloadKeepTest, ::testing::Bool(),
@@ -377,4 +322,4 @@ INSTANTIATE_TEST_SUITE_P(All, OffloadKeepTest, ::testing::Bool(),
                          });
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

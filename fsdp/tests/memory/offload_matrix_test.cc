@@ -1,46 +1,20 @@
 // Wherever parameters, gradients and optimizer states rest, training gives the
 // bits that it gives with all of them in memory.
-#include <ATen/core/Tensor.h>
 
 #include <cstdlib>
-#include <memory>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/options/options.h"
 #include "fsdp/state/full_params.h"
 #include "fsdp/testing/offload_run.h"
-#include "fsdp/testing/toy_model.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::offload::testing::Fault;
-using ::fsdp::testing::CheckSameBits;
-using ::fsdp::testing::OffloadRecord;
-using ::fsdp::testing::OffloadScenario;
-using ::fsdp::testing::ToyModel;
-using ::fsdp::testing::Train;
-using ::fsdp::testing::Unowned;
 
 // --- Where things rest -------------------------------------------------------
 
@@ -297,4 +271,4 @@ INSTANTIATE_TEST_SUITE_P(All, OffloadMatrixTest,
                          });
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,44 +1,17 @@
 // Several optimizers of one model whose states are offloaded.
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 #include <torch/optim/adamw.h>
 
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckShards;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
 using Model = FullyShardedDataParallel<NetImpl>;
 using torch::optim::AdamWOptions;
 
@@ -161,4 +134,4 @@ TEST(OffloadOptimizersKeepTest, ASecondOneIsRefusedOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,61 +1,16 @@
 // The refusals and messages of offloaded training, on all ranks.
-#include <ATen/core/Tensor.h>
 #include <torch/optim/adamw.h>
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optimizer_check.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 #include "fsdp/tests/memory/offload_fault_plan.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "offload/param_store.h"
 
-namespace fsdp {
+namespace fsdp::testing::offload_faults {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::offload_faults::Backward;
-using ::fsdp::offload_faults::kDim;
-using ::fsdp::offload_faults::kRanks;
-using ::fsdp::offload_faults::kSteps;
-using ::fsdp::offload_faults::MakeAdamW;
-using ::fsdp::offload_faults::MakeModel;
-using ::fsdp::offload_faults::Model;
-using ::fsdp::offload_faults::Offloading;
-using ::fsdp::offload_faults::Plan;
-using ::fsdp::offload_faults::Step;
-using ::fsdp::offload_faults::Undisturbed;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckEqual;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::Values;
-using ::fsdp::testing::ValuesOf;
-using ::testing::_;
-using ::testing::HasSubstr;
 
 TEST(OffloadFaultsTest, WhatIsHeldAcrossAStepIsRefusedOnAllRanks) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
@@ -95,11 +50,9 @@ TEST(OffloadFaultsTest, ASecondOptimizerIsToldOfTheFirst) {
     FSDP_RETURN_IF_ERROR(Backward(model, 0));
     FSDP_RETURN_IF_ERROR(Step(first));
     const absl::Status refused = Step(second);
-    if (absl::IsAlreadyExists(refused) &&
-        absl::StrContains(refused.message(), "another optimizer")) {
-      return absl::OkStatus();
-    }
-    return absl::InternalError(refused.ToString());
+    return Check(absl::IsAlreadyExists(refused) &&
+                     absl::StrContains(refused.message(), "another optimizer"),
+                 refused.ToString());
   }));
 }
 
@@ -115,12 +68,12 @@ TEST(OffloadFaultsTest, AStoreThatCannotBeMadeIsRefusedOnAllRanks) {
         }
         return MakeModel(world, offload).status();
       });
-  for (const absl::Status& result : results) {
-    EXPECT_TRUE(absl::IsResourceExhausted(result)) << result;
-    EXPECT_THAT(std::string(result.message()),
-                HasSubstr("rank 1: making the store of parameters: the disk is "
-                          "full"));
-  }
+  EXPECT_THAT(
+      results,
+      Each(StatusIs(
+          absl::StatusCode::kResourceExhausted,
+          HasSubstr("rank 1: making the store of parameters: the disk is "
+                    "full"))));
 }
 
 TEST(OffloadFaultsTest, AnOptimizerWithMoreStateThanPlannedIsToldWhatToSet) {
@@ -136,11 +89,9 @@ TEST(OffloadFaultsTest, AnOptimizerWithMoreStateThanPlannedIsToldWhatToSet) {
     const at::Tensor x = Rows(0, 3, 160);
     FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
     const absl::Status status = Step(optimizer);
-    if (absl::IsResourceExhausted(status) &&
-        absl::StrContains(status.message(), "optimizer_state")) {
-      return absl::OkStatus();
-    }
-    return absl::InternalError(status.ToString());
+    return Check(absl::IsResourceExhausted(status) &&
+                     absl::StrContains(status.message(), "optimizer_state"),
+                 status.ToString());
   }));
 }
 
@@ -159,13 +110,11 @@ TEST(OffloadFaultsTest, AnotherOptimizerIsToldWhichOnesCan) {
     FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
     const absl::Status status =
         TorchToStatus("step", [&] { optimizer.step(); });
-    if (absl::IsFailedPrecondition(status) &&
-        absl::StrContains(status.message(), "FusedAdamW")) {
-      return absl::OkStatus();
-    }
-    return absl::InternalError(status.ToString());
+    return Check(absl::IsFailedPrecondition(status) &&
+                     absl::StrContains(status.message(), "FusedAdamW"),
+                 status.ToString());
   }));
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::offload_faults

@@ -1,58 +1,28 @@
 // The answers of a rank that is stuck in a store or in the optimizer's step.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <torch/optim/adamw.h>
 
 #include <atomic>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
 #include <thread>
-#include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
 #include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
 #include "comm/rank_activity.h"
 #include "comm/startup/environment.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optim/grad_scaler.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/options/options.h"
 #include "fsdp/recompute/activation_offload.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 #include "offload/host_store.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/testing/forwarding_store.h"
 #include "ranges/tensor_range.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using ::testing::Not;
 using Model = FullyShardedDataParallel<NetImpl>;
 
@@ -305,4 +275,4 @@ TEST_F(StoreWaitsTest, StepOfAScaler) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,65 +1,27 @@
 // Sharding models without memory.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/nn/init.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
 #include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
 #include "base/testing/random_operators.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
 #include "fsdp/deferred/deferred_init.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/state/state_dict.h"
 #include "fsdp/testing/memory_meter.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tie.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "ranges/tensor_range.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::MemoryMeter;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::Each;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 using Values = std::map<std::string, at::Tensor>;
 
 constexpr int64_t kDim = 6;
@@ -330,10 +292,7 @@ TEST_P(WorldTest, WhatIsNotLoadedLaterHasTheValuesOfEver) {
     for (const TensorRange& named : model->Ranges()) {
       if (named.name != "blocks.1.linear.weight") continue;
       const c10::NoGradGuard no_grad;
-      named.values.detach().copy_(
-          expected.at(named.name)
-              .flatten()
-              .narrow(0, named.begin, named.values.numel()));
+      named.values.detach().copy_(OwnPart(named, expected.at(named.name)));
     }
     return CheckValues(model, expected);
   }));
@@ -357,9 +316,8 @@ TEST(MemoryTest, ConstructionAndShardingTakeTheShardsAndAFewUnits) {
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeDeferred(kSeed, kWide, kLayers),
                                      Unowned(world), LayerUnits()));
-    return meter->peak() <= kBound ? absl::OkStatus()
-                                   : absl::InternalError(absl::StrCat(
-                                         meter->peak(), " > ", kBound));
+    return Check(meter->peak() <= kBound,
+                 absl::StrCat(meter->peak(), " > ", kBound));
   }));
 }
 
@@ -404,10 +362,10 @@ TEST(DeferredShardingTest, AnInitialisationThatFailsOnRank0EndsAllRanks) {
         return FullyShard(MakeDeferred(kSeed), Unowned(world), options)
             .status();
       });
-  EXPECT_THAT(statuses, Each(::testing::Not(::fsdp::testing::IsOk())));
+  EXPECT_THAT(statuses, Each(::testing::Not(IsOk())));
   EXPECT_THAT(statuses[0],
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("no such file")));
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

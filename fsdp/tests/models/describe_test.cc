@@ -1,45 +1,18 @@
 #include "fsdp/describe/describe.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <memory>
 #include <mutex>
 #include <set>
-#include <string>
 
-#include "absl/status/status.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
 using ::testing::Ge;
-using ::testing::Le;
 
 constexpr int64_t kDim = 17;
 constexpr int kBlocks = 5;
@@ -50,9 +23,8 @@ absl::Status Step(FullyShardedDataParallel<NetImpl>& model) {
 }
 
 absl::Status CheckEqual(const char* what, int64_t actual, int64_t expected) {
-  if (actual == expected) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat(what, ": ", actual, ", planned ", expected));
+  return Check(actual == expected,
+               absl::StrCat(what, ": ", actual, ", planned ", expected));
 }
 
 struct Case {
@@ -71,7 +43,7 @@ TEST_P(PlanTest, MeasuredPeaksAreThePlannedOnes) {
     options.unit.strategy = c.strategy;
     if (c.mixed) options.unit.precision = ComputeIn(at::kBFloat16);
     FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
+        auto model,
         FullyShard(MakeNet(kDim, kBlocks), Unowned(communicator), options));
     MemoryPlanOptions plan_options;
     plan_options.backwards_per_step = c.backwards;
@@ -128,8 +100,7 @@ TEST(DescribeTest, ShowsUnitsStrategiesDtypesAndMemory) {
     auto net = MakeNet(kDim, 2);
     for (at::Tensor& p : net->blocks->parameters()) p.set_requires_grad(false);
     FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
-        FullyShard(std::move(net), Unowned(communicator), options));
+        auto model, FullyShard(std::move(net), Unowned(communicator), options));
     const std::string text = model->Describe();
     for (const char* part :
          {"root", "\n  blocks.0", "full shard", "shard gradients and optimizer",
@@ -156,7 +127,7 @@ TEST(DescribeTest, ActionsAreRangesThatNameTheUnit) {
   const absl::Status status =
       RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
-            FullyShardedDataParallel<NetImpl> model,
+            auto model,
             FullyShard(MakeNet(kDim, 1), Unowned(communicator), BlockUnits()));
         return Step(model);
       });
@@ -171,4 +142,4 @@ TEST(DescribeTest, ActionsAreRangesThatNameTheUnit) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,42 +1,10 @@
 #include "fsdp/model/forward.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
-
-#include <memory>
-#include <optional>
-#include <utility>
-
-#include "absl/status/status.h"
-#include "absl/strings/match.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/model_view.h"
-#include "fsdp/testing/check_tensor.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
-using ::testing::Eq;
 
 constexpr int64_t kDim = 3;
 
@@ -163,4 +131,4 @@ TEST(ForwardTest, ReferencesAndLiteralsReachAUnitThatTakesItsInputsOver) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

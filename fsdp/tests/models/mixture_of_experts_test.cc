@@ -1,52 +1,20 @@
 // Experts between shared units, as plain modules or as sharded models of their
 // own, compared with one process that has the data of all ranks.
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
-#include <cstdint>
-#include <memory>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
 #include "comm/testing/late_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/grad_clip.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 #include "fsdp/tests/models/model_zoo.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing::model_zoo {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::Progress;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::comm::testing::StartLast;
-using ::fsdp::model_zoo::kDim;
-using ::fsdp::model_zoo::UnitsAt;
-using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::CheckSameRecord;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::SumOverRanks;
-using ::fsdp::testing::TensorFunction;
-using ::fsdp::testing::Unowned;
 
 constexpr int kMoeRanks = 4;
 constexpr int64_t kExpertRows = 3;
@@ -259,4 +227,4 @@ INSTANTIATE_TEST_SUITE_P(MaxNorms, MixtureOfExpertsTest,
                          });
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::model_zoo

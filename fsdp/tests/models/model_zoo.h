@@ -2,42 +2,12 @@
 #ifndef FSDP_TESTS_MODELS_MODEL_ZOO_H_
 #define FSDP_TESTS_MODELS_MODEL_ZOO_H_
 
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
-
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <set>
-#include <string>
-#include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
-#include "gtest/gtest.h"
 
-namespace fsdp::model_zoo {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckTask;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::TensorFunction;
-using ::fsdp::testing::TrainingTask;
-using ::fsdp::testing::Unowned;
+namespace fsdp::testing::model_zoo {
 
 inline constexpr int64_t kDim = 6;
 
@@ -109,6 +79,6 @@ class Nested : public torch::nn::Module {
   torch::nn::Linear last;
 };
 
-}  // namespace fsdp::model_zoo
+}  // namespace fsdp::testing::model_zoo
 
 #endif  // FSDP_TESTS_MODELS_MODEL_ZOO_H_

@@ -1,44 +1,10 @@
 // Buffers of every kind.
 #include <ATen/ATen.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
+#include "fsdp/testing/sharded_test.h"
 
-#include "absl/status/status.h"
-#include "absl/strings/match.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
-
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::IsOk;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::Each;
-using ::testing::HasSubstr;
-using ::torch::nn::Linear;
 
 constexpr int64_t kDim = 4;
 constexpr int kRanks = 2;
@@ -193,4 +159,4 @@ TEST(BufferTest, ThatCannotBeSentIsRefusedByAllRanks) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,49 +1,17 @@
 // Modules stay as their users have made them, whatever they hold and however
 // they are traversed.
 #include <ATen/ATen.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/rnn.h>
 
-#include <cstdint>
-#include <memory>
 #include <stdexcept>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::Each;
-using ::testing::HasSubstr;
-using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 using ::torch::nn::Sequential;
 
@@ -79,12 +47,10 @@ absl::Status CheckGradients(Communicator& world, const Options& options,
       model->forward(Rows(world.rank(), 3, kDim)).square().mean()));
   const auto expected = plain->named_parameters();
   for (const TensorRange& named : model->Ranges()) {
-    FSDP_RETURN_IF_ERROR(
-        Check(at::allclose(named.values.grad(),
-                           expected[named.name].grad().flatten().narrow(
-                               0, named.begin, named.values.numel()),
-                           1e-4, 1e-6),
-              absl::StrCat("gradient of ", named.name)));
+    FSDP_RETURN_IF_ERROR(Check(
+        at::allclose(named.values.grad(),
+                     OwnPart(named, expected[named.name].grad()), 1e-4, 1e-6),
+        absl::StrCat("gradient of ", named.name)));
   }
   if (peak != nullptr) {
     *peak = model->memory_stats().parameters.peak_in_use_bytes;
@@ -349,4 +315,4 @@ TEST(PolicyTest, ThatThrowsOnOneRankIsAnErrorOfAll) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

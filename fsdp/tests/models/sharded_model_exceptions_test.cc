@@ -1,57 +1,13 @@
 // After exceptions and backwards of the user's own, every rank has a clear
 // error, none hangs, and the model still works.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
 #include "base/testing/users_error.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/check_tensor.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/models/sharded_net.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing::sharded_net {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::sharded_net::CheckStepIsExact;
-using ::fsdp::sharded_net::kDim;
-using ::fsdp::sharded_net::kRanks;
-using ::fsdp::sharded_net::ShardNet;
-using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::UsersError;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
 class ThrowsOnDemand : public torch::nn::Module {
@@ -200,11 +156,10 @@ TEST(ShardedModelTest, ABackwardAfterTheModelIsGoneIsAnError) {
       loss = Loss(model->forward(x), x);
     }
     absl::Status status = TorchToStatus("b", [&] { loss.backward(); });
-    if (!::testing::Value(status, StatusIs(Code::kFailedPrecondition,
-                                           HasSubstr("model was destroyed")))) {
-      return absl::InternalError(status.ToString());
-    }
-    return absl::OkStatus();
+    return Check(
+        ::testing::Value(status, StatusIs(Code::kFailedPrecondition,
+                                          HasSubstr("model was destroyed"))),
+        status.ToString());
   }));
 }
 
@@ -254,8 +209,7 @@ TEST(ShardedModelTest, ABackwardInsideAForwardLeavesTheUnitsAroundItAlone) {
     const auto expected = plain->named_parameters();
     for (const TensorRange& named : model->Ranges()) {
       const at::Tensor whole = expected[named.name].grad().reshape({-1});
-      if (!at::allclose(named.values.grad(),
-                        whole.narrow(0, named.begin, named.values.numel()))) {
+      if (!at::allclose(named.values.grad(), OwnPart(named, whole))) {
         return absl::InternalError(named.name);
       }
     }
@@ -264,4 +218,4 @@ TEST(ShardedModelTest, ABackwardInsideAForwardLeavesTheUnitsAroundItAlone) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::sharded_net

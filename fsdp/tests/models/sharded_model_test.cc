@@ -1,58 +1,19 @@
 // A step refuses with a clear error on every rank, and the model still works.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include <functional>
-#include <memory>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
 #include "base/testing/warnings.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/check_tensor.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/models/sharded_net.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing::sharded_net {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::sharded_net::CheckStepIsExact;
-using ::fsdp::sharded_net::kDim;
-using ::fsdp::sharded_net::kRanks;
-using ::fsdp::sharded_net::ShardNet;
-using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::Warnings;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
 TEST(ShardedModelTest, RefusesAnInnerUnitWithGradOutsideItsRoot) {
@@ -311,8 +272,7 @@ std::string ToldIn(int steps, int losses, bool step_between) {
         optimizer.zero_grad();
       }
     }
-    return others.texts.empty() ? absl::OkStatus()
-                                : absl::InternalError(others.text());
+    return Check(others.texts.empty(), others.text());
   }));
   EXPECT_LE(warnings.texts.size(), 1u);
   return warnings.text();
@@ -341,4 +301,4 @@ TEST(ShardedModelTest, LossesThatTakeTurnsUseAllParameters) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::sharded_net

@@ -1,52 +1,20 @@
 #include "fsdp/trace/trace.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
-#include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <fstream>
-#include <map>
-#include <memory>
 #include <sstream>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/json.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/trace/trace_json.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::Each;
 using ::testing::Ge;
-using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 7;
 
@@ -348,4 +316,4 @@ TEST(TraceTest, AllRanksLearnThatTheFileCannotBeWritten) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

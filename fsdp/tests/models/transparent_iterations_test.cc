@@ -1,53 +1,13 @@
 // Transparent units over different iterations and in evaluation, and their
 // costs in collectives and memory.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/linear.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/nn/modules/linear.h>
 
-#include <cstdint>
-#include <memory>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/check_tensor.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/models/transparent_training.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing::transparent_nets {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Training;
-using ::fsdp::testing::Unowned;
-using ::fsdp::transparent_nets::ExpectTrainsAsPlain;
-using ::fsdp::transparent_nets::kDim;
-using ::fsdp::transparent_nets::Layer;
-using ::fsdp::transparent_nets::Mlp;
-using ::fsdp::transparent_nets::Nested;
-using ::fsdp::transparent_nets::TrainingOf;
-using ::fsdp::transparent_nets::Transparent;
-using ::testing::Eq;
-using ::torch::nn::Linear;
 
 // --- What changes between iterations -----------------------------------------
 
@@ -273,8 +233,8 @@ absl::StatusOr<Counts> CountInSteadyState(const Options& options) {
     group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
   }
   Training<Net> training = TrainingOf<Net>(options);
-  FSDP_RETURN_IF_ERROR(AllOk(comm::testing::RunRanks(
-      group, [&](Communicator& communicator) -> absl::Status {
+  FSDP_RETURN_IF_ERROR(
+      AllOk(RunRanks(group, [&](Communicator& communicator) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
             auto model,
             FullyShard(training.make_net(), Unowned(communicator), options));
@@ -339,4 +299,4 @@ TEST(TransparentTest, HoldsTheUnitThatComputesAndTheNext) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::transparent_nets

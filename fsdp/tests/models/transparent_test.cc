@@ -1,33 +1,17 @@
 // Models of different shapes that know nothing of units, compared with plain
 // ones.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/rnn.h>
 
-#include <memory>
-#include <tuple>
-
-#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/models/transparent_training.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing::transparent_nets {
 namespace {
-
-using ::fsdp::transparent_nets::ExpectTrainsAsPlain;
-using ::fsdp::transparent_nets::kDim;
-using ::fsdp::transparent_nets::Layer;
-using ::fsdp::transparent_nets::Mlp;
-using ::fsdp::transparent_nets::Nested;
-using ::fsdp::transparent_nets::TrainingOf;
-using ::fsdp::transparent_nets::Transparent;
-using ::torch::nn::Linear;
 
 TEST(TransparentTest, ChildrenCalledDirectly) {
   ExpectTrainsAsPlain<Mlp, torch::nn::LinearImpl>();
@@ -211,4 +195,4 @@ TEST(TransparentTest, BesideUnitsCalledByForward) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::transparent_nets

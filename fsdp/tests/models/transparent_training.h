@@ -2,33 +2,13 @@
 #ifndef FSDP_TESTS_MODELS_TRANSPARENT_TRAINING_H_
 #define FSDP_TESTS_MODELS_TRANSPARENT_TRAINING_H_
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include <cstdint>
-#include <memory>
-#include <utility>
-#include <vector>
-
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_check.h"
-#include "gtest/gtest.h"
 
-namespace fsdp::transparent_nets {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckTraining;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Training;
-using ::torch::nn::Linear;
+namespace fsdp::testing::transparent_nets {
 
 inline constexpr int64_t kDim = 5;
 
@@ -117,6 +97,6 @@ class Nested : public torch::nn::Module {
   at::Tensor scale;
 };
 
-}  // namespace fsdp::transparent_nets
+}  // namespace fsdp::testing::transparent_nets
 
 #endif  // FSDP_TESTS_MODELS_TRANSPARENT_TRAINING_H_

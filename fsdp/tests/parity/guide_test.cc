@@ -1,36 +1,14 @@
 // Compares the user guide's examples with plain LibTorch.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <torch/optim/adamw.h>
 
 #include <cmath>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optimizer_check.h"
-#include "fsdp/testing/toy_model.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
 
 constexpr int64_t kDim = 5;
 constexpr double kPi = 3.14159265358979323846;
@@ -77,12 +55,10 @@ TEST(GuideTest, GroupsThatDecayAndACosineSchedule) {
     return model->ForEachFullParameter(
         [&](const std::string& name, const at::Tensor& value) {
           const at::Tensor expected = *plain->named_parameters().find(name);
-          return at::allclose(value, expected, 1e-4, 1e-5)
-                     ? absl::OkStatus()
-                     : absl::InternalError(name);
+          return Check(at::allclose(value, expected, 1e-4, 1e-5), name);
         });
   }));
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,62 +1,22 @@
 // Behaviours of docs/parity.md, checked element by element, that other tests
 // show only in passing. Ranks have different data.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
 #include "comm/testing/run_refused_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/state/full_params.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing::toy {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRefusedRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::toy::CheckAllFreed;
-using ::fsdp::testing::toy::IsFreed;
-using ::fsdp::testing::toy::kBlocks;
-using ::fsdp::testing::toy::kDim;
-using ::fsdp::testing::toy::MakeModel;
-using ::fsdp::testing::toy::Model;
-using ::testing::Each;
-using ::testing::HasSubstr;
 
 at::Tensor DataOf(int rank) { return Rows(int64_t{3} * rank, 3, kDim); }
 
@@ -91,8 +51,7 @@ TEST(ScopeTest, OfWhatEachRankWritesExactlyItsRangeIsKept) {
               [&](const std::string& name, const at::Tensor& value) {
                 for (const TensorRange& named : model->Ranges()) {
                   if (named.name != name) continue;
-                  const at::Tensor own = value.reshape({-1}).narrow(
-                      0, named.begin, named.values.numel());
+                  const at::Tensor own = OwnPart(named, value);
                   return Check((own == world.rank()).all().item<bool>(), name);
                 }
                 return absl::InternalError(absl::StrCat("no shard of ", name));
@@ -222,9 +181,7 @@ absl::Status SummonBetweenForwardAndBackward(Communicator& world,
     const at::Tensor expected =
         plain->named_parameters()[named.name].grad().reshape({-1});
     FSDP_RETURN_IF_ERROR(Check(
-        at::allclose(named.values.grad(),
-                     expected.narrow(0, named.begin, named.values.numel()),
-                     1e-4, 1e-6),
+        at::allclose(named.values.grad(), OwnPart(named, expected), 1e-4, 1e-6),
         "gradient of " + named.name));
   }
   return absl::OkStatus();
@@ -463,4 +420,4 @@ TEST(OneElementTest, OfShape1TiedOverTwoModulesTrainsAsInOneProcess) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::toy

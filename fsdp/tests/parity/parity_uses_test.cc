@@ -1,56 +1,18 @@
 // Behaviours of docs/parity.md about the uses of a unit: when it is gathered,
 // when gradients are reduced, when a forward ends. Ranks have different data,
 // and plain modules give the expected values.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <memory>
 #include <set>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/state/full_params.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/toy_model.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Collective;
-using ::fsdp::comm::CollectiveLog;
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::CheckGradients;
-using ::fsdp::testing::Filled;
-using ::fsdp::testing::InputOf;
-using ::fsdp::testing::kDim;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::SquareLoss;
-using ::fsdp::testing::UnitsOf;
-using ::fsdp::testing::Unowned;
-using ::torch::nn::Linear;
 
 at::Tensor DataOf(int rank, int step) {
   return InputOf(rank, Rows(int64_t{4} * step, 3, kDim));
@@ -63,12 +25,11 @@ absl::Status CheckMeans(const ShardedModuleBase& model,
   const auto parameters = plain.named_parameters();
   for (const TensorRange& named : model.Ranges()) {
     const at::Tensor expected = parameters[named.name].grad().reshape({-1});
-    FSDP_RETURN_IF_ERROR(Check(
-        named.values.grad().defined() &&
-            at::allclose(named.values.grad() * world_size,
-                         expected.narrow(0, named.begin, named.values.numel()),
-                         1e-4, 1e-6),
-        absl::StrCat("gradient of ", named.name)));
+    FSDP_RETURN_IF_ERROR(
+        Check(named.values.grad().defined() &&
+                  at::allclose(named.values.grad() * world_size,
+                               OwnPart(named, expected), 1e-4, 1e-6),
+              absl::StrCat("gradient of ", named.name)));
   }
   return absl::OkStatus();
 }
@@ -104,7 +65,7 @@ class AroundOne : public torch::nn::Module {
 TEST(UnitUseTest, IsGatheredWithANodeOfItsOwnBeforeItsModuleRuns) {
   constexpr int kSteps = 3;
   EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<AroundOne> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(Filled<AroundOne>(), Unowned(world),
                                      UnitsOf<LooksAtItself>()));
     const auto plain = Filled<AroundOne>();
@@ -189,16 +150,12 @@ class UsesOf : public torch::nn::Module {
 // are a sum that is too large.
 template <Uses kUses>
 void ExpectReductions(int expected) {
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
-  std::vector<CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
-  EXPECT_OK(AllOk(RunRanks(group, [](Communicator& world) {
+  RecordedRanks ranks(2);
+  EXPECT_OK(AllOk(RunRanks(ranks.group, [](Communicator& world) {
     return CheckGradients<UsesOf<kUses>>(world, UnitsOf<TwiceInside>(),
                                          Filled<UsesOf<kUses>>, SquareLoss);
   })));
-  for (const CollectiveLog& log : logs) {
+  for (const CollectiveLog& log : ranks.logs) {
     EXPECT_EQ(log.TotalsOf(Collective::kReduceScatter, "unit").count, expected);
     EXPECT_EQ(log.TotalsOf(Collective::kReduceScatter).count, expected + 1);
   }
@@ -213,36 +170,33 @@ TEST(UnitUseTest, IsReducedOnceWhenAllOfItsGradientsAreThere) {
 }
 
 TEST(UnitUseTest, OfTwoForwardsIsReducedByTheBackwardOfEach) {
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
-  std::vector<CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(2);
   using Net = UsesOf<Uses::kOne>;
-  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<Net> model,
-        FullyShard(Filled<Net>(), Unowned(world), UnitsOf<TwiceInside>()));
-    const auto plain = Filled<Net>();
-    std::vector<at::Tensor> losses;
-    for (const int step : {0, 1}) {
-      losses.push_back(
-          model->forward(DataOf(world.rank(), step)).square().mean());
-    }
-    for (const int step : {0, 1}) {
-      FSDP_RETURN_IF_ERROR(model->Backward(losses[step]));
-      for (int rank = 0; rank < world.world_size(); ++rank) {
-        plain->forward(DataOf(rank, step)).square().mean().backward();
-      }
-      FSDP_RETURN_IF_ERROR(CheckMeans(*model, *plain, world.world_size()));
-      FSDP_RETURN_IF_ERROR(
-          Check(logs[world.rank()]
-                        .TotalsOf(Collective::kReduceScatter, "unit")
-                        .count == step + 1,
-                absl::StrCat("reductions after backward ", step)));
-    }
-    return absl::OkStatus();
-  })));
+  EXPECT_OK(
+      AllOk(RunRanks(ranks.group, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            auto model,
+            FullyShard(Filled<Net>(), Unowned(world), UnitsOf<TwiceInside>()));
+        const auto plain = Filled<Net>();
+        std::vector<at::Tensor> losses;
+        for (const int step : {0, 1}) {
+          losses.push_back(
+              model->forward(DataOf(world.rank(), step)).square().mean());
+        }
+        for (const int step : {0, 1}) {
+          FSDP_RETURN_IF_ERROR(model->Backward(losses[step]));
+          for (int rank = 0; rank < world.world_size(); ++rank) {
+            plain->forward(DataOf(rank, step)).square().mean().backward();
+          }
+          FSDP_RETURN_IF_ERROR(CheckMeans(*model, *plain, world.world_size()));
+          FSDP_RETURN_IF_ERROR(
+              Check(ranks.logs[world.rank()]
+                            .TotalsOf(Collective::kReduceScatter, "unit")
+                            .count == step + 1,
+                    absl::StrCat("reductions after backward ", step)));
+        }
+        return absl::OkStatus();
+      })));
 }
 
 // --- The end of a forward ----------------------------------------------------
@@ -274,7 +228,7 @@ class ReturnsFound : public torch::nn::Module {
 
 TEST(EndOfForwardTest, ComesAfterItsOutputsAreKnown) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ReturnsFound> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(Filled<ReturnsFound>(), Unowned(world)));
     const auto plain = Filled<ReturnsFound>();
     const Found found = model->forward(DataOf(world.rank(), 0));
@@ -294,4 +248,4 @@ TEST(EndOfForwardTest, ComesAfterItsOutputsAreKnown) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

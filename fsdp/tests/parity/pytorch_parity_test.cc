@@ -1,55 +1,21 @@
 // Compares losses and gradient norms with those of PyTorch's FSDP1, FSDP2 and
 // DDP with the same models, values and data: testing/pytorch_figures.txt,
 // written by tools/record_pytorch_figures.py.
-#include <torch/nn/module.h>
 
 #include <fstream>
 #include <limits>
-#include <map>
-#include <memory>
 #include <ostream>
 #include <sstream>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/toy_transformer.h"
 #include "fsdp/testing/training_task.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
 using ::fsdp::comm::MeshDimension;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::AdamW;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::LayerUnits;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::MakeTransformer;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Sequences;
-using ::fsdp::testing::TaskRecord;
-using ::fsdp::testing::TensorFunction;
-using ::fsdp::testing::TrainingTask;
-using ::fsdp::testing::TransformerImpl;
-using ::fsdp::testing::TransformerLoss;
-using ::fsdp::testing::Unowned;
 using ::testing::Pointwise;
 
 // The counterpart of a case of the script.
@@ -147,7 +113,7 @@ absl::StatusOr<TaskRecord> Train(const Case& c, Communicator& communicator) {
   FSDP_ASSIGN_OR_RETURN(Mesh mesh,
                         Mesh::Create(Unowned(communicator), dimensions));
   if (c.transformer) {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<TransformerImpl> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeTransformer(), mesh, c.options));
     return RunSharded(c.task, model);
   }
@@ -157,8 +123,7 @@ absl::StatusOr<TaskRecord> Train(const Case& c, Communicator& communicator) {
     net->embed->bias.requires_grad_(false);
     for (at::Tensor& p : net->blocks[1]->parameters()) p.requires_grad_(false);
   }
-  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
-                        FullyShard(net, mesh, c.options));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, mesh, c.options));
   return RunSharded(c.task, model);
 }
 
@@ -214,4 +179,4 @@ TEST(PyTorchFiguresTest, EveryFigureBelongsToACase) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

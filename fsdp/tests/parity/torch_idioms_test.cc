@@ -1,59 +1,20 @@
 // LibTorch's own idioms work on a sharded model, or are refused with a text
 // where plain LibTorch would do something else.
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <functional>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "comm/testing/shared_memory_group.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optimizer_check.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::CheckSameRecord;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::RunPlain;
-using ::fsdp::testing::RunSharded;
-using ::fsdp::testing::TaskRecord;
-using ::fsdp::testing::TensorFunction;
-using ::fsdp::testing::TrainingTask;
-using ::fsdp::testing::Unowned;
 using Code = absl::StatusCode;
 using Model = FullyShardedDataParallel<NetImpl>;
 
@@ -311,10 +272,8 @@ TEST(StaleGraphTest, AGraphThatHasSavedNoParameterIsNotStale) {
     }
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
     const TensorRange& named = model->Ranges()[0];
-    return Check(
-        at::equal(named.values.grad(),
-                  plain.p.grad().narrow(0, named.begin, named.values.numel())),
-        "gradient");
+    return Check(at::equal(named.values.grad(), OwnPart(named, plain.p.grad())),
+                 "gradient");
   }));
 }
 
@@ -410,4 +369,4 @@ TEST(WriteWhileUnshardedTest, IsRefusedByTheNextForward) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

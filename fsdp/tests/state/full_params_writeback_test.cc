@@ -1,46 +1,14 @@
 // Which writes of ranks to whole parameters are kept.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/ones_like.h>
-#include <c10/core/GradMode.h>
 
 #include <stdexcept>
-#include <string>
 
-#include "absl/status/status.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/state/full_params.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
-#include "fsdp/testing/toy_model.h"
-#include "fsdp/tests/state/full_params_checks.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing::toy {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::Backward;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::toy::CheckAllFreed;
-using ::fsdp::testing::toy::IsFreed;
-using ::fsdp::testing::toy::kBlocks;
-using ::fsdp::testing::toy::kDim;
-using ::fsdp::testing::toy::MakeModel;
-using ::fsdp::testing::toy::Model;
 
 struct WriteCase {
   const char* name;
@@ -119,28 +87,6 @@ INSTANTIATE_TEST_SUITE_P(
                   ShardingStrategy::kNoShard, true}),
     [](const auto& info) { return std::string(info.param.name); });
 
-TEST(SummonFullParamsTest, EditsToOtherRanksRangesAreLost) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, Options()));
-    {
-      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
-      c10::NoGradGuard no_grad;
-      for (at::Tensor& p : model.module()->parameters()) {
-        p.fill_(world.rank());
-      }
-    }
-    int ranges[2] = {0, 0};
-    FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
-        [&](const std::string&, const at::Tensor& value) {
-          for (const int rank : {0, 1}) {
-            ranges[rank] += (value == rank).any().item<bool>();
-          }
-          return absl::OkStatus();
-        }));
-    return Check(ranges[0] > 0 && ranges[1] > 0, "not each its own");
-  }));
-}
-
 TEST(SummonFullParamsTest, ReplicasStayEqualWhateverEachWrites) {
   EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
     Options options = BlockUnits();
@@ -196,4 +142,4 @@ TEST(SummonFullParamsTest, TheNextStepUsesWhatWasWritten) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::toy

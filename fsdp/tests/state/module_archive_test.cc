@@ -1,43 +1,16 @@
 #include "fsdp/state/module_archive.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/serialize.h>
 
 #include <filesystem>
-#include <memory>
-#include <string>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
 #include "comm/testing/run_refused_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::comm::testing::RunRefusedRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::Each;
-using ::testing::HasSubstr;
 
 constexpr int kDim = 5;
 constexpr int kBlocks = 2;
@@ -122,10 +95,10 @@ TEST(SaveTest, AFailureLeavesNothingBehind) {
                                                  Unowned(world), BlockUnits()));
     return model->Save((folder / "model.pt").string());
   };
-  EXPECT_THAT(RunRanks(2, run), Each(::testing::Not(fsdp::testing::IsOk())));
+  EXPECT_THAT(RunRanks(2, run), Each(::testing::Not(IsOk())));
   EXPECT_EQ(NumFiles(folder), 1);
   EXPECT_TRUE(std::filesystem::is_directory(folder / "model.pt"));
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

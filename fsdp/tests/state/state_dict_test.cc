@@ -1,56 +1,21 @@
 #include "fsdp/state/state_dict.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/serialize.h>
 
-#include <memory>
 #include <mutex>
 #include <sstream>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
 #include "comm/testing/run_refused_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::comm::testing::RunRefusedRanks;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 
 // Has a parameter of each kind: tied across units, frozen, transposed, a
 // scalar, empty, in double; and buffers.
@@ -410,4 +375,4 @@ TEST_P(WorldTest, TorchSaveAndLoadInterchangeWithTheUnwrappedModule) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

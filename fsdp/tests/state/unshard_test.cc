@@ -1,59 +1,16 @@
 // Units gathered ahead of use: Unshard(), RebuildFullParams().
-#include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 
-#include <cstdint>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/state/full_params.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
-#include "fsdp/testing/toy_model.h"
-#include "fsdp/tests/state/full_params_checks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing::toy {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::Backward;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::CheckInitialValues;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::toy::CheckAllFreed;
-using ::fsdp::testing::toy::IsFreed;
-using ::fsdp::testing::toy::kBlocks;
-using ::fsdp::testing::toy::kDim;
-using ::fsdp::testing::toy::MakeModel;
-using ::fsdp::testing::toy::Model;
-using ::testing::HasSubstr;
-
 TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
-  std::vector<comm::CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(2);
   const auto run = [&](Communicator& world) -> absl::Status {
-    comm::CollectiveLog& log = logs[world.rank()];
+    comm::CollectiveLog& log = ranks.logs[world.rank()];
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     c10::NoGradGuard no_grad;
     const auto gathers = [&] {
@@ -73,7 +30,7 @@ TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
     FSDP_RETURN_IF_ERROR(CheckAllFreed(block));
     return Check(model->memory_stats().parameters.in_use_bytes == 0, "left");
   };
-  EXPECT_OK(AllOk(RunRanks(group, run)));
+  EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
 }
 
 TEST(UnshardTest, AChildTakenFromASequentialIsItsUnit) {
@@ -103,13 +60,9 @@ TEST(UnshardTest, IsForUnits) {
 
 TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {
   for (const int world_size : {1, 3}) {
-    ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(world_size));
-    std::vector<comm::CollectiveLog> logs(group.size());
-    for (size_t rank = 0; rank < group.size(); ++rank) {
-      group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-    }
+    RecordedRanks ranks(world_size);
     const auto run = [&](Communicator& world) -> absl::Status {
-      comm::CollectiveLog& log = logs[world.rank()];
+      comm::CollectiveLog& log = ranks.logs[world.rank()];
       FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
       log.Clear();
       FSDP_ASSIGN_OR_RETURN(auto rebuilt, model->RebuildFullParams());
@@ -131,9 +84,9 @@ TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {
       FSDP_RETURN_IF_ERROR(Backward(model));
       return CheckAllFreed(*model.module());
     };
-    EXPECT_OK(AllOk(RunRanks(group, run)));
+    EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
   }
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::toy

@@ -1,50 +1,10 @@
 // Gradients over several backwards, with and without NoSync(), in any order.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
+#include "fsdp/testing/sharded_test.h"
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/strategies.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
-
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::kStrategies;
-using ::fsdp::testing::MeshOf;
-using ::fsdp::testing::Rows;
-using ::testing::Eq;
-using ::testing::Gt;
-using ::testing::SizeIs;
 
 constexpr int64_t kDim = 7;
 constexpr int64_t kRows = 2;  // per rank and backward
@@ -422,4 +382,4 @@ TEST(NoSyncTest, AParameterFrozenBeforeTheReductionHasNoGradient) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

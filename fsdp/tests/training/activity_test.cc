@@ -1,46 +1,13 @@
 // The notes of a sharded model for those who ask why a rank hangs.
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "comm/rank_activity.h"
-#include "comm/testing/run_ranks.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
-using ::testing::ElementsAre;
-using ::testing::Eq;
 
 constexpr int64_t kDim = 7;
 
@@ -128,4 +95,4 @@ TEST(ActivityTest, AStepIsNotedUnitByUnit) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,53 +1,15 @@
 // Frozen byte parameters are gathered as they are, in whatever dtype the rest
 // computes, and are never trained.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
 #include "comm/quantized/quantization_log.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/strategies.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::ExpectSameGradients;
-using ::fsdp::testing::Filled;
-using ::fsdp::testing::kDim;
-using ::fsdp::testing::kStrategies;
-using ::fsdp::testing::MeshOf;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::SquareLoss;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::UnitsOf;
-using ::fsdp::testing::Unowned;
-using ::testing::HasSubstr;
 
 // Computes linear(x) + x W^T, where W is the bytes as numbers from -1 to 1.
 class MixedImpl : public torch::nn::Module {
@@ -273,4 +235,4 @@ TEST(ByteParametersTest, OtherIntegersAreRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

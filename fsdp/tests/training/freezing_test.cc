@@ -1,44 +1,11 @@
 // Frozen parameters and units, and changes of what is trained between steps.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
-#include <torch/nn/module.h>
 
-#include <memory>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::ExpectSameGradients;
-using ::fsdp::testing::Filled;
-using ::fsdp::testing::kDim;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::SquareLoss;
-using ::fsdp::testing::UnitImpl;
-using ::fsdp::testing::UnitsOf;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::UsedTwice;
-using ::testing::Eq;
 
 // Like LoRA, has a frozen trunk below and above what is trained.
 class FrozenEnds : public torch::nn::Module {
@@ -66,9 +33,8 @@ TEST(FreezingTest, FrozenUnitsAndFrozenParametersInATrainableUnit) {
 TEST(FreezingTest, GradientsReachTheInputThroughFrozenUnits) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<FrozenEnds> model,
-        FullyShard(Filled<FrozenEnds>(), Unowned(communicator),
-                   UnitsOf<UnitImpl>()));
+        auto model, FullyShard(Filled<FrozenEnds>(), Unowned(communicator),
+                               UnitsOf<UnitImpl>()));
     auto plain = Filled<FrozenEnds>();
     const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
     const at::Tensor y = Rows(0, 2, kDim).requires_grad_();
@@ -83,7 +49,7 @@ TEST(FreezingTest, GradientsReachTheInputThroughFrozenUnits) {
 
 TEST(FreezingTest, FreezingAndUnfreezingBetweenSteps) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(Filled<UsedTwice>(), Unowned(communicator),
                                      UnitsOf<UnitImpl>()));
     const auto gradients_of_unit = [&]() -> absl::StatusOr<int> {
@@ -136,9 +102,8 @@ class TiedPair : public torch::nn::Module {
 
 TEST(FreezingTest, ATiedParameterIsFrozenByAnyOfItsNames) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<TiedPair> model,
-        FullyShard(std::make_shared<TiedPair>(), Unowned(communicator)));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<TiedPair>(),
+                                                 Unowned(communicator)));
     FSDP_RETURN_IF_ERROR(model->SetTrainable("inner.same", false));
     return model->Parameters().front().requires_grad()
                ? absl::InternalError("still trainable")
@@ -147,4 +112,4 @@ TEST(FreezingTest, ATiedParameterIsFrozenByAnyOfItsNames) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

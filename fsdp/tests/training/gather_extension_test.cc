@@ -1,52 +1,13 @@
 // Training whose parameters are gathered by the user's own extension.
-#include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/quantized/quantization_log.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Collective;
-using ::fsdp::comm::CollectiveLog;
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckShards;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::_;
-using ::testing::Eq;
 
 constexpr int64_t kDim = 8;
 constexpr int kBlocks = 2;
@@ -127,7 +88,7 @@ TEST(GatherExtensionTrainingTest, ComputesWithWhatItReadsAndStepsExactShards) {
     CollectiveLog log;
     FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own,
                           world.Split(0, world.rank()));
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeNet(kDim, kBlocks),
                                      std::shared_ptr<Communicator>(
                                          comm::Record(std::move(own), &log)),
@@ -181,4 +142,4 @@ TEST(GatherExtensionTrainingTest, OneThatNothingUsesIsRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

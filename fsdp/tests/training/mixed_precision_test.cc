@@ -1,59 +1,17 @@
 #include "fsdp/precision/mixed_precision.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim/adamw.h>
 
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
+#include "fsdp/testing/sharded_test.h"
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/check_tensor.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
-
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::_;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 5;
 using Dtypes = std::map<std::string, at::ScalarType>;
@@ -109,9 +67,9 @@ Options Probed(const MixedPrecision& precision) {
 
 absl::Status CheckDtype(const std::string& what, at::ScalarType actual,
                         at::ScalarType expected) {
-  if (actual == expected) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(what, " is ", c10::toString(actual),
-                                          ", not ", c10::toString(expected)));
+  return Check(actual == expected,
+               absl::StrCat(what, " is ", c10::toString(actual), ", not ",
+                            c10::toString(expected)));
 }
 
 struct DtypesCase {
@@ -148,7 +106,7 @@ TEST_P(DtypesTest, AreThoseOfThePolicy) {
   const DtypesCase& c = GetParam();
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     auto net = std::make_shared<ProbedNet>();
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(net, Unowned(world), Probed(c.precision)));
     at::Tensor x = Rows(world.rank(), 3, kDim);
     x.set_requires_grad(true);
@@ -269,9 +227,8 @@ TEST(MixedPrecisionTest, TrainsAsRoundingByHandDoes) {
     }
     EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(
-          FullyShardedDataParallel<ProbedNet> model,
-          FullyShard(std::make_shared<ProbedNet>(), Unowned(world),
-                     Probed(ComputeIn(dtype))));
+          auto model, FullyShard(std::make_shared<ProbedNet>(), Unowned(world),
+                                 Probed(ComputeIn(dtype))));
       torch::optim::AdamW optimizer(model->Parameters(), 1e-2);
       for (int step = 0; step < 4; ++step) {
         optimizer.zero_grad();
@@ -283,11 +240,10 @@ TEST(MixedPrecisionTest, TrainsAsRoundingByHandDoes) {
       return model->ForEachFullParameter([&](const std::string& name,
                                              const at::Tensor& value) {
         FSDP_RETURN_IF_ERROR(CheckDtype(name, value.scalar_type(), at::kFloat));
-        return at::allclose(value,
-                            *expected.net().named_parameters().find(name), 1e-5,
-                            1e-6)
-                   ? absl::OkStatus()
-                   : absl::InternalError(name);
+        return Check(
+            at::allclose(value, *expected.net().named_parameters().find(name),
+                         1e-5, 1e-6),
+            name);
       });
     }));
   }
@@ -344,7 +300,7 @@ TEST(MixedPrecisionTest, HalvesTheBytesOfGathersAndReductions) {
     auto group = *comm::CreateLocalGroup(2);
     comm::CollectiveLog log;
     group[0] = comm::Record(std::move(group[0]), &log);
-    EXPECT_OK(AllOk(comm::testing::RunRanks(group, [&](Communicator& world) {
+    EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) {
       auto model = ValueOrThrow(FullyShard(std::make_shared<ProbedNet>(),
                                            Unowned(world), Probed(precision)));
       if (world.rank() == 0) log.Clear();  // the log is that of rank 0
@@ -371,7 +327,7 @@ TEST(MixedPrecisionTest, EvalModeMayBeInFullPrecision) {
     auto net = std::make_shared<ProbedNet>();
     const at::Tensor x = Rows(0, 2, kDim);
     const at::Tensor plain = ProbedNet().forward(x);
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(net, Unowned(world), Probed(precision)));
     for (int round = 0; round < 2; ++round) {
       model->train();
@@ -400,8 +356,7 @@ TEST(MixedPrecisionTest, UnitsMayDifferAndForceTheirInputs) {
       unit.precision.force_input_to_fp32 = true;
     };
     auto net = std::make_shared<ProbedNet>();
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
-                          FullyShard(net, Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     model->forward(Rows(0, 2, kDim));
     FSDP_RETURN_IF_ERROR(CheckDtype("root", net->input, at::kBFloat16));
     FSDP_RETURN_IF_ERROR(
@@ -420,8 +375,7 @@ TEST(MixedPrecisionTest, EveryUnitMayCastWhatItIsCalledWith) {
       if (path == "inner") unit.precision.param_dtype = at::kHalf;
     };
     auto net = std::make_shared<ProbedNet>();
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
-                          FullyShard(net, Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     model->forward(Rows(0, 2, kDim));
     FSDP_RETURN_IF_ERROR(CheckDtype("root", net->input, at::kBFloat16));
     return CheckDtype("input", net->inner->seen["input"], at::kHalf);
@@ -469,9 +423,9 @@ TEST(MixedPrecisionTest, AnEvalForwardBeforeTheBackwardIsNamed) {
   const auto run = [](Communicator& world) -> absl::Status {
     MixedPrecision precision = ComputeIn(at::kBFloat16);
     precision.full_precision_in_eval = true;
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
-                          FullyShard(std::make_shared<ProbedNet>(),
-                                     Unowned(world), Probed(precision)));
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(std::make_shared<ProbedNet>(), Unowned(world),
+                               Probed(precision)));
     const at::Tensor x = Rows(0, 2, kDim);
     const at::Tensor loss = model->forward(x).sum();
     model->eval();
@@ -484,4 +438,4 @@ TEST(MixedPrecisionTest, AnEvalForwardBeforeTheBackwardIsNamed) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,39 +1,12 @@
 // On one rank, gradients are neither packed nor sent: their bits equal plain
 // LibTorch's, whoever else holds what autograd computes.
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
+#include "fsdp/testing/sharded_test.h"
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/check_tensor.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
-
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -127,8 +100,7 @@ absl::Status RunSharded(Communicator& world, const Program& program,
     if (gradient.defined()) gradients[named.name] = gradient;
   }
   const int64_t buffers = model->memory_stats().gradients.allocations;
-  return buffers == 0 ? absl::OkStatus()
-                      : absl::InternalError(absl::StrCat(buffers, " buffers"));
+  return Check(buffers == 0, absl::StrCat(buffers, " buffers"));
 }
 
 void ExpectTheBitsOfLibTorch(const Program& program, bool is_sparse = false) {
@@ -227,9 +199,7 @@ TEST(OneRankTest, GradientsOfTheUsersAreAddedTo) {
     parameters[0].mutable_grad() = own;
     parameters[1].mutable_grad().reset();
     FSDP_RETURN_IF_ERROR(Step(t, 1));
-    return parameters[0].grad().is_same(own)
-               ? absl::OkStatus()
-               : absl::InternalError("another tensor");
+    return Check(parameters[0].grad().is_same(own), "another tensor");
   });
 }
 
@@ -273,4 +243,4 @@ TEST(OneRankTest, WhatIsKeptWholeIsAddedToWhatWasTaken) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,53 +1,15 @@
 // Units with some frozen parameters: what is reduced, the memory of gradients,
 // and their values.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/zeros.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <cstdlib>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "comm/testing/shared_memory_group.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/toy_model.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Collective;
-using ::fsdp::comm::CollectiveLog;
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::MeanGradient;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
 
 constexpr int64_t kDim = 14;
 constexpr int kLayers = 2;
@@ -141,8 +103,7 @@ absl::Status CheckGradients(const ShardedModuleBase& model, const Plain& plain,
     if (!shard.defined()) continue;
     FSDP_ASSIGN_OR_RETURN(const Resident resident,
                           Resident::Of(shard, Use::kRead));
-    const at::Tensor expected =
-        whole.reshape({-1}).narrow(0, named.begin, named.values.numel());
+    const at::Tensor expected = OwnPart(named, whole);
     if (!at::allclose(shard, expected, 1e-5, 1e-7)) {
       return absl::InternalError(
           absl::StrCat(when, ": the gradient of ", named.name));
@@ -238,8 +199,7 @@ absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
                         communicator.Split(0, communicator.rank()));
   const std::shared_ptr<Communicator> recorded =
       comm::Record(std::move(own), &log);
-  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
-                        FullyShard(net, recorded, LayerUnits(c)));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, recorded, LayerUnits(c)));
   for (const TensorRange& named : model->Ranges()) {
     FSDP_RETURN_IF_ERROR(model->SetTrainable(named.name, trains(named.name)));
   }
@@ -311,9 +271,9 @@ TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
       {IsBias, true, false}, {IsLora, true, false},
   };
   Run([&](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
-                          FullyShard(std::make_shared<Net>(),
-                                     Unowned(communicator), LayerUnits(c)));
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(std::make_shared<Net>(), Unowned(communicator),
+                               LayerUnits(c)));
     Plain plain(c.ranks);
     for (size_t i = 0; i < turns.size(); ++i) {
       const int turn = static_cast<int>(i);
@@ -350,30 +310,27 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Replicas all-reduce segments of what is trained.
 TEST(PartlyTrainedReplicasTest, GradientsAreTheMeanOverAll) {
-  EXPECT_OK(comm::testing::RunAllRanks(
-      4, [](Communicator& communicator) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(
-            const comm::Mesh mesh,
-            comm::Mesh::Create(Unowned(communicator),
-                               {{"replicate", 2}, {"shard", 2}}));
-        Options options = LayerUnits({});
-        options.unit.strategy = ShardingStrategy::kHybridShard;
-        FSDP_ASSIGN_OR_RETURN(
-            FullyShardedDataParallel<Net> model,
-            FullyShard(std::make_shared<Net>(), mesh, options));
-        Plain plain(4);
-        int turn = 0;
-        for (const Trains trains : {IsLora, IsBias, IsAny}) {
-          plain.Backward(trains, ++turn);
-          SetTrained(*model->module(), trains);
-          FSDP_RETURN_IF_ERROR(model->Backward(
-              LossOf([&](const at::Tensor& x) { return model->forward(x); },
-                     communicator.rank(), turn)));
-          FSDP_RETURN_IF_ERROR(
-              CheckGradients(*model, plain, absl::StrCat("turn ", turn)));
-        }
-        return absl::OkStatus();
-      }));
+  EXPECT_OK(RunAllRanks(4, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh,
+                          comm::Mesh::Create(Unowned(communicator),
+                                             {{"replicate", 2}, {"shard", 2}}));
+    Options options = LayerUnits({});
+    options.unit.strategy = ShardingStrategy::kHybridShard;
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::make_shared<Net>(), mesh, options));
+    Plain plain(4);
+    int turn = 0;
+    for (const Trains trains : {IsLora, IsBias, IsAny}) {
+      plain.Backward(trains, ++turn);
+      SetTrained(*model->module(), trains);
+      FSDP_RETURN_IF_ERROR(model->Backward(
+          LossOf([&](const at::Tensor& x) { return model->forward(x); },
+                 communicator.rank(), turn)));
+      FSDP_RETURN_IF_ERROR(
+          CheckGradients(*model, plain, absl::StrCat("turn ", turn)));
+    }
+    return absl::OkStatus();
+  }));
 }
 
 // Checks that no rank takes its own gradients for the mean if nothing of the
@@ -385,8 +342,7 @@ absl::Status CheckThawed(const comm::Mesh& mesh, ShardingStrategy strategy,
   options.gradients.divide_factor = 1;
   auto net = std::make_shared<Net>();
   SetTrained(*net, IsLora);  // the root's unit has no such parameter
-  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
-                        FullyShard(net, mesh, options));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, mesh, options));
   const int ranks = communicator.world_size();
   Plain plain(ranks);
   for (const int turn : {0, 1}) {
@@ -411,8 +367,8 @@ TEST(PartlyTrainedReplicasTest, WhatIsTrainedSinceIsTheSumOverAll) {
          {ShardingStrategy::kNoShard, ShardingStrategy::kHybridShard,
           ShardingStrategy::kHybridShardGradOp}) {
       SCOPED_TRACE(absl::StrCat(ToString(strategy), " of ", ranks));
-      EXPECT_OK(comm::testing::RunAllRanks(
-          ranks, [&](Communicator& communicator) -> absl::Status {
+      EXPECT_OK(
+          RunAllRanks(ranks, [&](Communicator& communicator) -> absl::Status {
             FSDP_ASSIGN_OR_RETURN(
                 const comm::Mesh mesh,
                 comm::Mesh::Create(Unowned(communicator),
@@ -429,8 +385,7 @@ TEST(PartlyTrainedErrorsTest, RanksThatTrainOthersAreRefused) {
       RunRanks(2, [](Communicator& communicator) -> absl::Status {
         auto net = std::make_shared<Net>();
         FSDP_ASSIGN_OR_RETURN(
-            FullyShardedDataParallel<Net> model,
-            FullyShard(net, Unowned(communicator), LayerUnits({})));
+            auto model, FullyShard(net, Unowned(communicator), LayerUnits({})));
         for (const auto& layer : net->layers) {
           (communicator.rank() == 0 ? layer->lora_a : layer->lora_b)
               .set_requires_grad(false);
@@ -446,4 +401,4 @@ TEST(PartlyTrainedErrorsTest, RanksThatTrainOthersAreRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -2,16 +2,9 @@
 #ifndef FSDP_TESTS_TRAINING_QUANTIZED_NET_H_
 #define FSDP_TESTS_TRAINING_QUANTIZED_NET_H_
 
-#include <cstdint>
+#include "fsdp/testing/sharded_test.h"
 
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
-
-namespace fsdp::quantized_net {
-
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::NetImpl;
+namespace fsdp::testing::quantized_net {
 
 using Net = FullyShardedDataParallel<NetImpl>;
 
@@ -30,6 +23,6 @@ inline Options Quantized(Options options = BlockUnits()) {
   return options;
 }
 
-}  // namespace fsdp::quantized_net
+}  // namespace fsdp::testing::quantized_net
 
 #endif  // FSDP_TESTS_TRAINING_QUANTIZED_NET_H_

@@ -1,55 +1,16 @@
 // With gathers and sums that send int8: what stays exact, what is equal on all
 // ranks, and what it costs.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
 #include "comm/quantized/quantization_log.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/training/quantized_net.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing::quantized_net {
 namespace {
 
-using ::fsdp::comm::Collective;
-using ::fsdp::comm::CollectiveLog;
-using ::fsdp::comm::Communicator;
 using ::fsdp::comm::QuantizationLog;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::quantized_net::kBlocks;
-using ::fsdp::quantized_net::kDim;
-using ::fsdp::quantized_net::Net;
-using ::fsdp::quantized_net::Quantized;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
 
 absl::Status TrainOneStep(Net& model, torch::optim::Optimizer& optimizer) {
   const at::Tensor x = Rows(int64_t{4} * model->communicator().rank(), 4, kDim);
@@ -125,8 +86,7 @@ absl::Status ExpectShardsOf(const StateDict& dict, Net& model) {
   for (const TensorRange& named : model->Ranges()) {
     const at::Tensor* const whole = dict.find(named.name);
     if (whole == nullptr) return absl::InternalError(named.name);
-    const at::Tensor part = whole->contiguous().view({-1}).narrow(
-        0, named.begin, named.values.numel());
+    const at::Tensor part = OwnPart(named, whole->contiguous());
     if (!at::equal(part, named.values.detach())) {
       return absl::InternalError(
           absl::StrCat(named.name, " is not what the shard holds"));
@@ -317,4 +277,4 @@ TEST(QuantizedMemoryTest, MessagesAreInThePlanAndTheDescription) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::quantized_net

@@ -1,60 +1,14 @@
 // Training whose gathers and sums send int8.
-#include <ATen/core/Tensor.h>
 
 #include <cmath>
-#include <cstdint>
-#include <memory>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
-#include "comm/testing/shared_memory_group.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/gradient_sync.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/plain_oracle.h"
-#include "fsdp/testing/strategies.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/training/quantized_net.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing::quantized_net {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::quantized_net::Both;
-using ::fsdp::quantized_net::kBlocks;
-using ::fsdp::quantized_net::kDim;
-using ::fsdp::quantized_net::Net;
-using ::fsdp::quantized_net::Quantized;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckSameTraining;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::MeshOf;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::TrainingPlan;
-using ::fsdp::testing::TrainingRecord;
-using ::fsdp::testing::TrainSharded;
-using ::fsdp::testing::Unowned;
-using ::testing::HasSubstr;
-using ::testing::Le;
 
 absl::StatusOr<TrainingRecord> Train(Communicator& world,
                                      const Options& options,
@@ -128,9 +82,8 @@ TEST_P(QuantizedTrainingTest, ConvergesAsExactTrainingDoes) {
             actual.losses.back(), Le(actual.losses.front() / 2), "last loss"));
         // A difference shows that int8 was sent.
         const bool same = CheckSameTraining(actual, exact, 0, 0).ok();
-        return same == (world.world_size() == 1)
-                   ? absl::OkStatus()
-                   : absl::InternalError(same ? "exact" : "quantised alone");
+        return Check(same == (world.world_size() == 1),
+                     same ? "exact" : "quantised alone");
       }));
 }
 
@@ -222,35 +175,32 @@ TEST(QuantizedSharedMemoryTest, ParametersAreSharedUnlessGathersAreQuantised) {
       options.quantize.gather = gather;
       FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
                                                   Unowned(world), options));
-      return (model->PlanMemory().gathered > 0) == gather
-                 ? absl::OkStatus()
-                 : absl::InternalError(model->Describe());
+      return Check((model->PlanMemory().gathered > 0) == gather,
+                   model->Describe());
     })));
   }
 }
 
-TEST(QuantizeOptionTest, IsRefusedByAllRanksWhereItMakesNoSense) {
-  for (const absl::Status& status : RunRanks(2, [](Communicator& world) {
-         Options options = Quantized();
-         options.quantize.block = world.rank();
-         return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-       })) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
-                                 HasSubstr("a block of 0 numbers")));
-  }
-}
-
-TEST(QuantizeOptionTest, IsTheSameOnAllRanks) {
-  for (const absl::Status& status : RunRanks(2, [](Communicator& world) {
-         Options options = BlockUnits();
-         options.quantize.gather = true;
-         options.quantize.block = int64_t{32} * (1 + world.rank());
-         return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-       })) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
-                                 HasSubstr("gathers in blocks of 64")));
+TEST(QuantizeOptionTest, IsTheSameOnAllRanksAndMakesSense) {
+  struct Case {
+    bool reduces;
+    int64_t blocks[2];  // by rank
+    const char* text;
+  };
+  for (const Case& c : {Case{true, {0, 1}, "a block of 0 numbers"},
+                        Case{false, {32, 64}, "gathers in blocks of 64"}}) {
+    EXPECT_THAT(
+        RunRanks(2,
+                 [&c](Communicator& world) {
+                   Options options = Quantized();
+                   options.quantize.reduce = c.reduces;
+                   options.quantize.block = c.blocks[world.rank()];
+                   return FullyShard(MakeNet(kDim, 1), Unowned(world), options)
+                       .status();
+                 }),
+        Each(StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(c.text))));
   }
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing::quantized_net

@@ -1,47 +1,19 @@
-// How gradients are reduced: hooks and divisors.
-#include <ATen/core/Tensor.h>
+// How gradients are reduced: hooks, divisors, and communicators that prefer
+// scaled inputs. For those, gradients are divided before they are summed, and
+// exactly once: with four ranks a quarter is exact, so the bits are those of a
+// division afterwards.
+#include <set>
 
-#include <cstdint>
-#include <optional>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
+#include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/gradient_sync.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/plain_oracle.h"
-#include "fsdp/testing/strategies.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckAgainstPlain;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::MeshOf;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::TrainingPlan;
-using ::fsdp::testing::Unowned;
-using ::testing::_;
+using ::fsdp::comm::ScaledSum;
+using ::fsdp::comm::Work;
 
 constexpr int64_t kDim = 7;
 
@@ -72,8 +44,7 @@ TEST(ReductionHookTest, CompressedReductionsTrainAlikeWithAndWithoutReplicas) {
 TEST(ReductionHookTest, AreSetOnce) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
-        FullyShard(MakeNet(kDim, 1), Unowned(world), BlockUnits()));
+        auto model, FullyShard(MakeNet(kDim, 1), Unowned(world), BlockUnits()));
     FSDP_RETURN_IF_ERROR(
         model->SetReductionHooks(CompressedReduceScatter(at::kHalf)));
     const absl::Status second =
@@ -133,16 +104,192 @@ TEST(DivideFactorsTest, InFp16APartComesBeforeTheReductionWhateverTheFactor) {
   }
 }
 
-TEST(DivideFactorsTest, HaveToBePositive) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Options options;
-    options.gradients.divide_factor = 0;
-    const absl::Status status =
-        FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-    return CheckThat(status, StatusIs(absl::StatusCode::kInvalidArgument, _),
-                     "status of FullyShard()");
+constexpr int kRanks = 4;
+
+// Has a preference, and records what it is asked for.
+class Preferring final : public comm::ForwardingCommunicator {
+ public:
+  Preferring(std::shared_ptr<Communicator> base, bool scaled_inputs,
+             std::set<double>* scales)
+      : ForwardingCommunicator(std::move(base)),
+        scaled_inputs_(scaled_inputs),
+        scales_(scales) {}
+
+  bool PrefersScaledInputs() const override { return scaled_inputs_; }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> part,
+                          base().Split(color, key));
+    return std::make_unique<Preferring>(std::move(part), scaled_inputs_,
+                                        scales_);
+  }
+
+ private:
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
+      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
+      absl::string_view label) override {
+    scales_->insert(sum.scale);
+    return base().ReduceScatterScaled(out, in, sum, label);
+  }
+
+  const bool scaled_inputs_;
+  std::set<double>* const scales_;
+};
+
+using Model = FullyShardedDataParallel<NetImpl>;
+using Gradients = std::map<std::string, at::Tensor>;
+
+struct Training {
+  std::string name;
+  std::function<void(Options&)> configure = [](Options&) {};
+  std::function<absl::Status(Model&, const std::function<at::Tensor()>& loss)>
+      run = [](Model& model, const std::function<at::Tensor()>& loss) {
+        return model->Backward(loss());
+      };
+  std::set<double> scales = {1};  // if scaled inputs are preferred
+};
+
+absl::StatusOr<Gradients> Train(Communicator& communicator,
+                                const Training& training, bool scaled_inputs,
+                                std::set<double>& scales) {
+  FSDP_ASSIGN_OR_RETURN(
+      const Mesh mesh,
+      Mesh::Create(std::make_shared<Preferring>(Unowned(communicator),
+                                                scaled_inputs, &scales),
+                   {{"replicate", -1}, {"shard", 2}}));
+  Options options = BlockUnits();
+  training.configure(options);
+  FSDP_ASSIGN_OR_RETURN(Model model,
+                        FullyShard(MakeNet(kDim, 2), mesh, options));
+  int64_t batch = communicator.rank();
+  const auto loss = [&] {
+    const at::Tensor x = Rows(3 * batch, 3, kDim);
+    batch += kRanks;
+    return Loss(model->forward(x), x);
+  };
+  FSDP_RETURN_IF_ERROR(training.run(model, loss));
+  Gradients gradients;
+  for (const TensorRange& named : model->Ranges()) {
+    if (named.values.grad().defined()) {
+      gradients[named.name] = named.values.grad().clone();
+    }
+  }
+  return gradients;
+}
+
+absl::Status TwoBackwards(Model& model,
+                          const std::function<at::Tensor()>& loss) {
+  FSDP_RETURN_IF_ERROR(model->Backward(loss()));
+  return model->Backward(loss());
+}
+
+absl::Status OneKeptWhole(Model& model,
+                          const std::function<at::Tensor()>& loss) {
+  {
+    const auto no_sync = model->NoSync();
+    FSDP_RETURN_IF_ERROR(model->Backward(loss()));
+  }
+  return TwoBackwards(model, loss);
+}
+
+absl::Status OneKeptAsSums(Model& model,
+                           const std::function<at::Tensor()>& loss) {
+  FSDP_RETURN_IF_ERROR(SetRequiresAllReduce(*model->module(), false));
+  FSDP_RETURN_IF_ERROR(model->Backward(loss()));
+  FSDP_RETURN_IF_ERROR(SetRequiresAllReduce(*model->module(), true));
+  return model->Backward(loss());
+}
+
+absl::Status ByAHook(Model& model, const std::function<at::Tensor()>& loss) {
+  FSDP_RETURN_IF_ERROR(model->SetReductionHooks(
+      [](const ReduceScatterCall& call) {
+        return call.group.ReduceScatter(call.own, call.whole,
+                                        comm::ReduceOp::kSum, call.unit);
+      },
+      /*all_reduce=*/nullptr));
+  return TwoBackwards(model, loss);
+}
+
+// Reduces gradients so small that fp16 loses bits of them, and more of their
+// quarter.
+absl::Status ByAHookInHalf(Model& model,
+                           const std::function<at::Tensor()>& loss) {
+  FSDP_RETURN_IF_ERROR(model->SetReductionHooks(
+      CompressedReduceScatter(at::kHalf), /*all_reduce=*/nullptr));
+  return model->Backward(loss() * 1e-5);
+}
+
+std::vector<Training> Trainings() {
+  const auto hybrid = [](Options& options) {
+    options.unit.strategy = ShardingStrategy::kHybridShard;
+  };
+  const auto reduce_in = [](at::ScalarType dtype) {
+    return [dtype](Options& options) {
+      options.unit.precision.reduce_dtype = dtype;
+    };
+  };
+  const auto divide = [](std::optional<double> factor,
+                         std::optional<double> before) {
+    return [factor, before](Options& options) {
+      options.gradients.divide_factor = factor;
+      options.gradients.predivide_factor = before;
+    };
+  };
+  const auto quantize = [](Options& options) {
+    options.quantize.reduce = true;
+    options.quantize.block = 8;
+  };
+  return {
+      {"Once"},
+      {"AddedUp", {}, TwoBackwards},
+      {"KeptWhole", {}, OneKeptWhole},
+      {"Hybrid", hybrid, OneKeptWhole, {}},
+      {"SumsKept", hybrid, OneKeptAsSums, {}},
+      {"Hook", {}, ByAHook, {}},
+      {"HookInHalf", {}, ByAHookInHalf, {}},
+      {"Quantized", quantize, TwoBackwards, {}},
+      {"BFloat16", reduce_in(at::kBFloat16), OneKeptWhole},
+      {"Half", reduce_in(at::kHalf), OneKeptWhole, {0.5}},
+      {"DividedByTwo", divide(2, {}), OneKeptWhole},
+      {"Sums", divide(1, {}), OneKeptWhole},
+      {"PartBefore", divide({}, 2), OneKeptWhole, {0.5}},
+      {"AllBefore", divide({}, 4), OneKeptWhole},
+  };
+}
+
+class ScaledInputsTest : public ::testing::TestWithParam<Training> {};
+
+TEST_P(ScaledInputsTest, GradientsAreThoseOfADivisionAfterwards) {
+  Training training = GetParam();
+  if (!training.configure) training.configure = [](Options&) {};
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    std::set<double> scales_after;
+    std::set<double> scales;
+    FSDP_ASSIGN_OR_RETURN(const Gradients expected,
+                          Train(world, training, false, scales_after));
+    FSDP_ASSIGN_OR_RETURN(const Gradients actual,
+                          Train(world, training, true, scales));
+    if (scales != training.scales) {
+      return absl::InternalError(
+          absl::StrCat(scales.size(), " scales, the first ",
+                       scales.empty() ? 0 : *scales.begin()));
+    }
+    FSDP_RETURN_IF_ERROR(CheckThat(actual.size(),
+                                   AllOf(Eq(expected.size()), Gt(0U)),
+                                   "count of gradients"));
+    for (const auto& [name, gradient] : expected) {
+      if (!actual.at(name).equal(gradient)) {
+        return absl::InternalError(absl::StrCat("the gradient of ", name));
+      }
+    }
+    return absl::OkStatus();
   }));
 }
 
+INSTANTIATE_TEST_SUITE_P(All, ScaledInputsTest,
+                         ::testing::ValuesIn(Trainings()),
+                         [](const auto& info) { return info.param.name; });
+
 }  // namespace
-}  // namespace fsdp
+
+}  // namespace fsdp::testing

@@ -1,52 +1,12 @@
 // Stepping inside backward, unit by unit, equals stepping after it.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
+#include "fsdp/testing/sharded_test.h"
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/strategies.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
-
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::MeshOf;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::testing::Each;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 5;
 
@@ -233,8 +193,7 @@ TEST(StepInBackwardTest, AFailedStepFailsTheBackwardAndTheNextOneIsWhole) {
                                    "bytes of gradients after a failure"));
     result = absl::OkStatus();
     FSDP_RETURN_IF_ERROR(Backward(model, 1));
-    return steps == 1 + 4 ? absl::OkStatus()
-                          : absl::InternalError(absl::StrCat(steps, " steps"));
+    return Check(steps == 1 + 4, absl::StrCat(steps, " steps"));
   }));
 }
 
@@ -268,9 +227,7 @@ TEST(StepInBackwardTest, IsSetBetweenStepsOnly) {
       refused = model->StepInBackward([](auto) { return absl::OkStatus(); });
     };
     FSDP_RETURN_IF_ERROR(Backward(model, 0));
-    return absl::IsFailedPrecondition(refused)
-               ? absl::OkStatus()
-               : absl::InternalError(refused.ToString());
+    return Check(absl::IsFailedPrecondition(refused), refused.ToString());
   }));
 }
 
@@ -294,11 +251,10 @@ TEST(StepInBackwardTest, EndsWithNullAndIsReplacedByAnother) {
     FSDP_RETURN_IF_ERROR(model->StepInBackward(nullptr));
     FSDP_RETURN_IF_ERROR(Backward(model, 1));
     const bool has_gradient = model->Parameters().front().grad().defined();
-    return first == 0 && second == 4 && has_gradient
-               ? absl::OkStatus()
-               : absl::InternalError(absl::StrCat(first, ", ", second));
+    return Check(first == 0 && second == 4 && has_gradient,
+                 absl::StrCat(first, ", ", second));
   }));
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

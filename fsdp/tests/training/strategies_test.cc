@@ -1,62 +1,12 @@
 // Every sharding strategy trains as one process does, with the collectives it
 // promises.
-#include "fsdp/testing/strategies.h"
 
-#include <ATen/core/Tensor.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/plain_oracle.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Collective;
-using ::fsdp::comm::CollectiveLog;
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckAgainstPlain;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::kStrategies;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::MeshOf;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::TrainingPlan;
-using ::fsdp::testing::Unowned;
-using ::testing::_;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 7;
 constexpr int kBlocks = 3;
@@ -145,12 +95,10 @@ absl::Status CheckCounts(const CollectiveLog& log, const Counts& expected) {
   const Counts actual{log.TotalsOf(Collective::kAllGather).count,
                       log.TotalsOf(Collective::kReduceScatter).count,
                       log.TotalsOf(Collective::kAllReduce).count};
-  if (actual.gathers == expected.gathers &&
-      actual.reduce_scatters == expected.reduce_scatters &&
-      actual.all_reduces == expected.all_reduces) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(
+  return Check(
+      actual.gathers == expected.gathers &&
+          actual.reduce_scatters == expected.reduce_scatters &&
+          actual.all_reduces == expected.all_reduces,
       absl::StrCat(actual.gathers, " all-gathers, ", actual.reduce_scatters,
                    " reduce-scatters, ", actual.all_reduces, " all-reduces"));
 }
@@ -171,18 +119,14 @@ class CountsTest : public ::testing::TestWithParam<CountsCase> {};
 
 TEST_P(CountsTest, OfAStep) {
   const CountsCase& c = GetParam();
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(4));
-  std::vector<CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(4);
   const auto run = [&](Communicator& world) -> absl::Status {
-    CollectiveLog& log = logs[world.rank()];
+    CollectiveLog& log = ranks.logs[world.rank()];
     FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
     Options options = BlockUnits();
     options.unit.strategy = c.strategy;
     options.checks.order = false;
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeNet(kDim, kBlocks), mesh, options));
     for (int step = 0; step < 3; ++step) {
       log.Clear();
@@ -194,7 +138,7 @@ TEST_P(CountsTest, OfAStep) {
     }
     return CheckCounts(log, c.expected);
   };
-  EXPECT_OK(AllOk(comm::testing::RunRanks(group, run)));
+  EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -230,28 +174,23 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(HybridBytesTest, HybridAllReducesOnlyWhatARankHasReduced) {
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(4));
-  std::vector<CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(4);
   const auto run = [&](Communicator& world) -> absl::Status {
-    CollectiveLog& log = logs[world.rank()];
+    CollectiveLog& log = ranks.logs[world.rank()];
     FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
     Options options = BlockUnits();
     options.unit.strategy = ShardingStrategy::kHybridShard;
     options.checks.order = false;
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+    FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeNet(kDim, kBlocks), mesh, options));
     log.Clear();
     FSDP_RETURN_IF_ERROR(Backward(model));
     const int64_t scattered = log.TotalsOf(Collective::kReduceScatter).bytes;
     const int64_t reduced = log.TotalsOf(Collective::kAllReduce).bytes;
-    return scattered == 2 * reduced ? absl::OkStatus()
-                                    : absl::InternalError(absl::StrCat(
-                                          reduced, " bytes of ", scattered));
+    return Check(scattered == 2 * reduced,
+                 absl::StrCat(reduced, " bytes of ", scattered));
   };
-  EXPECT_OK(AllOk(comm::testing::RunRanks(group, run)));
+  EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
 }
 
 class WithoutAllToAll final : public comm::ForwardingCommunicator {
@@ -292,17 +231,14 @@ TEST(OptionsTest, ZeroIsNoWordForUnset) {
        [](Options& options) { options.gradients.divide_factor = 0; }},
   };
   for (const auto& [text, spoil] : cases) {
-    const std::vector<absl::Status> refused = comm::testing::RunRanks(
-        2, [spoil = spoil](Communicator& world) -> absl::Status {
+    const std::vector<absl::Status> refused =
+        RunRanks(2, [spoil = spoil](Communicator& world) -> absl::Status {
           Options options;
           spoil(options);
           return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
         });
-    for (const absl::Status& status : refused) {
-      EXPECT_THAT(status,
-                  fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
-                                          HasSubstr(text)));
-    }
+    EXPECT_THAT(refused, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr(text))));
   }
 }
 
@@ -312,9 +248,8 @@ TEST(StepInBackwardTest, ASecondBackwardThroughAUnitIsRefused) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = BlockUnits();
     options.abort_on_failure = false;
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
-        FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(kDim, kBlocks),
+                                                 Unowned(world), options));
     FSDP_RETURN_IF_ERROR(
         model->StepInBackward([](auto) { return absl::OkStatus(); }));
     const at::Tensor x = Rows(0, 2, kDim);
@@ -330,9 +265,8 @@ TEST(StepInBackwardTest, ASecondBackwardThroughAUnitIsRefused) {
 
 TEST(StepInBackwardTest, GradientsOfOneUnitAtATimeAreAlive) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
-        FullyShard(MakeNet(kDim, kBlocks), Unowned(world), BlockUnits()));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(kDim, kBlocks),
+                                                 Unowned(world), BlockUnits()));
     size_t most = 0;
     int units = 0;
     FSDP_RETURN_IF_ERROR(
@@ -350,9 +284,8 @@ TEST(StepInBackwardTest, GradientsOfOneUnitAtATimeAreAlive) {
           return absl::OkStatus();
         }));
     FSDP_RETURN_IF_ERROR(Backward(model));
-    return most == 4 && units == kUnits
-               ? absl::OkStatus()
-               : absl::InternalError(absl::StrCat(most, " of ", units));
+    return Check(most == 4 && units == kUnits,
+                 absl::StrCat(most, " of ", units));
   }));
 }
 
@@ -370,8 +303,7 @@ TEST(IgnoreTest, IgnoredModulesAndParametersStayAsTheyAreOnEachRank) {
     options.ignore.parameter = [](const std::string& name, const at::Tensor&) {
       return name == "head.bias";
     };
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
-                          FullyShard(net, Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     for (const TensorRange& shard : model->Ranges()) {
       if (shard.name == "head.bias" || shard.name == "blocks.0.fc.weight") {
         return absl::InternalError(shard.name);
@@ -386,46 +318,29 @@ TEST(IgnoreTest, IgnoredModulesAndParametersStayAsTheyAreOnEachRank) {
   }));
 }
 
-absl::Status Refused(Communicator& world, const Options& options) {
-  return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-}
-
 TEST(StrategiesTest, WhatAMeshCannotDoIsRefusedByAllRanks) {
-  const std::vector<absl::Status> hybrid =
-      comm::testing::RunRanks(2, [](Communicator& world) {
-        Options options;
-        options.unit.strategy = ShardingStrategy::kHybridShard;
-        return Refused(world, options);
-      });
-  const std::vector<absl::Status> group =
-      comm::testing::RunRanks(3, [](Communicator& world) {
-        Options options;
-        options.unit.backward_group_size = 2;
-        return Refused(world, options);
-      });
-  const std::vector<absl::Status> kept =
-      comm::testing::RunRanks(2, [](Communicator& world) {
-        Options options;
-        options.unit.strategy = ShardingStrategy::kShardGradOp;
-        options.unit.backward_group_size = 2;
-        return Refused(world, options);
-      });
-  for (const absl::Status& status : hybrid) {
-    EXPECT_THAT(status,
-                fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("a mesh of two dimensions")));
-  }
-  for (const absl::Status& status : group) {
-    EXPECT_THAT(status, fsdp::testing::StatusIs(
-                            absl::StatusCode::kInvalidArgument,
-                            HasSubstr("does not divide the 3 ranks")));
-  }
-  for (const absl::Status& status : kept) {
-    EXPECT_THAT(status,
-                fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("no gather for backward")));
+  struct Case {
+    int ranks;
+    ShardingStrategy strategy;
+    std::optional<int> backward_group;
+    const char* text;
+  };
+  const Case cases[] = {
+      {2, ShardingStrategy::kHybridShard, {}, "a mesh of two dimensions"},
+      {3, ShardingStrategy::kFullShard, 2, "does not divide the 3 ranks"},
+      {2, ShardingStrategy::kShardGradOp, 2, "no gather for backward"}};
+  for (const Case& c : cases) {
+    const auto run = [&c](Communicator& world) {
+      Options options;
+      options.unit.strategy = c.strategy;
+      options.unit.backward_group_size = c.backward_group;
+      return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
+    };
+    EXPECT_THAT(
+        RunRanks(c.ranks, run),
+        Each(StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(c.text))));
   }
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

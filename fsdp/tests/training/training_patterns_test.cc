@@ -1,73 +1,20 @@
 // Steps with late ranks, several forwards, gathers by the user and different
 // orders, and their memory.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
-#include <torch/nn/module.h>
 
-#include <cstdint>
-#include <memory>
 #include <set>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
 #include "comm/testing/late_communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/memory_meter.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Collective;
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::Progress;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::comm::testing::StartLast;
-using ::fsdp::testing::AdamW;
-using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckSameRecord;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::MemoryMeter;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::RunPlain;
-using ::fsdp::testing::RunSharded;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::TaskRecord;
-using ::fsdp::testing::TensorFunction;
-using ::fsdp::testing::TrainingTask;
-using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 using Group = std::vector<std::unique_ptr<Communicator>>;
 
 constexpr int64_t kDim = 6;
@@ -99,9 +46,8 @@ absl::Status CheckEqual(const TaskRecord& actual, const TaskRecord& expected) {
 
 absl::StatusOr<TaskRecord> TrainNet(Communicator& world,
                                     const TrainingTask& task) {
-  FSDP_ASSIGN_OR_RETURN(
-      FullyShardedDataParallel<NetImpl> model,
-      FullyShard(MakeNet(kDim, kBlocks), Unowned(world), BlockUnits()));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(kDim, kBlocks),
+                                               Unowned(world), BlockUnits()));
   return RunSharded(task, model);
 }
 
@@ -215,15 +161,11 @@ class GathersAhead : public torch::nn::Module {
 };
 
 TEST(ExplicitPrefetchTest, ChangesTheOrderOfGathersAndNothingElse) {
-  ASSERT_OK_AND_ASSIGN(Group group, comm::CreateLocalGroup(2));
-  std::vector<comm::CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(2);
   Options options = BlockUnits();
   options.prefetch.forward = false;
   const auto train = [&](Communicator& world, bool ahead, int64_t& gathers) {
-    comm::CollectiveLog& log = logs[world.rank()];
+    comm::CollectiveLog& log = ranks.logs[world.rank()];
     auto model = ValueOrThrow(FullyShard(std::make_shared<GathersAhead>(ahead),
                                          Unowned(world), options));
     log.Clear();
@@ -231,16 +173,16 @@ TEST(ExplicitPrefetchTest, ChangesTheOrderOfGathersAndNothingElse) {
     gathers = log.TotalsOf(Collective::kAllGather).count;
     return record;
   };
-  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
-    int64_t on_demand = 0;
-    int64_t ahead = 0;
-    const TaskRecord expected = train(world, false, on_demand);
-    const TaskRecord actual = train(world, true, ahead);
-    FSDP_RETURN_IF_ERROR(CheckEqual(actual, expected));
-    return ahead == on_demand ? absl::OkStatus()
-                              : absl::InternalError(absl::StrCat(
-                                    ahead, " gathers, not ", on_demand));
-  })));
+  EXPECT_OK(
+      AllOk(RunRanks(ranks.group, [&](Communicator& world) -> absl::Status {
+        int64_t on_demand = 0;
+        int64_t ahead = 0;
+        const TaskRecord expected = train(world, false, on_demand);
+        const TaskRecord actual = train(world, true, ahead);
+        FSDP_RETURN_IF_ERROR(CheckEqual(actual, expected));
+        return Check(ahead == on_demand,
+                     absl::StrCat(ahead, " gathers, not ", on_demand));
+      })));
 }
 
 // --- Order -------------------------------------------------------------------
@@ -407,4 +349,4 @@ TEST(MemoryTest, AllAllocationsOfAStepFitTheUnitsThatAreWholeAndRepeat) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,0 +1,96 @@
+// Tests of sharded models are in namespace fsdp::testing and include this: the
+// library, ranks as threads, a toy model, and matchers.
+#ifndef FSDP_TESTING_SHARDED_TEST_H_
+#define FSDP_TESTING_SHARDED_TEST_H_
+
+// IWYU pragma: begin_exports
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/check_that.h"
+#include "base/testing/status_check.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/mesh.h"
+#include "comm/testing/recording_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/testing/shared_memory_group.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/check_tensor.h"
+#include "fsdp/testing/strategies.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+// IWYU pragma: end_exports
+
+namespace fsdp::testing {
+
+using comm::Collective;
+using comm::CollectiveLog;
+using comm::Communicator;
+using comm::Mesh;
+using comm::testing::AllOk;
+using comm::testing::CreateSharedMemoryGroup;
+using comm::testing::RunAllRanks;
+using comm::testing::RunRanks;
+using ::testing::_;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::Eq;
+using ::testing::Gt;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Le;
+using ::testing::SizeIs;
+using torch::nn::Linear;
+
+// Ranks of a local group, each of which records its collectives.
+struct RecordedRanks {
+  explicit RecordedRanks(int ranks)
+      : logs(ranks), group(comm::CreateLocalGroup(ranks).value()) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
+    }
+  }
+  std::vector<CollectiveLog> logs;  // by rank
+  std::vector<std::unique_ptr<Communicator>> group;
+};
+
+// Returns what `shard` has of a whole tensor, flat.
+inline at::Tensor OwnPart(const TensorRange& shard, const at::Tensor& whole) {
+  return whole.reshape({-1}).narrow(0, shard.begin, shard.values.numel());
+}
+
+}  // namespace fsdp::testing
+
+#endif  // FSDP_TESTING_SHARDED_TEST_H_
