@@ -247,12 +247,16 @@ TEST(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
 using ::fsdp::testing::FakeDevice;
 using ::testing::IsEmpty;
 
+// Autograd counts the kinds of devices at the process's first backward.
+class RegistersTheFakeDevice : public ::testing::Environment {
+  void SetUp() override { FakeDevice::Register(); }
+};
+[[maybe_unused]] ::testing::Environment* const environment =
+    ::testing::AddGlobalTestEnvironment(new RegistersTheFakeDevice);
+
 class GuardedStorageOnADevice : public ::testing::Test {
  protected:
-  GuardedStorageOnADevice() {
-    FakeDevice::Register();
-    FakeDevice::Reset();
-  }
+  void SetUp() override { FakeDevice::Reset(); }
 };
 
 TEST_F(GuardedStorageOnADevice, FillsEmptiesAndStaysArmed) {

@@ -118,7 +118,8 @@ def _lost(*ranks: int) -> str:
     ways = [rf"{rank}(?: \([^;]*(?:; process \d+ [a-z ]+)?\))? (?:is gone|aborted:|gave up)", rf"{rank}[^;]* do(?:es)? not answer",
             rf"missing: (?:[^;]|; process)*{rank}", rf"lost the connection to {rank}", rf"nothing is known of [^;]*{rank}"]
     # It serves the store.
-    return "|".join([*ways, "nobody answers at", "accepts connections but does not answer"] if 0 in ranks else ways)
+    store = [r"the job's store at \S+ broke off", "nobody answers at", "accepts connections but does not answer"]
+    return "|".join([*ways, *store] if 0 in ranks else ways)
 
 
 def _by_signal(trial: Trial, rank: int, number: int) -> Plan:
