@@ -71,7 +71,17 @@ MovedTensorPtr TensorTransfers::Write(const at::Tensor& tensor,
                                       const PackedForm& form,
                                       std::string region) {
   auto moved = std::make_shared<MovedTensor>(form, std::move(region));
-  if (!MakeRoomToWrite(*moved) || !Create(*moved)) return nullptr;
+  if (!MakeRoomToWrite(*moved)) return nullptr;
+  const absl::Status created = store_->Create(moved->region, form.bytes());
+  if (absl::IsResourceExhausted(created)) {
+    ++stats_.full;
+    return nullptr;
+  }
+  if (!created.ok()) {
+    Failed(created);
+    return nullptr;
+  }
+  moved->in_store = true;
   const absl::Status started = StartWrite(*moved, tensor);
   if (!started.ok()) {
     Erase(*moved);
@@ -104,17 +114,6 @@ bool TensorTransfers::MakeRoomToWrite(const MovedTensor& moved) {
   return true;
 }
 
-bool TensorTransfers::Create(MovedTensor& moved) {
-  const absl::Status created = store_->Create(moved.region, moved.form.bytes());
-  moved.in_store = created.ok();
-  if (absl::IsResourceExhausted(created)) {
-    ++stats_.full;
-  } else if (!created.ok()) {
-    Failed(created);
-  }
-  return created.ok();
-}
-
 absl::Status TensorTransfers::StartWrite(MovedTensor& moved,
                                          const at::Tensor& tensor) {
   FSDP_RETURN_IF_ERROR(
@@ -144,9 +143,11 @@ absl::Status TensorTransfers::StartRead(const MovedTensorPtr& moved,
   if (moved->packed.defined()) return absl::OkStatus();
   absl::Status started = TorchToStatus(
       "allocate", [&] { moved->packed = moved->form.Allocate(); });
-  if (started.ok()) {
-    started = moved->stage == nullptr ? StartReadOnCpu(*moved)
-                                      : StartReadToDevice(*moved, ahead);
+  if (started.ok() && moved->stage != nullptr) {
+    started = StartReadToDevice(*moved, ahead);
+  } else if (started.ok()) {
+    moved->host = moved->packed;
+    started = ReadFromStore(*moved);
   }
   if (!started.ok()) {
     DropPacked(*moved);
@@ -155,11 +156,6 @@ absl::Status TensorTransfers::StartRead(const MovedTensorPtr& moved,
   moved->ahead = ahead;
   JoinReading(moved);
   return absl::OkStatus();
-}
-
-absl::Status TensorTransfers::StartReadOnCpu(MovedTensor& moved) {
-  moved.host = moved.packed;
-  return ReadFromStore(moved);
 }
 
 absl::Status TensorTransfers::ReadFromStore(MovedTensor& moved) {
