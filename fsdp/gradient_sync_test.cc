@@ -207,9 +207,6 @@ TEST_P(GradientSyncTest, UnitsThatDoNotReduceKeepTheirGradientsForLater) {
   Turn some;
   some.synchronizes = AllBut({1, 3});
   ExpectAsPlain({some, some, Turn()});
-}
-
-TEST_P(GradientSyncTest, TheRootAloneMayWait) {
   Turn root;
   root.synchronizes = AllBut({0});
   ExpectAsPlain({root, Turn(), root, Turn()});
@@ -219,9 +216,6 @@ TEST_P(GradientSyncTest, AllReducesMayWaitForTheLastBackward) {
   Turn shards;
   shards.all_reduces = None();
   ExpectAsPlain({shards, shards, Turn()});
-}
-
-TEST_P(GradientSyncTest, SomeUnitsAllReduceAtOnce) {
   Turn some;
   some.all_reduces = AllBut({0, 2});
   ExpectAsPlain({Turn(), some, some, Turn()});
@@ -240,7 +234,6 @@ TEST_P(GradientSyncTest, AllKindsMixed) {
   ExpectAsPlain({both, whole, shards, units, both, Turn()});
 }
 
-// zero_grad() leaves nothing for the next step.
 TEST_P(GradientSyncTest, ZeroGradDropsWhatIsKept) {
   Turn both;
   both.synchronizes = AllBut({1});

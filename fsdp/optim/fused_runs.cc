@@ -79,17 +79,12 @@ void FusedRuns::ReadParts() {
     part.parameter = slice.parameter.const_data_ptr();
     part.active = true;
     part.mixed = slice.gradient.scalar_type() != slice.parameter.scalar_type();
-    part.step_class = StepClass(slice.step);
+    const auto found = std::find(classes_.begin(), classes_.end(), slice.step);
+    part.step_class = static_cast<int>(found - classes_.begin());
+    if (found == classes_.end()) classes_.push_back(slice.step);
     part.joins = before != nullptr && Joins(*before, slice);
     before = &slice;
   }
-}
-
-int FusedRuns::StepClass(int64_t step) {
-  const auto found = std::find(classes_.begin(), classes_.end(), step);
-  const int index = static_cast<int>(found - classes_.begin());
-  if (found == classes_.end()) classes_.push_back(step);
-  return index;
 }
 
 bool FusedRuns::Joins(const FusedSlice& before, const FusedSlice& slice) const {
@@ -142,19 +137,16 @@ void FusedRuns::AddRun(size_t first, size_t last) {
   const bool converted = convert_all_ || parts_[first].mixed;
   const int64_t most = converted ? kConvertedNumel : whole;
   for (int64_t begin = 0; begin < whole; begin += most) {
-    AddPiece(first, begin, std::min(most, whole - begin));
+    const int64_t piece = std::min(most, whole - begin);
+    FusedRun& run = runs_.emplace_back();
+    run.slice = first;
+    run.parameter = Flat(parameter, begin, piece);
+    for (int k = 0; k < num_slots_; ++k) {
+      run.slots[k] = Flat(slices_[first].slots[k], begin, piece);
+    }
+    offsets_.push_back(begin);
   }
   if (tail > 0) tails_.push_back({first, whole, tail, /*staged=*/0});
-}
-
-void FusedRuns::AddPiece(size_t slice, int64_t begin, int64_t numel) {
-  FusedRun& run = runs_.emplace_back();
-  run.slice = slice;
-  run.parameter = Flat(slices_[slice].parameter, begin, numel);
-  for (int k = 0; k < num_slots_; ++k) {
-    run.slots[k] = Flat(slices_[slice].slots[k], begin, numel);
-  }
-  offsets_.push_back(begin);
 }
 
 // Makes a run of staging memory for each class of steps.

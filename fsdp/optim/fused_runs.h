@@ -85,10 +85,8 @@ class FusedRuns {
 
   void ReadParts();
   bool Joins(const FusedSlice& before, const FusedSlice& slice) const;
-  int StepClass(int64_t step);
   void Rebuild();
   void AddRun(size_t first, size_t last);
-  void AddPiece(size_t slice, int64_t begin, int64_t numel);
   void Stage();
   void CopyIn();
 

@@ -152,7 +152,9 @@ absl::Status FusedStretch::Check(const FusedRule& rule, int num_slots,
   FSDP_RETURN_IF_ERROR(CheckNotInUse());
   for (size_t i = 0; i < slices_.size(); ++i) {
     if (!members_[i].parameter.grad().defined()) continue;
-    const absl::Status status = CheckMember(i, rule, num_slots, states);
+    absl::Status status =
+        CheckGradient(members_[i].parameter, members_[i].parameter.grad());
+    if (status.ok()) status = CheckState(i, rule, num_slots, states);
     if (!status.ok()) {
       return Annotate(status,
                       absl::StrCat("stepping parameter ", members_[i].place,
@@ -176,14 +178,6 @@ absl::Status FusedStretch::CheckNotInUse() const {
       "stepping parameter ", members_.front().place, " of group ", group_,
       ": it or its state is offloaded, and an fsdp::Resident has it in memory: "
       "let that go before step()"));
-}
-
-absl::Status FusedStretch::CheckMember(size_t i, const FusedRule& rule,
-                                       int num_slots,
-                                       const OptimizerStates& states) const {
-  const at::Tensor& parameter = members_[i].parameter;
-  FSDP_RETURN_IF_ERROR(CheckGradient(parameter, parameter.grad()));
-  return CheckState(i, rule, num_slots, states);
 }
 
 absl::Status FusedStretch::CheckState(size_t i, const FusedRule& rule,

@@ -93,8 +93,6 @@ class FusedStretch {
     bool state_is_new = false;                           // made by it
   };
 
-  absl::Status CheckMember(size_t i, const FusedRule& rule, int num_slots,
-                           const OptimizerStates& states) const;
   absl::Status CheckNotInUse() const;
   absl::Status CheckState(size_t i, const FusedRule& rule, int num_slots,
                           const OptimizerStates& states) const;

@@ -15,7 +15,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"
@@ -117,8 +116,7 @@ absl::Status FusedStretch::AllocateSlot(int k) {
   std::vector<at::Tensor> parameters;
   for (size_t i = 0; i < slices_.size(); ++i) {
     const FusedSlice& slice = slices_[i];
-    if (slice.slots[k].defined()) continue;
-    if (!HasSlots(i)) continue;
+    if (slice.slots[k].defined() || !HasSlots(i)) continue;
     members.push_back(i);
     parameters.push_back(slice.parameter);
   }
@@ -210,7 +208,7 @@ absl::Status FusedStretch::TakeUp(const FusedRule& rule, int num_slots,
     return absl::OkStatus();
   }
   const absl::Status status = TorchToStatus("taking up optimizer states", [&] {
-    ThrowIfError(TakeUpMembers(rule, num_slots, states));
+    return TakeUpMembers(rule, num_slots, states);
   });
   LetGo();
   return status;
