@@ -8,11 +8,17 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/Device.h>
 #include <c10/core/DispatchKey.h>
+#include <c10/core/Layout.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ArrayRef.h>
 #include <torch/library.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -28,9 +34,6 @@
 namespace fsdp {
 namespace {
 
-using deferred_internal::CalledOperator;
-using deferred_internal::DeferredTensorsIn;
-using deferred_internal::IsWritten;
 using deferred_internal::MakeDeferred;
 using deferred_internal::MapTensors;
 using deferred_internal::RecordedOp;
@@ -52,6 +55,137 @@ uint64_t DrawSeed(c10::ArrayRef<c10::IValue> arguments) {
   const std::lock_guard<std::mutex> lock(generator.mutex());
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }
+
+at::Tensor MetaOf(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  return at::empty_strided(
+      tensor.sizes(), tensor.strides(),
+      tensor.options().device(at::kMeta).requires_grad(false));
+}
+
+// Returns the deferred tensors in `value`, also those in lists.
+std::vector<at::Tensor> DeferredTensorsIn(const c10::IValue& value) {
+  std::vector<at::Tensor> found;
+  MapTensors(value, [&found](const at::Tensor& tensor) {
+    if (IsDeferred(tensor)) found.push_back(tensor);
+    return tensor;
+  });
+  return found;
+}
+
+// Returns whether the operator writes to the argument.
+bool IsWritten(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+// An operator and its arguments before it runs. The arguments lie on top of
+// `stack`. `op` and `stack` must outlive this object. It runs nothing except on
+// meta tensors.
+class CalledOperator {
+ public:
+  CalledOperator(const c10::OperatorHandle& op, const Stack& stack)
+      : op_(op), stack_(stack) {}
+
+  const c10::FunctionSchema& schema() const { return op_.schema(); }
+  // The arguments in the order of the schema.
+  c10::ArrayRef<c10::IValue> arguments() const {
+    return torch::jit::last(stack_, schema().arguments().size());
+  }
+  // The index of `device` among them.
+  std::optional<size_t> DeviceArgument() const {
+    const std::optional<int> index = schema().argumentIndexWithName("device");
+    return index.has_value() ? std::optional<size_t>(*index) : std::nullopt;
+  }
+
+  bool ReadsDeferred() const {
+    return std::any_of(arguments().begin(), arguments().end(),
+                       [](const c10::IValue& argument) {
+                         return !DeferredTensorsIn(argument).empty();
+                       });
+  }
+  // Returns whether it makes one dense tensor out of no other.
+  bool IsFactory() const {
+    if (schema().returns().size() != 1 || !DeviceArgument().has_value() ||
+        schema().returns()[0].type()->kind() != c10::TypeKind::TensorType) {
+      return false;
+    }
+    const c10::ArrayRef<c10::IValue> values = arguments();
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (values[i].isTensor() || values[i].isTensorList()) return false;
+      if (schema().arguments()[i].name() == "layout" && values[i].isInt() &&
+          values[i].toLayout() != c10::kStrided) {
+        return false;
+      }
+    }
+    return true;
+  }
+  bool IsView() const {
+    return std::any_of(schema().returns().begin(), schema().returns().end(),
+                       [](const c10::Argument& result) {
+                         return result.alias_info() != nullptr &&
+                                !IsWritten(result);
+                       });
+  }
+  // Returns whether it returns tensors and nothing else.
+  bool ReturnsTensors() const {
+    return std::all_of(schema().returns().begin(), schema().returns().end(),
+                       [](const c10::Argument& result) {
+                         return result.type()->kind() ==
+                                c10::TypeKind::TensorType;
+                       });
+  }
+  bool Writes() const {
+    return std::any_of(schema().arguments().begin(), schema().arguments().end(),
+                       IsWritten);
+  }
+  // Returns whether all that it writes are deferred tensors.
+  bool WritesDeferredOnly() const {
+    const c10::ArrayRef<c10::IValue> values = arguments();
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (IsWritten(schema().arguments()[i]) &&
+          !(values[i].isTensor() && IsDeferred(values[i].toTensor()))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  // Returns the device of its results: the one that is asked for, else that of
+  // the first deferred tensor.
+  c10::Device OutputDevice() const {
+    if (const std::optional<size_t> index = DeviceArgument()) {
+      const c10::IValue wanted = arguments()[*index];
+      if (wanted.isDevice()) return wanted.toDevice();
+    }
+    for (const c10::IValue& argument : arguments()) {
+      const std::vector<at::Tensor> deferred = DeferredTensorsIn(argument);
+      if (!deferred.empty()) return deferred.front().device();
+    }
+    return c10::Device(c10::kCPU);
+  }
+
+  // Returns what the operator returns on tensors without memory; nullopt if it
+  // does not run there.
+  std::optional<Stack> OnMeta() const {
+    Stack meta;
+    for (const c10::IValue& argument : arguments()) {
+      meta.push_back(argument.isGenerator() ? c10::IValue()
+                                            : MapTensors(argument, MetaOf));
+    }
+    if (const std::optional<size_t> device = DeviceArgument()) {
+      meta[*device] = c10::Device(c10::kMeta);
+    }
+    if (const auto pinned = schema().argumentIndexWithName("pin_memory")) {
+      meta[*pinned] = c10::IValue();
+    }
+    const absl::Status status =
+        TorchToStatus("on meta", [&] { op_.callBoxed(&meta); });
+    return status.ok() ? std::optional(std::move(meta)) : std::nullopt;
+  }
+
+ private:
+  const c10::OperatorHandle& op_;
+  const Stack& stack_;
+};
 
 class OperatorRecorder {
  public:
