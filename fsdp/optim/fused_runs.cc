@@ -55,21 +55,6 @@ void FusedRuns::Begin(absl::Span<const FusedSlice> slices, int num_slots,
   built_ = built_ && num_slots == num_slots_ && convert_all == convert_all_;
   num_slots_ = num_slots;
   convert_all_ = convert_all;
-  ReadParts();
-  if (!built_ || new_parts_ != parts_) {
-    built_ = false;  // in case memory runs out
-    parts_ = new_parts_;
-    Rebuild();
-    built_ = true;
-  }
-  for (size_t i = 0; i < whole_; ++i) {
-    runs_[i].gradient = Flat(slices_[runs_[i].slice].gradient, offsets_[i],
-                             runs_[i].parameter.numel());
-  }
-  CopyIn();
-}
-
-void FusedRuns::ReadParts() {
   classes_.clear();
   new_parts_.clear();
   const FusedSlice* before = nullptr;
@@ -85,6 +70,17 @@ void FusedRuns::ReadParts() {
     part.joins = before != nullptr && Joins(*before, slice);
     before = &slice;
   }
+  if (!built_ || new_parts_ != parts_) {
+    built_ = false;  // in case memory runs out
+    parts_ = new_parts_;
+    Rebuild();
+    built_ = true;
+  }
+  for (size_t i = 0; i < whole_; ++i) {
+    runs_[i].gradient = Flat(slices_[runs_[i].slice].gradient, offsets_[i],
+                             runs_[i].parameter.numel());
+  }
+  CopyIn();
 }
 
 bool FusedRuns::Joins(const FusedSlice& before, const FusedSlice& slice) const {

@@ -83,7 +83,6 @@ class FusedRuns {
     int64_t staged;  // where it is in the staging memory
   };
 
-  void ReadParts();
   bool Joins(const FusedSlice& before, const FusedSlice& slice) const;
   void Rebuild();
   void AddRun(size_t first, size_t last);
