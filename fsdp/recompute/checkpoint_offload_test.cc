@@ -101,23 +101,6 @@ TEST_P(StoreTest, NothingOfTheArgumentsStaysInMemory) {
   EXPECT_EQ(offload->stats().peak_stored_bytes, 5 * offload::kPageBytes);
 }
 
-TEST_P(StoreTest, BackwardMayRunOnAnotherThread) {
-  Chain chain(5);
-  const auto offload = Offload(GetParam().make());
-  const std::vector<at::Tensor> expected = Step(chain, {});
-  for (int step = 0; step < 3; ++step) {
-    std::vector<at::Tensor> results;
-    at::Tensor loss = chain.Loss(With(offload));
-    std::thread([&] {
-      loss.backward();
-      results = chain.TakeGradients();
-      results.push_back(loss.detach());
-      loss.reset();
-    }).join();
-    EXPECT_TRUE(Same(results, expected));
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Stores, StoreTest,
                          ::testing::Values(Store{"Host", [] { return Host(); }},
                                            Store{"File", File}),
@@ -144,36 +127,6 @@ TEST(RegionTest, KeepsNoArgumentAfterItsBackwardWhereTheGraphIsRetained) {
   const at::Tensor plain = Rows(1, kRows, kDim).requires_grad_();
   for (int i = 0; i < 2; ++i) at::tanh(plain.mul(2)).sum().backward();
   EXPECT_TRUE(at::equal(leaf.grad(), plain.grad()));
-}
-
-at::Tensor Deep(const CheckpointOptions& options, int depth,
-                const at::Tensor& x) {
-  at::Tensor y = at::tanh(x);
-  if (depth == 0) return y;
-  return CheckpointWith(
-      options,
-      [options, depth](const at::Tensor& y) {
-        const at::Tensor z = Deep(options, depth - 1, y);
-        return CheckpointWith(
-            options, [](const at::Tensor& z) { return at::tanh(z); }, z);
-      },
-      y);
-}
-
-TEST(RegionTest, RegionsMayBeNested) {
-  const auto run = [](const CheckpointOptions& options) {
-    const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
-    Deep(options, 4, leaf).sum().backward();
-    return leaf.grad();
-  };
-  for (const Store& store :
-       {Store{"", [] { return Host(); }}, Store{"", File}}) {
-    const auto offload = Offload(store.make());
-    EXPECT_TRUE(at::equal(run(With(offload)), run({})));
-    EXPECT_TRUE(StoreComesTo(*offload, 0));
-    const ActivationOffloadStats stats = offload->stats();
-    EXPECT_GT(stats.found + stats.prefetched + stats.missed, 4);
-  }
 }
 
 TEST(RegionTest, AChainOfManyRegionsIsDestroyedWithoutRecursion) {
