@@ -221,22 +221,15 @@ TEST_P(FusedOptimizerTest, ReadsFilesOfTorchsAndTheOtherWayRound) {
   }
   Load(Saved(*plain), *fused);
   Load(Saved(*fused), *resumed);
-  for (int step = 5; step < 10; ++step) {
+  for (int step = 5; step < 15; ++step) {
+    // Torch's optimizer goes on from there.
+    if (step == 10) Load(Saved(*fused), *resumed);
     expected.SetGradients(step, SomeAt(step));
     shards.SetGradients(step, SomeAt(step));
     resumed->step();
     fused->step();
+    EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6)) << step;
   }
-  EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6));
-  // Torch's optimizer goes on from there.
-  Load(Saved(*fused), *resumed);
-  for (int step = 10; step < 15; ++step) {
-    expected.SetGradients(step, SomeAt(step));
-    shards.SetGradients(step, SomeAt(step));
-    resumed->step();
-    fused->step();
-  }
-  EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6));
 }
 
 TEST_P(FusedOptimizerTest, GoesUpTheGradientWithMaximize) {

@@ -156,7 +156,18 @@ std::shared_ptr<ActivationOffload::Entry> ActivationOffload::Take(
   if (!tensor.defined() || !tensor.is_floating_point()) return nullptr;
   const std::optional<PackedForm> form = PackedForm::Of(tensor);
   if (!form.has_value() || form->bytes() < options_.min_bytes) return nullptr;
-  std::shared_ptr<Entry> entry = FindSame(tensor, *form);
+  std::shared_ptr<Entry> entry;
+  const auto same = by_source_.find(tensor.storage().unsafeGetStorageImpl());
+  if (same != by_source_.end()) {
+    for (const std::shared_ptr<Entry>& known : same->second) {
+      if (known->tensor->form == *form &&
+          known->address == tensor.const_data_ptr() &&
+          known->version == tensor._version()) {
+        entry = known;
+        break;
+      }
+    }
+  }
   if (entry == nullptr) {
     std::string region = absl::StrCat("activation ", next_id_++, " of ", whose);
     region.resize(std::min<size_t>(region.size(), offload::kMaxNameBytes));
@@ -171,20 +182,6 @@ std::shared_ptr<ActivationOffload::Entry> ActivationOffload::Take(
   }
   ++entry->owners;
   return entry;
-}
-
-std::shared_ptr<ActivationOffload::Entry> ActivationOffload::FindSame(
-    const at::Tensor& tensor, const PackedForm& form) {
-  const auto found = by_source_.find(tensor.storage().unsafeGetStorageImpl());
-  if (found == by_source_.end()) return nullptr;
-  for (const std::shared_ptr<Entry>& entry : found->second) {
-    if (entry->tensor->form == form &&
-        entry->address == tensor.const_data_ptr() &&
-        entry->version == tensor._version()) {
-      return entry;
-    }
-  }
-  return nullptr;
 }
 
 absl::StatusOr<std::vector<at::Tensor>> ActivationOffload::MoveIn(

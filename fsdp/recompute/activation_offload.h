@@ -158,9 +158,6 @@ class ActivationOffload
   // Returns the entry of `tensor`; null if the tensor has to stay.
   std::shared_ptr<Entry> Take(const at::Tensor& tensor, absl::string_view whose)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::shared_ptr<Entry> FindSame(const at::Tensor& tensor,
-                                  const PackedForm& form)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The arguments that backward is likely to need next, the nearest first.
   using Next = std::vector<const MovedArguments*>;
   static bool Has(const Next& next, const std::shared_ptr<MovedTensor>& tensor);

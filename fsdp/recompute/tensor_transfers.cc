@@ -101,7 +101,13 @@ bool TensorTransfers::MakeRoomToWrite(const MovedTensor& moved) {
          writing_bytes_ + moved.form.bytes() > window_bytes_) {
     const MovedTensorPtr oldest = writing_.front();
     if (oldest->direct) {
-      EndForStream(oldest);
+      // It was copied straight into the store's memory: the stream waits.
+      const absl::Status ordered =
+          oldest->stage->Order(*oldest->owner, oldest->down);
+      oldest->unordered = false;
+      if (!ordered.ok()) oldest->host.reset();
+      oldest->doing = Doing::kNothing;
+      WriteIsOver(oldest, ordered);
       continue;
     }
     const absl::Status settled = Settle(

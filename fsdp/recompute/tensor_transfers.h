@@ -148,9 +148,6 @@ class TensorTransfers {
   absl::Status FinishDown(MovedTensor& moved, absl::Time deadline);
   absl::Status FinishWrite(MovedTensor& moved, absl::Time deadline);
   absl::Status FinishRead(const MovedTensorPtr& moved);
-  // Ends a write straight into the store's memory: the current stream waits for
-  // it.
-  void EndForStream(const MovedTensorPtr& moved);
   void WriteIsOver(const MovedTensorPtr& moved, const absl::Status& result);
   absl::Status ReadIsOver(const MovedTensorPtr& moved, absl::Status result);
 

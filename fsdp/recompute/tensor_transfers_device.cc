@@ -80,14 +80,6 @@ absl::Status TensorTransfers::FinishDown(MovedTensor& moved,
   return copied;
 }
 
-void TensorTransfers::EndForStream(const MovedTensorPtr& moved) {
-  const absl::Status ordered = moved->stage->Order(*moved->owner, moved->down);
-  moved->unordered = false;
-  if (!ordered.ok()) moved->host.reset();
-  moved->doing = Doing::kNothing;
-  WriteIsOver(moved, ordered);
-}
-
 absl::Status TensorTransfers::StartReadToDevice(MovedTensor& moved,
                                                 bool ahead) {
   moved.owner = moved.stage->CurrentStream();
