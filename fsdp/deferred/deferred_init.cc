@@ -78,22 +78,39 @@ bool IsWritten(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-// An operator and its arguments before it runs. The arguments lie on top of
-// `stack`. `op` and `stack` must outlive this object. It runs nothing except on
-// meta tensors.
-class CalledOperator {
+// An operator with its arguments on top of `stack`, which it runs or records.
+class OperatorRecorder {
  public:
-  CalledOperator(const c10::OperatorHandle& op, const Stack& stack)
-      : op_(op), stack_(stack) {}
+  OperatorRecorder(const c10::OperatorHandle& op, Stack& stack)
+      : op_(op), schema_(op.schema()), stack_(stack) {}
 
-  const c10::FunctionSchema& schema() const { return op_.schema(); }
+  void Run() {
+    if (op_.hasKernelForDispatchKey(
+            c10::DispatchKey::CompositeImplicitAutograd)) {
+      // Each of the operators that it is made of comes here.
+      op_.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd,
+                                  stack_);
+      return;
+    }
+    const c10::impl::ExcludeDispatchKeyGuard unrecorded(
+        c10::DispatchKey::DeferredInit);
+    if (ReadsDeferred()) {
+      RunOnDeferred();
+    } else if (IsFactory()) {
+      RunFactory();
+    } else {
+      op_.callBoxed(stack_);
+    }
+  }
+
+ private:
   // The arguments in the order of the schema.
   c10::ArrayRef<c10::IValue> arguments() const {
-    return torch::jit::last(stack_, schema().arguments().size());
+    return torch::jit::last(stack_, schema_.arguments().size());
   }
   // The index of `device` among them.
   std::optional<size_t> DeviceArgument() const {
-    const std::optional<int> index = schema().argumentIndexWithName("device");
+    const std::optional<int> index = schema_.argumentIndexWithName("device");
     return index.has_value() ? std::optional<size_t>(*index) : std::nullopt;
   }
 
@@ -105,14 +122,14 @@ class CalledOperator {
   }
   // Returns whether it makes one dense tensor out of no other.
   bool IsFactory() const {
-    if (schema().returns().size() != 1 || !DeviceArgument().has_value() ||
-        schema().returns()[0].type()->kind() != c10::TypeKind::TensorType) {
+    if (schema_.returns().size() != 1 || !DeviceArgument().has_value() ||
+        schema_.returns()[0].type()->kind() != c10::TypeKind::TensorType) {
       return false;
     }
     const c10::ArrayRef<c10::IValue> values = arguments();
     for (size_t i = 0; i < values.size(); ++i) {
       if (values[i].isTensor() || values[i].isTensorList()) return false;
-      if (schema().arguments()[i].name() == "layout" && values[i].isInt() &&
+      if (schema_.arguments()[i].name() == "layout" && values[i].isInt() &&
           values[i].toLayout() != c10::kStrided) {
         return false;
       }
@@ -120,7 +137,7 @@ class CalledOperator {
     return true;
   }
   bool IsView() const {
-    return std::any_of(schema().returns().begin(), schema().returns().end(),
+    return std::any_of(schema_.returns().begin(), schema_.returns().end(),
                        [](const c10::Argument& result) {
                          return result.alias_info() != nullptr &&
                                 !IsWritten(result);
@@ -128,21 +145,21 @@ class CalledOperator {
   }
   // Returns whether it returns tensors and nothing else.
   bool ReturnsTensors() const {
-    return std::all_of(schema().returns().begin(), schema().returns().end(),
+    return std::all_of(schema_.returns().begin(), schema_.returns().end(),
                        [](const c10::Argument& result) {
                          return result.type()->kind() ==
                                 c10::TypeKind::TensorType;
                        });
   }
   bool Writes() const {
-    return std::any_of(schema().arguments().begin(), schema().arguments().end(),
+    return std::any_of(schema_.arguments().begin(), schema_.arguments().end(),
                        IsWritten);
   }
   // Returns whether all that it writes are deferred tensors.
   bool WritesDeferredOnly() const {
     const c10::ArrayRef<c10::IValue> values = arguments();
     for (size_t i = 0; i < values.size(); ++i) {
-      if (IsWritten(schema().arguments()[i]) &&
+      if (IsWritten(schema_.arguments()[i]) &&
           !(values[i].isTensor() && IsDeferred(values[i].toTensor()))) {
         return false;
       }
@@ -174,7 +191,7 @@ class CalledOperator {
     if (const std::optional<size_t> device = DeviceArgument()) {
       meta[*device] = c10::Device(c10::kMeta);
     }
-    if (const auto pinned = schema().argumentIndexWithName("pin_memory")) {
+    if (const auto pinned = schema_.argumentIndexWithName("pin_memory")) {
       meta[*pinned] = c10::IValue();
     }
     const absl::Status status =
@@ -182,45 +199,15 @@ class CalledOperator {
     return status.ok() ? std::optional(std::move(meta)) : std::nullopt;
   }
 
- private:
-  const c10::OperatorHandle& op_;
-  const Stack& stack_;
-};
-
-class OperatorRecorder {
- public:
-  OperatorRecorder(const c10::OperatorHandle& op, Stack& stack)
-      : op_(op), schema_(op.schema()), stack_(stack), called_(op, stack) {}
-
-  void Run() {
-    if (op_.hasKernelForDispatchKey(
-            c10::DispatchKey::CompositeImplicitAutograd)) {
-      // Each of the operators that it is made of comes here.
-      op_.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd,
-                                  stack_);
-      return;
-    }
-    const c10::impl::ExcludeDispatchKeyGuard unrecorded(
-        c10::DispatchKey::DeferredInit);
-    if (called_.ReadsDeferred()) {
-      RunOnDeferred();
-    } else if (called_.IsFactory()) {
-      RunFactory();
-    } else {
-      op_.callBoxed(stack_);
-    }
-  }
-
- private:
   void RunFactory() {
-    const std::optional<Stack> made = called_.OnMeta();
+    const std::optional<Stack> made = OnMeta();
     if (!made.has_value() ||
         static_cast<int64_t>(made->back().toTensor().nbytes()) <
             min_deferred_bytes) {
       op_.callBoxed(stack_);
       return;
     }
-    const c10::IValue wanted = called_.arguments()[*called_.DeviceArgument()];
+    const c10::IValue wanted = arguments()[*DeviceArgument()];
     const c10::Device device =
         wanted.isDevice() ? wanted.toDevice() : c10::Device(c10::kCPU);
     // The defaults may have changed by the time it runs.
@@ -237,16 +224,16 @@ class OperatorRecorder {
 
   void RunOnDeferred() {
     // These operators change a tensor's geometry, not its values.
-    if (called_.IsView() || op_.hasTag(at::Tag::inplace_view)) {
+    if (IsView() || op_.hasTag(at::Tag::inplace_view)) {
       op_.callBoxed(stack_);
       return;
     }
-    const std::optional<Stack> made = called_.OnMeta();
-    if (made.has_value() && called_.ReturnsTensors()) {
-      if (!called_.Writes()) {
-        return ReturnDeferred(*made, called_.OutputDevice());
+    const std::optional<Stack> made = OnMeta();
+    if (made.has_value() && ReturnsTensors()) {
+      if (!Writes()) {
+        return ReturnDeferred(*made, OutputDevice());
       }
-      if (called_.WritesDeferredOnly()) return RecordWrite();
+      if (WritesDeferredOnly()) return RecordWrite();
     }
     RunOnValues();
   }
@@ -254,9 +241,9 @@ class OperatorRecorder {
   std::shared_ptr<RecordedOp> Record() const {
     std::optional<uint64_t> seed;
     if (op_.hasTag(at::Tag::nondeterministic_seeded)) {
-      seed = DrawSeed(called_.arguments());
+      seed = DrawSeed(arguments());
     }
-    return std::make_shared<RecordedOp>(op_, called_.arguments(), seed,
+    return std::make_shared<RecordedOp>(op_, arguments(), seed,
                                         min_deferred_bytes);
   }
 
@@ -279,7 +266,7 @@ class OperatorRecorder {
 
   void RecordWrite() {
     const std::shared_ptr<RecordedOp> op = Record();
-    const c10::ArrayRef<c10::IValue> values = called_.arguments();
+    const c10::ArrayRef<c10::IValue> values = arguments();
     std::vector<c10::IValue> results;
     for (const c10::Argument& result : schema_.returns()) {
       for (size_t i = 0; i < values.size(); ++i) {
@@ -316,7 +303,6 @@ class OperatorRecorder {
   const c10::OperatorHandle& op_;
   const c10::FunctionSchema& schema_;
   Stack& stack_;
-  const CalledOperator called_;
 };
 
 void OnOperator(const c10::OperatorHandle& op, Stack* stack) {

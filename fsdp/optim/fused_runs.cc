@@ -80,7 +80,7 @@ void FusedRuns::Begin(absl::Span<const FusedSlice> slices, int num_slots,
     runs_[i].gradient = Flat(slices_[runs_[i].slice].gradient, offsets_[i],
                              runs_[i].parameter.numel());
   }
-  CopyIn();
+  CopyTails(/*in=*/true);
 }
 
 bool FusedRuns::Joins(const FusedSlice& before, const FusedSlice& slice) const {
@@ -183,39 +183,30 @@ void FusedRuns::Stage() {
   }
 }
 
-void FusedRuns::CopyIn() {
+void FusedRuns::CopyTails(bool in) {
   for (const Tail& tail : tails_) {
     const FusedSlice& slice = slices_[tail.slice];
     const size_t bytes = tail.numel * slice.parameter.element_size();
     const int64_t row = staging_.size(1);
-    std::memcpy(Bytes(staging_, tail.staged),
-                Bytes(slice.parameter, tail.begin), bytes);
+    const auto copy = [&](const at::Tensor& tensor, int64_t k) {
+      char* const own = Bytes(tensor, tail.begin);
+      char* const staged = Bytes(staging_, k * row + tail.staged);
+      std::memcpy(in ? staged : own, in ? own : staged, bytes);
+    };
+    copy(slice.parameter, 0);
+    for (int k = 0; k < num_slots_; ++k) copy(slice.slots[k], 2 + k);
+    if (!in) continue;
     if (parts_[tail.slice].mixed) {
       Flat(staging_, row + tail.staged, tail.numel)
           .copy_(Flat(slice.gradient, tail.begin, tail.numel));
     } else {
-      std::memcpy(Bytes(staging_, row + tail.staged),
-                  Bytes(slice.gradient, tail.begin), bytes);
-    }
-    for (int k = 0; k < num_slots_; ++k) {
-      std::memcpy(Bytes(staging_, (2 + k) * row + tail.staged),
-                  Bytes(slice.slots[k], tail.begin), bytes);
+      copy(slice.gradient, 1);
     }
   }
 }
 
 void FusedRuns::End() {
-  for (const Tail& tail : tails_) {
-    const FusedSlice& slice = slices_[tail.slice];
-    const size_t bytes = tail.numel * slice.parameter.element_size();
-    const int64_t row = staging_.size(1);
-    std::memcpy(Bytes(slice.parameter, tail.begin),
-                Bytes(staging_, tail.staged), bytes);
-    for (int k = 0; k < num_slots_; ++k) {
-      std::memcpy(Bytes(slice.slots[k], tail.begin),
-                  Bytes(staging_, (2 + k) * row + tail.staged), bytes);
-    }
-  }
+  CopyTails(/*in=*/false);
   for (size_t i = 0; i < whole_; ++i) runs_[i].gradient.reset();
   slices_ = {};
 }

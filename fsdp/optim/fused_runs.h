@@ -87,7 +87,9 @@ class FusedRuns {
   void Rebuild();
   void AddRun(size_t first, size_t last);
   void Stage();
-  void CopyIn();
+  // Copies parameters and slots of tails to the staging memory, with gradients,
+  // or back.
+  void CopyTails(bool in);
 
   absl::Span<const FusedSlice> slices_;  // between Begin() and End()
   int num_slots_ = 0;
