@@ -181,7 +181,7 @@ class AmbientState {
     }
   }
 
-  // Returns what is now as this is of before.
+  // Returns the present state of the same devices.
   AmbientState Present() const {
     return AmbientState(devices_, /*random=*/!generator_states_.empty());
   }

@@ -136,7 +136,6 @@ class TensorTransfers {
   bool MakeRoomToWrite(const MovedTensor& moved);
   absl::Status StartWrite(MovedTensor& moved, const at::Tensor& tensor);
   absl::Status StartDown(MovedTensor& moved);
-  absl::Status TakeHostMemory(MovedTensor& moved);
   absl::Status GiveToStore(MovedTensor& moved, absl::Time deadline);
   absl::Status StartReadToDevice(MovedTensor& moved, bool ahead);
   absl::Status ReadFromStore(MovedTensor& moved);

@@ -238,7 +238,7 @@ absl::Status CheckNoneIsSparse(const ModelValues& values) {
 // Rank 0 has checked its dict and planned; values travel one after the other.
 absl::Status FillFromWriter(ShardedModel& model, const ModelValues& values,
                             const StateDict& dict) {
-  // Those that rank 0 has, a line each.
+  // Rank 0 tells the names that it has, a line each.
   FSDP_ASSIGN_OR_RETURN(
       const std::string names,
       comm::BroadcastString(model.communicator(),
