@@ -244,20 +244,18 @@ class Parser {
     return value;
   }
 
-  absl::Status Members(Visit visit) {
-    FSDP_RETURN_IF_ERROR(MembersOf(/*depth=*/1, visit));
-    return scanner_.End();
-  }
-
-  absl::Status Members(absl::string_view opened, Visit visit,
+  // `opened` is null if no member is opened.
+  absl::Status Members(const absl::string_view* opened, Visit visit,
                        Visit visit_opened) {
     FSDP_RETURN_IF_ERROR(ForEachKey([&](std::string key) -> absl::Status {
       scanner_.SkipSpace();
-      if (key != opened || scanner_.Peek() != '{') {
+      if (opened == nullptr || key != *opened || scanner_.Peek() != '{') {
         return Member(/*depth=*/1, std::move(key), visit);
       }
       FSDP_RETURN_IF_ERROR(visit(std::move(key), Json(Json::Object())));
-      return MembersOf(/*depth=*/2, visit_opened);
+      return ForEachKey([&](std::string inner) {
+        return Member(/*depth=*/2, std::move(inner), visit_opened);
+      });
     }));
     return scanner_.End();
   }
@@ -284,11 +282,6 @@ class Parser {
     } while (scanner_.Consume(","));
     return scanner_.Consume("}") ? absl::OkStatus()
                                  : scanner_.Error("expected ',' or '}'");
-  }
-
-  absl::Status MembersOf(int depth, Visit visit) {
-    return ForEachKey(
-        [&](std::string key) { return Member(depth, std::move(key), visit); });
   }
 
   absl::Status Member(int depth, std::string key, Visit visit) {
@@ -374,14 +367,14 @@ absl::StatusOr<Json> Json::Parse(absl::string_view text) {
 absl::Status Json::ParseMembers(
     absl::string_view text, int64_t max_values,
     absl::FunctionRef<absl::Status(std::string key, Json value)> visit) {
-  return Parser(text, max_values).Members(visit);
+  return Parser(text, max_values).Members(/*opened=*/nullptr, visit, visit);
 }
 
 absl::Status ParseMembers(
     absl::string_view text, absl::string_view opened, int64_t max_values,
     absl::FunctionRef<absl::Status(std::string key, Json value)> visit,
     absl::FunctionRef<absl::Status(std::string key, Json value)> visit_opened) {
-  return Parser(text, max_values).Members(opened, visit, visit_opened);
+  return Parser(text, max_values).Members(&opened, visit, visit_opened);
 }
 
 std::string Json::ToString() const {

@@ -183,7 +183,6 @@ TEST(JsonTest, MembersAreNestedAsDeepAsInAWholeText) {
 TEST(JsonTest, MembersAreVisitedInTurn) {
   std::string seen;
   const auto visit = [&seen](const std::string& key, const Json& value) {
-    if (key == "stop") return absl::AbortedError("stopped");
     absl::StrAppend(&seen, key, "=", value.ToString(), ";");
     return absl::OkStatus();
   };
@@ -191,14 +190,6 @@ TEST(JsonTest, MembersAreVisitedInTurn) {
       Json::ParseMembers(R"( {"b": [1, {"x": 2}], "a" : null } )", 9, visit));
   EXPECT_OK(Json::ParseMembers("{}", 0, visit));
   EXPECT_EQ(seen, R"(b=[1, {"x": 2}];a=null;)");
-  EXPECT_THAT(Json::ParseMembers(R"({"stop": 1, oops)", 9, visit),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("stopped")));
-  for (const char* text : {"", "[]", "{", "{\"a\":}", "{\"a\":1,}", "{} 1",
-                           "{\"a\": 1, \"a\": 1}"}) {
-    EXPECT_THAT(Json::ParseMembers(text, 9, visit),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("byte")))
-        << text;
-  }
 }
 
 TEST(JsonTest, AMemberHasNoMoreValuesThanItMay) {

@@ -2,9 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -116,50 +114,6 @@ absl::StatusOr<at::Tensor> ShardedModuleBase::ClipGradNorm(double max_norm,
   options.norm_type = norm_type;
   options.timeout = model_->timeout();
   return fsdp::ClipGradNorm(communicator(), Ranges(), options);
-}
-
-absl::StatusOr<StateDict> ShardedModuleBase::GatherStateDict(
-    const StateDictOptions& options) const {
-  return fsdp::GatherStateDict(*model_, wrapped(), options);
-}
-
-absl::Status ShardedModuleBase::LoadStateDict(const StateDict& dict,
-                                              const LoadOptions& options) {
-  return fsdp::LoadStateDict(*model_, wrapped(), dict, options);
-}
-
-absl::StatusOr<ShardedStateDict> ShardedModuleBase::MakeShardedStateDict()
-    const {
-  return fsdp::MakeShardedStateDict(*model_, wrapped());
-}
-
-absl::Status ShardedModuleBase::LoadShardedStateDict(
-    absl::Span<const TensorRange> pieces, const StateDict& others) {
-  return fsdp::LoadShardedStateDict(*model_, wrapped(), pieces, others);
-}
-
-absl::StatusOr<OptimizerStateDict> ShardedModuleBase::GatherOptimizerState(
-    torch::optim::Optimizer& optimizer, const StateDictOptions& options) const {
-  return fsdp::GatherOptimizerState(*model_, optimizer, options);
-}
-
-absl::Status ShardedModuleBase::LoadOptimizerState(
-    torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict) {
-  return fsdp::LoadOptimizerState(*model_, optimizer, dict);
-}
-
-absl::StatusOr<ShardedOptimizerState>
-ShardedModuleBase::MakeShardedOptimizerState(
-    torch::optim::Optimizer& optimizer) const {
-  return fsdp::MakeShardedOptimizerState(*model_, optimizer);
-}
-
-absl::Status ShardedModuleBase::LoadShardedOptimizerState(
-    torch::optim::Optimizer& optimizer, absl::Span<const TensorRange> tensors,
-    const std::map<std::string, int64_t>& numbers,
-    const std::vector<OptimizerGroup>& groups) {
-  return fsdp::LoadShardedOptimizerState(*model_, optimizer, tensors, numbers,
-                                         groups);
 }
 
 absl::Status ShardedModuleBase::Save(const std::string& path) const {

@@ -177,27 +177,44 @@ class ShardedModuleBase : public torch::nn::Module {
   // Collective. A dict that does not fit is refused on all ranks, with nothing
   // changed. This form has values of the parameters' own shapes.
   absl::StatusOr<StateDict> GatherStateDict(
-      const StateDictOptions& options = StateDictOptions()) const;
+      const StateDictOptions& options = StateDictOptions()) const {
+    return fsdp::GatherStateDict(*model_, wrapped(), options);
+  }
   absl::Status LoadStateDict(const StateDict& dict,
-                             const LoadOptions& options = LoadOptions());
+                             const LoadOptions& options = LoadOptions()) {
+    return fsdp::LoadStateDict(*model_, wrapped(), dict, options);
+  }
   // This form has this rank's range of each parameter, for any number of ranks.
-  absl::StatusOr<ShardedStateDict> MakeShardedStateDict() const;
+  absl::StatusOr<ShardedStateDict> MakeShardedStateDict() const {
+    return fsdp::MakeShardedStateDict(*model_, wrapped());
+  }
   absl::Status LoadShardedStateDict(absl::Span<const TensorRange> pieces,
-                                    const StateDict& others);
+                                    const StateDict& others) {
+    return fsdp::LoadShardedStateDict(*model_, wrapped(), pieces, others);
+  }
 
   // These do the same for states of an optimizer over Parameters()
   // (optimizer_state.h).
   absl::StatusOr<OptimizerStateDict> GatherOptimizerState(
       torch::optim::Optimizer& optimizer,
-      const StateDictOptions& options = StateDictOptions()) const;
+      const StateDictOptions& options = StateDictOptions()) const {
+    return fsdp::GatherOptimizerState(*model_, optimizer, options);
+  }
   absl::Status LoadOptimizerState(torch::optim::Optimizer& optimizer,
-                                  const OptimizerStateDict& dict);
+                                  const OptimizerStateDict& dict) {
+    return fsdp::LoadOptimizerState(*model_, optimizer, dict);
+  }
   absl::StatusOr<ShardedOptimizerState> MakeShardedOptimizerState(
-      torch::optim::Optimizer& optimizer) const;
+      torch::optim::Optimizer& optimizer) const {
+    return fsdp::MakeShardedOptimizerState(*model_, optimizer);
+  }
   absl::Status LoadShardedOptimizerState(
       torch::optim::Optimizer& optimizer, absl::Span<const TensorRange> tensors,
       const std::map<std::string, int64_t>& numbers,
-      const std::vector<OptimizerGroup>& groups);
+      const std::vector<OptimizerGroup>& groups) {
+    return fsdp::LoadShardedOptimizerState(*model_, optimizer, tensors, numbers,
+                                           groups);
+  }
 
   // Makes rank 0 write a file that torch::load() reads into the unwrapped
   // module, or into a sharded one on all ranks. The file appears at `path` when

@@ -34,24 +34,6 @@ namespace {
 // Maps tensor objects to names.
 using Names = std::map<const void*, std::string>;
 
-Names NamesOfShards(const ShardedModuleBase& model) {
-  Names names;
-  for (const TensorRange& named : model.Ranges()) {
-    names[named.values.unsafeGetTensorImpl()] = named.name;
-  }
-  return names;
-}
-
-Names NamesOfModulesOwn(const ShardedModuleBase& model) {
-  Names names;
-  for (const auto& item : model.named_parameters()) {
-    // Leaves out the wrapper's prefix.
-    names[item.value().unsafeGetTensorImpl()] =
-        std::string(absl::StripPrefix(item.key(), "module."));
-  }
-  return names;
-}
-
 // `place` is, for example, "parameter 3 of group 0".
 absl::Status CheckNoShard(const at::Tensor& tensor, const Names& own,
                           const std::string& place, bool allow_others) {
@@ -243,8 +225,15 @@ absl::Status CheckOptimizer(const ShardedModuleBase& model,
   }
   FSDP_RETURN_IF_ERROR(CheckOffload(model, optimizer));
   FSDP_RETURN_IF_ERROR(model.sharded_model().CheckBinding());
-  const Names shards = NamesOfShards(model);
-  const Names own = NamesOfModulesOwn(model);
+  Names shards;
+  for (const TensorRange& named : model.Ranges()) {
+    shards[named.values.unsafeGetTensorImpl()] = named.name;
+  }
+  Names own;  // the module's, without the wrapper's prefix
+  for (const auto& item : model.named_parameters()) {
+    own[item.value().unsafeGetTensorImpl()] =
+        std::string(absl::StripPrefix(item.key(), "module."));
+  }
   Names seen;  // shards with their places
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const auto& tensors = optimizer.param_groups()[g].params();

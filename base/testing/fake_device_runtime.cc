@@ -14,17 +14,11 @@
 namespace fsdp::testing::fake_device {
 namespace {
 
-struct FakeEvent {
-  Point point;
-};
-
 c10::Stream StreamOf(int64_t id) {
   return c10::Stream(c10::Stream::UNSAFE, TheDevice(), id);
 }
 
-const Point& PointOf(void* event) {
-  return static_cast<FakeEvent*>(event)->point;
-}
+const Point& PointOf(void* event) { return *static_cast<Point*>(event); }
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -72,8 +66,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
               const c10::DeviceIndex /*index*/,
               const c10::EventFlag /*flag*/) const override {
     State::Get().Count(&FakeDevice::Calls::events_recorded);
-    if (*event == nullptr) *event = new FakeEvent;
-    static_cast<FakeEvent*>(*event)->point = State::Get().Record(stream.id());
+    if (*event == nullptr) *event = new Point;
+    *static_cast<Point*>(*event) = State::Get().Record(stream.id());
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
@@ -92,7 +86,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event,
                     const c10::DeviceIndex /*index*/) const noexcept override {
-    delete static_cast<FakeEvent*>(event);
+    delete static_cast<Point*>(event);
   }
 
   void recordDataPtrOnStream(const c10::DataPtr& data,
@@ -101,20 +95,13 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 };
 
-class DeviceMemory final : public c10::Allocator {
+// Memory of the device, or pinned memory of the host.
+template <bool kPinned>
+class Memory final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
+    if (kPinned) return State::Get().AllocatePinned(bytes);
     return State::Get().Adopt(c10::GetCPUAllocator()->allocate(bytes), bytes);
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    std::memcpy(to, from, bytes);
-  }
-};
-
-class PinnedMemory final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override {
-    return State::Get().AllocatePinned(bytes);
   }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     std::memcpy(to, from, bytes);
@@ -149,7 +136,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return State::Get().IsPinned(data);
   }
   c10::Allocator* getPinnedMemoryAllocator() const override {
-    static auto* const allocator = new PinnedMemory;
+    static auto* const allocator = new Memory</*kPinned=*/true>;
     return allocator;
   }
 };
@@ -157,7 +144,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 }  // namespace
 
 c10::Allocator* DeviceAllocator() {
-  static auto* const allocator = new DeviceMemory;
+  static auto* const allocator = new Memory</*kPinned=*/false>;
   return allocator;
 }
 

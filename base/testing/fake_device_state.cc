@@ -1,13 +1,17 @@
 #include "base/testing/fake_device_state.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <iterator>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/fake_device.h"
 
 namespace fsdp::testing::fake_device {
 namespace {
@@ -19,11 +23,6 @@ constexpr int64_t kPoolSize = 32;
 constexpr size_t kMaxRanges = 4096;
 
 thread_local int64_t current_stream = 0;
-
-std::string& ThreadLabel() {
-  thread_local std::string label;
-  return label;
-}
 
 uintptr_t Address(const void* data) {
   return reinterpret_cast<uintptr_t>(data);
@@ -82,8 +81,10 @@ std::string State::Named(absl::string_view name) {
   return label().empty() ? std::string(name)
                          : absl::StrCat(name, " [", label(), "]");
 }
-void State::SetLabel(std::string label) { ThreadLabel() = std::move(label); }
-const std::string& State::label() { return ThreadLabel(); }
+std::string& State::label() {
+  thread_local std::string label;
+  return label;
+}
 
 int64_t State::CurrentStream() { return current_stream; }
 int64_t State::ExchangeStream(int64_t stream) {
@@ -406,38 +407,82 @@ void State::Count(int64_t FakeDevice::Calls::*what) {
   ++(calls_.*what);
 }
 
-void State::Reset() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  order_.Reset();
-  host_memory_.clear();
-  host_waits_.clear();
-  calls_ = {};
-  peak_ = in_use_;
-}
-
-FakeDevice::Calls State::calls() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return calls_;
-}
-
-std::vector<std::string> State::Races() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return order_.races();
-}
-
-std::vector<std::string> State::HostWaits() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return host_waits_;
-}
-
-int64_t State::bytes_in_use() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return in_use_;
-}
-
-int64_t State::peak_bytes() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return peak_;
-}
-
 }  // namespace fsdp::testing::fake_device
+
+namespace fsdp::testing {
+
+using fake_device::State;
+
+void FakeDevice::Register() {
+  static const bool done = [] {
+    fake_device::RegisterRuntime();
+    fake_device::RegisterOperators();
+    return true;
+  }();
+  (void)done;
+}
+
+c10::Device FakeDevice::device() { return fake_device::TheDevice(); }
+
+void FakeDevice::Move(const std::vector<at::Tensor>& tensors) {
+  const c10::NoGradGuard no_grad;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor moved = tensor.detach().to(device());
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(moved.getIntrusivePtr());
+  }
+}
+
+void FakeDevice::Reset() {
+  State& state = State::Get();
+  const std::lock_guard<std::mutex> lock(state.mutex_);
+  state.order_.Reset();
+  state.host_memory_.clear();
+  state.host_waits_.clear();
+  state.calls_ = {};
+  state.peak_ = state.in_use_;
+}
+
+std::vector<std::string> FakeDevice::Races() {
+  return State::Get().Locked([](State& state) { return state.order_.races(); });
+}
+std::vector<std::string> FakeDevice::HostWaits() {
+  return State::Get().Locked([](State& state) { return state.host_waits_; });
+}
+FakeDevice::Calls FakeDevice::calls() {
+  return State::Get().Locked([](State& state) { return state.calls_; });
+}
+int64_t FakeDevice::bytes_in_use() {
+  return State::Get().Locked([](State& state) { return state.in_use_; });
+}
+int64_t FakeDevice::peak_bytes() {
+  return State::Get().Locked([](State& state) { return state.peak_; });
+}
+
+void FakeDevice::Pin(void* memory, int64_t bytes) {
+  State::Get().Pin(memory, bytes);
+}
+
+void FakeDevice::Unpin(void* memory) { State::Get().Unpin(memory); }
+
+void FakeDevice::Touch(const at::Tensor& tensor, bool writes,
+                       absl::string_view what) {
+  State::Get().RefuseInCapture(what);
+  State::Get().Access(State::CurrentActor(), tensor, writes, what);
+}
+
+void FakeDevice::HostRead(const at::Tensor& tensor, absl::string_view what) {
+  State::Get().Access(HappensBefore::kHost, tensor, /*writes=*/false, what);
+}
+
+void FakeDevice::HostWrite(const at::Tensor& tensor, absl::string_view what) {
+  State::Get().Access(HappensBefore::kHost, tensor, /*writes=*/true, what);
+}
+
+FakeDevice::Stall::Stall() { State::Get().Stall(1); }
+FakeDevice::Stall::~Stall() { State::Get().Stall(-1); }
+
+FakeDevice::Label::Label(absl::string_view text)
+    : outer_(std::exchange(State::label(), std::string(text))) {}
+FakeDevice::Label::~Label() { State::label() = outer_; }
+
+}  // namespace fsdp::testing

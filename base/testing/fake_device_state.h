@@ -57,8 +57,7 @@ class State {
 
   // Returns `name` with the label of this thread.
   static std::string Named(absl::string_view name);
-  static void SetLabel(std::string label);
-  static const std::string& label();
+  static std::string& label();
 
   // Returns the stream that is current in this thread.
   static int64_t CurrentStream();
@@ -116,19 +115,18 @@ class State {
   // Counts one more call of `what`.
   void Count(int64_t FakeDevice::Calls::*what);
 
-  void Reset();
-  FakeDevice::Calls calls();
-  std::vector<std::string> Races();
-  std::vector<std::string> HostWaits();
-  int64_t bytes_in_use();
-  int64_t peak_bytes();
-
  private:
+  friend class ::fsdp::testing::FakeDevice;
   struct HostMemory {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     Range range;
   };
 
+  template <typename Get>
+  auto Locked(Get get) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return get(*this);
+  }
   static void Free(void* allocation);
   bool FreeCaptured(Allocation& allocation);
   void AccessLocked(int actor, const std::vector<Range>& ranges, bool writes,

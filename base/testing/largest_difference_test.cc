@@ -4,6 +4,10 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include "absl/status/status.h"
+#include "base/testing/check_that.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::testing {
@@ -22,6 +26,16 @@ TEST(LargestDifferenceTest, IsThatOfOneElementInAnyDtypes) {
 
 TEST(LargestDifferenceTest, IsInfiniteBetweenOtherSizes) {
   EXPECT_GT(LargestDifference(at::zeros({2}), at::zeros({3})), 1e300);
+}
+
+TEST(CheckThatTest, ShowsTheValue) {
+  EXPECT_OK(CheckThat(3, 3, "steps"));
+  EXPECT_THAT(
+      CheckThat(2.5, ::testing::DoubleNear(3, 0.25), "norm"),
+      StatusIs(absl::StatusCode::kInternal,
+               ::testing::MatchesRegex(
+                   "norm: expected what .* 3.*, got 2.5, which is -0.5 from "
+                   "3")));
 }
 
 }  // namespace

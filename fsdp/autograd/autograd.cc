@@ -324,21 +324,9 @@ bool HasOurEdge(const at::Tensor& parameter) {
   return dynamic_cast<const FsdpNode*>(parameter.grad_fn().get()) != nullptr;
 }
 
-namespace {
-
-using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
-
-// Returns the tensor's own hooks, wherever its gradient edge leads.
-const Hooks* HooksOf(const at::Tensor& tensor) {
-  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
-  return meta == nullptr ? nullptr : &meta->hooks_;
-}
-
-}  // namespace
-
 bool HasTensorHooks(const at::Tensor& tensor) {
-  const Hooks* hooks = HooksOf(tensor);
-  return hooks != nullptr && !hooks->empty();
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta != nullptr && !meta->hooks_.empty();
 }
 
 bool HasPostAccumulateHooks(const at::Tensor& tensor) {
@@ -349,7 +337,9 @@ bool HasPostAccumulateHooks(const at::Tensor& tensor) {
 at::Tensor RunTensorHooks(const at::Tensor& tensor,
                           const at::Tensor& gradient) {
   std::vector<at::Tensor> values = {gradient};
-  for (const auto& hook : *HooksOf(tensor)) values = (*hook)(values);
+  // They are the tensor's own, wherever its gradient edge leads.
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  for (const auto& hook : meta->hooks_) values = (*hook)(values);
   return values.front();
 }
 

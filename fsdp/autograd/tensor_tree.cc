@@ -21,19 +21,6 @@ void VisitElement(const c10::IValue& element,
   VisitScriptValue(const_cast<c10::IValue&>(element), visit);
 }
 
-void VisitTuple(c10::IValue& value,
-                absl::FunctionRef<void(at::Tensor&)> visit) {
-  const c10::ivalue::Tuple& tuple = value.toTupleRef();
-  auto copy = c10::ivalue::Tuple::createNamed(
-      std::vector<c10::IValue>(tuple.elements().begin(),
-                               tuple.elements().end()),
-      tuple.type());
-  value = c10::IValue(std::move(copy));
-  for (const c10::IValue& element : value.toTupleRef().elements()) {
-    VisitElement(element, visit);
-  }
-}
-
 }  // namespace
 
 void VisitScriptValue(c10::IValue& value,
@@ -41,7 +28,15 @@ void VisitScriptValue(c10::IValue& value,
   if (value.isTensor()) {
     visit(value.toTensor());
   } else if (value.isTuple()) {
-    VisitTuple(value, visit);
+    const c10::ivalue::Tuple& tuple = value.toTupleRef();
+    auto copy = c10::ivalue::Tuple::createNamed(
+        std::vector<c10::IValue>(tuple.elements().begin(),
+                                 tuple.elements().end()),
+        tuple.type());
+    value = c10::IValue(std::move(copy));
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      VisitElement(element, visit);
+    }
   } else if (value.isList()) {
     value = c10::IValue(value.toList().copy());
     for (const c10::IValue& element : value.toListRef()) {

@@ -96,11 +96,6 @@ TEST(TensorTreeTest, NumbersStringsAndEnumsHoldNone) {
   EXPECT_THAT(Values(std::vector<int64_t>{1, 2}), IsEmpty());
 }
 
-TEST(TensorTreeTest, VisitsAnOptionalThatHasAValue) {
-  EXPECT_THAT(Values(std::optional<at::Tensor>(Tensor(1))), ElementsAre(1));
-  EXPECT_THAT(Values(std::optional<at::Tensor>()), IsEmpty());
-}
-
 TEST(TensorTreeTest, VisitsPairsTuplesArraysAndVectorsInOrder) {
   EXPECT_THAT(Values(std::make_pair(Tensor(1), Tensor(2))), ElementsAre(1, 2));
   EXPECT_THAT(Values(std::make_tuple(Tensor(3), 0.5, Tensor(1), Tensor(2))),
@@ -175,8 +170,6 @@ TEST(TensorTreeTest, VisitorKeepsItsState) {
   ForEachTensor(output, counter);
   EXPECT_EQ(counter.count, 3);
 }
-
-using CollectVisitor = void (*)(at::Tensor&);
 
 TEST(TensorTreeTest, TellsTypesItCannotSeeInto) {
   using tensor_tree_internal::HasVisitTensors;

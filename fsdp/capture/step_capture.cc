@@ -92,27 +92,24 @@ CapturedStep::~CapturedStep() {
 }
 
 absl::StatusOr<at::Tensor> CapturedStep::Run(const Inputs& inputs) {
-  absl::Status status;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("running a captured step",
-                                     [&] { status = RunOrReplay(inputs); }));
-  FSDP_RETURN_IF_ERROR(status);
+  FSDP_RETURN_IF_ERROR(
+      TorchToStatus("running a captured step", [&]() -> absl::Status {
+        FSDP_RETURN_IF_ERROR(failure_);
+        absl::Status ready = capture_->PrepareStep();
+        if (ready.ok()) ready = TakeInputs(inputs);
+        const bool captures = !is_captured_ && steps_ >= options_.warm_up_steps;
+        // Ranks capture together, so a rank whose call is refused tells the
+        // others.
+        if (captures) ready = Agree(ready);
+        FSDP_RETURN_IF_ERROR(ready);
+        if (!captures && !is_captured_) return WarmUp();
+        if (captures) {
+          failure_ = Capture();
+          FSDP_RETURN_IF_ERROR(failure_);
+        }
+        return Replay();
+      }));
   return result_;
-}
-
-absl::Status CapturedStep::RunOrReplay(const Inputs& inputs) {
-  FSDP_RETURN_IF_ERROR(failure_);
-  absl::Status ready = capture_->PrepareStep();
-  if (ready.ok()) ready = TakeInputs(inputs);
-  const bool captures = !is_captured_ && steps_ >= options_.warm_up_steps;
-  // Ranks capture together, so a rank whose call is refused tells the others.
-  if (captures) ready = Agree(ready);
-  FSDP_RETURN_IF_ERROR(ready);
-  if (!captures && !is_captured_) return WarmUp();
-  if (captures) {
-    failure_ = Capture();
-    FSDP_RETURN_IF_ERROR(failure_);
-  }
-  return Replay();
 }
 
 absl::Status CapturedStep::Agree(const absl::Status& mine) {
@@ -183,16 +180,14 @@ absl::Status CapturedStep::WarmUp() {
 }
 
 absl::Status CapturedStep::CallStep() {
-  absl::Status status;
-  const absl::Status thrown = TorchToStatus("a step", [&] {
-    absl::StatusOr<at::Tensor> result = step_(inputs_);
-    status = result.status();
-    if (!status.ok() || !result->defined()) return;
+  return TorchToStatus("a step", [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor result, step_(inputs_));
+    if (!result.defined()) return absl::OkStatus();
     const c10::NoGradGuard no_grad;
-    if (!result_.defined()) result_ = at::empty_like(result->detach());
-    result_.copy_(result->detach());
+    if (!result_.defined()) result_ = at::empty_like(result.detach());
+    result_.copy_(result.detach());
+    return absl::OkStatus();
   });
-  return thrown.ok() ? status : thrown;
 }
 
 std::vector<const void*> CapturedStep::Gradients() const {
@@ -262,7 +257,14 @@ absl::Status CapturedStep::Capture() {
     graph_->Reset();
     return Annotate(agreed, kWhat);
   }
-  Pin();
+  // Holds the memory and shards of the step, which a model that is given up
+  // could free.
+  memory_ = capture_->StepMemory();
+  shards_.clear();
+  for (const TensorRange& named : model_.Ranges()) {
+    shards_.push_back(
+        {named.values, AddressOf(named.values), named.values.requires_grad()});
+  }
   is_captured_ = true;
   return absl::OkStatus();
 }
@@ -274,7 +276,14 @@ absl::Status CapturedStep::CaptureHere() {
   absl::Status status = capture.status();
   if (status.ok()) optimizer_capture_ = *capture;
   if (status.ok()) status = graph_->BeginCapture();
-  if (status.ok()) status = Record();
+  if (status.ok()) {
+    status = TorchToStatus(kWhat, [&]() -> absl::Status {
+      capture_->ForkStreams();
+      FSDP_RETURN_IF_ERROR(CallStep());
+      capture_->JoinStreams();
+      return absl::OkStatus();
+    });
+  }
   if (status.ok()) status = graph_->EndCapture();
   optimizer_.EndCapture();
   // Work in flight is waited for in the capture to which it belongs.
@@ -289,27 +298,6 @@ absl::Status CapturedStep::CaptureHere() {
     if (AddressOf(gradient) != gradients_[i]) gradient.reset();
   }
   return status;
-}
-
-absl::Status CapturedStep::Record() {
-  absl::Status status;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
-    capture_->ForkStreams();
-    status = CallStep();
-    if (status.ok()) capture_->JoinStreams();
-  }));
-  return status;
-}
-
-// Holds the memory and shards of the step, which a model that is given up could
-// free.
-void CapturedStep::Pin() {
-  memory_ = capture_->StepMemory();
-  shards_.clear();
-  for (const TensorRange& named : model_.Ranges()) {
-    shards_.push_back(
-        {named.values, AddressOf(named.values), named.values.requires_grad()});
-  }
 }
 
 absl::Status CapturedStep::CheckPlaces() const {

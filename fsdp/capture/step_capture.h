@@ -108,7 +108,6 @@ class CapturedStep {
                Step step, const CaptureOptions& options,
                std::unique_ptr<DeviceGraph> graph);
 
-  absl::Status RunOrReplay(const Inputs& inputs);
   absl::Status Agree(const absl::Status& mine);
   absl::Status TakeInputs(const Inputs& inputs);
   absl::Status WarmUp();
@@ -116,9 +115,7 @@ class CapturedStep {
   absl::Status Capture();
   absl::Status AwaitDevice();
   absl::Status CaptureHere();
-  absl::Status Record();
   absl::Status CheckAlike() const;
-  void Pin();
   std::vector<const void*> Gradients() const;
   absl::Status CheckGradients() const;
   absl::Status CheckPlaces() const;

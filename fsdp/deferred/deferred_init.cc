@@ -8,11 +8,17 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/Device.h>
 #include <c10/core/DispatchKey.h>
+#include <c10/core/Layout.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ArrayRef.h>
 #include <torch/library.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -28,9 +34,6 @@
 namespace fsdp {
 namespace {
 
-using deferred_internal::CalledOperator;
-using deferred_internal::DeferredTensorsIn;
-using deferred_internal::IsWritten;
 using deferred_internal::MakeDeferred;
 using deferred_internal::MapTensors;
 using deferred_internal::RecordedOp;
@@ -53,10 +56,33 @@ uint64_t DrawSeed(c10::ArrayRef<c10::IValue> arguments) {
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }
 
+at::Tensor MetaOf(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  return at::empty_strided(
+      tensor.sizes(), tensor.strides(),
+      tensor.options().device(at::kMeta).requires_grad(false));
+}
+
+// Returns the deferred tensors in `value`, also those in lists.
+std::vector<at::Tensor> DeferredTensorsIn(const c10::IValue& value) {
+  std::vector<at::Tensor> found;
+  MapTensors(value, [&found](const at::Tensor& tensor) {
+    if (IsDeferred(tensor)) found.push_back(tensor);
+    return tensor;
+  });
+  return found;
+}
+
+// Returns whether the operator writes to the argument.
+bool IsWritten(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+// An operator with its arguments on top of `stack`, which it runs or records.
 class OperatorRecorder {
  public:
   OperatorRecorder(const c10::OperatorHandle& op, Stack& stack)
-      : op_(op), schema_(op.schema()), stack_(stack), called_(op, stack) {}
+      : op_(op), schema_(op.schema()), stack_(stack) {}
 
   void Run() {
     if (op_.hasKernelForDispatchKey(
@@ -68,9 +94,9 @@ class OperatorRecorder {
     }
     const c10::impl::ExcludeDispatchKeyGuard unrecorded(
         c10::DispatchKey::DeferredInit);
-    if (called_.ReadsDeferred()) {
+    if (ReadsDeferred()) {
       RunOnDeferred();
-    } else if (called_.IsFactory()) {
+    } else if (IsFactory()) {
       RunFactory();
     } else {
       op_.callBoxed(stack_);
@@ -78,15 +104,110 @@ class OperatorRecorder {
   }
 
  private:
+  // The arguments in the order of the schema.
+  c10::ArrayRef<c10::IValue> arguments() const {
+    return torch::jit::last(stack_, schema_.arguments().size());
+  }
+  // The index of `device` among them.
+  std::optional<size_t> DeviceArgument() const {
+    const std::optional<int> index = schema_.argumentIndexWithName("device");
+    return index.has_value() ? std::optional<size_t>(*index) : std::nullopt;
+  }
+
+  bool ReadsDeferred() const {
+    return std::any_of(arguments().begin(), arguments().end(),
+                       [](const c10::IValue& argument) {
+                         return !DeferredTensorsIn(argument).empty();
+                       });
+  }
+  // Returns whether it makes one dense tensor out of no other.
+  bool IsFactory() const {
+    if (schema_.returns().size() != 1 || !DeviceArgument().has_value() ||
+        schema_.returns()[0].type()->kind() != c10::TypeKind::TensorType) {
+      return false;
+    }
+    const c10::ArrayRef<c10::IValue> values = arguments();
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (values[i].isTensor() || values[i].isTensorList()) return false;
+      if (schema_.arguments()[i].name() == "layout" && values[i].isInt() &&
+          values[i].toLayout() != c10::kStrided) {
+        return false;
+      }
+    }
+    return true;
+  }
+  bool IsView() const {
+    return std::any_of(schema_.returns().begin(), schema_.returns().end(),
+                       [](const c10::Argument& result) {
+                         return result.alias_info() != nullptr &&
+                                !IsWritten(result);
+                       });
+  }
+  // Returns whether it returns tensors and nothing else.
+  bool ReturnsTensors() const {
+    return std::all_of(schema_.returns().begin(), schema_.returns().end(),
+                       [](const c10::Argument& result) {
+                         return result.type()->kind() ==
+                                c10::TypeKind::TensorType;
+                       });
+  }
+  bool Writes() const {
+    return std::any_of(schema_.arguments().begin(), schema_.arguments().end(),
+                       IsWritten);
+  }
+  // Returns whether all that it writes are deferred tensors.
+  bool WritesDeferredOnly() const {
+    const c10::ArrayRef<c10::IValue> values = arguments();
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (IsWritten(schema_.arguments()[i]) &&
+          !(values[i].isTensor() && IsDeferred(values[i].toTensor()))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  // Returns the device of its results: the one that is asked for, else that of
+  // the first deferred tensor.
+  c10::Device OutputDevice() const {
+    if (const std::optional<size_t> index = DeviceArgument()) {
+      const c10::IValue wanted = arguments()[*index];
+      if (wanted.isDevice()) return wanted.toDevice();
+    }
+    for (const c10::IValue& argument : arguments()) {
+      const std::vector<at::Tensor> deferred = DeferredTensorsIn(argument);
+      if (!deferred.empty()) return deferred.front().device();
+    }
+    return c10::Device(c10::kCPU);
+  }
+
+  // Returns what the operator returns on tensors without memory; nullopt if it
+  // does not run there.
+  std::optional<Stack> OnMeta() const {
+    Stack meta;
+    for (const c10::IValue& argument : arguments()) {
+      meta.push_back(argument.isGenerator() ? c10::IValue()
+                                            : MapTensors(argument, MetaOf));
+    }
+    if (const std::optional<size_t> device = DeviceArgument()) {
+      meta[*device] = c10::Device(c10::kMeta);
+    }
+    if (const auto pinned = schema_.argumentIndexWithName("pin_memory")) {
+      meta[*pinned] = c10::IValue();
+    }
+    const absl::Status status =
+        TorchToStatus("on meta", [&] { op_.callBoxed(&meta); });
+    return status.ok() ? std::optional(std::move(meta)) : std::nullopt;
+  }
+
   void RunFactory() {
-    const std::optional<Stack> made = called_.OnMeta();
+    const std::optional<Stack> made = OnMeta();
     if (!made.has_value() ||
         static_cast<int64_t>(made->back().toTensor().nbytes()) <
             min_deferred_bytes) {
       op_.callBoxed(stack_);
       return;
     }
-    const c10::IValue wanted = called_.arguments()[*called_.DeviceArgument()];
+    const c10::IValue wanted = arguments()[*DeviceArgument()];
     const c10::Device device =
         wanted.isDevice() ? wanted.toDevice() : c10::Device(c10::kCPU);
     // The defaults may have changed by the time it runs.
@@ -103,16 +224,16 @@ class OperatorRecorder {
 
   void RunOnDeferred() {
     // These operators change a tensor's geometry, not its values.
-    if (called_.IsView() || op_.hasTag(at::Tag::inplace_view)) {
+    if (IsView() || op_.hasTag(at::Tag::inplace_view)) {
       op_.callBoxed(stack_);
       return;
     }
-    const std::optional<Stack> made = called_.OnMeta();
-    if (made.has_value() && called_.ReturnsTensors()) {
-      if (!called_.Writes()) {
-        return ReturnDeferred(*made, called_.OutputDevice());
+    const std::optional<Stack> made = OnMeta();
+    if (made.has_value() && ReturnsTensors()) {
+      if (!Writes()) {
+        return ReturnDeferred(*made, OutputDevice());
       }
-      if (called_.WritesDeferredOnly()) return RecordWrite();
+      if (WritesDeferredOnly()) return RecordWrite();
     }
     RunOnValues();
   }
@@ -120,9 +241,9 @@ class OperatorRecorder {
   std::shared_ptr<RecordedOp> Record() const {
     std::optional<uint64_t> seed;
     if (op_.hasTag(at::Tag::nondeterministic_seeded)) {
-      seed = DrawSeed(called_.arguments());
+      seed = DrawSeed(arguments());
     }
-    return std::make_shared<RecordedOp>(op_, called_.arguments(), seed,
+    return std::make_shared<RecordedOp>(op_, arguments(), seed,
                                         min_deferred_bytes);
   }
 
@@ -145,7 +266,7 @@ class OperatorRecorder {
 
   void RecordWrite() {
     const std::shared_ptr<RecordedOp> op = Record();
-    const c10::ArrayRef<c10::IValue> values = called_.arguments();
+    const c10::ArrayRef<c10::IValue> values = arguments();
     std::vector<c10::IValue> results;
     for (const c10::Argument& result : schema_.returns()) {
       for (size_t i = 0; i < values.size(); ++i) {
@@ -182,7 +303,6 @@ class OperatorRecorder {
   const c10::OperatorHandle& op_;
   const c10::FunctionSchema& schema_;
   Stack& stack_;
-  const CalledOperator called_;
 };
 
 void OnOperator(const c10::OperatorHandle& op, Stack* stack) {

@@ -4,17 +4,9 @@
 #define FSDP_DEFERRED_DEFERRED_TENSOR_H_
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/function_schema.h>
-#include <ATen/core/ivalue.h>
-#include <ATen/core/stack.h>
 #include <c10/core/Device.h>
-#include <c10/util/ArrayRef.h>
 
-#include <cstddef>
 #include <memory>
-#include <optional>
-#include <vector>
 
 #include "fsdp/deferred/recorded_op.h"
 
@@ -46,51 +38,5 @@ void SetLastOp(const at::Tensor& tensor,
 
 }  // namespace deferred_internal
 }  // namespace fsdp
-
-namespace fsdp::deferred_internal {
-
-// Returns the deferred tensors in `value`, also those in lists.
-std::vector<at::Tensor> DeferredTensorsIn(const c10::IValue& value);
-
-// Returns whether the operator writes to the argument.
-bool IsWritten(const c10::Argument& argument);
-
-// An operator and its arguments before it runs. The arguments lie on top of
-// `stack`. `op` and `stack` must outlive this object. It runs nothing except on
-// meta tensors.
-class CalledOperator {
- public:
-  CalledOperator(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
-      : op_(op), stack_(stack) {}
-
-  const c10::FunctionSchema& schema() const { return op_.schema(); }
-  // The arguments in the order of the schema.
-  c10::ArrayRef<c10::IValue> arguments() const;
-  // The index of `device` among them.
-  std::optional<size_t> DeviceArgument() const;
-
-  bool ReadsDeferred() const;
-  // Returns whether it makes one dense tensor out of no other.
-  bool IsFactory() const;
-  bool IsView() const;
-  // Returns whether it returns tensors and nothing else.
-  bool ReturnsTensors() const;
-  bool Writes() const;
-  // Returns whether all that it writes are deferred tensors.
-  bool WritesDeferredOnly() const;
-  // Returns the device of its results: the one that is asked for, else that of
-  // the first deferred tensor.
-  c10::Device OutputDevice() const;
-
-  // Returns what the operator returns on tensors without memory; nullopt if it
-  // does not run there.
-  std::optional<torch::jit::Stack> OnMeta() const;
-
- private:
-  const c10::OperatorHandle& op_;
-  const torch::jit::Stack& stack_;
-};
-
-}  // namespace fsdp::deferred_internal
 
 #endif  // FSDP_DEFERRED_DEFERRED_TENSOR_H_

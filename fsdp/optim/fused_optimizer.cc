@@ -226,14 +226,14 @@ template <typename Base, typename Options>
 absl::Status FusedOptimizer<Base, Options>::StepUnit(
     absl::Span<const TensorRange> unit) {
   return TorchToStatus("optimizer step", [&] {
-    ThrowIfError(stepper_->StepShards(unit, this->param_groups_, this->state_));
+    return stepper_->StepShards(unit, this->param_groups_, this->state_);
   });
 }
 
 template <typename Base, typename Options>
 absl::Status FusedOptimizer<Base, Options>::TakeUpStates() {
   return TorchToStatus("taking up optimizer states", [&] {
-    ThrowIfError(stepper_->TakeUpStates(this->param_groups_, this->state_));
+    return stepper_->TakeUpStates(this->param_groups_, this->state_);
   });
 }
 
@@ -241,8 +241,8 @@ template <typename Base, typename Options>
 absl::Status FusedOptimizer<Base, Options>::TakeUpStatesOf(
     absl::Span<const at::Tensor> parameters) {
   return TorchToStatus("taking up optimizer states", [&] {
-    ThrowIfError(stepper_->TakeUpStatesOf(parameters, this->param_groups_,
-                                          this->state_));
+    return stepper_->TakeUpStatesOf(parameters, this->param_groups_,
+                                    this->state_);
   });
 }
 
@@ -269,8 +269,7 @@ void FusedOptimizer<Base, Options>::EndCapture() {
 template <typename Base, typename Options>
 absl::Status FusedOptimizer<Base, Options>::PrepareReplay(int64_t capture) {
   return TorchToStatus("replaying an optimizer step", [&] {
-    ThrowIfError(
-        stepper_->PrepareReplay(capture, this->param_groups_, this->state_));
+    return stepper_->PrepareReplay(capture, this->param_groups_, this->state_);
   });
 }
 

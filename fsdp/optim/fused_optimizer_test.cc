@@ -3,7 +3,12 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/ones.h>
+#include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
@@ -11,15 +16,21 @@
 #include <torch/optim/sgd.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <new>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "base/status_error.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "fsdp/optim/fused_runs.h"
 #include "fsdp/testing/fused_optimizer_cases.h"
+#include "fsdp/testing/memory_meter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -30,7 +41,9 @@ using ::fsdp::testing::FusedOptimizerTest;
 using ::fsdp::testing::Kind;
 using ::fsdp::testing::Kinds;
 using ::fsdp::testing::Load;
+using ::fsdp::testing::MemoryMeter;
 using ::fsdp::testing::Of;
+using ::fsdp::testing::Random;
 using ::fsdp::testing::Saved;
 using ::fsdp::testing::Shards;
 using ::fsdp::testing::Sizes;
@@ -208,42 +221,15 @@ TEST_P(FusedOptimizerTest, ReadsFilesOfTorchsAndTheOtherWayRound) {
   }
   Load(Saved(*plain), *fused);
   Load(Saved(*fused), *resumed);
-  for (int step = 5; step < 10; ++step) {
+  for (int step = 5; step < 15; ++step) {
+    // Torch's optimizer goes on from there.
+    if (step == 10) Load(Saved(*fused), *resumed);
     expected.SetGradients(step, SomeAt(step));
     shards.SetGradients(step, SomeAt(step));
     resumed->step();
     fused->step();
+    EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6)) << step;
   }
-  EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6));
-  // Torch's optimizer goes on from there.
-  Load(Saved(*fused), *resumed);
-  for (int step = 10; step < 15; ++step) {
-    expected.SetGradients(step, SomeAt(step));
-    shards.SetGradients(step, SomeAt(step));
-    resumed->step();
-    fused->step();
-  }
-  EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6));
-}
-
-TEST_P(FusedOptimizerTest, ResumesToTheSameBitsFromItsFile) {
-  Shards shards(Sizes());
-  Shards resumed(Sizes());
-  const auto optimizer = Of(GetParam().make_fused, shards.leaves);
-  TrainedFor(4, shards, *optimizer);
-  {
-    c10::NoGradGuard no_grad;
-    resumed.values.copy_(shards.values);
-  }
-  const auto loaded = Of(GetParam().make_fused, resumed.leaves);
-  Load(Saved(*optimizer), *loaded);
-  for (int step = 4; step < 8; ++step) {
-    shards.SetGradients(step, SomeAt(step));
-    resumed.SetGradients(step, SomeAt(step));
-    optimizer->step();
-    loaded->step();
-  }
-  EXPECT_TRUE(resumed.All().equal(shards.All()));
 }
 
 TEST_P(FusedOptimizerTest, GoesUpTheGradientWithMaximize) {
@@ -292,17 +278,263 @@ TEST(FusedOptimizerOptionsTest, WhatLibTorchRefusesIsAnInvalidArgument) {
               refuses("learning rate: -1"));
 }
 
-TEST_P(FusedOptimizerTest, LeavesWhatHasNoGradientWithoutState) {
-  Shards shards({5, 70, 3});
+TEST(FusedAdamWTest, StepsParametersThatLieOtherwiseThanTheirGradients) {
+  const auto make = [] {
+    return Random(84, 3).view({12, 7}).t().requires_grad_();
+  };
+  const at::Tensor expected = make();
+  const at::Tensor parameter = make();
+  torch::optim::AdamW plain({expected});
+  FusedAdamW fused(std::vector<at::Tensor>{parameter});
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor gradient = Random(84, step).view({7, 12});
+    expected.mutable_grad() = gradient;
+    parameter.mutable_grad() = gradient;
+    plain.step();
+    fused.step();
+  }
+  EXPECT_TRUE(at::allclose(parameter, expected, 1e-5, 1e-6));
+}
+
+TEST(FusedAdamWTest, FollowsGroupsAndOptionsThatChange) {
+  Shards expected(Sizes());
+  Shards shards(Sizes());
+  const std::vector<at::Tensor> some(expected.leaves.begin(),
+                                     expected.leaves.begin() + 9);
+  torch::optim::AdamW plain(some);
+  FusedAdamW fused(std::vector<at::Tensor>(shards.leaves.begin(),
+                                           shards.leaves.begin() + 9));
+  for (int step = 0; step < 9; ++step) {
+    expected.SetGradients(step);
+    shards.SetGradients(step);
+    if (step == 3) {
+      plain.add_param_group(OptimizerParamGroup(std::vector<at::Tensor>(
+          expected.leaves.begin() + 9, expected.leaves.end())));
+      fused.add_param_group(OptimizerParamGroup(std::vector<at::Tensor>(
+          shards.leaves.begin() + 9, shards.leaves.end())));
+    }
+    for (Optimizer* each : std::vector<Optimizer*>{&plain, &fused}) {
+      auto& options =
+          static_cast<AdamWOptions&>(each->param_groups().back().options());
+      options.lr(1e-3 * (step + 1)).weight_decay(step % 2);
+    }
+    plain.step();
+    fused.step();
+  }
+  EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6));
+}
+
+// States also come from a file, whose tensors have memory of their own.
+TEST(FusedAdamWTest, KeepsStatesAsTheParametersLie) {
+  Shards shards(Sizes());
+  FusedAdamW optimizer(shards.leaves);
+  for (int step = 0; step < 2; ++step) {
+    shards.SetGradients(step);
+    optimizer.step();
+    int64_t begin = 0;
+    std::set<const void*> storages;
+    for (const at::Tensor& leaf : shards.leaves) {
+      auto& state = static_cast<torch::optim::AdamWParamState&>(
+          *optimizer.state().at(leaf.unsafeGetTensorImpl()));
+      EXPECT_EQ(state.step(), step + 1);
+      EXPECT_EQ(state.exp_avg().storage_offset(), begin);
+      storages.insert(state.exp_avg().storage().unsafeGetStorageImpl());
+      begin += leaf.numel();
+    }
+    EXPECT_EQ(storages.size(), 1u);
+    Load(Saved(optimizer), optimizer);
+  }
+}
+
+TEST(FusedAdamWTest, WritesEachStateOnce) {
+  Shards shards(std::vector<int64_t>(50, 1000));
+  FusedAdamW optimizer(shards.leaves);
+  shards.SetGradients(0);
+  optimizer.step();
+  EXPECT_LT(Saved(optimizer).size(), 2 * 4 * 50000 * 1.5);
+}
+
+TEST(FusedAdamWTest, ReturnsTheLossOfItsClosure) {
+  const at::Tensor parameter = at::ones({3}).requires_grad_();
+  FusedAdamW optimizer(std::vector<at::Tensor>{parameter});
+  c10::NoGradGuard no_grad;
+  const at::Tensor loss = optimizer.step([&] {
+    const at::Tensor sum = parameter.sum();
+    sum.backward();
+    return sum;
+  });
+  EXPECT_EQ(loss.item<float>(), 3);
+  EXPECT_LT(parameter.sum().item<float>(), 3);
+}
+
+absl::Status StatusOfStep(Optimizer& optimizer) {
+  try {
+    optimizer.step();
+  } catch (const StatusError& error) {
+    return error.status();
+  }
+  return absl::OkStatus();
+}
+
+TEST(FusedAdamWTest, RefusesWhatTheKernelsCannotStepWithNothingChanged) {
+  Shards shards({3, 20});
+  FusedAdamW optimizer(shards.leaves);
+  shards.SetGradients(0);
+  const at::Tensor before = shards.All();
+  shards.leaves[1].mutable_grad() = shards.leaves[1].grad().to_sparse();
+  EXPECT_THAT(StatusOfStep(optimizer),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("parameter 1 of group 0: its gradient is "
+                                 "sparse")));
+  shards.leaves[1].mutable_grad() = at::ones({19});
+  EXPECT_THAT(StatusOfStep(optimizer),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("sizes [19], dtype Float, on cpu, and it has "
+                                 "sizes [20]")));
+  EXPECT_TRUE(shards.All().equal(before));
+  EXPECT_TRUE(optimizer.state().empty());
+
+  FusedAdamW of_gaps(std::vector<at::Tensor>{
+      at::ones({4, 4}).narrow(1, 0, 2).requires_grad_()});
+  EXPECT_THAT(StatusOfStep(of_gaps),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("parameter 0 of group 0: it is sparse, or its "
+                                 "elements have gaps")));
+  FusedAdamW of_complex(std::vector<at::Tensor>{
+      at::ones({4}, at::kComplexFloat).requires_grad_()});
+  EXPECT_THAT(StatusOfStep(of_complex),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("dtype ComplexFloat")));
+}
+
+TEST(FusedAdamWTest, RefusesAStateOfAnotherShape) {
+  Shards other({7});
+  torch::optim::AdamW written(other.leaves);
+  other.SetGradients(0);
+  written.step();
+  Shards shards({8});
+  FusedAdamW optimizer(shards.leaves);
+  Load(Saved(written), optimizer);
+  shards.SetGradients(0);
+  EXPECT_THAT(StatusOfStep(optimizer),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("its state has sizes [7], and it has [8]")));
+}
+
+int64_t BytesAllocatedBy(const std::function<void()>& fn) {
+  const auto counter = std::make_shared<MemoryMeter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
+  fn();
+  return counter->allocated();
+}
+
+TEST_P(FusedOptimizerTest, AllocatesItsStatesOnceAndNothingAfterwards) {
+  Shards shards(Sizes());
   const auto optimizer = Of(GetParam().make_fused, shards.leaves);
-  shards.SetGradients(0, [](size_t i) { return i == 1; });
-  optimizer->step();
-  const Shards before({5, 70, 3});
-  EXPECT_TRUE(shards.leaves[0].equal(before.leaves[0]));
-  EXPECT_FALSE(shards.leaves[1].equal(before.leaves[1]));
-  EXPECT_TRUE(shards.leaves[2].equal(before.leaves[2]));
-  EXPECT_EQ(optimizer->state().count(shards.leaves[0].unsafeGetTensorImpl()),
-            0u);
+  shards.SetGradients(0);
+  const int64_t first = BytesAllocatedBy([&] { optimizer->step(); });
+  constexpr int64_t kAligned = 64;
+  // The first step allocates at most three tensors like the parameters, the
+  // ends of runs and a number.
+  EXPECT_LE(first, 3 * (4 * shards.values.numel() + kAligned) + 5 * kAligned +
+                       kAligned);
+  for (int step = 1; step < 4; ++step) {
+    shards.SetGradients(step);
+    EXPECT_EQ(BytesAllocatedBy([&] { optimizer->step(); }), 0) << step;
+  }
+}
+
+// Returns the numbers of tensors in the calls of fused kernels.
+std::vector<size_t> CallsBy(const std::function<void()>& fn) {
+  static thread_local std::vector<size_t>* calls = nullptr;
+  std::vector<size_t> result;
+  calls = &result;
+  const at::CallbackHandle handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function)
+                                     -> std::unique_ptr<at::ObserverContext> {
+        if (absl::string_view(function.name()).substr(0, 13) ==
+            "aten::_fused_") {
+          calls->push_back(function.inputs()[0].toTensorVector().size());
+        }
+        return nullptr;
+      })
+          .needsInputs(true)
+          .scopes({at::RecordScope::FUNCTION}));
+  fn();
+  at::removeCallback(handle);
+  return result;
+}
+
+TEST_P(FusedOptimizerTest, MergesNeighboursIntoOneTensorOfOneCall) {
+  Shards shards({16, 3, 0, 29, 64, 1000, 5, 11});  // 1128 is 70 vectors and 8
+  const auto optimizer = Of(GetParam().make_fused, shards.leaves);
+  shards.SetGradients(0);
+  // One run has whole vectors, the other the remaining elements.
+  EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ::testing::ElementsAre(2));
+  shards.SetGradients(1, [](size_t i) { return i != 3; });
+  EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ::testing::ElementsAre(3));
+  shards.SetGradients(2, [](size_t) { return false; });
+  EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ::testing::IsEmpty());
+}
+
+// Fails an allocation while it lives: the first one, or the one after some.
+class FailingAllocator : public c10::Allocator {
+ public:
+  explicit FailingAllocator(int before)
+      : before_(before), real_(c10::GetCPUAllocator()) {
+    c10::SetCPUAllocator(this);
+  }
+  ~FailingAllocator() override { c10::SetCPUAllocator(real_); }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    if (before_-- == 0) throw std::bad_alloc();
+    return real_->allocate(bytes);
+  }
+  void copy_data(void* dest, const void* src,
+                 std::size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+  bool has_failed() const { return before_ < 0; }
+
+ private:
+  int before_;
+  c10::Allocator* const real_;
+};
+
+// Returns whether the first step runs out of memory at its allocation `index`;
+// the next steps must be exact then.
+bool FailsAt(int index, const Kind& kind) {
+  Shards expected({3, 100, 1});
+  Shards shards({3, 100, 1});
+  const auto unbroken = Of(kind.make_fused, expected.leaves);
+  const auto optimizer = Of(kind.make_fused, shards.leaves);
+  shards.SetGradients(0);
+  bool failed = false;
+  {
+    const FailingAllocator allocator(index);
+    try {
+      optimizer->step();
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    EXPECT_EQ(failed, allocator.has_failed());
+  }
+  if (!failed) return false;
+  for (int step = 0; step < 3; ++step) {
+    const auto has = [&](size_t i) { return step != 0 || i != 0; };
+    expected.SetGradients(step, has);
+    shards.SetGradients(step, has);
+    unbroken->step();
+    optimizer->step();
+  }
+  EXPECT_TRUE(shards.All().equal(expected.All())) << index;
+  return true;
+}
+
+TEST_P(FusedOptimizerTest, StepsAsIfNothingWasAfterRunningOutOfMemory) {
+  int failures = 0;
+  while (FailsAt(failures, GetParam())) ++failures;
+  EXPECT_GE(failures, 2);  // the ends of runs and a number, besides slots
 }
 
 }  // namespace

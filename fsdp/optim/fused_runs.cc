@@ -55,7 +55,21 @@ void FusedRuns::Begin(absl::Span<const FusedSlice> slices, int num_slots,
   built_ = built_ && num_slots == num_slots_ && convert_all == convert_all_;
   num_slots_ = num_slots;
   convert_all_ = convert_all;
-  ReadParts();
+  classes_.clear();
+  new_parts_.clear();
+  const FusedSlice* before = nullptr;
+  for (const FusedSlice& slice : slices_) {
+    Part& part = new_parts_.emplace_back();
+    if (!slice.gradient.defined() || slice.parameter.numel() == 0) continue;
+    part.parameter = slice.parameter.const_data_ptr();
+    part.active = true;
+    part.mixed = slice.gradient.scalar_type() != slice.parameter.scalar_type();
+    const auto found = std::find(classes_.begin(), classes_.end(), slice.step);
+    part.step_class = static_cast<int>(found - classes_.begin());
+    if (found == classes_.end()) classes_.push_back(slice.step);
+    part.joins = before != nullptr && Joins(*before, slice);
+    before = &slice;
+  }
   if (!built_ || new_parts_ != parts_) {
     built_ = false;  // in case memory runs out
     parts_ = new_parts_;
@@ -66,30 +80,7 @@ void FusedRuns::Begin(absl::Span<const FusedSlice> slices, int num_slots,
     runs_[i].gradient = Flat(slices_[runs_[i].slice].gradient, offsets_[i],
                              runs_[i].parameter.numel());
   }
-  CopyIn();
-}
-
-void FusedRuns::ReadParts() {
-  classes_.clear();
-  new_parts_.clear();
-  const FusedSlice* before = nullptr;
-  for (const FusedSlice& slice : slices_) {
-    Part& part = new_parts_.emplace_back();
-    if (!slice.gradient.defined() || slice.parameter.numel() == 0) continue;
-    part.parameter = slice.parameter.const_data_ptr();
-    part.active = true;
-    part.mixed = slice.gradient.scalar_type() != slice.parameter.scalar_type();
-    part.step_class = StepClass(slice.step);
-    part.joins = before != nullptr && Joins(*before, slice);
-    before = &slice;
-  }
-}
-
-int FusedRuns::StepClass(int64_t step) {
-  const auto found = std::find(classes_.begin(), classes_.end(), step);
-  const int index = static_cast<int>(found - classes_.begin());
-  if (found == classes_.end()) classes_.push_back(step);
-  return index;
+  CopyTails(/*in=*/true);
 }
 
 bool FusedRuns::Joins(const FusedSlice& before, const FusedSlice& slice) const {
@@ -142,19 +133,16 @@ void FusedRuns::AddRun(size_t first, size_t last) {
   const bool converted = convert_all_ || parts_[first].mixed;
   const int64_t most = converted ? kConvertedNumel : whole;
   for (int64_t begin = 0; begin < whole; begin += most) {
-    AddPiece(first, begin, std::min(most, whole - begin));
+    const int64_t piece = std::min(most, whole - begin);
+    FusedRun& run = runs_.emplace_back();
+    run.slice = first;
+    run.parameter = Flat(parameter, begin, piece);
+    for (int k = 0; k < num_slots_; ++k) {
+      run.slots[k] = Flat(slices_[first].slots[k], begin, piece);
+    }
+    offsets_.push_back(begin);
   }
   if (tail > 0) tails_.push_back({first, whole, tail, /*staged=*/0});
-}
-
-void FusedRuns::AddPiece(size_t slice, int64_t begin, int64_t numel) {
-  FusedRun& run = runs_.emplace_back();
-  run.slice = slice;
-  run.parameter = Flat(slices_[slice].parameter, begin, numel);
-  for (int k = 0; k < num_slots_; ++k) {
-    run.slots[k] = Flat(slices_[slice].slots[k], begin, numel);
-  }
-  offsets_.push_back(begin);
 }
 
 // Makes a run of staging memory for each class of steps.
@@ -195,39 +183,30 @@ void FusedRuns::Stage() {
   }
 }
 
-void FusedRuns::CopyIn() {
+void FusedRuns::CopyTails(bool in) {
   for (const Tail& tail : tails_) {
     const FusedSlice& slice = slices_[tail.slice];
     const size_t bytes = tail.numel * slice.parameter.element_size();
     const int64_t row = staging_.size(1);
-    std::memcpy(Bytes(staging_, tail.staged),
-                Bytes(slice.parameter, tail.begin), bytes);
+    const auto copy = [&](const at::Tensor& tensor, int64_t k) {
+      char* const own = Bytes(tensor, tail.begin);
+      char* const staged = Bytes(staging_, k * row + tail.staged);
+      std::memcpy(in ? staged : own, in ? own : staged, bytes);
+    };
+    copy(slice.parameter, 0);
+    for (int k = 0; k < num_slots_; ++k) copy(slice.slots[k], 2 + k);
+    if (!in) continue;
     if (parts_[tail.slice].mixed) {
       Flat(staging_, row + tail.staged, tail.numel)
           .copy_(Flat(slice.gradient, tail.begin, tail.numel));
     } else {
-      std::memcpy(Bytes(staging_, row + tail.staged),
-                  Bytes(slice.gradient, tail.begin), bytes);
-    }
-    for (int k = 0; k < num_slots_; ++k) {
-      std::memcpy(Bytes(staging_, (2 + k) * row + tail.staged),
-                  Bytes(slice.slots[k], tail.begin), bytes);
+      copy(slice.gradient, 1);
     }
   }
 }
 
 void FusedRuns::End() {
-  for (const Tail& tail : tails_) {
-    const FusedSlice& slice = slices_[tail.slice];
-    const size_t bytes = tail.numel * slice.parameter.element_size();
-    const int64_t row = staging_.size(1);
-    std::memcpy(Bytes(slice.parameter, tail.begin),
-                Bytes(staging_, tail.staged), bytes);
-    for (int k = 0; k < num_slots_; ++k) {
-      std::memcpy(Bytes(slice.slots[k], tail.begin),
-                  Bytes(staging_, (2 + k) * row + tail.staged), bytes);
-    }
-  }
+  CopyTails(/*in=*/false);
   for (size_t i = 0; i < whole_; ++i) runs_[i].gradient.reset();
   slices_ = {};
 }

@@ -83,14 +83,13 @@ class FusedRuns {
     int64_t staged;  // where it is in the staging memory
   };
 
-  void ReadParts();
   bool Joins(const FusedSlice& before, const FusedSlice& slice) const;
-  int StepClass(int64_t step);
   void Rebuild();
   void AddRun(size_t first, size_t last);
-  void AddPiece(size_t slice, int64_t begin, int64_t numel);
   void Stage();
-  void CopyIn();
+  // Copies parameters and slots of tails to the staging memory, with gradients,
+  // or back.
+  void CopyTails(bool in);
 
   absl::Span<const FusedSlice> slices_;  // between Begin() and End()
   int num_slots_ = 0;

@@ -206,24 +206,19 @@ size_t FusedStepper::BatchOf(size_t group, const at::Tensor& parameter) {
   return batches_.size() - 1;
 }
 
-absl::Status FusedStepper::CheckDue(const Groups& groups,
-                                    const OptimizerStates& states) const {
-  for (const Batch& batch : batches_) {
-    const int num_slots = rule_->NumSlots(groups[batch.group].options());
-    for (const FusedStretch* stretch : batch.due) {
-      FSDP_RETURN_IF_ERROR(stretch->Check(*rule_, num_slots, states));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // Does first what may fail half-way, because it needs a store; the rest cannot
 // fail.
 absl::Status FusedStepper::StepDue(const Groups& groups,
                                    OptimizerStates& states,
                                    bool all_or_nothing) {
   const c10::NoGradGuard no_grad;
-  absl::Status status = CheckDue(groups, states);
+  absl::Status status;
+  for (const Batch& batch : batches_) {
+    const int num_slots = rule_->NumSlots(groups[batch.group].options());
+    for (const FusedStretch* stretch : batch.due) {
+      if (status.ok()) status = stretch->Check(*rule_, num_slots, states);
+    }
+  }
   std::vector<Streamed> streamed;
   if (status.ok()) streamed = TakeStreamed();
   if (all_or_nothing && !spaces_.empty()) {
@@ -231,7 +226,8 @@ absl::Status FusedStepper::StepDue(const Groups& groups,
     // A rank that has nothing to step takes part too: the others wait for it.
     status = BeginSteps(status);
     if (status.ok()) status = Stream(streamed, groups, states, /*save=*/true);
-    status = EndSteps(status);
+    const absl::Status mine = std::exchange(status, absl::OkStatus());
+    for (const auto& space : spaces_) status.Update(space->EndStep(mine));
   } else if (status.ok()) {
     status = Stream(streamed, groups, states, /*save=*/false);
   }
@@ -286,12 +282,6 @@ absl::Status FusedStepper::BeginSteps(const absl::Status& mine) {
     status.Update(space->CheckStepper(identity_));
     first.Update(space->BeginStep(status));
   }
-  return first;
-}
-
-absl::Status FusedStepper::EndSteps(const absl::Status& mine) {
-  absl::Status first;
-  for (const auto& space : spaces_) first.Update(space->EndStep(mine));
   return first;
 }
 

@@ -119,14 +119,11 @@ class FusedStepper {
     FusedStretch* stretch;
   };
 
-  absl::Status CheckDue(const Groups& groups,
-                        const OptimizerStates& states) const;
   absl::Status StepDue(const Groups& groups, OptimizerStates& states,
                        bool all_or_nothing);
   std::vector<Streamed> TakeStreamed();
   absl::Status ReserveDue(const Groups& groups);
   absl::Status BeginSteps(const absl::Status& mine);
-  absl::Status EndSteps(const absl::Status& mine);
   absl::Status Stream(absl::Span<const Streamed> streamed, const Groups& groups,
                       OptimizerStates& states, bool save);
   absl::Status StepTogether(Batch& batch,

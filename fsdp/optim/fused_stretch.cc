@@ -149,10 +149,23 @@ bool FusedStretch::HasGradient() const {
 
 absl::Status FusedStretch::Check(const FusedRule& rule, int num_slots,
                                  const OptimizerStates& states) const {
-  FSDP_RETURN_IF_ERROR(CheckNotInUse());
+  // While something else has memory in use, a step's writes would not reach its
+  // tier.
+  const auto in_use = [](const auto& memory) {
+    return memory.second->in_use();
+  };
+  if ((shard_ != nullptr && shard_->in_use()) ||
+      std::any_of(memory_.begin(), memory_.end(), in_use)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "stepping parameter ", members_.front().place, " of group ", group_,
+        ": it or its state is offloaded, and an fsdp::Resident has it in "
+        "memory: let that go before step()"));
+  }
   for (size_t i = 0; i < slices_.size(); ++i) {
     if (!members_[i].parameter.grad().defined()) continue;
-    const absl::Status status = CheckMember(i, rule, num_slots, states);
+    absl::Status status =
+        CheckGradient(members_[i].parameter, members_[i].parameter.grad());
+    if (status.ok()) status = CheckState(i, rule, num_slots, states);
     if (!status.ok()) {
       return Annotate(status,
                       absl::StrCat("stepping parameter ", members_[i].place,
@@ -160,30 +173,6 @@ absl::Status FusedStretch::Check(const FusedRule& rule, int num_slots,
     }
   }
   return absl::OkStatus();
-}
-
-// While something else has memory in use, a step's writes would not reach its
-// tier.
-absl::Status FusedStretch::CheckNotInUse() const {
-  const auto in_use = [](const auto& memory) {
-    return memory.second->in_use();
-  };
-  if ((shard_ == nullptr || !shard_->in_use()) &&
-      std::none_of(memory_.begin(), memory_.end(), in_use)) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "stepping parameter ", members_.front().place, " of group ", group_,
-      ": it or its state is offloaded, and an fsdp::Resident has it in memory: "
-      "let that go before step()"));
-}
-
-absl::Status FusedStretch::CheckMember(size_t i, const FusedRule& rule,
-                                       int num_slots,
-                                       const OptimizerStates& states) const {
-  const at::Tensor& parameter = members_[i].parameter;
-  FSDP_RETURN_IF_ERROR(CheckGradient(parameter, parameter.grad()));
-  return CheckState(i, rule, num_slots, states);
 }
 
 absl::Status FusedStretch::CheckState(size_t i, const FusedRule& rule,

@@ -93,21 +93,15 @@ class FusedStretch {
     bool state_is_new = false;                           // made by it
   };
 
-  absl::Status CheckMember(size_t i, const FusedRule& rule, int num_slots,
-                           const OptimizerStates& states) const;
-  absl::Status CheckNotInUse() const;
   absl::Status CheckState(size_t i, const FusedRule& rule, int num_slots,
                           const OptimizerStates& states) const;
   absl::Status BringIn();
   absl::Status BringInStates();
-  absl::Status TakeUpMembers(const FusedRule& rule, int num_slots,
-                             OptimizerStates& states);
   bool HasSlots(size_t i) const;
   absl::Status TakeSlot(size_t i, int k, const at::Tensor& held);
   absl::Status AllocateSlot(int k);
   bool keeps() const;
   absl::StatusOr<at::Tensor> Zeros(int64_t numel, const std::string& what);
-  std::string PlaceNameOf(size_t i) const;
   absl::StatusOr<std::shared_ptr<RestingMemory>> Place(const std::string& what,
                                                        int64_t bytes,
                                                        c10::Device device);

@@ -15,7 +15,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"
@@ -72,15 +71,6 @@ absl::Status FusedStretch::BringInStates() {
   return resident_.Add(kept_steps_, Use::kUpdate);
 }
 
-// Kept files belong to one optimizer and are found again by a parameter's place
-// in its group. Otherwise several optimizers may share a shard.
-std::string FusedStretch::PlaceNameOf(size_t i) const {
-  if (keeps()) {
-    return absl::StrCat("parameter ", members_[i].place, " of group ", group_);
-  }
-  return absl::StrCat("element ", members_[i].parameter.storage_offset());
-}
-
 // Returns the memory that a failed attempt has placed, if there is some.
 absl::StatusOr<std::shared_ptr<RestingMemory>> FusedStretch::Place(
     const std::string& what, int64_t bytes, c10::Device device) {
@@ -117,8 +107,7 @@ absl::Status FusedStretch::AllocateSlot(int k) {
   std::vector<at::Tensor> parameters;
   for (size_t i = 0; i < slices_.size(); ++i) {
     const FusedSlice& slice = slices_[i];
-    if (slice.slots[k].defined()) continue;
-    if (!HasSlots(i)) continue;
+    if (slice.slots[k].defined() || !HasSlots(i)) continue;
     members.push_back(i);
     parameters.push_back(slice.parameter);
   }
@@ -127,12 +116,18 @@ absl::Status FusedStretch::AllocateSlot(int k) {
   const auto any = std::find_if(
       members.begin(), members.end(),
       [this](size_t i) { return slices_[i].parameter.numel() > 0; });
-  const size_t named = keeps() || any == members.end() ? members.front() : *any;
+  const Member& named =
+      members_[keeps() || any == members.end() ? members.front() : *any];
+  // Kept files belong to one optimizer and are found again by a parameter's
+  // place in its group. Otherwise several optimizers may share a shard.
+  const std::string place =
+      keeps() ? absl::StrCat("parameter ", named.place, " of group ", group_)
+              : absl::StrCat("element ", named.parameter.storage_offset());
   // Autograd must not see views, so that slots can be detached or replaced.
   const at::AutoDispatchBelowADInplaceOrView untracked;
-  FSDP_ASSIGN_OR_RETURN(const at::Tensor all,
-                        Zeros(begins.back(), absl::StrCat("slot ", k, " from ",
-                                                          PlaceNameOf(named))));
+  FSDP_ASSIGN_OR_RETURN(
+      const at::Tensor all,
+      Zeros(begins.back(), absl::StrCat("slot ", k, " from ", place)));
   for (size_t j = 0; j < members.size(); ++j) {
     slices_[members[j]].slots[k] = all.as_strided(
         parameters[j].sizes(), parameters[j].strides(), begins[j]);
@@ -209,38 +204,36 @@ absl::Status FusedStretch::TakeUp(const FusedRule& rule, int num_slots,
       !shard_->space()->OptimizerRestsElsewhere(*shard_)) {
     return absl::OkStatus();
   }
-  const absl::Status status = TorchToStatus("taking up optimizer states", [&] {
-    ThrowIfError(TakeUpMembers(rule, num_slots, states));
-  });
+  const absl::Status status =
+      TorchToStatus("taking up optimizer states", [&]() -> absl::Status {
+        FSDP_RETURN_IF_ERROR(BringInStates());
+        if (keeps() && !kept_steps_.defined()) {
+          FSDP_RETURN_IF_ERROR(Restore(rule, num_slots, states));
+        }
+        for (size_t i = 0; i < slices_.size(); ++i) {
+          FusedSlice& slice = slices_[i];
+          const auto found =
+              states.find(members_[i].parameter.unsafeGetTensorImpl());
+          const bool is_ours = found != states.end() && HasSlots(i);
+          if (is_ours) {
+            FSDP_RETURN_IF_ERROR(CheckState(i, rule, num_slots, states));
+            const FusedRule::Slots slots = rule.SlotsOf(*found->second);
+            for (int k = 0; k < num_slots; ++k) {
+              if (!slots[k]->defined()) continue;
+              FSDP_RETURN_IF_ERROR(TakeSlot(i, k, *slots[k]));
+              if (!slots[k]->is_same(slice.slots[k]))
+                *slots[k] = slice.slots[k];
+            }
+          }
+          if (kept_steps_.defined()) {
+            kept_steps_.mutable_data_ptr<int64_t>()[i] =
+                is_ours ? rule.NextStep(*found->second) - 1 : 0;
+          }
+        }
+        return absl::OkStatus();
+      });
   LetGo();
   return status;
-}
-
-absl::Status FusedStretch::TakeUpMembers(const FusedRule& rule, int num_slots,
-                                         OptimizerStates& states) {
-  FSDP_RETURN_IF_ERROR(BringInStates());
-  if (keeps() && !kept_steps_.defined()) {
-    FSDP_RETURN_IF_ERROR(Restore(rule, num_slots, states));
-  }
-  for (size_t i = 0; i < slices_.size(); ++i) {
-    FusedSlice& slice = slices_[i];
-    const auto found = states.find(members_[i].parameter.unsafeGetTensorImpl());
-    const bool is_ours = found != states.end() && HasSlots(i);
-    if (is_ours) {
-      FSDP_RETURN_IF_ERROR(CheckState(i, rule, num_slots, states));
-      const FusedRule::Slots slots = rule.SlotsOf(*found->second);
-      for (int k = 0; k < num_slots; ++k) {
-        if (!slots[k]->defined()) continue;
-        FSDP_RETURN_IF_ERROR(TakeSlot(i, k, *slots[k]));
-        if (!slots[k]->is_same(slice.slots[k])) *slots[k] = slice.slots[k];
-      }
-    }
-    if (kept_steps_.defined()) {
-      kept_steps_.mutable_data_ptr<int64_t>()[i] =
-          is_ours ? rule.NextStep(*found->second) - 1 : 0;
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status FusedStretch::Evacuate(const FusedRule& rule,

@@ -17,51 +17,25 @@ absl::Status NotPositive(absl::string_view field, absl::string_view value) {
 }  // namespace
 
 const char* ToString(Tier tier) {
-  switch (tier) {
-    case Tier::kDevice:
-      return "device";
-    case Tier::kCpu:
-      return "cpu";
-    case Tier::kSsd:
-      return "ssd";
-  }
-  return "?";
+  static constexpr const char* kNames[] = {"device", "cpu", "ssd"};
+  return kNames[static_cast<int>(tier)];
 }
 
 const char* ToString(RestingKind kind) {
-  switch (kind) {
-    case RestingKind::kParameters:
-      return "parameters";
-    case RestingKind::kGradients:
-      return "gradients";
-    case RestingKind::kOptimizer:
-      return "optimizer";
-  }
-  return "?";
+  static constexpr const char* kNames[] = {"parameters", "gradients",
+                                           "optimizer"};
+  return kNames[static_cast<int>(kind)];
 }
 
 const char* ToString(StepOn step_on) {
-  switch (step_on) {
-    case StepOn::kDevice:
-      return "device";
-    case StepOn::kHost:
-      return "host";
-    case StepOn::kFaster:
-      return "the faster";
-  }
-  return "unknown";
+  static constexpr const char* kNames[] = {"device", "host", "the faster"};
+  return kNames[static_cast<int>(step_on)];
 }
 
 Tier OffloadOptions::tier(RestingKind kind) const {
-  switch (kind) {
-    case RestingKind::kParameters:
-      return parameters;
-    case RestingKind::kGradients:
-      return gradients;
-    case RestingKind::kOptimizer:
-      return optimizer;
-  }
-  return Tier::kDevice;
+  return kind == RestingKind::kParameters  ? parameters
+         : kind == RestingKind::kGradients ? gradients
+                                           : optimizer;
 }
 
 absl::Status OffloadOptions::Validate() const {

@@ -77,21 +77,11 @@ WrapPolicy WrapAny(WrapPolicy first, WrapPolicy second) {
 }
 
 const char* ToString(ShardingStrategy strategy) {
-  switch (strategy) {
-    case ShardingStrategy::kFullShard:
-      return "full shard";
-    case ShardingStrategy::kShardGradOp:
-      return "shard gradients and optimizer";
-    case ShardingStrategy::kShardOptimizer:
-      return "shard optimizer";
-    case ShardingStrategy::kNoShard:
-      return "no shard";
-    case ShardingStrategy::kHybridShard:
-      return "hybrid shard";
-    case ShardingStrategy::kHybridShardGradOp:
-      return "hybrid shard gradients and optimizer";
-  }
-  return "?";
+  static constexpr const char* kNames[] = {
+      "full shard",      "shard gradients and optimizer",
+      "shard optimizer", "no shard",
+      "hybrid shard",    "hybrid shard gradients and optimizer"};
+  return kNames[static_cast<int>(strategy)];
 }
 
 }  // namespace fsdp

@@ -19,8 +19,6 @@
 #include "fsdp/options/offload_options.h"
 #include "fsdp/precision/mixed_precision.h"
 
-// Options to send int8 instead of floating-point numbers in training.
-
 namespace fsdp {
 
 namespace comm {
@@ -107,14 +105,6 @@ WrapPolicy EveryUnit();
 
 // Chooses modules that either of the two chooses.
 WrapPolicy WrapAny(WrapPolicy first, WrapPolicy second);
-
-}  // namespace fsdp
-
-namespace torch::nn {
-class Module;
-}  // namespace torch::nn
-
-namespace fsdp {
 
 class ActivationOffload;
 

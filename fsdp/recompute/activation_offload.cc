@@ -66,39 +66,28 @@ bool ActivationOffload::Has(const Next& next, const MovedTensorPtr& tensor) {
   });
 }
 
-struct ActivationOffload::Place {
-  std::unique_ptr<offload::PageAllocator> pages;  // null: of somebody else
-  std::unique_ptr<offload::ParamStore> store;
-  offload::HostStore* memory = nullptr;  // `store`, if it is one
-};
-
 absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::Make(
     std::unique_ptr<offload::ParamStore> store,
     const ActivationOffloadOptions& options) {
-  Place place;
-  place.store = std::move(store);
-  return MakeAt(std::move(place), options);
+  return MakeAt(/*pages=*/nullptr, std::move(store), /*memory=*/nullptr,
+                options);
 }
 
 absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::Make(
     std::unique_ptr<offload::HostStore> store,
     const ActivationOffloadOptions& options) {
-  Place place;
-  place.memory = store.get();
-  place.store = std::move(store);
-  return MakeAt(std::move(place), options);
+  offload::HostStore* const memory = store.get();
+  return MakeAt(/*pages=*/nullptr, std::move(store), memory, options);
 }
 
 absl::StatusOr<std::shared_ptr<ActivationOffload>>
 ActivationOffload::MakeInHostMemory(int64_t capacity, c10::Device device,
                                     const ActivationOffloadOptions& options) {
-  Place place;
-  place.pages = absl::make_unique<LockedPages>(device);
+  auto pages = absl::make_unique<LockedPages>(device);
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<offload::HostStore> store,
-                        offload::HostStore::Make(capacity, *place.pages));
-  place.memory = store.get();
-  place.store = std::move(store);
-  return MakeAt(std::move(place), options);
+                        offload::HostStore::Make(capacity, *pages));
+  offload::HostStore* const memory = store.get();
+  return MakeAt(std::move(pages), std::move(store), memory, options);
 }
 
 absl::StatusOr<std::shared_ptr<ActivationOffload>>
@@ -113,7 +102,9 @@ ActivationOffload::MakeInFile(const std::string& directory, int64_t capacity,
 }
 
 absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::MakeAt(
-    Place place, const ActivationOffloadOptions& options) {
+    std::unique_ptr<offload::PageAllocator> pages,
+    std::unique_ptr<offload::ParamStore> store, offload::HostStore* memory,
+    const ActivationOffloadOptions& options) {
   if (options.min_bytes < 0 || options.window_bytes < 0 ||
       options.regions_ahead < 0 || options.timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -122,17 +113,19 @@ absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::MakeAt(
         ", timeout ", absl::FormatDuration(options.timeout),
         ": none may be negative, and the timeout not zero"));
   }
-  return std::shared_ptr<ActivationOffload>(
-      new ActivationOffload(std::move(place), options));
+  return std::shared_ptr<ActivationOffload>(new ActivationOffload(
+      std::move(pages), std::move(store), memory, options));
 }
 
-ActivationOffload::ActivationOffload(Place place,
-                                     const ActivationOffloadOptions& options)
+ActivationOffload::ActivationOffload(
+    std::unique_ptr<offload::PageAllocator> pages,
+    std::unique_ptr<offload::ParamStore> store, offload::HostStore* memory,
+    const ActivationOffloadOptions& options)
     : options_(options),
-      pages_(std::move(place.pages)),
+      pages_(std::move(pages)),
       transfers_(absl::make_unique<TensorTransfers>(
-          std::move(place.store), place.memory, options.window_bytes,
-          options.timeout, options.activity)),
+          std::move(store), memory, options.window_bytes, options.timeout,
+          options.activity)),
       store_(transfers_->store()) {}
 
 ActivationOffload::~ActivationOffload() = default;
@@ -163,7 +156,18 @@ std::shared_ptr<ActivationOffload::Entry> ActivationOffload::Take(
   if (!tensor.defined() || !tensor.is_floating_point()) return nullptr;
   const std::optional<PackedForm> form = PackedForm::Of(tensor);
   if (!form.has_value() || form->bytes() < options_.min_bytes) return nullptr;
-  std::shared_ptr<Entry> entry = FindSame(tensor, *form);
+  std::shared_ptr<Entry> entry;
+  const auto same = by_source_.find(tensor.storage().unsafeGetStorageImpl());
+  if (same != by_source_.end()) {
+    for (const std::shared_ptr<Entry>& known : same->second) {
+      if (known->tensor->form == *form &&
+          known->address == tensor.const_data_ptr() &&
+          known->version == tensor._version()) {
+        entry = known;
+        break;
+      }
+    }
+  }
   if (entry == nullptr) {
     std::string region = absl::StrCat("activation ", next_id_++, " of ", whose);
     region.resize(std::min<size_t>(region.size(), offload::kMaxNameBytes));
@@ -180,25 +184,18 @@ std::shared_ptr<ActivationOffload::Entry> ActivationOffload::Take(
   return entry;
 }
 
-std::shared_ptr<ActivationOffload::Entry> ActivationOffload::FindSame(
-    const at::Tensor& tensor, const PackedForm& form) {
-  const auto found = by_source_.find(tensor.storage().unsafeGetStorageImpl());
-  if (found == by_source_.end()) return nullptr;
-  for (const std::shared_ptr<Entry>& entry : found->second) {
-    if (entry->tensor->form == form &&
-        entry->address == tensor.const_data_ptr() &&
-        entry->version == tensor._version()) {
-      return entry;
-    }
-  }
-  return nullptr;
-}
-
 absl::StatusOr<std::vector<at::Tensor>> ActivationOffload::MoveIn(
     MovedArguments& moved) {
   const Turn turn(*this);
   ++moved.times_in_;
-  CountUses(moved.entries_);
+  const Entries& entries = moved.entries_;
+  for (auto i = entries.begin(); i != entries.end(); ++i) {
+    if (*i == nullptr || std::find(entries.begin(), i, *i) != i) continue;
+    const MovedTensor& tensor = *(*i)->tensor;
+    ++(!tensor.packed.defined()                      ? stats_.missed
+       : tensor.in_store && !tensor.IsBeingWritten() ? stats_.prefetched
+                                                     : stats_.found);
+  }
   const auto failed = [&](size_t i, const absl::Status& status) {
     return Annotate(
         status,
@@ -228,16 +225,6 @@ absl::StatusOr<std::vector<at::Tensor>> ActivationOffload::MoveIn(
   }
   ReadAhead(next);
   return result;
-}
-
-void ActivationOffload::CountUses(const Entries& entries) {
-  for (auto i = entries.begin(); i != entries.end(); ++i) {
-    if (*i == nullptr || std::find(entries.begin(), i, *i) != i) continue;
-    const MovedTensor& tensor = *(*i)->tensor;
-    ++(!tensor.packed.defined()                      ? stats_.missed
-       : tensor.in_store && !tensor.IsBeingWritten() ? stats_.prefetched
-                                                     : stats_.found);
-  }
 }
 
 // Skips arguments that were in memory in this pass already: a region inside

@@ -28,7 +28,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "comm/rank_activity.h"
-#include "fsdp/recompute/transfer_stats.h"
 #include "offload/param_store.h"
 
 namespace fsdp {
@@ -56,6 +55,16 @@ struct ActivationOffloadOptions {
   absl::Duration timeout = absl::Minutes(5);
   // The communicator's, to be told what the rank waits for; may be null.
   std::shared_ptr<comm::RankActivity> activity = nullptr;
+};
+
+// Counts of what goes to a store and comes back.
+struct TensorTransferStats {
+  int64_t tensors_out = 0;  // written well
+  int64_t bytes_out = 0;
+  int64_t bytes_in = 0;
+  int64_t full = 0;    // writes that the store had no room for
+  int64_t failed = 0;  // writes and erasures that failed otherwise
+  double waited_seconds = 0;
 };
 
 struct ActivationOffloadStats : TensorTransferStats {
@@ -132,20 +141,22 @@ class ActivationOffload
   // Holds the mutex, and frees what is dropped meanwhile after it.
   class Turn;
 
-  struct Place;
-
-  ActivationOffload(Place place, const ActivationOffloadOptions& options);
+  // `pages` is null if they are somebody else's. `memory` is `store`, if it is
+  // one whose memory is locked.
+  ActivationOffload(std::unique_ptr<offload::PageAllocator> pages,
+                    std::unique_ptr<offload::ParamStore> store,
+                    offload::HostStore* memory,
+                    const ActivationOffloadOptions& options);
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> MakeAt(
-      Place place, const ActivationOffloadOptions& options);
+      std::unique_ptr<offload::PageAllocator> pages,
+      std::unique_ptr<offload::ParamStore> store, offload::HostStore* memory,
+      const ActivationOffloadOptions& options);
 
   absl::StatusOr<std::vector<at::Tensor>> MoveIn(MovedArguments& moved);
   void Erase(const MovedArguments& moved);
 
   // Returns the entry of `tensor`; null if the tensor has to stay.
   std::shared_ptr<Entry> Take(const at::Tensor& tensor, absl::string_view whose)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::shared_ptr<Entry> FindSame(const at::Tensor& tensor,
-                                  const PackedForm& form)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The arguments that backward is likely to need next, the nearest first.
   using Next = std::vector<const MovedArguments*>;
@@ -156,7 +167,6 @@ class ActivationOffload
   // Makes room to read `bytes` by dropping tensors that `next` does not have.
   bool MakeRoomToRead(int64_t bytes, const Next& next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CountUses(const Entries& entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WarnOfFirstFailure() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const ActivationOffloadOptions options_;

@@ -1,5 +1,6 @@
 // Offloads tensors of a device with streams: copies run beside computation,
 // streams leave nothing unordered, and the host never waits for the device.
+// Also with a store that fails, or a device that takes too long.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -28,6 +29,7 @@
 #include "gtest/gtest.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
+#include "offload/testing/faulty_store.h"
 #include "offload/testing/forwarding_store.h"
 #include "offload/testing/temporary_file.h"
 
@@ -84,6 +86,7 @@ class WatchedStore : public offload::testing::ForwardingStore {
 
 using Offload = std::shared_ptr<ActivationOffload>;
 
+// Returns a store whose memory the device cannot copy, so that all is staged.
 std::unique_ptr<ParamStore> Host(int64_t tensors) {
   return HostStore::Make(tensors * kBytes).value();
 }
@@ -287,6 +290,11 @@ INSTANTIATE_TEST_SUITE_P(All, PlacesTest, ::testing::ValuesIn(Places()),
                          [](const auto& info) { return info.param.name; });
 
 using StraightTest = DeviceTest;
+using ::fsdp::offload::testing::Fault;
+using ::fsdp::offload::testing::FaultOf;
+using ::fsdp::offload::testing::WithFaults;
+using ::fsdp::testing::Make;
+using ::testing::AllOf;
 
 // Runs two steps of a host that is far ahead: it sees nothing of the first.
 TEST_F(StraightTest, AHostThatIsAheadWaitsForNothingAndMemoryIsBounded) {
@@ -375,16 +383,6 @@ TEST_F(StraightTest, TheHostWritesNotOverWhatTheDeviceStillReads) {
   EXPECT_TRUE(at::equal(MoveIn(*moved), OnCpu(3)));
 }
 
-TEST_F(StraightTest, WhatHasNoRoomStaysOnTheDevice) {
-  const auto offload = Straight(1, SmallOptions());
-  const auto moved = MoveOne(*offload, Numbers(1));
-  at::Tensor tensor = Numbers(2);
-  EXPECT_EQ(offload->MoveOut({&tensor}, "a region"), nullptr);
-  EXPECT_TRUE(at::equal(tensor.cpu(), OnCpu(2)));
-  EXPECT_EQ(offload->stats().full, 1);
-  EXPECT_EQ(offload->stats().failed, 0);
-}
-
 TEST_F(StraightTest, NeedsACapacity) {
   EXPECT_THAT(ActivationOffload::MakeInHostMemory(-1, FakeDevice::device(), {})
                   .status(),
@@ -398,6 +396,124 @@ TEST_F(StraightTest, IsForTheCpuMemoryLikeAnyOther) {
   const auto moved = MoveOne(**offload, OnCpu(1));
   EXPECT_TRUE(at::equal(MoveIn(*moved), OnCpu(1)));
   EXPECT_EQ((*offload)->stats().bytes_in, kBytes);
+}
+
+void ExpectMovesIn(MovedArguments& moved, const at::Tensor& expected) {
+  const auto tensors = moved.MoveIn();
+  ASSERT_OK(tensors.status());
+  EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+  EXPECT_TRUE(at::equal(tensors->at(0).cpu(), expected));
+  FakeDevice::Reset();
+}
+
+class FailingStoreTest : public DeviceTest,
+                         public ::testing::WithParamInterface<Fault::Effect> {};
+
+TEST_P(FailingStoreTest, WhatCannotBeWrittenStaysInMemoryOfTheHost) {
+  const auto offload = Make(
+      WithFaults(Host(8), {FaultOf(Fault::Operation::kWrite, GetParam(), 1)}));
+  const int64_t before = FakeDevice::bytes_in_use();
+  Regions regions;
+  for (int i = 0; i < 3; ++i) {
+    at::Tensor tensor = Numbers(i);
+    FakeDevice::Reset();
+    regions.push_back(MoveOne(*offload, std::move(tensor)));
+    ASSERT_NE(regions.back(), nullptr);
+  }
+  EXPECT_EQ(offload->stats().failed, 1);
+  EXPECT_EQ(offload->stats().tensors_out, 2);
+  EXPECT_EQ(offload->stats().stored_bytes, 2 * kBytes);
+  EXPECT_EQ(FakeDevice::bytes_in_use(), before);
+  for (int pass = 0; pass < 2; ++pass) {
+    for (int i = 2; i >= 0; --i) ExpectMovesIn(*regions[i], OnCpu(i));
+  }
+  regions.clear();
+  EXPECT_EQ(offload->stats().stored_bytes, 0);
+  EXPECT_EQ(FakeDevice::bytes_in_use(), before);
+}
+
+TEST_P(FailingStoreTest, WhatCannotBeReadIsAnErrorAndCanBeReadAgain) {
+  const auto offload = Make(
+      WithFaults(Host(8), {FaultOf(Fault::Operation::kRead, GetParam(), 0)}));
+  const auto moved = MoveOne(*offload, Numbers(1));
+  offload->stats();  // finds it written
+  EXPECT_THAT(
+      moved->MoveIn(),
+      StatusIs(Code::kUnavailable,
+               AllOf(HasSubstr("Float [1024] on privateuseone:0, back into "
+                               "memory: read region"),
+                     HasSubstr("injected failure"))));
+  FakeDevice::Reset();
+  ExpectMovesIn(*moved, OnCpu(1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Effects, FailingStoreTest,
+                         ::testing::Values(Fault::Effect::kRefuse,
+                                           Fault::Effect::kFail,
+                                           Fault::Effect::kShorten));
+
+TEST_F(DeviceTest, ATensorStaysWhereTheDeviceIsTheWindowBehind) {
+  ActivationOffloadOptions options = SmallOptions();
+  options.window_bytes = kBytes;
+  options.timeout = absl::Milliseconds(1);
+  const auto offload = Make(Host(8), options);
+  const at::Tensor first = Numbers(1);
+  std::unique_ptr<MovedArguments> moved;
+  {
+    const FakeDevice::Stall stall;
+    moved = MoveOne(*offload, first);
+    for (int i = 1; i <= 3; ++i) {
+      at::Tensor tensor = Numbers(2);
+      EXPECT_EQ(offload->MoveOut({&tensor}, "a region"), nullptr);
+      EXPECT_TRUE(tensor.defined());
+      EXPECT_EQ(offload->stats().failed, i);
+    }
+    const auto found = moved->MoveIn();
+    ASSERT_OK(found.status());
+    EXPECT_TRUE(found->at(0).is_alias_of(first));
+  }
+  EXPECT_NE(MoveOne(*offload, Numbers(3)), nullptr);
+  EXPECT_EQ(offload->stats().tensors_out, 2);
+  EXPECT_EQ(offload->stats().failed, 3);
+}
+
+// The host must not overwrite what it has read before the device has copied it.
+TEST_F(DeviceTest, AReadWaitsForTheWindowOfCopiesThatAreUnderWay) {
+  ActivationOffloadOptions options = SmallOptions();
+  options.window_bytes = kBytes;
+  options.regions_ahead = 0;
+  options.timeout = absl::Milliseconds(1);
+  const auto offload = Make(Host(8), options);
+  const auto first = MoveOne(*offload, Numbers(1));
+  offload->stats();
+  const auto second = MoveOne(*offload, Numbers(2));
+  offload->stats();
+  EXPECT_EQ(offload->stats().tensors_out, 2);
+  {
+    const FakeDevice::Stall stall;
+    ASSERT_OK(second->MoveIn().status());
+    EXPECT_THAT(first->MoveIn(),
+                StatusIs(Code::kDeadlineExceeded,
+                         AllOf(HasSubstr("read region 'activation 0 of"),
+                               HasSubstr("privateuseone:0 has not come to the "
+                                         "end of a copy in time"))));
+  }
+  FakeDevice::Reset();
+  ExpectMovesIn(*first, OnCpu(1));
+}
+
+TEST_F(DeviceTest, WhatIsAbandonedWhileTheStoreWritesIsErasedAfterwards) {
+  Fault slow = FaultOf(Fault::Operation::kWrite, Fault::Effect::kDelay, 0);
+  slow.delay = absl::Milliseconds(20);
+  const auto offload = Make(WithFaults(Host(8), {slow}));
+  auto moved = MoveOne(*offload, Numbers(1));
+  EXPECT_EQ(offload->stats().stored_bytes, kBytes);
+  FakeDevice::Reset();
+  // The tensor may be on the device again while the store still writes.
+  ExpectMovesIn(*moved, OnCpu(1));
+  moved.reset();
+  EXPECT_TRUE(StoreComesTo(*offload, 0));
+  EXPECT_EQ(offload->stats().failed, 0);
 }
 
 }  // namespace

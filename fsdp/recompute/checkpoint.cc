@@ -1,9 +1,14 @@
 #include "fsdp/recompute/checkpoint.h"
 
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
@@ -13,19 +18,21 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
+#include "base/status_macros.h"
 #include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/recompute/activation_offload.h"
-#include "fsdp/recompute/checkpoint_arguments.h"
-#include "fsdp/recompute/packed_form.h"
 #include "fsdp/recompute/region_outputs.h"
 
 namespace fsdp::checkpoint_internal {
@@ -42,9 +49,27 @@ std::string RegionName(const RunningUnits& units, const std::string& unit) {
   return absl::StrCat("a checkpointed region in unit ", units.back()->name);
 }
 
-uint32_t VersionOf(const at::Tensor& tensor) {
-  return !tensor.defined() || tensor.is_inference() ? 0 : tensor._version();
-}
+// The version of a tensor that may be gone.
+class TensorVersion {
+ public:
+  explicit TensorVersion(const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.is_inference()) return;
+    counter_ = tensor.unsafeGetTensorImpl()->version_counter();
+    version_ = Now();
+  }
+
+  // Returns false if the tensor, or one that shares its memory, was modified in
+  // place.
+  bool IsCurrent() const { return Now() == version_; }
+
+ private:
+  uint32_t Now() const {
+    return counter_.enabled() ? counter_.current_version() : 0;
+  }
+
+  c10::VariableVersion counter_{c10::VariableVersion::DISABLED};
+  uint32_t version_ = 0;
+};
 
 bool RequiresGrad(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad();
@@ -67,11 +92,11 @@ bool AnyRequiresGrad(const std::vector<at::Tensor*>& tensors) {
                      [](const at::Tensor* t) { return RequiresGrad(*t); });
 }
 
-std::vector<c10::Device> Accelerators(
-    const std::vector<at::Tensor*>& arguments) {
-  std::vector<c10::Device> devices;
+// Returns the CPU and the devices of the arguments.
+std::vector<c10::Device> DevicesOf(const std::vector<at::Tensor*>& arguments) {
+  std::vector<c10::Device> devices = {c10::Device(c10::kCPU)};
   for (const at::Tensor* tensor : arguments) {
-    if (!tensor->defined() || tensor->is_cpu()) continue;
+    if (!tensor->defined()) continue;
     if (std::find(devices.begin(), devices.end(), tensor->device()) ==
         devices.end()) {
       devices.push_back(tensor->device());
@@ -79,6 +104,133 @@ std::vector<c10::Device> Accelerators(
   }
   return devices;
 }
+
+// The tensors in a region's arguments, without their graph, from forward to
+// backward.
+class RegionArguments {
+ public:
+  // Takes `tensors`, leaving undefined ones. With `offload` they leave memory,
+  // except leaves that require grad: whoever wants their gradient holds them.
+  RegionArguments(const std::vector<at::Tensor*>& tensors,
+                  ActivationOffload* offload, std::string region_name)
+      : region_name_(std::move(region_name)) {
+    std::vector<bool> stays;
+    for (at::Tensor* tensor : tensors) {
+      stays.push_back(tensor->defined() && tensor->is_leaf() &&
+                      tensor->requires_grad());
+      versions_.emplace_back(*tensor);
+      tensors_.push_back(tensor->defined() ? tensor->detach() : at::Tensor());
+      tensor->reset();
+    }
+    if (offload == nullptr) return;
+    at::Tensor none;
+    std::vector<at::Tensor*> may_move;
+    may_move.reserve(tensors_.size());
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      may_move.push_back(stays[i] ? &none : &tensors_[i]);
+    }
+    moved_ = offload->MoveOut(may_move, region_name_);
+  }
+
+  // FailedPrecondition gives the number of a tensor that was modified.
+  absl::Status CheckUnmodified() const {
+    for (size_t i = 0; i < versions_.size(); ++i) {
+      if (versions_[i].IsCurrent()) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "tensor ", i, " in the arguments of ", region_name_,
+          " was modified in place between its forward and its backward, which "
+          "computes with it again: modify a copy"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Returns what was taken. The caller detaches it before use.
+  absl::StatusOr<std::vector<at::Tensor>> Get() {
+    if (moved_ == nullptr) return tensors_;
+    FSDP_ASSIGN_OR_RETURN(std::vector<at::Tensor> tensors, moved_->MoveIn());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors_[i].defined()) tensors[i] = tensors_[i];
+    }
+    return tensors;
+  }
+
+ private:
+  const std::string region_name_;
+  std::vector<at::Tensor> tensors_;  // undefined while they are in `moved_`
+  std::vector<TensorVersion> versions_;
+  std::unique_ptr<MovedArguments> moved_;  // null: none
+};
+
+// A computation depends on this besides its arguments: on the default
+// generators and autocast of the CPU and of further devices, as they are on the
+// thread that captures them. Generators are included only with `random`.
+class AmbientState {
+ public:
+  AmbientState(std::vector<c10::Device> devices, bool random)
+      : devices_(std::move(devices)) {
+    for (const c10::Device& device : devices_) {
+      if (random) {
+        at::Generator generator = at::globalContext().defaultGenerator(device);
+        const std::lock_guard<std::mutex> lock(generator.mutex());
+        generator_states_.push_back(generator.get_state());
+      }
+      if (!at::autocast::is_autocast_available(device.type())) continue;
+      autocasts_.push_back({device.type(),
+                            at::autocast::is_autocast_enabled(device.type()),
+                            at::autocast::get_autocast_dtype(device.type())});
+    }
+  }
+
+  // Returns the present state of the same devices.
+  AmbientState Present() const {
+    return AmbientState(devices_, /*random=*/!generator_states_.empty());
+  }
+
+  void Apply() const {
+    for (size_t i = 0; i < generator_states_.size(); ++i) {
+      at::Generator generator =
+          at::globalContext().defaultGenerator(devices_[i]);
+      const std::lock_guard<std::mutex> lock(generator.mutex());
+      generator.set_state(generator_states_[i]);
+    }
+    for (const Autocast& autocast : autocasts_) {
+      at::autocast::set_autocast_enabled(autocast.type, autocast.enabled);
+      at::autocast::set_autocast_dtype(autocast.type, autocast.dtype);
+    }
+    at::autocast::set_autocast_cache_enabled(autocast_cache_);
+  }
+
+ private:
+  struct Autocast {
+    c10::DeviceType type;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+
+  std::vector<c10::Device> devices_;
+  std::vector<at::Tensor> generator_states_;  // of devices_, or none
+  std::vector<Autocast> autocasts_;
+  bool autocast_cache_ = at::autocast::is_autocast_cache_enabled();
+};
+
+// Makes a state the current one while this lives.
+class AmbientStateGuard {
+ public:
+  explicit AmbientStateGuard(const AmbientState& state)
+      : previous_(state.Present()) {
+    state.Apply();
+    at::autocast::increment_nesting();
+  }
+  AmbientStateGuard(const AmbientStateGuard&) = delete;
+  AmbientStateGuard& operator=(const AmbientStateGuard&) = delete;
+  ~AmbientStateGuard() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    previous_.Apply();
+  }
+
+ private:
+  const AmbientState previous_;
+};
 
 // The end of a recomputed graph: keeps the gradients of the region's inputs.
 class SinkNode final : public Node {
@@ -291,18 +443,15 @@ struct RegionForward::State {
       : units(UnitsUnderWay()),
         scope(MayUseTrainable(units) || AnyRequiresGrad(arguments),
               AnyRequiresGrad(arguments)),
-        ambient(AmbientState::Capture(Accelerators(arguments),
-                                      options.preserve_rng_state)),
+        ambient(DevicesOf(arguments), options.preserve_rng_state),
         options(options),
         unit(std::move(unit)) {
-    for (const at::Tensor* tensor : arguments) {
-      versions.push_back(VersionOf(*tensor));
-    }
+    for (const at::Tensor* tensor : arguments) versions.emplace_back(*tensor);
   }
 
   const RunningUnits units;  // around the region
   RegionScope scope;
-  std::vector<uint32_t> versions;  // of the arguments
+  std::vector<TensorVersion> versions;  // of the arguments
   AmbientState ambient;
   const CheckpointOptions options;
   const std::string unit;
@@ -319,8 +468,8 @@ RegionForward::~RegionForward() = default;
 void RegionForward::Finish(std::unique_ptr<RepeatableCall> call,
                            const std::vector<at::Tensor*>& outputs) {
   const std::vector<at::Tensor*> arguments = call->Arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (VersionOf(*arguments[i]) == state_->versions[i]) continue;
+  for (size_t i = 0; i < state_->versions.size(); ++i) {
+    if (state_->versions[i].IsCurrent()) continue;
     throw StatusError(absl::FailedPreconditionError(absl::StrCat(
         state_->unit.empty() ? "the function of " : "the forward of ",
         RegionName(state_->units, state_->unit), " modified tensor ", i,

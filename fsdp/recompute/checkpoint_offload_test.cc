@@ -3,13 +3,19 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tanh.h>
+#include <c10/core/Device.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
@@ -19,8 +25,10 @@
 #include "fsdp/testing/activation_offload_calls.h"
 #include "fsdp/testing/offloaded_regions.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/param_store.h"
+#include "offload/testing/faulty_store.h"
 
 namespace fsdp {
 namespace {
@@ -39,8 +47,15 @@ using ::fsdp::offloaded_regions::Step;
 using ::fsdp::offloaded_regions::WeakStorage;
 using ::fsdp::offloaded_regions::With;
 using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::StoreComesTo;
 using ::fsdp::testing::UsersError;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+using ::fsdp::offload::testing::Fault;
+using ::fsdp::offload::testing::FaultOf;
+using ::fsdp::offload::testing::WithFaults;
+using ::testing::AllOf;
 
 // Waits until `memory` is freed; returns whether it was.
 bool IsFreed(ActivationOffload& offload, const WeakStorage& memory) {
@@ -86,52 +101,6 @@ TEST_P(StoreTest, NothingOfTheArgumentsStaysInMemory) {
   EXPECT_EQ(offload->stats().peak_stored_bytes, 5 * offload::kPageBytes);
 }
 
-TEST_P(StoreTest, AGraphThatIsDroppedLeavesNothingInTheStore) {
-  Chain chain(5);
-  const auto offload = Offload(GetParam().make());
-  at::Tensor loss = chain.Loss(With(offload));
-  loss.reset();
-  EXPECT_TRUE(StoreComesTo(*offload, 0));
-}
-
-TEST_P(StoreTest, ARetainedGraphHasASecondBackward) {
-  Chain chain(4);
-  const auto offload = Offload(GetParam().make());
-  const at::Tensor loss = chain.Loss(With(offload));
-  loss.backward({}, /*retain_graph=*/true);
-  const std::vector<at::Tensor> first = chain.TakeGradients();
-  loss.backward();
-  EXPECT_TRUE(Same(chain.TakeGradients(), first));
-  EXPECT_TRUE(StoreComesTo(*offload, 0));
-}
-
-TEST_P(StoreTest, BackwardMayRunOnAnotherThread) {
-  Chain chain(5);
-  const auto offload = Offload(GetParam().make());
-  const std::vector<at::Tensor> expected = Step(chain, {});
-  for (int step = 0; step < 3; ++step) {
-    std::vector<at::Tensor> results;
-    at::Tensor loss = chain.Loss(With(offload));
-    std::thread([&] {
-      loss.backward();
-      results = chain.TakeGradients();
-      results.push_back(loss.detach());
-      loss.reset();
-    }).join();
-    EXPECT_TRUE(Same(results, expected));
-  }
-}
-
-TEST_P(StoreTest, AGraphKeepsTheOffloadAlive) {
-  Chain chain(3);
-  const std::vector<at::Tensor> expected = Step(chain, {});
-  const at::Tensor loss = chain.Loss(With(Offload(GetParam().make())));
-  loss.backward();
-  std::vector<at::Tensor> results = chain.TakeGradients();
-  results.push_back(loss.detach());
-  EXPECT_TRUE(Same(results, expected));
-}
-
 INSTANTIATE_TEST_SUITE_P(Stores, StoreTest,
                          ::testing::Values(Store{"Host", [] { return Host(); }},
                                            Store{"File", File}),
@@ -158,36 +127,6 @@ TEST(RegionTest, KeepsNoArgumentAfterItsBackwardWhereTheGraphIsRetained) {
   const at::Tensor plain = Rows(1, kRows, kDim).requires_grad_();
   for (int i = 0; i < 2; ++i) at::tanh(plain.mul(2)).sum().backward();
   EXPECT_TRUE(at::equal(leaf.grad(), plain.grad()));
-}
-
-at::Tensor Deep(const CheckpointOptions& options, int depth,
-                const at::Tensor& x) {
-  at::Tensor y = at::tanh(x);
-  if (depth == 0) return y;
-  return CheckpointWith(
-      options,
-      [options, depth](const at::Tensor& y) {
-        const at::Tensor z = Deep(options, depth - 1, y);
-        return CheckpointWith(
-            options, [](const at::Tensor& z) { return at::tanh(z); }, z);
-      },
-      y);
-}
-
-TEST(RegionTest, RegionsMayBeNested) {
-  const auto run = [](const CheckpointOptions& options) {
-    const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
-    Deep(options, 4, leaf).sum().backward();
-    return leaf.grad();
-  };
-  for (const Store& store :
-       {Store{"", [] { return Host(); }}, Store{"", File}}) {
-    const auto offload = Offload(store.make());
-    EXPECT_TRUE(at::equal(run(With(offload)), run({})));
-    EXPECT_TRUE(StoreComesTo(*offload, 0));
-    const ActivationOffloadStats stats = offload->stats();
-    EXPECT_GT(stats.found + stats.prefetched + stats.missed, 4);
-  }
 }
 
 TEST(RegionTest, AChainOfManyRegionsIsDestroyedWithoutRecursion) {
@@ -230,6 +169,183 @@ TEST(RegionTest, ABackwardThatThrowsLeavesTheGraphUsable) {
   EXPECT_TRUE(at::equal(leaf.grad(), again.grad()));
   EXPECT_EQ(offload->stats().stored_bytes, 0);
 }
+
+// The properties of an argument that a function sees.
+struct Seen {
+  explicit Seen(const at::Tensor& tensor)
+      : sizes(tensor.sizes().vec()),
+        dtype(tensor.scalar_type()),
+        device(tensor.device()),
+        requires_grad(tensor.requires_grad()),
+        values(tensor.detach().to_dense().clone()) {
+    if (!tensor.is_sparse()) strides = tensor.strides().vec();
+  }
+  bool operator==(const Seen& other) const {
+    return sizes == other.sizes && strides == other.strides &&
+           dtype == other.dtype && device == other.device &&
+           requires_grad == other.requires_grad &&
+           at::equal(values, other.values);
+  }
+
+  std::vector<int64_t> sizes, strides;
+  at::ScalarType dtype;
+  c10::Device device;
+  bool requires_grad;
+  at::Tensor values;
+};
+
+struct Argument {
+  std::string name;
+  // Makes an argument of a tensor [kRows, kDim] that is not a leaf.
+  std::function<at::Tensor(const at::Tensor&)> make;
+  bool moves = true;
+};
+
+class ArgumentTest : public ::testing::TestWithParam<Argument> {};
+
+TEST_P(ArgumentTest, IsTheSameWhenTheFunctionRunsAgain) {
+  const auto run = [](const CheckpointOptions& options,
+                      std::vector<Seen>* seen) {
+    const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
+    const at::Tensor y = CheckpointWith(
+        options,
+        [seen](const at::Tensor& argument, const at::Tensor& plain) {
+          if (seen != nullptr) seen->emplace_back(argument);
+          return argument.to(at::kFloat).sum() * plain;
+        },
+        GetParam().make(leaf.mul(1)), leaf);
+    y.sum().backward();
+    return leaf.grad();
+  };
+  const auto offload = Offload(Host());
+  std::vector<Seen> seen;
+  const at::Tensor gradient = run(With(offload), &seen);
+  EXPECT_TRUE(at::equal(gradient, run({}, nullptr)));
+  ASSERT_EQ(seen.size(), 2u);
+  EXPECT_TRUE(seen[0] == seen[1]);
+  EXPECT_EQ(offload->stats().tensors_out, GetParam().moves ? 1 : 0);
+  EXPECT_EQ(offload->stats().stored_bytes, 0);
+}
+
+std::vector<Argument> Arguments() {
+  using T = const at::Tensor&;
+  return {
+      {"Dense", [](T x) { return x; }},
+      {"WithoutGrad", [](T x) { return x.detach(); }},
+      {"Transposed", [](T x) { return x.t(); }},
+      {"Rows", [](T x) { return x.narrow(0, 1, 2); }},
+      {"Columns", [](T x) { return x.narrow(1, 1, 2); }},
+      {"Expanded",
+       [](T x) {
+         return x.unsqueeze(0).expand({4, kRows, kDim});
+       }},
+      {"Scalar", [](T x) { return x.sum(); }},
+      {"Half", [](T x) { return x.to(at::kHalf); }},
+      {"Double", [](T x) { return x.to(at::kDouble); }},
+      {"Overlapping", [](T x) { return x.reshape({-1}).unfold(0, 3, 1); },
+       false},
+      {"Integers", [](T x) { return x.to(at::kLong); }, false},
+      {"Sparse", [](T x) { return x.to_sparse(); }, false},
+      {"Empty", [](T x) { return x.narrow(0, 1, 0); }, false},
+      {"LeafThatRequiresGrad",
+       [](T x) { return x.detach().clone().requires_grad_(); }, false},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, ArgumentTest, ::testing::ValuesIn(Arguments()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(ArgumentsTest, MayBeTheSameTensorAndInContainers) {
+  const auto fn = [](const at::Tensor& x, const std::vector<at::Tensor>& more,
+                     const std::optional<at::Tensor>& none,
+                     const std::pair<at::Tensor, int>& pair) {
+    EXPECT_FALSE(none.has_value());
+    EXPECT_FALSE(more[1].defined());
+    return at::tanh(x) * more[0] + pair.first * pair.second;
+  };
+  const auto run = [&](const CheckpointOptions& options) {
+    const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
+    const at::Tensor x = leaf.mul(2);
+    CheckpointWith(options, fn, x, std::vector<at::Tensor>{x, at::Tensor()},
+                   std::optional<at::Tensor>(), std::make_pair(x.detach(), 3))
+        .sum()
+        .backward();
+    return leaf.grad();
+  };
+  const auto offload = Offload(Host());
+  EXPECT_TRUE(at::equal(run(With(offload)), run({})));
+  EXPECT_EQ(offload->stats().tensors_out, 1);
+}
+
+TEST(ArgumentsTest, MayBeResultsAndResultsMayBeModified) {
+  const auto run = [](const CheckpointOptions& options) {
+    const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
+    auto [same, other] = CheckpointWith(
+        options,
+        [](const at::Tensor& x) { return std::make_pair(x, at::tanh(x)); },
+        leaf.mul(2));
+    other.mul_(3);
+    (same + other).square().sum().backward();
+    return leaf.grad();
+  };
+  EXPECT_TRUE(at::equal(run(With(Offload(Host()))), run({})));
+}
+
+TEST(ArgumentsTest, ModifiedBeforeBackwardAreRefusedWhereverTheyAre) {
+  const auto offload = Offload(Host());
+  for (const bool through_a_view : {false, true}) {
+    const at::Tensor x = Rows(1, kRows, kDim).requires_grad_().mul(2);
+    const at::Tensor y = CheckpointWith(
+        With(offload), [](const at::Tensor& x) { return at::tanh(x); }, x);
+    if (through_a_view) {
+      x.detach().view(-1).narrow(0, 1, 1).zero_();
+    } else {
+      x.detach().mul_(2);
+    }
+    EXPECT_THAT(Backward(y.sum()),
+                StatusIs(Code::kFailedPrecondition,
+                         HasSubstr("tensor 0 in the arguments of a "
+                                   "checkpointed region was modified in place "
+                                   "between")));
+  }
+  EXPECT_EQ(offload->stats().tensors_out, 2);
+  EXPECT_EQ(offload->stats().bytes_in, 0);
+}
+
+class FaultTest : public ::testing::TestWithParam<Fault::Effect> {};
+
+TEST_P(FaultTest, AnyReadThatFailsForGoodFailsBackwardWhichMayBeTriedAgain) {
+  Chain chain(4);
+  const std::vector<at::Tensor> expected = Step(chain, {});
+  for (int64_t nth = 0; nth < 4; ++nth) {
+    // The first read is needed at once; the others read ahead.
+    const int64_t count = nth == 0 ? 1 : 2;
+    const auto offload = Offload(WithFaults(
+        Host(), {FaultOf(Fault::Operation::kRead, GetParam(), nth, count)}));
+    at::Tensor loss = chain.Loss(With(offload));
+    EXPECT_THAT(
+        Backward(loss, /*retain_graph=*/true),
+        StatusIs(Code::kUnavailable,
+                 AllOf(HasSubstr("move tensor 0 in the arguments of a "
+                                 "checkpointed region, Float [3, 5] on cpu"),
+                       HasSubstr(absl::StrCat(
+                           "read region 'activation ", 2 * (3 - nth),
+                           " of a checkpointed region', offset 0, 60 bytes")),
+                       HasSubstr("injected failure"))));
+    chain.TakeGradients();
+    EXPECT_OK(Backward(loss));
+    std::vector<at::Tensor> results = chain.TakeGradients();
+    results.push_back(loss.detach());
+    EXPECT_TRUE(Same(results, expected)) << nth;
+    loss.reset();
+    EXPECT_EQ(offload->stats().stored_bytes, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Effects, FaultTest,
+                         ::testing::Values(Fault::Effect::kRefuse,
+                                           Fault::Effect::kFail,
+                                           Fault::Effect::kShorten));
 
 }  // namespace
 }  // namespace fsdp

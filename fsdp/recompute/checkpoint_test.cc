@@ -252,14 +252,6 @@ TEST(CheckpointTest, RegionsNestDeeply) {
       GradientOf([](const at::Tensor& x) { return Tanhs(71, x).sum(); })));
 }
 
-TEST(CheckpointTest, AChainOfManyRegionsIsDestroyedWithoutRecursion) {
-  at::Tensor x = Input();
-  for (int i = 0; i < 20'000; ++i) {
-    x = Checkpoint([](const at::Tensor& x) { return x + 1; }, x);
-  }
-  EXPECT_TRUE(x.requires_grad());
-}
-
 TEST(CheckpointTest, RandomNumbersAreTheSameAndThoseAfterwardsToo) {
   const auto fn = [](const at::Tensor& x) {
     return at::dropout(x * 2, 0.5, /*train=*/true);
@@ -361,17 +353,6 @@ TEST(CheckpointTest, RefusesAFunctionThatModifiesAnArgument) {
       run(Input(), at::ones({2})),
       StatusIs(Code::kFailedPrecondition, AllOf(HasSubstr("modified tensor 1"),
                                                 HasSubstr("Modify a copy"))));
-}
-
-TEST(CheckpointTest, RefusesArgumentsModifiedBeforeBackward) {
-  const at::Tensor x = Input() * 2;
-  const at::Tensor y =
-      Checkpoint([](const at::Tensor& x) { return at::tanh(x); }, x);
-  x.detach().mul_(2);
-  EXPECT_THAT(Backward(y.sum()),
-              StatusIs(Code::kFailedPrecondition,
-                       HasSubstr("tensor 0 in the arguments of a checkpointed "
-                                 "region was modified in place between")));
 }
 
 TEST(CheckpointTest, RefusesDoubleBackward) {

@@ -1,9 +1,8 @@
-// Packs the values of a tensor into one piece of bytes, makes the same tensor
-// of them again, and keeps the ambient state of a computation.
+// Packs the values of a tensor into one piece of bytes, and makes the same
+// tensor of them again.
 #ifndef FSDP_RECOMPUTE_PACKED_FORM_H_
 #define FSDP_RECOMPUTE_PACKED_FORM_H_
 
-#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
@@ -63,45 +62,6 @@ class PackedForm {
   int64_t span_ = 0;          // elements from the first to the last in memory
   int64_t bytes_ = 0;
   bool packed_already_ = false;
-};
-
-// A computation depends on this besides its arguments: on the default
-// generators and autocast of the CPU and of further devices, as they are on the
-// thread that captures them.
-class AmbientState {
- public:
-  // Captures the CPU and `devices`. Generators are included only with `random`.
-  static AmbientState Capture(const std::vector<c10::Device>& devices,
-                              bool random);
-
- private:
-  friend class AmbientStateGuard;
-
-  struct Autocast {
-    c10::DeviceType device_type;
-    bool enabled;
-    at::ScalarType dtype;
-  };
-
-  void Apply() const;
-
-  std::vector<c10::Device> devices_;
-  std::vector<at::Tensor>
-      generator_states_;  // of the CPU and devices_; empty without `random`
-  std::vector<Autocast> autocasts_;
-  bool autocast_cache_ = true;
-};
-
-// Makes a state the current one while this lives.
-class AmbientStateGuard {
- public:
-  explicit AmbientStateGuard(const AmbientState& state);
-  AmbientStateGuard(const AmbientStateGuard&) = delete;
-  AmbientStateGuard& operator=(const AmbientStateGuard&) = delete;
-  ~AmbientStateGuard();
-
- private:
-  const AmbientState previous_;
 };
 
 }  // namespace fsdp

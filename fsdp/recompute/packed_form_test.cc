@@ -102,69 +102,41 @@ TEST_P(PackedFormTest, DoesNotLeaveItsDevice) {
   EXPECT_EQ(Bits(made.cpu()), Bits(on_cpu));
 }
 
+template <typename... Sizes>
+at::Tensor Counted(Sizes... sizes) {
+  return Numbers({sizes...});
+}
+template <typename... Sizes>
+at::Tensor Expanded(const at::Tensor& tensor, Sizes... sizes) {
+  return tensor.expand({sizes...});
+}
+
 std::vector<Case> Cases() {
+  constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
   return {
-      {"One", [] { return Numbers({1}); }, 4},
-      {"Scalar", [] { return Numbers({1}).squeeze(0); }, 4},
-      {"Dense",
-       [] {
-         return Numbers({2, 3, 5});
-       },
-       120},
-      {"RequiresGrad", [] { return Numbers({7}).requires_grad_(); }, 28},
+      {"One", [] { return Counted(1); }, 4},
+      {"Scalar", [] { return Counted(1).squeeze(0); }, 4},
+      {"Dense", [] { return Counted(2, 3, 5); }, 120},
+      {"RequiresGrad", [] { return Counted(7).requires_grad_(); }, 28},
       {"Half", [] { return Numbers({7}, at::kHalf); }, 14},
       {"Double", [] { return Numbers({7}, at::kDouble); }, 56},
       {"Complex", [] { return Numbers({3}, at::kComplexDouble); }, 48},
       {"Bool", [] { return Numbers({3}, at::kBool); }, 3},
-      {"Nan", [] { return Numbers({3}).log_().neg_().sqrt_(); }, 12},
-      {"Transposed",
-       [] {
-         return Numbers({2, 3, 5}).transpose(0, 2);
-       },
-       120},
+      {"Nan", [] { return Counted(3).log_().neg_().sqrt_(); }, 12},
+      {"Transposed", [] { return Counted(2, 3, 5).transpose(0, 2); }, 120},
       {"ChannelsLast",
-       [] {
-         return Numbers({2, 3, 5, 7})
-             .contiguous(at::MemoryFormat::ChannelsLast);
-       },
-       840},
-      {"Rows",
-       [] {
-         return Numbers({5, 3}).narrow(0, 1, 2);
-       },
+       [] { return Counted(2, 3, 5, 7).contiguous(kChannelsLast); }, 840},
+      {"Rows", [] { return Counted(5, 3).narrow(0, 1, 2); }, 24},
+      {"RowsAtAnOddAddress", [] { return Counted(11).narrow(0, 5, 3); }, 12},
+      {"Columns", [] { return Counted(5, 3).narrow(1, 1, 2); }, 40, true},
+      {"ColumnsOfATransposed", [] { return Counted(5, 3).t().narrow(1, 1, 2); },
        24},
-      {"RowsAtAnOddAddress", [] { return Numbers({11}).narrow(0, 5, 3); }, 12},
-      {"Columns",
-       [] {
-         return Numbers({5, 3}).narrow(1, 1, 2);
-       },
-       40, true},
-      {"ColumnsOfATransposed",
-       [] {
-         return Numbers({5, 3}).t().narrow(1, 1, 2);
-       },
-       24},
-      {"EverySecond", [] { return Numbers({9}).slice(0, 1, 9, 2); }, 16, true},
-      {"Expanded",
-       [] {
-         return Numbers({3, 1}).expand({3, 1000});
-       },
-       12},
-      {"ExpandedInFront",
-       [] {
-         return Numbers({3}).expand({2, 5, 3});
-       },
-       12},
-      {"ExpandedScalar",
-       [] {
-         return Numbers({1}).expand({4, 4});
-       },
-       4},
+      {"EverySecond", [] { return Counted(9).slice(0, 1, 9, 2); }, 16, true},
+      {"Expanded", [] { return Expanded(Counted(3, 1), 3, 1000); }, 12},
+      {"ExpandedInFront", [] { return Expanded(Counted(3), 2, 5, 3); }, 12},
+      {"ExpandedScalar", [] { return Expanded(Counted(1), 4, 4); }, 4},
       {"ExpandedColumns",
-       [] {
-         return Numbers({3, 2}).narrow(1, 1, 1).expand({3, 5});
-       },
-       12, true},
+       [] { return Expanded(Counted(3, 2).narrow(1, 1, 1), 3, 5); }, 12, true},
   };
 }
 

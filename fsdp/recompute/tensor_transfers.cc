@@ -71,7 +71,17 @@ MovedTensorPtr TensorTransfers::Write(const at::Tensor& tensor,
                                       const PackedForm& form,
                                       std::string region) {
   auto moved = std::make_shared<MovedTensor>(form, std::move(region));
-  if (!MakeRoomToWrite(*moved) || !Create(*moved)) return nullptr;
+  if (!MakeRoomToWrite(*moved)) return nullptr;
+  const absl::Status created = store_->Create(moved->region, form.bytes());
+  if (absl::IsResourceExhausted(created)) {
+    ++stats_.full;
+    return nullptr;
+  }
+  if (!created.ok()) {
+    Failed(created);
+    return nullptr;
+  }
+  moved->in_store = true;
   const absl::Status started = StartWrite(*moved, tensor);
   if (!started.ok()) {
     Erase(*moved);
@@ -91,7 +101,13 @@ bool TensorTransfers::MakeRoomToWrite(const MovedTensor& moved) {
          writing_bytes_ + moved.form.bytes() > window_bytes_) {
     const MovedTensorPtr oldest = writing_.front();
     if (oldest->direct) {
-      EndForStream(oldest);
+      // It was copied straight into the store's memory: the stream waits.
+      const absl::Status ordered =
+          oldest->stage->Order(*oldest->owner, oldest->down);
+      oldest->unordered = false;
+      if (!ordered.ok()) oldest->host.reset();
+      oldest->doing = Doing::kNothing;
+      WriteIsOver(oldest, ordered);
       continue;
     }
     const absl::Status settled = Settle(
@@ -102,17 +118,6 @@ bool TensorTransfers::MakeRoomToWrite(const MovedTensor& moved) {
     return false;
   }
   return true;
-}
-
-bool TensorTransfers::Create(MovedTensor& moved) {
-  const absl::Status created = store_->Create(moved.region, moved.form.bytes());
-  moved.in_store = created.ok();
-  if (absl::IsResourceExhausted(created)) {
-    ++stats_.full;
-  } else if (!created.ok()) {
-    Failed(created);
-  }
-  return created.ok();
 }
 
 absl::Status TensorTransfers::StartWrite(MovedTensor& moved,
@@ -144,9 +149,11 @@ absl::Status TensorTransfers::StartRead(const MovedTensorPtr& moved,
   if (moved->packed.defined()) return absl::OkStatus();
   absl::Status started = TorchToStatus(
       "allocate", [&] { moved->packed = moved->form.Allocate(); });
-  if (started.ok()) {
-    started = moved->stage == nullptr ? StartReadOnCpu(*moved)
-                                      : StartReadToDevice(*moved, ahead);
+  if (started.ok() && moved->stage != nullptr) {
+    started = StartReadToDevice(*moved, ahead);
+  } else if (started.ok()) {
+    moved->host = moved->packed;
+    started = ReadFromStore(*moved);
   }
   if (!started.ok()) {
     DropPacked(*moved);
@@ -155,11 +162,6 @@ absl::Status TensorTransfers::StartRead(const MovedTensorPtr& moved,
   moved->ahead = ahead;
   JoinReading(moved);
   return absl::OkStatus();
-}
-
-absl::Status TensorTransfers::StartReadOnCpu(MovedTensor& moved) {
-  moved.host = moved.packed;
-  return ReadFromStore(moved);
 }
 
 absl::Status TensorTransfers::ReadFromStore(MovedTensor& moved) {

@@ -18,9 +18,9 @@
 #include "absl/time/time.h"
 #include "comm/rank_activity.h"
 #include "fsdp/memory/device_copies.h"
+#include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/device_stage.h"
 #include "fsdp/recompute/packed_form.h"
-#include "fsdp/recompute/transfer_stats.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 
@@ -134,12 +134,9 @@ class TensorTransfers {
   using Doing = MovedTensor::Doing;
 
   bool MakeRoomToWrite(const MovedTensor& moved);
-  bool Create(MovedTensor& moved);
   absl::Status StartWrite(MovedTensor& moved, const at::Tensor& tensor);
   absl::Status StartDown(MovedTensor& moved);
-  absl::Status TakeHostMemory(MovedTensor& moved);
   absl::Status GiveToStore(MovedTensor& moved, absl::Time deadline);
-  absl::Status StartReadOnCpu(MovedTensor& moved);
   absl::Status StartReadToDevice(MovedTensor& moved, bool ahead);
   absl::Status ReadFromStore(MovedTensor& moved);
   absl::Status StartUp(MovedTensor& moved);
@@ -150,9 +147,6 @@ class TensorTransfers {
   absl::Status FinishDown(MovedTensor& moved, absl::Time deadline);
   absl::Status FinishWrite(MovedTensor& moved, absl::Time deadline);
   absl::Status FinishRead(const MovedTensorPtr& moved);
-  // Ends a write straight into the store's memory: the current stream waits for
-  // it.
-  void EndForStream(const MovedTensorPtr& moved);
   void WriteIsOver(const MovedTensorPtr& moved, const absl::Status& result);
   absl::Status ReadIsOver(const MovedTensorPtr& moved, absl::Status result);
 

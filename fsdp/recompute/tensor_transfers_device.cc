@@ -42,17 +42,8 @@ DeviceStage& TensorTransfers::StageOf(c10::Device device) {
 absl::Status TensorTransfers::StartDown(MovedTensor& moved) {
   moved.stage = &StageOf(moved.form.device());
   moved.owner = moved.stage->CurrentStream();
-  FSDP_RETURN_IF_ERROR(TakeHostMemory(moved));
-  FSDP_ASSIGN_OR_RETURN(
-      moved.down,
-      moved.stage->Down(moved.form.BytesOf(moved.packed), moved.host));
-  moved.unordered = true;
-  return absl::OkStatus();
-}
-
-// Only one device copies into the store's memory: its copies are ordered
-// without the host, so its regions can follow each other there.
-absl::Status TensorTransfers::TakeHostMemory(MovedTensor& moved) {
+  // Only one device copies into the store's memory: its copies are ordered
+  // without the host, so its regions can follow each other there.
   if (memory_ != nullptr &&
       (direct_stage_ == nullptr || direct_stage_ == moved.stage)) {
     FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
@@ -62,10 +53,15 @@ absl::Status TensorTransfers::TakeHostMemory(MovedTensor& moved) {
                                  at::TensorOptions(at::kByte));
       moved.direct = true;
       direct_stage_ = moved.stage;
-      return absl::OkStatus();
     }
   }
-  FSDP_ASSIGN_OR_RETURN(moved.host, moved.stage->Acquire(moved.form.bytes()));
+  if (!moved.direct) {
+    FSDP_ASSIGN_OR_RETURN(moved.host, moved.stage->Acquire(moved.form.bytes()));
+  }
+  FSDP_ASSIGN_OR_RETURN(
+      moved.down,
+      moved.stage->Down(moved.form.BytesOf(moved.packed), moved.host));
+  moved.unordered = true;
   return absl::OkStatus();
 }
 
@@ -78,14 +74,6 @@ absl::Status TensorTransfers::FinishDown(MovedTensor& moved,
   if (moved.up == nullptr) moved.unordered = false;
   if (!copied.ok()) moved.host.reset();
   return copied;
-}
-
-void TensorTransfers::EndForStream(const MovedTensorPtr& moved) {
-  const absl::Status ordered = moved->stage->Order(*moved->owner, moved->down);
-  moved->unordered = false;
-  if (!ordered.ok()) moved->host.reset();
-  moved->doing = Doing::kNothing;
-  WriteIsOver(moved, ordered);
 }
 
 absl::Status TensorTransfers::StartReadToDevice(MovedTensor& moved,

@@ -97,7 +97,6 @@ class FullParamsScope::Impl {
   absl::Status Take(ShardedModel& model, int unit, FlatParameter& flat);
   void Expose(Whole& whole) const;
   void Hide(const Whole& whole) const;
-  absl::Status WriteBack(const Whole& whole) const;
   absl::Status WriteGradientsBack(const Whole& whole) const;
   bool HasValues(const ShardedModel& model) const {
     return !options_.rank0_only || model.communicator().rank() == kWriter;
@@ -190,16 +189,8 @@ void FullParamsScope::Impl::Hide(const Whole& whole) const {
   if (whole.lent_gradients != nullptr) whole.lent_gradients->End();
 }
 
-absl::Status FullParamsScope::Impl::WriteBack(const Whole& whole) const {
-  const bool sharded = whole.model->shard_group(whole.unit).world_size() > 1;
-  if (!options_.writeback && sharded) return absl::OkStatus();
-  return WriteShard(*whole.model, whole.unit, *whole.flat, whole.values,
-                    options_.rank0_only, whole.flat->shard());
-}
-
 absl::Status FullParamsScope::Impl::WriteGradientsBack(
     const Whole& whole) const {
-  if (!options_.writeback || !options_.with_grads) return absl::OkStatus();
   at::Tensor shard = ShardOfGradients(*whole.flat);
   FSDP_RETURN_IF_ERROR(WriteShard(*whole.model, whole.unit, *whole.flat,
                                   whole.gradients, options_.rank0_only, shard));
@@ -217,12 +208,21 @@ absl::Status FullParamsScope::Impl::WriteGradientsBack(
 
 absl::Status FullParamsScope::Impl::Close() {
   for (const Whole& whole : wholes_) Hide(whole);
-  absl::Status status = TorchToStatus("writing full parameters back", [this] {
-    for (const Whole& whole : wholes_) {
-      ThrowIfError(WriteBack(whole));
-      ThrowIfError(WriteGradientsBack(whole));
-    }
-  });
+  absl::Status status =
+      TorchToStatus("writing full parameters back", [this]() -> absl::Status {
+        for (const Whole& whole : wholes_) {
+          if (options_.writeback ||
+              whole.model->shard_group(whole.unit).world_size() == 1) {
+            FSDP_RETURN_IF_ERROR(
+                WriteShard(*whole.model, whole.unit, *whole.flat, whole.values,
+                           options_.rank0_only, whole.flat->shard()));
+          }
+          if (options_.writeback && options_.with_grads) {
+            FSDP_RETURN_IF_ERROR(WriteGradientsBack(whole));
+          }
+        }
+        return absl::OkStatus();
+      });
   wholes_.clear();
   for (const Accessed& accessed : models_) {
     if (!status.ok()) accessed.model->Abort(status);

@@ -29,6 +29,7 @@
 namespace fsdp {
 namespace {
 
+using torch::optim::Optimizer;
 using torch::optim::OptimizerParamState;
 
 // Calls tensor(name, reference) and number(name, reference) for what a class of
@@ -116,32 +117,13 @@ absl::Status Unknown() {
       "AdamW, Adagrad and RMSprop of torch::optim");
 }
 
-template <typename Optimizer>
-bool Is(const torch::optim::Optimizer& optimizer) {
-  return dynamic_cast<const Optimizer*>(&optimizer) != nullptr;
+// Sets `state` to a new one if `optimizer` is of its class.
+template <typename Kind, typename State>
+void MakeFor(const Optimizer& optimizer,
+             std::unique_ptr<OptimizerParamState>& state) {
+  if (dynamic_cast<const Kind*>(&optimizer) == nullptr) return;
+  state = std::make_unique<State>();
 }
-
-std::unique_ptr<OptimizerParamState> EmptyState(
-    const torch::optim::Optimizer& optimizer) {
-  if (Is<torch::optim::AdamW>(optimizer)) {
-    return std::make_unique<torch::optim::AdamWParamState>();
-  }
-  if (Is<torch::optim::Adam>(optimizer)) {
-    return std::make_unique<torch::optim::AdamParamState>();
-  }
-  if (Is<torch::optim::SGD>(optimizer)) {
-    return std::make_unique<torch::optim::SGDParamState>();
-  }
-  if (Is<torch::optim::Adagrad>(optimizer)) {
-    return std::make_unique<torch::optim::AdagradParamState>();
-  }
-  if (Is<torch::optim::RMSprop>(optimizer)) {
-    return std::make_unique<torch::optim::RMSpropParamState>();
-  }
-  return nullptr;
-}
-
-}  // namespace
 
 absl::StatusOr<OptimizerSlots> ReadSlots(const OptimizerParamState& state) {
   Reader reader;
@@ -152,9 +134,17 @@ absl::StatusOr<OptimizerSlots> ReadSlots(const OptimizerParamState& state) {
   return reader.slots;
 }
 
+// Makes a state of the class that `optimizer` uses. InvalidArgument: the
+// optimizer is not known, or its states do not have these slots.
 absl::StatusOr<std::unique_ptr<OptimizerParamState>> MakeState(
-    const torch::optim::Optimizer& optimizer, const OptimizerSlots& slots) {
-  std::unique_ptr<OptimizerParamState> state = EmptyState(optimizer);
+    const Optimizer& optimizer, const OptimizerSlots& slots) {
+  namespace optim = torch::optim;
+  std::unique_ptr<OptimizerParamState> state;
+  MakeFor<optim::AdamW, optim::AdamWParamState>(optimizer, state);
+  MakeFor<optim::Adam, optim::AdamParamState>(optimizer, state);
+  MakeFor<optim::SGD, optim::SGDParamState>(optimizer, state);
+  MakeFor<optim::Adagrad, optim::AdagradParamState>(optimizer, state);
+  MakeFor<optim::RMSprop, optim::RMSpropParamState>(optimizer, state);
   if (state == nullptr) return Unknown();
   Writer writer{slots};
   VisitAny(*state, writer);
@@ -168,11 +158,6 @@ absl::StatusOr<std::unique_ptr<OptimizerParamState>> MakeState(
   }
   return state;
 }
-
-namespace {
-
-using torch::optim::Optimizer;
-using torch::optim::OptimizerParamState;
 
 std::string Sorted(std::vector<std::string> names) {
   std::sort(names.begin(), names.end());

@@ -26,15 +26,6 @@ struct OptimizerSlots {
   std::map<std::string, int64_t> numbers;
 };
 
-// InvalidArgument: the class of `state` is not known; see optimizer_state.h.
-absl::StatusOr<OptimizerSlots> ReadSlots(
-    const torch::optim::OptimizerParamState& state);
-
-// Makes a state of the class that `optimizer` uses. InvalidArgument: the
-// optimizer is not known, or its states do not have these slots.
-absl::StatusOr<std::unique_ptr<torch::optim::OptimizerParamState>> MakeState(
-    const torch::optim::Optimizer& optimizer, const OptimizerSlots& slots);
-
 struct OptimizerGroup {
   std::vector<std::string> names;  // of parameters
   std::shared_ptr<const torch::optim::OptimizerOptions> options;

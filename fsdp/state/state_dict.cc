@@ -223,18 +223,6 @@ std::vector<TensorRange> RangesOf(const StateDict& dict) {
   return ranges;
 }
 
-// The names that rank 0 has, a line each.
-absl::StatusOr<std::set<std::string>> NamesOfWriter(ShardedModel& model,
-                                                    const StateDict& dict) {
-  std::vector<std::string> names = dict.keys();
-  FSDP_ASSIGN_OR_RETURN(
-      const std::string text,
-      comm::BroadcastString(model.communicator(), absl::StrJoin(names, "\n"),
-                            kWriter, "names of a state dict",
-                            DeadlineOf(model)));
-  return std::set<std::string>(absl::StrSplit(text, '\n', absl::SkipEmpty()));
-}
-
 // How many elements a sparse one has is known to rank 0 only.
 absl::Status CheckNoneIsSparse(const ModelValues& values) {
   for (const TensorRange& other : values.others()) {
@@ -250,10 +238,15 @@ absl::Status CheckNoneIsSparse(const ModelValues& values) {
 // Rank 0 has checked its dict and planned; values travel one after the other.
 absl::Status FillFromWriter(ShardedModel& model, const ModelValues& values,
                             const StateDict& dict) {
-  FSDP_ASSIGN_OR_RETURN(std::set<std::string> names,
-                        NamesOfWriter(model, dict));
+  // Rank 0 tells the names that it has, a line each.
+  FSDP_ASSIGN_OR_RETURN(
+      const std::string names,
+      comm::BroadcastString(model.communicator(),
+                            absl::StrJoin(dict.keys(), "\n"), kWriter,
+                            "names of a state dict", DeadlineOf(model)));
   std::map<std::string, std::string> sent;  // by first name
-  for (const std::string& name : names) {
+  for (const std::string& name :
+       std::set<std::string>(absl::StrSplit(names, '\n', absl::SkipEmpty()))) {
     const auto alias = values.aliases.find(name);
     if (alias == values.aliases.end()) {
       sent[name] = name;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
@@ -110,43 +111,13 @@ std::vector<TraceBuffer::Record> TraceBuffer::Records() const {
 }
 
 const char* Name(TraceCategory category) {
-  switch (category) {
-    case TraceCategory::kForward:
-      return "forward";
-    case TraceCategory::kRecompute:
-      return "recompute";
-    case TraceCategory::kBackward:
-      return "backward";
-    case TraceCategory::kGatherWait:
-      return "gather wait";
-    case TraceCategory::kReduceWait:
-      return "reduce wait";
-    case TraceCategory::kFence:
-      return "fence";
-    case TraceCategory::kAgreement:
-      return "agreement";
-    case TraceCategory::kCopy:
-      return "copy";
-    case TraceCategory::kStart:
-      return "start";
-    case TraceCategory::kFree:
-      return "free";
-    case TraceCategory::kOptimizer:
-      return "optimizer";
-    case TraceCategory::kBookkeeping:
-      return "bookkeeping";
-    case TraceCategory::kUser:
-      return "user";
-    case TraceCategory::kPhase:
-      return "phase";
-    case TraceCategory::kStep:
-      return "step";
-    case TraceCategory::kGathering:
-      return "gathering";
-    case TraceCategory::kReducing:
-      return "reducing";
-  }
-  return "?";
+  static constexpr const char* kNames[] = {
+      "forward",   "recompute",   "backward", "gather wait", "reduce wait",
+      "fence",     "agreement",   "copy",     "start",       "free",
+      "optimizer", "bookkeeping", "user",     "phase",       "step",
+      "gathering", "reducing"};
+  static_assert(std::size(kNames) == kNumTraceCategories);
+  return kNames[static_cast<int>(category)];
 }
 
 std::optional<TraceCategory> TraceCategoryOf(absl::string_view name) {

@@ -28,33 +28,15 @@ enum Row {
   kReducingRow = 200,
 };
 
+// Goes by the groups of TraceCategory.
 int RowOf(const Span& span) {
-  switch (span.category) {
-    case TraceCategory::kStep:
-    case TraceCategory::kPhase:
-    case TraceCategory::kUser:
-      return kStepRow;
-    case TraceCategory::kForward:
-    case TraceCategory::kRecompute:
-    case TraceCategory::kBackward:
-      return kComputeRow;
-    case TraceCategory::kGatherWait:
-    case TraceCategory::kReduceWait:
-    case TraceCategory::kFence:
-    case TraceCategory::kAgreement:
-      return kWaitRow;
-    case TraceCategory::kCopy:
-    case TraceCategory::kStart:
-    case TraceCategory::kFree:
-    case TraceCategory::kOptimizer:
-    case TraceCategory::kBookkeeping:
-      return kLibraryRow;
-    case TraceCategory::kGathering:
-      return kGatheringRow + span.lane;
-    case TraceCategory::kReducing:
-      return kReducingRow + span.lane;
-  }
-  return kLibraryRow;
+  if (span.category <= TraceCategory::kBackward) return kComputeRow;
+  if (span.category <= TraceCategory::kAgreement) return kWaitRow;
+  if (span.category <= TraceCategory::kBookkeeping) return kLibraryRow;
+  if (span.category <= TraceCategory::kStep) return kStepRow;
+  return span.lane + (span.category == TraceCategory::kGathering
+                          ? kGatheringRow
+                          : kReducingRow);
 }
 
 std::string NameOf(int row) {
@@ -64,16 +46,10 @@ std::string NameOf(int row) {
   if (row >= kGatheringRow) {
     return absl::StrCat("gathers in flight ", row - kGatheringRow + 1);
   }
-  switch (row) {
-    case kStepRow:
-      return "steps";
-    case kComputeRow:
-      return "compute";
-    case kWaitRow:
-      return "exposed communication";
-    default:
-      return "fsdp";
-  }
+  return row == kStepRow      ? "steps"
+         : row == kComputeRow ? "compute"
+         : row == kWaitRow    ? "exposed communication"
+                              : "fsdp";
 }
 
 std::string Quoted(absl::string_view text) { return Json(text).ToString(); }

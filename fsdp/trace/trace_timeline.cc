@@ -2,11 +2,17 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <limits>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/trace/trace_buffer.h"
 
@@ -15,6 +21,307 @@ namespace {
 
 using Record = TraceBuffer::Record;
 using Span = TraceTimeline::Span;
+
+TraceCategory CategoryOf(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kLoad:
+    case ActionKind::kGather:
+    case ActionKind::kGatherCopy:
+    case ActionKind::kReduce:
+    case ActionKind::kReplicateSums:
+      return TraceCategory::kStart;
+    case ActionKind::kWaitGather:
+      return TraceCategory::kGatherWait;
+    case ActionKind::kReplicate:
+    case ActionKind::kKeepSums:
+    case ActionKind::kWaitReduce:
+      return TraceCategory::kReduceWait;
+    case ActionKind::kFree:
+    case ActionKind::kDropPart:
+      return TraceCategory::kFree;
+    case ActionKind::kShrink:
+    case ActionKind::kAccumulate:
+    case ActionKind::kFillReduceBuffer:
+      return TraceCategory::kCopy;
+    case ActionKind::kStep:
+      return TraceCategory::kOptimizer;
+    case ActionKind::kOpenShards:
+    case ActionKind::kCloseShards:
+      return TraceCategory::kFence;
+  }
+  return TraceCategory::kBookkeeping;
+}
+
+// Appends spans of units, known by their names in a buffer, to `*spans`. Both
+// arguments outlive this.
+class UnitSpans {
+ public:
+  UnitSpans(const TraceBuffer& buffer, std::vector<Span>* spans)
+      : buffer_(buffer), spans_(spans) {}
+
+  // Adds a span named "`what` <name of the unit>". `unit` is a
+  // TraceBuffer::Record::name.
+  void Add(TraceCategory category, absl::string_view what, int unit,
+           int64_t begin_ns, int64_t end_ns, int64_t bytes = 0) {
+    const std::string& name = buffer_.name(unit);
+    spans_->push_back({category, absl::StrCat(what, " ", name), name, begin_ns,
+                       end_ns, bytes});
+  }
+
+ private:
+  const TraceBuffer& buffer_;
+  std::vector<Span>* const spans_;
+};
+
+// Adds a span for each action of the schedule (TraceScope::Kind::kAction),
+// kGathering and kReducing for collectives in flight, and a sample of the
+// memory whenever it changes. The caller tells it the begin and the end of each
+// action, in the order of time.
+class CollectiveSpans {
+ public:
+  // All arguments outlive this.
+  CollectiveSpans(const TraceBuffer& buffer, UnitSpans* spans,
+                  std::vector<TraceTimeline::Memory>* memory)
+      : buffer_(buffer), spans_(spans), samples_(memory) {}
+
+  void OnActionBegin(const Record& action) {
+    const int64_t moved = Start(action);
+    const ActionKind kind = action.scope.action;
+    spans_->Add(CategoryOf(kind), Name(kind), action.name, action.begin_ns,
+                action.end_ns, moved);
+  }
+
+  void OnActionEnd(const Record& action) {
+    switch (action.scope.action) {
+      case ActionKind::kWaitGather:
+        return FinishGather(action);
+      case ActionKind::kFree:
+      case ActionKind::kShrink:
+        FinishGather(action);
+        if (!units_[action.name].is_gathered) return;
+        units_[action.name].is_gathered = false;
+        memory_.unsharded -= buffer_.unit_bytes(action.name).unsharded;
+        return NoteMemory(action.end_ns);
+      case ActionKind::kKeepSums:
+      case ActionKind::kWaitReduce:
+        return FinishReduction(action);
+      default:
+        return;
+    }
+  }
+
+  // Notes that the iteration was given up: nothing is in flight or in memory.
+  void OnReset(int64_t now_ns) {
+    units_.clear();
+    reductions_.clear();
+    memory_.unsharded = memory_.reduce_buffers = 0;
+    NoteMemory(now_ns);
+  }
+
+ private:
+  struct Reduction {
+    int unit;
+    int64_t begin_ns;  // of the collective; 0: it has not started
+  };
+  struct UnitState {
+    bool is_gathered = false;  // gathered, or being gathered
+    std::optional<int64_t> gather_began;
+    bool has_whole_gradients = false;
+  };
+
+  // Returns the bytes that the action moves.
+  int64_t Start(const Record& action) {
+    const TraceBuffer::UnitBytes bytes = buffer_.unit_bytes(action.name);
+    UnitState& state = units_[action.name];
+    switch (action.scope.action) {
+      case ActionKind::kGather:
+      case ActionKind::kGatherCopy:
+        if (!state.is_gathered) memory_.unsharded += bytes.unsharded;
+        state.is_gathered = true;
+        state.gather_began = action.begin_ns;
+        NoteMemory(action.begin_ns);
+        return bytes.unsharded;
+      case ActionKind::kAccumulate:
+        if (!state.has_whole_gradients) AddReduceBuffer(action);
+        state.has_whole_gradients = true;
+        return bytes.reduce_buffer;
+      case ActionKind::kFillReduceBuffer:
+        if (!state.has_whole_gradients) AddReduceBuffer(action);
+        state.has_whole_gradients = false;
+        reductions_.push_back({action.name, 0});
+        return bytes.reduce_buffer;
+      case ActionKind::kReduce:
+        if (!reductions_.empty()) reductions_.back().begin_ns = action.begin_ns;
+        return bytes.reduce_buffer;
+      default:
+        return 0;
+    }
+  }
+
+  void NoteMemory(int64_t now_ns) {
+    memory_.time_ns = now_ns;
+    samples_->push_back(memory_);
+  }
+
+  void AddReduceBuffer(const Record& action) {
+    memory_.reduce_buffers += buffer_.unit_bytes(action.name).reduce_buffer;
+    NoteMemory(action.begin_ns);
+  }
+
+  void FinishGather(const Record& action) {
+    std::optional<int64_t>& began = units_[action.name].gather_began;
+    if (!began) return;
+    spans_->Add(TraceCategory::kGathering, "all-gather of", action.name, *began,
+                action.end_ns, buffer_.unit_bytes(action.name).unsharded);
+    began.reset();
+  }
+
+  // Ends the oldest reduction, unless the buffer has dropped its begin.
+  void FinishReduction(const Record& action) {
+    if (reductions_.empty() || reductions_.front().unit != action.name) return;
+    const Reduction done = reductions_.front();
+    reductions_.pop_front();
+    const int64_t bytes = buffer_.unit_bytes(done.unit).reduce_buffer;
+    memory_.reduce_buffers -= bytes;
+    NoteMemory(action.end_ns);
+    if (done.begin_ns == 0) return;
+    spans_->Add(TraceCategory::kReducing, "reduction of", done.unit,
+                done.begin_ns, action.end_ns, bytes);
+  }
+
+  const TraceBuffer& buffer_;
+  UnitSpans* const spans_;
+  std::vector<TraceTimeline::Memory>* const samples_;
+  absl::flat_hash_map<int, UnitState> units_;
+  std::deque<Reduction> reductions_;  // oldest first
+  TraceTimeline::Memory memory_ = {0, 0, 0};
+};
+
+// Adds kForward, kRecompute and kBackward of units, which lie between the
+// events of the schedule, and kPhase of whole forwards and backwards. The
+// caller tells it the begin and the end of each event
+// (TraceScope::Kind::kEvent), in the order of time; events nest.
+class ComputeSpans {
+ public:
+  // `*spans` outlives this.
+  explicit ComputeSpans(UnitSpans* spans) : spans_(spans) {}
+
+  void OnEventBegin(const Record& event) {
+    if (events_open_++ == 0) StopComputing(event.begin_ns);
+    BeginEvent(event);
+  }
+
+  void OnEventEnd(const Record& event) {
+    if (!given_up_) EndEvent(event);
+    if (--events_open_ > 0) return;
+    given_up_ = false;
+    computing_since_ = event.end_ns;
+  }
+
+ private:
+  struct Running {
+    int unit;
+    TraceCategory category;
+  };
+
+  void StopComputing(int64_t now_ns) {
+    if (!running_.empty() && now_ns > computing_since_) {
+      const Running& innermost = running_.back();
+      spans_->Add(innermost.category, Name(innermost.category), innermost.unit,
+                  computing_since_, now_ns);
+    }
+  }
+
+  void BeginEvent(const Record& event) {
+    switch (event.scope.event) {
+      case EventKind::kPreForward:
+        if (!backward_began_ && running_.empty()) {
+          forward_began_ = event.begin_ns;
+        }
+        return;
+      case EventKind::kPostForward:
+        return Leave(event.name, /*in_backward=*/false);
+      case EventKind::kPreBackward:
+      case EventKind::kPostBackward:
+        if (!backward_began_) backward_began_ = event.begin_ns;
+        if (event.scope.event == EventKind::kPostBackward) {
+          Leave(event.name, /*in_backward=*/true);
+        }
+        return;
+      case EventKind::kReset:
+        return GiveUp();
+      default:
+        return;
+    }
+  }
+
+  void EndEvent(const Record& event) {
+    switch (event.scope.event) {
+      case EventKind::kPreForward:
+        running_.push_back({event.name, backward_began_
+                                            ? TraceCategory::kRecompute
+                                            : TraceCategory::kForward});
+        return;
+      case EventKind::kPostForward:
+        return EndForward(event);
+      case EventKind::kPreBackward:
+        running_.push_back({event.name, TraceCategory::kBackward});
+        return;
+      case EventKind::kEndOfBackward:
+        return EndBackward(event);
+      default:
+        return;
+    }
+  }
+
+  // Looks for the unit: in a graph that is no chain, units may end in another
+  // order than the reverse of their begins.
+  void Leave(int unit, bool in_backward) {
+    for (size_t i = running_.size(); i-- > 0;) {
+      const bool is_backward = running_[i].category == TraceCategory::kBackward;
+      if (running_[i].unit != unit || is_backward != in_backward) continue;
+      running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
+      return;
+    }
+  }
+
+  void EndForward(const Record& event) {
+    if (!running_.empty() || !forward_began_) return;
+    spans_->Add(TraceCategory::kPhase, "forward of", event.name,
+                *forward_began_, event.end_ns);
+    forward_began_.reset();
+  }
+
+  void EndBackward(const Record& event) {
+    if (backward_began_) {
+      spans_->Add(TraceCategory::kPhase, "backward of", event.name,
+                  *backward_began_, event.end_ns);
+    }
+    backward_began_.reset();
+    // A unit without anything trainable does not report its end.
+    running_.erase(std::remove_if(running_.begin(), running_.end(),
+                                  [](const Running& running) {
+                                    return running.category ==
+                                           TraceCategory::kBackward;
+                                  }),
+                   running_.end());
+  }
+
+  void GiveUp() {
+    given_up_ = true;
+    running_.clear();
+    forward_began_.reset();
+    backward_began_.reset();
+  }
+
+  UnitSpans* const spans_;
+  std::vector<Running> running_;  // the innermost last
+  int events_open_ = 0;
+  bool given_up_ = false;  // by the event that is open
+  int64_t computing_since_ = 0;
+  std::optional<int64_t> forward_began_;
+  std::optional<int64_t> backward_began_;
+};
 
 // Follows the scopes in the order in which they began and ended.
 class Builder {
@@ -147,239 +454,6 @@ TraceTimeline MakeTimeline(const TraceBuffer& buffer, int64_t last_steps) {
   AssignLanes(TraceCategory::kGathering, timeline.spans);
   AssignLanes(TraceCategory::kReducing, timeline.spans);
   return timeline;
-}
-
-namespace {
-
-using Record = TraceBuffer::Record;
-
-TraceCategory CategoryOf(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kLoad:
-    case ActionKind::kGather:
-    case ActionKind::kGatherCopy:
-    case ActionKind::kReduce:
-    case ActionKind::kReplicateSums:
-      return TraceCategory::kStart;
-    case ActionKind::kWaitGather:
-      return TraceCategory::kGatherWait;
-    case ActionKind::kReplicate:
-    case ActionKind::kKeepSums:
-    case ActionKind::kWaitReduce:
-      return TraceCategory::kReduceWait;
-    case ActionKind::kFree:
-    case ActionKind::kDropPart:
-      return TraceCategory::kFree;
-    case ActionKind::kShrink:
-    case ActionKind::kAccumulate:
-    case ActionKind::kFillReduceBuffer:
-      return TraceCategory::kCopy;
-    case ActionKind::kStep:
-      return TraceCategory::kOptimizer;
-    case ActionKind::kOpenShards:
-    case ActionKind::kCloseShards:
-      return TraceCategory::kFence;
-  }
-  return TraceCategory::kBookkeeping;
-}
-
-}  // namespace
-
-void CollectiveSpans::OnActionBegin(const Record& action) {
-  const int64_t moved = Start(action);
-  const ActionKind kind = action.scope.action;
-  spans_->Add(CategoryOf(kind), Name(kind), action.name, action.begin_ns,
-              action.end_ns, moved);
-}
-
-void CollectiveSpans::OnActionEnd(const Record& action) {
-  switch (action.scope.action) {
-    case ActionKind::kWaitGather:
-      return FinishGather(action);
-    case ActionKind::kFree:
-    case ActionKind::kShrink:
-      FinishGather(action);
-      if (!units_[action.name].is_gathered) return;
-      units_[action.name].is_gathered = false;
-      memory_.unsharded -= buffer_.unit_bytes(action.name).unsharded;
-      return NoteMemory(action.end_ns);
-    case ActionKind::kKeepSums:
-    case ActionKind::kWaitReduce:
-      return FinishReduction(action);
-    default:
-      return;
-  }
-}
-
-void CollectiveSpans::OnReset(int64_t now_ns) {
-  units_.clear();
-  reductions_.clear();
-  memory_.unsharded = memory_.reduce_buffers = 0;
-  NoteMemory(now_ns);
-}
-
-// Returns the bytes that the action moves.
-int64_t CollectiveSpans::Start(const Record& action) {
-  const TraceBuffer::UnitBytes bytes = buffer_.unit_bytes(action.name);
-  UnitState& state = units_[action.name];
-  switch (action.scope.action) {
-    case ActionKind::kGather:
-    case ActionKind::kGatherCopy:
-      if (!state.is_gathered) memory_.unsharded += bytes.unsharded;
-      state.is_gathered = true;
-      state.gather_began = action.begin_ns;
-      NoteMemory(action.begin_ns);
-      return bytes.unsharded;
-    case ActionKind::kAccumulate:
-      if (!state.has_whole_gradients) AddReduceBuffer(action);
-      state.has_whole_gradients = true;
-      return bytes.reduce_buffer;
-    case ActionKind::kFillReduceBuffer:
-      if (!state.has_whole_gradients) AddReduceBuffer(action);
-      state.has_whole_gradients = false;
-      reductions_.push_back({action.name, 0});
-      return bytes.reduce_buffer;
-    case ActionKind::kReduce:
-      if (!reductions_.empty()) reductions_.back().begin_ns = action.begin_ns;
-      return bytes.reduce_buffer;
-    default:
-      return 0;
-  }
-}
-
-void CollectiveSpans::NoteMemory(int64_t now_ns) {
-  memory_.time_ns = now_ns;
-  samples_->push_back(memory_);
-}
-
-void CollectiveSpans::AddReduceBuffer(const Record& action) {
-  memory_.reduce_buffers += buffer_.unit_bytes(action.name).reduce_buffer;
-  NoteMemory(action.begin_ns);
-}
-
-void CollectiveSpans::FinishGather(const Record& action) {
-  std::optional<int64_t>& began = units_[action.name].gather_began;
-  if (!began) return;
-  spans_->Add(TraceCategory::kGathering, "all-gather of", action.name, *began,
-              action.end_ns, buffer_.unit_bytes(action.name).unsharded);
-  began.reset();
-}
-
-// Ends the oldest reduction, unless the buffer has dropped its begin.
-void CollectiveSpans::FinishReduction(const Record& action) {
-  if (reductions_.empty() || reductions_.front().unit != action.name) return;
-  const Reduction done = reductions_.front();
-  reductions_.pop_front();
-  const int64_t bytes = buffer_.unit_bytes(done.unit).reduce_buffer;
-  memory_.reduce_buffers -= bytes;
-  NoteMemory(action.end_ns);
-  if (done.begin_ns == 0) return;
-  spans_->Add(TraceCategory::kReducing, "reduction of", done.unit,
-              done.begin_ns, action.end_ns, bytes);
-}
-
-using Record = TraceBuffer::Record;
-
-void ComputeSpans::OnEventBegin(const Record& event) {
-  if (events_open_++ == 0) StopComputing(event.begin_ns);
-  BeginEvent(event);
-}
-
-void ComputeSpans::OnEventEnd(const Record& event) {
-  if (!given_up_) EndEvent(event);
-  if (--events_open_ > 0) return;
-  given_up_ = false;
-  computing_since_ = event.end_ns;
-}
-
-void ComputeSpans::StopComputing(int64_t now_ns) {
-  if (!running_.empty() && now_ns > computing_since_) {
-    const Running& innermost = running_.back();
-    spans_->Add(innermost.category, Name(innermost.category), innermost.unit,
-                computing_since_, now_ns);
-  }
-}
-
-void ComputeSpans::BeginEvent(const Record& event) {
-  switch (event.scope.event) {
-    case EventKind::kPreForward:
-      if (!backward_began_ && running_.empty()) {
-        forward_began_ = event.begin_ns;
-      }
-      return;
-    case EventKind::kPostForward:
-      return Leave(event.name, /*in_backward=*/false);
-    case EventKind::kPreBackward:
-    case EventKind::kPostBackward:
-      if (!backward_began_) backward_began_ = event.begin_ns;
-      if (event.scope.event == EventKind::kPostBackward) {
-        Leave(event.name, /*in_backward=*/true);
-      }
-      return;
-    case EventKind::kReset:
-      return GiveUp();
-    default:
-      return;
-  }
-}
-
-void ComputeSpans::EndEvent(const Record& event) {
-  switch (event.scope.event) {
-    case EventKind::kPreForward:
-      running_.push_back({event.name, backward_began_
-                                          ? TraceCategory::kRecompute
-                                          : TraceCategory::kForward});
-      return;
-    case EventKind::kPostForward:
-      return EndForward(event);
-    case EventKind::kPreBackward:
-      running_.push_back({event.name, TraceCategory::kBackward});
-      return;
-    case EventKind::kEndOfBackward:
-      return EndBackward(event);
-    default:
-      return;
-  }
-}
-
-// Looks for the unit: in a graph that is no chain, units may end in another
-// order than the reverse of their begins.
-void ComputeSpans::Leave(int unit, bool in_backward) {
-  for (size_t i = running_.size(); i-- > 0;) {
-    const bool is_backward = running_[i].category == TraceCategory::kBackward;
-    if (running_[i].unit != unit || is_backward != in_backward) continue;
-    running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
-    return;
-  }
-}
-
-void ComputeSpans::EndForward(const Record& event) {
-  if (!running_.empty() || !forward_began_) return;
-  spans_->Add(TraceCategory::kPhase, "forward of", event.name, *forward_began_,
-              event.end_ns);
-  forward_began_.reset();
-}
-
-void ComputeSpans::EndBackward(const Record& event) {
-  if (backward_began_) {
-    spans_->Add(TraceCategory::kPhase, "backward of", event.name,
-                *backward_began_, event.end_ns);
-  }
-  backward_began_.reset();
-  // A unit without anything trainable does not report its end.
-  running_.erase(std::remove_if(running_.begin(), running_.end(),
-                                [](const Running& running) {
-                                  return running.category ==
-                                         TraceCategory::kBackward;
-                                }),
-                 running_.end());
-}
-
-void ComputeSpans::GiveUp() {
-  given_up_ = true;
-  running_.clear();
-  forward_began_.reset();
-  backward_began_.reset();
 }
 
 }  // namespace fsdp

@@ -1,5 +1,6 @@
 #include "fsdp/trace/trace_timeline.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,7 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/json.h"
+#include "base/testing/status_matchers.h"
+#include "fsdp/schedule/schedule.h"
 #include "fsdp/trace/trace_buffer.h"
+#include "fsdp/trace/trace_json.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -19,6 +24,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using Kind = TraceScope::Kind;
 
 // Builds a rank's scopes; by default the clock counts their begins and ends.
 class TraceTimelineTest : public ::testing::Test {
@@ -257,6 +263,197 @@ TEST_F(TraceTimelineTest, ABeginningThatIsLostLeavesTheRestRight) {
   EXPECT_GT(buffer_->num_dropped(), 0);
   EXPECT_THAT(Compute(), ElementsAre("forward a 55-56"));
   EXPECT_THAT(Memory(), ElementsAre("51: 200 0", "58: 0 0"));
+}
+
+std::vector<std::string> Names(const TraceBuffer& buffer) {
+  std::vector<std::string> names;
+  for (const TraceBuffer::Record& record : buffer.Records()) {
+    names.push_back(absl::StrCat(buffer.name(record.name), " ", record.begin_ns,
+                                 "-", record.end_ns));
+  }
+  return names;
+}
+
+TEST(ParseScopeTest, KnowsEveryEventAndAction) {
+  for (int i = 0; i <= static_cast<int>(ActionKind::kCloseShards); ++i) {
+    const auto action = static_cast<ActionKind>(i);
+    const std::string range = absl::StrCat("fsdp::", Name(action), "(a.0)");
+    const NamedScope parsed = ParseScope(range);
+    EXPECT_EQ(parsed.scope.kind, Kind::kAction) << range;
+    EXPECT_EQ(parsed.scope.action, action) << range;
+    EXPECT_EQ(parsed.name, "a.0") << range;
+  }
+  for (int i = 0; i <= static_cast<int>(EventKind::kRelease); ++i) {
+    const auto event = static_cast<EventKind>(i);
+    const std::string range = absl::StrCat("fsdp::", Name(event), "(root)");
+    const NamedScope parsed = ParseScope(range);
+    EXPECT_EQ(parsed.scope.kind, Kind::kEvent) << range;
+    EXPECT_EQ(parsed.scope.event, event) << range;
+    EXPECT_EQ(parsed.name, "root") << range;
+  }
+  EXPECT_EQ(ParseScope("fsdp::CheckOrder(root)").scope.kind, Kind::kOrderCheck);
+}
+
+TEST(ParseScopeTest, AnythingElseIsTheUsers) {
+  for (const char* range :
+       {"", "data", "fsdp::", "fsdp::Gather", "fsdp::Gather(", "Gather(a)",
+        "fsdp::Mine(a)", "fsdp::Gather(a) "}) {
+    const NamedScope parsed = ParseScope(range);
+    EXPECT_EQ(parsed.scope.kind, Kind::kUser) << range;
+    EXPECT_EQ(parsed.name, range);
+  }
+  EXPECT_EQ(ParseScope("fsdp::Gather(a(0))").name, "a(0)");
+}
+
+TEST(TraceBufferTest, AScopeComesBehindThoseInsideIt) {
+  TraceBuffer buffer(10);
+  buffer.Begin({Kind::kUser}, "outer", 1);
+  buffer.Begin({Kind::kUser}, "inner", 2);
+  buffer.End(3);
+  buffer.End(5);
+  EXPECT_THAT(Names(buffer), ElementsAre("inner 2-3", "outer 1-5"));
+  EXPECT_EQ(buffer.Records()[0].sequence, 1);
+  EXPECT_EQ(buffer.Records()[1].sequence, 0);
+}
+
+TEST(TraceBufferTest, OpenScopesAreNotThereYetAndAnEndWithoutBeginIsNothing) {
+  TraceBuffer buffer(10);
+  buffer.End(1);
+  buffer.Begin({Kind::kUser}, "open", 1);
+  EXPECT_THAT(Names(buffer), IsEmpty());
+  buffer.End(2);
+  buffer.End(3);
+  EXPECT_THAT(Names(buffer), ElementsAre("open 1-2"));
+}
+
+TEST(TraceBufferTest, KeepsTheNewestAndCountsTheOthers) {
+  for (const int64_t capacity : {1, 2, 7}) {
+    TraceBuffer buffer(capacity);
+    for (int64_t i = 0; i < 13; ++i) {
+      buffer.Begin({Kind::kUser}, "x", i);
+      buffer.End(i);
+      std::vector<int64_t> begins;
+      for (const auto& record : buffer.Records()) {
+        begins.push_back(record.begin_ns);
+      }
+      std::vector<int64_t> expected;
+      for (int64_t k = std::max<int64_t>(0, i + 1 - capacity); k <= i; ++k) {
+        expected.push_back(k);
+      }
+      EXPECT_EQ(begins, expected);
+      EXPECT_EQ(buffer.num_dropped(), std::max<int64_t>(0, i + 1 - capacity));
+    }
+  }
+}
+
+TEST(TraceBufferTest, AClockSetBackGivesAnEmptyScope) {
+  TraceBuffer buffer(1);
+  buffer.Begin({Kind::kUser}, "x", 10);
+  buffer.End(4);
+  EXPECT_THAT(Names(buffer), ElementsAre("x 10-10"));
+}
+
+TEST(TraceBufferTest, ScopesTooDeepAreDropped) {
+  constexpr int kDepth = 300;  // more than are followed
+  TraceBuffer buffer(1000);
+  for (int i = 0; i < kDepth; ++i) buffer.Begin({Kind::kUser}, "x", i);
+  for (int i = 0; i < kDepth; ++i) buffer.End(kDepth + i);
+  EXPECT_EQ(buffer.Records().size() + buffer.num_dropped(), kDepth);
+  EXPECT_GT(buffer.num_dropped(), 0);
+  // The innermost record that is kept has its own end.
+  const TraceBuffer::Record first = buffer.Records().front();
+  EXPECT_EQ(first.begin_ns + first.end_ns, 2 * kDepth - 1);
+}
+
+TEST(TraceBufferTest, VeryManyNamesShareOne) {
+  TraceBuffer buffer(1);
+  for (int i = 0; i < 70'000; ++i) {
+    buffer.Begin({Kind::kUser}, absl::StrCat("name ", i), i);
+    buffer.End(i);
+  }
+  EXPECT_THAT(Names(buffer),
+              ElementsAre("(one of very many names) 69999-69999"));
+}
+
+TEST(TraceBufferTest, UnitsHaveTheBytesTheyWereGivenLast) {
+  TraceBuffer buffer(2);
+  buffer.Begin({Kind::kAction}, "a", 0);
+  buffer.End(1);
+  EXPECT_EQ(buffer.unit_bytes(buffer.Records()[0].name).unsharded, 0);
+  buffer.SetUnitBytes("a", {10, 20});
+  buffer.SetUnitBytes("b", {30, 40});
+  buffer.SetUnitBytes("a", {11, 21});
+  EXPECT_EQ(buffer.unit_bytes(buffer.Records()[0].name).unsharded, 11);
+  EXPECT_EQ(buffer.unit_bytes(buffer.Records()[0].name).reduce_buffer, 21);
+}
+
+TraceTimeline SmallTimeline() {
+  TraceTimeline timeline;
+  timeline.spans = {
+      {TraceCategory::kStep, "step 7", "", 1'000, 901'234, 0, 7},
+      {TraceCategory::kForward, "forward a\"\n", "a\"\n", 2'000, 2'500},
+      {TraceCategory::kGathering, "all-gather of a", "a", 2'000, 2'001, 12},
+      {TraceCategory::kGathering, "all-gather of b", "b", 2'000, 2'001, 12, 0,
+       1},
+      {TraceCategory::kReducing, "reduction of a", "a", 2'000, 2'001, 12}};
+  timeline.memory = {{2'000, 12, 34}};
+  return timeline;
+}
+
+std::string TextOf(const Json& event, absl::string_view key) {
+  const Json* value = event.Find(key);
+  return value == nullptr ? "" : value->ToString();
+}
+
+// Viewers require these fields of each kind of event.
+TEST(TraceJsonTest, EveryEventHasWhatItsKindNeeds) {
+  const std::string events = TraceEvents(SmallTimeline(), {3, 1'500, 5});
+  ASSERT_OK_AND_ASSIGN(const Json file, Json::Parse(TraceFile({events})));
+  std::vector<std::string> lines;
+  for (const Json& event : *file.Find("traceEvents")->As<Json::Array>()) {
+    EXPECT_EQ(TextOf(event, "pid"), "3");
+    const std::string kind = *event.Find("ph")->As<std::string>();
+    if (kind == "X" || kind == "C") {
+      lines.push_back(absl::StrCat(kind, " ", TextOf(event, "name"), " ",
+                                   TextOf(event, "ts"), " ",
+                                   TextOf(event, "dur")));
+    }
+    EXPECT_EQ(event.Find("tid") == nullptr, kind == "C");
+    EXPECT_EQ(event.Find("cat") == nullptr, kind != "X");
+    EXPECT_NE(event.Find("args"), nullptr);
+  }
+  EXPECT_THAT(lines, ElementsAre("X \"step 7\" -0.5 900.234",
+                                 "X \"forward a\\\"\\n\" 0.5 0.5",
+                                 "X \"all-gather of a\" 0.5 0.001",
+                                 "X \"all-gather of b\" 0.5 0.001",
+                                 "X \"reduction of a\" 0.5 0.001",
+                                 "C \"unsharded parameters\" 0.5 ",
+                                 "C \"reduce buffers\" 0.5 "));
+}
+
+TEST(TraceJsonTest, RowsAndProcessHaveNames) {
+  const std::string events = TraceEvents(SmallTimeline(), {3, 0, 5});
+  ASSERT_OK_AND_ASSIGN(const Json file, Json::Parse(TraceFile({events})));
+  std::vector<std::string> lines;
+  for (const Json& event : *file.Find("traceEvents")->As<Json::Array>()) {
+    if (TextOf(event, "ph") != "\"M\"") continue;
+    if (TextOf(event, "name") == "\"thread_sort_index\"") continue;
+    lines.push_back(TextOf(event, "args"));
+  }
+  EXPECT_THAT(lines,
+              ElementsAre(R"({"version": 1, "base_ns": "0", "dropped": 5})",
+                          R"({"name": "rank 3"})", R"({"sort_index": 3})",
+                          R"({"name": "steps"})", R"({"name": "compute"})",
+                          R"({"name": "gathers in flight 1"})",
+                          R"({"name": "gathers in flight 2"})",
+                          R"({"name": "reductions in flight 1"})"));
+}
+
+TEST(TraceJsonTest, AnEmptyTraceIsAFile) {
+  ASSERT_OK_AND_ASSIGN(const Json file,
+                       Json::Parse(TraceFile({TraceEvents({}, {0, 0, 0}),
+                                              TraceEvents({}, {1, 0, 0})})));
+  EXPECT_EQ(file.Find("traceEvents")->As<Json::Array>()->size(), 6);
 }
 
 }  // namespace
