@@ -51,18 +51,6 @@ TEST(ConnectTest, TwoProcessesCannotBeTheSameRank) {
                             HasSubstr("two processes came as rank 1 of 3"))));
 }
 
-TEST(ConnectTest, APortInUseIsNamed) {
-  const Environment rank0 = RanksOfOneHost(2)[0];
-  ASSERT_OK_AND_ASSIGN(const Listener other,
-                       Listen("127.0.0.1", rank0.master_port));
-  EXPECT_THAT(Connect(rank0, Options()),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("rank 0 of 2"),
-                             HasSubstr(absl::StrCat("port ", rank0.master_port,
-                                                    " is already in use")),
-                             HasSubstr("choose another MASTER_PORT"))));
-}
-
 TEST(ConnectTest, AnAbsentRank0IsNamed) {
   const Environment rank1 = RanksOfOneHost(2)[1];
   EXPECT_THAT(

@@ -164,13 +164,6 @@ TEST(ConnectTest, SeveralHostsCannotShareMemory) {
                                      HasSubstr("not on one host"))));
 }
 
-TEST(ConnectTest, RanksMeet) {
-  for (const int world_size : {2, 3}) {
-    EXPECT_THAT(ConnectAll(RanksOfOneHost(world_size), Options()),
-                Each(::fsdp::testing::IsOk()));
-  }
-}
-
 TEST(ConnectTest, TheSamePlaceServesOneGroupAfterTheOther) {
   const std::vector<Environment> ranks = RanksOfOneHost(2);
   EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
@@ -183,20 +176,6 @@ TEST(ConnectTest, AnInheritedSocketIsUsedOnce) {
   for (Environment& rank : ranks) rank.master_port = listener.port;
   ranks[0].listen_fd = listener.fd.Release();
   EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
-  EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
-}
-
-TEST(ConnectTest, RanksMeetInTheStoreOfTorchrunsAgent) {
-  std::vector<Environment> ranks = RanksOfOneHost(2);
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(ranks[0].master_port);
-  options.isServer = true;
-  options.waitWorkers = false;
-  const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  for (Environment& rank : ranks) {
-    rank.agent_store = true;
-    rank.agent_store_prefix = "/worker/attempt_0";
-  }
   EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
 }
 

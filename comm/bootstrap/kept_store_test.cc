@@ -162,33 +162,6 @@ TEST_F(KeptStoreTest, WhatAGroupHasLeftCanBeDeleted) {
   }
 }
 
-TEST_F(KeptStoreTest, AMissingRankIsNamed) {
-  std::vector<Environment> ranks = Group(4, "group");
-  ranks.erase(ranks.begin() + 1);
-  ranks.erase(ranks.begin());
-  EXPECT_THAT(ConnectAll(ranks, Options(kShort)),
-              Each(StatusIs(absl::StatusCode::kDeadlineExceeded,
-                            AllOf(HasSubstr("2 of 4 ranks met at 127.0.0.1:"),
-                                  HasSubstr("missing: ranks 0, 1 (")))));
-}
-
-TEST_F(KeptStoreTest, WorldSizesMustAgree) {
-  std::vector<Environment> ranks = Group(3, "group");
-  ranks[1].world_size = 4;
-  EXPECT_THAT(ConnectAll(ranks, Options()),
-              Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                            AllOf(HasSubstr("one of 3"), HasSubstr("one of 4"),
-                                  HasSubstr("same world size")))));
-}
-
-TEST_F(KeptStoreTest, TwoProcessesCannotBeTheSameRank) {
-  std::vector<Environment> ranks = Group(3, "group");
-  ranks[2].rank = 1;
-  EXPECT_THAT(ConnectAll(ranks, Options()),
-              Each(StatusIs(absl::StatusCode::kAlreadyExists,
-                            HasSubstr("two processes came as rank 1 of 3"))));
-}
-
 TEST_F(KeptStoreTest, APrefixIsUsedOnce) {
   EXPECT_THAT(ConnectAll(Group(2, "group"), Options()), Each(IsOk()));
   EXPECT_THAT(ConnectAll(Group(2, "group"), Options()),
@@ -208,30 +181,6 @@ TEST_F(KeptStoreTest, ARankThatDoesNotKnowTheSecret) {
                          AllOf(HasSubstr("missing: rank 0"),
                                HasSubstr("do not know the job's secret: 1 "))));
   }
-}
-
-TEST_F(KeptStoreTest, ARankThatFailsTellsTheOthers) {
-  const std::vector<Environment> ranks = Group(3, "group");
-  std::vector<absl::Status> results;
-  RunInThreads(
-      3,
-      [&](int i) {
-        ConnectOptions options = Options(absl::Hours(1));
-        options.backend = Backend::kGloo;
-        if (i == 1) options.interface = "no_such_interface";
-        return Connect(ranks[i], options).status();
-      },
-      &results)
-      .IgnoreError();
-  EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                                     HasSubstr("no_such_interface"))));
-}
-
-TEST_F(KeptStoreTest, AWishToStopEndsIt) {
-  ConnectOptions options = Options(absl::Hours(1));
-  options.stop_requested = [] { return true; };
-  EXPECT_THAT(Connect(Group(2, "group")[0], options),
-              StatusIs(absl::StatusCode::kCancelled, HasSubstr("to stop")));
 }
 
 TEST_F(KeptStoreTest, AKeeperThatIsGoneIsNamed) {

@@ -141,9 +141,5 @@ TEST_F(AvailableMemoryTest, AContainerSeesItsOwnGroupAsTheRoot) {
   EXPECT_EQ(Available(), 400);
 }
 
-TEST_F(AvailableMemoryTest, OfThisSystemIsSomething) {
-  EXPECT_GT(AvailableMemory(), 0);
-}
-
 }  // namespace
 }  // namespace fsdp::comm

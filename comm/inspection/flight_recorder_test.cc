@@ -295,12 +295,5 @@ TEST(FlightRecorderTest, WhatAnotherProcessHasInItsMemoryIsBounded) {
   }
 }
 
-TEST(FlightRecorderTest, OneOfSeveralClaimsIt) {
-  FlightRecorder recorder;
-  EXPECT_TRUE(FlightRecorder::Claim(recorder.memory()));
-  EXPECT_FALSE(FlightRecorder::Claim(recorder.memory()));
-  EXPECT_THAT(recorder.Read(kNow).operations, IsEmpty());
-}
-
 }  // namespace
 }  // namespace fsdp::comm

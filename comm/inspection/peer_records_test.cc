@@ -229,13 +229,6 @@ TEST(RecordCodecTest, AFullRecordFitsAndComesBack) {
   EXPECT_EQ(TextOf(*back), TextOf(full));
 }
 
-TEST(RecordCodecTest, AnEmptyRecordComesBack) {
-  const std::optional<RankRecord> back =
-      DecodeRecord(EncodeRecord(RankRecord()));
-  ASSERT_TRUE(back.has_value());
-  EXPECT_THAT(back->operations, SizeIs(0));
-}
-
 TEST(RecordCodecTest, WhatIsTooShortOrTooLongIsRefused) {
   const std::string bytes = EncodeRecord(FullRecord());
   for (size_t size = 0; size < bytes.size(); ++size) {

@@ -161,13 +161,6 @@ TEST(LauncherCauseTest, WithoutACauseAnEchoIsAFailureAllTheSame) {
   EXPECT_EQ(report.exit_code(), kPeerFailedExitCode);
 }
 
-TEST(ExitCodeOfTest, TellsEchoesFromCauses) {
-  EXPECT_EQ(ExitCodeOf(absl::OkStatus()), EXIT_SUCCESS);
-  EXPECT_EQ(ExitCodeOf(absl::AbortedError("rank 2: x")), kPeerFailedExitCode);
-  EXPECT_EQ(ExitCodeOf(absl::InternalError("x")), EXIT_FAILURE);
-  EXPECT_EQ(ExitCodeOf(absl::UnavailableError("x")), EXIT_FAILURE);
-}
-
 }  // namespace
 }  // namespace fsdp::comm
 

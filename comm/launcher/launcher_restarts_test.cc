@@ -95,14 +95,6 @@ TEST(LauncherRestartsTest, OrWithThoseThatAreLeft) {
                     HasSubstr("[0] rank 0 of 1, restart 2 of 5\n")));
 }
 
-TEST(LauncherRestartsTest, WithoutLeaveThereIsNone) {
-  ASSERT_OK_AND_ASSIGN(const Launched launched,
-                       Launch(Options("fail_twice", 2, 0)));
-  EXPECT_EQ(launched.report.exit_code(), 3);
-  EXPECT_EQ(launched.output, "[1] rank 1 of 2, restart 0 of 0\n");
-  EXPECT_THAT(launched.report.ToString(), Not(HasSubstr("restart")));
-}
-
 TEST(LauncherRestartsTest, TheLastFailureIsTheAnswer) {
   ASSERT_OK_AND_ASSIGN(const Launched launched,
                        Launch(Options("rank_1_is_killed_at_once", 2, 1)));
@@ -112,24 +104,6 @@ TEST(LauncherRestartsTest, TheLastFailureIsTheAnswer) {
               AllOf(HasSubstr("attempt 2 (2 ranks, "),
                     HasSubstr("\nnot restarted: it was restarted 1 time, as "
                               "often as it may be")));
-}
-
-TEST(LauncherRestartsTest, WhatFailsAtOnceAgainAndAgainEnds) {
-  LaunchOptions options = Options("rank_1_is_killed_at_once", 2, 100);
-  options.restarts.max_without_progress = 3;
-  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch(options));
-  EXPECT_EQ(launched.report.failed_attempts.size(), 2);
-  EXPECT_THAT(launched.report.ToString(),
-              HasSubstr("not restarted: 3 attempts in a row have not got on"));
-}
-
-TEST(LauncherRestartsTest, AUsageErrorIsNotTriedAgain) {
-  ASSERT_OK_AND_ASSIGN(const Launched launched,
-                       Launch(Options("rank_1_is_asked_too_much", 2, 100)));
-  EXPECT_EQ(launched.report.exit_code(), kUsageErrorExitCode);
-  EXPECT_TRUE(launched.report.failed_attempts.empty());
-  EXPECT_THAT(launched.report.ToString(),
-              HasSubstr("not restarted: exit code 2"));
 }
 
 TEST(LauncherRestartsTest, EachAttemptHasAPort) {

@@ -106,12 +106,6 @@ TEST(LauncherTest, RanksKnowWhoTheyAreAndTheirLinesHavePrefixes) {
                           "[2] local rank 2 from --ranks"));
 }
 
-TEST(LauncherTest, OneRankIsLaunchedAsWell) {
-  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print", 1));
-  EXPECT_EQ(launched.out, "[0] rank 0 of 1\n");
-  EXPECT_EQ(launched.report.ToString(), "rank 0 exited with code 0");
-}
-
 TEST(LauncherTest, RankZeroInheritsTheListeningPort) {
   ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("use_the_port", 2));
   EXPECT_EQ(launched.report.exit_code(), 0) << launched.report.ToString();
@@ -162,17 +156,6 @@ TEST(LauncherTest, SurvivorsMaySayWhatTheyMiss) {
             "code 1");
 }
 
-// Time to save in belongs to ranks that are told to end, not to those of a job
-// that has failed.
-TEST(LauncherTest, AFailureDoesNotWaitForTheStopPeriod) {
-  const Fifo fifo;
-  LaunchOptions options = Options("rank_1_exits_with_3", 2);
-  options.stop_period = absl::Hours(1);
-  ASSERT_OK_AND_ASSIGN(const Launched launched, LaunchWith(fifo, options));
-  EXPECT_EQ(launched.report.first_failed_rank, 1);
-  EXPECT_TRUE(launched.report.ranks[0].forced);
-}
-
 TEST(LauncherTest, StoppedRanksEnd) {
   const Fifo fifo;
   ASSERT_OK_AND_ASSIGN(const Launched launched,
@@ -190,13 +173,6 @@ TEST(LauncherTest, RanksThatIgnoreSigtermEnd) {
   EXPECT_EQ(launched.report.ranks[1].end.signal, SIGKILL);
 }
 
-TEST(LauncherTest, TheLastLineNeedsNoEnd) {
-  ASSERT_OK_AND_ASSIGN(const Launched launched,
-                       Launch("print_without_newline", 2));
-  EXPECT_THAT(Lines(launched.out),
-              ElementsAre("[0] no newline", "[1] no newline"));
-}
-
 TEST(LauncherTest, MuchOutputComesOutWhole) {
   ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print_much", 2));
   EXPECT_EQ(launched.out.size(), 2 * kLines * (kLineBytes + 4));
@@ -206,15 +182,6 @@ TEST(LauncherTest, MuchOutputComesOutWhole) {
   EXPECT_EQ(lines.front(), lines[999]);
   EXPECT_EQ(lines[1000], absl::StrCat("[1] ", std::string(999, 'b')));
   EXPECT_EQ(lines[1000], lines.back());
-}
-
-TEST(LauncherTest, WhatRanksLeaveBehindEnds) {
-  Fifo fifo;
-  fifo.Watch();
-  ASSERT_OK_AND_ASSIGN(const Launched launched,
-                       LaunchWith(fifo, Options("leave_grandchild", 1)));
-  EXPECT_EQ(launched.report.exit_code(), 0);
-  EXPECT_TRUE(fifo.WriterIsGone());
 }
 
 TEST(LauncherTest, RanksDieWithTheLauncher) {
@@ -293,17 +260,6 @@ TEST(LauncherTest, SignalsThatInspectEndNobody) {
   EXPECT_EQ(end->exit_code, 128 + SIGINT);
 }
 
-TEST(LauncherTest, SchedulersSignalStopsThoseThatHaveAStopRequest) {
-  LauncherProcess launcher("train");
-  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
-  launcher.process().Signal(SIGUSR1);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGUSR1);
-  EXPECT_THAT(launcher.output(), HasSubstr("[0] stopped by 10"));
-  EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 10"));
-}
-
 // Ranks ignore the signal until they have a handler, and get it then.
 TEST(LauncherTest, SchedulersSignalReachesRanksThatAreStillStarting) {
   LauncherProcess launcher("train_late");
@@ -311,17 +267,6 @@ TEST(LauncherTest, SchedulersSignalReachesRanksThatAreStillStarting) {
   ASSERT_TRUE(end.has_value());
   EXPECT_EQ(end->exit_code, 128 + SIGUSR1) << launcher.output();
   EXPECT_THAT(launcher.output(), HasSubstr("[0] stopped by 10"));
-}
-
-TEST(LauncherTest, ASecondInterruptKills) {
-  LauncherProcess launcher("refuse_to_stop");
-  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
-  launcher.process().Signal(SIGINT);
-  ASSERT_TRUE(launcher.WaitForLines("] no", 2)) << launcher.output();
-  launcher.process().Signal(SIGINT);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGINT);
 }
 
 TEST(LauncherTest, RanksLearnOfTheTerminal) {

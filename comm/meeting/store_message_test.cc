@@ -36,19 +36,6 @@ std::vector<StoreMessage> SomeMessages() {
           {7, 300, {std::string(3, '\0'), "\xff\n", std::string(70'000, 'x')}}};
 }
 
-TEST(FrameTest, WhatGoesInComesOut) {
-  for (const StoreMessage& message : SomeMessages()) {
-    FrameReader reader;
-    reader.Append(Frame(message));
-    ASSERT_OK_AND_ASSIGN(const auto read, reader.Next());
-    ASSERT_TRUE(read.has_value());
-    ExpectSame(*read, message);
-    ASSERT_OK_AND_ASSIGN(const auto next, reader.Next());
-    EXPECT_FALSE(next.has_value());
-    EXPECT_EQ(reader.buffered_bytes(), 0);
-  }
-}
-
 // The form is that of the network: hosts of any byte order understand it.
 TEST(FrameTest, ByteForByte) {
   EXPECT_EQ(Frame({3, 258, {"ab"}}), std::string("\x13\0\0\0"

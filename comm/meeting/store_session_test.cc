@@ -132,28 +132,6 @@ TEST_F(StoreSessionTest, AClaimMayComeByteByByte) {
   EXPECT_EQ(*table_.Find("a"), "1");
 }
 
-TEST_F(StoreSessionTest, DoesWhatItIsAskedFor) {
-  StoreSession session = Accepted();
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kSet, {"a", "1"}), kNow));
-  ExpectDone(Answer(session));
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kGet, {"a"}), kNow));
-  EXPECT_THAT(Answer(session).texts, ElementsAre("1"));
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kAdd, {"a"}, -3), kNow));
-  EXPECT_EQ(Answer(session).number, -2);
-  ASSERT_OK(
-      session.Receive(Ask(StoreAsk::kCompareAndSet, {"a", "-2", "x"}), kNow));
-  EXPECT_THAT(Answer(session).texts, ElementsAre("x"));
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kCheck, {"a", "b"}), kNow));
-  EXPECT_EQ(Answer(session).number, 0);
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kCheck, {"a"}), kNow));
-  EXPECT_EQ(Answer(session).number, 1);
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kCount, {}), kNow));
-  EXPECT_EQ(Answer(session).number, 1);
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kDelete, {"a"}), kNow));
-  EXPECT_EQ(Answer(session).number, 1);
-  EXPECT_EQ(table_.size(), 0);
-}
-
 TEST_F(StoreSessionTest, DeletesWhatBeginsWithATextButNotAll) {
   StoreSession session = Accepted();
   for (const char* key : {"a/1", "a/2", "b"}) ASSERT_OK(table_.Set(key, ""));
@@ -162,15 +140,6 @@ TEST_F(StoreSessionTest, DeletesWhatBeginsWithATextButNotAll) {
   ASSERT_OK(session.Receive(Ask(StoreAsk::kDeleteAll, {""}), kNow));
   EXPECT_EQ(Answer(session).code, static_cast<uint8_t>(StoreReply::kRefused));
   EXPECT_EQ(table_.size(), 1);
-}
-
-TEST_F(StoreSessionTest, WhatTheTableRefusesIsAnAnswer) {
-  StoreSession session = Accepted();
-  ASSERT_OK(table_.Set("a", "text"));
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kAdd, {"a"}, 1), kNow));
-  const StoreMessage answer = Answer(session);
-  EXPECT_EQ(answer.code, static_cast<uint8_t>(StoreReply::kRefused));
-  EXPECT_THAT(answer.texts, ElementsAre(HasSubstr("no number")));
 }
 
 TEST_F(StoreSessionTest, AWaitEndsWhenAllKeysAreThere) {
@@ -249,30 +218,6 @@ using ::testing::IsEmpty;
 using ::testing::IsNull;
 using ::testing::Pointee;
 
-TEST(StoreTableTest, SetsAndFinds) {
-  StoreTable table;
-  EXPECT_THAT(table.Find("a"), IsNull());
-  ASSERT_OK(table.Set("a", "1"));
-  ASSERT_OK(table.Set("", ""));
-  ASSERT_OK(table.Set("a", "22"));
-  EXPECT_THAT(table.Find("a"), Pointee(std::string("22")));
-  EXPECT_THAT(table.Find(""), Pointee(std::string("")));
-  EXPECT_EQ(table.size(), 2);
-  EXPECT_TRUE(table.Delete("a"));
-  EXPECT_FALSE(table.Delete("a"));
-  EXPECT_THAT(table.Find("a"), IsNull());
-}
-
-TEST(StoreTableTest, ComparesBeforeItSets) {
-  StoreTable table;
-  EXPECT_EQ(table.CompareAndSet("a", "x", "1").value(), "x");
-  EXPECT_THAT(table.Find("a"), IsNull());
-  EXPECT_EQ(table.CompareAndSet("a", "", "1").value(), "1");
-  EXPECT_EQ(table.CompareAndSet("a", "", "2").value(), "1");
-  EXPECT_EQ(table.CompareAndSet("a", "1", "2").value(), "2");
-  EXPECT_THAT(table.Find("a"), Pointee(std::string("2")));
-}
-
 TEST(StoreTableTest, Adds) {
   StoreTable table;
   EXPECT_EQ(table.Add("a", 0).value(), 0);
@@ -286,28 +231,6 @@ TEST(StoreTableTest, Adds) {
   EXPECT_THAT(table.Add("max", 1),
               StatusIs(absl::StatusCode::kInvalidArgument, _));
   EXPECT_EQ(table.Add("max", 0).value(), 9223372036854775807);
-}
-
-TEST(StoreTableTest, TellsTheFirstKeyThatIsMissing) {
-  StoreTable table;
-  ASSERT_OK(table.Set("a", ""));
-  EXPECT_THAT(table.FirstMissing({}), IsNull());
-  EXPECT_THAT(table.FirstMissing({"a"}), IsNull());
-  EXPECT_THAT(table.FirstMissing({"a", "c", "b"}), Pointee(std::string("c")));
-}
-
-TEST(StoreTableTest, TellsNewKeysOnce) {
-  StoreTable table;
-  ASSERT_OK(table.Set("a", "1"));
-  ASSERT_OK(table.Set("a", "2"));
-  ASSERT_OK(table.Add("b", 1));
-  ASSERT_OK(table.CompareAndSet("c", "", "1"));
-  ASSERT_OK(table.CompareAndSet("d", "x", "1"));
-  EXPECT_THAT(table.TakeNewKeys(), ElementsAre("a", "b", "c"));
-  EXPECT_THAT(table.TakeNewKeys(), IsEmpty());
-  EXPECT_TRUE(table.Delete("a"));
-  ASSERT_OK(table.Set("a", "3"));
-  EXPECT_THAT(table.TakeNewKeys(), ElementsAre("a"));
 }
 
 TEST(StoreTableTest, DeletesWhatBeginsWithAPrefix) {

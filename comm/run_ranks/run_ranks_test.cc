@@ -263,12 +263,6 @@ TEST(RunRanksTest, AProgramWhoseWorkIsWholeReturns0) {
   }
 }
 
-TEST(RunRanksTest, AStoppedProgramIsNotStartedAgain) {
-  const ProgramOutcome outcome = Execute("stop", "RUN_RANKS_TEST_RESTARTS=1");
-  EXPECT_EQ(outcome.code, 128 + SIGTERM) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("says that it was told to stop"));
-}
-
 TEST(RunRanksTest, IsStartedAgainWhereItMayBe) {
   const ProgramOutcome outcome = Execute("fail", "RUN_RANKS_TEST_RESTARTS=1");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
