@@ -16,7 +16,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "comm/host/peer_process.h"
 #include "comm/host/shared_segment.h"
 #include "comm/inspection/flight_recorder.h"
 #include "comm/inspection/record_text.h"
