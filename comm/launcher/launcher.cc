@@ -6,8 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -25,12 +29,14 @@
 #include "base/hmac.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
+#include "comm/launcher/child_process.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launched_replica.h"
 #include "comm/launcher/launcher_supervisor.h"
-#include "comm/launcher/processes/child_process.h"
-#include "comm/launcher/processes/output_merger.h"
+#include "comm/launcher/output_merger.h"
+#include "comm/meeting/job_store.h"
+#include "comm/meeting/store_message.h"
 #include "comm/startup/bootstrap_socket.h"
+#include "comm/startup/environment.h"
 #include "comm/startup/rank_device.h"
 
 namespace fsdp::comm {
@@ -48,6 +54,61 @@ std::optional<int> ColumnsOf(int fd) {
   return known ? size.ws_col : 80;
 }
 
+// The replica that the ranks are, in a job that has several. Each attempt of
+// its ranks is another incarnation.
+class LaunchedReplica {
+ public:
+  // Reads the variables that the ranks get (FSDP_*). Returns nullopt if the
+  // ranks are no replica, or InvalidArgument as ReadEnvironment() does.
+  static absl::StatusOr<std::optional<LaunchedReplica>> Read(
+      const LaunchOptions& options) {
+    // Only FSDP_ variables count, not those of whoever has started the
+    // launcher.
+    FSDP_ASSIGN_OR_RETURN(
+        Environment environment, ReadEnvironment([&](const char* name) {
+          return absl::StartsWith(name, "FSDP_") ? FindVariable(options, name)
+                                                 : nullptr;
+        }));
+    if (environment.replicas == 0) return std::nullopt;
+    return LaunchedReplica(std::move(environment));
+  }
+
+  std::string name() const {
+    return absl::StrCat("replica ", environment_.replica);
+  }
+  // Stands in front of a rank's number.
+  std::string rank_prefix() const {
+    return absl::StrCat(environment_.replica, ".");
+  }
+  int incarnation(int restarts) const {
+    return environment_.replica_incarnation + restarts;
+  }
+
+  // Tells the keeper that this incarnation has ended. Returns the errors of
+  // StoreConnection.
+  absl::Status TellEnd(int incarnation, absl::Time deadline) const {
+    FSDP_ASSIGN_OR_RETURN(
+        const std::unique_ptr<StoreConnection> keeper,
+        StoreConnection::Open(environment_.keeper_addr,
+                              environment_.keeper_port, environment_.secret,
+                              {deadline}));
+    return keeper
+        ->Call({static_cast<uint8_t>(StoreAsk::kSet),
+                0,
+                {absl::StrCat("replicas/gone/", environment_.replica, "/",
+                              incarnation),
+                 "1"}},
+               deadline)
+        .status();
+  }
+
+ private:
+  explicit LaunchedReplica(Environment environment)
+      : environment_(std::move(environment)) {}
+
+  Environment environment_;
+};
+
 struct Start {
   int ranks;
   int restart;  // how many there were before
@@ -55,10 +116,6 @@ struct Start {
   std::string secret;
   const std::optional<LaunchedReplica>& replica;
 };
-
-std::string PrefixOf(const std::optional<LaunchedReplica>& replica) {
-  return replica.has_value() ? replica->rank_prefix() : "";
-}
 
 // Returns the environment of `rank` as "NAME=value".
 std::vector<std::string> RankEnvironment(const LaunchOptions& options,
@@ -88,7 +145,8 @@ std::vector<std::string> RankEnvironment(const LaunchOptions& options,
         absl::StrCat(start.listener.fd.get());
   }
   if (const auto columns = ColumnsOf(options.stdout_fd); columns.has_value()) {
-    const std::string label = RankLabel(PrefixOf(start.replica), rank);
+    const std::string label = RankLabel(
+        start.replica.has_value() ? start.replica->rank_prefix() : "", rank);
     variables["FSDP_LAUNCHER_TTY"] = "1";
     variables["FSDP_LAUNCHER_COLUMNS"] =
         absl::StrCat(std::max(1, *columns - static_cast<int>(label.size())));
@@ -137,12 +195,6 @@ absl::StatusOr<std::vector<ChildProcess>> StartRanks(
   return children;
 }
 
-Supervisor::Options SupervisorOptions(const LaunchOptions& options) {
-  return {options.grace_period,  options.stop_period,  options.terminate_period,
-          options.signals_apart, options.ends_by_usr1, options.stdout_fd,
-          options.stderr_fd,     /*rank_prefix=*/"",   /*on_failure=*/nullptr};
-}
-
 class Job {
  public:
   Job(const LaunchOptions& options, std::optional<LaunchedReplica> replica,
@@ -165,13 +217,15 @@ class Job {
     absl::StatusOr<std::vector<ChildProcess>> children =
         StartRanks(options_, ranks_, policy_.restarts(), replica_);
     if (!children.ok()) return WithAttempts(children.status());
-    Supervisor::Options options = SupervisorOptions(options_);
     std::string untold;
+    std::string rank_prefix;
+    std::function<void()> on_failure;
     if (replica_.has_value()) {
-      options.rank_prefix = replica_->rank_prefix();
-      options.on_failure = [this, &untold] { untold = TellEnd(); };
+      rank_prefix = replica_->rank_prefix();
+      on_failure = [this, &untold] { untold = TellEnd(); };
     }
-    Supervisor supervisor(options, signals_, *std::move(children));
+    Supervisor supervisor(options_, rank_prefix, on_failure, signals_,
+                          *std::move(children));
     supervisor.Run();
     Note(supervisor);
     if (!untold.empty()) Say(&supervisor, untold);
@@ -273,9 +327,7 @@ class Job {
 absl::StatusOr<LaunchReport> LaunchRanks(const LaunchOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckLaunchOptions(options));
   FSDP_ASSIGN_OR_RETURN(std::optional<LaunchedReplica> replica,
-                        LaunchedReplica::Read([&options](const char* name) {
-                          return FindVariable(options, name);
-                        }));
+                        LaunchedReplica::Read(options));
   const FileSizeErrors errors;
   FSDP_RETURN_IF_ERROR(OpenStandardStreams());
   FSDP_ASSIGN_OR_RETURN(SignalQueue signals, SignalQueue::Create());

@@ -11,7 +11,6 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -163,9 +162,3 @@ TEST(LauncherCauseTest, WithoutACauseAnEchoIsAFailureAllTheSame) {
 
 }  // namespace
 }  // namespace fsdp::comm
-
-int main(int argc, char** argv) {
-  if (const auto code = fsdp::comm::PlayRole(); code.has_value()) return *code;
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

@@ -10,7 +10,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
@@ -26,7 +25,6 @@
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
@@ -158,21 +156,5 @@ TEST(LauncherRestartsTest, SignalsThatInspectEndNoLauncher) {
   EXPECT_EQ(launched.report.exit_code(), kUsageErrorExitCode);
 }
 
-TEST(LauncherRestartsTest, RefusesBadOptions) {
-  EXPECT_THAT(Launch(Options("print", 2, -1)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("max_restarts is -1")));
-  LaunchOptions options = Options("print", 2, 1);
-  options.restarts.min_ranks = 3;
-  EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("min_ranks is 3")));
-}
-
 }  // namespace
 }  // namespace fsdp::comm
-
-int main(int argc, char** argv) {
-  if (const auto code = fsdp::comm::PlayRole(); code.has_value()) return *code;
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

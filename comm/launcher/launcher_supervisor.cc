@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,8 +15,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "comm/launcher/processes/output_merger.h"
-#include "comm/launcher/processes/process_end.h"
+#include "comm/launcher/launch_options.h"
+#include "comm/launcher/output_merger.h"
 
 namespace fsdp::comm {
 namespace {
@@ -47,14 +48,16 @@ std::vector<std::string> Labels(const std::string& prefix, size_t ranks) {
 
 }  // namespace
 
-Supervisor::Supervisor(const Options& options, SignalQueue* signals,
+Supervisor::Supervisor(const LaunchOptions& options,
+                       const std::string& rank_prefix,
+                       std::function<void()> on_failure, SignalQueue* signals,
                        std::vector<ChildProcess> children)
     : options_(options),
+      on_failure_(std::move(on_failure)),
       signals_(signals),
       children_(std::move(children)),
-      output_(OutputOf(children_),
-              Labels(options.rank_prefix, children_.size()), options.stdout_fd,
-              options.stderr_fd),
+      output_(OutputOf(children_), Labels(rank_prefix, children_.size()),
+              options.stdout_fd, options.stderr_fd),
       ranks_(children_.size()),
       start_(absl::Now()) {}
 
@@ -63,7 +66,14 @@ void Supervisor::Run() {
     output_.Poll(signals_->fd(), deadline_);
     HandleSignals();
     Reap();
-    if (absl::Now() >= deadline_) Escalate();
+    if (absl::Now() < deadline_) continue;
+    if (phase_ == Phase::kGrace) {
+      End(SIGTERM);
+      phase_ = Phase::kTerminating;
+      deadline_ = absl::Now() + options_.terminate_period;
+    } else {
+      Kill();
+    }
   }
   end_ = absl::Now();
   // The ranks' output is in the pipes by now. Whoever still holds the other end
@@ -95,10 +105,6 @@ void Supervisor::WaitForReader() {
 
 void Supervisor::End(int signal) {
   sent_signals_.insert(signal);
-  Signal(signal);
-}
-
-void Supervisor::Signal(int signal) {
   for (const ChildProcess& child : children_) child.Signal(signal);
 }
 
@@ -117,9 +123,9 @@ void Supervisor::OnSignal(int signal) {
   }
   if (signal == SIGTSTP) {
     // Ranks are not in the terminal's foreground group.
-    Signal(SIGSTOP);
+    for (const ChildProcess& child : children_) child.Signal(SIGSTOP);
     raise(SIGSTOP);
-    Signal(SIGCONT);
+    for (const ChildProcess& child : children_) child.Signal(SIGCONT);
     return;
   }
   if (interrupt_signal_ == 0) interrupt_signal_ = signal;
@@ -133,16 +139,6 @@ void Supervisor::OnSignal(int signal) {
   End(signal);
   phase_ = Phase::kTerminating;
   deadline_ = absl::Now() + options_.stop_period;
-}
-
-void Supervisor::Escalate() {
-  if (phase_ == Phase::kGrace) {
-    End(SIGTERM);
-    phase_ = Phase::kTerminating;
-    deadline_ = absl::Now() + options_.terminate_period;
-  } else {
-    Kill();
-  }
 }
 
 void Supervisor::Kill() {
@@ -167,9 +163,7 @@ void Supervisor::Reap() {
 
 void Supervisor::OnFailure(int rank) {
   const bool is_first = !std::exchange(has_failed_, true);
-  if (is_first && interrupt_signal_ == 0 && options_.on_failure) {
-    options_.on_failure();
-  }
+  if (is_first && interrupt_signal_ == 0 && on_failure_) on_failure_();
   if (phase_ == Phase::kRunning) {
     first_failed_rank_ = rank;
     phase_ = Phase::kGrace;

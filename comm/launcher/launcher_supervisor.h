@@ -11,9 +11,9 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "comm/launcher/child_process.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/processes/child_process.h"
-#include "comm/launcher/processes/output_merger.h"
+#include "comm/launcher/output_merger.h"
 
 namespace fsdp::comm {
 
@@ -21,23 +21,12 @@ namespace fsdp::comm {
 // Ends the ranks when one fails or the launcher is told to end.
 class Supervisor {
  public:
-  // The fields that LaunchOptions has, too, mean the same.
-  struct Options {
-    absl::Duration grace_period;
-    absl::Duration stop_period;
-    absl::Duration terminate_period;
-    absl::Duration signals_apart;
-    bool ends_by_usr1 = false;
-    int stdout_fd = 1;
-    int stderr_fd = 2;
-    std::string rank_prefix;  // see RankLabel()
-    // Called once, when the first rank does not exit with 0 although nobody has
-    // told the launcher to end, and before the others are ended. May be null.
-    std::function<void()> on_failure;
-  };
-
-  // `signals` outlives it.
-  Supervisor(const Options& options, SignalQueue* signals,
+  // `rank_prefix` is that of RankLabel(). `on_failure`, which may be null, is
+  // called once, when the first rank does not exit with 0 although nobody has
+  // told the launcher to end, and before the others are ended. `options` and
+  // `signals` outlive it.
+  Supervisor(const LaunchOptions& options, const std::string& rank_prefix,
+             std::function<void()> on_failure, SignalQueue* signals,
              std::vector<ChildProcess> children);
 
   // Returns once all ranks have ended and their output is written, or its
@@ -65,16 +54,15 @@ class Supervisor {
   size_t alive() const { return children_.size() - reaped_; }
   void WaitForReader();
   void End(int signal);
-  void Signal(int signal);
   void HandleSignals();
   void OnSignal(int signal);
-  void Escalate();
   void Kill();
   void Reap();
   void OnFailure(int rank);
   Reason ReasonOf(int rank) const;
 
-  const Options options_;
+  const LaunchOptions& options_;
+  const std::function<void()> on_failure_;
   SignalQueue* const signals_;
   std::vector<ChildProcess> children_;  // by rank
   size_t reaped_ = 0;

@@ -16,7 +16,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "comm/launcher/processes/process_end.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/testing/launcher_processes.h"
 #include "gmock/gmock.h"

@@ -23,7 +23,6 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launched_replica.h"
 #include "comm/launcher/launcher_stop_request.h"
 #include "comm/meeting/job_store.h"
 #include "comm/meeting/store_message.h"
@@ -34,7 +33,6 @@ namespace fsdp::replicas {
 namespace {
 
 using comm::Environment;
-using comm::GoneKey;
 using comm::LaunchOptions;
 using comm::ReadEnvironment;
 using comm::StopRequest;
@@ -44,6 +42,11 @@ using comm::StoreMessage;
 using comm::StoreReply;
 
 constexpr absl::Duration kLimit = absl::Seconds(20);
+
+// A launcher sets it to tell the keeper that an incarnation has ended.
+std::string GoneKey(int replica, int incarnation) {
+  return absl::StrCat("replicas/gone/", replica, "/", incarnation);
+}
 
 Environment Self() { return ReadEnvironment(std::getenv).value(); }
 

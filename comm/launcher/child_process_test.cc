@@ -1,4 +1,4 @@
-#include "comm/launcher/processes/child_process.h"
+#include "comm/launcher/child_process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/testing/status_matchers.h"
-#include "comm/launcher/processes/process_end.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
