@@ -13,9 +13,7 @@
 #include <cstring>
 #include <ctime>
 #include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,7 +22,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/check.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "comm/host/shared_segment.h"

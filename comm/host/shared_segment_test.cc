@@ -6,8 +6,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <memory>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "base/testing/file_size_limit.h"

@@ -7,12 +7,10 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/testing/allocations.h"
@@ -24,7 +22,6 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::Allocations;
-using ::testing::IsEmpty;
 using ::testing::Le;
 using ::testing::SizeIs;
 

@@ -30,7 +30,6 @@
 #include "comm/inspection/peer_records.h"
 #include "comm/inspection/record_text.h"
 #include "comm/local/local_communicator.h"
-#include "comm/rank_activity.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/loopback_communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -50,7 +49,6 @@ using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using ::fsdp::comm::testing::Group;
 using ::fsdp::testing::Allocations;
 using ::fsdp::testing::FakeDevice;
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;

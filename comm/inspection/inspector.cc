@@ -13,7 +13,6 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
-#include "base/status_macros.h"
 #include "comm/inspection/record_text.h"
 
 namespace fsdp::comm {

@@ -13,7 +13,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"

@@ -12,10 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <list>
 #include <memory>
 #include <string>
-#include <thread>
 #include <unordered_set>
 #include <utility>
 #include <vector>
