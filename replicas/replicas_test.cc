@@ -147,31 +147,6 @@ TEST_F(ReplicasTest, TrainTogetherFromTheStateOfTheFurthest) {
   EXPECT_THAT(texts, ::testing::Each("1: 0.1 1.1 2.1"));
 }
 
-TEST_F(ReplicasTest, GradientsBecomeTheMean) {
-  std::vector<at::Tensor> before(2);
-  std::vector<at::Tensor> after(2);
-  EXPECT_OK(
-      RunReplicas(2, [&](int replica, Communicator& inside) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(const auto training, Training::Make(inside, 0));
-        ReplicaOptions options;
-        options.steps = 1;
-        FSDP_ASSIGN_OR_RETURN(
-            const auto replicas,
-            Replicas::Join(EnvironmentOf(replica, 2), &training->run, options));
-        FSDP_RETURN_IF_ERROR(replicas->BeginStep().status());
-        FSDP_RETURN_IF_ERROR(training->Compute(int64_t{10} * replica));
-        const at::Tensor gradient = training->model->Parameters()[0].grad();
-        before[replica] = gradient.clone();
-        FSDP_RETURN_IF_ERROR(replicas->FinishStep());
-        after[replica] = gradient.clone();
-        return absl::OkStatus();
-      }));
-  EXPECT_FALSE(at::equal(before[0], before[1]));
-  for (const at::Tensor& mean : after) {
-    EXPECT_TRUE(at::equal(mean, (before[0] + before[1]) / 2));
-  }
-}
-
 TEST_F(ReplicasTest, WithoutOthersItIsPlainTraining) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& ranks) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const auto training, Training::Make(ranks, 0));

@@ -65,17 +65,6 @@ class HeartbeatsTest : public ::testing::Test {
   const Roster both_ = Members({{0, 0}, {1, 0}});
 };
 
-TEST_F(HeartbeatsTest, WhoBeatsIsNotSilent) {
-  Heartbeats listener = Of({0, 0}, 0);
-  Heartbeats other = Of({1, 0}, 0);
-  for (int second = 0; second < 40; ++second) {
-    if (second % 9 == 0) {
-      EXPECT_OK(other.Beat(At(second)));
-    }
-    EXPECT_THAT(Silent(listener, both_, second), IsEmpty()) << second;
-  }
-}
-
 TEST_F(HeartbeatsTest, WhoStopsIsSilentAfterTheTimeout) {
   Heartbeats listener = Of({0, 0}, 0);
   Heartbeats other = Of({1, 0}, 0);

@@ -55,15 +55,6 @@ TEST(HistoryTest, LinesAreAsTheyAreDocumented) {
             "epoch 2 from step 5: replicas 0.2 2.0");
 }
 
-TEST(HistoryTest, AnEpochIsWrittenDownOnce) {
-  History history;
-  const Roster roster = MakeRoster(1, 4, Cause::kFinished, {{{2, 0}, false}});
-  EXPECT_TRUE(history.Add(roster).has_value());
-  EXPECT_EQ(history.Add(roster), std::nullopt);
-  EXPECT_EQ(history.Add(MakeRoster(1, 5, Cause::kFinished, {{{2, 0}, false}})),
-            std::nullopt);
-}
-
 TEST(HistoryTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(Parsed(kText).ToText(), kText);
   EXPECT_EQ(Parsed(std::string("# a comment\n\n") + kText).ToText(), kText);

@@ -5,6 +5,11 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,6 +19,8 @@
 #include "gtest/gtest.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/testing/membership_on_a_clock.h"
+#include "absl/time/clock.h"
+#include "replicas/membership/testing/memory_registers.h"
 
 namespace fsdp::replicas {
 namespace {
@@ -81,15 +88,6 @@ TEST_F(MembershipTest, AFoundingWaitsForFewerAfterATime) {
   EXPECT_EQ(Poll(*third, 60), Encode(Roster{}));
   EXPECT_OK(third->Request(0));
   EXPECT_EQ(Poll(*third), "0 0 0 2 founded 0.0 2.0*");
-}
-
-TEST_F(MembershipTest, AFoundingsTimeBeginsWithTheFirstRequest) {
-  options_.replicas = 3;
-  auto first = Of(0);
-  EXPECT_EQ(Poll(*first, 60), Encode(Roster{}));
-  EXPECT_OK(first->Request(0));
-  EXPECT_EQ(Poll(*first, 19), Encode(Roster{}));
-  EXPECT_EQ(Poll(*first, 1), "0 0 0 1 founded 0.0");
 }
 
 TEST_F(MembershipTest, WhoVotesLastMakesTheEntry) {
@@ -326,20 +324,6 @@ TEST_F(MembershipTest, WaitsGoOnWhileTheKeeperIsAway) {
   EXPECT_GT(registers_.waits, 4);
 }
 
-TEST_F(MembershipTest, WhoSleptLongerThanTheLogIsToEnd) {
-  options_.log_entries = 2;
-  auto members = Founded(2);
-  const Roster roster = members[0]->latest();
-  AllVote(members);
-  AllVote(members);
-  EXPECT_THAT(members[0]->Next(roster), StatusIs(absl::StatusCode::kOk, _));
-  AllVote(members);
-  EXPECT_THAT(members[0]->Next(roster),
-              StatusIs(absl::StatusCode::kOutOfRange, _));
-  EXPECT_THAT(members[0]->AwaitNext(roster, absl::InfiniteFuture()),
-              StatusIs(absl::StatusCode::kOutOfRange, _));
-}
-
 TEST_F(MembershipTest, ALongRunKeepsNoMore) {
   options_.log_entries = 3;
   auto members = Founded(2);
@@ -357,6 +341,60 @@ TEST_F(MembershipTest, ALongRunKeepsNoMore) {
   }
   // A life leaves the last vote and the last beat of each rank.
   EXPECT_LE(memory_.size(), keys + 6);
+}
+
+constexpr int kReplicas = 3;
+constexpr int64_t kSteps = 40;
+
+// Is one rank that computes in one thread and watches in another.
+void Train(Membership& membership, std::vector<Roster>& seen) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  ASSERT_OK(membership.Request(0));
+  ASSERT_OK_AND_ASSIGN(Roster roster, membership.AwaitMembership(deadline));
+  std::atomic<bool> is_done{false};
+  std::thread watches([&] {
+    while (!is_done) {
+      EXPECT_OK(membership.Poll());
+      EXPECT_GE(membership.latest().number, 0);
+    }
+  });
+  while (!membership.HasEnded(roster)) {
+    seen.push_back(roster);
+    EXPECT_OK(membership.VoteFor(roster));
+    absl::StatusOr<Roster> next = membership.AwaitNext(roster, deadline);
+    EXPECT_OK(next);
+    if (!next.ok()) break;
+    roster = *next;
+  }
+  is_done = true;
+  watches.join();
+}
+
+TEST(MembershipThreadsTest, StepsAndWatchersAtOnce) {
+  testing::MemoryRegisters registers;
+  std::vector<std::unique_ptr<Membership>> members;
+  std::vector<std::vector<Roster>> seen(kReplicas);
+  std::vector<std::thread> threads;
+  threads.reserve(kReplicas);
+  for (int replica = 0; replica < kReplicas; ++replica) {
+    MembershipOptions options;
+    options.self.replica = replica;
+    options.replicas = kReplicas;
+    options.steps = kSteps;
+    options.log_entries = 4;
+    ASSERT_OK_AND_ASSIGN(auto membership,
+                         Membership::Create(options, &registers));
+    members.push_back(std::move(membership));
+  }
+  for (int replica = 0; replica < kReplicas; ++replica) {
+    threads.emplace_back(
+        [&, replica] { Train(*members[replica], seen[replica]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(seen[0].size(), static_cast<size_t>(kSteps));
+  for (int replica = 1; replica < kReplicas; ++replica) {
+    EXPECT_EQ(seen[replica], seen[0]) << replica;
+  }
 }
 
 }  // namespace

@@ -46,13 +46,6 @@ class RosterLogTest : public ::testing::TestWithParam<int> {
 
 INSTANTIATE_TEST_SUITE_P(Entries, RosterLogTest, ::testing::Values(2, 3, 64));
 
-TEST_P(RosterLogTest, NothingIsThereAtFirst) {
-  ASSERT_OK_AND_ASSIGN(const auto entry, log_.Entry(0));
-  EXPECT_EQ(entry, std::nullopt);
-  ASSERT_OK_AND_ASSIGN(const Roster newest, log_.Newest(Roster{}));
-  EXPECT_EQ(newest.number, -1);
-}
-
 TEST_P(RosterLogTest, KeepsTheNewestEntries) {
   const int64_t last = 2 * entries() + 1;
   MakeUpTo(last);
@@ -76,13 +69,6 @@ TEST_P(RosterLogTest, TheNewestIsFoundFromAnyOther) {
                          log_.Newest(known < 0 ? Roster{} : Numbered(known)));
     EXPECT_EQ(newest, Numbered(last)) << known;
   }
-}
-
-TEST_P(RosterLogTest, OneProposalForANumberIsMade) {
-  EXPECT_THAT(*log_.Propose(Numbered(0, 1)), true);
-  EXPECT_THAT(*log_.Propose(Numbered(0, 2)), false);
-  ASSERT_OK_AND_ASSIGN(const auto entry, log_.Entry(0));
-  EXPECT_EQ(*entry, Numbered(0, 1));
 }
 
 TEST_P(RosterLogTest, AProposalThatComesLateIsNotMade) {
@@ -149,13 +135,6 @@ TEST_P(RosterLogTest, ABellIsRungForEachEntry) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, _));
 }
 
-TEST_P(RosterLogTest, ALongRunKeepsNoMore) {
-  MakeUpTo(entries() - 1);
-  const size_t keys = registers_.size();
-  MakeUpTo(5 * entries());
-  EXPECT_EQ(registers_.size(), keys);
-}
-
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -193,12 +172,6 @@ class NoticeBoardTest : public ::testing::Test {
   NoticeBoard board_{&registers_};
   NoticeBoard others_{&memory_};
 };
-
-TEST_F(NoticeBoardTest, IsEmptyAtFirst) {
-  ASSERT_OK_AND_ASSIGN(const auto pending, board_.ReadAfter(0));
-  EXPECT_THAT(pending.notices, IsEmpty());
-  EXPECT_EQ(pending.seen, 0);
-}
 
 TEST_F(NoticeBoardTest, NoticesComeInTheirOrder) {
   Post(2);

@@ -144,15 +144,6 @@ TEST(WithoutTest, NewOnesAloneHaveNothingToComputeWith) {
   EXPECT_EQ(Donor(Without(roster, {{0, 0}})), nullptr);
 }
 
-TEST(RosterTest, WhoIsAMember) {
-  const Roster roster = Read("4 2 3 5 finished 0.0 1.1");
-  EXPECT_TRUE(IsMember(roster, {1, 1}));
-  EXPECT_FALSE(IsMember(roster, {1, 0}));
-  EXPECT_FALSE(IsMember(roster, {2, 0}));
-  EXPECT_EQ(FindMember(roster, 1)->id.incarnation, 1);
-  EXPECT_EQ(FindMember(roster, 2), nullptr);
-}
-
 TEST(RosterTest, AnyDifferenceIsOne) {
   const Roster roster = Read("4 2 3 5 finished 0.0 1.1");
   EXPECT_EQ(roster, Read("4 2 3 5 finished 0.0 1.1"));
@@ -233,12 +224,6 @@ TEST(CodecTest, NoticesComeBack) {
     EXPECT_THAT(DecodeNotice(text),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   }
-}
-
-TEST(CodecTest, AViewOfNothingIsRefused) {
-  EXPECT_FALSE(DecodeNotice(absl::string_view()).ok());
-  EXPECT_FALSE(DecodeRoster(absl::string_view()).ok());
-  EXPECT_EQ(ParseReplicaId(absl::string_view()), std::nullopt);
 }
 
 TEST(DescribeTest, SaysAllThatMatters) {

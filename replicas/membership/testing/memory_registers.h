@@ -33,6 +33,7 @@ class MemoryRegisters final : public Registers {
   absl::Status Await(const std::string& key, absl::Time deadline) override;
 
   size_t size() const;
+  void Clear();
 
  private:
   mutable absl::Mutex mutex_;
