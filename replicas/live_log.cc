@@ -19,7 +19,6 @@
 #include "absl/time/time.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "replicas/history_file.h"

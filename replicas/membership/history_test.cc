@@ -1,6 +1,5 @@
 #include "replicas/membership/history.h"
 
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,25 +1,25 @@
 #include "replicas/membership/membership.h"
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
-#include <utility>
-#include <atomic>
-#include <cstdint>
-#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/testing/membership_on_a_clock.h"
-#include "absl/time/clock.h"
 #include "replicas/membership/testing/memory_registers.h"
 
 namespace fsdp::replicas {
