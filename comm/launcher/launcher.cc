@@ -54,192 +54,133 @@ std::optional<int> ColumnsOf(int fd) {
   return known ? size.ws_col : 80;
 }
 
-// The replica that the ranks are, in a job that has several. Each attempt of
-// its ranks is another incarnation.
-class LaunchedReplica {
- public:
-  // Reads the variables that the ranks get (FSDP_*). Returns nullopt if the
-  // ranks are no replica, or InvalidArgument as ReadEnvironment() does.
-  static absl::StatusOr<std::optional<LaunchedReplica>> Read(
-      const LaunchOptions& options) {
-    // Only FSDP_ variables count, not those of whoever has started the
-    // launcher.
-    FSDP_ASSIGN_OR_RETURN(
-        Environment environment, ReadEnvironment([&](const char* name) {
-          return absl::StartsWith(name, "FSDP_") ? FindVariable(options, name)
-                                                 : nullptr;
-        }));
-    if (environment.replicas == 0) return std::nullopt;
-    return LaunchedReplica(std::move(environment));
-  }
-
-  std::string name() const {
-    return absl::StrCat("replica ", environment_.replica);
-  }
-  // Stands in front of a rank's number.
-  std::string rank_prefix() const {
-    return absl::StrCat(environment_.replica, ".");
-  }
-  int incarnation(int restarts) const {
-    return environment_.replica_incarnation + restarts;
-  }
-
-  // Tells the keeper that this incarnation has ended. Returns the errors of
-  // StoreConnection.
-  absl::Status TellEnd(int incarnation, absl::Time deadline) const {
-    FSDP_ASSIGN_OR_RETURN(
-        const std::unique_ptr<StoreConnection> keeper,
-        StoreConnection::Open(environment_.keeper_addr,
-                              environment_.keeper_port, environment_.secret,
-                              {deadline}));
-    return keeper
-        ->Call({static_cast<uint8_t>(StoreAsk::kSet),
-                0,
-                {absl::StrCat("replicas/gone/", environment_.replica, "/",
-                              incarnation),
-                 "1"}},
-               deadline)
-        .status();
-  }
-
- private:
-  explicit LaunchedReplica(Environment environment)
-      : environment_(std::move(environment)) {}
-
-  Environment environment_;
-};
-
-struct Start {
-  int ranks;
-  int restart;  // how many there were before
-  const Listener& listener;
-  std::string secret;
-  const std::optional<LaunchedReplica>& replica;
-};
-
-// Returns the environment of `rank` as "NAME=value".
-std::vector<std::string> RankEnvironment(const LaunchOptions& options,
-                                         const Start& start, int rank) {
-  std::map<std::string, std::string> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    variables.insert(absl::StrSplit(*entry, absl::MaxSplits('=', 1)));
-  }
-  variables.erase("FSDP_LAUNCHER_LISTEN_FD");
-  variables.erase("FSDP_LAUNCHER_TTY");
-  variables["FSDP_LAUNCHER"] = "1";
-  variables["RANK"] = variables["LOCAL_RANK"] = absl::StrCat(rank);
-  variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] =
-      absl::StrCat(start.ranks);
-  variables["MASTER_ADDR"] = kLoopback;
-  variables["MASTER_PORT"] = absl::StrCat(start.listener.port);
-  variables["TORCHELASTIC_RESTART_COUNT"] = absl::StrCat(start.restart);
-  variables["TORCHELASTIC_MAX_RESTARTS"] =
-      absl::StrCat(options.restarts.max_restarts);
-  // The environment of the launcher may already have a secret for the ranks. A
-  // replica gets its secret from its keeper.
-  if (variables["FSDP_JOB_SECRET"].empty() && !start.replica.has_value()) {
-    variables["FSDP_JOB_SECRET"] = start.secret;
-  }
-  if (rank == 0) {
-    variables["FSDP_LAUNCHER_LISTEN_FD"] =
-        absl::StrCat(start.listener.fd.get());
-  }
-  if (const auto columns = ColumnsOf(options.stdout_fd); columns.has_value()) {
-    const std::string label = RankLabel(
-        start.replica.has_value() ? start.replica->rank_prefix() : "", rank);
-    variables["FSDP_LAUNCHER_TTY"] = "1";
-    variables["FSDP_LAUNCHER_COLUMNS"] =
-        absl::StrCat(std::max(1, *columns - static_cast<int>(label.size())));
-  }
-  // Ranks that each take all cores spend their time waiting for one another.
-  variables.emplace("OMP_NUM_THREADS",
-                    absl::StrCat(std::max(1, UsableCores() / start.ranks)));
-  for (const auto& [name, value] : options.environment) variables[name] = value;
-  if (start.replica.has_value()) {
-    variables["FSDP_REPLICA_INCARNATION"] =
-        absl::StrCat(start.replica->incarnation(start.restart));
-  }
-  std::vector<std::string> result;
-  result.reserve(variables.size());
-  for (const auto& [name, value] : variables) {
-    result.push_back(absl::StrCat(name, "=", value));
-  }
-  return result;
-}
-
-absl::StatusOr<std::vector<ChildProcess>> StartRanks(
-    const LaunchOptions& options, int ranks, int restart,
-    const std::optional<LaunchedReplica>& replica) {
-  // The port is taken before anybody is told of it, and rank 0 inherits the
-  // socket, so that nobody else can take it. Peers that are faster than rank 0
-  // wait in the socket's backlog. This process closes the socket, so that a
-  // dead rank 0 refuses connections.
-  FSDP_ASSIGN_OR_RETURN(const Listener listener, Listen(kLoopback, 0));
-  std::vector<ChildProcess> children;
-  const Start start = {ranks, restart, listener,
-                       absl::BytesToHexString(RandomBytes(32)), replica};
-  for (int rank = 0; rank < ranks; ++rank) {
-    ChildProcess::Options child;
-    child.program = options.program;
-    child.argv = options.argv;
-    child.environment = RankEnvironment(options, start, rank);
-    if (rank == 0) child.inherited_fd = listener.fd.get();
-    absl::StatusOr<ChildProcess> started = ChildProcess::Start(child);
-    if (!started.ok()) {
-      return absl::Status(started.status().code(),
-                          absl::StrCat("starting rank ", rank, " of ", ranks,
-                                       ": ", started.status().message()));
-    }
-    children.push_back(*std::move(started));
-  }
-  return children;
+// Reads which replica the ranks are; nullopt if they are none. Only their FSDP_
+// variables count, not those of whoever has started the launcher.
+absl::StatusOr<std::optional<Environment>> ReadReplica(
+    const LaunchOptions& options) {
+  FSDP_ASSIGN_OR_RETURN(
+      Environment environment, ReadEnvironment([&](const char* name) {
+        return absl::StartsWith(name, "FSDP_") ? FindVariable(options, name)
+                                               : nullptr;
+      }));
+  if (environment.replicas == 0) return std::nullopt;
+  return environment;
 }
 
 class Job {
  public:
-  Job(const LaunchOptions& options, std::optional<LaunchedReplica> replica,
+  Job(const LaunchOptions& options, std::optional<Environment> replica,
       SignalQueue* signals)
       : options_(options),
         replica_(std::move(replica)),
+        rank_prefix_(replica_.has_value() ? absl::StrCat(replica_->replica, ".")
+                                          : ""),
         signals_(signals),
         policy_(options.restarts),
         ranks_(options.ranks) {}
 
   absl::StatusOr<LaunchReport> Run() {
-    for (bool again = true; again;) {
-      FSDP_RETURN_IF_ERROR(RunAttempt(&again));
-    }
+    bool again = true;
+    while (again) FSDP_RETURN_IF_ERROR(RunAttempt(&again));
     return report_;
   }
 
  private:
+  // Returns the environment of `rank` as "NAME=value".
+  std::vector<std::string> RankEnvironment(int rank, const Listener& listener,
+                                           const std::string& secret) const {
+    std::map<std::string, std::string> variables;
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+      variables.insert(absl::StrSplit(*entry, absl::MaxSplits('=', 1)));
+    }
+    variables.erase("FSDP_LAUNCHER_LISTEN_FD");
+    variables.erase("FSDP_LAUNCHER_TTY");
+    variables["FSDP_LAUNCHER"] = "1";
+    variables["RANK"] = variables["LOCAL_RANK"] = absl::StrCat(rank);
+    variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] =
+        absl::StrCat(ranks_);
+    variables["MASTER_ADDR"] = kLoopback;
+    variables["MASTER_PORT"] = absl::StrCat(listener.port);
+    variables["TORCHELASTIC_RESTART_COUNT"] = absl::StrCat(policy_.restarts());
+    variables["TORCHELASTIC_MAX_RESTARTS"] =
+        absl::StrCat(options_.restarts.max_restarts);
+    // The environment of the launcher may already have a secret for the ranks.
+    // A replica gets its secret from its keeper.
+    if (variables["FSDP_JOB_SECRET"].empty() && !replica_.has_value()) {
+      variables["FSDP_JOB_SECRET"] = secret;
+    }
+    if (rank == 0) {
+      variables["FSDP_LAUNCHER_LISTEN_FD"] = absl::StrCat(listener.fd.get());
+    }
+    if (const auto columns = ColumnsOf(options_.stdout_fd);
+        columns.has_value()) {
+      const std::string label = RankLabel(rank_prefix_, rank);
+      variables["FSDP_LAUNCHER_TTY"] = "1";
+      variables["FSDP_LAUNCHER_COLUMNS"] =
+          absl::StrCat(std::max(1, *columns - static_cast<int>(label.size())));
+    }
+    // Ranks that each take all cores spend their time waiting for one another.
+    variables.emplace("OMP_NUM_THREADS",
+                      absl::StrCat(std::max(1, UsableCores() / ranks_)));
+    for (const auto& [name, value] : options_.environment)
+      variables[name] = value;
+    if (replica_.has_value()) {
+      variables["FSDP_REPLICA_INCARNATION"] = absl::StrCat(Incarnation());
+    }
+    std::vector<std::string> result;
+    result.reserve(variables.size());
+    for (const auto& [name, value] : variables) {
+      result.push_back(absl::StrCat(name, "=", value));
+    }
+    return result;
+  }
+
+  absl::StatusOr<std::vector<ChildProcess>> StartRanks() const {
+    // The port is taken before anybody is told of it, and rank 0 inherits the
+    // socket, so that nobody else can take it. Peers that are faster than rank
+    // 0 wait in the socket's backlog. This process closes the socket, so that a
+    // dead rank 0 refuses connections.
+    FSDP_ASSIGN_OR_RETURN(const Listener listener, Listen(kLoopback, 0));
+    std::vector<ChildProcess> children;
+    const std::string secret = absl::BytesToHexString(RandomBytes(32));
+    for (int rank = 0; rank < ranks_; ++rank) {
+      ChildProcess::Options child;
+      child.program = options_.program;
+      child.argv = options_.argv;
+      child.environment = RankEnvironment(rank, listener, secret);
+      if (rank == 0) child.inherited_fd = listener.fd.get();
+      absl::StatusOr<ChildProcess> started = ChildProcess::Start(child);
+      if (!started.ok()) {
+        return absl::Status(started.status().code(),
+                            absl::StrCat("starting rank ", rank, " of ", ranks_,
+                                         ": ", started.status().message()));
+      }
+      children.push_back(*std::move(started));
+    }
+    return children;
+  }
+
   absl::Status RunAttempt(bool* again) {
-    absl::StatusOr<std::vector<ChildProcess>> children =
-        StartRanks(options_, ranks_, policy_.restarts(), replica_);
-    if (!children.ok()) return WithAttempts(children.status());
+    absl::StatusOr<std::vector<ChildProcess>> children = StartRanks();
+    if (!children.ok()) {
+      if (report_.ranks.empty()) return children.status();
+      return absl::Status(children.status().code(),
+                          absl::StrCat("restart ", policy_.restarts(), ": ",
+                                       children.status().message(),
+                                       "\nbefore: ", report_.ToString()));
+    }
     std::string untold;
-    std::string rank_prefix;
     std::function<void()> on_failure;
     if (replica_.has_value()) {
-      rank_prefix = replica_->rank_prefix();
       on_failure = [this, &untold] { untold = TellEnd(); };
     }
-    Supervisor supervisor(options_, rank_prefix, on_failure, signals_,
+    Supervisor supervisor(options_, rank_prefix_, on_failure, signals_,
                           *std::move(children));
     supervisor.Run();
     Note(supervisor);
     if (!untold.empty()) Say(&supervisor, untold);
     *again = Decide(&supervisor);
     return absl::OkStatus();
-  }
-
-  // Adds the attempts before to the error of a restart that did not start.
-  absl::Status WithAttempts(const absl::Status& status) const {
-    if (report_.ranks.empty()) return status;
-    return absl::Status(
-        status.code(),
-        absl::StrCat("restart ", policy_.restarts(), ": ", status.message(),
-                     "\nbefore: ", report_.ToString()));
   }
 
   void Note(const Supervisor& supervisor) {
@@ -260,20 +201,36 @@ class Job {
     }
   }
 
+  // Each attempt of a replica's ranks is another one.
+  int Incarnation() const {
+    return replica_->replica_incarnation + policy_.restarts();
+  }
+
   // Tells the keeper of the end, so that other replicas need not infer it from
   // the silence of this one. Returns what to say if that fails, or "".
   std::string TellEnd() const {
-    const int incarnation = replica_->incarnation(policy_.restarts());
-    const absl::Status told =
-        replica_->TellEnd(incarnation, absl::Now() + kTellTime);
+    const absl::Time deadline = absl::Now() + kTellTime;
+    absl::StatusOr<std::unique_ptr<StoreConnection>> keeper =
+        StoreConnection::Open(replica_->keeper_addr, replica_->keeper_port,
+                              replica_->secret, {deadline});
+    absl::Status told = keeper.status();
+    if (told.ok()) {
+      const std::string key =
+          absl::StrCat("replicas/gone/", replica_->replica, "/", Incarnation());
+      told = (*keeper)
+                 ->Call({static_cast<uint8_t>(StoreAsk::kSet), 0, {key, "1"}},
+                        deadline)
+                 .status();
+    }
     if (told.ok()) return "";
-    return absl::StrCat("telling the keeper that incarnation ", incarnation,
+    return absl::StrCat("telling the keeper that incarnation ", Incarnation(),
                         " has ended: ", told.message());
   }
 
   void Say(Supervisor* supervisor, absl::string_view text) {
     const std::string name =
-        replica_.has_value() ? absl::StrCat(replica_->name(), ": ") : "";
+        replica_.has_value() ? absl::StrCat("replica ", replica_->replica, ": ")
+                             : "";
     supervisor->Say(absl::StrCat(
         name, absl::StrReplaceAll(text, {{"\n", absl::StrCat("\n", name)}})));
     Update(*supervisor);
@@ -315,7 +272,8 @@ class Job {
   }
 
   const LaunchOptions& options_;
-  const std::optional<LaunchedReplica> replica_;
+  const std::optional<Environment> replica_;
+  const std::string rank_prefix_;  // "1." for replica 1
   SignalQueue* const signals_;
   RestartPolicy policy_;
   int ranks_;  // of the next attempt
@@ -326,8 +284,8 @@ class Job {
 
 absl::StatusOr<LaunchReport> LaunchRanks(const LaunchOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckLaunchOptions(options));
-  FSDP_ASSIGN_OR_RETURN(std::optional<LaunchedReplica> replica,
-                        LaunchedReplica::Read(options));
+  FSDP_ASSIGN_OR_RETURN(std::optional<Environment> replica,
+                        ReadReplica(options));
   const FileSizeErrors errors;
   FSDP_RETURN_IF_ERROR(OpenStandardStreams());
   FSDP_ASSIGN_OR_RETURN(SignalQueue signals, SignalQueue::Create());
