@@ -98,12 +98,7 @@ absl::Status GradientMeans::Plan(absl::Time deadline) {
     parts_.push_back({i, kind, count});
     count += leaves_[i].numel();
   }
-  return Reserve(counts);
-}
-
-// The counts are equal in all of the column, as AllocateSymmetric() needs.
-absl::Status GradientMeans::Reserve(
-    const std::map<Kind, int64_t, LessKind>& counts) {
+  // The counts are equal in all of the column, as AllocateSymmetric() needs.
   for (const auto& [kind, count] : counts) {
     at::Tensor& sums = sums_[kind];
     if (sums.defined() && sums.numel() >= count) continue;

@@ -55,16 +55,14 @@ absl::StatusOr<std::unique_ptr<StoreRegisters>> StoreRegisters::Connect(
                         comm::JobStore::Connect(place, kAnswerTime, limits));
   std::unique_ptr<StoreRegisters> registers(
       new StoreRegisters(std::move(store), prefix));
-  FSDP_RETURN_IF_ERROR(registers->Identify());
-  return registers;
-}
-
-absl::Status StoreRegisters::Identify() {
+  // Notes which life of the store this is.
   absl::BitGen random;
-  const std::string mine =
-      absl::StrCat(absl::Hex(random()), absl::Hex(random()));
-  FSDP_ASSIGN_OR_RETURN(identity_, CompareAndSet(kIdentityKey, "", mine));
-  return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(
+      registers->identity_,
+      registers->CompareAndSet(
+          kIdentityKey, "",
+          absl::StrCat(absl::Hex(random()), absl::Hex(random()))));
+  return registers;
 }
 
 absl::Status StoreRegisters::CheckIdentity() {
