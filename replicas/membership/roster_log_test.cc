@@ -11,7 +11,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "replicas/membership/roster.h"
-#include "replicas/membership/testing/forwarding_registers.h"
 #include "replicas/membership/testing/memory_registers.h"
 
 namespace fsdp::replicas {
