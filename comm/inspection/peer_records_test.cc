@@ -50,8 +50,9 @@ class HangingStore final : public c10d::HashStore {
   absl::Notification released;
 };
 
-Peers ConnectPeers(const std::vector<std::string>& hosts,
-                   const StorePtr& store) {
+Peers ConnectPeers(
+    const std::vector<std::string>& hosts,
+    const StorePtr& store = c10::make_intrusive<c10d::HashStore>()) {
   Peers peers(hosts.size());
   std::vector<std::thread> threads;
   threads.reserve(hosts.size());
@@ -80,8 +81,7 @@ std::vector<std::string> Labels(const SeenRank& seen) {
 }
 
 TEST(PeerRecordsTest, RanksOfOneHostSeeEachOtherAtOnce) {
-  const Peers peers =
-      ConnectPeers({"a", "a", "a"}, c10::make_intrusive<c10d::HashStore>());
+  const Peers peers = ConnectPeers({"a", "a", "a"});
   for (const auto& one : peers) one->Seal();
   for (int rank = 0; rank < 3; ++rank) Call(*peers[rank], std::to_string(rank));
   Call(*peers[1], "again");
@@ -97,8 +97,7 @@ TEST(PeerRecordsTest, RanksOfOneHostSeeEachOtherAtOnce) {
 }
 
 TEST(PeerRecordsTest, RanksOfOtherHostsShowWhatTheyPublish) {
-  const Peers peers =
-      ConnectPeers({"a", "b", "b"}, c10::make_intrusive<c10d::HashStore>());
+  const Peers peers = ConnectPeers({"a", "b", "b"});
   Call(*peers[1], "first");
   const auto soon = [] { return absl::Now() + absl::Milliseconds(50); };
   EXPECT_EQ(Labels(peers[0]->Read(absl::Now(), soon())[1]),
@@ -114,8 +113,7 @@ TEST(PeerRecordsTest, RanksOfOtherHostsShowWhatTheyPublish) {
 
 // The other rank publishes while this one looks.
 TEST(PeerRecordsTest, WaitsForWhatIsFresh) {
-  const Peers peers =
-      ConnectPeers({"a", "b"}, c10::make_intrusive<c10d::HashStore>());
+  const Peers peers = ConnectPeers({"a", "b"});
   const absl::Time begin = absl::Now();
   std::thread other([&] {
     Call(*peers[1], "late");
@@ -145,8 +143,7 @@ TEST(PeerRecordsTest, AStoreThatDoesNotAnswerIsGivenUp) {
 }
 
 TEST(PeerRecordsTest, OneRankOfEachHostClaims) {
-  const Peers peers = ConnectPeers({"a", "a", "b", "b"},
-                                   c10::make_intrusive<c10d::HashStore>());
+  const Peers peers = ConnectPeers({"a", "a", "b", "b"});
   EXPECT_TRUE(peers[1]->ClaimForHost());
   EXPECT_FALSE(peers[0]->ClaimForHost());
   EXPECT_TRUE(peers[2]->ClaimForHost());
@@ -156,8 +153,7 @@ TEST(PeerRecordsTest, OneRankOfEachHostClaims) {
 // The name of one host begins with that of the other, and the bytes are
 // nobody's.
 TEST(PeerRecordsTest, WhatIsNoIntroductionIsNotOpened) {
-  const Peers peers =
-      ConnectPeers({"a", "ab"}, c10::make_intrusive<c10d::HashStore>());
+  const Peers peers = ConnectPeers({"a", "ab"});
   Call(*peers[1], "unseen");
   EXPECT_EQ(Labels(peers[0]->Read(absl::InfiniteFuture(), absl::Now())[1]),
             std::vector<std::string>({"unknown"}));

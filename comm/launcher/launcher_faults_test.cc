@@ -62,15 +62,6 @@ TEST(LauncherIgnoredSignalsTest, StayIgnored) {
   }
 }
 
-// A process that ignores SIGCHLD is not told how its children end.
-TEST(LauncherIgnoredSignalsTest, TheEndsOfRanksAreSeen) {
-  LauncherProcess launcher("print", /*fifo=*/"", SIGCHLD);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 0);
-  EXPECT_THAT(launcher.output(), HasSubstr("[1] rank 1 of 2"));
-}
-
 // Returns whether `pid` soon sleeps in poll() with no end. It does nothing else
 // while it waits for one event.
 bool WaitsWithoutEnd(pid_t pid) {

@@ -146,18 +146,6 @@ TEST_F(MembershipTest, OnlyMembersVote) {
                        HasSubstr("replica 2.0 is no member of entry 0")));
 }
 
-TEST_F(MembershipTest, AVoteThatCannotBeGivenIsGivenAgain) {
-  auto members = Founded(1);
-  const Roster roster = members[0]->latest();
-  registers_.is_away = true;
-  EXPECT_THAT(members[0]->VoteFor(roster),
-              StatusIs(absl::StatusCode::kUnavailable, _));
-  registers_.is_away = false;
-  EXPECT_EQ(Poll(*members[0]), Encode(roster));
-  EXPECT_OK(members[0]->VoteFor(roster));
-  EXPECT_EQ(Poll(*members[0]), "1 0 6 1 finished 0.0");
-}
-
 TEST_F(MembershipTest, WhoRequestsJoinsWithTheNextStep) {
   auto members = Founded(1);
   auto late = Of(3);

@@ -219,14 +219,6 @@ TEST_F(NoticeBoardTest, WhatIsNoNoticeIsLeftOut) {
   EXPECT_EQ(pending.seen, 1);
 }
 
-TEST_F(NoticeBoardTest, WhatIsForgottenIsRemoved) {
-  for (int replica = 0; replica < 3; ++replica) Post(replica);
-  board_.Forget(0, 2);
-  EXPECT_EQ(memory_.size(), 2u);  // how many there were, and the last
-  ASSERT_OK_AND_ASSIGN(const auto pending, board_.ReadAfter(2));
-  EXPECT_THAT(Texts(pending), ElementsAre("join 2.0 12"));
-}
-
 TEST_F(NoticeBoardTest, ManyComeInParts) {
   ASSERT_OK(memory_.Add("membership/notices", 5000));
   ASSERT_OK_AND_ASSIGN(auto pending, board_.ReadAfter(10));
