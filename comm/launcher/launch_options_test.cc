@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "comm/launcher/launcher_supervisor.h"
+#include "comm/launcher/restart_policy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

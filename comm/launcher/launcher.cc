@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,13 +28,14 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/hmac.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "comm/launcher/child_process.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_supervisor.h"
 #include "comm/launcher/output_merger.h"
+#include "comm/launcher/restart_policy.h"
 #include "comm/meeting/job_store.h"
 #include "comm/meeting/store_message.h"
 #include "comm/startup/bootstrap_socket.h"
@@ -66,6 +69,219 @@ absl::StatusOr<std::optional<Environment>> ReadReplica(
   if (environment.replicas == 0) return std::nullopt;
   return environment;
 }
+
+// A killed process loses its connections before its end can be seen: a peer
+// that misses it may be seen to end first, but not by more than this.
+constexpr absl::Duration kSimultaneous = absl::Milliseconds(500);
+
+std::vector<OutputPump::Source> OutputOf(
+    const std::vector<ChildProcess>& children) {
+  std::vector<OutputPump::Source> sources;
+  for (size_t rank = 0; rank < children.size(); ++rank) {
+    const ChildProcess& child = children[rank];
+    const int number = static_cast<int>(rank);
+    sources.push_back({child.stdout_fd(), number, OutputStream::kStdout});
+    sources.push_back({child.stderr_fd(), number, OutputStream::kStderr});
+  }
+  return sources;
+}
+
+std::vector<std::string> Labels(const std::string& prefix, size_t ranks) {
+  std::vector<std::string> labels;
+  labels.reserve(ranks);
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    labels.push_back(RankLabel(prefix, static_cast<int>(rank)));
+  }
+  return labels;
+}
+
+// Waits for the ranks and writes their output, with one thread and one poll().
+// Ends the ranks when one fails or the launcher is told to end.
+class Supervisor {
+ public:
+  // `rank_prefix` is that of RankLabel(). `on_failure`, which may be null, is
+  // called once, when the first rank does not exit with 0 although nobody has
+  // told the launcher to end, and before the others are ended. `options` and
+  // `signals` outlive it.
+  Supervisor(const LaunchOptions& options, const std::string& rank_prefix,
+             std::function<void()> on_failure, SignalQueue* signals,
+             std::vector<ChildProcess> children)
+      : options_(options),
+        on_failure_(std::move(on_failure)),
+        signals_(signals),
+        children_(std::move(children)),
+        output_(OutputOf(children_), Labels(rank_prefix, children_.size()),
+                options.stdout_fd, options.stderr_fd),
+        ranks_(children_.size()),
+        start_(absl::Now()) {}
+
+  // Returns once all ranks have ended and their output is written, or its
+  // reader is given up. Call it once.
+  void Run() {
+    while (alive() > 0) {
+      output_.Poll(signals_->fd(), deadline_);
+      HandleSignals();
+      Reap();
+      if (absl::Now() < deadline_) continue;
+      if (phase_ == Phase::kGrace) {
+        End(SIGTERM);
+        phase_ = Phase::kTerminating;
+        deadline_ = absl::Now() + options_.terminate_period;
+      } else {
+        Kill();
+      }
+    }
+    end_ = absl::Now();
+    // The ranks' output is in the pipes by now. Whoever still holds the other
+    // end has left the job.
+    output_.CloseSources();
+    WaitForReader();
+  }
+
+  // Writes a line behind the ranks' output, after Run().
+  void Say(absl::string_view text) {
+    output_.Say(text);
+    WaitForReader();
+  }
+
+  LaunchAttempt attempt() const {
+    return {ranks_, first_failed_rank_, end_ - start_};
+  }
+  int interrupt_signal() const { return interrupt_signal_; }  // 0: none
+  int output_errno() const { return output_.error(); }
+
+ private:
+  // The step that the launcher has reached in ending the ranks.
+  enum class Phase { kRunning, kGrace, kTerminating, kKilled };
+
+  // The reason of a rank's failure. The greater of two explains the other.
+  enum class Reason {
+    kEcho,      // it says that another rank has failed
+    kDecision,  // it ended by itself
+    kVictim,    // it was killed
+  };
+
+  size_t alive() const { return children_.size() - reaped_; }
+
+  // Waits until the ranks' output is written: as long as it takes, unless
+  // somebody wants the job to end.
+  void WaitForReader() {
+    const bool is_told_to_end = interrupt_signal_ != 0;
+    deadline_ = is_told_to_end ? absl::Now() + options_.stop_period
+                               : absl::InfiniteFuture();
+    while (!output_.is_empty() && !gives_output_up_ &&
+           absl::Now() < deadline_) {
+      output_.Poll(signals_->fd(), deadline_);
+      HandleSignals();
+    }
+  }
+
+  void End(int signal) {
+    sent_signals_.insert(signal);
+    for (const ChildProcess& child : children_) child.Signal(signal);
+  }
+
+  void HandleSignals() {
+    for (int signal; (signal = signals_->Next()) != 0;) OnSignal(signal);
+  }
+
+  void OnSignal(int signal) {
+    if (signal == SIGCHLD) return;
+    if (signal == SIGQUIT || signal == SIGUSR1) {
+      const bool ends =
+          signal == SIGUSR1 && options_.ends_by_usr1 && alive() > 0;
+      if (ends && interrupt_signal_ == 0) interrupt_signal_ = signal;
+      // The signal would end the processes that the ranks have started.
+      for (const ChildProcess& child : children_) child.SignalAlone(signal);
+      return;
+    }
+    if (signal == SIGTSTP) {
+      // Ranks are not in the terminal's foreground group.
+      for (const ChildProcess& child : children_) child.Signal(SIGSTOP);
+      raise(SIGSTOP);
+      for (const ChildProcess& child : children_) child.Signal(SIGCONT);
+      return;
+    }
+    if (interrupt_signal_ == 0) interrupt_signal_ = signal;
+    gives_output_up_ = alive() == 0;
+    if (gives_output_up_) return;
+    if (phase_ >= Phase::kTerminating) {
+      if (absl::Now() - first_signal_ >= options_.signals_apart) Kill();
+      return;
+    }
+    first_signal_ = absl::Now();
+    End(signal);
+    phase_ = Phase::kTerminating;
+    deadline_ = absl::Now() + options_.stop_period;
+  }
+
+  void Kill() {
+    if (phase_ == Phase::kKilled) return;
+    End(SIGKILL);
+    phase_ = Phase::kKilled;
+    deadline_ = absl::InfiniteFuture();
+  }
+
+  void Reap() {
+    for (size_t rank = 0; rank < children_.size(); ++rank) {
+      const std::optional<ProcessEnd> end = children_[rank].TryReap();
+      if (!end.has_value()) continue;
+      ++reaped_;
+      ranks_[rank] = {*end, sent_signals_.count(end->signal) > 0,
+                      interrupt_signal_ != 0};
+      if (end->signal != 0 || end->exit_code != 0) {
+        OnFailure(static_cast<int>(rank));
+      }
+    }
+  }
+
+  void OnFailure(int rank) {
+    const bool is_first = !std::exchange(has_failed_, true);
+    if (is_first && interrupt_signal_ == 0 && on_failure_) on_failure_();
+    if (phase_ == Phase::kRunning) {
+      first_failed_rank_ = rank;
+      phase_ = Phase::kGrace;
+      first_failure_ = absl::Now();
+      deadline_ = first_failure_ + options_.grace_period;
+      return;
+    }
+    if (phase_ != Phase::kGrace) return;
+    const Reason reason = ReasonOf(rank);
+    const Reason first = ReasonOf(first_failed_rank_);
+    const bool is_cause =
+        reason > first && (first == Reason::kEcho ||
+                           absl::Now() - first_failure_ < kSimultaneous);
+    if (is_cause) first_failed_rank_ = rank;
+  }
+
+  Reason ReasonOf(int rank) const {
+    const ProcessEnd& end = ranks_[rank].end;
+    if (end.signal == 0 && end.exit_code == kPeerFailedExitCode) {
+      return Reason::kEcho;
+    }
+    return end.signal == 0 || end.signal == SIGABRT ? Reason::kDecision
+                                                    : Reason::kVictim;
+  }
+
+  const LaunchOptions& options_;
+  const std::function<void()> on_failure_;
+  SignalQueue* const signals_;
+  std::vector<ChildProcess> children_;  // by rank
+  size_t reaped_ = 0;
+  bool has_failed_ = false;  // any of them
+  OutputPump output_;
+  bool gives_output_up_ = false;
+  std::vector<RankEnd> ranks_;
+  int first_failed_rank_ = -1;
+  int interrupt_signal_ = 0;
+  Phase phase_ = Phase::kRunning;
+  std::set<int> sent_signals_;                      // to end the ranks
+  absl::Time deadline_ = absl::InfiniteFuture();    // of the phase
+  absl::Time first_signal_ = absl::InfinitePast();  // that ends the ranks
+  absl::Time first_failure_ = absl::InfinitePast();
+  const absl::Time start_;
+  absl::Time end_ = absl::InfinitePast();
+};
 
 class Job {
  public:
