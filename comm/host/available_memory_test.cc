@@ -62,7 +62,7 @@ class AvailableMemoryTest : public ::testing::Test {
               " /sys/fs/cgroup/memory rw shared:7 - cgroup cgroup rw,memory\n");
   }
 
-  int64_t Available() const { return AvailableMemoryBelow(root_); }
+  int64_t Available() const { return AvailableMemory(root_); }
 
   const fs::path root_;
 };
