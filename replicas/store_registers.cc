@@ -33,14 +33,6 @@ constexpr absl::Duration kWaitSlice = absl::Seconds(2);
 // Before a store that could not be reached is tried again.
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 
-std::string AsText(const std::vector<uint8_t>& bytes) {
-  return {bytes.begin(), bytes.end()};
-}
-
-std::vector<uint8_t> AsBytes(const std::string& text) {
-  return {text.begin(), text.end()};
-}
-
 absl::Status Silent(const absl::Status& status) {
   return absl::UnavailableError(
       absl::StrCat(kWhat, " does not answer: ", status.message()));
@@ -100,17 +92,15 @@ absl::StatusOr<std::optional<std::string>> StoreRegisters::Get(
 
 absl::Status StoreRegisters::Set(const std::string& key,
                                  const std::string& value) {
-  return Call([&] { store_->set(KeyOf(key), AsBytes(value)); });
+  return Call([&] { store_->set(KeyOf(key), value); });
 }
 
 absl::StatusOr<std::string> StoreRegisters::CompareAndSet(
     const std::string& key, const std::string& expected,
     const std::string& value) {
   std::string found;
-  FSDP_RETURN_IF_ERROR(Call([&] {
-    found = AsText(
-        store_->compareSet(KeyOf(key), AsBytes(expected), AsBytes(value)));
-  }));
+  FSDP_RETURN_IF_ERROR(
+      Call([&] { found = store_->compareSet(KeyOf(key), expected, value); }));
   return found;
 }
 
