@@ -1,6 +1,7 @@
 #include "replicas/column.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -67,8 +68,11 @@ absl::StatusOr<std::shared_ptr<comm::Communicator>> Column::ConnectGroup(
   comm::ConnectOptions options = options_;
   options.shows_failures = false;  // replicas may come and go
   options.stop_requested = [this, epoch] {
-    return IsOver(epoch) ||
-           (options_.stop_requested && options_.stop_requested());
+    {
+      absl::MutexLock lock(&mutex_);
+      if (epoch < first_alive_) return true;
+    }
+    return options_.stop_requested && options_.stop_requested();
   };
   absl::StatusOr<std::unique_ptr<comm::Communicator>> ranks =
       comm::Connect(environment, options);
@@ -77,35 +81,21 @@ absl::StatusOr<std::shared_ptr<comm::Communicator>> Column::ConnectGroup(
                   absl::StrCat("connecting replicas in epoch ", epoch));
 }
 
-bool Column::IsOver(int64_t epoch) const {
-  absl::MutexLock lock(&mutex_);
-  return epoch < first_alive_;
-}
-
-Column::Groups Column::GroupsLocked() const { return {part_.lock(), ranks_}; }
-
 void Column::EndBefore(int64_t epoch, const absl::Status& reason) {
-  Groups ended;
   {
     absl::MutexLock lock(&mutex_);
     first_alive_ = std::max(first_alive_, epoch);
-    if (epoch_ < epoch) ended = GroupsLocked();
   }
-  End(ended, reason);
+  EndGroups(epoch, reason);
 }
 
-void Column::Abort(const absl::Status& reason) {
-  Groups ended;
+void Column::EndGroups(int64_t epoch, const absl::Status& reason) {
+  std::array<std::shared_ptr<comm::Communicator>, 2> ended;
   {
     absl::MutexLock lock(&mutex_);
-    ended = GroupsLocked();
+    if (epoch_ < epoch) ended = {part_.lock(), ranks_};
   }
-  End(ended, reason);
-}
-
-// Call it without the lock.
-void Column::End(const Groups& groups, const absl::Status& reason) {
-  for (const auto& group : groups) {
+  for (const auto& group : ended) {
     if (group != nullptr) group->Abort(reason);
   }
 }

@@ -2,8 +2,8 @@
 #ifndef REPLICAS_COLUMN_H_
 #define REPLICAS_COLUMN_H_
 
-#include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -48,15 +48,15 @@ class Column {
   // connect one, returns at once. Any thread may call it.
   void EndBefore(int64_t epoch, const absl::Status& reason);
   // Ends the groups of the current epoch.
-  void Abort(const absl::Status& reason);
+  void Abort(const absl::Status& reason) {
+    EndGroups(std::numeric_limits<int64_t>::max(), reason);
+  }
 
  private:
   absl::StatusOr<std::shared_ptr<comm::Communicator>> ConnectGroup(
       int64_t epoch, absl::string_view name, int index, int size);
-  using Groups = std::array<std::shared_ptr<comm::Communicator>, 2>;
-  Groups GroupsLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static void End(const Groups& groups, const absl::Status& reason);
-  bool IsOver(int64_t epoch) const;
+  // Ends the groups, if they are of an epoch before `epoch`.
+  void EndGroups(int64_t epoch, const absl::Status& reason);
 
   const comm::Environment place_;
   const comm::ConnectOptions options_;

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/normal_mode.h"
@@ -99,12 +98,7 @@ absl::Status GradientMeans::Plan(absl::Time deadline) {
     parts_.push_back({i, kind, count});
     count += leaves_[i].numel();
   }
-  return Reserve(counts);
-}
-
-// The counts are equal in all of the column, as AllocateSymmetric() needs.
-absl::Status GradientMeans::Reserve(
-    const std::map<Kind, int64_t, LessKind>& counts) {
+  // The counts are equal in all of the column, as AllocateSymmetric() needs.
   for (const auto& [kind, count] : counts) {
     at::Tensor& sums = sums_[kind];
     if (sums.defined() && sums.numel() >= count) continue;

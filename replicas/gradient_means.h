@@ -52,7 +52,6 @@ class GradientMeans {
   };
 
   absl::Status Plan(absl::Time deadline);
-  absl::Status Reserve(const std::map<Kind, int64_t, LessKind>& counts);
   absl::Status AddUp(absl::Time deadline);
   absl::Status CopyGradient(const Part& part) const;
   at::Tensor SumOf(const Part& part) const;

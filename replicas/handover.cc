@@ -171,7 +171,10 @@ class Handover {
     FSDP_RETURN_IF_ERROR(comm::CheckSame(ranks_, LayoutOf(*values_),
                                          "shards of ranks of the same number",
                                          deadline_));
-    FSDP_RETURN_IF_ERROR(SendRecord());
+    for (std::string* const text : {&record_text_, &slots_text_}) {
+      FSDP_ASSIGN_OR_RETURN(
+          *text, comm::BroadcastString(ranks_, *text, root_, kWhat, deadline_));
+    }
     FSDP_RETURN_IF_ERROR(Agree(Caught(kWhat, [this] { return Plan(); })));
     // From here on ranks are filled: one that cannot go on tells the others.
     absl::Status status = Caught(kWhat, [this] { return Fill(); });
@@ -204,16 +207,6 @@ class Handover {
     return absl::OkStatus();
   }
 
-  absl::Status SendRecord() {
-    FSDP_ASSIGN_OR_RETURN(
-        record_text_,
-        comm::BroadcastString(ranks_, record_text_, root_, kWhat, deadline_));
-    FSDP_ASSIGN_OR_RETURN(
-        slots_text_,
-        comm::BroadcastString(ranks_, slots_text_, root_, kWhat, deadline_));
-    return absl::OkStatus();
-  }
-
   absl::Status Plan() {
     FSDP_ASSIGN_OR_RETURN(record_, checkpoint::ParseTraining(record_text_));
     FSDP_ASSIGN_OR_RETURN(slots_, ParseSlots(slots_text_));
@@ -242,33 +235,26 @@ class Handover {
 
   absl::Status Fill() {
     for (const TensorRange& range : values_->model().all) {
-      FSDP_RETURN_IF_ERROR(range.is_whole
-                               ? SendWhole(range)
-                               : broadcasts_.Send(range.values, range.name));
-    }
-    if (run_.average != nullptr) {
-      for (const TensorRange& leaf : values_->model().parameters()) {
-        FSDP_RETURN_IF_ERROR(SendAverage(leaf));
+      if (!range.is_whole) {
+        FSDP_RETURN_IF_ERROR(broadcasts_.Send(range.values, range.name));
+        continue;
       }
+      // It may be expanded or sparse, hence its parts and distinct elements.
+      for (const at::Tensor& part : PartsOf(range.values.detach())) {
+        FSDP_RETURN_IF_ERROR(broadcasts_.Send(DistinctOf(part), range.name));
+      }
+    }
+    for (const TensorRange& leaf : values_->model().parameters()) {
+      if (run_.average == nullptr || !run_.average->Of(leaf.values).defined()) {
+        continue;
+      }
+      FSDP_ASSIGN_OR_RETURN(const at::Tensor average,
+                            run_.average->ToFill(leaf.values));
+      FSDP_RETURN_IF_ERROR(broadcasts_.Send(average, leaf.name));
     }
     FSDP_RETURN_IF_ERROR(broadcasts_.Flush());
     if (run_.optimizer != nullptr) FSDP_RETURN_IF_ERROR(FillOptimizer());
     return gives() ? absl::OkStatus() : Restore(record_, run_);
-  }
-
-  // A buffer may be expanded or sparse, hence its parts and distinct elements.
-  absl::Status SendWhole(const TensorRange& other) {
-    for (const at::Tensor& part : PartsOf(other.values.detach())) {
-      FSDP_RETURN_IF_ERROR(broadcasts_.Send(DistinctOf(part), other.name));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status SendAverage(const TensorRange& leaf) {
-    if (!run_.average->Of(leaf.values).defined()) return absl::OkStatus();
-    FSDP_ASSIGN_OR_RETURN(const at::Tensor average,
-                          run_.average->ToFill(leaf.values));
-    return broadcasts_.Send(average, leaf.name);
   }
 
   std::vector<Slot> SlotsOf(const std::string& parameter) const {

@@ -2,8 +2,6 @@
 #ifndef REPLICAS_HANDOVER_H_
 #define REPLICAS_HANDOVER_H_
 
-#include <cstdint>
-
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "checkpoint/run/run.h"

@@ -11,7 +11,6 @@
 
 #include <map>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -170,22 +169,17 @@ TEST(HandoverTest, BetweenAnyNumbersOfReplicasAndRanks) {
   }
 }
 
+// A root without states leaves none.
 TEST(HandoverTest, OverStatesThatAreThereAlready) {
-  Shape shape;
-  shape.ranks = 2;
-  shape.steps_of_others = 2;
-  EXPECT_OK(RunAllRanks(4, [&](Communicator& world) {
-    return CheckHandover(world, shape, TrainingSetup());
-  }));
-}
-
-TEST(HandoverTest, ARootWithoutStatesLeavesNone) {
-  Shape shape;
-  shape.steps_of_root = 0;
-  shape.steps_of_others = 2;
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) {
-    return CheckHandover(world, shape, TrainingSetup());
-  }));
+  for (const int steps_of_root : {3, 0}) {
+    Shape shape;
+    shape.ranks = 2;
+    shape.steps_of_root = steps_of_root;
+    shape.steps_of_others = 2;
+    EXPECT_OK(RunAllRanks(4, [&](Communicator& world) {
+      return CheckHandover(world, shape, TrainingSetup());
+    }));
+  }
 }
 
 // Has a module without shards, and gradients between backward and step.

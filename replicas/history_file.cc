@@ -1,7 +1,6 @@
 #include "replicas/history_file.h"
 
 #include <cerrno>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <memory>

@@ -41,12 +41,6 @@ void SeedAnew(int64_t epoch, int replica, int rank) {
 
 }  // namespace
 
-int JoinedReplica::Index() const {
-  return IndexOf(roster_, options_.self.replica);
-}
-
-bool JoinedReplica::IsNew() const { return roster_.members[Index()].is_new; }
-
 absl::StatusOr<std::optional<Roster>> JoinedReplica::BeginStep() {
   if (roster_.number < 0) {
     FSDP_ASSIGN_OR_RETURN(roster_, log_.Enter(options_.first_step));
@@ -80,7 +74,14 @@ absl::Status JoinedReplica::ConnectAll() {
   FSDP_RETURN_IF_ERROR(column_.Connect(
       roster_.epoch, Index(), static_cast<int>(roster_.members.size())));
   FSDP_RETURN_IF_ERROR(HandOverToNew());
-  return ReadLeaves();
+  FSDP_ASSIGN_OR_RETURN(const checkpoint::RunValues values,
+                        checkpoint::RunValues::Read(run_, "Replicas"));
+  std::vector<at::Tensor> leaves;
+  for (const TensorRange& leaf : values.model().parameters()) {
+    leaves.push_back(leaf.values);
+  }
+  means_ = std::make_unique<GradientMeans>(column_.ranks(), std::move(leaves));
+  return absl::OkStatus();
 }
 
 absl::Status JoinedReplica::HandOverToNew() {
@@ -96,16 +97,6 @@ absl::Status JoinedReplica::HandOverToNew() {
   FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<comm::Communicator> part,
                         column_.ConnectPart(index, size));
   return HandOver(*part, /*root=*/0, run_, absl::Now() + options_.timeout);
-}
-
-absl::Status JoinedReplica::ReadLeaves() {
-  FSDP_ASSIGN_OR_RETURN(const checkpoint::RunValues values,
-                        checkpoint::RunValues::Read(run_, "Replicas"));
-  std::vector<at::Tensor> leaves;
-  for (const TensorRange& leaf : values.model().parameters())
-    leaves.push_back(leaf.values);
-  means_ = std::make_unique<GradientMeans>(column_.ranks(), std::move(leaves));
-  return absl::OkStatus();
 }
 
 absl::Status JoinedReplica::AwaitLoss(const absl::Status& failure) {
@@ -131,29 +122,23 @@ absl::Status JoinedReplica::AwaitLoss(const absl::Status& failure) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> JoinedReplica::TryFinish() {
-  FSDP_ASSIGN_OR_RETURN(roster_, log_.SkipLosses(roster_));
-  FSDP_RETURN_IF_ERROR(Settle());
-  const absl::Status status = means_->Sum(absl::Now() + options_.timeout);
-  if (!status.ok()) {
-    FSDP_RETURN_IF_ERROR(AwaitLoss(status));
-    return false;
-  }
-  FSDP_RETURN_IF_ERROR(log_.VoteFor(roster_));
-  FSDP_ASSIGN_OR_RETURN(
-      Roster next, log_.AwaitNext(roster_, absl::Now() + options_.timeout));
-  std::swap(roster_, next);
-  if (roster_.cause != Cause::kFinished) return false;
-  finished_ = std::move(next);
-  return true;
-}
-
 absl::Status JoinedReplica::FinishStep() {
   for (;;) {
-    FSDP_ASSIGN_OR_RETURN(const bool is_finished, TryFinish());
-    if (is_finished) break;
+    FSDP_ASSIGN_OR_RETURN(roster_, log_.SkipLosses(roster_));
+    FSDP_RETURN_IF_ERROR(Settle());
+    const absl::Status status = means_->Sum(absl::Now() + options_.timeout);
+    if (!status.ok()) {
+      FSDP_RETURN_IF_ERROR(AwaitLoss(status));
+      continue;
+    }
+    FSDP_RETURN_IF_ERROR(log_.VoteFor(roster_));
+    FSDP_ASSIGN_OR_RETURN(
+        Roster next, log_.AwaitNext(roster_, absl::Now() + options_.timeout));
+    std::swap(roster_, next);
+    if (roster_.cause != Cause::kFinished) continue;
+    finished_ = std::move(next);
+    return means_->Apply();
   }
-  return means_->Apply();
 }
 
 }  // namespace fsdp::replicas

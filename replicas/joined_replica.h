@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -54,20 +53,17 @@ class JoinedReplica {
   const Roster& finished() const { return finished_; }
 
  private:
-  bool IsNew() const;
-  int Index() const;
+  int Index() const { return IndexOf(roster_, options_.self.replica); }
+  bool IsNew() const { return roster_.members[Index()].is_new; }
 
   // Waits until the members of roster_, or of a later one of this step, are
   // connected and all have the state with which it begins.
   absl::Status Settle();
   absl::Status ConnectAll();
   absl::Status HandOverToNew();
-  absl::Status ReadLeaves();
   // Waits after `failure` between replicas until roster_ is without those who
   // are lost; or returns an error.
   absl::Status AwaitLoss(const absl::Status& failure);
-  // Returns whether the step is finished; if not, it must be tried again.
-  absl::StatusOr<bool> TryFinish();
 
   const JoinedReplicaOptions options_;
   StepLog& log_;

@@ -19,7 +19,6 @@
 #include "absl/time/time.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "replicas/history_file.h"
@@ -120,13 +119,6 @@ absl::StatusOr<Roster> LiveLog::Entry(int64_t number) {
       absl::StrCat("entry ", number, " of the replicas' log is gone"));
 }
 
-absl::StatusOr<Roster> LiveLog::BeginOf(Roster roster) {
-  while (roster.cause == Cause::kLost) {
-    FSDP_ASSIGN_OR_RETURN(roster, Entry(roster.number - 1));
-  }
-  return roster;
-}
-
 absl::StatusOr<Roster> LiveLog::Enter(int64_t first_step) {
   entered_ = true;
   absl::Status requested;
@@ -142,7 +134,10 @@ absl::StatusOr<Roster> LiveLog::Enter(int64_t first_step) {
   FSDP_ASSIGN_OR_RETURN(Roster roster, Entry(*number));
   over_ = membership_->HasEnded(roster);
   if (over_) return roster;
-  FSDP_ASSIGN_OR_RETURN(roster, BeginOf(std::move(roster)));
+  // With this entry its step began.
+  while (roster.cause == Cause::kLost) {
+    FSDP_ASSIGN_OR_RETURN(roster, Entry(roster.number - 1));
+  }
   Note(roster);
   entered_with_ = *number;
   return roster;
@@ -221,22 +216,16 @@ void LiveLog::WatchOnce() {
   TakeUpEnds(membership_->latest());
   const absl::StatusOr<Roster> newest = membership_->Poll();
   if (!newest.ok()) return;
-  EndIfLost(*newest);
+  const int64_t entered = entered_with_;
+  if (options_.inside != nullptr && entered >= 0 && newest->number > entered &&
+      !IsMember(*newest, options_.membership.self)) {
+    // The other ranks wait for the one because of which the replica is lost.
+    options_.inside->Abort(absl::AbortedError(absl::StrCat(
+        "this replica has been given up for lost: ", Describe(*newest))));
+  }
   if (newest->epoch <= epoch_) return;
   epoch_ = newest->epoch;
   if (options_.on_epoch) options_.on_epoch(epoch_);
-}
-
-// Ends the wait of this replica's other ranks for the rank because of which the
-// replica is lost.
-void LiveLog::EndIfLost(const Roster& newest) {
-  const int64_t entered = entered_with_;
-  if (options_.inside == nullptr || entered < 0 || newest.number <= entered ||
-      IsMember(newest, options_.membership.self)) {
-    return;
-  }
-  options_.inside->Abort(absl::AbortedError(absl::StrCat(
-      "this replica has been given up for lost: ", Describe(newest))));
 }
 
 void LiveLog::TakeUpEnds(const Roster& roster) {

@@ -65,12 +65,9 @@ class LiveLog final : public StepLog {
   // this rank.
   absl::StatusOr<std::optional<int64_t>> AwaitMembership(absl::Status mine);
   absl::StatusOr<Roster> Entry(int64_t number);
-  // Returns the roster with which its step began.
-  absl::StatusOr<Roster> BeginOf(Roster roster);
   void Note(const Roster& roster);
   void Watch();
   void WatchOnce();
-  void EndIfLost(const Roster& newest);
   void TakeUpEnds(const Roster& roster);
 
   const LiveLogOptions options_;

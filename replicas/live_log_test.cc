@@ -23,7 +23,6 @@
 #include "replicas/membership/membership.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
-#include "replicas/membership/testing/forwarding_registers.h"
 #include "replicas/membership/testing/memory_registers.h"
 
 namespace fsdp::replicas {
@@ -118,37 +117,28 @@ TEST_F(LiveLogTest, RanksOfAReplicaThatIsLostDoNotWaitForEachOther) {
   EXPECT_OK(entered);
 }
 
-TEST_F(LiveLogTest, WhoEndsTellsTheOthersAtOnce) {
-  ASSERT_OK_AND_ASSIGN(const auto stays, Start(OptionsOf(0, 2)));
-  ASSERT_OK_AND_ASSIGN(auto leaves, Start(OptionsOf(1, 2)));
-  absl::StatusOr<Roster> first = absl::UnknownError("");
-  std::thread other([&] { first = leaves->Enter(0); });
-  ASSERT_OK_AND_ASSIGN(const Roster roster, stays->Enter(0));
-  other.join();
-  EXPECT_OK(first.status());
-  const absl::Time began = absl::Now();
-  leaves = nullptr;
-  ASSERT_OK_AND_ASSIGN(const Roster next,
-                       stays->AwaitNext(roster, began + absl::Minutes(1)));
-  EXPECT_EQ(next.cause, Cause::kLost);
-  EXPECT_LT(absl::Now() - began, absl::Seconds(15));
-}
-
-// A launcher does this when it has seen its replica end.
-TEST_F(LiveLogTest, WhomALauncherHasSeenEndIsGoneAtOnce) {
-  ASSERT_OK_AND_ASSIGN(const auto stays, Start(OptionsOf(0, 2)));
-  ASSERT_OK_AND_ASSIGN(auto ends, Start(OptionsOf(1, 2)));
-  absl::StatusOr<Roster> first = absl::UnknownError("");
-  std::thread other([&] { first = ends->Enter(0); });
-  ASSERT_OK_AND_ASSIGN(const Roster roster, stays->Enter(0));
-  other.join();
-  EXPECT_OK(first.status());
-  const absl::Time began = absl::Now();
-  EXPECT_OK(registers_.Set("gone/1/1", "1"));
-  ASSERT_OK_AND_ASSIGN(const Roster next,
-                       stays->AwaitNext(roster, began + absl::Minutes(1)));
-  EXPECT_EQ(next.cause, Cause::kLost);
-  EXPECT_LT(absl::Now() - began, absl::Seconds(15));
+// It says so, or its launcher has seen it end.
+TEST_F(LiveLogTest, WhoEndsIsGoneForTheOthersAtOnce) {
+  for (const bool says_so : {false, true}) {
+    registers_.Clear();
+    ASSERT_OK_AND_ASSIGN(const auto stays, Start(OptionsOf(0, 2)));
+    ASSERT_OK_AND_ASSIGN(auto ends, Start(OptionsOf(1, 2)));
+    absl::StatusOr<Roster> first = absl::UnknownError("");
+    std::thread other([&] { first = ends->Enter(0); });
+    ASSERT_OK_AND_ASSIGN(const Roster roster, stays->Enter(0));
+    other.join();
+    EXPECT_OK(first.status());
+    const absl::Time began = absl::Now();
+    if (says_so) {
+      ends = nullptr;
+    } else {
+      EXPECT_OK(registers_.Set("gone/1/1", "1"));
+    }
+    ASSERT_OK_AND_ASSIGN(const Roster next,
+                         stays->AwaitNext(roster, began + absl::Minutes(1)));
+    EXPECT_EQ(next.cause, Cause::kLost);
+    EXPECT_LT(absl::Now() - began, absl::Seconds(15));
+  }
 }
 
 using ::testing::AllOf;

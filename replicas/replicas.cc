@@ -11,10 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
 #include "comm/bootstrap/bootstrap.h"
@@ -30,17 +30,6 @@
 
 namespace fsdp {
 namespace {
-
-using ::fsdp::replicas::Column;
-using ::fsdp::replicas::JoinedReplica;
-using ::fsdp::replicas::JoinedReplicaOptions;
-using ::fsdp::replicas::LiveLog;
-using ::fsdp::replicas::LiveLogOptions;
-using ::fsdp::replicas::Member;
-using ::fsdp::replicas::ReplayLog;
-using ::fsdp::replicas::ReplicaId;
-using ::fsdp::replicas::Roster;
-using ::fsdp::replicas::StoreRegisters;
 
 // All keys of a run begin with it.
 constexpr char kPrefix[] = "replicas";
@@ -93,9 +82,29 @@ absl::Status Check(const comm::Environment& environment,
 // Refuses calls in the wrong order and calls after an error.
 class Replicas::Impl {
  public:
-  explicit Impl(const ReplicaOptions& options)
-      : steps_done_(options.first_step) {}
-  virtual ~Impl() = default;
+  Impl(const comm::Environment& environment, const ReplicaOptions& options,
+       checkpoint::TrainingRun& run)
+      : environment_(environment),
+        options_(options),
+        run_(run),
+        self_{environment.replica, environment.replica_incarnation},
+        steps_done_(options.first_step),
+        column_(KeeperFor(environment), ColumnOptions()) {}
+
+  // To be called unless the run has no other replicas.
+  absl::Status Start() {
+    FSDP_ASSIGN_OR_RETURN(log_, StartLog());
+    replicas::JoinedReplicaOptions joined;
+    joined.self = self_;
+    joined.rank = environment_.rank;
+    joined.steps = options_.steps;
+    joined.first_step = options_.first_step;
+    joined.timeout = options_.between.timeout;
+    joined.patience = Patience();
+    joined.stop_requested = StopRequested();
+    replica_.emplace(joined, *log_, column_, run_);
+    return absl::OkStatus();
+  }
 
   absl::StatusOr<std::optional<Step>> BeginStep() {
     FSDP_RETURN_IF_ERROR(failure_);
@@ -117,7 +126,7 @@ class Replicas::Impl {
       return absl::FailedPreconditionError(
           "FinishStep(): no step has begun: call BeginStep() first");
     }
-    failure_ = Finish();
+    if (replica_.has_value()) failure_ = EndReplay(replica_->FinishStep());
     in_step_ = false;
     if (failure_.ok()) ++steps_done_;
     return failure_;
@@ -125,69 +134,12 @@ class Replicas::Impl {
 
   int64_t steps_done() const { return steps_done_; }
 
-  virtual std::string Members() const = 0;
-
-  class Alone;
-  class Joined;
-
- private:
-  virtual absl::StatusOr<std::optional<Step>> Begin() = 0;
-  virtual absl::Status Finish() = 0;
-
-  int64_t steps_done_;
-  bool in_step_ = false;
-  absl::Status failure_;
-};
-
-// Is used where a run has no other replicas.
-class Replicas::Impl::Alone final : public Impl {
- public:
-  explicit Alone(const ReplicaOptions& options)
-      : Impl(options), steps_(options.steps) {}
-
-  std::string Members() const override { return "0.0"; }
-
- private:
-  absl::StatusOr<std::optional<Step>> Begin() override {
-    if (steps_done() >= steps_) return std::nullopt;
-    return Step{steps_done(), /*index=*/0, /*size=*/1};
-  }
-  absl::Status Finish() override { return absl::OkStatus(); }
-
-  const int64_t steps_;
-};
-
-class Replicas::Impl::Joined final : public Impl {
- public:
-  Joined(const comm::Environment& environment, const ReplicaOptions& options,
-         checkpoint::TrainingRun& run)
-      : Impl(options),
-        environment_(environment),
-        options_(options),
-        run_(run),
-        self_{environment.replica, environment.replica_incarnation},
-        column_(KeeperFor(environment), ColumnOptions()) {}
-
-  absl::Status Start() {
-    FSDP_ASSIGN_OR_RETURN(log_, StartLog());
-    JoinedReplicaOptions joined;
-    joined.self = self_;
-    joined.rank = environment_.rank;
-    joined.steps = options_.steps;
-    joined.first_step = options_.first_step;
-    joined.timeout = options_.between.timeout;
-    joined.patience = Patience();
-    joined.stop_requested = StopRequested();
-    replica_.emplace(joined, *log_, column_, run_);
-    return absl::OkStatus();
-  }
-
-  std::string Members() const override {
-    std::string text;
-    for (const Member& member : replica_->finished().members) {
-      absl::StrAppend(&text, text.empty() ? "" : " ", ToString(member.id));
-    }
-    return text;
+  std::string Members() const {
+    if (!replica_.has_value()) return "0.0";
+    return absl::StrJoin(replica_->finished().members, " ",
+                         [](std::string* text, const replicas::Member& member) {
+                           absl::StrAppend(text, ToString(member.id));
+                         });
   }
 
  private:
@@ -243,22 +195,22 @@ class Replicas::Impl::Joined final : public Impl {
 
   absl::StatusOr<std::unique_ptr<replicas::StepLog>> StartLog() {
     FSDP_ASSIGN_OR_RETURN(
-        auto registers,
-        StoreRegisters::Connect({environment_.keeper_addr,
-                                 environment_.keeper_port, environment_.secret},
-                                kPrefix,
-                                {absl::Now() + options_.between.connect_timeout,
-                                 options_.between.stop_requested}));
+        auto registers, replicas::StoreRegisters::Connect(
+                            {environment_.keeper_addr, environment_.keeper_port,
+                             environment_.secret},
+                            kPrefix,
+                            {absl::Now() + options_.between.connect_timeout,
+                             options_.between.stop_requested}));
     if (!options_.replay.empty()) {
       registers_ = std::move(registers);
       FSDP_ASSIGN_OR_RETURN(replicas::History history,
                             replicas::ReadHistory(options_.replay));
-      auto replay = std::make_unique<ReplayLog>(std::move(history), self_,
-                                                options_.steps);
+      auto replay = std::make_unique<replicas::ReplayLog>(
+          std::move(history), self_, options_.steps);
       replay_ = replay.get();
       return replay;
     }
-    LiveLogOptions log;
+    replicas::LiveLogOptions log;
     log.membership.self = self_;
     log.membership.rank = environment_.rank;
     log.membership.ranks_per_replica = environment_.world_size;
@@ -279,12 +231,12 @@ class Replicas::Impl::Joined final : public Impl {
                         absl::AbortedError("replicas have come or gone"));
       Forget(*keeper, epoch - kKeptEpochs);
     };
-    return LiveLog::Start(std::move(log), std::move(registers));
+    return replicas::LiveLog::Start(std::move(log), std::move(registers));
   }
 
   // Removes from the keeper what groups of epochs before `epoch` have left
   // there. Errors are ignored, since what then stays is little.
-  void Forget(StoreRegisters& keeper, int64_t epoch) {
+  void Forget(replicas::StoreRegisters& keeper, int64_t epoch) {
     forgotten_ = std::max(forgotten_, epoch - kKeptEpochs);
     for (; forgotten_ < epoch; ++forgotten_) {
       keeper
@@ -294,27 +246,33 @@ class Replicas::Impl::Joined final : public Impl {
     }
   }
 
-  absl::StatusOr<std::optional<Step>> Begin() override {
-    const absl::StatusOr<std::optional<Roster>> begun = replica_->BeginStep();
+  absl::StatusOr<std::optional<Step>> Begin() {
+    if (!replica_.has_value()) {
+      if (steps_done_ >= options_.steps) return std::nullopt;
+      return Step{steps_done_, /*index=*/0, /*size=*/1};
+    }
+    const absl::StatusOr<std::optional<replicas::Roster>> begun =
+        replica_->BeginStep();
     FSDP_RETURN_IF_ERROR(EndReplay(begun.status()));
-    const std::optional<Roster>& roster = *begun;
+    const std::optional<replicas::Roster>& roster = *begun;
     if (!roster.has_value()) return std::nullopt;
     return Step{roster->step, IndexOf(*roster, self_.replica),
                 static_cast<int>(roster->members.size())};
   }
 
-  absl::Status Finish() override { return EndReplay(replica_->FinishStep()); }
-
   const comm::Environment environment_;
   const ReplicaOptions options_;
   checkpoint::TrainingRun& run_;
-  const ReplicaId self_;
-  std::unique_ptr<StoreRegisters> registers_;  // set for a replay
-  Column column_;
+  const replicas::ReplicaId self_;
+  int64_t steps_done_;
+  bool in_step_ = false;
+  absl::Status failure_;
+  std::unique_ptr<replicas::StoreRegisters> registers_;  // set for a replay
+  replicas::Column column_;
   std::unique_ptr<replicas::StepLog>
-      log_;                      // its thread calls column_ and is joined first
-  ReplayLog* replay_ = nullptr;  // log_ if it is a replay
-  std::optional<JoinedReplica> replica_;
+      log_;  // its thread calls column_ and is joined first
+  replicas::ReplayLog* replay_ = nullptr;  // log_ if it is a replay
+  std::optional<replicas::JoinedReplica> replica_;
   int64_t forgotten_ = 0;  // epochs before this one; for the log's thread
 };
 
@@ -322,13 +280,9 @@ absl::StatusOr<std::unique_ptr<Replicas>> Replicas::Join(
     const comm::Environment& environment, checkpoint::TrainingRun* run,
     const ReplicaOptions& options) {
   FSDP_RETURN_IF_ERROR(Check(environment, run, options));
-  if (environment.replicas == 0) {
-    return std::unique_ptr<Replicas>(
-        new Replicas(std::make_unique<Impl::Alone>(options)));
-  }
-  auto joined = std::make_unique<Impl::Joined>(environment, options, *run);
-  FSDP_RETURN_IF_ERROR(joined->Start());
-  return std::unique_ptr<Replicas>(new Replicas(std::move(joined)));
+  auto impl = std::make_unique<Impl>(environment, options, *run);
+  if (environment.replicas > 0) FSDP_RETURN_IF_ERROR(impl->Start());
+  return std::unique_ptr<Replicas>(new Replicas(std::move(impl)));
 }
 
 Replicas::Replicas(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

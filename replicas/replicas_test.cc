@@ -10,7 +10,6 @@
 #include <fstream>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,7 +18,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
@@ -55,10 +53,12 @@ constexpr int64_t kDim = 5;
 // A model of one rank and what trains it.
 struct Training {
   static absl::StatusOr<std::unique_ptr<Training>> Make(Communicator& ranks,
-                                                        int seed) {
+                                                        int seed,
+                                                        int64_t dim = kDim) {
     auto training = std::make_unique<Training>();
     FSDP_ASSIGN_OR_RETURN(training->model,
-                          FullyShard(MakeNet(kDim, 1, seed), Unowned(ranks)));
+                          FullyShard(MakeNet(dim, 1, seed), Unowned(ranks)));
+    training->dim = dim;
     training->optimizer = std::make_unique<torch::optim::SGD>(
         training->model->Parameters(), torch::optim::SGDOptions(0.1));
     training->run.model = training->model.get();
@@ -68,11 +68,12 @@ struct Training {
   }
 
   absl::Status Compute(int64_t row) {
-    const at::Tensor x = Rows(row, 2, kDim);
+    const at::Tensor x = Rows(row, 2, dim);
     optimizer->zero_grad();
     return model->Backward(Loss(model->forward(x), x));
   }
 
+  int64_t dim = kDim;
   FullyShardedDataParallel<NetImpl> model{nullptr};
   std::unique_ptr<torch::optim::SGD> optimizer;
   checkpoint::TrainingRun run;
@@ -145,31 +146,6 @@ TEST_F(ReplicasTest, TrainTogetherFromTheStateOfTheFurthest) {
         return absl::OkStatus();
       }));
   EXPECT_THAT(texts, ::testing::Each("1: 0.1 1.1 2.1"));
-}
-
-TEST_F(ReplicasTest, GradientsBecomeTheMean) {
-  std::vector<at::Tensor> before(2);
-  std::vector<at::Tensor> after(2);
-  EXPECT_OK(
-      RunReplicas(2, [&](int replica, Communicator& inside) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(const auto training, Training::Make(inside, 0));
-        ReplicaOptions options;
-        options.steps = 1;
-        FSDP_ASSIGN_OR_RETURN(
-            const auto replicas,
-            Replicas::Join(EnvironmentOf(replica, 2), &training->run, options));
-        FSDP_RETURN_IF_ERROR(replicas->BeginStep().status());
-        FSDP_RETURN_IF_ERROR(training->Compute(int64_t{10} * replica));
-        const at::Tensor gradient = training->model->Parameters()[0].grad();
-        before[replica] = gradient.clone();
-        FSDP_RETURN_IF_ERROR(replicas->FinishStep());
-        after[replica] = gradient.clone();
-        return absl::OkStatus();
-      }));
-  EXPECT_FALSE(at::equal(before[0], before[1]));
-  for (const at::Tensor& mean : after) {
-    EXPECT_TRUE(at::equal(mean, (before[0] + before[1]) / 2));
-  }
 }
 
 TEST_F(ReplicasTest, WithoutOthersItIsPlainTraining) {
@@ -309,28 +285,19 @@ TEST_F(ReplicasTest, AModelThatDiffersIsRefusedAndTheOthersGoOn) {
   std::vector<absl::Status> ends(2);
   EXPECT_OK(
       RunReplicas(2, [&](int replica, Communicator& inside) -> absl::Status {
-        Training training;
-        FSDP_ASSIGN_OR_RETURN(
-            training.model,
-            FullyShard(MakeNet(kDim + replica, 1, 0), Unowned(inside)));
-        training.optimizer = std::make_unique<torch::optim::SGD>(
-            training.model->Parameters(), torch::optim::SGDOptions(0.1));
-        training.run.model = training.model.get();
-        training.run.optimizer = training.optimizer.get();
-        training.run.random_state = false;
+        FSDP_ASSIGN_OR_RETURN(const auto training,
+                              Training::Make(inside, 0, kDim + replica));
         ReplicaOptions options;
         options.steps = 2;
         options.loss_timeout = absl::Milliseconds(500);
         FSDP_ASSIGN_OR_RETURN(
             auto replicas,
-            Replicas::Join(EnvironmentOf(replica, 2), &training.run, options));
+            Replicas::Join(EnvironmentOf(replica, 2), &training->run, options));
         for (;;) {
           const auto step = replicas->BeginStep();
           ends[replica] = step.status();
           if (!step.ok() || !step->has_value()) break;
-          const at::Tensor x = Rows((*step)->step, 2, kDim + replica);
-          FSDP_RETURN_IF_ERROR(
-              training.model->Backward(Loss(training.model->forward(x), x)));
+          FSDP_RETURN_IF_ERROR(training->Compute((*step)->step));
           FSDP_RETURN_IF_ERROR(replicas->FinishStep());
         }
         return absl::OkStatus();

@@ -9,11 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/random/random.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -35,14 +33,6 @@ constexpr absl::Duration kWaitSlice = absl::Seconds(2);
 // Before a store that could not be reached is tried again.
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 
-std::string AsText(const std::vector<uint8_t>& bytes) {
-  return {bytes.begin(), bytes.end()};
-}
-
-std::vector<uint8_t> AsBytes(const std::string& text) {
-  return {text.begin(), text.end()};
-}
-
 absl::Status Silent(const absl::Status& status) {
   return absl::UnavailableError(
       absl::StrCat(kWhat, " does not answer: ", status.message()));
@@ -57,16 +47,14 @@ absl::StatusOr<std::unique_ptr<StoreRegisters>> StoreRegisters::Connect(
                         comm::JobStore::Connect(place, kAnswerTime, limits));
   std::unique_ptr<StoreRegisters> registers(
       new StoreRegisters(std::move(store), prefix));
-  FSDP_RETURN_IF_ERROR(registers->Identify());
-  return registers;
-}
-
-absl::Status StoreRegisters::Identify() {
+  // Notes which life of the store this is.
   absl::BitGen random;
-  const std::string mine =
-      absl::StrCat(absl::Hex(random()), absl::Hex(random()));
-  FSDP_ASSIGN_OR_RETURN(identity_, CompareAndSet(kIdentityKey, "", mine));
-  return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(
+      registers->identity_,
+      registers->CompareAndSet(
+          kIdentityKey, "",
+          absl::StrCat(absl::Hex(random()), absl::Hex(random()))));
+  return registers;
 }
 
 absl::Status StoreRegisters::CheckIdentity() {
@@ -104,17 +92,15 @@ absl::StatusOr<std::optional<std::string>> StoreRegisters::Get(
 
 absl::Status StoreRegisters::Set(const std::string& key,
                                  const std::string& value) {
-  return Call([&] { store_->set(KeyOf(key), AsBytes(value)); });
+  return Call([&] { store_->set(KeyOf(key), value); });
 }
 
 absl::StatusOr<std::string> StoreRegisters::CompareAndSet(
     const std::string& key, const std::string& expected,
     const std::string& value) {
   std::string found;
-  FSDP_RETURN_IF_ERROR(Call([&] {
-    found = AsText(
-        store_->compareSet(KeyOf(key), AsBytes(expected), AsBytes(value)));
-  }));
+  FSDP_RETURN_IF_ERROR(
+      Call([&] { found = store_->compareSet(KeyOf(key), expected, value); }));
   return found;
 }
 

@@ -48,8 +48,6 @@ class StoreRegisters final : public Registers {
                  const std::string& prefix)
       : store_(std::move(store)), prefix_(prefix + "/") {}
 
-  // Notes which life of the store this is.
-  absl::Status Identify();
   // FailedPrecondition: the store was started anew, and has lost all.
   absl::Status CheckIdentity();
   absl::Status Call(FallibleRef call);

@@ -1,6 +1,5 @@
 #include "replicas/store_registers.h"
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>

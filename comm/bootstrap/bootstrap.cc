@@ -124,95 +124,9 @@ absl::StatusOr<CommunicatorPtr> ConnectBefore(const WaitLimits& limits,
   return absl::DeadlineExceededError(progress->suspect.Get());
 }
 
-absl::StatusOr<CommunicatorPtr> ConnectLocal(const ConnectOptions& options) {
-  LocalGroupOptions local;
-  local.timeout = options.timeout;
-  FSDP_ASSIGN_OR_RETURN(std::vector<CommunicatorPtr> group,
-                        CreateLocalGroup(/*world_size=*/1, local));
-  return std::move(group[0]);
-}
-
-c10::intrusive_ptr<c10d::Store> StoreOf(const MeetingPlace& place,
-                                        const std::string& group) {
-  return c10::make_intrusive<c10d::PrefixStore>(group, place.store);
-}
-
 // Returns a text that processes have in common if they may share memory.
 std::string HostName(const ConnectOptions& options) {
   return absl::StrCat(options.host, "/", HostIdentity());
-}
-
-absl::StatusOr<CommunicatorPtr> ConnectSharedMemory(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-    const ConnectOptions& options, std::vector<int> world_ranks = {}) {
-  SharedMemoryOptions shared_memory;
-  shared_memory.world_ranks = std::move(world_ranks);
-  shared_memory.timeout = options.timeout;
-  shared_memory.host = options.host;
-  return CreateSharedMemoryCommunicator(store, rank, world_size, shared_memory);
-}
-
-absl::StatusOr<CommunicatorPtr> ConnectGloo(
-    const Environment& environment, const ConnectOptions& options,
-    const MeetingPlace& place, absl::Time deadline,
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-    std::vector<int> world_ranks = {}) {
-  GlooOptions gloo;
-  gloo.world_ranks = std::move(world_ranks);
-  gloo.timeout = options.timeout;
-  gloo.connect_timeout =
-      std::max(absl::Milliseconds(1), deadline - absl::Now());
-  gloo.interface =
-      options.interface.empty() ? environment.interface : options.interface;
-  if (gloo.interface.empty()) gloo.hostname = place.local_address;
-  return CreateGlooCommunicator(store, rank, world_size, gloo);
-}
-
-absl::StatusOr<CommunicatorPtr> ConnectGloo(const Environment& environment,
-                                            const ConnectOptions& options,
-                                            const MeetingPlace& place,
-                                            absl::Time deadline) {
-  return ConnectGloo(environment, options, place, deadline, place.store,
-                     environment.rank, environment.world_size);
-}
-
-// Returns FailedPrecondition, on all ranks alike, if the ranks of a host cannot
-// share memory.
-absl::StatusOr<CommunicatorPtr> ConnectHierarchical(
-    const Environment& environment, const ConnectOptions& options,
-    const MeetingPlace& place, const HostLayout& layout, absl::Time deadline) {
-  const int rank = environment.rank;
-  const int host = layout.host(rank);
-  const RankNames names(environment.world_size);
-  auto inside = ConnectSharedMemory(StoreOf(place, absl::StrCat("host", host)),
-                                    layout.place(rank), layout.ranks_per_host,
-                                    options, layout.HostRanks(rank));
-  FSDP_ASSIGN_OR_RETURN(
-      const std::vector<std::string> outcomes,
-      ExchangeByStore(
-          StoreOf(place, "hosts"), "outcomes", rank, names,
-          inside.ok() ? "" : names.Adopt(inside.status().ToString()),
-          deadline));
-  for (size_t peer = 0; peer < outcomes.size(); ++peer) {
-    if (outcomes[peer].empty()) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", peer,
-                     " cannot share memory inside its host: ", outcomes[peer]));
-  }
-  HierarchicalParts parts;
-  parts.host = *std::move(inside);
-  auto rail =
-      ConnectGloo(environment, options, place, deadline,
-                  StoreOf(place, absl::StrCat("rail", layout.place(rank))),
-                  host, layout.num_hosts, layout.RailRanks(rank));
-  if (!rail.ok()) {
-    return absl::Status(rail.status().code(),
-                        names.Adopt(rail.status().message()));
-  }
-  parts.rail = *std::move(rail);
-  FSDP_ASSIGN_OR_RETURN(parts.network,
-                        ConnectGloo(environment, options, place, deadline));
-  return CreateHierarchicalCommunicator(std::move(parts));
 }
 
 // Says in its text why no memory is shared.
@@ -231,54 +145,6 @@ class ExplainedCommunicator final : public ForwardingCommunicator {
   std::string text_;
 };
 
-// Connects the ranks in the way that is fastest on their hosts.
-absl::StatusOr<CommunicatorPtr> ConnectAuto(const Environment& environment,
-                                            const ConnectOptions& options,
-                                            const MeetingPlace& place,
-                                            absl::Time deadline) {
-  FSDP_ASSIGN_OR_RETURN(
-      const std::vector<std::string> hosts,
-      ExchangeByStore(StoreOf(place, "hosts"), "names", environment.rank,
-                      RankNames(environment.world_size), HostName(options),
-                      deadline));
-  const absl::StatusOr<HostLayout> layout = ArrangeHosts(hosts);
-  absl::StatusOr<CommunicatorPtr> sharing =
-      absl::FailedPreconditionError("every host has one rank");
-  if (!layout.ok()) {
-    sharing = layout.status();
-  } else if (layout->num_hosts == 1) {
-    sharing =
-        ConnectSharedMemory(StoreOf(place, "shared_memory"), environment.rank,
-                            environment.world_size, options);
-  } else if (layout->ranks_per_host > 1) {
-    sharing =
-        ConnectHierarchical(environment, options, place, *layout, deadline);
-  }
-  if (!absl::IsFailedPrecondition(sharing.status())) return sharing;
-  FSDP_ASSIGN_OR_RETURN(auto gloo,
-                        ConnectGloo(environment, options, place, deadline));
-  return std::make_unique<ExplainedCommunicator>(std::move(gloo),
-                                                 sharing.status().message());
-}
-
-absl::StatusOr<CommunicatorPtr> ConnectHost(const Environment& environment,
-                                            const ConnectOptions& options,
-                                            const MeetingPlace& place,
-                                            absl::Time deadline) {
-  switch (options.backend) {
-    case Backend::kGloo:
-      return ConnectGloo(environment, options, place, deadline);
-    case Backend::kSharedMemory:
-      return ConnectSharedMemory(StoreOf(place, "shared_memory"),
-                                 environment.rank, environment.world_size,
-                                 options);
-    case Backend::kAuto:
-    case Backend::kLocal:
-      break;
-  }
-  return ConnectAuto(environment, options, place, deadline);
-}
-
 absl::StatusOr<CommunicatorPtr> Paired(CommunicatorPtr host,
                                        const Environment& environment,
                                        const ConnectOptions& options,
@@ -291,15 +157,136 @@ absl::StatusOr<CommunicatorPtr> Paired(CommunicatorPtr host,
   return CreatePairedCommunicator(std::move(host), std::move(device));
 }
 
-absl::StatusOr<CommunicatorPtr> ConnectBoth(const Environment& environment,
-                                            const ConnectOptions& options,
-                                            const MeetingPlace& place,
-                                            absl::Time deadline) {
-  FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host,
-                        ConnectHost(environment, options, place, deadline));
-  return Paired(std::move(host), environment, options,
-                StoreOf(place, "device"));
-}
+// Connects ranks that have met.
+class MetRanks {
+ public:
+  // All outlive it.
+  MetRanks(const Environment& environment, const ConnectOptions& options,
+           const MeetingPlace& place, absl::Time deadline)
+      : environment_(environment),
+        options_(options),
+        place_(place),
+        deadline_(deadline) {}
+
+  c10::intrusive_ptr<c10d::Store> StoreOf(const std::string& group) const {
+    return c10::make_intrusive<c10d::PrefixStore>(group, place_.store);
+  }
+
+  absl::StatusOr<CommunicatorPtr> Connect() const {
+    FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host, ConnectHost());
+    return Paired(std::move(host), environment_, options_, StoreOf("device"));
+  }
+
+ private:
+  absl::StatusOr<CommunicatorPtr> ConnectHost() const {
+    switch (options_.backend) {
+      case Backend::kGloo:
+        return ConnectGloo();
+      case Backend::kSharedMemory:
+        return ConnectSharedMemory();
+      case Backend::kAuto:
+      case Backend::kLocal:
+        break;
+    }
+    return ConnectAuto();
+  }
+
+  // Connects the ranks in the way that is fastest on their hosts.
+  absl::StatusOr<CommunicatorPtr> ConnectAuto() const {
+    FSDP_ASSIGN_OR_RETURN(
+        const std::vector<std::string> hosts,
+        ExchangeByStore(StoreOf("hosts"), "names", environment_.rank,
+                        RankNames(environment_.world_size), HostName(options_),
+                        deadline_));
+    const absl::StatusOr<HostLayout> layout = ArrangeHosts(hosts);
+    absl::StatusOr<CommunicatorPtr> sharing =
+        absl::FailedPreconditionError("every host has one rank");
+    if (!layout.ok()) {
+      sharing = layout.status();
+    } else if (layout->num_hosts == 1) {
+      sharing = ConnectSharedMemory();
+    } else if (layout->ranks_per_host > 1) {
+      sharing = ConnectHierarchical(*layout);
+    }
+    if (!absl::IsFailedPrecondition(sharing.status())) return sharing;
+    FSDP_ASSIGN_OR_RETURN(auto gloo, ConnectGloo());
+    return std::make_unique<ExplainedCommunicator>(std::move(gloo),
+                                                   sharing.status().message());
+  }
+
+  absl::StatusOr<CommunicatorPtr> ConnectSharedMemory() const {
+    return ConnectSharedMemory(StoreOf("shared_memory"), environment_.rank,
+                               environment_.world_size, /*world_ranks=*/{});
+  }
+  absl::StatusOr<CommunicatorPtr> ConnectSharedMemory(
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+      std::vector<int> world_ranks) const {
+    SharedMemoryOptions shared_memory;
+    shared_memory.world_ranks = std::move(world_ranks);
+    shared_memory.timeout = options_.timeout;
+    shared_memory.host = options_.host;
+    return CreateSharedMemoryCommunicator(store, rank, world_size,
+                                          shared_memory);
+  }
+
+  absl::StatusOr<CommunicatorPtr> ConnectGloo() const {
+    return ConnectGloo(place_.store, environment_.rank, environment_.world_size,
+                       /*world_ranks=*/{});
+  }
+  absl::StatusOr<CommunicatorPtr> ConnectGloo(
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+      std::vector<int> world_ranks) const {
+    GlooOptions gloo;
+    gloo.world_ranks = std::move(world_ranks);
+    gloo.timeout = options_.timeout;
+    gloo.connect_timeout =
+        std::max(absl::Milliseconds(1), deadline_ - absl::Now());
+    gloo.interface =
+        options_.interface.empty() ? environment_.interface : options_.interface;
+    if (gloo.interface.empty()) gloo.hostname = place_.local_address;
+    return CreateGlooCommunicator(store, rank, world_size, gloo);
+  }
+
+  // Returns FailedPrecondition, on all ranks alike, if the ranks of a host
+  // cannot share memory.
+  absl::StatusOr<CommunicatorPtr> ConnectHierarchical(
+      const HostLayout& layout) const {
+    const int rank = environment_.rank;
+    const int host = layout.host(rank);
+    const RankNames names(environment_.world_size);
+    auto inside = ConnectSharedMemory(StoreOf(absl::StrCat("host", host)),
+                                      layout.place(rank), layout.ranks_per_host,
+                                      layout.HostRanks(rank));
+    FSDP_ASSIGN_OR_RETURN(
+        const std::vector<std::string> outcomes,
+        ExchangeByStore(
+            StoreOf("hosts"), "outcomes", rank, names,
+            inside.ok() ? "" : names.Adopt(inside.status().ToString()),
+            deadline_));
+    for (size_t peer = 0; peer < outcomes.size(); ++peer) {
+      if (outcomes[peer].empty()) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "rank ", peer,
+          " cannot share memory inside its host: ", outcomes[peer]));
+    }
+    HierarchicalParts parts;
+    parts.host = *std::move(inside);
+    auto rail = ConnectGloo(StoreOf(absl::StrCat("rail", layout.place(rank))),
+                            host, layout.num_hosts, layout.RailRanks(rank));
+    if (!rail.ok()) {
+      return absl::Status(rail.status().code(),
+                          names.Adopt(rail.status().message()));
+    }
+    parts.rail = *std::move(rail);
+    FSDP_ASSIGN_OR_RETURN(parts.network, ConnectGloo());
+    return CreateHierarchicalCommunicator(std::move(parts));
+  }
+
+  const Environment& environment_;
+  const ConnectOptions& options_;
+  const MeetingPlace& place_;
+  const absl::Time deadline_;
+};
 
 // Puts an inspector in front of a group. `peers` is null if it has one rank.
 absl::StatusOr<CommunicatorPtr> Inspected(CommunicatorPtr ranks,
@@ -341,21 +328,21 @@ absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
   const auto connected = std::make_shared<Connected>();
   const auto connect = [connected, environment, options, place = *place,
                         deadline = limits.deadline]() -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(connected->ranks,
-                          ConnectBoth(environment, options, place, deadline));
+    const MetRanks met(environment, options, place, deadline);
+    FSDP_ASSIGN_OR_RETURN(connected->ranks, met.Connect());
     if (environment.world_size == 1) return absl::OkStatus();
     FSDP_ASSIGN_OR_RETURN(
         connected->peers,
-        PeerRecords::Connect(StoreOf(place, "inspection"), environment.rank,
+        PeerRecords::Connect(met.StoreOf("inspection"), environment.rank,
                              environment.world_size, HostName(options),
                              deadline));
     return absl::OkStatus();
   };
   WaitLimits slower = limits;
   slower.deadline += 2 * kSlack;
-  FSDP_RETURN_IF_ERROR(
-      ConnectTogether(StoreOf(*place, "together"), environment.rank,
-                      RankNames(environment.world_size), slower, connect));
+  FSDP_RETURN_IF_ERROR(ConnectTogether(
+      c10::make_intrusive<c10d::PrefixStore>("together", place->store),
+      environment.rank, RankNames(environment.world_size), slower, connect));
   return Inspected(std::move(connected->ranks), environment, options,
                    std::move(connected->peers));
 }
@@ -382,17 +369,6 @@ absl::Status CheckEnvironment(const Environment& environment) {
   return absl::OkStatus();
 }
 
-// Returns "connecting rank 1 of 4 at host:29500".
-std::string What(const Environment& environment) {
-  std::string what = absl::StrCat("connecting rank ", environment.rank, " of ",
-                                  environment.world_size);
-  if (!environment.master_addr.empty()) {
-    absl::StrAppend(&what, " at ", environment.master_addr, ":",
-                    environment.master_port);
-  }
-  return what;
-}
-
 absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
                                          const ConnectOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckEnvironment(environment));
@@ -400,9 +376,12 @@ absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
   const bool is_local = options.backend == Backend::kLocal ||
                         (options.backend == Backend::kAuto && is_alone);
   if (is_local && is_alone) {
-    FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host, ConnectLocal(options));
+    LocalGroupOptions local;
+    local.timeout = options.timeout;
+    FSDP_ASSIGN_OR_RETURN(std::vector<CommunicatorPtr> group,
+                          CreateLocalGroup(/*world_size=*/1, local));
     FSDP_ASSIGN_OR_RETURN(CommunicatorPtr both,
-                          Paired(std::move(host), environment, options,
+                          Paired(std::move(group[0]), environment, options,
                                  c10::make_intrusive<c10d::HashStore>()));
     return Inspected(std::move(both), environment, options, nullptr);
   }
@@ -442,7 +421,13 @@ absl::StatusOr<CommunicatorPtr> Connect(const Environment& environment,
                                         const ConnectOptions& options) {
   absl::StatusOr<CommunicatorPtr> communicator = Dispatch(environment, options);
   if (communicator.ok()) return communicator;
-  return Annotate(communicator.status(), What(environment));
+  std::string what = absl::StrCat("connecting rank ", environment.rank, " of ",
+                                  environment.world_size);
+  if (!environment.master_addr.empty()) {
+    absl::StrAppend(&what, " at ", environment.master_addr, ":",
+                    environment.master_port);
+  }
+  return Annotate(communicator.status(), what);
 }
 
 }  // namespace fsdp::comm

@@ -1,18 +1,29 @@
-// Tests Meet() as ranks of one group use it.
+// Ranks that meet in a store of their own, as Meet() makes it, or in one that
+// others serve for longer than they live.
 #include <algorithm>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <set>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/communicator.h"
 #include "comm/group/operation_watchdog.h"
+#include "comm/meeting/job_store.h"
 #include "comm/meeting/meeting.h"
+#include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/ranks_in_threads.h"
@@ -23,10 +34,15 @@
 namespace fsdp::comm {
 namespace {
 
+using ::fsdp::comm::testing::ConnectAll;
 using ::fsdp::comm::testing::kLimit;
+using ::fsdp::comm::testing::Options;
 using ::fsdp::comm::testing::RanksOfOneHost;
 using ::fsdp::comm::testing::RunInThreads;
+using ::fsdp::comm::testing::SumRanks;
+using ::fsdp::testing::IsOk;
 using ::fsdp::testing::StatusIs;
+using ::testing::_;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -135,6 +151,151 @@ TEST(MeetTest, Rank0DoesNotWaitForEver) {
   const absl::Time begin = absl::Now();
   places[0].store.reset();
   EXPECT_LT(absl::Now() - begin, kLimit);
+}
+
+constexpr char kSecret[] = "of the job";
+constexpr absl::Duration kShort = absl::Milliseconds(300);
+
+class KeptStoreTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(Listener listener, Listen("127.0.0.1", 0));
+    port_ = listener.port;
+    ASSERT_OK_AND_ASSIGN(keeper_,
+                         StoreServer::Start(std::move(listener.fd), kSecret));
+  }
+
+  std::vector<Environment> Group(int world_size, const std::string& prefix) {
+    std::vector<Environment> ranks = RanksOfOneHost(world_size);
+    for (Environment& rank : ranks) {
+      rank.master_port = port_;
+      rank.secret = kSecret;
+      rank.kept_store = true;
+      rank.kept_store_prefix = prefix;
+    }
+    return ranks;
+  }
+
+  std::unique_ptr<StoreServer> keeper_;
+  int port_ = 0;
+};
+
+TEST_F(KeptStoreTest, OneGroupAfterTheOther) {
+  for (const Backend backend : {Backend::kGloo, Backend::kAuto}) {
+    for (const int world_size : {1, 2, 3, 5}) {
+      ConnectOptions options = Options();
+      options.backend = backend;
+      const std::string prefix =
+          absl::StrCat("group/", static_cast<int>(backend), "/", world_size);
+      EXPECT_THAT(ConnectAll(Group(world_size, prefix), options), Each(IsOk()));
+    }
+  }
+}
+
+TEST_F(KeptStoreTest, GroupsAtTheSameTime) {
+  std::vector<Environment> ranks = Group(3, "one");
+  for (const Environment& rank : Group(2, "other")) ranks.push_back(rank);
+  EXPECT_THAT(ConnectAll(ranks, Options()), Each(IsOk()));
+}
+
+TEST_F(KeptStoreTest, ItComesBeforeAnAgentsStore) {
+  std::vector<Environment> ranks = Group(2, "group");
+  for (Environment& rank : ranks) {
+    rank.agent_store = true;
+    rank.agent_store_prefix = "/worker/attempt_0";
+  }
+  EXPECT_THAT(ConnectAll(ranks, Options()), Each(IsOk()));
+}
+
+TEST_F(KeptStoreTest, NobodyWaitsForRank0OrSaysGoodbye) {
+  std::vector<MeetingPlace> places = MeetAll(Group(3, "group"));
+  places[0].store.reset();
+  places[1].store.reset();
+  EXPECT_FALSE(places[2].store->check({"visitors"}));
+  EXPECT_FALSE(places[2].store->check({"goodbye/1"}));
+  places[2].store->set("still", "there");
+  EXPECT_EQ(places[2].store->get_to_str("still"), "there");
+}
+
+// The remains of a group whose ranks have failed are in no other group's way.
+TEST_F(KeptStoreTest, AGroupAfterOneThatHasFailed) {
+  for (const Backend backend : {Backend::kGloo, Backend::kAuto}) {
+    ConnectOptions options = Options();
+    options.backend = backend;
+    const std::string prefix = absl::StrCat(static_cast<int>(backend));
+    const std::vector<Environment> first = Group(3, prefix + "/first");
+    std::vector<absl::Status> results;
+    RunInThreads(
+        3,
+        [&](int i) -> absl::Status {
+          FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> ranks,
+                                Connect(first[i], options));
+          FSDP_RETURN_IF_ERROR(SumRanks(*ranks));
+          if (i == 1) ranks->Abort(absl::NotFoundError("rank 1 has no data"));
+          return SumRanks(*ranks);
+        },
+        &results)
+        .IgnoreError();
+    EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kAborted,
+                                       HasSubstr("rank 1 has no data"))));
+    EXPECT_THAT(ConnectAll(Group(2, prefix + "/second"), options),
+                Each(IsOk()));
+  }
+}
+
+TEST_F(KeptStoreTest, WhatAGroupHasLeftCanBeDeleted) {
+  ASSERT_OK_AND_ASSIGN(const auto store,
+                       JobStore::Connect({"127.0.0.1", port_, kSecret}, kLimit,
+                                         {absl::Now() + kLimit}));
+  store->set("of nobody", "1");
+  for (const Backend backend : {Backend::kGloo, Backend::kAuto}) {
+    ConnectOptions options = Options();
+    options.backend = backend;
+    EXPECT_THAT(ConnectAll(Group(3, "group/1"), options), Each(IsOk()));
+    EXPECT_THAT(ConnectAll(Group(2, "group/10"), options), Each(IsOk()));
+    const int64_t keys = store->getNumKeys();
+    const int64_t deleted = store->DeleteAll("group/1/");
+    EXPECT_GT(deleted, 3);
+    EXPECT_EQ(store->getNumKeys(), keys - deleted);
+    EXPECT_GT(store->DeleteAll("group/10/"), 2);
+    EXPECT_EQ(store->getNumKeys(), 1);
+  }
+}
+
+TEST_F(KeptStoreTest, APrefixIsUsedOnce) {
+  EXPECT_THAT(ConnectAll(Group(2, "group"), Options()), Each(IsOk()));
+  EXPECT_THAT(ConnectAll(Group(2, "group"), Options()),
+              Each(StatusIs(absl::StatusCode::kAlreadyExists, _)));
+}
+
+TEST_F(KeptStoreTest, ARankThatDoesNotKnowTheSecret) {
+  std::vector<Environment> ranks = Group(3, "group");
+  ranks[0].secret = "of another job";
+  const std::vector<absl::Status> results = ConnectAll(ranks, Options(kShort));
+  EXPECT_THAT(results[0], StatusIs(absl::StatusCode::kPermissionDenied,
+                                   AllOf(HasSubstr("rank 0 of 3"),
+                                         HasSubstr("FSDP_JOB_SECRET"))));
+  for (const int rank : {1, 2}) {
+    EXPECT_THAT(results[rank],
+                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                         AllOf(HasSubstr("missing: rank 0"),
+                               HasSubstr("do not know the job's secret: 1 "))));
+  }
+}
+
+TEST_F(KeptStoreTest, AKeeperThatIsGoneIsNamed) {
+  const std::vector<Environment> ranks = Group(2, "group");
+  keeper_.reset();
+  EXPECT_THAT(ConnectAll(ranks, Options(kShort)),
+              Each(StatusIs(absl::StatusCode::kDeadlineExceeded,
+                            AllOf(HasSubstr("nobody answers"),
+                                  HasSubstr("does the keeper run there")))));
+}
+
+TEST_F(KeptStoreTest, RefusesAGroupWithoutAPrefix) {
+  EXPECT_THAT(Connect(Group(2, "")[0], Options()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("kept_store_prefix is empty")));
 }
 
 }  // namespace

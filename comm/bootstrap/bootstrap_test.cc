@@ -1,10 +1,11 @@
-// Ranks are threads here; bootstrap_launcher_test.cc has processes.
+// Ranks are threads here; run_ranks_test.cc has processes.
 #include "comm/bootstrap/bootstrap.h"
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
@@ -14,11 +15,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/group/connect_together.h"
+#include "comm/meeting/job_store.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/loopback_communicator.h"
@@ -38,6 +42,7 @@ using ::fsdp::comm::testing::RunInThreads;
 using ::fsdp::comm::testing::SumRanks;
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -164,13 +169,6 @@ TEST(ConnectTest, SeveralHostsCannotShareMemory) {
                                      HasSubstr("not on one host"))));
 }
 
-TEST(ConnectTest, RanksMeet) {
-  for (const int world_size : {2, 3}) {
-    EXPECT_THAT(ConnectAll(RanksOfOneHost(world_size), Options()),
-                Each(::fsdp::testing::IsOk()));
-  }
-}
-
 TEST(ConnectTest, TheSamePlaceServesOneGroupAfterTheOther) {
   const std::vector<Environment> ranks = RanksOfOneHost(2);
   EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
@@ -183,20 +181,6 @@ TEST(ConnectTest, AnInheritedSocketIsUsedOnce) {
   for (Environment& rank : ranks) rank.master_port = listener.port;
   ranks[0].listen_fd = listener.fd.Release();
   EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
-  EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
-}
-
-TEST(ConnectTest, RanksMeetInTheStoreOfTorchrunsAgent) {
-  std::vector<Environment> ranks = RanksOfOneHost(2);
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(ranks[0].master_port);
-  options.isServer = true;
-  options.waitWorkers = false;
-  const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  for (Environment& rank : ranks) {
-    rank.agent_store = true;
-    rank.agent_store_prefix = "/worker/attempt_0";
-  }
   EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
 }
 
@@ -244,6 +228,137 @@ TEST(ParseBackendTest, KnowsItsNames) {
       ParseBackend("mpi"),
       StatusIs(absl::StatusCode::kInvalidArgument,
                HasSubstr("\"mpi\": expected auto, local, shared_memory")));
+}
+
+constexpr absl::Duration kShort = absl::Milliseconds(300);
+
+TEST(ConnectTest, WorldSizesMustAgree) {
+  std::vector<Environment> ranks = RanksOfOneHost(3);
+  ranks[1].world_size = 4;
+  EXPECT_THAT(ConnectAll(ranks, Options()),
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            AllOf(HasSubstr("one of 3"), HasSubstr("one of 4"),
+                                  HasSubstr("same world size")))));
+}
+
+TEST(ConnectTest, TwoProcessesCannotBeTheSameRank) {
+  std::vector<Environment> ranks = RanksOfOneHost(3);
+  ranks[2].rank = 1;
+  EXPECT_THAT(ConnectAll(ranks, Options()),
+              Each(StatusIs(absl::StatusCode::kAlreadyExists,
+                            HasSubstr("two processes came as rank 1 of 3"))));
+}
+
+TEST(ConnectTest, AnAbsentRank0IsNamed) {
+  const Environment rank1 = RanksOfOneHost(2)[1];
+  EXPECT_THAT(
+      Connect(rank1, Options(kShort)),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               AllOf(HasSubstr("rank 1 of 2"), HasSubstr("nobody answers"),
+                     HasSubstr("does rank 0 run there"))));
+}
+
+TEST(ConnectTest, ASilentRank0IsNamed) {
+  const Environment rank1 = RanksOfOneHost(2)[1];
+  // Connections wait in the backlog forever, as with a stopped process.
+  ASSERT_OK_AND_ASSIGN(const Listener silent,
+                       Listen("127.0.0.1", rank1.master_port));
+  EXPECT_THAT(Connect(rank1, Options(kShort)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("does not answer")));
+}
+
+// Rank 0 waits for the goodbyes of those who have come, longer than the limit
+// of the whole connection lets it.
+TEST(ConnectTest, WaitingForGoodbyesChangesNothingInTheError) {
+  const Environment rank0 = RanksOfOneHost(2)[0];
+  std::thread visit([&] {
+    FSDP_CHECK(WaitUntilReachable("127.0.0.1", rank0.master_port,
+                                  {absl::Now() + kLimit})
+                   .ok());
+    const auto visitor =
+        JobStore::Connect({"127.0.0.1", rank0.master_port, rank0.secret},
+                          kLimit, {absl::Now() + kLimit});
+    FSDP_CHECK(visitor.ok());
+    (*visitor)->add("/fsdp/visitors", 1);
+  });
+  EXPECT_THAT(Connect(rank0, Options(absl::Seconds(1))),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("1 of 2 ranks met"),
+                             HasSubstr("missing: rank 1"))));
+  visit.join();
+}
+
+TEST(ConnectTest, ARankThatDoesNotKnowTheSecret) {
+  std::vector<Environment> ranks = RanksOfOneHost(3);
+  for (Environment& rank : ranks) rank.secret = "of the job";
+  ranks[1].secret = "of another job";
+  std::vector<absl::Status> results;
+  RunInThreads(
+      3,
+      [&](int i) {
+        return Connect(ranks[i], Options(absl::Seconds(1))).status();
+      },
+      &results)
+      .IgnoreError();
+  EXPECT_THAT(results[1], StatusIs(absl::StatusCode::kPermissionDenied,
+                                   AllOf(HasSubstr("rank 1 of 3"),
+                                         HasSubstr("FSDP_JOB_SECRET"))));
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(results[rank],
+                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                         AllOf(HasSubstr("missing: rank 1"),
+                               HasSubstr("do not know the job's secret: 1 "))));
+  }
+}
+
+TEST(ConnectTest, ARankThatFailsTellsTheOthers) {
+  const std::vector<Environment> ranks = RanksOfOneHost(3);
+  std::vector<absl::Status> results;
+  RunInThreads(
+      3,
+      [&](int i) {
+        ConnectOptions options = Options(absl::Hours(1));
+        options.backend = Backend::kGloo;
+        if (i == 1) options.interface = "no_such_interface";
+        return Connect(ranks[i], options).status();
+      },
+      &results)
+      .IgnoreError();
+  EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                     HasSubstr("no_such_interface"))));
+  for (int other : {0, 2}) {
+    EXPECT_THAT(std::string(results[other].message()),
+                HasSubstr(absl::StrCat("connecting rank ", other, " of 3")));
+    EXPECT_THAT(std::string(results[other].message()), HasSubstr("rank 1: "));
+  }
+}
+
+TEST(ConnectTest, AWishToStopEndsIt) {
+  const Environment rank1 = RanksOfOneHost(2)[1];
+  ASSERT_OK_AND_ASSIGN(const Listener silent,
+                       Listen("127.0.0.1", rank1.master_port));
+  ConnectOptions options = Options(absl::Hours(1));
+  options.stop_requested = [] { return true; };
+  EXPECT_THAT(Connect(rank1, options), StatusIs(absl::StatusCode::kCancelled,
+                                                HasSubstr("asked to stop")));
+}
+
+TEST(ConnectTest, RefusesWhatCannotWork) {
+  ConnectOptions local = Options();
+  local.backend = Backend::kLocal;
+  EXPECT_THAT(Connect(RanksOfOneHost(2)[0], local),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("threads of one process"),
+                             HasSubstr("Slurm started 2 processes"))));
+  Environment environment = RanksOfOneHost(2)[0];
+  environment.rank = 2;
+  EXPECT_THAT(Connect(environment), StatusIs(absl::StatusCode::kInvalidArgument,
+                                             HasSubstr("rank 2 of 2")));
+  environment = RanksOfOneHost(2)[0];
+  environment.master_addr.clear();
+  EXPECT_THAT(Connect(environment), StatusIs(absl::StatusCode::kInvalidArgument,
+                                             HasSubstr("an address")));
 }
 
 }  // namespace

@@ -128,7 +128,7 @@ int64_t OfGroups(const Version& version, const std::string& root) {
 
 }  // namespace
 
-int64_t AvailableMemoryBelow(const std::string& root) {
+int64_t AvailableMemory(const std::string& root) {
   const int64_t kilobytes =
       NumberAfter("MemAvailable:", root + "/proc/meminfo", kUnlimited / 1024);
   int64_t available =
@@ -138,7 +138,5 @@ int64_t AvailableMemoryBelow(const std::string& root) {
   }
   return available;
 }
-
-int64_t AvailableMemory() { return AvailableMemoryBelow(""); }
 
 }  // namespace fsdp::comm

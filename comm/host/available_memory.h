@@ -10,11 +10,8 @@ namespace fsdp::comm {
 // Returns about how many bytes are free on the machine, or in the tightest of
 // the process's control groups (version 1 or 2) if that is less. Files that a
 // group has cached count as free. Returns the largest int64_t if the system
-// does not say.
-int64_t AvailableMemory();
-
-// Does the same for a system whose files are below `root`.
-int64_t AvailableMemoryBelow(const std::string& root);
+// does not say. /proc and what is mounted are looked for under `root`.
+int64_t AvailableMemory(const std::string& root = "");
 
 }  // namespace fsdp::comm
 

@@ -62,7 +62,7 @@ class AvailableMemoryTest : public ::testing::Test {
               " /sys/fs/cgroup/memory rw shared:7 - cgroup cgroup rw,memory\n");
   }
 
-  int64_t Available() const { return AvailableMemoryBelow(root_); }
+  int64_t Available() const { return AvailableMemory(root_); }
 
   const fs::path root_;
 };
@@ -139,10 +139,6 @@ TEST_F(AvailableMemoryTest, AContainerSeesItsOwnGroupAsTheRoot) {
   // The process was moved to where its name cannot say.
   Write("proc/self/cgroup", "4:memory:/../other\n");
   EXPECT_EQ(Available(), 400);
-}
-
-TEST_F(AvailableMemoryTest, OfThisSystemIsSomething) {
-  EXPECT_GT(AvailableMemory(), 0);
 }
 
 }  // namespace

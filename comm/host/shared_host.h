@@ -24,13 +24,12 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
-#include "comm/host/doorbell.h"
-#include "comm/host/peer_process.h"
 #include "comm/host/shared_segment.h"
 
 namespace fsdp::comm {
 
-static_assert(std::atomic<uint64_t>::is_always_lock_free,
+static_assert(std::atomic<uint32_t>::is_always_lock_free &&
+                  std::atomic<uint64_t>::is_always_lock_free,
               "processes can share no locks");
 
 // A text of bounded length; a longer one loses its middle.
@@ -163,6 +162,25 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   std::map<Identity, std::weak_ptr<SharedSegment>> own_ ABSL_GUARDED_BY(mutex_);
   std::map<int, std::map<Identity, std::shared_ptr<SharedSegment>>> mapped_
       ABSL_GUARDED_BY(mutex_);
+};
+
+// Lives in zeroed shared memory. One rank waits for it, any rank rings it. A
+// waiter reads Count(), checks its own condition, and then sleeps in Await(); a
+// ring in between is not missed (futex(2)).
+class alignas(64) Doorbell {
+ public:
+  uint32_t Count() const { return count_.load(std::memory_order_acquire); }
+
+  // Makes a system call only if somebody sleeps.
+  void Ring();
+
+  // Returns once Count() is not `seen` or it is `until`; sometimes earlier.
+  // Spins for `spin` before it sleeps.
+  void Await(uint32_t seen, absl::Duration spin, absl::Time until);
+
+ private:
+  std::atomic<uint32_t> count_;
+  std::atomic<uint32_t> sleepers_;
 };
 
 // The memory that a rank shows to all other ranks of the host.

@@ -1,20 +1,25 @@
 #include "comm/host/shared_segment.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/output_file.h"
 #include "comm/host/available_memory.h"
 
@@ -163,6 +168,56 @@ std::string HostIdentity() {
       readlink("/proc/self/ns/pid", processes, sizeof(processes) - 1);
   return absl::StrCat(boot, "/",
                       absl::string_view(processes, size > 0 ? size : 0));
+}
+
+namespace {
+
+// Of the fields of /proc/PID/stat that follow the name.
+constexpr size_t kState = 0;       // "R", "S", "T", "Z" or the like
+constexpr size_t kStartTime = 19;  // field 22 of the file
+
+// Returns such a field, or "" if there is no such process.
+std::string StatField(pid_t pid, size_t number) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  const std::string text((std::istreambuf_iterator<char>(file)),
+                         std::istreambuf_iterator<char>());
+  const size_t name_end = text.rfind(')');  // it may contain spaces
+  if (name_end == std::string::npos || name_end + 2 > text.size()) return "";
+  const std::vector<std::string> fields =
+      absl::StrSplit(text.substr(name_end + 2), ' ');
+  return fields.size() > number ? fields[number] : "";
+}
+
+}  // namespace
+
+PeerProcess::PeerProcess(pid_t pid)
+    : pid_(pid),
+      is_self_(pid == getpid()),
+      descriptor_(is_self_ ? -1
+                           : static_cast<int>(syscall(SYS_pidfd_open, pid, 0))),
+      started_(StatField(pid, kStartTime)) {}
+
+PeerProcess::~PeerProcess() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+bool PeerProcess::HasEnded() const {
+  if (is_self_) return false;
+  if (descriptor_ >= 0) {
+    pollfd ended = {descriptor_, POLLIN, 0};
+    return poll(&ended, 1, 0) == 1;
+  }
+  const std::string state = StatField(pid_, kState);
+  return state.empty() || state == "Z" || state == "X" ||
+         StatField(pid_, kStartTime) != started_;
+}
+
+std::string PeerProcess::Describe() const {
+  const std::string name = absl::StrCat("process ", pid_);
+  if (HasEnded()) return absl::StrCat(name, " has ended");
+  const std::string state = StatField(pid_, kState);
+  const bool is_stopped = state == "T" || state == "t";
+  return absl::StrCat(name, is_stopped ? " is stopped" : " runs");
 }
 
 }  // namespace fsdp::comm

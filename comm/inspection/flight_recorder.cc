@@ -130,19 +130,21 @@ Slot& SlotOf(char* memory, uint64_t ticket) {
   return BlockAt(memory).slots[ticket % FlightRecorder::kOperations];
 }
 
-// Returns whether `ticket` may write the slot until Unlock().
-bool Lock(Slot& slot, uint64_t ticket) {
+// Gives the operation a state, and stores `value` in a word of its slot, unless
+// that has gone on to a later one.
+void Change(char* memory, uint64_t ticket, OperationState state,
+            Word Slot::*word, int64_t value) {
+  Slot& slot = SlotOf(memory, ticket);
   uint64_t version = ticket << 1;
-  return slot.version.compare_exchange_strong(version, version | 1, kAcquire);
-}
-void Unlock(Slot& slot, uint64_t ticket) {
-  slot.version.store(ticket << 1, kRelease);
-}
-
-void SetState(Slot& slot, OperationState state) {
+  if (ticket == 0 ||
+      !slot.version.compare_exchange_strong(version, version | 1, kAcquire)) {
+    return;
+  }
+  (slot.*word).store(static_cast<uint64_t>(value), kRelease);
   Meta meta = Unpack(slot.meta.load(kRelaxed));
   meta.state = static_cast<uint64_t>(state);
   slot.meta.store(Pack(meta), kRelease);
+  slot.version.store(ticket << 1, kRelease);
 }
 
 // Returns what a peer has written, or the last value if that is none.
@@ -208,21 +210,6 @@ NoteRecord ReadNote(const NoteSlot& note) {
     std::this_thread::yield();
   }
   return {};
-}
-
-void ReadPhase(const NoteSlot& note, RankRecord& record) {
-  NoteRecord phase = ReadNote(note);
-  record.phase = EnumOf<Phase>(phase.kind, kNumPhases);
-  record.phase_ns = phase.since_ns;
-  record.pool_bytes = phase.pool_bytes;
-  record.unit = std::move(phase.text);
-}
-
-void ReadWait(const NoteSlot& note, RankRecord& record) {
-  NoteRecord wait = ReadNote(note);
-  record.wait = EnumOf<StoreWait>(wait.kind, kNumStoreWaits);
-  record.wait_ns = wait.since_ns;
-  record.wait_what = std::move(wait.text);
 }
 
 // Writes the note; returns its version, or 0 if somebody else writes it.
@@ -301,32 +288,22 @@ FlightRecorder::Ticket FlightRecorder::Begin(const Begun& operation,
   slot.started_ns.store(static_cast<uint64_t>(now_ns), kRelease);
   slot.waited_ns.store(0, kRelease);
   slot.ended_ns.store(0, kRelease);
-  Unlock(slot, ticket);
+  slot.version.store(ticket << 1, kRelease);
   return {ticket};
 }
 
 void FlightRecorder::Started(Ticket ticket, int64_t number) {
-  Slot& slot = SlotOf(memory_.get(), ticket.value);
-  if (ticket.value == 0 || !Lock(slot, ticket.value)) return;
-  slot.number.store(static_cast<uint64_t>(number), kRelease);
-  SetState(slot, OperationState::kStarted);
-  Unlock(slot, ticket.value);
+  Change(memory_.get(), ticket.value, OperationState::kStarted, &Slot::number,
+         number);
 }
 
 void FlightRecorder::Waits(Ticket ticket, int64_t now_ns) {
-  Slot& slot = SlotOf(memory_.get(), ticket.value);
-  if (ticket.value == 0 || !Lock(slot, ticket.value)) return;
-  slot.waited_ns.store(static_cast<uint64_t>(now_ns), kRelease);
-  SetState(slot, OperationState::kWaiting);
-  Unlock(slot, ticket.value);
+  Change(memory_.get(), ticket.value, OperationState::kWaiting,
+         &Slot::waited_ns, now_ns);
 }
 
 void FlightRecorder::Ends(Ticket ticket, OperationState state, int64_t now_ns) {
-  Slot& slot = SlotOf(memory_.get(), ticket.value);
-  if (ticket.value == 0 || !Lock(slot, ticket.value)) return;
-  slot.ended_ns.store(static_cast<uint64_t>(now_ns), kRelease);
-  SetState(slot, state);
-  Unlock(slot, ticket.value);
+  Change(memory_.get(), ticket.value, state, &Slot::ended_ns, now_ns);
 }
 
 void FlightRecorder::Note(Phase phase, absl::string_view unit,
@@ -363,8 +340,15 @@ RankRecord FlightRecorder::Read(const char* memory, int64_t now_ns) {
   RankRecord record;
   record.taken_ns = now_ns;
   record.pid = static_cast<int64_t>(block.pid.load(kAcquire));
-  ReadPhase(block.phase, record);
-  ReadWait(block.wait, record);
+  NoteRecord phase = ReadNote(block.phase);
+  record.phase = EnumOf<Phase>(phase.kind, kNumPhases);
+  record.phase_ns = phase.since_ns;
+  record.pool_bytes = phase.pool_bytes;
+  record.unit = std::move(phase.text);
+  NoteRecord wait = ReadNote(block.wait);
+  record.wait = EnumOf<StoreWait>(wait.kind, kNumStoreWaits);
+  record.wait_ns = wait.since_ns;
+  record.wait_what = std::move(wait.text);
   const uint64_t last = block.tickets.load(kAcquire);
   record.num_operations = last;
   const uint64_t first = last > kOperations ? last - kOperations : 0;

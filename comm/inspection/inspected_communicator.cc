@@ -287,12 +287,6 @@ std::unique_ptr<Communicator> Inspect(std::unique_ptr<Communicator> base,
                                                  std::move(inspector), kWorld);
 }
 
-namespace {
-
-int LowestBit(uint64_t bits) { return __builtin_ctzll(bits); }
-
-}  // namespace
-
 std::shared_ptr<WorkPool> WorkPool::Create() {
   return std::shared_ptr<WorkPool>(new WorkPool());
 }
@@ -300,7 +294,7 @@ std::shared_ptr<WorkPool> WorkPool::Create() {
 void* WorkPool::Take(const std::shared_ptr<WorkPool>& pool) {
   uint64_t taken = pool->taken_.load(std::memory_order_relaxed);
   while (~taken != 0) {
-    const int index = LowestBit(~taken);
+    const int index = __builtin_ctzll(~taken);  // the lowest free one
     if (!pool->taken_.compare_exchange_weak(taken, taken | uint64_t{1} << index,
                                             std::memory_order_acquire)) {
       continue;

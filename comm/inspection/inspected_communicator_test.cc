@@ -30,7 +30,6 @@
 #include "comm/inspection/peer_records.h"
 #include "comm/inspection/record_text.h"
 #include "comm/local/local_communicator.h"
-#include "comm/rank_activity.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/loopback_communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -50,7 +49,6 @@ using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using ::fsdp::comm::testing::Group;
 using ::fsdp::testing::Allocations;
 using ::fsdp::testing::FakeDevice;
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
@@ -233,43 +231,6 @@ TEST(InspectedCommunicatorTest, APartOutlivesTheWhole) {
   work.reset();
 }
 
-// A forward on one rank waits for the others to have read common memory, while
-// another rank is in a mean: no backend sees both.
-TEST(InspectedCommunicatorTest, RanksThatWaitForEachOtherInAFenceAndACallEnd) {
-  ASSERT_OK_AND_ASSIGN(Group group, CreateSharedMemoryGroup(3));
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 3; ++rank) {
-    threads.emplace_back([&, rank] {
-      InspectorOptions options;
-      options.warn_after = absl::Milliseconds(100);
-      options.write = [](absl::string_view) {};
-      auto peers = PeerRecords::Connect(store, rank, 3, "host", Soon());
-      group[rank] =
-          Inspect(std::move(group[rank]),
-                  Inspector::Start(options, *std::move(peers)).value());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  const auto statuses =
-      testing::RunRanks(group, [](Communicator& ranks) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(CommonMemory common, ranks.AllocateCommon(64));
-        if (ranks.rank() != 1) {
-          common.fence->Arrive();
-          return common.fence->Wait(absl::InfiniteFuture());
-        }
-        FSDP_ASSIGN_OR_RETURN(
-            auto work, ranks.AllReduce(at::ones({1}), ReduceOp::kSum, "loss"));
-        return work->Wait(absl::InfiniteFuture());
-      });
-  for (const absl::Status& status : statuses) {
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("ranks call different collectives"),
-                      HasSubstr("fence #1 of common memory"),
-                      HasSubstr("rank 1 is in all-reduce #2 of loss")));
-  }
-}
-
 // A work that allocates nothing itself.
 class Ready final : public Work {
  public:
@@ -333,18 +294,6 @@ TEST(WorkPoolTest, GivesEachPieceOnceAndThenTheHeaps) {
     WorkPool::Return(pieces[i]);
   }
   EXPECT_EQ(pool->num_taken(), 0);
-}
-
-TEST(WorkPoolTest, AllocatesNothingWhilePiecesAreLeft) {
-  const std::shared_ptr<WorkPool> pool = WorkPool::Create();
-  Allocations::Start();
-  for (int i = 0; i < 1000; ++i) {
-    void* const one = WorkPool::Take(pool);
-    void* const other = WorkPool::Take(pool);
-    WorkPool::Return(one);
-    WorkPool::Return(other);
-  }
-  EXPECT_EQ(Allocations::Largest(), 0);
 }
 
 // A Work may outlive its communicator.

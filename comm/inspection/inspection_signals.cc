@@ -1,25 +1,17 @@
 #include "comm/inspection/inspection_signals.h"
 
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <thread>
-#include <utility>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "comm/inspection/record_text.h"
-#include "comm/rank_activity.h"
 
 namespace fsdp::comm {
 namespace {
@@ -50,131 +42,103 @@ bool IsFree(const struct sigaction& action) {
 
 }  // namespace
 
-class InspectionSignals::State {
- public:
-  explicit State(std::string folder) : folder_(std::move(folder)) {}
-  ~State() {
-    for (size_t i = 0; i < kSignals.size(); ++i) Restore(i);
-    {
-      absl::MutexLock lock(&mutex_);
-      ending_ = true;
-    }
-    if (thread_.joinable()) {
-      const uint64_t one = 1;
-      const ssize_t written = write(fd_, &one, sizeof(one));
-      static_cast<void>(written);
-      thread_.join();
-    }
-    // The descriptor stays open: a handler may be about to write.
-    if (fd_ >= 0) asked_fd = -1;
-  }
+absl::StatusOr<std::unique_ptr<InspectionSignals>> InspectionSignals::Install(
+    const std::string& folder) {
+  std::unique_ptr<InspectionSignals> signals(new InspectionSignals(folder));
+  FSDP_RETURN_IF_ERROR(signals->Start());
+  return signals;
+}
 
-  absl::Status Start() {
-    sigaction(SIGQUIT, nullptr, &previous_[0]);
-    if (!IsFree(previous_[0])) {
-      return absl::FailedPreconditionError(
-          "the program has a handler for SIGQUIT, which stays: the signal does "
-          "not show what this rank is doing");
-    }
-    fd_ = eventfd(0, EFD_CLOEXEC);
-    if (fd_ < 0) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("cannot make an eventfd: ", std::strerror(errno)));
-    }
-    FSDP_ASSIGN_OR_RETURN(
-        thread_, StartThread("to answer signals", [this] { Answer(); }));
-    asked_fd = fd_;
-    struct sigaction ask = {};
-    ask.sa_handler = Ask;
-    // Interrupted calls on files and sockets go on.
-    ask.sa_flags = SA_RESTART;
-    for (size_t i = 0; i < kSignals.size(); ++i) {
-      sigaction(kSignals[i], nullptr, &previous_[i]);
-      taken_[i] = IsFree(previous_[i]);
-      if (taken_[i]) sigaction(kSignals[i], &ask, nullptr);
-    }
-    // Launchers start ranks with SIGUSR1 blocked.
-    sigset_t early;
-    sigemptyset(&early);
-    sigaddset(&early, SIGUSR1);
-    pthread_sigmask(SIG_UNBLOCK, &early, nullptr);
-    return absl::OkStatus();
+absl::Status InspectionSignals::Start() {
+  sigaction(SIGQUIT, nullptr, &previous_[0]);
+  if (!IsFree(previous_[0])) {
+    return absl::FailedPreconditionError(
+        "the program has a handler for SIGQUIT, which stays: the signal does "
+        "not show what this rank is doing");
   }
-
-  void Show(std::shared_ptr<RankActivity> activity, int rank) {
-    absl::MutexLock lock(&mutex_);
-    activity_ = std::move(activity);
-    rank_ = rank;
+  fd_ = eventfd(0, EFD_CLOEXEC);
+  if (fd_ < 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot make an eventfd: ", std::strerror(errno)));
   }
+  FSDP_ASSIGN_OR_RETURN(thread_,
+                        StartThread("to answer signals", [this] { Answer(); }));
+  asked_fd = fd_;
+  struct sigaction ask = {};
+  ask.sa_handler = Ask;
+  // Interrupted calls on files and sockets go on.
+  ask.sa_flags = SA_RESTART;
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &previous_[i]);
+    taken_[i] = IsFree(previous_[i]);
+    if (taken_[i]) sigaction(kSignals[i], &ask, nullptr);
+  }
+  // Launchers start ranks with SIGUSR1 blocked.
+  sigset_t early;
+  sigemptyset(&early);
+  sigaddset(&early, SIGUSR1);
+  pthread_sigmask(SIG_UNBLOCK, &early, nullptr);
+  return absl::OkStatus();
+}
 
- private:
-  // Restores the earlier handler, unless the program has set one since.
-  void Restore(size_t i) {
+InspectionSignals::~InspectionSignals() {
+  for (size_t i = 0; i < kSignals.size(); ++i) {
     struct sigaction now = {};
     sigaction(kSignals[i], nullptr, &now);
     if (taken_[i] && now.sa_handler == Ask) {
       sigaction(kSignals[i], &previous_[i], nullptr);
     }
   }
-
-  void Answer() {
-    while (true) {
-      uint64_t asked = 0;
-      if (read(fd_, &asked, sizeof(asked)) < 0) {
-        if (errno == EINTR) continue;
-        return;
-      }
-      std::shared_ptr<RankActivity> activity;
-      int rank = 0;
-      {
-        absl::MutexLock lock(&mutex_);
-        if (ending_) return;
-        activity = activity_;
-        rank = rank_;
-      }
-      if (activity == nullptr) {
-        WriteWhole(STDERR_FILENO, absl::StrCat("fsdp: process ", getpid(),
-                                               " has not connected yet\n"));
-        continue;
-      }
-      Write(rank, absl::StrCat("fsdp: ", activity->Describe()));
-    }
+  {
+    absl::MutexLock lock(&mutex_);
+    ending_ = true;
   }
-
-  void Write(int rank, const std::string& text) const {
-    if (folder_.empty()) return WriteWhole(STDERR_FILENO, text);
-    const absl::Status written = AppendForRank(folder_, rank, text);
-    if (written.ok()) return;
-    WriteWhole(STDERR_FILENO,
-               absl::StrCat("fsdp: ", written.message(), "\n", text));
+  if (thread_.joinable()) {
+    const uint64_t one = 1;
+    const ssize_t written = write(fd_, &one, sizeof(one));
+    static_cast<void>(written);
+    thread_.join();
   }
-
-  const std::string folder_;
-  int fd_ = -1;
-  std::array<bool, kSignals.size()> taken_ = {};
-  std::array<struct sigaction, kSignals.size()> previous_ = {};
-  std::thread thread_;
-  absl::Mutex mutex_;
-  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
-  std::shared_ptr<RankActivity> activity_ ABSL_GUARDED_BY(mutex_);
-  int rank_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
-absl::StatusOr<std::unique_ptr<InspectionSignals>> InspectionSignals::Install(
-    const std::string& folder) {
-  auto state = std::make_unique<State>(folder);
-  FSDP_RETURN_IF_ERROR(state->Start());
-  return std::unique_ptr<InspectionSignals>(
-      new InspectionSignals(std::move(state)));
+  // The descriptor stays open: a handler may be about to write.
+  if (fd_ >= 0) asked_fd = -1;
 }
 
-InspectionSignals::InspectionSignals(std::unique_ptr<State> state)
-    : state_(std::move(state)) {}
-
-InspectionSignals::~InspectionSignals() = default;
-
 void InspectionSignals::Show(const Communicator& ranks) {
-  state_->Show(ranks.activity(), ranks.rank());
+  absl::MutexLock lock(&mutex_);
+  activity_ = ranks.activity();
+  rank_ = ranks.rank();
+}
+
+void InspectionSignals::Answer() {
+  while (true) {
+    uint64_t asked = 0;
+    if (read(fd_, &asked, sizeof(asked)) < 0) {
+      if (errno == EINTR) continue;
+      return;
+    }
+    std::shared_ptr<RankActivity> activity;
+    int rank = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (ending_) return;
+      activity = activity_;
+      rank = rank_;
+    }
+    if (activity == nullptr) {
+      WriteWhole(STDERR_FILENO, absl::StrCat("fsdp: process ", getpid(),
+                                             " has not connected yet\n"));
+      continue;
+    }
+    Write(rank, absl::StrCat("fsdp: ", activity->Describe()));
+  }
+}
+
+void InspectionSignals::Write(int rank, const std::string& text) const {
+  if (folder_.empty()) return WriteWhole(STDERR_FILENO, text);
+  const absl::Status written = AppendForRank(folder_, rank, text);
+  if (written.ok()) return;
+  WriteWhole(STDERR_FILENO,
+             absl::StrCat("fsdp: ", written.message(), "\n", text));
 }
 
 }  // namespace fsdp::comm

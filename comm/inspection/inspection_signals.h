@@ -2,11 +2,20 @@
 #ifndef COMM_INSPECTION_INSPECTION_SIGNALS_H_
 #define COMM_INSPECTION_INSPECTION_SIGNALS_H_
 
+#include <signal.h>
+
+#include <array>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "comm/communicator.h"
+#include "comm/rank_activity.h"
 
 namespace fsdp::comm {
 
@@ -34,11 +43,22 @@ class InspectionSignals {
   void Show(const Communicator& ranks);
 
  private:
-  class State;
+  explicit InspectionSignals(std::string folder) : folder_(std::move(folder)) {}
 
-  explicit InspectionSignals(std::unique_ptr<State> state);
+  absl::Status Start();
+  void Answer();
+  void Write(int rank, const std::string& text) const;
 
-  const std::unique_ptr<State> state_;
+  const std::string folder_;
+  int fd_ = -1;
+  // Of SIGQUIT and SIGUSR1: whether this has the signal, and who had it before.
+  std::array<bool, 2> taken_ = {};
+  std::array<struct sigaction, 2> previous_ = {};
+  std::thread thread_;
+  absl::Mutex mutex_;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<RankActivity> activity_ ABSL_GUARDED_BY(mutex_);
+  int rank_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace fsdp::comm

@@ -1,18 +1,18 @@
 #include "comm/inspection/inspector.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <fstream>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
-#include "base/status_macros.h"
-#include "comm/inspection/process_memory.h"
 #include "comm/inspection/record_text.h"
 
 namespace fsdp::comm {
@@ -30,20 +30,32 @@ constexpr absl::Duration kPatience = absl::Seconds(4);
 constexpr int kRanksOnTerminal = 8;
 constexpr int kOperationsOnTerminal = 4;
 
-absl::Duration IntervalOf(absl::Duration warn_after) {
-  if (warn_after <= absl::ZeroDuration()) return kMaxInterval;
-  return std::clamp(warn_after / 4, kMinInterval, kMaxInterval);
-}
-
 int64_t NowNs() { return absl::GetCurrentTimeNanos(); }
 
-std::shared_ptr<FlightRecorder> RecorderOf(const PeerRecords* peers) {
-  return peers != nullptr ? peers->recorder()
-                          : std::make_shared<FlightRecorder>();
+// Returns the bytes behind `key`, as in "VmRSS:   1234 kB", of this process;
+// nullopt if the system does not say.
+std::optional<int64_t> MemoryOfProcess(absl::string_view key) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) {
+    absl::string_view text = line;
+    int64_t kilobytes = 0;
+    if (absl::ConsumePrefix(&text, key) && absl::ConsumeSuffix(&text, " kB") &&
+        absl::SimpleAtoi(text, &kilobytes)) {
+      return kilobytes << 10;
+    }
+  }
+  return std::nullopt;
 }
 
-bool WakesPeople(const absl::Status& status) {
-  return absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
+// Returns a text such as "1.5 GiB".
+std::string BytesText(int64_t bytes) {
+  if (bytes >= int64_t{1} << 30) {
+    return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / (1 << 30));
+  }
+  if (bytes >= 1 << 20) {
+    return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  }
+  return absl::StrCat(bytes >> 10, " KiB");
 }
 
 }  // namespace
@@ -52,7 +64,8 @@ Inspector::Inspector(InspectorOptions options,
                      std::unique_ptr<PeerRecords> peers)
     : options_(std::move(options)),
       peers_(std::move(peers)),
-      recorder_(RecorderOf(peers_.get())) {}
+      recorder_(peers_ != nullptr ? peers_->recorder()
+                                  : std::make_shared<FlightRecorder>()) {}
 
 absl::StatusOr<std::shared_ptr<Inspector>> Inspector::Start(
     InspectorOptions options, std::unique_ptr<PeerRecords> peers) {
@@ -80,8 +93,6 @@ absl::StatusOr<std::shared_ptr<Inspector>> Inspector::Start(
   return inspector;
 }
 
-Inspector::~Inspector() = default;
-
 void Inspector::Note(Phase phase, absl::string_view unit, int64_t pool_bytes) {
   recorder_->Note(phase, unit, pool_bytes, NowNs());
 }
@@ -96,9 +107,11 @@ std::string Inspector::Describe() const {
   SeenRank own;
   own.record = recorder_->Read(NowNs());
   own.process = absl::StrCat("process ", own.record->pid);
-  if (const auto memory = ReadProcessMemory()) {
-    absl::StrAppend(&own.process, ", ", BytesText(memory->resident_bytes),
-                    " resident, ", BytesText(memory->peak_bytes), " at most, ",
+  const std::optional<int64_t> resident = MemoryOfProcess("VmRSS:");
+  const std::optional<int64_t> peak = MemoryOfProcess("VmHWM:");
+  if (resident && peak) {
+    absl::StrAppend(&own.process, ", ", BytesText(*resident), " resident, ",
+                    BytesText(*peak), " at most, ",
                     BytesText(own.record->pool_bytes), " in pools");
   }
   return RecordText(peers_ == nullptr ? 0 : peers_->rank(), own,
@@ -116,8 +129,10 @@ void Inspector::OnFailure(FlightRecorder::Ticket ticket,
   // up when the others have given up. They are read before the failure is
   // claimed, so that the first look is the one shown.
   Failure failure{ticket.value, status, peers_->ReadHost()};
+  const bool wakes_people =
+      absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
   failure.is_shown =
-      options_.shows_failures && WakesPeople(status) && peers_->ClaimForHost();
+      options_.shows_failures && wakes_people && peers_->ClaimForHost();
   absl::MutexLock lock(&mutex_);
   failure_ = std::move(failure);
 }
@@ -153,8 +168,10 @@ void Inspector::Stop() {
 }
 
 void Inspector::Run() {
-  const absl::Duration interval =
-      options_.interval.value_or(IntervalOf(options_.warn_after));
+  const absl::Duration interval = options_.interval.value_or(
+      options_.warn_after <= absl::ZeroDuration()
+          ? kMaxInterval
+          : std::clamp(options_.warn_after / 4, kMinInterval, kMaxInterval));
   const auto has_news = [this]() {
     mutex_.AssertHeld();
     return stopping_ || failure_.has_value();

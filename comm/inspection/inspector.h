@@ -48,7 +48,7 @@ class Inspector final : public RankActivity {
   // for nobody. ResourceExhausted: no thread can be started.
   static absl::StatusOr<std::shared_ptr<Inspector>> Start(
       InspectorOptions options, std::unique_ptr<PeerRecords> peers);
-  ~Inspector() override;
+  ~Inspector() override = default;
 
   FlightRecorder& recorder() const { return *recorder_; }
 

@@ -56,14 +56,6 @@ std::optional<SegmentAddress> AddressIn(absl::string_view introduction,
   return address;
 }
 
-// Returns a recorder in memory that others see or, without any, in its own.
-std::shared_ptr<FlightRecorder> RecorderIn(
-    const std::shared_ptr<SharedSegment>& segment) {
-  if (segment == nullptr) return std::make_shared<FlightRecorder>();
-  return std::make_shared<FlightRecorder>(
-      std::shared_ptr<char>(segment, segment->data()));
-}
-
 }  // namespace
 
 // The store, and what a call that is left behind in it may still use.
@@ -77,7 +69,10 @@ PeerRecords::PeerRecords(int rank, int world_size,
                          std::shared_ptr<SharedSegment> own)
     : rank_(rank),
       own_(std::move(own)),
-      recorder_(RecorderIn(own_)),
+      recorder_(own_ == nullptr
+                    ? std::make_shared<FlightRecorder>()
+                    : std::make_shared<FlightRecorder>(
+                          std::shared_ptr<char>(own_, own_->data()))),
       peers_(world_size) {}
 
 absl::StatusOr<std::unique_ptr<PeerRecords>> PeerRecords::Connect(

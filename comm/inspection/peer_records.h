@@ -6,17 +6,14 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "comm/host/peer_process.h"
 #include "comm/host/shared_segment.h"
 #include "comm/inspection/flight_recorder.h"
 #include "comm/inspection/record_text.h"

@@ -171,30 +171,6 @@ TEST(RecordTextTest, SaysThatARankIsInTheOptimizersStepOrWaitsForAStore) {
   EXPECT_THAT(PositionOf(record), StartsWith("waits for memory for unit"));
 }
 
-// Whoever waits for the rank learns why it does not come.
-TEST(RecordTextTest, ARankThatWaitsForAStoreIsBehindForThatReason) {
-  std::vector<SeenRank> ranks = {InGather(17), InGather(16)};
-  ranks[1].record->operations[0].state = OperationState::kDone;
-  ranks[1].record->wait = StoreWait::kRead;
-  ranks[1].record->wait_what = "unit blocks.3 (parameters)";
-  ranks[1].record->wait_ns = kNow - 30 * kSecond;
-  EXPECT_THAT(StandingOfOthers(0, {kWorld, 17}, ranks),
-              HasSubstr("rank 1 is behind by 1 call: it waits for unit "
-                        "blocks.3 (parameters) to be read from its store for "
-                        "30 s"));
-}
-
-TEST(RecordTextTest, ErrorsAndTextsNameAnOperationAlike) {
-  OperationRecord operation =
-      Operation(OperationKind::kBroadcast, 4, "root", OperationState::kDone);
-  EXPECT_EQ(NameOf(operation), "broadcast #4 of root");
-  operation.number = 9;
-  EXPECT_EQ(NameOf(operation), "broadcast #9 of root");
-  operation.label = "";
-  operation.kind = OperationKind::kFence;
-  EXPECT_EQ(NameOf(operation), "fence #9");
-}
-
 TEST(RecordTextTest, AParagraphHasTheLastOperations) {
   SeenRank seen = InGather(17);
   seen.process = "process 12 runs";

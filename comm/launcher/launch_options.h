@@ -12,9 +12,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "comm/launcher/processes/process_end.h"
-
-// Says how the ranks of a job have ended, and what their exit codes mean.
 
 namespace fsdp::comm {
 
@@ -34,6 +31,11 @@ absl::Status StoppedError(int signal, absl::string_view text);
 // which communicators pass on the failure of another rank, kUsageErrorExitCode
 // for InvalidArgument, else EXIT_FAILURE.
 int ExitCodeOf(const absl::Status& status);
+
+struct ProcessEnd {
+  int exit_code = 0;
+  int signal = 0;  // that killed it; 0: it exited by itself
+};
 
 // Returns the signal that had told a rank to stop which has ended like this; 0
 // if none had.

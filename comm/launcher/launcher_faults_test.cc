@@ -11,7 +11,6 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -61,15 +60,6 @@ TEST(LauncherIgnoredSignalsTest, StayIgnored) {
                   HasSubstr(absl::StrCat(rank, " stopped by ", next)));
     }
   }
-}
-
-// A process that ignores SIGCHLD is not told how its children end.
-TEST(LauncherIgnoredSignalsTest, TheEndsOfRanksAreSeen) {
-  LauncherProcess launcher("print", /*fifo=*/"", SIGCHLD);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 0);
-  EXPECT_THAT(launcher.output(), HasSubstr("[1] rank 1 of 2"));
 }
 
 // Returns whether `pid` soon sleeps in poll() with no end. It does nothing else
@@ -162,18 +152,5 @@ TEST(LauncherCauseTest, WithoutACauseAnEchoIsAFailureAllTheSame) {
   EXPECT_EQ(report.exit_code(), kPeerFailedExitCode);
 }
 
-TEST(ExitCodeOfTest, TellsEchoesFromCauses) {
-  EXPECT_EQ(ExitCodeOf(absl::OkStatus()), EXIT_SUCCESS);
-  EXPECT_EQ(ExitCodeOf(absl::AbortedError("rank 2: x")), kPeerFailedExitCode);
-  EXPECT_EQ(ExitCodeOf(absl::InternalError("x")), EXIT_FAILURE);
-  EXPECT_EQ(ExitCodeOf(absl::UnavailableError("x")), EXIT_FAILURE);
-}
-
 }  // namespace
 }  // namespace fsdp::comm
-
-int main(int argc, char** argv) {
-  if (const auto code = fsdp::comm::PlayRole(); code.has_value()) return *code;
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

@@ -10,7 +10,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
@@ -26,7 +25,6 @@
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
@@ -95,14 +93,6 @@ TEST(LauncherRestartsTest, OrWithThoseThatAreLeft) {
                     HasSubstr("[0] rank 0 of 1, restart 2 of 5\n")));
 }
 
-TEST(LauncherRestartsTest, WithoutLeaveThereIsNone) {
-  ASSERT_OK_AND_ASSIGN(const Launched launched,
-                       Launch(Options("fail_twice", 2, 0)));
-  EXPECT_EQ(launched.report.exit_code(), 3);
-  EXPECT_EQ(launched.output, "[1] rank 1 of 2, restart 0 of 0\n");
-  EXPECT_THAT(launched.report.ToString(), Not(HasSubstr("restart")));
-}
-
 TEST(LauncherRestartsTest, TheLastFailureIsTheAnswer) {
   ASSERT_OK_AND_ASSIGN(const Launched launched,
                        Launch(Options("rank_1_is_killed_at_once", 2, 1)));
@@ -112,24 +102,6 @@ TEST(LauncherRestartsTest, TheLastFailureIsTheAnswer) {
               AllOf(HasSubstr("attempt 2 (2 ranks, "),
                     HasSubstr("\nnot restarted: it was restarted 1 time, as "
                               "often as it may be")));
-}
-
-TEST(LauncherRestartsTest, WhatFailsAtOnceAgainAndAgainEnds) {
-  LaunchOptions options = Options("rank_1_is_killed_at_once", 2, 100);
-  options.restarts.max_without_progress = 3;
-  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch(options));
-  EXPECT_EQ(launched.report.failed_attempts.size(), 2);
-  EXPECT_THAT(launched.report.ToString(),
-              HasSubstr("not restarted: 3 attempts in a row have not got on"));
-}
-
-TEST(LauncherRestartsTest, AUsageErrorIsNotTriedAgain) {
-  ASSERT_OK_AND_ASSIGN(const Launched launched,
-                       Launch(Options("rank_1_is_asked_too_much", 2, 100)));
-  EXPECT_EQ(launched.report.exit_code(), kUsageErrorExitCode);
-  EXPECT_TRUE(launched.report.failed_attempts.empty());
-  EXPECT_THAT(launched.report.ToString(),
-              HasSubstr("not restarted: exit code 2"));
 }
 
 TEST(LauncherRestartsTest, EachAttemptHasAPort) {
@@ -184,21 +156,5 @@ TEST(LauncherRestartsTest, SignalsThatInspectEndNoLauncher) {
   EXPECT_EQ(launched.report.exit_code(), kUsageErrorExitCode);
 }
 
-TEST(LauncherRestartsTest, RefusesBadOptions) {
-  EXPECT_THAT(Launch(Options("print", 2, -1)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("max_restarts is -1")));
-  LaunchOptions options = Options("print", 2, 1);
-  options.restarts.min_ranks = 3;
-  EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("min_ranks is 3")));
-}
-
 }  // namespace
 }  // namespace fsdp::comm
-
-int main(int argc, char** argv) {
-  if (const auto code = fsdp::comm::PlayRole(); code.has_value()) return *code;
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

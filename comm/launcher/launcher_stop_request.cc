@@ -6,7 +6,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <initializer_list>
 
 #include "absl/time/time.h"
 #include "base/check.h"

@@ -67,5 +67,29 @@ TEST(StopRequestTest, RestoresWhatWas) {
   EXPECT_EQ(signal(SIGINT, SIG_DFL), SIG_DFL);
 }
 
+int asked = 0;
+
+TEST(IgnoreQuestionsTest, QuestionsDoNotEndTheProcess) {
+  IgnoreQuestions();
+  raise(SIGQUIT);
+  raise(SIGUSR1);
+  signal(SIGQUIT, SIG_DFL);
+  signal(SIGUSR1, SIG_DFL);
+}
+
+TEST(IgnoreQuestionsTest, HandlersStay) {
+  signal(SIGQUIT, [](int /*signal*/) { ++asked; });
+  struct sigaction action = {};
+  action.sa_flags = SA_SIGINFO;
+  action.sa_sigaction = [](int, siginfo_t*, void*) { ++asked; };
+  sigaction(SIGUSR1, &action, nullptr);
+  IgnoreQuestions();
+  raise(SIGQUIT);
+  raise(SIGUSR1);
+  EXPECT_EQ(asked, 2);
+  signal(SIGQUIT, SIG_DFL);
+  signal(SIGUSR1, SIG_DFL);
+}
+
 }  // namespace
 }  // namespace fsdp::comm

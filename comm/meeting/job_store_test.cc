@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdint>
 #include <memory>
 #include <random>
 #include <string>

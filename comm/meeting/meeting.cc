@@ -13,8 +13,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/group/connect_together.h"
@@ -50,10 +50,9 @@ bool IsServedByRank0(const Environment& environment) {
 }
 
 std::string PrefixOf(const Environment& environment) {
-  if (environment.kept_store) {
-    return absl::StrCat(environment.kept_store_prefix, kPrefix);
-  }
-  return absl::StrCat(environment.agent_store_prefix, kPrefix);
+  return absl::StrCat(environment.kept_store ? environment.kept_store_prefix
+                                             : environment.agent_store_prefix,
+                      kPrefix);
 }
 
 std::string ClaimKey(int rank) { return absl::StrCat("claim/", rank); }
@@ -106,10 +105,9 @@ class PoliteStore final : public c10d::PrefixStore {
 
 std::string RankList(const std::vector<int>& ranks) {
   const size_t listed = std::min(ranks.size(), kMaxListedRanks);
-  const std::vector<int> first(ranks.begin(),
-                               ranks.begin() + static_cast<int64_t>(listed));
   return absl::StrCat(
-      ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(first, ", "),
+      ranks.size() == 1 ? "rank " : "ranks ",
+      absl::StrJoin(absl::MakeConstSpan(ranks).first(listed), ", "),
       listed < ranks.size()
           ? absl::StrCat(" and ", ranks.size() - listed, " more")
           : "");
@@ -201,19 +199,6 @@ absl::Status AwaitAll(PoliteStore& store, const Environment& environment,
   return result;
 }
 
-// Returns this rank's address. A host may know itself by a loopback address
-// only, while others reach it by another: ranks beside rank 0 take the address
-// that ranks elsewhere see.
-absl::StatusOr<std::string> OwnAddress(c10d::Store& store, const Route& route) {
-  std::string address = route.local;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
-    if (IsLoopback(address) && store.check({kMasterAddressKey})) {
-      address = store.get_to_str(kMasterAddressKey);
-    }
-  }));
-  return address;
-}
-
 absl::StatusOr<Listener> OpenListener(const Environment& environment) {
   if (environment.listen_fd >= 0) {
     absl::StatusOr<Listener> inherited =
@@ -230,17 +215,14 @@ struct OpenedStore {
   std::unique_ptr<StoreServer> server;  // on rank 0
 };
 
-absl::Duration StoreTimeout(absl::Time deadline) {
-  return std::max(absl::Seconds(1), deadline - absl::Now());
-}
-
 // Opens the store of torchrun's agent, which has a protocol of its own.
 absl::StatusOr<OpenedStore> OpenAgentStore(const Environment& environment,
                                            absl::Time deadline) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(environment.master_port);
   options.waitWorkers = false;
-  options.timeout = absl::ToChronoMilliseconds(StoreTimeout(deadline));
+  options.timeout = absl::ToChronoMilliseconds(
+      std::max(absl::Seconds(1), deadline - absl::Now()));
   OpenedStore opened;
   FSDP_RETURN_IF_ERROR(TorchToStatus("open the store", [&] {
     opened.client =
@@ -319,8 +301,14 @@ absl::Status Meet(const Environment& environment, const WaitLimits& limits,
     if (is_wrong) polite->Expect(environment.world_size);
     return met;
   }
-  FSDP_ASSIGN_OR_RETURN(place->local_address, OwnAddress(*polite, route));
-  return absl::OkStatus();
+  place->local_address = route.local;
+  // A host may know itself by a loopback address only, while others reach it by
+  // another: ranks beside rank 0 take the address that ranks elsewhere see.
+  return TorchToStatus("the store broke off", [&] {
+    if (IsLoopback(route.local) && polite->check({kMasterAddressKey})) {
+      place->local_address = polite->get_to_str(kMasterAddressKey);
+    }
+  });
 }
 
 }  // namespace fsdp::comm

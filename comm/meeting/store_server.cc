@@ -12,10 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <list>
 #include <memory>
 #include <string>
-#include <thread>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -89,7 +87,9 @@ void StoreServer::Serve() {
     for (auto caller = callers_.begin(); caller != callers_.end(); ++index) {
       const auto events =
           ready > 0 ? watched[index].revents : decltype(pollfd::revents){0};
-      if (!IsLate(*caller, now) && Handle(*caller, events)) {
+      const bool is_late =
+          IsStranger(*caller) && now >= caller->came + options_.claim_timeout;
+      if (!is_late && Handle(*caller, events)) {
         ++caller;
       } else {
         caller = callers_.erase(caller);
@@ -126,10 +126,6 @@ int StoreServer::PollTimeout() const {
     }
   }
   return PollMilliseconds(next);
-}
-
-bool StoreServer::IsLate(const Caller& caller, absl::Time now) const {
-  return IsStranger(caller) && now >= caller.came + options_.claim_timeout;
 }
 
 void StoreServer::Accept() {

@@ -69,7 +69,6 @@ class StoreServer {
   bool Read(Caller& caller);
   static bool Write(Caller& caller);
   void ResumeWaits();
-  bool IsLate(const Caller& caller, absl::Time now) const;
 
   const std::string secret_;
   const StoreServerOptions options_;

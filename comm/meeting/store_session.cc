@@ -165,22 +165,15 @@ absl::Status StoreSession::ReceiveClaim(absl::string_view* bytes) {
     return absl::InvalidArgumentError("not a rank of this library");
   }
   if (claim_.size() < kClaimBytes) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(CheckClaim());
-  accepted_ = true;
-  const std::string caller_nonce =
-      claim_.substr(kStoreMagic.size(), kNonceBytes);
-  output_ += ListenerProof(secret_, nonce_, caller_nonce);
-  return absl::OkStatus();
-}
-
-absl::Status StoreSession::CheckClaim() const {
   const absl::string_view claim = claim_;
   const absl::string_view nonce = claim.substr(kStoreMagic.size(), kNonceBytes);
   const absl::string_view proof = claim.substr(kClaimBytes - kHmacBytes);
-  if (SameInConstantTime(proof, CallerProof(secret_, nonce_, nonce))) {
-    return absl::OkStatus();
+  if (!SameInConstantTime(proof, CallerProof(secret_, nonce_, nonce))) {
+    return absl::PermissionDeniedError("does not know the job's secret");
   }
-  return absl::PermissionDeniedError("does not know the job's secret");
+  accepted_ = true;
+  output_ += ListenerProof(secret_, nonce_, nonce);
+  return absl::OkStatus();
 }
 
 absl::Status StoreSession::Advance(absl::Time now) {

@@ -101,7 +101,6 @@ class StoreSession {
 
   // Takes what belongs to the claim off `bytes`.
   absl::Status ReceiveClaim(absl::string_view* bytes);
-  absl::Status CheckClaim() const;
   absl::Status Answer(StoreMessage message, absl::Time now);
   // Returns the reply to `message`, or nullopt if it begins a wait, in wait_.
   std::optional<StoreMessage> Act(StoreMessage message, absl::Time now);

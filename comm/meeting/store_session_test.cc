@@ -1,7 +1,7 @@
 #include "comm/meeting/store_session.h"
 
 #include <cstdint>
-#include <optional>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,8 +20,6 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 const absl::Time kNow = absl::UnixEpoch();
 constexpr char kSecret[] = "of the job";
@@ -132,28 +130,6 @@ TEST_F(StoreSessionTest, AClaimMayComeByteByByte) {
   EXPECT_EQ(*table_.Find("a"), "1");
 }
 
-TEST_F(StoreSessionTest, DoesWhatItIsAskedFor) {
-  StoreSession session = Accepted();
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kSet, {"a", "1"}), kNow));
-  ExpectDone(Answer(session));
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kGet, {"a"}), kNow));
-  EXPECT_THAT(Answer(session).texts, ElementsAre("1"));
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kAdd, {"a"}, -3), kNow));
-  EXPECT_EQ(Answer(session).number, -2);
-  ASSERT_OK(
-      session.Receive(Ask(StoreAsk::kCompareAndSet, {"a", "-2", "x"}), kNow));
-  EXPECT_THAT(Answer(session).texts, ElementsAre("x"));
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kCheck, {"a", "b"}), kNow));
-  EXPECT_EQ(Answer(session).number, 0);
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kCheck, {"a"}), kNow));
-  EXPECT_EQ(Answer(session).number, 1);
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kCount, {}), kNow));
-  EXPECT_EQ(Answer(session).number, 1);
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kDelete, {"a"}), kNow));
-  EXPECT_EQ(Answer(session).number, 1);
-  EXPECT_EQ(table_.size(), 0);
-}
-
 TEST_F(StoreSessionTest, DeletesWhatBeginsWithATextButNotAll) {
   StoreSession session = Accepted();
   for (const char* key : {"a/1", "a/2", "b"}) ASSERT_OK(table_.Set(key, ""));
@@ -162,15 +138,6 @@ TEST_F(StoreSessionTest, DeletesWhatBeginsWithATextButNotAll) {
   ASSERT_OK(session.Receive(Ask(StoreAsk::kDeleteAll, {""}), kNow));
   EXPECT_EQ(Answer(session).code, static_cast<uint8_t>(StoreReply::kRefused));
   EXPECT_EQ(table_.size(), 1);
-}
-
-TEST_F(StoreSessionTest, WhatTheTableRefusesIsAnAnswer) {
-  StoreSession session = Accepted();
-  ASSERT_OK(table_.Set("a", "text"));
-  ASSERT_OK(session.Receive(Ask(StoreAsk::kAdd, {"a"}, 1), kNow));
-  const StoreMessage answer = Answer(session);
-  EXPECT_EQ(answer.code, static_cast<uint8_t>(StoreReply::kRefused));
-  EXPECT_THAT(answer.texts, ElementsAre(HasSubstr("no number")));
 }
 
 TEST_F(StoreSessionTest, AWaitEndsWhenAllKeysAreThere) {
@@ -245,40 +212,12 @@ TEST_F(StoreSessionTest, WhatIsNoMessageEndsIt) {
   EXPECT_EQ(table_.size(), 0);
 }
 
-using ::testing::IsEmpty;
 using ::testing::IsNull;
 using ::testing::Pointee;
 
-TEST(StoreTableTest, SetsAndFinds) {
+TEST(StoreTableTest, AddsToNumbersOnly) {
   StoreTable table;
-  EXPECT_THAT(table.Find("a"), IsNull());
-  ASSERT_OK(table.Set("a", "1"));
-  ASSERT_OK(table.Set("", ""));
-  ASSERT_OK(table.Set("a", "22"));
-  EXPECT_THAT(table.Find("a"), Pointee(std::string("22")));
-  EXPECT_THAT(table.Find(""), Pointee(std::string("")));
-  EXPECT_EQ(table.size(), 2);
-  EXPECT_TRUE(table.Delete("a"));
-  EXPECT_FALSE(table.Delete("a"));
-  EXPECT_THAT(table.Find("a"), IsNull());
-}
-
-TEST(StoreTableTest, ComparesBeforeItSets) {
-  StoreTable table;
-  EXPECT_EQ(table.CompareAndSet("a", "x", "1").value(), "x");
-  EXPECT_THAT(table.Find("a"), IsNull());
-  EXPECT_EQ(table.CompareAndSet("a", "", "1").value(), "1");
-  EXPECT_EQ(table.CompareAndSet("a", "", "2").value(), "1");
-  EXPECT_EQ(table.CompareAndSet("a", "1", "2").value(), "2");
-  EXPECT_THAT(table.Find("a"), Pointee(std::string("2")));
-}
-
-TEST(StoreTableTest, Adds) {
-  StoreTable table;
-  EXPECT_EQ(table.Add("a", 0).value(), 0);
-  EXPECT_THAT(table.Find("a"), Pointee(std::string("0")));
   EXPECT_EQ(table.Add("a", 5).value(), 5);
-  EXPECT_EQ(table.Add("a", -7).value(), -2);
   ASSERT_OK(table.Set("text", "1x"));
   EXPECT_THAT(table.Add("text", 1),
               StatusIs(absl::StatusCode::kInvalidArgument, _));
@@ -286,28 +225,6 @@ TEST(StoreTableTest, Adds) {
   EXPECT_THAT(table.Add("max", 1),
               StatusIs(absl::StatusCode::kInvalidArgument, _));
   EXPECT_EQ(table.Add("max", 0).value(), 9223372036854775807);
-}
-
-TEST(StoreTableTest, TellsTheFirstKeyThatIsMissing) {
-  StoreTable table;
-  ASSERT_OK(table.Set("a", ""));
-  EXPECT_THAT(table.FirstMissing({}), IsNull());
-  EXPECT_THAT(table.FirstMissing({"a"}), IsNull());
-  EXPECT_THAT(table.FirstMissing({"a", "c", "b"}), Pointee(std::string("c")));
-}
-
-TEST(StoreTableTest, TellsNewKeysOnce) {
-  StoreTable table;
-  ASSERT_OK(table.Set("a", "1"));
-  ASSERT_OK(table.Set("a", "2"));
-  ASSERT_OK(table.Add("b", 1));
-  ASSERT_OK(table.CompareAndSet("c", "", "1"));
-  ASSERT_OK(table.CompareAndSet("d", "x", "1"));
-  EXPECT_THAT(table.TakeNewKeys(), ElementsAre("a", "b", "c"));
-  EXPECT_THAT(table.TakeNewKeys(), IsEmpty());
-  EXPECT_TRUE(table.Delete("a"));
-  ASSERT_OK(table.Set("a", "3"));
-  EXPECT_THAT(table.TakeNewKeys(), ElementsAre("a"));
 }
 
 TEST(StoreTableTest, DeletesWhatBeginsWithAPrefix) {
@@ -343,6 +260,94 @@ TEST(StoreTableTest, HoldsSoManyBytes) {
   EXPECT_THAT(table.Add("f", 1),
               StatusIs(absl::StatusCode::kResourceExhausted, _));
   EXPECT_THAT(table.Find("f"), IsNull());
+}
+
+std::string Frame(const StoreMessage& message) {
+  return EncodeFrame(message).value();
+}
+
+void ExpectSame(const StoreMessage& a, const StoreMessage& b) {
+  EXPECT_EQ(a.code, b.code);
+  EXPECT_EQ(a.number, b.number);
+  EXPECT_EQ(a.texts, b.texts);
+}
+
+std::vector<StoreMessage> SomeMessages() {
+  return {{0, 0, {}},
+          {255, -1, {""}},
+          {1, std::numeric_limits<int64_t>::min(), {"key", ""}},
+          {2, std::numeric_limits<int64_t>::max(), {"", "", ""}},
+          {7, 300, {std::string(3, '\0'), "\xff\n", std::string(70'000, 'x')}}};
+}
+
+// The form is that of the network: hosts of any byte order understand it.
+TEST(FrameTest, ByteForByte) {
+  EXPECT_EQ(Frame({3, 258, {"ab"}}), std::string("\x13\0\0\0"
+                                                 "\x03"
+                                                 "\x02\x01\0\0\0\0\0\0"
+                                                 "\x01\0\0\0"
+                                                 "\x02\0\0\0ab",
+                                                 23));
+}
+
+TEST(FrameTest, MessagesThatComeInPieces) {
+  std::string all;
+  for (const StoreMessage& message : SomeMessages()) all += Frame(message);
+  for (const size_t piece : {size_t{1}, size_t{7}, size_t{64}, all.size()}) {
+    FrameReader reader;
+    size_t read = 0;
+    for (size_t at = 0; at < all.size(); at += piece) {
+      reader.Append(absl::string_view(all).substr(at, piece));
+      for (;;) {
+        ASSERT_OK_AND_ASSIGN(const auto message, reader.Next());
+        if (!message.has_value()) break;
+        ExpectSame(*message, SomeMessages()[read++]);
+      }
+    }
+    EXPECT_EQ(read, SomeMessages().size());
+    EXPECT_EQ(reader.buffered_bytes(), 0);
+  }
+}
+
+TEST(FrameTest, WhatIsNoFrame) {
+  const std::string good = Frame({3, 258, {"ab"}});
+  const auto with = [&good](size_t at, char byte) {
+    std::string bytes = good;
+    bytes[at] = byte;
+    return bytes;
+  };
+  const std::vector<std::string> bad = {
+      "\xff\xff\xff\xff",            // too long
+      std::string("\x01\0\0\1", 4),  // by one
+      std::string(4, '\0'),          // shorter than any
+      with(0, 18) + good,            // than its text
+      with(0, 20) + good,            // longer than its text
+      with(13, 2),                   // texts that are not there
+      with(16, '\x7f'),              // two thousand million
+      with(17, 3),                   // a text that goes on
+      with(20, '\x7f'),
+  };
+  for (const std::string& bytes : bad) {
+    FrameReader reader;
+    reader.Append(bytes);
+    EXPECT_THAT(reader.Next(), StatusIs(absl::StatusCode::kInvalidArgument, _))
+        << ::testing::PrintToString(bytes);
+  }
+}
+
+TEST(FrameTest, TheLongest) {
+  const size_t rest = Frame({1, 0, {""}}).size() - 4;
+  FrameReader reader;
+  const StoreMessage longest{1, 0, {std::string(kMaxFrameBytes - rest, 'x')}};
+  reader.Append(Frame(longest));
+  ASSERT_OK_AND_ASSIGN(const auto read, reader.Next());
+  ASSERT_TRUE(read.has_value());
+  ExpectSame(*read, longest);
+  EXPECT_THAT(
+      EncodeFrame({1, 0, {std::string(kMaxFrameBytes - rest + 1, 'x')}}),
+      StatusIs(absl::StatusCode::kInvalidArgument, _));
+  EXPECT_THAT(EncodeFrame({1, 0, {std::string(kMaxFrameBytes * 2, 'x')}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, _));
 }
 
 }  // namespace

@@ -100,6 +100,7 @@ absl::Status RunRole(const std::string& role, Communicator& ranks) {
     return Sum(ranks, 1).status();
   }
   if (role == "differ") return CallWhatOthersDoNot(ranks);
+  if (role == "kill" && ranks.rank() == 1) raise(SIGKILL);
   if (role == "stop") return StopAfterSignal(ranks);
   if (role == "fail_stopped") {
     return absl::IsCancelled(StopAfterSignal(ranks))
@@ -134,6 +135,15 @@ TEST(RunRanksTest, AnErrorOfOneRankEndsAllWithItsText) {
   EXPECT_THAT(outcome.output,
               AllOf(HasSubstr("[1] NOT_FOUND: there is no such file"),
                     HasSubstr("rank 1 aborted: there is no such file")));
+}
+
+// Survivors end by themselves.
+TEST(RunRanksTest, ARankThatIsKilledEndsAll) {
+  const ProgramOutcome outcome = Execute("kill");
+  EXPECT_EQ(outcome.code, 128 + SIGKILL);
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("rank 1 was killed by signal 9 (SIGKILL); then "),
+                    Not(HasSubstr("by the launcher"))));
 }
 
 TEST(RunRanksTest, SoDoesWhatItThrows) {
@@ -261,12 +271,6 @@ TEST(RunRanksTest, AProgramWhoseWorkIsWholeReturns0) {
     EXPECT_THAT(outcome.output,
                 HasSubstr("signal 15 (SIGTERM) came too late to stop"));
   }
-}
-
-TEST(RunRanksTest, AStoppedProgramIsNotStartedAgain) {
-  const ProgramOutcome outcome = Execute("stop", "RUN_RANKS_TEST_RESTARTS=1");
-  EXPECT_EQ(outcome.code, 128 + SIGTERM) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("says that it was told to stop"));
 }
 
 TEST(RunRanksTest, IsStartedAgainWhereItMayBe) {

@@ -10,7 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "comm/host/peer_process.h"
+#include "comm/host/shared_segment.h"
 #include "comm/shared_memory/shared_group.h"
 
 namespace fsdp::comm {

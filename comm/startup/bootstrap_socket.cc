@@ -73,47 +73,43 @@ absl::Status ListenError(int error, const std::string& address, int port) {
       absl::StrCat("cannot listen on port ", port, ": ", std::strerror(error)));
 }
 
-// Binds to IPv6 and IPv4 if the host has both.
-absl::StatusOr<UniqueFd> BindAll(const std::string& address, int port) {
-  UniqueFd fd(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+// Returns a socket that is bound to `to`, for the ranks that know it by
+// `address` and `port`.
+absl::StatusOr<UniqueFd> Bind(const sockaddr* to, socklen_t length,
+                              const std::string& address, int port) {
+  UniqueFd fd(socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd.is_open()) return ListenError(errno, address, port);
   const int on = 1;
   const int off = 0;
-  if (fd.is_open()) {
+  if (to->sa_family == AF_INET6) {
     setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    sockaddr_in6 any = {};
-    any.sin6_family = AF_INET6;
-    any.sin6_addr = in6addr_any;
-    any.sin6_port = htons(static_cast<uint16_t>(port));
-    if (bind(fd.get(), reinterpret_cast<sockaddr*>(&any), sizeof(any)) == 0) {
-      return fd;
-    }
-    if (errno == EADDRINUSE) return ListenError(errno, address, port);
   }
-  fd.Reset(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd.is_open()) return ListenError(errno, address, port);
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (bind(fd.get(), to, length) != 0) return ListenError(errno, address, port);
+  return fd;
+}
+
+// Binds to IPv6 and IPv4 if the host has both.
+absl::StatusOr<UniqueFd> BindAll(const std::string& address, int port) {
+  sockaddr_in6 any6 = {};
+  any6.sin6_family = AF_INET6;
+  any6.sin6_addr = in6addr_any;
+  any6.sin6_port = htons(static_cast<uint16_t>(port));
+  absl::StatusOr<UniqueFd> both = Bind(reinterpret_cast<const sockaddr*>(&any6),
+                                       sizeof(any6), address, port);
+  // Otherwise the host may have no IPv6.
+  if (both.ok() || absl::IsFailedPrecondition(both.status())) return both;
   sockaddr_in any = {};
   any.sin_family = AF_INET;
   any.sin_addr.s_addr = htonl(INADDR_ANY);
   any.sin_port = htons(static_cast<uint16_t>(port));
-  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&any), sizeof(any)) != 0) {
-    return ListenError(errno, address, port);
-  }
-  return fd;
+  return Bind(reinterpret_cast<const sockaddr*>(&any), sizeof(any), address,
+              port);
 }
 
 absl::StatusOr<UniqueFd> BindTo(const std::string& address, int port) {
   FSDP_ASSIGN_OR_RETURN(const Addresses addresses, Resolve(address, port));
-  const addrinfo& first = *addresses;
-  UniqueFd fd(socket(first.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd.is_open()) return ListenError(errno, address, port);
-  const int on = 1;
-  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (bind(fd.get(), first.ai_addr, first.ai_addrlen) != 0) {
-    return ListenError(errno, address, port);
-  }
-  return fd;
+  return Bind(addresses->ai_addr, addresses->ai_addrlen, address, port);
 }
 
 std::string Numeric(const sockaddr* address, socklen_t length) {

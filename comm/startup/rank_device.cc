@@ -17,12 +17,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "base/status_macros.h"
 
 namespace fsdp::comm {
-namespace {
 
-absl::StatusOr<int> CountDevices(c10::DeviceType type) {
+absl::StatusOr<c10::Device> DeviceOfRank(c10::DeviceType type, int local_rank) {
+  if (type == c10::DeviceType::CPU) return c10::Device(type);
   const std::string name = c10::DeviceTypeName(type, /*lower_case=*/true);
   if (!c10::impl::hasDeviceGuardImpl(type)) {
     return absl::FailedPreconditionError(
@@ -32,19 +31,13 @@ absl::StatusOr<int> CountDevices(c10::DeviceType type) {
   }
   const c10::DeviceIndex count =
       c10::impl::getDeviceGuardImpl(type)->deviceCount();
-  if (count > 0) return count;
+  if (count > 0) {
+    return c10::Device(type, static_cast<c10::DeviceIndex>(local_rank % count));
+  }
   return absl::FailedPreconditionError(
       absl::StrCat("this process sees 0 ", name,
                    " devices; is there one, does its driver run, and does "
                    "CUDA_VISIBLE_DEVICES, where it is set, name it?"));
-}
-
-}  // namespace
-
-absl::StatusOr<c10::Device> DeviceOfRank(c10::DeviceType type, int local_rank) {
-  if (type == c10::DeviceType::CPU) return c10::Device(type);
-  FSDP_ASSIGN_OR_RETURN(const int count, CountDevices(type));
-  return c10::Device(type, static_cast<c10::DeviceIndex>(local_rank % count));
 }
 
 namespace {

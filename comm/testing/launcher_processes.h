@@ -19,7 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "comm/launcher/processes/child_process.h"
+#include "comm/launcher/child_process.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/testing/launcher_roles.h"
 #include "gtest/gtest.h"

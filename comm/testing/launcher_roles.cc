@@ -100,11 +100,6 @@ int PrintMuchAndFail() {
   return 7;
 }
 
-int PrintWithoutNewline() {
-  std::printf("no newline");
-  return 0;
-}
-
 int PrintMuch() {
   const std::string line(kLineBytes - 1, static_cast<char>('a' + Rank()));
   for (int i = 0; i < kLines; ++i) std::printf("%s\n", line.c_str());
@@ -247,9 +242,7 @@ const std::map<std::string, std::function<int()>>& Roles() {
       {"rank_1_fails_after_its_echo", Rank1FailsAndRank0EndsBefore},
       {"both_are_told_of_a_failure", BothAreToldOfAFailure},
       {"print_much_and_fail", PrintMuchAndFail},
-      {"print_without_newline", PrintWithoutNewline},
       {"print_much", PrintMuch},
-      {"leave_grandchild", LeaveGrandchild},
       {"hold_fifo", HoldFifo},
       {"train", Train},
       {"train_late", TrainLate},

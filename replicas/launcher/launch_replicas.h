@@ -7,7 +7,6 @@
 
 #include "absl/status/statusor.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/processes/process_end.h"
 
 namespace fsdp::replicas {
 

@@ -9,14 +9,13 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "comm/launcher/processes/process_end.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/testing/launcher_processes.h"
 #include "gmock/gmock.h"
@@ -89,76 +88,77 @@ class Family {
   std::map<pid_t, UniqueFd> pidfds_;
 };
 
-LauncherProcess Start(const std::string& role) {
-  return LauncherProcess(
-      std::vector<std::string>{absl::StrCat(kReplicaRole, "=launch_two"),
-                               absl::StrCat(kRankRole, "=", role)});
-}
-
-TEST(LaunchReplicasSignalsTest, AllEndWithTheLauncher) {
-  LauncherProcess launcher = Start("wait");
-  ASSERT_TRUE(launcher.WaitForLines("ready", 4)) << launcher.output();
-  const Family family(launcher.process().pid());
-  launcher.process().SignalAlone(SIGKILL);
-  EXPECT_TRUE(family.AllAreGone());
-}
-
-TEST(LaunchReplicasSignalsTest, PassesInterruptsOn) {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    LauncherProcess launcher = Start(signal == SIGHUP ? "wait" : "train");
-    ASSERT_TRUE(launcher.WaitForLines("ready", 4)) << launcher.output();
-    const Family family(launcher.process().pid());
-    launcher.process().SignalAlone(signal);
-    const std::optional<ProcessEnd> end = launcher.WaitForEnd();
+// A launcher of two replicas whose ranks are ready.
+class LaunchReplicasSignalsTest : public ::testing::Test {
+ protected:
+  void Start(const std::string& role) {
+    launcher_.emplace(
+        std::vector<std::string>{absl::StrCat(kReplicaRole, "=launch_two"),
+                                 absl::StrCat(kRankRole, "=", role)});
+    ASSERT_TRUE(launcher_->WaitForLines("ready", 4)) << launcher_->output();
+    family_.emplace(pid());
+  }
+  pid_t pid() { return launcher_->process().pid(); }
+  void Signal(int signal) { launcher_->process().SignalAlone(signal); }
+  void ExpectEnd(int code) {
+    const std::optional<ProcessEnd> end = launcher_->WaitForEnd();
     ASSERT_TRUE(end.has_value());
-    EXPECT_EQ(end->exit_code, 128 + signal) << launcher.output();
-    EXPECT_TRUE(family.AllAreGone());
+    EXPECT_EQ(end->exit_code, code) << launcher_->output();
+    EXPECT_TRUE(family_->AllAreGone());
+  }
+
+  std::optional<LauncherProcess> launcher_;
+  std::optional<Family> family_;
+};
+
+TEST_F(LaunchReplicasSignalsTest, AllEndWithTheLauncher) {
+  Start("wait");
+  Signal(SIGKILL);
+  EXPECT_TRUE(family_->AllAreGone());
+}
+
+TEST_F(LaunchReplicasSignalsTest, PassesInterruptsOn) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Start(signal == SIGHUP ? "wait" : "train");
+    Signal(signal);
+    ExpectEnd(128 + signal);
     if (signal == SIGHUP) continue;
     for (const char* rank : {"[0.0]", "[0.1]", "[1.0]", "[1.1]"}) {
-      EXPECT_THAT(launcher.output(),
+      EXPECT_THAT(launcher_->output(),
                   HasSubstr(absl::StrCat(rank, " stopped by ", signal)));
     }
   }
 }
 
-TEST(LaunchReplicasSignalsTest, ASecondInterruptKills) {
-  LauncherProcess launcher = Start("refuse_to_stop");
-  ASSERT_TRUE(launcher.WaitForLines("ready", 4)) << launcher.output();
-  const Family family(launcher.process().pid());
-  launcher.process().SignalAlone(SIGINT);
-  ASSERT_TRUE(launcher.WaitForLines("] no", 4)) << launcher.output();
-  launcher.process().SignalAlone(SIGINT);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGINT);
-  EXPECT_TRUE(family.AllAreGone());
+TEST_F(LaunchReplicasSignalsTest, ASecondInterruptKills) {
+  Start("refuse_to_stop");
+  Signal(SIGINT);
+  ASSERT_TRUE(launcher_->WaitForLines("] no", 4)) << launcher_->output();
+  Signal(SIGINT);
+  ExpectEnd(128 + SIGINT);
 }
 
-TEST(LaunchReplicasSignalsTest, QuestionsReachAllRanks) {
-  LauncherProcess launcher = Start("answer_questions");
-  ASSERT_TRUE(launcher.WaitForLines("ready", 4)) << launcher.output();
-  launcher.process().SignalAlone(SIGQUIT);
-  EXPECT_TRUE(launcher.WaitForLines("] asked", 4)) << launcher.output();
-  launcher.process().SignalAlone(SIGTERM);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGTERM);
+TEST_F(LaunchReplicasSignalsTest, QuestionsReachAllRanks) {
+  Start("answer_questions");
+  Signal(SIGQUIT);
+  EXPECT_TRUE(launcher_->WaitForLines("] asked", 4)) << launcher_->output();
+  Signal(SIGTERM);
+  ExpectEnd(128 + SIGTERM);
 }
 
-TEST(LaunchReplicasSignalsTest, OneSignalEndsTheWaitForAReader) {
-  LauncherProcess launcher = Start("print_much");
-  const pid_t pid = launcher.process().pid();
+TEST_F(LaunchReplicasSignalsTest, OneSignalEndsTheWaitForAReader) {
+  launcher_.emplace(
+      std::vector<std::string>{absl::StrCat(kReplicaRole, "=launch_two"),
+                               absl::StrCat(kRankRole, "=print_much")});
   const absl::Time deadline = absl::Now() + kLimit;
   // The first child is the keeper; then launchers come, and go.
-  const auto wait_for = [&](size_t children) {
-    while (ChildrenOf(pid).size() != children && absl::Now() < deadline) {
+  for (const size_t children : {size_t{3}, size_t{1}}) {
+    while (ChildrenOf(pid()).size() != children && absl::Now() < deadline) {
       poll(nullptr, 0, 1);
     }
-  };
-  wait_for(3);
-  wait_for(1);
-  launcher.process().SignalAlone(SIGTERM);
-  const std::optional<ProcessEnd> end = launcher.WaitForEndUnread();
+  }
+  Signal(SIGTERM);
+  const std::optional<ProcessEnd> end = launcher_->WaitForEndUnread();
   ASSERT_TRUE(end.has_value());
   EXPECT_EQ(end->exit_code, 0);  // as the ranks
 }
@@ -175,65 +175,47 @@ bool IsStopped(pid_t pid) {
   return false;
 }
 
-TEST(LaunchReplicasSignalsTest, StopsAndGoesOnWithAllRanks) {
-  LauncherProcess launcher = Start("train");
-  ASSERT_TRUE(launcher.WaitForLines("ready", 4)) << launcher.output();
-  const Family family(launcher.process().pid());
+TEST_F(LaunchReplicasSignalsTest, StopsAndGoesOnWithAllRanks) {
+  Start("train");
   for (int turn = 0; turn < 2; ++turn) {
-    launcher.process().SignalAlone(SIGTSTP);
-    ASSERT_TRUE(IsStopped(launcher.process().pid()));
+    Signal(SIGTSTP);
+    ASSERT_TRUE(IsStopped(pid()));
     for (const int replica : {0, 1}) {
-      EXPECT_TRUE(IsStopped(family.launcher(replica)));
-      for (const pid_t rank : family.ranks(replica)) {
+      EXPECT_TRUE(IsStopped(family_->launcher(replica)));
+      for (const pid_t rank : family_->ranks(replica)) {
         EXPECT_TRUE(IsStopped(rank));
       }
     }
-    launcher.process().SignalAlone(SIGCONT);
+    Signal(SIGCONT);
   }
-  launcher.process().SignalAlone(SIGINT);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGINT);
-  EXPECT_THAT(launcher.output(), HasSubstr("[1.1] stopped by 2"));
+  Signal(SIGINT);
+  ExpectEnd(128 + SIGINT);
+  EXPECT_THAT(launcher_->output(), HasSubstr("[1.1] stopped by 2"));
 }
 
-TEST(LaunchReplicasSignalsTest, WithoutTheKeeperTheJobEnds) {
-  LauncherProcess launcher = Start("wait");
-  ASSERT_TRUE(launcher.WaitForLines("ready", 4)) << launcher.output();
-  const Family family(launcher.process().pid());
-  ASSERT_EQ(kill(family.keeper(), SIGKILL), 0);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 1);
-  EXPECT_THAT(launcher.output(),
+TEST_F(LaunchReplicasSignalsTest, WithoutTheKeeperTheJobEnds) {
+  Start("wait");
+  ASSERT_EQ(kill(family_->keeper(), SIGKILL), 0);
+  ExpectEnd(1);
+  EXPECT_THAT(launcher_->output(),
               HasSubstr("the keeper of the replicas was killed by signal 9 "
                         "(SIGKILL); the job ends\n"));
-  EXPECT_TRUE(family.AllAreGone());
 }
 
-TEST(LaunchReplicasSignalsTest, AReplicaEndsWithItsLauncherAlone) {
-  LauncherProcess launcher = Start("wait");
-  ASSERT_TRUE(launcher.WaitForLines("ready", 4)) << launcher.output();
-  const Family family(launcher.process().pid());
-  ASSERT_EQ(kill(family.launcher(1), SIGKILL), 0);
-  for (const pid_t rank : family.ranks(1)) EXPECT_TRUE(family.IsGone(rank));
-  for (const pid_t rank : family.ranks(0)) EXPECT_TRUE(family.IsThere(rank));
-  EXPECT_TRUE(family.IsThere(family.keeper()));
-  launcher.process().SignalAlone(SIGTERM);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_THAT(launcher.output(),
+TEST_F(LaunchReplicasSignalsTest, AReplicaEndsWithItsLauncherAlone) {
+  Start("wait");
+  ASSERT_EQ(kill(family_->launcher(1), SIGKILL), 0);
+  for (const pid_t rank : family_->ranks(1)) EXPECT_TRUE(family_->IsGone(rank));
+  for (const pid_t rank : family_->ranks(0)) {
+    EXPECT_TRUE(family_->IsThere(rank));
+  }
+  EXPECT_TRUE(family_->IsThere(family_->keeper()));
+  Signal(SIGTERM);
+  ASSERT_TRUE(launcher_->WaitForEnd().has_value());
+  EXPECT_THAT(launcher_->output(),
               HasSubstr("replica 1 killed by signal 9 (SIGKILL)"));
-  EXPECT_TRUE(family.AllAreGone());
+  EXPECT_TRUE(family_->AllAreGone());
 }
 
 }  // namespace
 }  // namespace fsdp::replicas
-
-int main(int argc, char** argv) {
-  if (const auto code = fsdp::replicas::PlayReplicaRole(); code.has_value()) {
-    return *code;
-  }
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

@@ -19,12 +19,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "comm/launcher/child_process.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
-#include "comm/launcher/processes/child_process.h"
-#include "comm/launcher/processes/process_end.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/testing/launcher_processes.h"
@@ -173,13 +172,6 @@ TEST(LaunchReplicasTest, OneThatIsGivenUpIsNoFailureWhileOthersComeToTheEnd) {
                               "times, as often as it may be")));
 }
 
-TEST(LaunchReplicasTest, AUsageErrorIsNotTriedAgain) {
-  ASSERT_OK_AND_ASSIGN(const Launched launched,
-                       Launch(2, Restarted("replica_1_is_asked_too_much", 5)));
-  EXPECT_EQ(launched.report.exit_code(), 0) << launched.output;
-  EXPECT_EQ(launched.report.replicas[1].exit_code, 2);
-}
-
 TEST(LaunchReplicasTest, WhereAllFailTheLastOneIsTheAnswer) {
   ASSERT_OK_AND_ASSIGN(const Launched launched,
                        Launch(2, TwoRanks("all_fail")));
@@ -276,52 +268,44 @@ TEST_F(LoneReplicaTest, SaysWhatIsWrongWithItsVariables) {
                        HasSubstr("FSDP_REPLICAS is not set")));
 }
 
-ReplicasReport Ended(std::vector<ProcessEnd> replicas, int last_failed) {
-  ReplicasReport report;
-  report.replicas = std::move(replicas);
-  report.last_failed_replica = last_failed;
-  return report;
-}
-
-TEST(ReplicasReportTest, OneThatHasComeToTheEndIsEnough) {
-  EXPECT_EQ(Ended({{0, 0}, {0, 0}}, -1).exit_code(), 0);
-  EXPECT_EQ(Ended({{137, 0}, {0, 0}, {0, SIGKILL}}, 2).exit_code(), 0);
-}
-
-TEST(ReplicasReportTest, OtherwiseTheLastOneCounts) {
-  EXPECT_EQ(Ended({{137, 0}, {3, 0}}, 0).exit_code(), 137);
-  EXPECT_EQ(Ended({{137, 0}, {3, 0}}, 1).exit_code(), 3);
-  EXPECT_EQ(Ended({{137, 0}, {0, SIGKILL}}, 1).exit_code(), 128 + SIGKILL);
-}
-
-TEST(ReplicasReportTest, WhatConcernsTheWholeJobComesFirst) {
-  ReplicasReport report = Ended({{0, 0}, {3, 0}}, 1);
-  report.output_errno = ENOSPC;
-  EXPECT_EQ(report.exit_code(), 1);
-  report.output_errno = 0;
-  report.keeper_was_lost = true;
-  EXPECT_EQ(report.exit_code(), 1);
-  report.replicas = {{128 + SIGTERM, 0}, {128 + SIGTERM, 0}};
-  report.interrupt_signal = SIGTERM;
-  EXPECT_EQ(report.exit_code(), 128 + SIGTERM);
-}
-
-TEST(ReplicasReportTest, WhoeverWasToldToEndMayBeDoneOrFail) {
-  for (const auto& [replicas, code] :
-       std::vector<std::pair<std::vector<ProcessEnd>, int>>{
-           {{{0, 0}, {143, 0}}, 0},
-           {{{1, 0}, {143, 0}}, 143},
-           {{{143, 0}, {1, 0}}, 1},
-           {{{1, 0}, {0, SIGKILL}}, 143},
-           {{{3, 0}, {1, 0}}, 1}}) {
-    ReplicasReport report = Ended(replicas, 1);
-    report.interrupt_signal = SIGTERM;
-    EXPECT_EQ(report.exit_code(), code) << report.ToString();
+TEST(ReplicasReportTest, ExitCodes) {
+  struct Case {
+    std::vector<ProcessEnd> replicas;
+    int last_failed;
+    int code;
+    int interrupt_signal = 0;
+    int output_errno = 0;
+    bool keeper_was_lost = false;
+  };
+  const Case cases[] = {
+      // One that has come to the end is enough.
+      {{{0, 0}, {0, 0}}, -1, 0},
+      {{{137, 0}, {0, 0}, {0, SIGKILL}}, 2, 0},
+      // Otherwise the last one counts.
+      {{{137, 0}, {3, 0}}, 0, 137},
+      {{{137, 0}, {3, 0}}, 1, 3},
+      {{{137, 0}, {0, SIGKILL}}, 1, 128 + SIGKILL},
+      // What concerns the whole job comes first.
+      {{{0, 0}, {3, 0}}, 1, 1, 0, ENOSPC},
+      {{{0, 0}, {3, 0}}, 1, 1, 0, 0, true},
+      {{{143, 0}, {143, 0}}, 1, 143, SIGTERM, 0, true},
+      // Whoever was told to end may be done, or fail.
+      {{{0, 0}, {143, 0}}, 1, 0, SIGTERM},
+      {{{1, 0}, {143, 0}}, 1, 143, SIGTERM},
+      {{{143, 0}, {1, 0}}, 1, 1, SIGTERM},
+      {{{1, 0}, {0, SIGKILL}}, 1, 143, SIGTERM},
+      {{{3, 0}, {1, 0}}, 1, 1, SIGTERM},
+  };
+  for (const Case& c : cases) {
+    const ReplicasReport report{c.replicas, c.last_failed, c.interrupt_signal,
+                                c.output_errno, c.keeper_was_lost};
+    EXPECT_EQ(report.exit_code(), c.code) << report.ToString();
   }
 }
 
 TEST(ReplicasReportTest, SaysWhatBecameOfEach) {
-  ReplicasReport report = Ended({{0, 0}, {3, 0}, {0, 0}, {0, SIGKILL}}, 1);
+  ReplicasReport report;
+  report.replicas = {{0, 0}, {3, 0}, {0, 0}, {0, SIGKILL}};
   EXPECT_EQ(report.ToString(),
             "replicas 0, 2 exited with code 0; replica 1 exited with code 3; "
             "replica 3 killed by signal 9 (SIGKILL)");

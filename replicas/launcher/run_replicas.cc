@@ -19,35 +19,23 @@
 namespace fsdp::replicas {
 namespace {
 
-using comm::Communicator;
-using comm::ConnectOptions;
-using comm::Environment;
-using comm::LaunchOptions;
-using comm::Name;
-using comm::OptionsToLaunch;
-using comm::ReadEnvironment;
-using comm::RestartOptions;
-using comm::RunRanks;
-using comm::StartedBy;
-using comm::TellEnd;
-
 // Whether this process starts replicas, rather than being a part of one.
-absl::StatusOr<bool> StartsReplicas(const Environment& environment,
+absl::StatusOr<bool> StartsReplicas(const comm::Environment& environment,
                                     const ReplicaCounts& counts) {
   if (counts.replicas < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "RunReplicas: cannot start ", counts.replicas, " replicas"));
   }
   if (counts.replicas == 0) return false;
-  const bool is_part =
-      environment.started_by != StartedBy::kNobody || environment.replicas > 0;
+  const bool is_part = environment.started_by != comm::StartedBy::kNobody ||
+                       environment.replicas > 0;
   if (is_part && counts.replicas != environment.replicas) {
     return absl::InvalidArgumentError(absl::StrCat(
         "RunReplicas: ", counts.replicas,
         " replicas are asked for, but this process was started as a part of ",
         environment.replicas == 0
             ? absl::StrCat("a job without replicas, by ",
-                           Name(environment.started_by))
+                           comm::Name(environment.started_by))
             : absl::StrCat(environment.replicas, " (FSDP_REPLICAS)")));
   }
   if (!is_part && counts.ranks < 1) {
@@ -59,34 +47,36 @@ absl::StatusOr<bool> StartsReplicas(const Environment& environment,
 
 absl::StatusOr<ReplicasReport> Launch(int argc, char** argv,
                                       const ReplicaCounts& counts,
-                                      const RestartOptions& restarts) {
-  FSDP_ASSIGN_OR_RETURN(const LaunchOptions options,
-                        OptionsToLaunch(argc, argv, counts.ranks, restarts));
+                                      const comm::RestartOptions& restarts) {
+  FSDP_ASSIGN_OR_RETURN(
+      const comm::LaunchOptions options,
+      comm::OptionsToLaunch(argc, argv, counts.ranks, restarts));
   return LaunchReplicas(counts.replicas, options);
 }
 
 }  // namespace
 
 int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
-                const ReplicaMain& fn, const ConnectOptions& options,
-                const RestartOptions& restarts) {
+                const ReplicaMain& fn, const comm::ConnectOptions& options,
+                const comm::RestartOptions& restarts) {
   const FileSizeErrors errors;
-  const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
+  const absl::StatusOr<comm::Environment> environment =
+      comm::ReadEnvironment(std::getenv);
   if (!environment.ok()) {
-    return TellEnd(environment.status(), /*local_rank=*/0);
+    return comm::TellEnd(environment.status(), /*local_rank=*/0);
   }
   const absl::StatusOr<bool> starts = StartsReplicas(*environment, counts);
-  if (!starts.ok()) return TellEnd(starts.status(), /*local_rank=*/0);
+  if (!starts.ok()) return comm::TellEnd(starts.status(), /*local_rank=*/0);
   if (!*starts) {
-    return RunRanks(
+    return comm::RunRanks(
         argc, argv, counts.ranks,
-        [&](std::shared_ptr<Communicator> ranks) {
+        [&](std::shared_ptr<comm::Communicator> ranks) {
           return fn(std::move(ranks), *environment);
         },
         options, restarts);
   }
   const auto report = Launch(argc, argv, counts, restarts);
-  if (!report.ok()) return TellEnd(report.status(), /*local_rank=*/0);
+  if (!report.ok()) return comm::TellEnd(report.status(), /*local_rank=*/0);
   if (report->exit_code() != 0 || report->last_failed_replica >= 0) {
     std::cerr << report->ToString() << std::endl;
   }

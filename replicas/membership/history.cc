@@ -27,22 +27,14 @@ namespace {
 // A larger count in a file cannot come from a run.
 constexpr int64_t kFar = int64_t{1} << 61;
 
-constexpr absl::string_view kFounded = " founded at step ";
-constexpr absl::string_view kFrom = " from step ";
-constexpr absl::string_view kWithin = " within step ";
+// By Cause.
+constexpr absl::string_view kWords[] = {" founded at step ", " from step ",
+                                        " within step "};
 constexpr absl::string_view kBy = " by ";
 constexpr absl::string_view kReplicas = ": replicas ";
 
 absl::string_view WordsFor(Cause cause) {
-  switch (cause) {
-    case Cause::kFounded:
-      return kFounded;
-    case Cause::kFinished:
-      return kFrom;
-    case Cause::kLost:
-      break;
-  }
-  return kWithin;
+  return kWords[static_cast<size_t>(cause)];
 }
 
 // Takes the part of `rest` up to `end`; false if `end` is not in it.

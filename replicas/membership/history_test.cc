@@ -1,6 +1,5 @@
 #include "replicas/membership/history.h"
 
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,15 +52,6 @@ TEST(HistoryTest, LinesAreAsTheyAreDocumented) {
   EXPECT_EQ(history.Add(MakeRoster(2, 5, Cause::kFinished,
                                    {{{0, 2}, true}, {{2, 0}, false}})),
             "epoch 2 from step 5: replicas 0.2 2.0");
-}
-
-TEST(HistoryTest, AnEpochIsWrittenDownOnce) {
-  History history;
-  const Roster roster = MakeRoster(1, 4, Cause::kFinished, {{{2, 0}, false}});
-  EXPECT_TRUE(history.Add(roster).has_value());
-  EXPECT_EQ(history.Add(roster), std::nullopt);
-  EXPECT_EQ(history.Add(MakeRoster(1, 5, Cause::kFinished, {{{2, 0}, false}})),
-            std::nullopt);
 }
 
 TEST(HistoryTest, WhatIsWrittenIsRead) {

@@ -1,7 +1,6 @@
 #include "replicas/membership/membership.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -18,7 +17,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "replicas/membership/heartbeats.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/roster_log.h"
@@ -50,24 +48,8 @@ absl::string_view WrongOption(const MembershipOptions& options) {
   return "";
 }
 
-HeartbeatOptions ForHeartbeats(const MembershipOptions& options) {
-  HeartbeatOptions heartbeats;
-  heartbeats.self = options.self;
-  heartbeats.rank = options.rank;
-  heartbeats.ranks_per_replica = options.ranks_per_replica;
-  heartbeats.interval = options.beat_interval;
-  heartbeats.loss_timeout = options.loss_timeout;
-  return heartbeats;
-}
-
 std::string VoteKey(int64_t number, const ReplicaId& id, int rank) {
   return absl::StrCat("membership/vote/", number, "/", ToString(id), "/", rank);
-}
-
-std::string Join(const std::vector<ReplicaId>& ids) {
-  return absl::StrJoin(ids, ", ", [](std::string* out, const ReplicaId& id) {
-    absl::StrAppend(out, ToString(id));
-  });
 }
 
 absl::Status NoMember(const ReplicaId& self, const Roster& roster) {
@@ -108,7 +90,9 @@ Membership::Membership(const MembershipOptions& options, Registers* registers)
       registers_(registers),
       log_(registers, options.log_entries),
       notices_(registers),
-      heartbeats_(ForHeartbeats(options), registers) {}
+      heartbeats_({options.self, options.rank, options.ranks_per_replica,
+                   options.beat_interval, options.loss_timeout},
+                  registers) {}
 
 absl::Status Membership::Request(int64_t first_step) {
   const absl::MutexLock lock(&mutex_);
@@ -148,8 +132,8 @@ absl::Status Membership::CheckNotReplaced(const Roster& roster) const {
     if (notice.id.replica != options_.self.replica) continue;
     newest = std::max(newest, notice.id.incarnation);
   }
-  return newest > options_.self.incarnation ? Replaced(options_.self, newest)
-                                            : absl::OkStatus();
+  if (newest <= options_.self.incarnation) return absl::OkStatus();
+  return Replaced(options_.self, newest);
 }
 
 absl::StatusOr<Roster> Membership::AwaitMembership(absl::Time deadline) {
@@ -230,9 +214,12 @@ absl::StatusOr<Roster> Membership::AwaitNext(const Roster& roster,
       FSDP_RETURN_IF_ERROR(next.status());
       FSDP_ASSIGN_OR_RETURN(const std::vector<ReplicaId> missing,
                             NotVoted(roster));
-      return absl::DeadlineExceededError(
-          absl::StrCat("no entry came in time after ", Describe(roster),
-                       "; not all ranks have voted of: ", Join(missing)));
+      return absl::DeadlineExceededError(absl::StrCat(
+          "no entry came in time after ", Describe(roster),
+          "; not all ranks have voted of: ",
+          absl::StrJoin(missing, ", ", [](std::string* out, const auto& id) {
+            absl::StrAppend(out, ToString(id));
+          })));
     }
     absl::Status bell = log_.Await(
         roster.number + 1, std::min(deadline, now + options_.poll_interval));
@@ -342,7 +329,6 @@ absl::Status Membership::Propose(const Roster& before, const Roster& next) {
 std::vector<std::string> Membership::VotesOf(const Roster& roster,
                                              const ReplicaId& id) const {
   std::vector<std::string> keys;
-  keys.reserve(static_cast<size_t>(options_.ranks_per_replica));
   for (int rank = 0; rank < options_.ranks_per_replica; ++rank) {
     keys.push_back(VoteKey(roster.number, id, rank));
   }
@@ -352,9 +338,8 @@ std::vector<std::string> Membership::VotesOf(const Roster& roster,
 absl::StatusOr<bool> Membership::HasAllVotes(const Roster& roster) const {
   std::vector<std::string> keys;
   for (const Member& member : roster.members) {
-    for (std::string& key : VotesOf(roster, member.id)) {
-      keys.push_back(std::move(key));
-    }
+    const std::vector<std::string> votes = VotesOf(roster, member.id);
+    keys.insert(keys.end(), votes.begin(), votes.end());
   }
   return registers_->HasAll(keys);
 }

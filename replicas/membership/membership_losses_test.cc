@@ -39,16 +39,6 @@ TEST_F(MembershipLossesTest, WhoIsSilentIsLost) {
   EXPECT_EQ(Poll(*members[0], 2), "2 1 6 2 lost 0.0");
 }
 
-TEST_F(MembershipLossesTest, AVoteAndThenSilenceFinishesTheStep) {
-  auto members = Founded(2);
-  const Roster roster = members[0]->latest();
-  EXPECT_OK(members[1]->VoteFor(roster));
-  EXPECT_EQ(Poll(*members[0], 5), Encode(roster));
-  EXPECT_OK(members[0]->VoteFor(roster));
-  EXPECT_EQ(Poll(*members[0]), "1 0 6 2 finished 0.0 1.0");
-  EXPECT_EQ(Poll(*members[0], 11), "2 1 6 2 lost 0.0");
-}
-
 TEST_F(MembershipLossesTest, PollsBeat) {
   auto members = Founded(2);
   for (int second = 0; second < 60; ++second) {

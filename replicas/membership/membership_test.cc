@@ -1,19 +1,26 @@
 #include "replicas/membership/membership.h"
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/testing/membership_on_a_clock.h"
+#include "replicas/membership/testing/memory_registers.h"
 
 namespace fsdp::replicas {
 namespace {
@@ -83,15 +90,6 @@ TEST_F(MembershipTest, AFoundingWaitsForFewerAfterATime) {
   EXPECT_EQ(Poll(*third), "0 0 0 2 founded 0.0 2.0*");
 }
 
-TEST_F(MembershipTest, AFoundingsTimeBeginsWithTheFirstRequest) {
-  options_.replicas = 3;
-  auto first = Of(0);
-  EXPECT_EQ(Poll(*first, 60), Encode(Roster{}));
-  EXPECT_OK(first->Request(0));
-  EXPECT_EQ(Poll(*first, 19), Encode(Roster{}));
-  EXPECT_EQ(Poll(*first, 1), "0 0 0 1 founded 0.0");
-}
-
 TEST_F(MembershipTest, WhoVotesLastMakesTheEntry) {
   auto members = Founded(3);
   const Roster roster = members[0]->latest();
@@ -146,18 +144,6 @@ TEST_F(MembershipTest, OnlyMembersVote) {
   EXPECT_THAT(Of(2)->VoteFor(members[0]->latest()),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("replica 2.0 is no member of entry 0")));
-}
-
-TEST_F(MembershipTest, AVoteThatCannotBeGivenIsGivenAgain) {
-  auto members = Founded(1);
-  const Roster roster = members[0]->latest();
-  registers_.is_away = true;
-  EXPECT_THAT(members[0]->VoteFor(roster),
-              StatusIs(absl::StatusCode::kUnavailable, _));
-  registers_.is_away = false;
-  EXPECT_EQ(Poll(*members[0]), Encode(roster));
-  EXPECT_OK(members[0]->VoteFor(roster));
-  EXPECT_EQ(Poll(*members[0]), "1 0 6 1 finished 0.0");
 }
 
 TEST_F(MembershipTest, WhoRequestsJoinsWithTheNextStep) {
@@ -326,20 +312,6 @@ TEST_F(MembershipTest, WaitsGoOnWhileTheKeeperIsAway) {
   EXPECT_GT(registers_.waits, 4);
 }
 
-TEST_F(MembershipTest, WhoSleptLongerThanTheLogIsToEnd) {
-  options_.log_entries = 2;
-  auto members = Founded(2);
-  const Roster roster = members[0]->latest();
-  AllVote(members);
-  AllVote(members);
-  EXPECT_THAT(members[0]->Next(roster), StatusIs(absl::StatusCode::kOk, _));
-  AllVote(members);
-  EXPECT_THAT(members[0]->Next(roster),
-              StatusIs(absl::StatusCode::kOutOfRange, _));
-  EXPECT_THAT(members[0]->AwaitNext(roster, absl::InfiniteFuture()),
-              StatusIs(absl::StatusCode::kOutOfRange, _));
-}
-
 TEST_F(MembershipTest, ALongRunKeepsNoMore) {
   options_.log_entries = 3;
   auto members = Founded(2);
@@ -357,6 +329,60 @@ TEST_F(MembershipTest, ALongRunKeepsNoMore) {
   }
   // A life leaves the last vote and the last beat of each rank.
   EXPECT_LE(memory_.size(), keys + 6);
+}
+
+constexpr int kReplicas = 3;
+constexpr int64_t kSteps = 40;
+
+// Is one rank that computes in one thread and watches in another.
+void Train(Membership& membership, std::vector<Roster>& seen) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  ASSERT_OK(membership.Request(0));
+  ASSERT_OK_AND_ASSIGN(Roster roster, membership.AwaitMembership(deadline));
+  std::atomic<bool> is_done{false};
+  std::thread watches([&] {
+    while (!is_done) {
+      EXPECT_OK(membership.Poll());
+      EXPECT_GE(membership.latest().number, 0);
+    }
+  });
+  while (!membership.HasEnded(roster)) {
+    seen.push_back(roster);
+    EXPECT_OK(membership.VoteFor(roster));
+    absl::StatusOr<Roster> next = membership.AwaitNext(roster, deadline);
+    EXPECT_OK(next);
+    if (!next.ok()) break;
+    roster = *next;
+  }
+  is_done = true;
+  watches.join();
+}
+
+TEST(MembershipThreadsTest, StepsAndWatchersAtOnce) {
+  testing::MemoryRegisters registers;
+  std::vector<std::unique_ptr<Membership>> members;
+  std::vector<std::vector<Roster>> seen(kReplicas);
+  std::vector<std::thread> threads;
+  threads.reserve(kReplicas);
+  for (int replica = 0; replica < kReplicas; ++replica) {
+    MembershipOptions options;
+    options.self.replica = replica;
+    options.replicas = kReplicas;
+    options.steps = kSteps;
+    options.log_entries = 4;
+    ASSERT_OK_AND_ASSIGN(auto membership,
+                         Membership::Create(options, &registers));
+    members.push_back(std::move(membership));
+  }
+  for (int replica = 0; replica < kReplicas; ++replica) {
+    threads.emplace_back(
+        [&, replica] { Train(*members[replica], seen[replica]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(seen[0].size(), static_cast<size_t>(kSteps));
+  for (int replica = 1; replica < kReplicas; ++replica) {
+    EXPECT_EQ(seen[replica], seen[0]) << replica;
+  }
 }
 
 }  // namespace

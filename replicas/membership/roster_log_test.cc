@@ -11,7 +11,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "replicas/membership/roster.h"
-#include "replicas/membership/testing/forwarding_registers.h"
 #include "replicas/membership/testing/memory_registers.h"
 
 namespace fsdp::replicas {
@@ -46,13 +45,6 @@ class RosterLogTest : public ::testing::TestWithParam<int> {
 
 INSTANTIATE_TEST_SUITE_P(Entries, RosterLogTest, ::testing::Values(2, 3, 64));
 
-TEST_P(RosterLogTest, NothingIsThereAtFirst) {
-  ASSERT_OK_AND_ASSIGN(const auto entry, log_.Entry(0));
-  EXPECT_EQ(entry, std::nullopt);
-  ASSERT_OK_AND_ASSIGN(const Roster newest, log_.Newest(Roster{}));
-  EXPECT_EQ(newest.number, -1);
-}
-
 TEST_P(RosterLogTest, KeepsTheNewestEntries) {
   const int64_t last = 2 * entries() + 1;
   MakeUpTo(last);
@@ -76,13 +68,6 @@ TEST_P(RosterLogTest, TheNewestIsFoundFromAnyOther) {
                          log_.Newest(known < 0 ? Roster{} : Numbered(known)));
     EXPECT_EQ(newest, Numbered(last)) << known;
   }
-}
-
-TEST_P(RosterLogTest, OneProposalForANumberIsMade) {
-  EXPECT_THAT(*log_.Propose(Numbered(0, 1)), true);
-  EXPECT_THAT(*log_.Propose(Numbered(0, 2)), false);
-  ASSERT_OK_AND_ASSIGN(const auto entry, log_.Entry(0));
-  EXPECT_EQ(*entry, Numbered(0, 1));
 }
 
 TEST_P(RosterLogTest, AProposalThatComesLateIsNotMade) {
@@ -149,15 +134,9 @@ TEST_P(RosterLogTest, ABellIsRungForEachEntry) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, _));
 }
 
-TEST_P(RosterLogTest, ALongRunKeepsNoMore) {
-  MakeUpTo(entries() - 1);
-  const size_t keys = registers_.size();
-  MakeUpTo(5 * entries());
-  EXPECT_EQ(registers_.size(), keys);
-}
-
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 Notice Join(int replica) {
   return {Notice::Kind::kJoin, {replica, 0}, replica + 10};
@@ -193,12 +172,6 @@ class NoticeBoardTest : public ::testing::Test {
   NoticeBoard board_{&registers_};
   NoticeBoard others_{&memory_};
 };
-
-TEST_F(NoticeBoardTest, IsEmptyAtFirst) {
-  ASSERT_OK_AND_ASSIGN(const auto pending, board_.ReadAfter(0));
-  EXPECT_THAT(pending.notices, IsEmpty());
-  EXPECT_EQ(pending.seen, 0);
-}
 
 TEST_F(NoticeBoardTest, NoticesComeInTheirOrder) {
   Post(2);
@@ -246,14 +219,6 @@ TEST_F(NoticeBoardTest, WhatIsNoNoticeIsLeftOut) {
   EXPECT_EQ(pending.seen, 1);
 }
 
-TEST_F(NoticeBoardTest, WhatIsForgottenIsRemoved) {
-  for (int replica = 0; replica < 3; ++replica) Post(replica);
-  board_.Forget(0, 2);
-  EXPECT_EQ(memory_.size(), 2u);  // how many there were, and the last
-  ASSERT_OK_AND_ASSIGN(const auto pending, board_.ReadAfter(2));
-  EXPECT_THAT(Texts(pending), ElementsAre("join 2.0 12"));
-}
-
 TEST_F(NoticeBoardTest, ManyComeInParts) {
   ASSERT_OK(memory_.Add("membership/notices", 5000));
   ASSERT_OK_AND_ASSIGN(auto pending, board_.ReadAfter(10));
@@ -272,6 +237,143 @@ TEST_F(NoticeBoardTest, RegistersThatForgotAreNoticed) {
   ASSERT_OK(memory_.Set("membership/notices", "text"));
   EXPECT_THAT(board_.ReadAfter(0), StatusIs(absl::StatusCode::kInvalidArgument,
                                             HasSubstr("membership/notices")));
+}
+
+absl::Time At(double seconds) {
+  return absl::UnixEpoch() + absl::Seconds(seconds);
+}
+
+Roster Members(const std::vector<ReplicaId>& ids) {
+  Roster roster;
+  roster.number = 0;
+  for (const ReplicaId& id : ids) roster.members.push_back({id, false});
+  return roster;
+}
+
+class ListeningRegisters final : public testing::ForwardingRegisters {
+ public:
+  using ForwardingRegisters::ForwardingRegisters;
+  absl::StatusOr<std::optional<std::string>> Get(
+      const std::string& key) override {
+    heard.push_back(key);
+    return ForwardingRegisters::Get(key);
+  }
+  std::vector<std::string> heard;
+};
+
+class HeartbeatsTest : public ::testing::Test {
+ protected:
+  Heartbeats Of(const ReplicaId& id, int rank, int ranks = 1) {
+    HeartbeatOptions options;
+    options.self = id;
+    options.rank = rank;
+    options.ranks_per_replica = ranks;
+    options.interval = absl::Seconds(1);
+    options.loss_timeout = absl::Seconds(10);
+    return Heartbeats(options, &registers_);
+  }
+  std::vector<std::string> Silent(Heartbeats& heartbeats, const Roster& roster,
+                                  double seconds) {
+    std::vector<std::string> texts;
+    const auto silent = heartbeats.Silent(roster, At(seconds));
+    EXPECT_OK(silent);
+    for (const ReplicaId& id : *silent) texts.push_back(ToString(id));
+    return texts;
+  }
+
+  testing::MemoryRegisters memory_;
+  ListeningRegisters registers_{&memory_};
+  const Roster both_ = Members({{0, 0}, {1, 0}});
+};
+
+TEST_F(HeartbeatsTest, WhoStopsIsSilentAfterTheTimeout) {
+  Heartbeats listener = Of({0, 0}, 0);
+  Heartbeats other = Of({1, 0}, 0);
+  EXPECT_OK(other.Beat(At(0)));
+  EXPECT_THAT(Silent(listener, both_, 5), IsEmpty());
+  EXPECT_OK(other.Beat(At(5)));
+  EXPECT_THAT(Silent(listener, both_, 6), IsEmpty());
+  EXPECT_THAT(Silent(listener, both_, 15.9), IsEmpty());
+  EXPECT_THAT(Silent(listener, both_, 17), ElementsAre("1.0"));
+  // It is not silent once it beats again.
+  EXPECT_OK(other.Beat(At(17)));
+  EXPECT_THAT(Silent(listener, both_, 18), IsEmpty());
+}
+
+TEST_F(HeartbeatsTest, WhoNeverBeatIsSilentToo) {
+  Heartbeats listener = Of({0, 0}, 0);
+  EXPECT_THAT(Silent(listener, both_, 100), IsEmpty());
+  EXPECT_THAT(Silent(listener, both_, 109.9), IsEmpty());
+  EXPECT_THAT(Silent(listener, both_, 111), ElementsAre("1.0"));
+}
+
+TEST_F(HeartbeatsTest, BeatsAndListensOncePerInterval) {
+  Heartbeats listener = Of({0, 0}, 0);
+  EXPECT_OK(listener.Beat(At(0)));
+  ASSERT_OK_AND_ASSIGN(const auto first, memory_.Get("membership/beat/0.0/0"));
+  EXPECT_OK(listener.Beat(At(0.9)));
+  ASSERT_OK_AND_ASSIGN(auto now, memory_.Get("membership/beat/0.0/0"));
+  EXPECT_EQ(now, first);
+  EXPECT_OK(listener.Beat(At(1)));
+  ASSERT_OK_AND_ASSIGN(now, memory_.Get("membership/beat/0.0/0"));
+  EXPECT_NE(now, first);
+
+  Silent(listener, both_, 0);
+  Silent(listener, both_, 0.9);
+  EXPECT_EQ(registers_.heard.size(), 1u);
+  Silent(listener, both_, 1);
+  EXPECT_EQ(registers_.heard.size(), 2u);
+}
+
+TEST_F(HeartbeatsTest, ListensToItsReplicaAndItsColumn) {
+  const Roster three = Members({{0, 0}, {1, 4}, {2, 0}});
+  Heartbeats member = Of({1, 4}, 1, /*ranks=*/3);
+  Silent(member, three, 0);
+  EXPECT_THAT(
+      registers_.heard,
+      UnorderedElementsAre("membership/beat/0.0/1", "membership/beat/2.0/1",
+                           "membership/beat/1.4/0", "membership/beat/1.4/2"));
+  registers_.heard.clear();
+  Heartbeats waiting = Of({1, 5}, 2, /*ranks=*/3);
+  Silent(waiting, three, 0);
+  EXPECT_THAT(registers_.heard, UnorderedElementsAre("membership/beat/0.0/2",
+                                                     "membership/beat/1.4/2",
+                                                     "membership/beat/2.0/2"));
+}
+
+TEST_F(HeartbeatsTest, OneSilentRankIsEnough) {
+  const Roster own = Members({{1, 0}});
+  Heartbeats listener = Of({1, 0}, 0, /*ranks=*/3);
+  Heartbeats other = Of({1, 0}, 2, /*ranks=*/3);
+  for (int second = 0; second < 10; ++second) {
+    EXPECT_OK(other.Beat(At(second)));
+    EXPECT_THAT(Silent(listener, own, second), IsEmpty());
+  }
+  EXPECT_THAT(Silent(listener, own, 10), ElementsAre("1.0"));
+}
+
+TEST_F(HeartbeatsTest, NobodyWasSilentWhileNobodyListened) {
+  Heartbeats listener = Of({0, 0}, 0);
+  EXPECT_THAT(Silent(listener, both_, 100), IsEmpty());
+  listener.Forget();
+  // The clock may have gone back.
+  EXPECT_THAT(Silent(listener, both_, 50), IsEmpty());
+  EXPECT_THAT(Silent(listener, both_, 59), IsEmpty());
+  EXPECT_THAT(Silent(listener, both_, 60), ElementsAre("1.0"));
+  EXPECT_OK(listener.Beat(At(100)));
+  listener.Forget();
+  EXPECT_OK(listener.Beat(At(50)));
+  ASSERT_OK_AND_ASSIGN(const auto beat, memory_.Get("membership/beat/0.0/0"));
+  EXPECT_EQ(beat, "2");
+}
+
+TEST_F(HeartbeatsTest, WhoComesAgainIsHeardAnew) {
+  Heartbeats listener = Of({0, 0}, 0);
+  EXPECT_THAT(Silent(listener, both_, 0), IsEmpty());
+  EXPECT_THAT(Silent(listener, Members({{0, 0}}), 5), IsEmpty());
+  EXPECT_THAT(Silent(listener, both_, 11), IsEmpty());
+  EXPECT_THAT(Silent(listener, both_, 20), IsEmpty());
+  EXPECT_THAT(Silent(listener, both_, 21), ElementsAre("1.0"));
 }
 
 }  // namespace

@@ -2,11 +2,9 @@
 
 #include <cstdint>
 #include <limits>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -85,22 +83,6 @@ TEST(FoundTest, TheFurthestGivesItsState) {
   EXPECT_EQ(ToString(Donor(roster)->id), "2.0");
 }
 
-TEST(FoundTest, OneAloneIsItsOwnDonor) {
-  EXPECT_EQ(Encode(Found(Roster{}, {Join(0, 0, 0)}, 1)), "0 0 0 1 founded 0.0");
-}
-
-TEST(FoundTest, AnewMayBeAnEarlierStep) {
-  const Roster nobody = Read("6 3 9 4 lost");
-  EXPECT_EQ(Encode(Found(nobody, {Join(1, 1, 5)}, 6)), "7 4 5 6 founded 1.1");
-}
-
-TEST(AfterStepTest, TheSameMembersAreOneEpoch) {
-  const Roster roster = Read("0 0 7 2 founded 0.0 1.0*");
-  const Roster next = AfterStep(roster, {}, 2);
-  EXPECT_EQ(Encode(next), "1 0 8 2 finished 0.0 1.0");
-  EXPECT_EQ(Encode(AfterStep(next, {}, 3)), "2 0 9 3 finished 0.0 1.0");
-}
-
 TEST(AfterStepTest, WhoWaitsIsNew) {
   const Roster roster = Read("4 2 3 5 finished 1.0");
   const Roster next = AfterStep(roster, {Join(3, 0, 9), Join(0, 2, 1)}, 7);
@@ -142,15 +124,6 @@ TEST(WithoutTest, NewOnesAloneHaveNothingToComputeWith) {
   const Roster roster = Read("4 2 3 5 finished 0.0 1.1*");
   EXPECT_EQ(Encode(Without(roster, {{0, 0}})), "5 3 3 5 lost");
   EXPECT_EQ(Donor(Without(roster, {{0, 0}})), nullptr);
-}
-
-TEST(RosterTest, WhoIsAMember) {
-  const Roster roster = Read("4 2 3 5 finished 0.0 1.1");
-  EXPECT_TRUE(IsMember(roster, {1, 1}));
-  EXPECT_FALSE(IsMember(roster, {1, 0}));
-  EXPECT_FALSE(IsMember(roster, {2, 0}));
-  EXPECT_EQ(FindMember(roster, 1)->id.incarnation, 1);
-  EXPECT_EQ(FindMember(roster, 2), nullptr);
 }
 
 TEST(RosterTest, AnyDifferenceIsOne) {
@@ -233,12 +206,6 @@ TEST(CodecTest, NoticesComeBack) {
     EXPECT_THAT(DecodeNotice(text),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   }
-}
-
-TEST(CodecTest, AViewOfNothingIsRefused) {
-  EXPECT_FALSE(DecodeNotice(absl::string_view()).ok());
-  EXPECT_FALSE(DecodeRoster(absl::string_view()).ok());
-  EXPECT_EQ(ParseReplicaId(absl::string_view()), std::nullopt);
 }
 
 TEST(DescribeTest, SaysAllThatMatters) {

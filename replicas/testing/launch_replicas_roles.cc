@@ -23,7 +23,6 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launched_replica.h"
 #include "comm/launcher/launcher_stop_request.h"
 #include "comm/meeting/job_store.h"
 #include "comm/meeting/store_message.h"
@@ -34,7 +33,6 @@ namespace fsdp::replicas {
 namespace {
 
 using comm::Environment;
-using comm::GoneKey;
 using comm::LaunchOptions;
 using comm::ReadEnvironment;
 using comm::StopRequest;
@@ -44,6 +42,11 @@ using comm::StoreMessage;
 using comm::StoreReply;
 
 constexpr absl::Duration kLimit = absl::Seconds(20);
+
+// A launcher sets it to tell the keeper that an incarnation has ended.
+std::string GoneKey(int replica, int incarnation) {
+  return absl::StrCat("replicas/gone/", replica, "/", incarnation);
+}
 
 Environment Self() { return ReadEnvironment(std::getenv).value(); }
 
@@ -133,12 +136,11 @@ int EndSlowly() {
   return HasCome("heard") && Ask(StoreAsk::kSet, {"over", "1"}).ok() ? 4 : 104;
 }
 
-// Replica 1 exits with `code` each time; the other one goes on until replica 1
-// has been given up after so many incarnations.
-int Replica1Exits(int code, int incarnations) {
-  const Environment self = Self();
-  if (self.replica == 1) return code;
-  return HasCome(GoneKey(1, incarnations)) ? 0 : 105;
+// Replica 1 fails each time; the other one goes on until replica 1 has been
+// given up after three incarnations.
+int Replica1ExitsWith3() {
+  if (Self().replica == 1) return 3;
+  return HasCome(GoneKey(1, 3)) ? 0 : 105;
 }
 
 // Returns the launcher of this rank's launcher.
@@ -227,8 +229,7 @@ const std::map<std::string, std::function<int()>>& Roles() {
       {"print_cores", PrintCores},
       {"kill_once", KillOnce},
       {"end_slowly", EndSlowly},
-      {"replica_1_exits_with_3", [] { return Replica1Exits(3, 3); }},
-      {"replica_1_is_asked_too_much", [] { return Replica1Exits(2, 1); }},
+      {"replica_1_exits_with_3", Replica1ExitsWith3},
       {"all_fail", AllFail},
       {"fail_once", FailOnce},
       {"print_much", PrintMuch},

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,46 +53,19 @@ struct Life {
   std::atomic<bool> is_alive{true};
 };
 
-// Nobody has to be patient with the dead.
-absl::Status Dead() { return absl::CancelledError("this rank is dead"); }
-
-// Reach the shared registers as long as the life lasts.
-class MortalRegisters final : public Registers {
+// Reach the shared registers as long as the life lasts. Nobody has to be
+// patient with the dead.
+class MortalRegisters final : public ForwardingRegisters {
  public:
   MortalRegisters(Registers& registers, const Life& life)
-      : registers_(registers), life_(life) {}
-
-  absl::StatusOr<std::optional<std::string>> Get(
-      const std::string& key) override {
-    if (!life_.is_alive) return Dead();
-    return registers_.Get(key);
-  }
-  absl::Status Set(const std::string& key, const std::string& value) override {
-    return life_.is_alive ? registers_.Set(key, value) : Dead();
-  }
-  absl::StatusOr<std::string> CompareAndSet(const std::string& key,
-                                            const std::string& expected,
-                                            const std::string& value) override {
-    if (!life_.is_alive) return Dead();
-    return registers_.CompareAndSet(key, expected, value);
-  }
-  absl::StatusOr<int64_t> Add(const std::string& key, int64_t addend) override {
-    if (!life_.is_alive) return Dead();
-    return registers_.Add(key, addend);
-  }
-  absl::Status Remove(const std::string& key) override {
-    return life_.is_alive ? registers_.Remove(key) : Dead();
-  }
-  absl::StatusOr<bool> HasAll(const std::vector<std::string>& keys) override {
-    if (!life_.is_alive) return Dead();
-    return registers_.HasAll(keys);
-  }
-  absl::Status Await(const std::string& key, absl::Time deadline) override {
-    return life_.is_alive ? registers_.Await(key, deadline) : Dead();
-  }
+      : ForwardingRegisters(&registers), life_(life) {}
 
  private:
-  Registers& registers_;
+  absl::Status Allow() override {
+    return life_.is_alive ? absl::OkStatus()
+                          : absl::CancelledError("this rank is dead");
+  }
+
   const Life& life_;
 };
 

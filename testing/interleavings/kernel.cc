@@ -8,7 +8,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "comm/host/peer_process.h"
 #include "comm/host/shared_segment.h"
 #include "testing/interleavings/machine.h"
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "comm/host/doorbell.h"
+#include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
 #include "testing/interleavings/ranks.h"
 #include "testing/interleavings/scenarios.h"

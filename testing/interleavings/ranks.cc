@@ -9,7 +9,6 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "comm/communicator.h"
-#include "comm/host/doorbell.h"
 #include "comm/host/shared_host.h"
 #include "testing/interleavings/machine.h"
 

@@ -20,7 +20,6 @@
 #include "replicas/membership/membership.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
-#include "replicas/membership/testing/forwarding_registers.h"
 #include "replicas/membership/testing/memory_registers.h"
 
 namespace fsdp::replicas::testing {

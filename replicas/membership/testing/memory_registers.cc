@@ -88,4 +88,9 @@ size_t MemoryRegisters::size() const {
   return values_.size();
 }
 
+void MemoryRegisters::Clear() {
+  const absl::MutexLock lock(&mutex_);
+  values_.clear();
+}
+
 }  // namespace fsdp::replicas::testing

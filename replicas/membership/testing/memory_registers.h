@@ -1,4 +1,4 @@
-// Registers of one process, for tests.
+// Registers for tests: those of one process, and some that hand calls on.
 #ifndef REPLICAS_MEMBERSHIP_TESTING_MEMORY_REGISTERS_H_
 #define REPLICAS_MEMBERSHIP_TESTING_MEMORY_REGISTERS_H_
 
@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "replicas/membership/registers.h"
 
 namespace fsdp::replicas::testing {
@@ -33,10 +34,58 @@ class MemoryRegisters final : public Registers {
   absl::Status Await(const std::string& key, absl::Time deadline) override;
 
   size_t size() const;
+  void Clear();
 
  private:
   mutable absl::Mutex mutex_;
   std::unordered_map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Hands all calls on; tests change those that they want to.
+class ForwardingRegisters : public Registers {
+ public:
+  // `base` outlives it.
+  explicit ForwardingRegisters(Registers* base) : base_(base) {}
+
+  absl::StatusOr<std::optional<std::string>> Get(
+      const std::string& key) override {
+    FSDP_RETURN_IF_ERROR(Allow());
+    return base_->Get(key);
+  }
+  absl::Status Set(const std::string& key, const std::string& value) override {
+    FSDP_RETURN_IF_ERROR(Allow());
+    return base_->Set(key, value);
+  }
+  absl::StatusOr<std::string> CompareAndSet(const std::string& key,
+                                            const std::string& expected,
+                                            const std::string& value) override {
+    FSDP_RETURN_IF_ERROR(Allow());
+    return base_->CompareAndSet(key, expected, value);
+  }
+  absl::StatusOr<int64_t> Add(const std::string& key, int64_t addend) override {
+    FSDP_RETURN_IF_ERROR(Allow());
+    return base_->Add(key, addend);
+  }
+  absl::Status Remove(const std::string& key) override {
+    FSDP_RETURN_IF_ERROR(Allow());
+    return base_->Remove(key);
+  }
+  absl::StatusOr<bool> HasAll(const std::vector<std::string>& keys) override {
+    FSDP_RETURN_IF_ERROR(Allow());
+    return base_->HasAll(keys);
+  }
+  absl::Status Await(const std::string& key, absl::Time deadline) override {
+    FSDP_RETURN_IF_ERROR(Allow());
+    return base_->Await(key, deadline);
+  }
+
+ protected:
+  // Returns what a call ends with instead of being handed on, if not OK.
+  virtual absl::Status Allow() { return absl::OkStatus(); }
+  Registers* base() const { return base_; }
+
+ private:
+  Registers* const base_;
 };
 
 }  // namespace fsdp::replicas::testing

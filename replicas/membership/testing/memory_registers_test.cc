@@ -13,13 +13,5 @@ INSTANTIATE_TEST_SUITE_P(Memory, RegistersContract,
                              [] { return std::make_shared<MemoryRegisters>(); },
                              nullptr}));
 
-TEST(MemoryRegistersTest, CountsItsKeys) {
-  MemoryRegisters registers;
-  EXPECT_EQ(registers.size(), 0u);
-  registers.Set("key", "1").IgnoreError();
-  registers.Set("key", "2").IgnoreError();
-  EXPECT_EQ(registers.size(), 1u);
-}
-
 }  // namespace
 }  // namespace fsdp::replicas::testing

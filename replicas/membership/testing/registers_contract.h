@@ -4,7 +4,6 @@
 
 #include <functional>
 #include <memory>
-#include <string>
 
 #include "gtest/gtest.h"
 #include "replicas/membership/registers.h"

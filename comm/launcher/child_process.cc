@@ -1,4 +1,4 @@
-#include "comm/launcher/processes/child_process.h"
+#include "comm/launcher/child_process.h"
 
 #include <fcntl.h>
 #include <signal.h>

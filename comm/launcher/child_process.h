@@ -1,6 +1,6 @@
 // One rank, or one part of a launcher, as a child process.
-#ifndef COMM_LAUNCHER_PROCESSES_CHILD_PROCESS_H_
-#define COMM_LAUNCHER_PROCESSES_CHILD_PROCESS_H_
+#ifndef COMM_LAUNCHER_CHILD_PROCESS_H_
+#define COMM_LAUNCHER_CHILD_PROCESS_H_
 
 #include <signal.h>
 #include <sys/types.h>
@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "comm/launcher/processes/process_end.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/startup/bootstrap_socket.h"
 
 namespace fsdp::comm {
@@ -125,4 +125,4 @@ class SignalQueue {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_PROCESSES_CHILD_PROCESS_H_
+#endif  // COMM_LAUNCHER_CHILD_PROCESS_H_

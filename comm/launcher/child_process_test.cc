@@ -1,4 +1,4 @@
-#include "comm/launcher/processes/child_process.h"
+#include "comm/launcher/child_process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/testing/status_matchers.h"
-#include "comm/launcher/processes/process_end.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -127,13 +127,6 @@ TEST(ChildProcessTest, ASignalThatKillsItIsSeen) {
   EXPECT_EQ(end.signal, SIGTERM);
 }
 
-TEST(ChildProcessTest, QuestionsDoNotEndIt) {
-  ASSERT_OK_AND_ASSIGN(
-      ChildProcess child,
-      ChildProcess::Start(Shell("kill -QUIT $$; kill -USR1 $$; exit 5")));
-  EXPECT_EQ(EndOf(child).exit_code, 5);
-}
-
 TEST(ChildProcessTest, NothingOutlivesTheObject) {
   Leash leash;
   {
@@ -197,16 +190,6 @@ TEST(SignalQueueTest, GivesSignalsInsteadOfHandlingThem) {
   }
 }
 
-TEST(SignalQueueTest, WhatIsIgnoredStaysSo) {
-  signal(SIGHUP, SIG_IGN);
-  {
-    ASSERT_OK_AND_ASSIGN(SignalQueue queue, SignalQueue::Create());
-    raise(SIGHUP);
-    EXPECT_EQ(queue.Next(), 0);
-  }
-  EXPECT_EQ(signal(SIGHUP, SIG_DFL), SIG_IGN);
-}
-
 TEST(SignalQueueTest, QuestionsComeThoughTheyAreIgnoredButNotPastAHandler) {
   signal(SIGQUIT, SIG_IGN);
   signal(SIGUSR1, Handle);
@@ -244,19 +227,6 @@ TEST(SignalQueueTest, WhatWasNotTakenComesAfterwards) {
   }
   EXPECT_EQ(handled, SIGTERM);
   signal(SIGTERM, SIG_DFL);
-}
-
-// Such a signal would end this process.
-TEST(SignalQueueTest, QuestionsThatNobodyTookAreForgotten) {
-  {
-    ASSERT_OK_AND_ASSIGN(const SignalQueue queue, SignalQueue::Create());
-    raise(SIGQUIT);
-    raise(SIGUSR1);
-  }
-  sigset_t pending;
-  ASSERT_EQ(sigpending(&pending), 0);
-  EXPECT_EQ(sigismember(&pending, SIGQUIT), 0);
-  EXPECT_EQ(sigismember(&pending, SIGUSR1), 0);
 }
 
 }  // namespace

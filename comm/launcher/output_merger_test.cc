@@ -1,4 +1,4 @@
-#include "comm/launcher/processes/output_merger.h"
+#include "comm/launcher/output_merger.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -54,15 +54,6 @@ TEST(OutputMergerTest, KeepsTheLinesOfRanksWhole) {
   EXPECT_EQ(Take(merger), "[1] two\n[0] one line\n[0] \n[1] three\n");
 }
 
-TEST(OutputMergerTest, LinesMayHaveOtherLabelsOrNone) {
-  OutputMerger merger(false, true, {RankLabel("12.", 3), ""});
-  merger.Append(0, kOut, "a\n");
-  merger.Append(1, kOut, "[0.0] b\n");
-  EXPECT_EQ(Take(merger), "[12.3] a\n[0.0] b\n");
-  merger.Append(0, kErr, "\r10%");
-  EXPECT_EQ(Take(merger, kErr), "\r\x1b[K[12.3] 10%");
-}
-
 TEST(OutputMergerTest, StreamsAreApartAndInOrder) {
   OutputMerger merger(false, false, Labels());
   merger.Append(2, kOut, "a");
@@ -71,14 +62,6 @@ TEST(OutputMergerTest, StreamsAreApartAndInOrder) {
   EXPECT_EQ(merger.front().bytes, "[2] b\n");
   EXPECT_EQ(merger.queued_bytes(), 6);
   EXPECT_EQ(Take(merger, kErr), "[2] b\n");
-}
-
-TEST(OutputMergerTest, SaysLinesOfItsOwn) {
-  OutputMerger merger(false, false, Labels());
-  merger.Append(1, kOut, "one\n");
-  merger.Say("over");
-  EXPECT_EQ(merger.front().stream, kOut);
-  EXPECT_EQ(Take(merger, kErr), "over\n");
 }
 
 // The rank that showed the progress is gone.

@@ -1,6 +1,6 @@
 // Merges what ranks print into one readable stream.
-#ifndef COMM_LAUNCHER_PROCESSES_OUTPUT_MERGER_H_
-#define COMM_LAUNCHER_PROCESSES_OUTPUT_MERGER_H_
+#ifndef COMM_LAUNCHER_OUTPUT_MERGER_H_
+#define COMM_LAUNCHER_OUTPUT_MERGER_H_
 
 #include <array>
 #include <cstddef>
@@ -137,4 +137,4 @@ class OutputPump {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_PROCESSES_OUTPUT_MERGER_H_
+#endif  // COMM_LAUNCHER_OUTPUT_MERGER_H_

@@ -1,4 +1,4 @@
-#include "comm/launcher/processes/output_merger.h"
+#include "comm/launcher/output_merger.h"
 
 #include <poll.h>
 #include <unistd.h>
