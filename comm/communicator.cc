@@ -445,31 +445,32 @@ absl::string_view DtypeName(at::ScalarType dtype) {
   }
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::AllGather(
-    const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
+StartedWork Communicator::AllGather(const at::Tensor& out, const at::Tensor& in,
+                                    absl::string_view label) {
   const Check check{*this, Collective::kAllGather, label};
   FSDP_RETURN_IF_ERROR(CheckPair(check, "out", out, "in", in));
   return DoAllGather(out, in, label);
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::ReduceScatter(
-    const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-    absl::string_view label) {
+StartedWork Communicator::ReduceScatter(const at::Tensor& out,
+                                        const at::Tensor& in, ReduceOp op,
+                                        absl::string_view label) {
   const Check check{*this, Collective::kReduceScatter, label};
   FSDP_RETURN_IF_ERROR(CheckPair(check, "in", in, "out", out));
   return DoReduceScatter(out, in, op, label);
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::ReduceScatterScaled(
-    const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-    absl::string_view label) {
+StartedWork Communicator::ReduceScatterScaled(const at::Tensor& out,
+                                              const at::Tensor& in,
+                                              ScaledSum sum,
+                                              absl::string_view label) {
   const Check check{*this, Collective::kReduceScatter, label};
   FSDP_RETURN_IF_ERROR(CheckScaled(check, in, out));
   return DoReduceScatterScaled(out, in, sum, label);
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::AllToAll(
-    const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
+StartedWork Communicator::AllToAll(const at::Tensor& out, const at::Tensor& in,
+                                   absl::string_view label) {
   const Check check{*this, Collective::kAllToAll, label};
   FSDP_RETURN_IF_ERROR(CheckAllToAll(check, out, in));
   if (!HasAllToAll()) {
@@ -479,15 +480,15 @@ absl::StatusOr<std::unique_ptr<Work>> Communicator::AllToAll(
   return DoAllToAll(out, in, label);
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::AllReduce(
-    const at::Tensor& tensor, ReduceOp op, absl::string_view label) {
+StartedWork Communicator::AllReduce(const at::Tensor& tensor, ReduceOp op,
+                                    absl::string_view label) {
   const Check check{*this, Collective::kAllReduce, label};
   FSDP_RETURN_IF_ERROR(CheckTensor(check, "tensor", tensor));
   return DoAllReduce(tensor, op, label);
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::Broadcast(
-    const at::Tensor& tensor, int root, absl::string_view label) {
+StartedWork Communicator::Broadcast(const at::Tensor& tensor, int root,
+                                    absl::string_view label) {
   const Check check{*this, Collective::kBroadcast, label};
   FSDP_RETURN_IF_ERROR(CheckTensor(check, "tensor", tensor));
   if (root < 0 || root >= world_size()) {
@@ -502,9 +503,10 @@ absl::StatusOr<CommonMemory> Communicator::AllocateCommon(int64_t /*bytes*/) {
       absl::StrCat(ToString(), ": the ranks have no memory in common"));
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::DoReduceScatterScaled(
-    const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-    absl::string_view label) {
+StartedWork Communicator::DoReduceScatterScaled(const at::Tensor& out,
+                                                const at::Tensor& in,
+                                                ScaledSum sum,
+                                                absl::string_view label) {
   const at::Tensor own = in.narrow(0, rank() * out.numel(), out.numel());
   FSDP_ASSIGN_OR_RETURN(auto work,
                         DoReduceScatter(own, in, ReduceOp::kSum, label));
@@ -512,17 +514,27 @@ absl::StatusOr<std::unique_ptr<Work>> Communicator::DoReduceScatterScaled(
                                       default_timeout());
 }
 
-absl::StatusOr<at::Tensor> Communicator::AllocatePlain(int64_t bytes) {
+absl::StatusOr<at::Tensor> Communicator::AllocatePlain(int64_t bytes,
+                                                       c10::Device device) {
   if (bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot allocate ", bytes, " bytes"));
   }
   at::Tensor tensor;
-  FSDP_RETURN_IF_ERROR(
-      TorchToStatus(absl::StrCat("allocate ", bytes, " bytes"), [&] {
-        tensor = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+  FSDP_RETURN_IF_ERROR(TorchToStatus(
+      absl::StrCat("allocate ", bytes, " bytes",
+                   device.is_cpu() ? "" : absl::StrCat(" on ", device.str())),
+      [&] {
+        tensor =
+            at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
       }));
   return tensor;
+}
+
+absl::Status Communicator::CheckColor(int color) const {
+  if (color >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
 }
 
 }  // namespace fsdp::comm

@@ -82,43 +82,42 @@ class C10dBackendCommunicator final : public Communicator {
     return options_.is_capturing != nullptr;
   }
   bool HasAllToAll() const override { return options_.has_all_to_all; }
-  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    return AllocatePlain(bytes, options_.device);
+  }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override;
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override;
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override;
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-      absl::string_view label) override;
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override;
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override;
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override;
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override;
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override;
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override;
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override;
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override;
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override;
 
  private:
   struct Member;
 
   // `counted` is the tensor whose dtype and count all ranks share.
-  absl::StatusOr<std::unique_ptr<Work>> Launch(
-      Collective collective, absl::string_view label, const at::Tensor& counted,
-      std::vector<at::Tensor> tensors, C10dBackendGroup::Start start,
-      C10dBackendGroup::Finish finish = nullptr);
+  StartedWork Launch(Collective collective, absl::string_view label,
+                     const at::Tensor& counted, std::vector<at::Tensor> tensors,
+                     C10dBackendGroup::Start start,
+                     C10dBackendGroup::Finish finish = nullptr);
 
   // Reduces `in` into `out`, of the same dtype; then `finish` runs.
-  absl::StatusOr<std::unique_ptr<Work>> ReduceInto(
-      const at::Tensor& out, const at::Tensor& in, C10dReduceOp op,
-      absl::string_view label, std::vector<at::Tensor> tensors,
-      C10dBackendGroup::Finish finish);
+  StartedWork ReduceInto(const at::Tensor& out, const at::Tensor& in,
+                         C10dReduceOp op, absl::string_view label,
+                         std::vector<at::Tensor> tensors,
+                         C10dBackendGroup::Finish finish);
 
   absl::StatusOr<std::vector<Member>> Members(int color, int key);
 
@@ -143,10 +142,12 @@ struct C10dBackendCommunicator::Member {
   int64_t key;
 };
 
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::Launch(
-    Collective collective, absl::string_view label, const at::Tensor& counted,
-    std::vector<at::Tensor> tensors, C10dBackendGroup::Start start,
-    C10dBackendGroup::Finish finish) {
+StartedWork C10dBackendCommunicator::Launch(Collective collective,
+                                            absl::string_view label,
+                                            const at::Tensor& counted,
+                                            std::vector<at::Tensor> tensors,
+                                            C10dBackendGroup::Start start,
+                                            C10dBackendGroup::Finish finish) {
   Call call{collective, std::string(label),
             std::string(DtypeName(counted.scalar_type())), counted.numel(), ""};
   if (counted.device() != options_.device) {
@@ -167,8 +168,9 @@ absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::Launch(
                                            std::move(tensors));
 }
 
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllGather(
-    const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
+StartedWork C10dBackendCommunicator::DoAllGather(const at::Tensor& out,
+                                                 const at::Tensor& in,
+                                                 absl::string_view label) {
   return Launch(Collective::kAllGather, label, in, {out, in},
                 [&](c10d::Backend& backend) {
                   c10d::AllgatherOptions options;
@@ -179,7 +181,7 @@ absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllGather(
                 });
 }
 
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::ReduceInto(
+StartedWork C10dBackendCommunicator::ReduceInto(
     const at::Tensor& out, const at::Tensor& in, C10dReduceOp op,
     absl::string_view label, std::vector<at::Tensor> tensors,
     C10dBackendGroup::Finish finish) {
@@ -196,17 +198,16 @@ absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::ReduceInto(
       std::move(finish));
 }
 
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoReduceScatter(
-    const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-    absl::string_view label) {
+StartedWork C10dBackendCommunicator::DoReduceScatter(const at::Tensor& out,
+                                                     const at::Tensor& in,
+                                                     ReduceOp op,
+                                                     absl::string_view label) {
   return ReduceInto(out, in, ToC10d(op), label, {in, out}, nullptr);
 }
 
-absl::StatusOr<std::unique_ptr<Work>>
-C10dBackendCommunicator::DoReduceScatterScaled(const at::Tensor& out,
-                                               const at::Tensor& in,
-                                               ScaledSum sum,
-                                               absl::string_view label) {
+StartedWork C10dBackendCommunicator::DoReduceScatterScaled(
+    const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
+    absl::string_view label) {
   const bool is_direct =
       out.scalar_type() == in.scalar_type() && !sum.accumulate;
   const at::Tensor result =
@@ -222,8 +223,9 @@ C10dBackendCommunicator::DoReduceScatterScaled(const at::Tensor& out,
   return ReduceInto(result, in, C10dReduceOp::SUM, label, {in, out}, finish);
 }
 
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllToAll(
-    const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
+StartedWork C10dBackendCommunicator::DoAllToAll(const at::Tensor& out,
+                                                const at::Tensor& in,
+                                                absl::string_view label) {
   return Launch(Collective::kAllToAll, label, in, {out, in},
                 [&](c10d::Backend& backend) {
                   c10d::AllToAllOptions options;
@@ -236,8 +238,9 @@ absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllToAll(
                 });
 }
 
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllReduce(
-    const at::Tensor& tensor, ReduceOp op, absl::string_view label) {
+StartedWork C10dBackendCommunicator::DoAllReduce(const at::Tensor& tensor,
+                                                 ReduceOp op,
+                                                 absl::string_view label) {
   return Launch(Collective::kAllReduce, label, tensor, {tensor},
                 [&](c10d::Backend& backend) {
                   c10d::AllreduceOptions options;
@@ -248,8 +251,9 @@ absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllReduce(
                 });
 }
 
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoBroadcast(
-    const at::Tensor& tensor, int root, absl::string_view label) {
+StartedWork C10dBackendCommunicator::DoBroadcast(const at::Tensor& tensor,
+                                                 int root,
+                                                 absl::string_view label) {
   return Launch(Collective::kBroadcast, label, tensor, {tensor},
                 [&](c10d::Backend& backend) {
                   c10d::BroadcastOptions options;
@@ -258,19 +262,6 @@ absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoBroadcast(
                   std::vector<at::Tensor> tensors = {Bytes(tensor)};
                   return backend.broadcast(tensors, options);
                 });
-}
-
-absl::StatusOr<at::Tensor> C10dBackendCommunicator::AllocateSymmetric(
-    int64_t bytes) {
-  if (options_.device.is_cpu() || bytes < 0) return AllocatePlain(bytes);
-  at::Tensor plain;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(
-      absl::StrCat("allocate ", bytes, " bytes on ", options_.device.str()),
-      [&] {
-        plain = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(
-                                       options_.device));
-      }));
-  return plain;
 }
 
 absl::StatusOr<std::vector<C10dBackendCommunicator::Member>>
@@ -299,11 +290,8 @@ C10dBackendCommunicator::Members(int color, int key) {
 
 absl::StatusOr<std::unique_ptr<Communicator>> C10dBackendCommunicator::Split(
     int color, int key) {
+  FSDP_RETURN_IF_ERROR(CheckColor(color));
   const std::string what = absl::StrCat("split on ", Place());
-  if (color < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, ": color ", color, " is negative"));
-  }
   if (!options_.connect) {
     return absl::UnimplementedError(absl::StrCat(
         what, ": c10d's ", name_,

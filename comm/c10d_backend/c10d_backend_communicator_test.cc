@@ -126,10 +126,8 @@ ContractBackend GlooCollectives() {
 INSTANTIATE_TEST_SUITE_P(C10dBackend, CommunicatorContract,
                          ::testing::Values(GlooCollectives()), BackendName);
 
-absl::Status StartAndFinish(
-    Group& group,
-    absl::StatusOr<std::unique_ptr<Work>> (*start)(Communicator&)) {
-  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+absl::Status StartAndFinish(Group& group, StartedWork (*start)(Communicator&)) {
+  std::vector<StartedWork> works;
   for (const auto& rank : group) works.push_back(start(*rank));
   absl::Status first;
   for (auto& work : works) first.Update(Finish(std::move(work)));

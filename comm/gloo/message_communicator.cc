@@ -74,9 +74,8 @@ class MessageCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
     return Start(Collective::kAllGather, label, "", in,
                  [out, in](PeerCollectives& peers, const auto& agree) {
                    return peers.AllGather(Data(out), Data(in),
@@ -85,9 +84,8 @@ class MessageCommunicator final : public Communicator {
                  });
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
     return Start(
         Collective::kReduceScatter, label, std::string(ReduceOpName(op)), out,
         [out, in, op](PeerCollectives& peers, const auto& agree) {
@@ -96,9 +94,8 @@ class MessageCommunicator final : public Communicator {
         });
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
     return Start(Collective::kAllToAll, label, "", in,
                  [out, in](PeerCollectives& peers, const auto& agree) {
                    return peers.AllToAll(
@@ -108,8 +105,8 @@ class MessageCommunicator final : public Communicator {
                  });
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
     return Start(Collective::kAllReduce, label, std::string(ReduceOpName(op)),
                  tensor,
                  [tensor, op](PeerCollectives& peers, const auto& agree) {
@@ -118,8 +115,8 @@ class MessageCommunicator final : public Communicator {
                  });
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
     return Start(
         Collective::kBroadcast, label, absl::StrCat("root ", root), tensor,
         [tensor, root](PeerCollectives& peers, const auto& agree) {
@@ -130,11 +127,9 @@ class MessageCommunicator final : public Communicator {
 
  private:
   // `counted` is the tensor whose dtype and count all ranks must share.
-  absl::StatusOr<std::unique_ptr<Work>> Start(Collective collective,
-                                              absl::string_view label,
-                                              std::string detail,
-                                              const at::Tensor& counted,
-                                              MessageGroup::Run run) {
+  StartedWork Start(Collective collective, absl::string_view label,
+                    std::string detail, const at::Tensor& counted,
+                    MessageGroup::Run run) {
     Call call{collective, std::string(label),
               std::string(DtypeName(counted.scalar_type())), counted.numel(),
               std::move(detail)};
@@ -167,23 +162,19 @@ struct Membership {
 
 absl::StatusOr<std::unique_ptr<Communicator>> MessageCommunicator::Split(
     int color, int key) {
-  if (color < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
-  }
+  FSDP_RETURN_IF_ERROR(CheckColor(color));
   const auto members = std::make_shared<std::vector<Membership>>(world_size());
   (*members)[rank()] = {color, key};
-  Call call;
-  call.collective = Collective::kSplit;
-  call.label = "the group";
   FSDP_ASSIGN_OR_RETURN(
-      auto operation, group_->Post(std::move(call), [members, rank = rank()](
-                                                        PeerCollectives& peers,
-                                                        const auto& agree) {
-        return peers.AllGather(reinterpret_cast<char*>(members->data()),
-                               reinterpret_cast<const char*>(&(*members)[rank]),
-                               sizeof(Membership), agree);
-      }));
+      auto operation,
+      group_->Post(
+          {Collective::kSplit, "the group", "", 0, ""},
+          [members, rank = rank()](PeerCollectives& peers, const auto& agree) {
+            return peers.AllGather(
+                reinterpret_cast<char*>(members->data()),
+                reinterpret_cast<const char*>(&(*members)[rank]),
+                sizeof(Membership), agree);
+          }));
   FSDP_RETURN_IF_ERROR(
       group_->Wait(*operation, absl::Now() + recipe_.options.timeout));
   std::vector<int> part;  // by new rank

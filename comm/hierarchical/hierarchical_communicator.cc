@@ -66,41 +66,38 @@ class HierarchicalCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
     return Start(Collective::kAllGather, label, in,
                  [out, in](auto& collectives, auto& group, const auto& label) {
                    return collectives.AllGather(group, out, in, label);
                  });
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
     return Start(
         Collective::kReduceScatter, label, in,
         [out, in, op](auto& collectives, auto& group, const auto& label) {
           return collectives.ReduceScatter(group, out, in, op, label);
         });
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
     return Start(Collective::kAllToAll, label, in,
                  [out, in](auto& collectives, auto& group, const auto& label) {
                    return collectives.AllToAll(group, out, in, label);
                  });
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
     return Start(
         Collective::kAllReduce, label, tensor,
         [tensor, op](auto& collectives, auto& group, const auto& label) {
           return collectives.AllReduce(group, tensor, op, label);
         });
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
     return Start(
         Collective::kBroadcast, label, tensor,
         [tensor, root](auto& collectives, auto& group, const auto& label) {
@@ -110,10 +107,8 @@ class HierarchicalCommunicator final : public Communicator {
 
  private:
   template <typename Run>
-  absl::StatusOr<std::unique_ptr<Work>> Start(Collective collective,
-                                              absl::string_view label,
-                                              const at::Tensor& tensor,
-                                              Run run);
+  StartedWork Start(Collective collective, absl::string_view label,
+                    const at::Tensor& tensor, Run run);
 
   const absl::Duration timeout_;
   const bool has_all_to_all_;
@@ -124,9 +119,9 @@ class HierarchicalCommunicator final : public Communicator {
 };
 
 template <typename Run>
-absl::StatusOr<std::unique_ptr<Work>> HierarchicalCommunicator::Start(
-    Collective collective, absl::string_view label, const at::Tensor& tensor,
-    Run run) {
+StartedWork HierarchicalCommunicator::Start(Collective collective,
+                                            absl::string_view label,
+                                            const at::Tensor& tensor, Run run) {
   Call call;
   call.collective = collective;
   call.label = std::string(label);
@@ -196,13 +191,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> SplitParts(
 
 absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalCommunicator::Split(
     int color, int key) {
-  if (color < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
-  }
-  Call call;
-  call.collective = Collective::kSplit;
-  call.label = "the group";
+  FSDP_RETURN_IF_ERROR(CheckColor(color));
+  const Call call{Collective::kSplit, "the group", "", 0, ""};
   const auto part = std::make_shared<std::unique_ptr<Communicator>>();
   FSDP_ASSIGN_OR_RETURN(
       auto operation,
@@ -318,8 +308,7 @@ std::vector<Started> ExchangeSlices(HierarchicalGroup& group,
   return works;
 }
 
-std::vector<Started> One(const Communicator& part,
-                         absl::StatusOr<std::unique_ptr<Work>> work) {
+std::vector<Started> One(const Communicator& part, StartedWork work) {
   std::vector<Started> works;
   works.push_back({&part, std::move(work)});
   return works;

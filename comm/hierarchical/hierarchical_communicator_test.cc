@@ -102,8 +102,7 @@ Group Create(absl::Duration timeout = absl::Seconds(30)) {
       .value();
 }
 
-absl::StatusOr<std::unique_ptr<Work>> StartSum(Communicator& comm,
-                                               absl::string_view label) {
+StartedWork StartSum(Communicator& comm, absl::string_view label) {
   return comm.AllReduce(at::zeros({4}), ReduceOp::kSum, label);
 }
 
@@ -281,7 +280,7 @@ TEST(HierarchicalTest, AHierarchicalPartCanBeSplitAgain) {
 // rank 0 both of them.
 TEST(HierarchicalTest, AFailureInOnePartReachesAllRanks) {
   const Group group = Create();
-  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  std::vector<StartedWork> works;
   for (int rank : {0, 1, 2}) works.push_back(StartSum(*group[rank], "grads"));
   EXPECT_THAT(
       (*works[2])->Wait(absl::Now() + absl::Milliseconds(50)),
@@ -325,7 +324,7 @@ TEST(HierarchicalTest, AnAbortReachesTheRankThatSharesNoPart) {
 
 TEST(HierarchicalTest, ADestroyedRankFailsTheOthersInEveryPart) {
   Group group = Create();
-  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  std::vector<StartedWork> works;
   for (int rank : {0, 1, 2}) works.push_back(StartSum(*group[rank], "grads"));
   group[3].reset();
   for (auto& work : works) {
@@ -337,7 +336,7 @@ TEST(HierarchicalTest, ADestroyedRankFailsTheOthersInEveryPart) {
 
 TEST(HierarchicalTest, ARankThatLeavesInTheMiddleIsNamed) {
   Group group = Create();
-  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  std::vector<StartedWork> works;
   for (int rank : {0, 3}) works.push_back(StartSum(*group[rank], "grads"));
   group[3].reset();
   for (int rank : {1, 2}) works.push_back(StartSum(*group[rank], "grads"));
@@ -354,7 +353,7 @@ TEST(HierarchicalTest, ARankThatLeavesInTheMiddleIsNamed) {
 
 struct Mismatch {
   std::string name;
-  std::function<absl::StatusOr<std::unique_ptr<Work>>(Communicator&)> odd;
+  std::function<StartedWork(Communicator&)> odd;
 };
 
 // The calls of rank 3 differ from the others'.
@@ -372,7 +371,7 @@ TEST(HierarchicalTest, CallsThatDifferFailOnEveryRank) {
          return comm.Broadcast(at::zeros({kLarge}), 0, "w");
        }},
       {"split",
-       [](Communicator& comm) -> absl::StatusOr<std::unique_ptr<Work>> {
+       [](Communicator& comm) -> StartedWork {
          return comm.Split(0, 0).status();
        }},
   };

@@ -77,7 +77,7 @@ class HierarchicalGroup {
   // A call that an operation has made to `part`.
   struct Started {
     const Communicator* part;
-    absl::StatusOr<std::unique_ptr<Work>> work;
+    StartedWork work;
   };
   // Waits for all calls, in order, and returns the first error. An error fails
   // the group at once, so that none of the calls goes on.

@@ -59,7 +59,7 @@ TEST(LocalCommunicatorTest, TheOnlyRankOnADeviceGetsWhatItHasPassed) {
     std::vector<std::unique_ptr<Work>> works;
     std::vector<at::Tensor> outs;
     for (int i = 0; i < 3; ++i) outs.push_back(fresh());
-    const auto keep = [&works](absl::StatusOr<std::unique_ptr<Work>> work) {
+    const auto keep = [&works](StartedWork work) {
       ASSERT_OK(work);
       works.push_back(*std::move(work));
     };

@@ -1,7 +1,6 @@
 #include "comm/nccl/nccl_communicator.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
@@ -99,9 +98,8 @@ class NcclCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
     return Start(
         Collective::kAllGather, label, in, {out, in},
         [&](ncclComm_t comm, cudaStream_t stream) {
@@ -112,9 +110,8 @@ class NcclCommunicator final : public Communicator {
         Nothing);
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
     return Start(
         Collective::kReduceScatter, label, out, {out, in},
         [&](ncclComm_t comm, cudaStream_t stream) {
@@ -125,13 +122,12 @@ class NcclCommunicator final : public Communicator {
         Nothing);
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-      absl::string_view label) override;
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override;
 
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
     const int ranks = world_size();
     return Start(
         Collective::kAllToAll, label, in, {out, in},
@@ -141,8 +137,8 @@ class NcclCommunicator final : public Communicator {
         Nothing);
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
     return Start(
         Collective::kAllReduce, label, tensor, {tensor},
         [&](ncclComm_t comm, cudaStream_t stream) {
@@ -154,8 +150,8 @@ class NcclCommunicator final : public Communicator {
         Nothing);
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
     return Start(
         Collective::kBroadcast, label, tensor, {tensor},
         [&](ncclComm_t comm, cudaStream_t stream) {
@@ -169,12 +165,9 @@ class NcclCommunicator final : public Communicator {
 
  private:
   // `counted` is the tensor whose dtype and count all ranks share.
-  absl::StatusOr<std::unique_ptr<Work>> Start(Collective collective,
-                                              absl::string_view label,
-                                              const at::Tensor& counted,
-                                              std::vector<at::Tensor> tensors,
-                                              NcclGroup::Enqueue enqueue,
-                                              NcclGroup::Finish finish);
+  StartedWork Start(Collective collective, absl::string_view label,
+                    const at::Tensor& counted, std::vector<at::Tensor> tensors,
+                    NcclGroup::Enqueue enqueue, NcclGroup::Finish finish);
 
   absl::StatusOr<std::shared_ptr<NcclMemory>> AllocateWindow(
       int64_t bytes, absl::string_view what);
@@ -196,10 +189,12 @@ class NcclCommunicator final : public Communicator {
   const Unwinding unwinding_;
 };
 
-absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::Start(
-    Collective collective, absl::string_view label, const at::Tensor& counted,
-    std::vector<at::Tensor> tensors, NcclGroup::Enqueue enqueue,
-    NcclGroup::Finish finish) {
+StartedWork NcclCommunicator::Start(Collective collective,
+                                    absl::string_view label,
+                                    const at::Tensor& counted,
+                                    std::vector<at::Tensor> tensors,
+                                    NcclGroup::Enqueue enqueue,
+                                    NcclGroup::Finish finish) {
   Call call{collective, std::string(label),
             std::string(DtypeName(counted.scalar_type())), counted.numel(), ""};
   if (counted.device() != group_->device()) {
@@ -218,9 +213,10 @@ absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::Start(
 }
 
 // Scales a plain sum: NCCL's mean and its premultiplied sums are none.
-absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::DoReduceScatterScaled(
-    const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-    absl::string_view label) {
+StartedWork NcclCommunicator::DoReduceScatterScaled(const at::Tensor& out,
+                                                    const at::Tensor& in,
+                                                    ScaledSum sum,
+                                                    absl::string_view label) {
   const at::ScalarType dtype = in.scalar_type();
   const bool is_direct = out.scalar_type() == dtype && !sum.accumulate;
   const at::Tensor result =
@@ -293,21 +289,14 @@ absl::StatusOr<std::shared_ptr<NcclMemory>> NcclCommunicator::AllocateWindow(
 }
 
 absl::StatusOr<at::Tensor> NcclCommunicator::AllocateSymmetric(int64_t bytes) {
-  if (bytes < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot allocate ", bytes, " bytes"));
-  }
-  const std::string what = absl::StrCat("allocate ", bytes, " symmetric bytes");
   if (bytes > 0 && world_size() > 1 && registers_windows_) {
-    FSDP_ASSIGN_OR_RETURN(const auto window, AllocateWindow(bytes, what));
+    FSDP_ASSIGN_OR_RETURN(
+        const auto window,
+        AllocateWindow(bytes,
+                       absl::StrCat("allocate ", bytes, " symmetric bytes")));
     if (window != nullptr) return NcclMemory::AsTensor(window);
   }
-  at::Tensor plain;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(what, [&] {
-    plain = at::empty(
-        {bytes}, at::TensorOptions().dtype(at::kByte).device(group_->device()));
-  }));
-  return plain;
+  return AllocatePlain(bytes, group_->device());
 }
 
 absl::StatusOr<std::vector<int>> NcclCommunicator::MembersOf(
@@ -349,10 +338,7 @@ WatchedGroup::Options GroupOptions(int rank, RankNames names,
 
 absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
                                                                       int key) {
-  if (color < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
-  }
+  FSDP_RETURN_IF_ERROR(CheckColor(color));
   FSDP_RETURN_IF_ERROR(RefuseCapture("split"));
   // A group in which a rank has failed is not split.
   FSDP_RETURN_IF_ERROR(TrueOnAll(true, "split").status());

@@ -221,8 +221,6 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
   }
 
  protected:
-  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
                           absl::string_view label) override {
     const int64_t bytes = GatherBytes(in, out);

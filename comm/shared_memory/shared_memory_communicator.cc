@@ -130,35 +130,32 @@ class SharedMemoryCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
     return Start("", in, label, {Collective::kAllGather, out, in});
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
     return Start(std::string(ReduceOpName(op)), in, label,
                  {Collective::kReduceScatter, out, in, op});
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-      absl::string_view label) override {
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
     return Start(std::string(ReduceOpName(ReduceOp::kSum)), in, label,
                  {Collective::kReduceScatter, out, in, ReduceOp::kSum, 0, sum});
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
     return Start("", in, label, {Collective::kAllToAll, out, in});
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
     return Start(std::string(ReduceOpName(op)), tensor, label,
                  {Collective::kAllReduce, tensor, at::Tensor(), op});
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
     return Start(
         absl::StrCat("root ", root), tensor, label,
         {Collective::kBroadcast, tensor, at::Tensor(), ReduceOp::kSum, root});
@@ -166,10 +163,8 @@ class SharedMemoryCommunicator final : public Communicator {
 
  private:
   // `counted` is the tensor whose dtype and count all ranks must share.
-  absl::StatusOr<std::unique_ptr<Work>> Start(std::string detail,
-                                              const at::Tensor& counted,
-                                              absl::string_view label,
-                                              SharedBuffers buffers) {
+  StartedWork Start(std::string detail, const at::Tensor& counted,
+                    absl::string_view label, SharedBuffers buffers) {
     Call call{buffers.collective, std::string(label),
               std::string(DtypeName(counted.scalar_type())), counted.numel(),
               std::move(detail)};
@@ -251,10 +246,7 @@ absl::StatusOr<CommonMemory> SharedMemoryCommunicator::AllocateCommon(
 
 absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
     int color, int key) {
-  if (color < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
-  }
+  FSDP_RETURN_IF_ERROR(CheckColor(color));
   FSDP_ASSIGN_OR_RETURN(auto block, SharedGroup::CreateBlock());
   const SplitRequest own{color, key, rank(), host_->world_rank(),
                          block->address()};

@@ -26,8 +26,7 @@ at::Tensor Zeros(int64_t size, at::ScalarType dtype = at::kFloat) {
   return at::zeros({size}, ContractTensor(dtype));
 }
 
-absl::StatusOr<std::unique_ptr<Work>> StartSum(
-    Communicator& comm, absl::string_view label = "grads") {
+StartedWork StartSum(Communicator& comm, absl::string_view label = "grads") {
   return comm.AllReduce(Zeros(4), ReduceOp::kSum, label);
 }
 
@@ -198,7 +197,7 @@ TEST_P(CommunicatorContract, AbortBeforeAnyCall) {
 // Calls of ranks 0 and 1 that do not fit together.
 struct Mismatch {
   std::string name;
-  std::function<absl::StatusOr<std::unique_ptr<Work>>(Communicator&)> calls[2];
+  std::function<StartedWork(Communicator&)> calls[2];
 };
 
 std::vector<Mismatch> Mismatches() {
@@ -247,7 +246,7 @@ TEST_P(CommunicatorContract, CallsThatDifferFailOnEveryRank) {
 TEST_P(CommunicatorContract, ADestroyedCommunicatorFailsItsPeers) {
   if (!OneThreadCanBe(3)) GTEST_SKIP() << kOneThread;
   Group group = Create(3);
-  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  std::vector<StartedWork> works;
   for (int rank : {0, 1}) works.push_back(StartSum(*group[rank], "blocks.1"));
   group[2].reset();
   for (int rank : {0, 1}) {
@@ -262,7 +261,7 @@ TEST_P(CommunicatorContract, ADestroyedCommunicatorFailsItsPeers) {
 TEST_P(CommunicatorContract, ARankThatAnExceptionEndsIsTheCause) {
   if (!OneThreadCanBe(3)) GTEST_SKIP() << kOneThread;
   Group group = Create(3);
-  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  std::vector<StartedWork> works;
   for (int rank : {0, 1}) works.push_back(StartSum(*group[rank], "blocks.1"));
   try {
     const std::unique_ptr<Communicator> owned = std::move(group[2]);

@@ -33,8 +33,7 @@ using ::testing::HasSubstr;
 constexpr absl::string_view kFirst = "rank 0 (world rank 3)";
 constexpr absl::string_view kSecond = "rank 1 (world rank 1)";
 
-absl::StatusOr<std::unique_ptr<Work>> StartSum(Communicator& comm,
-                                               int64_t size = 4) {
+StartedWork StartSum(Communicator& comm, int64_t size = 4) {
   return comm.AllReduce(at::zeros({size}, ContractTensor(at::kFloat)),
                         ReduceOp::kSum, "grads");
 }

@@ -73,8 +73,6 @@ class DelayingCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), gate_(gate) {}
 
  private:
-  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
   // An operation, before and after it is started in the base.
   struct Operation {
     std::string label;

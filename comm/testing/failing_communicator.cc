@@ -49,8 +49,6 @@ class FailingCommunicator final : public ForwardingCommunicator {
   }
 
  private:
-  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
                           absl::string_view label) override {
     return Start(label, [&] { return base().AllGather(out, in, label); });

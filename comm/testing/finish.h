@@ -15,7 +15,7 @@ namespace fsdp::comm::testing {
 
 // Returns the error of the start, or that of Work::Wait() after 30 s at most,
 // which no working group needs.
-inline absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
+inline absl::Status Finish(StartedWork work) {
   FSDP_RETURN_IF_ERROR(work.status());
   return (*work)->Wait(absl::Now() + absl::Seconds(30));
 }

@@ -24,8 +24,6 @@ class LateCommunicator final : public ForwardingCommunicator {
         late_(std::move(late)) {}
 
  private:
-  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
                           absl::string_view label) override {
     FSDP_RETURN_IF_ERROR(BeLate(Collective::kAllGather));

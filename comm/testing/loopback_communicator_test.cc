@@ -29,8 +29,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
 constexpr int kWorldSizes[] = {1, 2, 3, 5, 8};
 constexpr int64_t kSizes[] = {0, 1, 7, 1021};
 constexpr at::ScalarType kDtypes[] = {at::kFloat,    at::kDouble, at::kHalf,

@@ -25,8 +25,6 @@ class RecordingCommunicator final : public ForwardingCommunicator {
   }
 
  protected:
-  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
                           absl::string_view label) override {
     return Started(base().AllGather(out, in, label), Collective::kAllGather,

@@ -240,8 +240,8 @@ class WrongSizes final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), size_(size) {}
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
     tensor.fill_(size_);
     return ForwardingCommunicator::DoBroadcast(tensor, root, label);
   }

@@ -102,32 +102,29 @@ class PairedCommunicator final : public Communicator {
   }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
     return Started(BackendOf(in).AllGather(out, in, label));
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
     return Started(BackendOf(out).ReduceScatter(out, in, op, label));
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-      absl::string_view label) override {
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
     return Started(BackendOf(out).ReduceScatterScaled(out, in, sum, label));
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
     return Started(BackendOf(in).AllToAll(out, in, label));
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
     return Started(BackendOf(tensor).AllReduce(tensor, op, label));
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
     return Started(BackendOf(tensor).Broadcast(tensor, root, label));
   }
 
@@ -138,8 +135,7 @@ class PairedCommunicator final : public Communicator {
     return is_host ? *pair_->host : *pair_->device;
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> Started(
-      absl::StatusOr<std::unique_ptr<Work>> work) {
+  StartedWork Started(StartedWork work) {
     if (!work.ok()) return work;
     return std::make_unique<PairedWork>(*std::move(work), pair_);
   }

@@ -1,7 +1,6 @@
 #include "comm/testing/staged/staged_communicator.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <memory>
 #include <string>
@@ -21,8 +20,6 @@
 
 namespace fsdp::comm {
 namespace {
-
-using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
 
 class StagedWork final : public Work {
  public:
@@ -74,25 +71,12 @@ class StagedCommunicator final : public Communicator {
   bool HasAllToAll() const override { return has_all_to_all_; }
 
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
-    if (bytes < 0 || device_.is_cpu()) return AllocatePlain(bytes);
-    at::Tensor memory;
-    FSDP_RETURN_IF_ERROR(TorchToStatus(
-        [&] {
-          return absl::StrCat("allocate ", bytes, " bytes on ", device_.str());
-        },
-        [&] {
-          memory =
-              at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
-        }));
-    return memory;
+    return AllocatePlain(bytes, device_);
   }
 
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override {
-    if (color < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "split on ", Place(), ": color ", color, " is negative"));
-    }
+    FSDP_RETURN_IF_ERROR(CheckColor(color));
     FSDP_ASSIGN_OR_RETURN(auto host, queue_->SplitHost(color, key));
     return CreateStagedCommunicator(std::move(host), device_);
   }

@@ -43,8 +43,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
-using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
 const c10::Device kCpu = c10::Device(c10::DeviceType::CPU);
 
 // Tells the fake device that the host reads and writes the buffers, and notes
