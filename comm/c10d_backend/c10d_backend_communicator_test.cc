@@ -27,6 +27,7 @@
 #include "comm/communicator.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/testing/communicator_contract.h"
+#include "comm/testing/connect_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -100,20 +101,9 @@ Created CreateRank(const StorePtr& store, int rank, int world_size,
 template <typename Kind>
 absl::StatusOr<Group> CreateGroup(int world_size, absl::Duration timeout) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<Created> results(world_size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      results[rank] = CreateRank<Kind>(store, rank, world_size, timeout);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  Group group;
-  for (auto& result : results) {
-    FSDP_ASSIGN_OR_RETURN(auto communicator, std::move(result));
-    group.push_back(std::move(communicator));
-  }
-  return group;
+  return ConnectRanks(world_size, [&](int rank) {
+    return CreateRank<Kind>(store, rank, world_size, timeout);
+  });
 }
 
 ContractBackend GlooCollectives() {

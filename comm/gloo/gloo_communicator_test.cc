@@ -16,13 +16,13 @@
 #include "absl/strings/strip.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/gloo/message_communicator.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/testing/communicator_contract.h"
+#include "comm/testing/gloo_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -40,31 +40,12 @@ GlooOptions OptionsFor(absl::Duration timeout) {
   return options;
 }
 
-// Ranks are threads here: everything but the processes is real.
-absl::StatusOr<Group> CreateGlooGroup(int world_size, absl::Duration timeout) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> results(
-      world_size);
-  std::vector<std::thread> threads;
-  threads.reserve(world_size);
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      results[rank] =
-          CreateGlooCommunicator(store, rank, world_size, OptionsFor(timeout));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  Group group;
-  for (auto& result : results) {
-    FSDP_ASSIGN_OR_RETURN(auto communicator, std::move(result));
-    group.push_back(std::move(communicator));
-  }
-  return group;
-}
-
 INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorContract,
-                         ::testing::Values(ContractBackend{"gloo",
-                                                           CreateGlooGroup}),
+                         ::testing::Values(ContractBackend{
+                             "gloo",
+                             [](int world_size, absl::Duration timeout) {
+                               return CreateGlooGroup(world_size, timeout);
+                             }}),
                          BackendName);
 
 TEST(GlooCommunicatorTest, NamesTheRanksThatDoNotCome) {
@@ -198,8 +179,7 @@ uint64_t BlockedSignals(const std::string& thread) {
 // would end the program; see message_transport.h.
 TEST(GlooCommunicatorTest, NoThreadThatWritesTakesSigpipe) {
   const std::set<std::string> before = Threads();
-  ASSERT_OK_AND_ASSIGN(const Group group,
-                       CreateGlooGroup(2, absl::Seconds(30)));
+  ASSERT_OK_AND_ASSIGN(const Group group, CreateGlooGroup(2));
   int num_new = 0;
   for (const std::string& thread : Threads()) {
     if (before.count(thread) > 0) continue;

@@ -36,7 +36,7 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
-#include "comm/testing/finish.h"
+#include "comm/testing/connect_ranks.h"
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -70,25 +70,14 @@ std::vector<int> WorldSizes() {
   return sizes;
 }
 
-absl::StatusOr<Group> CreateNcclGroup(int world_size, NcclOptions options) {
+absl::StatusOr<Group> CreateNcclGroup(int world_size,
+                                      const NcclOptions& options) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> results(
-      world_size);
-  std::vector<std::thread> threads;
-  threads.reserve(world_size);
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank, options]() mutable {
-      options.device = rank;
-      results[rank] = CreateNcclCommunicator(store, rank, world_size, options);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  Group group;
-  for (auto& result : results) {
-    FSDP_ASSIGN_OR_RETURN(auto communicator, std::move(result));
-    group.push_back(std::move(communicator));
-  }
-  return group;
+  return ConnectRanks(world_size, [&](int rank) {
+    NcclOptions own = options;
+    own.device = rank;
+    return CreateNcclCommunicator(store, rank, world_size, own);
+  });
 }
 
 ContractBackend WithAGpuForEachRank() {

@@ -7,7 +7,7 @@
 
 namespace fsdp::comm::testing {
 
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> ConnectRanks(
+absl::StatusOr<Group> ConnectRanks(
     int world_size,
     const std::function<
         absl::StatusOr<std::unique_ptr<Communicator>>(int rank)>& connect) {

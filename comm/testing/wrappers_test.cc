@@ -1,11 +1,9 @@
-// Tests RunRanks and the communicators that delay, fail and come late in one
-// program: torch takes longer to load than they take to test.
-#include <ATen/ops/full.h>
+// Tests RunRanks and the communicators that fail and come late in one program:
+// torch takes longer to load than they take to test.
 #include <ATen/ops/zeros.h>
 
 #include <optional>
 #include <set>
-#include <thread>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,7 +21,6 @@
 #include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_communicator.h"
 #include "comm/testing/communicator_contract.h"
-#include "comm/testing/delaying_communicator.h"
 #include "comm/testing/failing_communicator.h"
 #include "comm/testing/late_communicator.h"
 #include "comm/testing/loopback_communicator.h"
@@ -45,15 +42,8 @@ using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using ::testing::Le;
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
-
 // Wrappers that do nothing are the communicator that they wrap.
 using Wrap = std::unique_ptr<Communicator> (*)(std::unique_ptr<Communicator>);
-
-std::unique_ptr<Communicator> DelayNothing(std::unique_ptr<Communicator> base) {
-  static Gate* const open = new Gate;
-  return Delay(std::move(base), open);
-}
 
 std::unique_ptr<Communicator> FailNothing(std::unique_ptr<Communicator> base) {
   FailurePlan plan;
@@ -97,7 +87,6 @@ std::unique_ptr<Communicator> WithoutExchange(
 
 INSTANTIATE_TEST_SUITE_P(Wrapped, CommunicatorContract,
                          ::testing::Values(Wrapped("plain", WithoutExchange),
-                                           Wrapped("delaying", DelayNothing),
                                            Wrapped("failing", FailNothing),
                                            Wrapped("late", NeverLate)),
                          BackendName);
@@ -129,7 +118,7 @@ TEST(WrappersTest, CapabilitiesAreTheBases) {
   }
   // The works of these make the host wait.
   Group waiting;
-  waiting.push_back(DelayNothing(DeviceRank()));
+  waiting.push_back(FailNothing(DeviceRank()));
   waiting.push_back(
       CreateQuantizedCommunicator(DeviceRank(), measured).value());
   for (const auto& comm : waiting) {
@@ -187,7 +176,7 @@ TEST(WrappersTest, CommonMemoryIsTheBasesUnlessItWouldBeAnothers) {
   exact_gathers.gather = false;
   Group sharing;
   sharing.push_back(Record(SharingRank(), &log));
-  sharing.push_back(DelayNothing(SharingRank()));
+  sharing.push_back(FailNothing(SharingRank()));
   sharing.push_back(
       CreateQuantizedCommunicator(SharingRank(), exact_gathers).value());
   sharing.push_back(
@@ -264,63 +253,6 @@ TEST(RunRanksTest, EndsRanksThatWaitTooLong) {
   EXPECT_THAT(RunRanks(2, run, absl::Milliseconds(50))[0],
               StatusIs(absl::StatusCode::kAborted,
                        HasSubstr("did not end within 50ms")));
-}
-
-// Rank 0 of two is behind a gate.
-class DelayingCommunicatorTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    ASSERT_OK_AND_ASSIGN(Group group, CreateLocalGroup(2));
-    delayed_ = Delay(std::move(group[0]), &gate_);
-    peer_ = std::move(group[1]);
-  }
-
-  Gate gate_;
-  std::unique_ptr<Communicator> delayed_;
-  std::unique_ptr<Communicator> peer_;
-  const at::Tensor held_ = at::full({1}, 1.0);
-  const at::Tensor later_ = at::full({1}, 2.0);
-};
-
-TEST_F(DelayingCommunicatorTest, NothingMovesBeforeTheRelease) {
-  gate_.Hold("a");
-  ASSERT_OK_AND_ASSIGN(auto first, delayed_->Broadcast(held_, 1, "a"));
-  ASSERT_OK_AND_ASSIGN(auto second, delayed_->Broadcast(later_, 1, "b"));
-  EXPECT_OK(gate_.AwaitHeld("a", Soon()));
-  for (absl::string_view label : {"a", "b"}) {
-    ASSERT_OK(peer_->Broadcast(at::full({1}, 9.0), 1, label));
-  }
-  EXPECT_EQ(held_.item<float>(), 1.0f);
-  EXPECT_EQ(later_.item<float>(), 2.0f);
-  gate_.Release("a");
-  EXPECT_OK(second->Wait(Soon()));
-  EXPECT_OK(first->Wait(Soon()));
-  EXPECT_EQ(held_.item<float>(), 9.0f);
-  EXPECT_EQ(later_.item<float>(), 9.0f);
-}
-
-TEST_F(DelayingCommunicatorTest, AThreadThatWaitsIsReleased) {
-  gate_.Hold("a");
-  std::thread waiting([&] {
-    auto work = delayed_->Broadcast(held_, 1, "a");
-    (void)Finish(std::move(work));
-  });
-  EXPECT_OK(gate_.AwaitHeld("a", Soon()));
-  gate_.ReleaseAll();
-  EXPECT_OK(Finish(peer_->Broadcast(at::full({1}, 9.0), 1, "a")));
-  waiting.join();
-  EXPECT_EQ(held_.item<float>(), 9.0f);
-}
-
-TEST_F(DelayingCommunicatorTest, ADeadlineAtTheGateAbortsTheRank) {
-  gate_.Hold("a");
-  ASSERT_OK_AND_ASSIGN(auto work, delayed_->Broadcast(held_, 1, "a"));
-  EXPECT_THAT(work->Wait(absl::InfinitePast()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, "a is held"));
-  EXPECT_THAT(SumOnce(*peer_), StatusIs(absl::StatusCode::kAborted,
-                                        HasSubstr("rank 0 aborted")));
-  EXPECT_THAT(gate_.AwaitHeld("b", absl::InfinitePast()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("b")));
 }
 
 // Runs three sums labelled a, b, a on two ranks, rank 1 with `plan`.

@@ -25,6 +25,7 @@
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
+#include "comm/testing/intercepting_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/testing/shared_memory_group.h"
 #include "comm/wrappers/forwarding_communicator.h"
@@ -47,38 +48,22 @@ const c10::Device kCpu = c10::Device(c10::DeviceType::CPU);
 
 // Tells the fake device that the host reads and writes the buffers, and notes
 // where they are.
-class WatchedCommunicator final : public ForwardingCommunicator {
+class WatchedCommunicator final : public InterceptingCommunicator {
  public:
   explicit WatchedCommunicator(std::unique_ptr<Communicator> base,
                                std::vector<void*>* buffers = nullptr)
-      : ForwardingCommunicator(std::move(base)), buffers_(buffers) {}
+      : InterceptingCommunicator(std::move(base)), buffers_(buffers) {}
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    Touch(out);
-    return ForwardingCommunicator::DoAllGather(out, in, label);
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    Touch(in);
-    return ForwardingCommunicator::DoReduceScatter(out, in, op, label);
+  StartedWork Intercept(Collective /*collective*/, absl::string_view /*label*/,
+                        const at::Tensor& whole, Pass pass) override {
+    Touch(whole);
+    return pass();
   }
   StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
                          absl::string_view label) override {
-    Touch(in);
     Touch(out);
-    return ForwardingCommunicator::DoAllToAll(out, in, label);
-  }
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    Touch(tensor);
-    return ForwardingCommunicator::DoAllReduce(tensor, op, label);
-  }
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    Touch(tensor);
-    return ForwardingCommunicator::DoBroadcast(tensor, root, label);
+    return InterceptingCommunicator::DoAllToAll(out, in, label);
   }
 
  private:
