@@ -19,7 +19,7 @@
 #include "base/torch_status.h"
 #include "comm/c10d_backend/c10d_backend_group.h"
 #include "comm/communicator.h"
-#include "comm/group/stream_work.h"
+#include "comm/group/watched_group.h"
 #include "comm/unwinding.h"
 
 namespace fsdp::comm {
@@ -47,8 +47,6 @@ C10dReduceOp ToC10d(ReduceOp op) {
 // Returns a view as bytes: data that only moves needs no dtype, and some
 // backends lack a few.
 at::Tensor Bytes(const at::Tensor& tensor) { return tensor.view(at::kByte); }
-
-using C10dBackendWork = StreamWork<C10dBackendGroup>;
 
 class C10dBackendCommunicator final : public Communicator {
  public:
@@ -164,8 +162,8 @@ StartedWork C10dBackendCommunicator::Launch(Collective collective,
       auto operation,
       group_->Launch(std::move(call), static_cast<int64_t>(tensors[0].nbytes()),
                      unless_empty, is_empty ? nullptr : std::move(finish)));
-  return std::make_unique<C10dBackendWork>(group_, std::move(operation),
-                                           std::move(tensors));
+  return std::make_unique<StreamWork<C10dBackendGroup>>(
+      group_, std::move(operation), std::move(tensors));
 }
 
 StartedWork C10dBackendCommunicator::DoAllGather(const at::Tensor& out,

@@ -19,7 +19,6 @@
 #include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
-#include "comm/gloo/message_communicator.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/gloo_group.h"

@@ -85,7 +85,6 @@ class HierarchicalGroup {
 
  private:
   explicit HierarchicalGroup(HierarchicalParts parts);
-  absl::Status StartThreads();
 
   // The error of this rank's operations, and the one for the other ranks.
   struct Failure {

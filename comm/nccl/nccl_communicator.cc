@@ -3,11 +3,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -25,9 +27,7 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/group/connect_together.h"
-#include "comm/group/stream_work.h"
 #include "comm/group/watched_group.h"
-#include "comm/nccl/nccl_connect.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_handle.h"
 #include "comm/nccl/nccl_memory.h"
@@ -41,8 +41,6 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 void Nothing() {}
-
-using NcclWork = StreamWork<NcclGroup>;
 
 size_t Count(const at::Tensor& tensor) {
   return static_cast<size_t>(tensor.numel());
@@ -208,8 +206,8 @@ StartedWork NcclCommunicator::Start(Collective collective,
   };
   FSDP_ASSIGN_OR_RETURN(auto operation, group_->Launch(std::move(call), bytes,
                                                        unless_empty, finish));
-  return std::make_unique<NcclWork>(group_, std::move(operation),
-                                    std::move(tensors));
+  return std::make_unique<StreamWork<NcclGroup>>(group_, std::move(operation),
+                                                 std::move(tensors));
 }
 
 // Scales a plain sum: NCCL's mean and its premultiplied sums are none.
@@ -367,16 +365,45 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
   return std::make_unique<NcclCommunicator>(std::move(group), store, options_);
 }
 
+// Rank 0 makes the id of the group, the others read it in the store.
+absl::StatusOr<ncclUniqueId> ShareId(const StorePtr& store, int rank,
+                                     int world_size, absl::Time deadline) {
+  ncclUniqueId id;
+  absl::Status made;
+  std::string own;
+  if (rank == 0) {
+    made = NcclToStatus(ncclGetUniqueId(&id), "make the id of an NCCL group",
+                        ncclGetLastError(nullptr));
+    if (made.ok()) own.assign(id.internal, sizeof(id.internal));
+  }
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> shared,
+                        ExchangeByStore(store, "nccl_id", rank,
+                                        RankNames(world_size), own, deadline));
+  FSDP_RETURN_IF_ERROR(made);
+  if (shared[0].size() != sizeof(id.internal)) {
+    return absl::UnavailableError(
+        "rank 0 could not make the id of the group; its own error says why");
+  }
+  std::memcpy(id.internal, shared[0].data(), sizeof(id.internal));
+  return id;
+}
+
 absl::StatusOr<std::unique_ptr<Communicator>> Create(
     const StorePtr& store, int rank, int world_size,
     const NcclOptions& options) {
   const absl::Time deadline = absl::Now() + options.timeout;
   FSDP_ASSIGN_OR_RETURN(const c10::Device device, FindGpu(options.device));
-  FSDP_ASSIGN_OR_RETURN(auto handle,
-                        ConnectNccl(store, device, rank, world_size, deadline));
+  FSDP_ASSIGN_OR_RETURN(const ncclUniqueId id,
+                        ShareId(store, rank, world_size, deadline));
+  absl::StatusOr<std::unique_ptr<NcclHandle>> handle;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("use a GPU", [&] {
+    const c10::DeviceGuard guard(device);
+    handle = NcclHandle::Connect(id, rank, world_size, deadline);
+  }));
+  FSDP_RETURN_IF_ERROR(handle.status());
   FSDP_ASSIGN_OR_RETURN(
       auto group,
-      NcclGroup::Create(std::move(handle), device, store,
+      NcclGroup::Create(*std::move(handle), device, store,
                         GroupOptions(rank, RankNames(world_size), options)));
   return std::make_unique<NcclCommunicator>(std::move(group), store, options);
 }
