@@ -51,6 +51,11 @@ struct Call {
 bool operator==(const Call& a, const Call& b);
 inline bool operator!=(const Call& a, const Call& b) { return !(a == b); }
 
+// Returns the call of a collective whose ranks share the dtype and the count of
+// `counted`.
+Call CallOf(Collective collective, absl::string_view label,
+            const at::Tensor& counted, absl::string_view detail = "");
+
 // For people: "all-gather of blocks.2 (float32 x 1024)".
 std::string ToString(const Call& call);
 

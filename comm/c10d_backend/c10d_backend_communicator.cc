@@ -146,8 +146,7 @@ StartedWork C10dBackendCommunicator::Launch(Collective collective,
                                             std::vector<at::Tensor> tensors,
                                             C10dBackendGroup::Start start,
                                             C10dBackendGroup::Finish finish) {
-  Call call{collective, std::string(label),
-            std::string(DtypeName(counted.scalar_type())), counted.numel(), ""};
+  Call call = CallOf(collective, label, counted);
   if (counted.device() != options_.device) {
     return absl::UnimplementedError(
         absl::StrCat(comm::ToString(call), " on ", Place(), ": c10d's ", name_,

@@ -93,12 +93,12 @@ class MessageCommunicator final : public Communicator {
 
   StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
                               ReduceOp op, absl::string_view label) override {
-    return Start(
-        Collective::kReduceScatter, label, std::string(ReduceOpName(op)), out,
-        [out, in, op](PeerCollectives& peers, const auto& agree) {
-          return peers.ReduceScatter(Data(out), Data(in), out.scalar_type(),
-                                     out.numel(), op, agree);
-        });
+    return Start(Collective::kReduceScatter, label, ReduceOpName(op), out,
+                 [out, in, op](PeerCollectives& peers, const auto& agree) {
+                   return peers.ReduceScatter(Data(out), Data(in),
+                                              out.scalar_type(), out.numel(),
+                                              op, agree);
+                 });
   }
 
   StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
@@ -114,8 +114,7 @@ class MessageCommunicator final : public Communicator {
 
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
                           absl::string_view label) override {
-    return Start(Collective::kAllReduce, label, std::string(ReduceOpName(op)),
-                 tensor,
+    return Start(Collective::kAllReduce, label, ReduceOpName(op), tensor,
                  [tensor, op](PeerCollectives& peers, const auto& agree) {
                    return peers.AllReduce(Data(tensor), tensor.scalar_type(),
                                           tensor.numel(), op, agree);
@@ -135,11 +134,9 @@ class MessageCommunicator final : public Communicator {
  private:
   // `counted` is the tensor whose dtype and count all ranks must share.
   StartedWork Start(Collective collective, absl::string_view label,
-                    std::string detail, const at::Tensor& counted,
+                    absl::string_view detail, const at::Tensor& counted,
                     MessageGroup::Run run) {
-    Call call{collective, std::string(label),
-              std::string(DtypeName(counted.scalar_type())), counted.numel(),
-              std::move(detail)};
+    Call call = CallOf(collective, label, counted, detail);
     if (!counted.device().is_cpu()) {
       return absl::UnimplementedError(absl::StrCat(
           comm::ToString(call), " on ", Place(), ": ", recipe_.name,

@@ -244,8 +244,8 @@ class LocalCommunicator final : public Communicator {
 
   StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
                               ReduceOp op, absl::string_view label) override {
-    return Start(Collective::kReduceScatter, label,
-                 std::string(ReduceOpName(op)), out, {out, in},
+    return Start(Collective::kReduceScatter, label, ReduceOpName(op), out,
+                 {out, in},
                  [op](Payloads payloads) { MoveReduceScatter(payloads, op); });
   }
 
@@ -256,8 +256,8 @@ class LocalCommunicator final : public Communicator {
 
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
                           absl::string_view label) override {
-    return Start(Collective::kAllReduce, label, std::string(ReduceOpName(op)),
-                 tensor, {tensor, at::Tensor()},
+    return Start(Collective::kAllReduce, label, ReduceOpName(op), tensor,
+                 {tensor, at::Tensor()},
                  [op](Payloads payloads) { MoveAllReduce(payloads, op); });
   }
 
@@ -271,11 +271,9 @@ class LocalCommunicator final : public Communicator {
  private:
   // `counted` is the tensor whose dtype and count all ranks must share.
   StartedWork Start(Collective collective, absl::string_view label,
-                    std::string detail, const at::Tensor& counted,
+                    absl::string_view detail, const at::Tensor& counted,
                     Buffers buffers, const Rendezvous::Action& move) {
-    const Call call{collective, std::string(label),
-                    std::string(DtypeName(counted.scalar_type())),
-                    counted.numel(), std::move(detail)};
+    const Call call = CallOf(collective, label, counted, detail);
     if (counted.device() != device_) {
       return absl::UnimplementedError(absl::StrCat(
           comm::ToString(call), " on ", Place(), ": local groups take ",

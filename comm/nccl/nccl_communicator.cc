@@ -98,26 +98,23 @@ class NcclCommunicator final : public Communicator {
  protected:
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
                           absl::string_view label) override {
-    return Start(
-        Collective::kAllGather, label, in, {out, in},
-        [&](ncclComm_t comm, cudaStream_t stream) {
-          return ncclAllGather(in.const_data_ptr(), out.mutable_data_ptr(),
-                               Count(in), NcclDtype(in.scalar_type()), comm,
-                               stream);
-        },
-        Nothing);
+    return Start(Collective::kAllGather, label, in, {out, in},
+                 [&](ncclComm_t comm, cudaStream_t stream) {
+                   return ncclAllGather(
+                       in.const_data_ptr(), out.mutable_data_ptr(), Count(in),
+                       NcclDtype(in.scalar_type()), comm, stream);
+                 });
   }
 
   StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
                               ReduceOp op, absl::string_view label) override {
-    return Start(
-        Collective::kReduceScatter, label, out, {out, in},
-        [&](ncclComm_t comm, cudaStream_t stream) {
-          return ncclReduceScatter(in.const_data_ptr(), out.mutable_data_ptr(),
-                                   Count(out), NcclDtype(in.scalar_type()),
-                                   NcclReduction(op), comm, stream);
-        },
-        Nothing);
+    return Start(Collective::kReduceScatter, label, out, {out, in},
+                 [&](ncclComm_t comm, cudaStream_t stream) {
+                   return ncclReduceScatter(in.const_data_ptr(),
+                                            out.mutable_data_ptr(), Count(out),
+                                            NcclDtype(in.scalar_type()),
+                                            NcclReduction(op), comm, stream);
+                 });
   }
 
   StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
@@ -127,45 +124,40 @@ class NcclCommunicator final : public Communicator {
   StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
                          absl::string_view label) override {
     const int ranks = world_size();
-    return Start(
-        Collective::kAllToAll, label, in, {out, in},
-        [&](ncclComm_t comm, cudaStream_t stream) {
-          return AllToAllBySends(in, out, ranks, comm, stream);
-        },
-        Nothing);
+    return Start(Collective::kAllToAll, label, in, {out, in},
+                 [&](ncclComm_t comm, cudaStream_t stream) {
+                   return AllToAllBySends(in, out, ranks, comm, stream);
+                 });
   }
 
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
                           absl::string_view label) override {
-    return Start(
-        Collective::kAllReduce, label, tensor, {tensor},
-        [&](ncclComm_t comm, cudaStream_t stream) {
-          void* data = tensor.mutable_data_ptr();
-          return ncclAllReduce(data, data, Count(tensor),
-                               NcclDtype(tensor.scalar_type()),
-                               NcclReduction(op), comm, stream);
-        },
-        Nothing);
+    return Start(Collective::kAllReduce, label, tensor, {tensor},
+                 [&](ncclComm_t comm, cudaStream_t stream) {
+                   void* data = tensor.mutable_data_ptr();
+                   return ncclAllReduce(data, data, Count(tensor),
+                                        NcclDtype(tensor.scalar_type()),
+                                        NcclReduction(op), comm, stream);
+                 });
   }
 
   StartedWork DoBroadcast(const at::Tensor& tensor, int root,
                           absl::string_view label) override {
-    return Start(
-        Collective::kBroadcast, label, tensor, {tensor},
-        [&](ncclComm_t comm, cudaStream_t stream) {
-          void* data = tensor.mutable_data_ptr();
-          return ncclBroadcast(data, data, Count(tensor),
-                               NcclDtype(tensor.scalar_type()), root, comm,
-                               stream);
-        },
-        Nothing);
+    return Start(Collective::kBroadcast, label, tensor, {tensor},
+                 [&](ncclComm_t comm, cudaStream_t stream) {
+                   void* data = tensor.mutable_data_ptr();
+                   return ncclBroadcast(data, data, Count(tensor),
+                                        NcclDtype(tensor.scalar_type()), root,
+                                        comm, stream);
+                 });
   }
 
  private:
   // `counted` is the tensor whose dtype and count all ranks share.
   StartedWork Start(Collective collective, absl::string_view label,
                     const at::Tensor& counted, std::vector<at::Tensor> tensors,
-                    NcclGroup::Enqueue enqueue, NcclGroup::Finish finish);
+                    NcclGroup::Enqueue enqueue,
+                    NcclGroup::Finish finish = Nothing);
 
   absl::StatusOr<std::shared_ptr<NcclMemory>> AllocateWindow(
       int64_t bytes, absl::string_view what);
@@ -193,8 +185,7 @@ StartedWork NcclCommunicator::Start(Collective collective,
                                     std::vector<at::Tensor> tensors,
                                     NcclGroup::Enqueue enqueue,
                                     NcclGroup::Finish finish) {
-  Call call{collective, std::string(label),
-            std::string(DtypeName(counted.scalar_type())), counted.numel(), ""};
+  Call call = CallOf(collective, label, counted);
   if (counted.device() != group_->device()) {
     return absl::UnimplementedError(absl::StrCat(
         comm::ToString(call), " on ", Place(), ": nccl takes tensors on ",

@@ -136,13 +136,13 @@ class SharedMemoryCommunicator final : public Communicator {
   }
   StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
                               ReduceOp op, absl::string_view label) override {
-    return Start(std::string(ReduceOpName(op)), in, label,
+    return Start(ReduceOpName(op), in, label,
                  {Collective::kReduceScatter, out, in, op});
   }
   StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
                                     ScaledSum sum,
                                     absl::string_view label) override {
-    return Start(std::string(ReduceOpName(ReduceOp::kSum)), in, label,
+    return Start(ReduceOpName(ReduceOp::kSum), in, label,
                  {Collective::kReduceScatter, out, in, ReduceOp::kSum, 0, sum});
   }
   StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
@@ -151,7 +151,7 @@ class SharedMemoryCommunicator final : public Communicator {
   }
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
                           absl::string_view label) override {
-    return Start(std::string(ReduceOpName(op)), tensor, label,
+    return Start(ReduceOpName(op), tensor, label,
                  {Collective::kAllReduce, tensor, at::Tensor(), op});
   }
   StartedWork DoBroadcast(const at::Tensor& tensor, int root,
@@ -163,11 +163,9 @@ class SharedMemoryCommunicator final : public Communicator {
 
  private:
   // `counted` is the tensor whose dtype and count all ranks must share.
-  StartedWork Start(std::string detail, const at::Tensor& counted,
+  StartedWork Start(absl::string_view detail, const at::Tensor& counted,
                     absl::string_view label, SharedBuffers buffers) {
-    Call call{buffers.collective, std::string(label),
-              std::string(DtypeName(counted.scalar_type())), counted.numel(),
-              std::move(detail)};
+    Call call = CallOf(buffers.collective, label, counted, detail);
     if (!counted.device().is_cpu()) {
       return absl::UnimplementedError(absl::StrCat(
           comm::ToString(call), " on ", Place(),
