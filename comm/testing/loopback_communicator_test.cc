@@ -13,17 +13,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
+#include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {
 
+using ::fsdp::comm::testing::Finish;
 using ::fsdp::testing::FakeDevice;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -45,11 +46,6 @@ std::unique_ptr<Communicator> Create(
   options.place = {rank, world_size};
   options.device = device;
   return CreateLoopback(options).value();
-}
-
-absl::Status Finish(StartedWork work) {
-  FSDP_RETURN_IF_ERROR(work.status());
-  return (*work)->Wait(Soon());
 }
 
 // Returns small integers, whose sums are exact in every dtype. Bytes have all
@@ -148,36 +144,50 @@ INSTANTIATE_TEST_SUITE_P(
                       OnDevice{"Fake", c10::DeviceType::PrivateUse1}),
     [](const auto& info) { return info.param.name; });
 
-TEST_P(LoopbackCommunicator, AllGathersAsRanksThatPassTheSame) {
+TEST_P(LoopbackCommunicator, DoesWhatRanksDoThatPassTheSame) {
   ForAll([](Both& both, int world_size, int rank, int64_t size,
             at::ScalarType dtype) {
-    const at::Tensor out = at::zeros({size * world_size}, dtype);
-    both.Compare({out, Values(size, dtype)},
-                 [](Communicator& group, const auto& t) {
-                   return group.AllGather(t[0], t[1], "w");
-                 });
-    at::Tensor own = out.clone();
-    own.narrow(0, rank * size, size).copy_(Values(size, dtype));
+    const at::Tensor part = Values(size, dtype);
+    const at::Tensor whole = Values(size * world_size, dtype);
+    const at::Tensor zeros = at::zeros({size * world_size}, dtype);
+    both.Compare({zeros, part}, [](Communicator& group, const auto& t) {
+      return group.AllGather(t[0], t[1], "w");
+    });
+    at::Tensor own = zeros.clone();
+    own.narrow(0, rank * size, size).copy_(part);
     both.Compare({own}, [&](Communicator& group, const auto& t) {
       return group.AllGather(t[0],
                              t[0].narrow(0, group.rank() * size, size)
                                  .copy_(t[0].narrow(0, rank * size, size)),
                              "w");
     });
-  });
-}
-
-TEST_P(LoopbackCommunicator, ReducesAndScattersAsRanksThatPassTheSame) {
-  ForAll(
-      [](Both& both, int world_size, int, int64_t size, at::ScalarType dtype) {
-        const at::Tensor in = Values(size * world_size, dtype);
-        for (const ReduceOp op : kOps) {
-          both.Compare({at::zeros({size}, dtype), in},
-                       [op](Communicator& group, const auto& t) {
-                         return group.ReduceScatter(t[0], t[1], op, "w");
-                       });
-        }
+    both.Compare({zeros, whole}, [](Communicator& group, const auto& t) {
+      return group.AllToAll(t[0], t[1], "w");
+    });
+    both.Compare({part}, [&](Communicator& group, const auto& t) {
+      return group.Broadcast(t[0], world_size - 1, "w");
+    });
+    for (const ReduceOp op : kOps) {
+      both.Compare({at::zeros({size}, dtype), whole},
+                   [op](Communicator& group, const auto& t) {
+                     return group.ReduceScatter(t[0], t[1], op, "w");
+                   });
+      both.Compare({part}, [op](Communicator& group, const auto& t) {
+        return group.AllReduce(t[0], op, "w");
       });
+    }
+    if (!at::isFloatingType(dtype)) return;
+    for (const at::ScalarType out_dtype :
+         {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+      for (const bool accumulate : {false, true}) {
+        both.Compare({at::ones({size}, out_dtype), whole}, [&](Communicator&
+                                                                   group,
+                                                               const auto& t) {
+          return group.ReduceScatterScaled(t[0], t[1], {0.25, accumulate}, "w");
+        });
+      }
+    }
+  });
 }
 
 TEST_P(LoopbackCommunicator, ReducesIntoItsOwnSlice) {
@@ -189,49 +199,6 @@ TEST_P(LoopbackCommunicator, ReducesIntoItsOwnSlice) {
     ASSERT_OK(Finish(group->ReduceScatter(out, in, ReduceOp::kSum, "w")));
     EXPECT_TRUE(out.cpu().eq(world_size).all().item<bool>());
   }
-}
-
-TEST_P(LoopbackCommunicator, ScalesSumsAsRanksThatPassTheSame) {
-  for (const at::ScalarType out_dtype :
-       {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-    ForAll([&](Both& both, int world_size, int, int64_t size,
-               at::ScalarType dtype) {
-      if (!at::isFloatingType(dtype)) return;
-      const at::Tensor in = Values(size * world_size, dtype);
-      for (const bool accumulate : {false, true}) {
-        both.Compare({at::ones({size}, out_dtype), in}, [&](Communicator& group,
-                                                            const auto& t) {
-          return group.ReduceScatterScaled(t[0], t[1], {0.25, accumulate}, "w");
-        });
-      }
-    });
-  }
-}
-
-TEST_P(LoopbackCommunicator, ExchangesAsRanksThatPassTheSame) {
-  ForAll(
-      [](Both& both, int world_size, int, int64_t size, at::ScalarType dtype) {
-        const at::Tensor out = at::zeros({size * world_size}, dtype);
-        both.Compare({out, Values(size * world_size, dtype)},
-                     [](Communicator& group, const auto& t) {
-                       return group.AllToAll(t[0], t[1], "w");
-                     });
-      });
-}
-
-TEST_P(LoopbackCommunicator, AllReducesAndBroadcastsAsRanksThatPassTheSame) {
-  ForAll(
-      [](Both& both, int world_size, int, int64_t size, at::ScalarType dtype) {
-        const at::Tensor values = Values(size, dtype);
-        for (const ReduceOp op : kOps) {
-          both.Compare({values}, [op](Communicator& group, const auto& t) {
-            return group.AllReduce(t[0], op, "w");
-          });
-        }
-        both.Compare({values}, [&](Communicator& group, const auto& t) {
-          return group.Broadcast(t[0], world_size - 1, "w");
-        });
-      });
 }
 
 TEST_P(LoopbackCommunicator, SplitsIntoTheGroupItIsTold) {
@@ -320,15 +287,6 @@ TEST_F(LoopbackStreams, CallsAndBlocksNeverMakeTheHostWait) {
   }
   EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
   EXPECT_THAT(FakeDevice::Races(), IsEmpty());
-}
-
-TEST_F(LoopbackStreams, ReadingTheResultWithoutAWaitIsARace) {
-  const auto group = Create(1, 3, device_);
-  const at::Tensor in = at::ones({7}, device_);
-  const at::Tensor out = at::empty({21}, device_);
-  const auto work = group->AllGather(out, in, "w").value();
-  out.sum();
-  EXPECT_THAT(FakeDevice::Races(), Not(IsEmpty()));
 }
 
 TEST_F(LoopbackStreams, OperationsRunBesideTheStreamOfTheCaller) {

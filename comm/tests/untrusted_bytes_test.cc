@@ -22,9 +22,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
-#include "comm/gloo/message_group.h"
-#include "comm/gloo/message_transport.h"
-#include "comm/gloo/peer_collectives.h"
 #include "comm/group/failure_report.h"
 #include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
@@ -87,49 +84,47 @@ TEST(UntrustedBytesTest, IntroductionsOfAnyLength) {
   }
 }
 
-// An access past the end of the file would end this process.
-TEST(UntrustedBytesTest, SegmentsThatAreSmallerThanTheySay) {
-  const int file = memfd_create("small", MFD_CLOEXEC);
-  ASSERT_GE(file, 0);
-  ASSERT_EQ(ftruncate(file, 100), 0);
+SegmentAddress AddressOf(int file, int64_t bytes) {
   struct stat status;
-  ASSERT_EQ(fstat(file, &status), 0);
+  EXPECT_EQ(fstat(file, &status), 0);
   SegmentAddress address;
   address.pid = getpid();
   address.descriptor = file;
   address.device = status.st_dev;
   address.inode = status.st_ino;
-  address.bytes = 4 << 20;
-  EXPECT_THAT(MeetWith(Introduce(address, address)),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("shared memory of process")));
+  address.bytes = bytes;
+  return address;
+}
+
+// An access past the end of the file would end this process.
+TEST(UntrustedBytesTest, SegmentsThatAreSmallerThanTheySay) {
+  const int file = memfd_create("small", MFD_CLOEXEC);
+  ASSERT_GE(file, 0);
+  ASSERT_EQ(ftruncate(file, 100), 0);
+  const auto refuses = [](absl::string_view text) {
+    return StatusIs(absl::StatusCode::kFailedPrecondition,
+                    HasSubstr(std::string(text)));
+  };
+  const SegmentAddress larger = AddressOf(file, 4 << 20);
+  EXPECT_THAT(MeetWith(Introduce(larger, larger)),
+              refuses("shared memory of process"));
   // The segment is as large as it says, but no mailbox.
-  address.bytes = 10;
-  EXPECT_THAT(MeetWith(Introduce(address, address)),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("a mailbox of 10 bytes")));
+  const SegmentAddress small = AddressOf(file, 10);
+  EXPECT_THAT(MeetWith(Introduce(small, small)),
+              refuses("a mailbox of 10 bytes"));
   // This is a mailbox, but no block.
   auto mailbox = SharedSegment::Create(4096).value();
   EXPECT_THAT(MeetWith(Introduce(mailbox->address(), mailbox->address())),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("a block of 4096 bytes")));
+              refuses("a block of 4096 bytes"));
   close(file);
-  EXPECT_FALSE(SharedSegment::Open(address).ok());
+  EXPECT_FALSE(SharedSegment::Open(small).ok());
 }
 
 TEST(UntrustedBytesTest, WhatIsNoMemory) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
-  struct stat status;
-  ASSERT_EQ(fstat(ends[0], &status), 0);
-  SegmentAddress address;
-  address.pid = getpid();
-  address.descriptor = ends[0];
-  address.device = status.st_dev;
-  address.inode = status.st_ino;
-  address.bytes = 0;
   EXPECT_THAT(
-      SharedSegment::Open(address),
+      SharedSegment::Open(AddressOf(ends[0], 0)),
       StatusIs(absl::StatusCode::kUnavailable, HasSubstr("it is no memory")));
   close(ends[0]);
   close(ends[1]);
@@ -151,55 +146,6 @@ TEST(UntrustedBytesTest, PlacesOutsideOfASegment) {
                          HasSubstr("of a segment of 100")))
         << offset << " " << bytes;
   }
-}
-
-TEST(UntrustedBytesTest, CallsInSharedMemory) {
-  for (int seed = 0; seed < 1000; ++seed) {
-    CallImage image;
-    const std::string bytes = RandomBytes(seed, sizeof(image));
-    std::memcpy(&image, bytes.data(), sizeof(image));
-    const Call call = CallOf(image);
-    EXPECT_LE(call.label.size(), 188u);
-    EXPECT_LE(call.dtype.size(), 12u);
-    EXPECT_LE(call.detail.size(), 28u);
-    EXPECT_FALSE(ToString(call).empty());
-  }
-}
-
-// Every message is all ones; nothing ends a text.
-class OnesTransport final : public MessageTransport {
- public:
-  absl::StatusOr<std::shared_ptr<Message>> Send(int, int, const void*,
-                                                int64_t) override {
-    return std::make_shared<DoneMessage>();
-  }
-  absl::StatusOr<std::shared_ptr<Message>> Receive(int, int, void* data,
-                                                   int64_t bytes) override {
-    std::memset(data, 0xff, bytes);
-    return std::make_shared<DoneMessage>();
-  }
-  void Close() override {}
-
- private:
-  class DoneMessage final : public Message {
-   public:
-    absl::Status Wait() override { return absl::OkStatus(); }
-    void Abort() override {}
-  };
-};
-
-TEST(UntrustedBytesTest, CallsThatPeersAnnounce) {
-  PeerMessages messages(std::make_unique<OnesTransport>());
-  CallExchange calls(0, RankNames(2), &messages);
-  ASSERT_OK(calls.Start());
-  Call call;
-  call.label = "grads";
-  ASSERT_OK(calls.Announce(0, call));
-  EXPECT_THAT(calls.Agree(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("rank 1 called unknown collective of " +
-                                       std::string(128, '\xff')),
-                             HasSubstr(std::string(16, '\xff')))));
 }
 
 TEST(UntrustedBytesTest, StatusesAsText) {
@@ -224,9 +170,6 @@ TEST(UntrustedBytesTest, FailureReports) {
   for (size_t size = 0; size < text.size(); ++size) {
     const auto report = Decode(text.substr(0, size));
     EXPECT_TRUE(!report || report->cause == Cause::kDeadline) << size;
-  }
-  for (int seed = 0; seed < 1000; ++seed) {
-    EXPECT_EQ(Decode(RandomBytes(seed, 40)), std::nullopt);
   }
   for (const char* wrong : {"99\na\nb", "-1\na\nb", "\na\nb", "1\na"}) {
     EXPECT_EQ(Decode(wrong), std::nullopt) << wrong;
