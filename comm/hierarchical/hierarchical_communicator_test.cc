@@ -144,29 +144,6 @@ TEST(HierarchicalTest, LargeTensorsGoInSlices) {
   }
 }
 
-TEST(HierarchicalTest, ReadsSymmetricMemoryInPlace) {
-  const auto run = [](Communicator& comm) -> absl::Status {
-    constexpr int64_t kN = 70'001;
-    FSDP_ASSIGN_OR_RETURN(const at::Tensor bytes,
-                          comm.AllocateSymmetric(kN * 4 * 8));
-    const at::Tensor whole = bytes.view(at::kLong);
-    const at::Tensor own = whole.narrow(0, comm.rank() * kN, kN);
-    for (int round = 0; round < 3; ++round) {
-      whole.copy_(Numbers(kN * 4) + (comm.rank() + round));
-      FSDP_RETURN_IF_ERROR(
-          Finish(comm.ReduceScatter(own, whole, ReduceOp::kSum, "reduce")));
-      FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(whole, own, "gather")));
-      FSDP_RETURN_IF_ERROR(
-          ExpectEqual(whole, Numbers(kN * 4) * 4 + 6 + 4 * round));
-    }
-    return absl::OkStatus();
-  };
-  const auto group = CreateHierarchicalGroup(
-      Layout(2, 2), CreateSharedMemoryGroup, CreateGlooGroup);
-  ASSERT_OK(group);
-  EXPECT_OK(AllOk(RunRanks(*group, run)));
-}
-
 std::unique_ptr<Communicator> LocalPart(int size, int rank,
                                         std::vector<int> world_ranks) {
   LocalGroupOptions options;
@@ -319,18 +296,6 @@ TEST(HierarchicalTest, AnAbortReachesTheRankThatSharesNoPart) {
     EXPECT_THAT(Finish(std::move(*work)),
                 StatusIs(absl::StatusCode::kAborted,
                          HasSubstr(": rank 0 aborted: disk full")));
-  }
-}
-
-TEST(HierarchicalTest, ADestroyedRankFailsTheOthersInEveryPart) {
-  Group group = Create();
-  std::vector<StartedWork> works;
-  for (int rank : {0, 1, 2}) works.push_back(StartSum(*group[rank], "grads"));
-  group[3].reset();
-  for (auto& work : works) {
-    EXPECT_THAT(Finish(std::move(work)),
-                StatusIs(absl::StatusCode::kUnavailable,
-                         HasSubstr("has left the group")));
   }
 }
 
