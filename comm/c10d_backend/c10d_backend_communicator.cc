@@ -89,35 +89,149 @@ class C10dBackendCommunicator final : public Communicator {
 
  protected:
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override;
+                          absl::string_view label) override {
+    return Launch(Collective::kAllGather, label, in, {out, in},
+                  [&](c10d::Backend& backend) {
+                    c10d::AllgatherOptions options;
+                    options.timeout = c10d_timeout();
+                    at::Tensor to = Bytes(out);
+                    at::Tensor from = Bytes(in);
+                    return backend._allgather_base(to, from, options);
+                  });
+  }
+
   StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override;
+                              ReduceOp op, absl::string_view label) override {
+    return ReduceInto(out, in, ToC10d(op), label, {in, out}, nullptr);
+  }
+
   StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
                                     ScaledSum sum,
-                                    absl::string_view label) override;
+                                    absl::string_view label) override {
+    const bool is_direct =
+        out.scalar_type() == in.scalar_type() && !sum.accumulate;
+    const at::Tensor result =
+        is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
+    const auto finish = [out, result, sum, is_direct] {
+      if (sum.accumulate) {
+        out.add_(result, sum.scale);
+        return;
+      }
+      if (!is_direct) out.copy_(result);
+      if (sum.scale != 1) out.mul_(sum.scale);
+    };
+    return ReduceInto(result, in, C10dReduceOp::SUM, label, {in, out}, finish);
+  }
+
   StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override;
+                         absl::string_view label) override {
+    return Launch(Collective::kAllToAll, label, in, {out, in},
+                  [&](c10d::Backend& backend) {
+                    c10d::AllToAllOptions options;
+                    options.timeout = c10d_timeout();
+                    at::Tensor to = Bytes(out);
+                    at::Tensor from = Bytes(in);
+                    std::vector<int64_t> equal_parts;
+                    return backend.alltoall_base(to, from, equal_parts,
+                                                 equal_parts, options);
+                  });
+  }
+
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override;
+                          absl::string_view label) override {
+    return Launch(Collective::kAllReduce, label, tensor, {tensor},
+                  [&](c10d::Backend& backend) {
+                    c10d::AllreduceOptions options;
+                    options.reduceOp = ToC10d(op);
+                    options.timeout = c10d_timeout();
+                    std::vector<at::Tensor> tensors = {tensor};
+                    return backend.allreduce(tensors, options);
+                  });
+  }
+
   StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override;
+                          absl::string_view label) override {
+    return Launch(Collective::kBroadcast, label, tensor, {tensor},
+                  [&](c10d::Backend& backend) {
+                    c10d::BroadcastOptions options;
+                    options.rootRank = root;
+                    options.timeout = c10d_timeout();
+                    std::vector<at::Tensor> tensors = {Bytes(tensor)};
+                    return backend.broadcast(tensors, options);
+                  });
+  }
 
  private:
-  struct Member;
+  struct Member {
+    int64_t color;
+    int64_t key;
+  };
 
   // `counted` is the tensor whose dtype and count all ranks share.
   StartedWork Launch(Collective collective, absl::string_view label,
                      const at::Tensor& counted, std::vector<at::Tensor> tensors,
                      C10dBackendGroup::Start start,
-                     C10dBackendGroup::Finish finish = nullptr);
+                     C10dBackendGroup::Finish finish = nullptr) {
+    Call call = CallOf(collective, label, counted);
+    if (counted.device() != options_.device) {
+      return absl::UnimplementedError(absl::StrCat(
+          comm::ToString(call), " on ", Place(), ": c10d's ", name_,
+          " was created for tensors on ", options_.device.str(), ", not ",
+          counted.device().str()));
+    }
+    const bool is_empty = counted.numel() == 0;
+    const auto unless_empty = [&](c10d::Backend& backend) {
+      return is_empty ? C10dBackendGroup::WorkPtr() : start(backend);
+    };
+    FSDP_ASSIGN_OR_RETURN(
+        auto operation,
+        group_->Launch(std::move(call),
+                       static_cast<int64_t>(tensors[0].nbytes()), unless_empty,
+                       is_empty ? nullptr : std::move(finish)));
+    return std::make_unique<StreamWork<C10dBackendGroup>>(
+        group_, std::move(operation), std::move(tensors));
+  }
 
   // Reduces `in` into `out`, of the same dtype; then `finish` runs.
   StartedWork ReduceInto(const at::Tensor& out, const at::Tensor& in,
                          C10dReduceOp op, absl::string_view label,
                          std::vector<at::Tensor> tensors,
-                         C10dBackendGroup::Finish finish);
+                         C10dBackendGroup::Finish finish) {
+    return Launch(
+        Collective::kReduceScatter, label, out, std::move(tensors),
+        [&](c10d::Backend& backend) {
+          c10d::ReduceScatterOptions options;
+          options.reduceOp = op;
+          options.timeout = c10d_timeout();
+          at::Tensor to = out;
+          at::Tensor from = in;
+          return backend._reduce_scatter_base(to, from, options);
+        },
+        std::move(finish));
+  }
 
-  absl::StatusOr<std::vector<Member>> Members(int color, int key);
+  absl::StatusOr<std::vector<Member>> Members(int color, int key) {
+    constexpr absl::string_view kWhat = "split the group";
+    const int64_t mine = int64_t{2} * rank();
+    at::Tensor all;
+    FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
+      all = at::empty(
+          {int64_t{2} * world_size()},
+          at::TensorOptions().dtype(at::kLong).device(options_.device));
+      all[mine].fill_(color);
+      all[mine + 1].fill_(key);
+    }));
+    FSDP_ASSIGN_OR_RETURN(auto work,
+                          AllGather(all, all.narrow(0, mine, 2), "the group"));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
+    std::vector<Member> members;
+    FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
+      const at::Tensor here = all.cpu();
+      const auto* data = static_cast<const Member*>(here.const_data_ptr());
+      members.assign(data, data + world_size());
+    }));
+    return members;
+  }
 
   std::chrono::milliseconds c10d_timeout() const {
     return absl::ToChronoMilliseconds(options_.timeout + kGrace);
@@ -134,156 +248,6 @@ class C10dBackendCommunicator final : public Communicator {
 absl::StatusOr<std::unique_ptr<Communicator>> Create(
     C10dConnection connection, const StorePtr& store, RankNames names,
     C10dBackendOptions options);
-
-struct C10dBackendCommunicator::Member {
-  int64_t color;
-  int64_t key;
-};
-
-StartedWork C10dBackendCommunicator::Launch(Collective collective,
-                                            absl::string_view label,
-                                            const at::Tensor& counted,
-                                            std::vector<at::Tensor> tensors,
-                                            C10dBackendGroup::Start start,
-                                            C10dBackendGroup::Finish finish) {
-  Call call = CallOf(collective, label, counted);
-  if (counted.device() != options_.device) {
-    return absl::UnimplementedError(
-        absl::StrCat(comm::ToString(call), " on ", Place(), ": c10d's ", name_,
-                     " was created for tensors on ", options_.device.str(),
-                     ", not ", counted.device().str()));
-  }
-  const bool is_empty = counted.numel() == 0;
-  const auto unless_empty = [&](c10d::Backend& backend) {
-    return is_empty ? C10dBackendGroup::WorkPtr() : start(backend);
-  };
-  FSDP_ASSIGN_OR_RETURN(
-      auto operation,
-      group_->Launch(std::move(call), static_cast<int64_t>(tensors[0].nbytes()),
-                     unless_empty, is_empty ? nullptr : std::move(finish)));
-  return std::make_unique<StreamWork<C10dBackendGroup>>(
-      group_, std::move(operation), std::move(tensors));
-}
-
-StartedWork C10dBackendCommunicator::DoAllGather(const at::Tensor& out,
-                                                 const at::Tensor& in,
-                                                 absl::string_view label) {
-  return Launch(Collective::kAllGather, label, in, {out, in},
-                [&](c10d::Backend& backend) {
-                  c10d::AllgatherOptions options;
-                  options.timeout = c10d_timeout();
-                  at::Tensor to = Bytes(out);
-                  at::Tensor from = Bytes(in);
-                  return backend._allgather_base(to, from, options);
-                });
-}
-
-StartedWork C10dBackendCommunicator::ReduceInto(
-    const at::Tensor& out, const at::Tensor& in, C10dReduceOp op,
-    absl::string_view label, std::vector<at::Tensor> tensors,
-    C10dBackendGroup::Finish finish) {
-  return Launch(
-      Collective::kReduceScatter, label, out, std::move(tensors),
-      [&](c10d::Backend& backend) {
-        c10d::ReduceScatterOptions options;
-        options.reduceOp = op;
-        options.timeout = c10d_timeout();
-        at::Tensor to = out;
-        at::Tensor from = in;
-        return backend._reduce_scatter_base(to, from, options);
-      },
-      std::move(finish));
-}
-
-StartedWork C10dBackendCommunicator::DoReduceScatter(const at::Tensor& out,
-                                                     const at::Tensor& in,
-                                                     ReduceOp op,
-                                                     absl::string_view label) {
-  return ReduceInto(out, in, ToC10d(op), label, {in, out}, nullptr);
-}
-
-StartedWork C10dBackendCommunicator::DoReduceScatterScaled(
-    const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-    absl::string_view label) {
-  const bool is_direct =
-      out.scalar_type() == in.scalar_type() && !sum.accumulate;
-  const at::Tensor result =
-      is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
-  const auto finish = [out, result, sum, is_direct] {
-    if (sum.accumulate) {
-      out.add_(result, sum.scale);
-      return;
-    }
-    if (!is_direct) out.copy_(result);
-    if (sum.scale != 1) out.mul_(sum.scale);
-  };
-  return ReduceInto(result, in, C10dReduceOp::SUM, label, {in, out}, finish);
-}
-
-StartedWork C10dBackendCommunicator::DoAllToAll(const at::Tensor& out,
-                                                const at::Tensor& in,
-                                                absl::string_view label) {
-  return Launch(Collective::kAllToAll, label, in, {out, in},
-                [&](c10d::Backend& backend) {
-                  c10d::AllToAllOptions options;
-                  options.timeout = c10d_timeout();
-                  at::Tensor to = Bytes(out);
-                  at::Tensor from = Bytes(in);
-                  std::vector<int64_t> equal_parts;
-                  return backend.alltoall_base(to, from, equal_parts,
-                                               equal_parts, options);
-                });
-}
-
-StartedWork C10dBackendCommunicator::DoAllReduce(const at::Tensor& tensor,
-                                                 ReduceOp op,
-                                                 absl::string_view label) {
-  return Launch(Collective::kAllReduce, label, tensor, {tensor},
-                [&](c10d::Backend& backend) {
-                  c10d::AllreduceOptions options;
-                  options.reduceOp = ToC10d(op);
-                  options.timeout = c10d_timeout();
-                  std::vector<at::Tensor> tensors = {tensor};
-                  return backend.allreduce(tensors, options);
-                });
-}
-
-StartedWork C10dBackendCommunicator::DoBroadcast(const at::Tensor& tensor,
-                                                 int root,
-                                                 absl::string_view label) {
-  return Launch(Collective::kBroadcast, label, tensor, {tensor},
-                [&](c10d::Backend& backend) {
-                  c10d::BroadcastOptions options;
-                  options.rootRank = root;
-                  options.timeout = c10d_timeout();
-                  std::vector<at::Tensor> tensors = {Bytes(tensor)};
-                  return backend.broadcast(tensors, options);
-                });
-}
-
-absl::StatusOr<std::vector<C10dBackendCommunicator::Member>>
-C10dBackendCommunicator::Members(int color, int key) {
-  constexpr absl::string_view kWhat = "split the group";
-  const int64_t mine = int64_t{2} * rank();
-  at::Tensor all;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
-    all =
-        at::empty({int64_t{2} * world_size()},
-                  at::TensorOptions().dtype(at::kLong).device(options_.device));
-    all[mine].fill_(color);
-    all[mine + 1].fill_(key);
-  }));
-  FSDP_ASSIGN_OR_RETURN(auto work,
-                        AllGather(all, all.narrow(0, mine, 2), "the group"));
-  FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
-  std::vector<Member> members;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
-    const at::Tensor here = all.cpu();
-    const auto* data = static_cast<const Member*>(here.const_data_ptr());
-    members.assign(data, data + world_size());
-  }));
-  return members;
-}
 
 absl::StatusOr<std::unique_ptr<Communicator>> C10dBackendCommunicator::Split(
     int color, int key) {

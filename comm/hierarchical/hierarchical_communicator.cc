@@ -223,7 +223,19 @@ class HierarchicalCommunicator final : public Communicator {
 
   bool HasAllToAll() const override { return has_all_to_all_; }
 
-  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    const auto memory = std::make_shared<absl::StatusOr<at::Tensor>>();
+    FSDP_ASSIGN_OR_RETURN(
+        auto operation,
+        group_->PostUncounted(absl::StrCat("allocation of ", bytes, " bytes"),
+                              [memory, bytes](HierarchicalGroup& group) {
+                                *memory = group.host().AllocateSymmetric(bytes);
+                                return absl::OkStatus();
+                              }));
+    FSDP_RETURN_IF_ERROR(group_->Wait(*operation, absl::Now() + timeout_));
+    return std::move(*memory);
+  }
+
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override;
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
@@ -297,20 +309,6 @@ class HierarchicalCommunicator final : public Communicator {
   const std::shared_ptr<HierarchicalGroup> group_;
   const Unwinding unwinding_;
 };
-
-absl::StatusOr<at::Tensor> HierarchicalCommunicator::AllocateSymmetric(
-    int64_t bytes) {
-  const auto memory = std::make_shared<absl::StatusOr<at::Tensor>>();
-  FSDP_ASSIGN_OR_RETURN(
-      auto operation,
-      group_->PostUncounted(absl::StrCat("allocation of ", bytes, " bytes"),
-                            [memory, bytes](HierarchicalGroup& group) {
-                              *memory = group.host().AllocateSymmetric(bytes);
-                              return absl::OkStatus();
-                            }));
-  FSDP_RETURN_IF_ERROR(group_->Wait(*operation, absl::Now() + timeout_));
-  return std::move(*memory);
-}
 
 absl::StatusOr<std::vector<SplitRequest>> ExchangeRequests(
     HierarchicalGroup& group, HierarchicalCollectives& collectives,

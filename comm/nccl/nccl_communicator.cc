@@ -90,7 +90,17 @@ class NcclCommunicator final : public Communicator {
   // NVLink switches and symmetric kernels only do plain sums.
   bool PrefersScaledInputs() const override { return true; }
   bool CanBeCaptured() const override { return true; }
-  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    if (bytes > 0 && world_size() > 1 && registers_windows_) {
+      FSDP_ASSIGN_OR_RETURN(
+          const auto window,
+          AllocateWindow(bytes,
+                         absl::StrCat("allocate ", bytes, " symmetric bytes")));
+      if (window != nullptr) return NcclMemory::AsTensor(window);
+    }
+    return AllocatePlain(bytes, group_->device());
+  }
+
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override;
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
@@ -117,9 +127,30 @@ class NcclCommunicator final : public Communicator {
                  });
   }
 
+  // Scales a plain sum: NCCL's mean and its premultiplied sums are none.
   StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
                                     ScaledSum sum,
-                                    absl::string_view label) override;
+                                    absl::string_view label) override {
+    const at::ScalarType dtype = in.scalar_type();
+    const bool is_direct = out.scalar_type() == dtype && !sum.accumulate;
+    const at::Tensor result =
+        is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
+    const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
+      return ncclReduceScatter(in.const_data_ptr(), result.mutable_data_ptr(),
+                               Count(out), NcclDtype(dtype), ncclSum, comm,
+                               stream);
+    };
+    const auto finish = [&] {
+      const c10::NoGradGuard no_grad;
+      if (sum.accumulate) {
+        device_ops::AddScaled(out, result, sum.scale);
+      } else if (!is_direct || sum.scale != 1) {
+        device_ops::CopyScaled(out, result, sum.scale);
+      }
+    };
+    return Start(Collective::kReduceScatter, label, result, {in, out}, enqueue,
+                 finish);
+  }
 
   StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
                          absl::string_view label) override {
@@ -157,19 +188,100 @@ class NcclCommunicator final : public Communicator {
   StartedWork Start(Collective collective, absl::string_view label,
                     const at::Tensor& counted, std::vector<at::Tensor> tensors,
                     NcclGroup::Enqueue enqueue,
-                    NcclGroup::Finish finish = Nothing);
+                    NcclGroup::Finish finish = Nothing) {
+    Call call = CallOf(collective, label, counted);
+    if (counted.device() != group_->device()) {
+      return absl::UnimplementedError(absl::StrCat(
+          comm::ToString(call), " on ", Place(), ": nccl takes tensors on ",
+          group_->device().str(), ", not ", counted.device().str()));
+    }
+    const auto bytes = static_cast<int64_t>(tensors[0].nbytes());
+    const auto unless_empty = [&](ncclComm_t comm, cudaStream_t stream) {
+      return counted.numel() == 0 ? ncclSuccess : enqueue(comm, stream);
+    };
+    FSDP_ASSIGN_OR_RETURN(auto operation, group_->Launch(std::move(call), bytes,
+                                                         unless_empty, finish));
+    return std::make_unique<StreamWork<NcclGroup>>(group_, std::move(operation),
+                                                   std::move(tensors));
+  }
 
+  // Returns null, without an error, if a rank cannot have a window. All ranks
+  // run one version of NCCL, or it would have refused the group.
   absl::StatusOr<std::shared_ptr<NcclMemory>> AllocateWindow(
-      int64_t bytes, absl::string_view what);
+      int64_t bytes, absl::string_view what) {
+    FSDP_RETURN_IF_ERROR(RefuseCapture(what));
+    const bool is_symmetric = options_.windows == NcclWindows::kSymmetric ||
+                              HasAbortableNcclWindows();
+    std::shared_ptr<NcclMemory> memory;
+    const auto allocate = [&]() -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(memory, NcclMemory::Allocate(group_, bytes));
+      return absl::OkStatus();
+    };
+    const auto register_window = [&] { return memory->Register(is_symmetric); };
+    const auto true_on_all = [&](bool mine) { return TrueOnAll(mine, what); };
+    const absl::StatusOr<WindowOutcome> outcome =
+        AgreeOnWindow({allocate, register_window, true_on_all});
+    if (!outcome.ok()) {
+      group_->Fail(outcome.status());
+      return outcome.status();
+    }
+    registers_windows_ = *outcome != WindowOutcome::kRefused;
+    return *outcome == WindowOutcome::kWindow ? memory : nullptr;
+  }
 
-  absl::Status RefuseCapture(absl::string_view what) const;
+  absl::Status RefuseCapture(absl::string_view what) const {
+    FSDP_ASSIGN_OR_RETURN(const bool is_captured, group_->IsBeingCaptured());
+    if (!is_captured) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, " on ", ToString(),
+        ": the host has to wait for the other ranks, and cannot "
+        "while the current "
+        "stream is being captured into a CUDA graph; do it before"));
+  }
 
   // Returns the ranks that pass `color`, in the order of their keys, as NCCL
   // orders them. A `topic` can be used once.
   absl::StatusOr<std::vector<int>> MembersOf(absl::string_view topic, int color,
-                                             int key);
+                                             int key) {
+    FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> requests,
+                          ExchangeByStore(store_, topic, rank(), names(),
+                                          absl::StrCat(color, " ", key),
+                                          absl::Now() + options_.timeout));
+    std::vector<std::pair<int, int>> found;  // key and rank
+    for (int peer = 0; peer < world_size(); ++peer) {
+      const std::pair<absl::string_view, absl::string_view> request =
+          absl::StrSplit(requests[peer], ' ');
+      int its_color = 0;
+      int its_key = 0;
+      if (!absl::SimpleAtoi(request.first, &its_color) ||
+          !absl::SimpleAtoi(request.second, &its_key)) {
+        return absl::UnavailableError(
+            absl::StrCat("split on ", Place(), ": ", names().Name(peer),
+                         " has sent neither color nor key: another program, or "
+                         "another build of this"));
+      }
+      if (its_color == color) found.emplace_back(its_key, peer);
+    }
+    std::sort(found.begin(), found.end());
+    std::vector<int> members;
+    for (const auto& [its_key, peer] : found) members.push_back(peer);
+    return members;
+  }
 
-  absl::StatusOr<bool> TrueOnAll(bool mine, absl::string_view label);
+  absl::StatusOr<bool> TrueOnAll(bool mine, absl::string_view label) {
+    at::Tensor flag;
+    FSDP_RETURN_IF_ERROR(TorchToStatus(label, [&] {
+      flag = at::full(
+          {1}, mine ? 1 : 0,
+          at::TensorOptions().dtype(at::kInt).device(group_->device()));
+    }));
+    FSDP_ASSIGN_OR_RETURN(auto work, AllReduce(flag, ReduceOp::kMin, label));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
+    bool on_all = false;
+    FSDP_RETURN_IF_ERROR(
+        TorchToStatus(label, [&] { on_all = flag.item<int>() != 0; }));
+    return on_all;
+  }
 
   const std::shared_ptr<NcclGroup> group_;
   const StorePtr store_;
@@ -178,142 +290,6 @@ class NcclCommunicator final : public Communicator {
   int num_splits_ = 0;
   const Unwinding unwinding_;
 };
-
-StartedWork NcclCommunicator::Start(Collective collective,
-                                    absl::string_view label,
-                                    const at::Tensor& counted,
-                                    std::vector<at::Tensor> tensors,
-                                    NcclGroup::Enqueue enqueue,
-                                    NcclGroup::Finish finish) {
-  Call call = CallOf(collective, label, counted);
-  if (counted.device() != group_->device()) {
-    return absl::UnimplementedError(absl::StrCat(
-        comm::ToString(call), " on ", Place(), ": nccl takes tensors on ",
-        group_->device().str(), ", not ", counted.device().str()));
-  }
-  const auto bytes = static_cast<int64_t>(tensors[0].nbytes());
-  const auto unless_empty = [&](ncclComm_t comm, cudaStream_t stream) {
-    return counted.numel() == 0 ? ncclSuccess : enqueue(comm, stream);
-  };
-  FSDP_ASSIGN_OR_RETURN(auto operation, group_->Launch(std::move(call), bytes,
-                                                       unless_empty, finish));
-  return std::make_unique<StreamWork<NcclGroup>>(group_, std::move(operation),
-                                                 std::move(tensors));
-}
-
-// Scales a plain sum: NCCL's mean and its premultiplied sums are none.
-StartedWork NcclCommunicator::DoReduceScatterScaled(const at::Tensor& out,
-                                                    const at::Tensor& in,
-                                                    ScaledSum sum,
-                                                    absl::string_view label) {
-  const at::ScalarType dtype = in.scalar_type();
-  const bool is_direct = out.scalar_type() == dtype && !sum.accumulate;
-  const at::Tensor result =
-      is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
-  const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
-    return ncclReduceScatter(in.const_data_ptr(), result.mutable_data_ptr(),
-                             Count(out), NcclDtype(dtype), ncclSum, comm,
-                             stream);
-  };
-  const auto finish = [&] {
-    const c10::NoGradGuard no_grad;
-    if (sum.accumulate) {
-      device_ops::AddScaled(out, result, sum.scale);
-    } else if (!is_direct || sum.scale != 1) {
-      device_ops::CopyScaled(out, result, sum.scale);
-    }
-  };
-  return Start(Collective::kReduceScatter, label, result, {in, out}, enqueue,
-               finish);
-}
-
-absl::Status NcclCommunicator::RefuseCapture(absl::string_view what) const {
-  FSDP_ASSIGN_OR_RETURN(const bool is_captured, group_->IsBeingCaptured());
-  if (!is_captured) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(what, " on ", ToString(),
-                   ": the host has to wait for the other ranks, and cannot "
-                   "while the current "
-                   "stream is being captured into a CUDA graph; do it before"));
-}
-
-absl::StatusOr<bool> NcclCommunicator::TrueOnAll(bool mine,
-                                                 absl::string_view label) {
-  at::Tensor flag;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(label, [&] {
-    flag =
-        at::full({1}, mine ? 1 : 0,
-                 at::TensorOptions().dtype(at::kInt).device(group_->device()));
-  }));
-  FSDP_ASSIGN_OR_RETURN(auto work, AllReduce(flag, ReduceOp::kMin, label));
-  FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
-  bool on_all = false;
-  FSDP_RETURN_IF_ERROR(
-      TorchToStatus(label, [&] { on_all = flag.item<int>() != 0; }));
-  return on_all;
-}
-
-// Returns null, without an error, if a rank cannot have a window. All ranks run
-// one version of NCCL, or it would have refused the group.
-absl::StatusOr<std::shared_ptr<NcclMemory>> NcclCommunicator::AllocateWindow(
-    int64_t bytes, absl::string_view what) {
-  FSDP_RETURN_IF_ERROR(RefuseCapture(what));
-  const bool is_symmetric =
-      options_.windows == NcclWindows::kSymmetric || HasAbortableNcclWindows();
-  std::shared_ptr<NcclMemory> memory;
-  const auto allocate = [&]() -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(memory, NcclMemory::Allocate(group_, bytes));
-    return absl::OkStatus();
-  };
-  const auto register_window = [&] { return memory->Register(is_symmetric); };
-  const auto true_on_all = [&](bool mine) { return TrueOnAll(mine, what); };
-  const absl::StatusOr<WindowOutcome> outcome =
-      AgreeOnWindow({allocate, register_window, true_on_all});
-  if (!outcome.ok()) {
-    group_->Fail(outcome.status());
-    return outcome.status();
-  }
-  registers_windows_ = *outcome != WindowOutcome::kRefused;
-  return *outcome == WindowOutcome::kWindow ? memory : nullptr;
-}
-
-absl::StatusOr<at::Tensor> NcclCommunicator::AllocateSymmetric(int64_t bytes) {
-  if (bytes > 0 && world_size() > 1 && registers_windows_) {
-    FSDP_ASSIGN_OR_RETURN(
-        const auto window,
-        AllocateWindow(bytes,
-                       absl::StrCat("allocate ", bytes, " symmetric bytes")));
-    if (window != nullptr) return NcclMemory::AsTensor(window);
-  }
-  return AllocatePlain(bytes, group_->device());
-}
-
-absl::StatusOr<std::vector<int>> NcclCommunicator::MembersOf(
-    absl::string_view topic, int color, int key) {
-  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> requests,
-                        ExchangeByStore(store_, topic, rank(), names(),
-                                        absl::StrCat(color, " ", key),
-                                        absl::Now() + options_.timeout));
-  std::vector<std::pair<int, int>> found;  // key and rank
-  for (int peer = 0; peer < world_size(); ++peer) {
-    const std::pair<absl::string_view, absl::string_view> request =
-        absl::StrSplit(requests[peer], ' ');
-    int its_color = 0;
-    int its_key = 0;
-    if (!absl::SimpleAtoi(request.first, &its_color) ||
-        !absl::SimpleAtoi(request.second, &its_key)) {
-      return absl::UnavailableError(
-          absl::StrCat("split on ", Place(), ": ", names().Name(peer),
-                       " has sent neither color nor key: another program, or "
-                       "another build of this"));
-    }
-    if (its_color == color) found.emplace_back(its_key, peer);
-  }
-  std::sort(found.begin(), found.end());
-  std::vector<int> members;
-  for (const auto& [its_key, peer] : found) members.push_back(peer);
-  return members;
-}
 
 WatchedGroup::Options GroupOptions(int rank, RankNames names,
                                    const NcclOptions& options) {
