@@ -33,6 +33,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using Code = absl::StatusCode;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
 
@@ -61,7 +62,7 @@ TEST(AgreeTest, AllReturnTheErrorOfTheLowestRank) {
                        Agree(communicator, absl::OkStatus(), "second", Soon()));
                    return agreed;
                  }),
-        Each(StatusIs(absl::StatusCode::kNotFound, "rank 1: no file 1")));
+        Each(StatusIs(Code::kNotFound, "rank 1: no file 1")));
   }
 }
 
@@ -71,7 +72,7 @@ TEST(AgreeTest, MessagesMayBeEmptyOrLong) {
                          return Agree(communicator, absl::CancelledError(),
                                       "loading", Soon());
                        }),
-              Each(StatusIs(absl::StatusCode::kCancelled, "rank 0: ")));
+              Each(StatusIs(Code::kCancelled, "rank 0: ")));
   const std::string text(1 << 20, 'x');
   for (const absl::Status& status :
        RunRanks(2, [&text](Communicator& communicator) {
@@ -93,7 +94,7 @@ TEST(AgreeTest, AnErrorThatCannotBeToldIsKept) {
         // This rank does not come, but waits for the group to be aborted.
         return Barrier(communicator, "other", Soon());
       });
-  EXPECT_THAT(results[1], StatusIs(absl::StatusCode::kDataLoss, "mine"));
+  EXPECT_THAT(results[1], StatusIs(Code::kDataLoss, "mine"));
   EXPECT_THAT(results[0], Not(IsOk()));
 }
 
@@ -114,7 +115,7 @@ TEST(CheckSameTest, NamesTheRanksAndTheFirstDifference) {
             return CheckSame(communicator, texts[communicator.rank()],
                              "options", Soon());
           }),
-      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+      Each(StatusIs(Code::kInvalidArgument,
                     "options differ between ranks: ranks 2, 3 from rank 0; "
                     "line 2 is \"b\" on rank 0 and \"B\" on rank 2")));
 }
@@ -127,7 +128,7 @@ TEST(CheckSameTest, OneTextMayBeTheBeginningOfTheOther) {
                      communicator.rank() == 0 ? "a\nb" : "a";
                  return CheckSame(communicator, text, "options", Soon());
                }),
-      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+      Each(StatusIs(Code::kInvalidArgument,
                     AllOf(HasSubstr("rank 1 from rank 0"),
                           HasSubstr("line 2 is \"b\" on rank 0 and nothing on "
                                     "rank 1")))));
@@ -139,7 +140,7 @@ TEST(CheckSameTest, LongLinesAreCut) {
          return CheckSame(communicator, text, "options", Soon());
        })) {
     EXPECT_THAT(status,
-                StatusIs(absl::StatusCode::kInvalidArgument,
+                StatusIs(Code::kInvalidArgument,
                          AllOf(HasSubstr("aaa..."), HasSubstr("bbb..."))));
     EXPECT_LT(status.message().size(), 1000);
   }
@@ -174,14 +175,13 @@ TEST(BroadcastStringTest, AllReceiveTheTextOfTheRoot) {
 }
 
 TEST(BarrierTest, ARankThatDoesNotComeIsNamed) {
-  EXPECT_THAT(
-      RunRanks(2,
-               [](Communicator& communicator) {
-                 if (communicator.rank() == 1) return absl::OkStatus();
-                 return Barrier(communicator, "start",
-                                absl::Now() + absl::Milliseconds(100));
-               })[0],
-      StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("start")));
+  EXPECT_THAT(RunRanks(2,
+                       [](Communicator& communicator) {
+                         if (communicator.rank() == 1) return absl::OkStatus();
+                         return Barrier(communicator, "start",
+                                        absl::Now() + absl::Milliseconds(100));
+                       })[0],
+              StatusIs(Code::kDeadlineExceeded, HasSubstr("start")));
 }
 
 TEST(GatherStringsTest, EveryRankHasEveryText) {

@@ -191,6 +191,10 @@ struct ScaledSum {
   bool accumulate = false;  // add to what the output holds
 };
 
+class Communicator;
+// A communicator, or why there is none.
+using CreatedCommunicator = absl::StatusOr<std::unique_ptr<Communicator>>;
+
 // One rank's end of a group. All ranks make the same calls in the same order. A
 // backend that can see a mismatch fails it on every rank; with others it runs
 // into the deadline. An object is used by one thread at a time; only Abort()
@@ -301,8 +305,7 @@ class Communicator {
 
   // Returns the group of the ranks that pass the same `color` >= 0, ordered by
   // `key`, then by rank. Collective over this group, which stays usable.
-  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                              int key) = 0;
+  virtual CreatedCommunicator Split(int color, int key) = 0;
 
   // Makes pending and later operations of this rank fail with Aborted and
   // `reason`. Tells the peers as far as the backend can, so that nobody waits
@@ -358,8 +361,7 @@ struct DeviceMeeting {
 // Connects one rank, in the thread of the caller. Blocks until all ranks have
 // connected.
 using ConnectDevice =
-    std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
-        const DeviceMeeting& meeting)>;
+    std::function<CreatedCommunicator(const DeviceMeeting& meeting)>;
 
 }  // namespace fsdp::comm
 

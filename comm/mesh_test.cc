@@ -34,6 +34,7 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 // Refers to a communicator that outlives the result.
 std::shared_ptr<Communicator> Unowned(Communicator& communicator) {
@@ -143,8 +144,7 @@ TEST(MeshTest, AbortReachesThePeersInEveryGroup) {
         return Members(*groups[c.rank()], c.rank()).status();
       });
   for (int rank = 1; rank < 4; ++rank) {
-    EXPECT_THAT(results[rank],
-                StatusIs(absl::StatusCode::kAborted, HasSubstr("done for")))
+    EXPECT_THAT(results[rank], StatusIs(Code::kAborted, HasSubstr("done for")))
         << rank;
   }
 }
@@ -175,7 +175,7 @@ TEST(MeshTest, AllRanksRefuseWhatIsNoMesh) {
                  [&](Communicator& c) {
                    return Mesh::Create(Unowned(c), test.dimensions).status();
                  }),
-        Each(StatusIs(absl::StatusCode::kInvalidArgument,
+        Each(StatusIs(Code::kInvalidArgument,
                       AllOf(HasSubstr("mesh of "), HasSubstr(test.message)))));
   }
 }
@@ -188,7 +188,7 @@ TEST(MeshTest, AllRanksRefuseDimensionsThatDiffer) {
             const int rows = c.rank() == 2 ? 4 : 2;
             return Mesh::Create(Unowned(c), {{"a", rows}, {"b", -1}}).status();
           }),
-      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+      Each(StatusIs(Code::kInvalidArgument,
                     AllOf(HasSubstr("mesh dimensions differ between ranks"),
                           HasSubstr("\"a 2 x b -1\" on rank 0"),
                           HasSubstr("\"a 4 x b -1\" on rank 2")))));
@@ -249,7 +249,7 @@ TEST(SplitConsecutiveTest, AllRanksRefuseASizeThatDoesNotFit) {
                  [size](Communicator& c) {
                    return SplitConsecutive(Unowned(c), size).status();
                  }),
-        Each(StatusIs(absl::StatusCode::kInvalidArgument,
+        Each(StatusIs(Code::kInvalidArgument,
                       HasSubstr("does not divide the number of ranks, 6"))));
   }
   EXPECT_THAT(
@@ -258,7 +258,7 @@ TEST(SplitConsecutiveTest, AllRanksRefuseASizeThatDoesNotFit) {
           [](Communicator& c) {
             return SplitConsecutive(Unowned(c), c.rank() == 1 ? 3 : 2).status();
           }),
-      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+      Each(StatusIs(Code::kInvalidArgument,
                     HasSubstr("group sizes differ between ranks"))));
 }
 

@@ -83,8 +83,7 @@ class C10dBackendCommunicator final : public Communicator {
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
     return AllocatePlain(bytes, options_.device);
   }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override;
+  CreatedCommunicator Split(int color, int key) override;
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
@@ -245,12 +244,10 @@ class C10dBackendCommunicator final : public Communicator {
   const Unwinding unwinding_;
 };
 
-absl::StatusOr<std::unique_ptr<Communicator>> Create(
-    C10dConnection connection, const StorePtr& store, RankNames names,
-    C10dBackendOptions options);
+CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
+                           RankNames names, C10dBackendOptions options);
 
-absl::StatusOr<std::unique_ptr<Communicator>> C10dBackendCommunicator::Split(
-    int color, int key) {
+CreatedCommunicator C10dBackendCommunicator::Split(int color, int key) {
   FSDP_RETURN_IF_ERROR(CheckColor(color));
   const std::string what = absl::StrCat("split on ", Place());
   if (!options_.connect) {
@@ -309,9 +306,8 @@ std::string NameOf(const c10d::Backend& backend) {
 }
 
 // Requires a backend and a store that are not null.
-absl::StatusOr<std::unique_ptr<Communicator>> Create(
-    C10dConnection connection, const StorePtr& store, RankNames names,
-    C10dBackendOptions options) {
+CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
+                           RankNames names, C10dBackendOptions options) {
   const auto backend = connection.backend;
   std::string name = NameOf(*backend);
   const std::string place = names.Place(backend->getRank());
@@ -342,9 +338,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> Create(
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dBackendCommunicator(
-    C10dConnection connection, const StorePtr& store,
-    C10dBackendOptions options) {
+CreatedCommunicator CreateC10dBackendCommunicator(C10dConnection connection,
+                                                  const StorePtr& store,
+                                                  C10dBackendOptions options) {
   if (connection.backend == nullptr || store == nullptr) {
     return absl::InvalidArgumentError(
         "create a group of a c10d backend: there must be a backend and a "

@@ -42,9 +42,9 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
-using Created = absl::StatusOr<std::unique_ptr<Communicator>>;
 
 // Lacks an operation, for which c10d's base class has a text of its own.
 class GlooWithoutExchange final : public c10d::ProcessGroupGloo {
@@ -80,8 +80,8 @@ absl::StatusOr<C10dConnection> ConnectGloo(const StorePtr& store, int rank,
 }
 
 template <typename Kind>
-Created CreateRank(const StorePtr& store, int rank, int world_size,
-                   absl::Duration timeout) {
+CreatedCommunicator CreateRank(const StorePtr& store, int rank, int world_size,
+                               absl::Duration timeout) {
   FSDP_ASSIGN_OR_RETURN(
       C10dConnection connection,
       ConnectGloo<Kind>(c10::make_intrusive<c10d::PrefixStore>("gloo", store),
@@ -136,7 +136,7 @@ TEST(C10dBackendCommunicatorTest, WhatTheBackendLacksIsUnimplementedAndNoHarm) {
   for (const auto& rank : group) {
     EXPECT_THAT(
         rank->AllToAll(at::zeros({4}), at::zeros({4}), "tokens"),
-        StatusIs(absl::StatusCode::kUnimplemented,
+        StatusIs(Code::kUnimplemented,
                  AllOf(HasSubstr("all-to-all #0 of tokens"),
                        HasSubstr("gloo does not support alltoall_base"))));
   }
@@ -156,7 +156,7 @@ TEST(C10dBackendCommunicatorTest, WhatItIsToldToLackItDoesNotCall) {
       CreateC10dBackendCommunicator(std::move(connection), store, options));
   EXPECT_FALSE(communicator->HasAllToAll());
   EXPECT_THAT(communicator->AllToAll(at::zeros({4}), at::zeros({4}), "tokens"),
-              StatusIs(absl::StatusCode::kUnimplemented,
+              StatusIs(Code::kUnimplemented,
                        AllOf(HasSubstr("all-to-all of tokens on rank 0 of 1"),
                              HasSubstr("c10d's gloo on cpu"))));
 }
@@ -167,7 +167,7 @@ TEST(C10dBackendCommunicatorTest, TakesTensorsOfItsDeviceOnly) {
   const at::Tensor elsewhere =
       at::zeros({0}, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
   EXPECT_THAT(group[0]->AllReduce(elsewhere, ReduceOp::kSum, "sum"),
-              StatusIs(absl::StatusCode::kUnimplemented,
+              StatusIs(Code::kUnimplemented,
                        HasSubstr("was created for tensors on cpu, not meta")));
 }
 
@@ -177,26 +177,24 @@ TEST(C10dBackendCommunicatorTest, SplitNeedsAWayToConnect) {
                        ConnectGloo<Gloo>(store, 0, 1));
   ASSERT_OK_AND_ASSIGN(auto communicator, CreateC10dBackendCommunicator(
                                               std::move(connection), store));
-  EXPECT_THAT(communicator->Split(0, 0),
-              StatusIs(absl::StatusCode::kUnimplemented,
-                       HasSubstr("C10dBackendOptions::connect")));
+  EXPECT_THAT(
+      communicator->Split(0, 0),
+      StatusIs(Code::kUnimplemented, HasSubstr("C10dBackendOptions::connect")));
 }
 
 TEST(C10dBackendCommunicatorTest, RefusesWhatIsMissing) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  EXPECT_THAT(CreateC10dBackendCommunicator({}, store),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("there must be a backend")));
+  EXPECT_THAT(
+      CreateC10dBackendCommunicator({}, store),
+      StatusIs(Code::kInvalidArgument, HasSubstr("there must be a backend")));
   ASSERT_OK_AND_ASSIGN(C10dConnection connection,
                        ConnectGloo<Gloo>(store, 0, 1));
-  EXPECT_THAT(
-      CreateC10dBackendCommunicator(connection, nullptr),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a store")));
+  EXPECT_THAT(CreateC10dBackendCommunicator(connection, nullptr),
+              StatusIs(Code::kInvalidArgument, HasSubstr("a store")));
   C10dBackendOptions options;
   options.device = c10::Device(c10::DeviceType::CUDA);
   EXPECT_THAT(CreateC10dBackendCommunicator(connection, store, options),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("cuda has no index")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("cuda has no index")));
 }
 
 TEST(C10dBackendCommunicatorTest, TheBackendStaysTheCallersAfterwards) {
@@ -229,7 +227,7 @@ TEST(C10dBackendCommunicatorTest, ABackendThatCannotBeClosedIsNotWaitedFor) {
   ASSERT_OK_AND_ASSIGN(auto work, communicator->AllReduce(
                                       at::zeros({4}), ReduceOp::kSum, "alone"));
   EXPECT_THAT(work->Wait(absl::Now() + absl::Milliseconds(50)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        HasSubstr("all-reduce #0 of alone on rank 0 of 2")));
   communicator.reset();
   // No message comes, which closes the connection.

@@ -75,8 +75,7 @@ class MessageCommunicator final : public Communicator {
     return AllocatePlain(bytes);
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override;
+  CreatedCommunicator Split(int color, int key) override;
 
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
@@ -155,17 +154,15 @@ class MessageCommunicator final : public Communicator {
   const Unwinding unwinding_;
 };
 
-absl::StatusOr<std::unique_ptr<Communicator>> Create(const StorePtr& store,
-                                                     int rank, RankNames names,
-                                                     Recipe recipe);
+CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
+                           Recipe recipe);
 
 struct Membership {
   int32_t color;
   int32_t key;
 };
 
-absl::StatusOr<std::unique_ptr<Communicator>> MessageCommunicator::Split(
-    int color, int key) {
+CreatedCommunicator MessageCommunicator::Split(int color, int key) {
   FSDP_RETURN_IF_ERROR(CheckColor(color));
   const auto members = std::make_shared<std::vector<Membership>>(world_size());
   (*members)[rank()] = {color, key};
@@ -265,9 +262,8 @@ absl::StatusOr<std::unique_ptr<MessageTransport>> ConnectTransport(
   return std::move(*transport);
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> Create(const StorePtr& store,
-                                                     int rank, RankNames names,
-                                                     Recipe recipe) {
+CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
+                           Recipe recipe) {
   const MessageOptions& options = recipe.options;
   const std::string what =
       absl::StrCat("create the ", recipe.name, " group on ", names.Place(rank));
@@ -362,18 +358,19 @@ std::string PlaceOf(const GlooOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateMessageCommunicator(
-    const StorePtr& store, int rank, int world_size, std::string name,
-    TransportFactory factory, const MessageOptions& options) {
+CreatedCommunicator CreateMessageCommunicator(const StorePtr& store, int rank,
+                                              int world_size, std::string name,
+                                              TransportFactory factory,
+                                              const MessageOptions& options) {
   FSDP_ASSIGN_OR_RETURN(RankNames names,
                         NamesOf(store, rank, world_size, name, options));
   return Create(store, rank, std::move(names),
                 {std::move(name), std::move(factory), options});
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
-    const StorePtr& store, int rank, int world_size,
-    const GlooOptions& options) {
+CreatedCommunicator CreateGlooCommunicator(const StorePtr& store, int rank,
+                                           int world_size,
+                                           const GlooOptions& options) {
   FSDP_ASSIGN_OR_RETURN(RankNames names,
                         NamesOf(store, rank, world_size, kName, options));
   if (!options.hostname.empty() && !options.interface.empty()) {

@@ -58,7 +58,7 @@ using TransportFactory =
 // not answer. If the process that serves the store is gone, they say only what
 // the transport has noticed. When the communicator is destroyed, operations
 // that have not been waited for fail, also on the peers.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateMessageCommunicator(
+CreatedCommunicator CreateMessageCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     std::string name, TransportFactory factory,
     const MessageOptions& options = {});
@@ -73,7 +73,7 @@ struct GlooOptions : MessageOptions {
 
 // Returns one rank's end of a group of CreateMessageCommunicator(), over Gloo's
 // TCP connections.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
+CreatedCommunicator CreateGlooCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     const GlooOptions& options = {});
 

@@ -236,8 +236,7 @@ class HierarchicalCommunicator final : public Communicator {
     return std::move(*memory);
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override;
+  CreatedCommunicator Split(int color, int key) override;
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
@@ -325,8 +324,8 @@ absl::StatusOr<std::vector<SplitRequest>> ExchangeRequests(
   return requests;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> SplitParts(
-    HierarchicalGroup& group, const SplitPlan& plan, int color, int key) {
+CreatedCommunicator SplitParts(HierarchicalGroup& group, const SplitPlan& plan,
+                               int color, int key) {
   switch (plan.kind) {
     case SplitPlan::Kind::kInsideHosts:
       return group.host().Split(color, key);
@@ -344,8 +343,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> SplitParts(
   return CreateHierarchicalCommunicator(std::move(parts));
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalCommunicator::Split(
-    int color, int key) {
+CreatedCommunicator HierarchicalCommunicator::Split(int color, int key) {
   FSDP_RETURN_IF_ERROR(CheckColor(color));
   const Call call{Collective::kSplit, "the group", "", 0, ""};
   const auto part = std::make_shared<std::unique_ptr<Communicator>>();
@@ -385,8 +383,7 @@ absl::Status CheckMembers(const Communicator& network, const Communicator& part,
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
-    HierarchicalParts parts) {
+CreatedCommunicator CreateHierarchicalCommunicator(HierarchicalParts parts) {
   const Communicator& host = *parts.host;
   const Communicator& rail = *parts.rail;
   const Communicator& network = *parts.network;

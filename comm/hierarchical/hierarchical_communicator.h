@@ -46,8 +46,7 @@ namespace fsdp::comm {
 //
 // A second thread has to be able to Wait() for a part's Work while another one
 // does, as in local, shared-memory and Gloo groups.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
-    HierarchicalParts parts);
+CreatedCommunicator CreateHierarchicalCommunicator(HierarchicalParts parts);
 
 }  // namespace fsdp::comm
 

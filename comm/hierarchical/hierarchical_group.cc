@@ -192,8 +192,7 @@ absl::Status HierarchicalGroup::FinishOne(Started started) {
   return status;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalGroup::SplitNetwork(
-    int color, int key) {
+CreatedCommunicator HierarchicalGroup::SplitNetwork(int color, int key) {
   FSDP_RETURN_IF_ERROR(listener_->End());
   FSDP_ASSIGN_OR_RETURN(auto part, parts_.network->Split(color, key));
   FSDP_RETURN_IF_ERROR(listener_->Begin());

@@ -71,8 +71,7 @@ class HierarchicalGroup {
   // The rest of the public methods is for operations while they run.
   Communicator& host() { return *parts_.host; }
   Communicator& rail() { return *parts_.rail; }
-  absl::StatusOr<std::unique_ptr<Communicator>> SplitNetwork(int color,
-                                                             int key);
+  CreatedCommunicator SplitNetwork(int color, int key);
 
   // A call that an operation has made to `part`.
   struct Started {

@@ -216,8 +216,7 @@ class LocalCommunicator final : public Communicator {
     return AllocatePlain(bytes, device_);
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     FSDP_RETURN_IF_ERROR(CheckColor(color));
     auto seat = std::make_shared<Seat>();
     const Call call{Collective::kSplit, "the group", "", 0, ""};

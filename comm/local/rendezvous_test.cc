@@ -17,6 +17,7 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using Code = absl::StatusCode;
 
 using OperationPtr = std::shared_ptr<Rendezvous::Operation>;
 
@@ -63,17 +64,15 @@ TEST(RendezvousTest, MissedDeadlineNamesWhoIsMissingAndEndsTheGroup) {
   for (int repeat = 0; repeat < 2; ++repeat) {
     EXPECT_THAT(
         group.Wait(0, operation, Past()),
-        StatusIs(absl::StatusCode::kDeadlineExceeded,
+        StatusIs(Code::kDeadlineExceeded,
                  AllOf(HasSubstr("all-reduce #1 of b on rank 0 of 3"),
                        HasSubstr("rank 1 (last seen in all-reduce #0 of a)"),
                        Not(HasSubstr("rank 2")))));
   }
-  EXPECT_THAT(
-      group.Wait(2, operation, Past()),
-      StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 gave up")));
-  EXPECT_THAT(
-      EnterSum(group, 1, &values[1], "b"),
-      StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 gave up")));
+  EXPECT_THAT(group.Wait(2, operation, Past()),
+              StatusIs(Code::kAborted, HasSubstr("rank 0 gave up")));
+  EXPECT_THAT(EnterSum(group, 1, &values[1], "b"),
+              StatusIs(Code::kAborted, HasSubstr("rank 0 gave up")));
 }
 
 TEST(RendezvousTest, DifferentCallsFailOnAllRanks) {
@@ -81,7 +80,7 @@ TEST(RendezvousTest, DifferentCallsFailOnAllRanks) {
   int values[] = {1, 2, 3};
   ASSERT_OK_AND_ASSIGN(OperationPtr operation, EnterSum(group, 0, &values[0]));
   const auto differ =
-      StatusIs(absl::StatusCode::kInvalidArgument,
+      StatusIs(Code::kInvalidArgument,
                AllOf(HasSubstr("rank 0 called all-reduce of a (int x 1, sum)"),
                      HasSubstr("rank 1 called all-reduce of a (int x 2, sum)"),
                      HasSubstr("rank 2 called nothing yet")));
@@ -100,7 +99,7 @@ TEST(RendezvousTest, WhatALeavingRankEnteredStaysValid) {
   EXPECT_EQ(values[1], 3);
   EXPECT_THAT(
       EnterSum(group, 1, &values[1], "b"),
-      StatusIs(absl::StatusCode::kUnavailable,
+      StatusIs(Code::kUnavailable,
                HasSubstr("rank 0 (last seen in all-reduce #0 of a) has left")));
 }
 

@@ -101,8 +101,7 @@ class NcclCommunicator final : public Communicator {
     return AllocatePlain(bytes, group_->device());
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override;
+  CreatedCommunicator Split(int color, int key) override;
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
@@ -301,8 +300,7 @@ WatchedGroup::Options GroupOptions(int rank, RankNames names,
   return result;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
-                                                                      int key) {
+CreatedCommunicator NcclCommunicator::Split(int color, int key) {
   FSDP_RETURN_IF_ERROR(CheckColor(color));
   FSDP_RETURN_IF_ERROR(RefuseCapture("split"));
   // A group in which a rank has failed is not split.
@@ -355,9 +353,8 @@ absl::StatusOr<ncclUniqueId> ShareId(const StorePtr& store, int rank,
   return id;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> Create(
-    const StorePtr& store, int rank, int world_size,
-    const NcclOptions& options) {
+CreatedCommunicator Create(const StorePtr& store, int rank, int world_size,
+                           const NcclOptions& options) {
   const absl::Time deadline = absl::Now() + options.timeout;
   FSDP_ASSIGN_OR_RETURN(const c10::Device device, FindGpu(options.device));
   FSDP_ASSIGN_OR_RETURN(const ncclUniqueId id,
@@ -377,9 +374,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> Create(
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(
-    const StorePtr& store, int rank, int world_size,
-    const NcclOptions& options) {
+CreatedCommunicator CreateNcclCommunicator(const StorePtr& store, int rank,
+                                           int world_size,
+                                           const NcclOptions& options) {
   const std::string what =
       absl::StrCat("create the nccl group on rank ", rank, " of ", world_size);
   if (store == nullptr || world_size < 1 || rank < 0 || rank >= world_size) {
@@ -392,8 +389,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(
 }
 
 ConnectDevice NcclBackend(const NcclOptions& options) {
-  return [options](const DeviceMeeting& meeting)
-             -> absl::StatusOr<std::unique_ptr<Communicator>> {
+  return [options](const DeviceMeeting& meeting) -> CreatedCommunicator {
     NcclOptions own = options;
     own.timeout = meeting.timeout;
     FSDP_ASSIGN_OR_RETURN(own.device, TakeGpu(own.device, meeting.local_rank));

@@ -49,6 +49,7 @@ using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 int NumDevices() {
   int num_devices = 0;
@@ -338,7 +339,7 @@ TEST_P(NcclCommunicatorTest, AFirstOperationWithoutPeersMissesItsDeadline) {
   ASSERT_OK(group);
   const at::Tensor grads = at::zeros({1 << 20}, OnGpu());
   EXPECT_THAT(Finish((*group)[0]->AllReduce(grads, ReduceOp::kSum, "grads")),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        HasSubstr("all-reduce #0 of grads on rank 0 of ")));
 }
 
@@ -354,7 +355,7 @@ TEST_P(NcclCommunicatorTest, AnAbortReachesEveryRank) {
         static_cast<c10::DeviceIndex>(comm->rank()));
     const at::Tensor grads = at::zeros({4}, OnGpu());
     EXPECT_THAT(Finish(comm->AllReduce(grads, ReduceOp::kSum, "grads")),
-                StatusIs(absl::StatusCode::kAborted,
+                StatusIs(Code::kAborted,
                          AllOf(HasSubstr("rank 0 aborted: disk full"),
                                HasSubstr(absl::StrCat("all-reduce #0 of grads "
                                                       "on rank ",
@@ -367,8 +368,7 @@ TEST(NcclCommunicatorOneRankTest, RefusesOtherDevices) {
   EXPECT_OK(RunOnGpus(1, [](Communicator& comm) -> absl::Status {
     const at::Tensor cpu = at::zeros({4}, at::TensorOptions());
     const auto work = comm.AllReduce(cpu, ReduceOp::kSum, "w");
-    FSDP_RETURN_IF_ERROR(CheckThat(work.status().code(),
-                                   absl::StatusCode::kUnimplemented,
+    FSDP_RETURN_IF_ERROR(CheckThat(work.status().code(), Code::kUnimplemented,
                                    "all-reduce of a CPU tensor"));
     return GatherOnce(comm, 3);
   }));
@@ -392,7 +392,7 @@ TEST(NcclCommunicatorOneRankTest, NamesTheRankThatDoesNotCome) {
   options.timeout = absl::Milliseconds(100);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   EXPECT_THAT(CreateNcclCommunicator(store, 0, 2, options),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        AllOf(HasSubstr("rank 0 of 2"),
                              HasSubstr("rank 1 has not come"))));
 }
@@ -403,7 +403,7 @@ TEST(NcclCommunicatorOneRankTest, ARankThatStaysAwayFromNcclIsGivenUp) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   store->set("nccl_id/1", std::vector<uint8_t>());
   EXPECT_THAT(CreateNcclCommunicator(store, 0, 2, options),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        HasSubstr("join an NCCL group as rank 0 of 2")));
 }
 

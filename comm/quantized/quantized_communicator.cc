@@ -215,8 +215,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
     return absl::UnimplementedError(absl::StrCat(
         ToString(), ": what the ranks have in common would not be quantised"));
   }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     FSDP_ASSIGN_OR_RETURN(auto group, base().Split(color, key));
     return CreateQuantizedCommunicator(std::move(group), options_);
   }
@@ -324,7 +323,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
+CreatedCommunicator CreateQuantizedCommunicator(
     const std::shared_ptr<Communicator>& base,
     const QuantizationOptions& options) {
   if (options.block < 1 || options.block > device_ops::kMaxBlock ||

@@ -161,8 +161,7 @@ class SharedMemoryCommunicator final : public Communicator {
     return common;
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     FSDP_RETURN_IF_ERROR(CheckColor(color));
     FSDP_ASSIGN_OR_RETURN(auto block, SharedGroup::CreateBlock());
     const SplitRequest own{color, key, rank(), host_->world_rank(),
@@ -322,7 +321,7 @@ absl::StatusOr<std::shared_ptr<SharedGroup>> OpenAll(
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateSharedMemoryCommunicator(
+CreatedCommunicator CreateSharedMemoryCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     const SharedMemoryOptions& options) {
   const absl::Time deadline = absl::Now() + options.timeout;

@@ -40,6 +40,7 @@ using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 INSTANTIATE_TEST_SUITE_P(SharedMemory, CommunicatorContract,
                          ::testing::Values(ContractBackend{
@@ -98,9 +99,9 @@ TEST(SharedMemoryTest, WhoCannotReadAPeersMemoryAsksWhyFirst) {
   auto work = group[0]->AllGather(at::empty({8}), at::empty({4}), "grads");
   ASSERT_OK(work);
   group[1]->Abort(absl::InternalError("the disk is full"));
-  EXPECT_THAT((*work)->Wait(Soon()),
-              StatusIs(absl::StatusCode::kAborted,
-                       HasSubstr("rank 1 aborted: the disk is full")));
+  EXPECT_THAT(
+      (*work)->Wait(Soon()),
+      StatusIs(Code::kAborted, HasSubstr("rank 1 aborted: the disk is full")));
 }
 
 // Is larger than what is staged at once, and prime.
@@ -173,7 +174,7 @@ TEST(SharedMemoryTest, AResultIsThereBeforeThePeersHaveTakenTheirs) {
   EXPECT_OK(works[1]->WaitForResult(Soon()));
   EXPECT_TRUE(at::equal(in[1].narrow(0, 4, 4), at::full({4}, 3.0f)));
   EXPECT_THAT(works[1]->Wait(absl::Now() + absl::Milliseconds(20)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        HasSubstr("rank 0 (last seen in reduce-scatter #0")));
 }
 
@@ -309,8 +310,8 @@ TEST(SharedMemoryTest, CommonMemoryFailsOnAllRanksAlike) {
   const auto run = [](Communicator& comm) -> absl::Status {
     const absl::Status negative = comm.AllocateCommon(-1).status();
     const absl::Status huge = comm.AllocateCommon(int64_t{1} << 50).status();
-    if (negative.code() != absl::StatusCode::kInvalidArgument ||
-        huge.code() != absl::StatusCode::kResourceExhausted) {
+    if (negative.code() != Code::kInvalidArgument ||
+        huge.code() != Code::kResourceExhausted) {
       return absl::InternalError(
           absl::StrCat(negative.ToString(), huge.ToString()));
     }
@@ -333,15 +334,14 @@ TEST(SharedMemoryTest, AFenceWaitsForEveryRankAsOftenAsThisHasArrived) {
   common[1].fence->Arrive();
   EXPECT_OK(common[0].fence->Wait(absl::Now()));
   EXPECT_THAT(common[1].fence->Wait(absl::Now() + absl::Milliseconds(20)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        AllOf(HasSubstr("fence #2 on rank 1 of 2"),
                              HasSubstr("rank 0"))));
   // The missed deadline has ended the group.
   common[0].fence->Arrive();
   common[0].fence->Arrive();
-  EXPECT_THAT(
-      common[0].fence->Wait(Soon()),
-      StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 1 gave up")));
+  EXPECT_THAT(common[0].fence->Wait(Soon()),
+              StatusIs(Code::kAborted, HasSubstr("rank 1 gave up")));
 }
 
 TEST(SharedMemoryTest, AFenceFailsWithItsGroup) {
@@ -359,8 +359,7 @@ TEST(SharedMemoryTest, AFenceFailsWithItsGroup) {
     return common[0].fence->Wait(Soon());
   };
   EXPECT_THAT(RunRanks(group, run)[0],
-              StatusIs(absl::StatusCode::kAborted,
-                       HasSubstr("rank 1 aborted: enough")));
+              StatusIs(Code::kAborted, HasSubstr("rank 1 aborted: enough")));
 }
 
 TEST(SharedMemoryTest, TensorsOutliveTheirCommunicators) {
@@ -393,7 +392,7 @@ TEST(SharedMemoryTest, RanksWithOtherHostNamesAreRefusedOnAllRanks) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const absl::Status& status : statuses) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+    EXPECT_THAT(status, StatusIs(Code::kFailedPrecondition,
                                  HasSubstr("not on one host")));
   }
 }
@@ -401,10 +400,10 @@ TEST(SharedMemoryTest, RanksWithOtherHostNamesAreRefusedOnAllRanks) {
 TEST(SharedMemoryTest, NamesARankThatDoesNotCome) {
   SharedMemoryOptions options;
   options.timeout = absl::Milliseconds(50);
-  EXPECT_THAT(CreateSharedMemoryCommunicator(
-                  c10::make_intrusive<c10d::HashStore>(), 0, 2, options),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       HasSubstr("rank 1 has not come")));
+  EXPECT_THAT(
+      CreateSharedMemoryCommunicator(c10::make_intrusive<c10d::HashStore>(), 0,
+                                     2, options),
+      StatusIs(Code::kDeadlineExceeded, HasSubstr("rank 1 has not come")));
 }
 
 int NumOpenDescriptors() {

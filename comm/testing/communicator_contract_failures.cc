@@ -22,6 +22,7 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 at::Tensor Zeros(int64_t size, at::ScalarType dtype = at::kFloat) {
   return at::zeros({size}, ContractTensor(dtype));
@@ -38,7 +39,7 @@ TEST_P(CommunicatorContract, RefusesWrongArguments) {
   Communicator& comm = *group[1];
   const auto invalid = [](absl::string_view text) {
     return StatusIs(
-        absl::StatusCode::kInvalidArgument,
+        Code::kInvalidArgument,
         AllOf(HasSubstr("of w on rank 1 of 2"), HasSubstr(std::string(text))));
   };
   const at::Tensor whole = Zeros(8);
@@ -82,9 +83,9 @@ TEST_P(CommunicatorContract, RefusesOtherDtypes) {
   const Group group = Create(1);
   for (at::ScalarType dtype :
        {at::kBool, at::kShort, at::kChar, at::kComplexFloat}) {
-    EXPECT_THAT(group[0]->AllReduce(Zeros(4, dtype), ReduceOp::kSum, "w"),
-                StatusIs(absl::StatusCode::kUnimplemented,
-                         HasSubstr("not one of float32")));
+    EXPECT_THAT(
+        group[0]->AllReduce(Zeros(4, dtype), ReduceOp::kSum, "w"),
+        StatusIs(Code::kUnimplemented, HasSubstr("not one of float32")));
   }
 }
 
@@ -106,7 +107,7 @@ TEST_P(CommunicatorContract, MissedDeadlineEndsTheGroup) {
   ASSERT_OK(work);
   const absl::Status missed =
       (*work)->Wait(absl::Now() + absl::Milliseconds(50));
-  EXPECT_THAT(missed, StatusIs(absl::StatusCode::kDeadlineExceeded,
+  EXPECT_THAT(missed, StatusIs(Code::kDeadlineExceeded,
                                AllOf(HasSubstr("all-reduce"),
                                      HasSubstr("blocks.2 on rank 0 of 3"))));
   if (GetParam().names_missing_ranks) {
@@ -116,9 +117,9 @@ TEST_P(CommunicatorContract, MissedDeadlineEndsTheGroup) {
   EXPECT_FALSE(StartSum(*group[0]).ok());
   // The peers end too, and know why.
   EXPECT_THAT(Finish(std::move(other)),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0")));
+              StatusIs(Code::kAborted, HasSubstr("rank 0")));
   EXPECT_THAT(Finish(StartSum(*group[2])),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0")));
+              StatusIs(Code::kAborted, HasSubstr("rank 0")));
 }
 
 // This holds whoever gives up first, and whether or not the others have heard
@@ -156,7 +157,7 @@ TEST_P(CommunicatorContract, AbortFromAnotherThreadEndsEveryWait) {
     group[1]->Abort(absl::InternalError("a second reason"));
   });
   const auto disk_full = StatusIs(
-      absl::StatusCode::kAborted,
+      Code::kAborted,
       AllOf(HasSubstr("rank 1 aborted: disk full"), HasSubstr("grads on")));
   EXPECT_THAT(Finish(std::move(peers)), disk_full);
   EXPECT_THAT(Finish(std::move(own)), disk_full);
@@ -171,9 +172,9 @@ TEST_P(CommunicatorContract, AbortBeforeAnyCall) {
   const Group group = Create(2);
   group[0]->Abort(absl::InternalError("never mind"));
   EXPECT_THAT(Finish(StartSum(*group[0])),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("never mind")));
+              StatusIs(Code::kAborted, HasSubstr("never mind")));
   EXPECT_THAT(Finish(StartSum(*group[1])),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("never mind")));
+              StatusIs(Code::kAborted, HasSubstr("never mind")));
 }
 
 // Calls of ranks 0 and 1 that do not fit together.
@@ -217,7 +218,7 @@ TEST_P(CommunicatorContract, CallsThatDifferFailOnEveryRank) {
     for (auto* work : {&first, &second}) {
       EXPECT_THAT(
           Finish(std::move(*work)),
-          StatusIs(absl::StatusCode::kInvalidArgument,
+          StatusIs(Code::kInvalidArgument,
                    AllOf(HasSubstr("calls #0 differ"),
                          HasSubstr("rank 0 called"), HasSubstr("rank 1"))))
           << mismatch.name;
@@ -234,7 +235,7 @@ TEST_P(CommunicatorContract, ADestroyedCommunicatorFailsItsPeers) {
   for (int rank : {0, 1}) {
     EXPECT_THAT(
         Finish(std::move(works[rank])),
-        StatusIs(absl::StatusCode::kUnavailable,
+        StatusIs(Code::kUnavailable,
                  AllOf(HasSubstr(absl::StrCat("blocks.1 on rank ", rank)),
                        HasSubstr("rank 2"))));
   }
@@ -251,9 +252,9 @@ TEST_P(CommunicatorContract, ARankThatAnExceptionEndsIsTheCause) {
   } catch (const std::runtime_error&) {
   }
   for (int rank : {0, 1}) {
-    EXPECT_THAT(Finish(std::move(works[rank])),
-                StatusIs(absl::StatusCode::kAborted,
-                         HasSubstr("rank 2 aborted: an exception")));
+    EXPECT_THAT(
+        Finish(std::move(works[rank])),
+        StatusIs(Code::kAborted, HasSubstr("rank 2 aborted: an exception")));
   }
 }
 
@@ -272,7 +273,7 @@ TEST_P(CommunicatorContract, WhatIsDoneStaysDoneWhenAPeerLeaves) {
 TEST_P(CommunicatorContract, SplitRefusesANegativeColor) {
   const Group group = Create(1);
   EXPECT_THAT(group[0]->Split(-1, 0),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("-1")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("-1")));
 }
 
 // These tests are about errors of a part, which say what ranks of the world
@@ -368,7 +369,7 @@ TEST_P(CommunicatorContract, PartsNameTheLateRankOfTheWorld) {
     const absl::Status missed =
         (*work)->Wait(absl::Now() + absl::Milliseconds(50));
     EXPECT_THAT(missed,
-                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                StatusIs(Code::kDeadlineExceeded,
                          HasSubstr("grads on rank 1 of 2 (world rank 1)")));
     if (GetParam().names_missing_ranks) {
       EXPECT_THAT(std::string(missed.message()),
@@ -376,7 +377,7 @@ TEST_P(CommunicatorContract, PartsNameTheLateRankOfTheWorld) {
     }
     // The late rank is told who has given up.
     EXPECT_THAT(Finish(StartSum(*pair.first)),
-                StatusIs(absl::StatusCode::kAborted,
+                StatusIs(Code::kAborted,
                          AllOf(HasSubstr("on rank 0 of 2 (world rank 3)"),
                                HasSubstr(std::string(kSecond)))));
   }
@@ -388,7 +389,7 @@ TEST_P(CommunicatorContract, PartsNameTheLostRankOfTheWorld) {
     auto work = StartSum(*pair.second);
     pair.first.reset();
     EXPECT_THAT(Finish(std::move(work)),
-                StatusIs(absl::StatusCode::kUnavailable,
+                StatusIs(Code::kUnavailable,
                          AllOf(HasSubstr("on rank 1 of 2 (world rank 1)"),
                                HasSubstr(std::string(kFirst)))));
   }
@@ -399,10 +400,9 @@ TEST_P(CommunicatorContract, PartsNameTheRankOfTheWorldThatAborts) {
   for (const WorldAndPair& pair : MakePairs(Create(4), Create(4))) {
     auto work = StartSum(*pair.second);
     pair.first->Abort(absl::InternalError("disk full"));
-    EXPECT_THAT(
-        Finish(std::move(work)),
-        StatusIs(absl::StatusCode::kAborted,
-                 HasSubstr(absl::StrCat(kFirst, " aborted: disk full"))));
+    EXPECT_THAT(Finish(std::move(work)),
+                StatusIs(Code::kAborted, HasSubstr(absl::StrCat(
+                                             kFirst, " aborted: disk full"))));
   }
 }
 
@@ -414,7 +414,7 @@ TEST_P(CommunicatorContract, PartsNameTheRanksOfTheWorldWhoseCallsDiffer) {
     auto second = StartSum(*pair.second, "grads", 6);
     for (auto* work : {&first, &second}) {
       EXPECT_THAT(Finish(std::move(*work)),
-                  StatusIs(absl::StatusCode::kInvalidArgument,
+                  StatusIs(Code::kInvalidArgument,
                            AllOf(HasSubstr(absl::StrCat(kFirst, " called")),
                                  HasSubstr(absl::StrCat(kSecond, " called")))));
     }
@@ -425,10 +425,10 @@ TEST_P(CommunicatorContract, PartsNameTheRankOfTheWorldThatIsRefused) {
   if (!OneThreadCanBe(4)) GTEST_SKIP();
   for (const WorldAndPair& pair : MakePairs(Create(4), Create(4))) {
     EXPECT_THAT(pair.first->AllReduce(at::Tensor(), ReduceOp::kSum, "grads"),
-                StatusIs(absl::StatusCode::kInvalidArgument,
+                StatusIs(Code::kInvalidArgument,
                          HasSubstr("on rank 0 of 2 (world rank 3)")));
     EXPECT_THAT(pair.first->Split(-1, 0),
-                StatusIs(absl::StatusCode::kInvalidArgument,
+                StatusIs(Code::kInvalidArgument,
                          HasSubstr("on rank 0 of 2 (world rank 3)")));
   }
 }

@@ -17,8 +17,7 @@ using Group = std::vector<std::unique_ptr<Communicator>>;  // by rank
 // rank, or the error of the lowest rank that has failed.
 absl::StatusOr<Group> ConnectRanks(
     int world_size,
-    const std::function<
-        absl::StatusOr<std::unique_ptr<Communicator>>(int rank)>& connect);
+    const std::function<CreatedCommunicator(int rank)>& connect);
 
 }  // namespace fsdp::comm::testing
 

@@ -211,8 +211,7 @@ class LoopbackCommunicator final : public Communicator {
     return AllocatePlain(bytes, options_.device);
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     FSDP_RETURN_IF_ERROR(CheckColor(color));
     FSDP_RETURN_IF_ERROR(ledger_->aborted());
     if (!options_.split) {
@@ -317,8 +316,7 @@ class LoopbackCommunicator final : public Communicator {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateLoopback(
-    const LoopbackOptions& options) {
+CreatedCommunicator CreateLoopback(const LoopbackOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckPlace(options.place));
   return std::make_unique<LoopbackCommunicator>(
       options, RankNames(options.place.world_size));

@@ -29,6 +29,7 @@ using ::fsdp::testing::FakeDevice;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using Code = absl::StatusCode;
 
 constexpr int kWorldSizes[] = {1, 2, 3, 5, 8};
 constexpr int64_t kSizes[] = {0, 1, 7, 1021};
@@ -209,8 +210,7 @@ TEST_P(LoopbackCommunicator, SplitsIntoTheGroupItIsTold) {
   const auto same = whole->Split(0, 0).value();
   EXPECT_EQ(same->rank(), 4);
   EXPECT_EQ(same->world_size(), 6);
-  EXPECT_EQ(whole->Split(-1, 0).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(whole->Split(-1, 0).status().code(), Code::kInvalidArgument);
 
   // 2 x 3: rank 4 is the second of its shards, in the second replica.
   options.split = [](int /*color*/, int key) {
@@ -231,8 +231,7 @@ TEST_P(LoopbackCommunicator, KnowsItsPlaceAndRefusesOneThatIsNot) {
        {LoopbackPlace{-1, 2}, LoopbackPlace{2, 2}, LoopbackPlace{0, 0}}) {
     LoopbackOptions options;
     options.place = place;
-    EXPECT_EQ(CreateLoopback(options).status().code(),
-              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(CreateLoopback(options).status().code(), Code::kInvalidArgument);
   }
 }
 
@@ -245,7 +244,7 @@ TEST_P(LoopbackCommunicator, AllocatesWhereItsTensorsAre) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.data_ptr()) % 64, 0u);
   }
   EXPECT_EQ(group->AllocateSymmetric(-1).status().code(),
-            absl::StatusCode::kInvalidArgument);
+            Code::kInvalidArgument);
 }
 
 TEST_P(LoopbackCommunicator, AbortEndsWhatComesAfterIt) {
@@ -256,9 +255,9 @@ TEST_P(LoopbackCommunicator, AbortEndsWhatComesAfterIt) {
   group->Abort(absl::InternalError("the first reason"));
   group->Abort(absl::InternalError("another"));
   const absl::Status status = Finish(group->AllReduce(x, ReduceOp::kSum, "w"));
-  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(status.code(), Code::kAborted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("the first reason"));
-  EXPECT_EQ(group->Split(0, 0).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(group->Split(0, 0).status().code(), Code::kAborted);
   EXPECT_OK(done->Wait(absl::InfinitePast()));
 }
 
@@ -322,11 +321,11 @@ TEST_F(LoopbackStreams, AMissedDeadlineEndsTheGroup) {
   {
     const FakeDevice::Stall stall;
     const absl::Status late = work->Wait(absl::Now() + absl::Milliseconds(3));
-    EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(late.code(), Code::kDeadlineExceeded);
     EXPECT_THAT(std::string(late.message()), HasSubstr("blocks.3"));
   }
   EXPECT_EQ(group->AllReduce(x, ReduceOp::kSum, "w").status().code(),
-            absl::StatusCode::kAborted);
+            Code::kAborted);
 }
 
 TEST_F(LoopbackStreams, AbortEndsAWait) {
@@ -335,7 +334,7 @@ TEST_F(LoopbackStreams, AbortEndsAWait) {
   auto work = group->AllReduce(x, ReduceOp::kSum, "w").value();
   const FakeDevice::Stall stall;
   group->Abort(absl::InternalError("reason"));
-  EXPECT_EQ(work->Wait(Soon()).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(work->Wait(Soon()).code(), Code::kAborted);
 }
 
 TEST_F(LoopbackStreams, TakesTensorsOfTheCpuBesides) {
@@ -347,7 +346,7 @@ TEST_F(LoopbackStreams, TakesTensorsOfTheCpuBesides) {
   EXPECT_EQ(on_cpu->AllReduce(at::ones({7}, device_), ReduceOp::kSum, "w")
                 .status()
                 .code(),
-            absl::StatusCode::kInvalidArgument);
+            Code::kInvalidArgument);
 }
 
 }  // namespace

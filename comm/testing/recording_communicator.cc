@@ -18,8 +18,7 @@ class RecordingCommunicator final : public InterceptingCommunicator {
 
   bool CanBeCaptured() const override { return base().CanBeCaptured(); }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     FSDP_ASSIGN_OR_RETURN(auto group, base().Split(color, key));
     return Record(std::move(group), log_);
   }

@@ -41,6 +41,7 @@ using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using ::testing::Le;
+using Code = absl::StatusCode;
 
 // Wrappers that do nothing are the communicator that they wrap.
 using Wrap = std::unique_ptr<Communicator> (*)(std::unique_ptr<Communicator>);
@@ -73,8 +74,7 @@ class Plain final : public ForwardingCommunicator {
   using ForwardingCommunicator::ForwardingCommunicator;
 
   bool HasAllToAll() const override { return false; }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     FSDP_ASSIGN_OR_RETURN(auto part, base().Split(color, key));
     return std::make_unique<Plain>(std::move(part));
   }
@@ -197,9 +197,8 @@ TEST(WrappersTest, CommonMemoryIsTheBasesUnlessItWouldBeAnothers) {
   apart.push_back(CreateHierarchicalCommunicator(std::move(parts)).value());
   for (const auto& comm : apart) {
     EXPECT_FALSE(comm->HasCommonMemory()) << comm->ToString();
-    EXPECT_THAT(
-        comm->AllocateCommon(64),
-        StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("rank 0 of 1")));
+    EXPECT_THAT(comm->AllocateCommon(64),
+                StatusIs(Code::kUnimplemented, HasSubstr("rank 0 of 1")));
   }
 }
 
@@ -218,7 +217,7 @@ TEST(RunRanksTest, GivesEveryRankItsCommunicatorAndReturnsWhatItReturned) {
   EXPECT_OK(statuses[0]);
   EXPECT_OK(statuses[2]);
   EXPECT_THAT(AllOk(statuses),
-              StatusIs(absl::StatusCode::kNotFound, "rank 1: nothing there"));
+              StatusIs(Code::kNotFound, "rank 1: nothing there"));
   EXPECT_OK(RunAllRanks(2, [](Communicator& comm) { return SumOnce(comm); }));
 }
 
@@ -228,10 +227,9 @@ TEST(RunRanksTest, ARankThatFailsOrThrowsReleasesItsPeers) {
     return SumOnce(comm);
   };
   const std::vector<absl::Status> statuses = RunRanks(3, run);
-  EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kAborted,
-                                    HasSubstr("rank 2 aborted: torn page")));
-  EXPECT_THAT(AllOk(statuses),
-              StatusIs(absl::StatusCode::kDataLoss, "rank 2: torn page"));
+  EXPECT_THAT(statuses[0],
+              StatusIs(Code::kAborted, HasSubstr("rank 2 aborted: torn page")));
+  EXPECT_THAT(AllOk(statuses), StatusIs(Code::kDataLoss, "rank 2: torn page"));
 }
 
 TEST(RunRanksTest, NamesTheCauseBeforeItsEchoes) {
@@ -240,9 +238,9 @@ TEST(RunRanksTest, NamesTheCauseBeforeItsEchoes) {
   const absl::Status cause = absl::InternalError("differs");
   const absl::Status ok;
   EXPECT_THAT(AllOk({{gone, aborted, cause, gone}}),
-              StatusIs(absl::StatusCode::kInternal, "rank 2: differs"));
+              StatusIs(Code::kInternal, "rank 2: differs"));
   EXPECT_THAT(AllOk({{ok, gone, aborted}}),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1")));
+              StatusIs(Code::kUnavailable, HasSubstr("rank 1")));
   EXPECT_OK(AllOk({{ok, ok}}));
 }
 
@@ -251,8 +249,7 @@ TEST(RunRanksTest, EndsRanksThatWaitTooLong) {
     return comm.rank() == 0 ? SumOnce(comm) : absl::OkStatus();
   };
   EXPECT_THAT(RunRanks(2, run, absl::Milliseconds(50))[0],
-              StatusIs(absl::StatusCode::kAborted,
-                       HasSubstr("did not end within 50ms")));
+              StatusIs(Code::kAborted, HasSubstr("did not end within 50ms")));
 }
 
 // Runs three sums labelled a, b, a on two ranks, rank 1 with `plan`.
@@ -286,7 +283,7 @@ TEST(FailingCommunicatorTest, FailsTheCallThatFits) {
     EXPECT_EQ(statuses[1], plan.error);
     EXPECT_EQ(finished[1], test.finished);
     EXPECT_THAT(statuses[0],
-                StatusIs(absl::StatusCode::kAborted,
+                StatusIs(Code::kAborted,
                          HasSubstr("rank 1 aborted: injected failure")));
   }
 }
@@ -301,8 +298,7 @@ TEST(FailingCommunicatorTest, MayFailAfterTheOthersHaveEntered) {
   EXPECT_EQ(statuses[1], plan.error);
   // Rank 0's own second sum was done; it may hear of the failure before that.
   EXPECT_GE(finished[0], 1);
-  EXPECT_THAT(statuses[0],
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("bit flip")));
+  EXPECT_THAT(statuses[0], StatusIs(Code::kAborted, HasSubstr("bit flip")));
 }
 
 TEST(LateCommunicatorTest, StartsWhatItIsToldToAfterAllPeers) {
@@ -333,9 +329,9 @@ TEST(LateCommunicatorTest, StartsWhatItIsToldToAfterAllPeers) {
 
 TEST(LateCommunicatorTest, SaysThatPeersDoNotCome) {
   Progress progress(2);
-  EXPECT_THAT(progress.AwaitPeers(1, absl::Now()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       HasSubstr("rank 1 waits in vain")));
+  EXPECT_THAT(
+      progress.AwaitPeers(1, absl::Now()),
+      StatusIs(Code::kDeadlineExceeded, HasSubstr("rank 1 waits in vain")));
   progress.Start(0);
   EXPECT_OK(progress.AwaitPeers(1, absl::Now()));
 }

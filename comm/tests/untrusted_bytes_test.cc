@@ -37,6 +37,7 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 std::string RandomBytes(int seed, size_t size) {
   std::mt19937 random(seed);
@@ -72,12 +73,12 @@ TEST(UntrustedBytesTest, IntroductionsOfAnyLength) {
   for (size_t size = 0; size < whole.size(); ++size) {
     EXPECT_THAT(
         MeetWith(whole.substr(0, size)),
-        StatusIs(absl::StatusCode::kFailedPrecondition,
+        StatusIs(Code::kFailedPrecondition,
                  AllOf(HasSubstr("rank 1 introduces itself with "),
                        HasSubstr(absl::StrCat(" ", size, " bytes instead")))));
   }
   EXPECT_FALSE(MeetWith(whole + "x").ok());
-  EXPECT_THAT(MeetWith(whole), StatusIs(absl::StatusCode::kFailedPrecondition,
+  EXPECT_THAT(MeetWith(whole), StatusIs(Code::kFailedPrecondition,
                                         HasSubstr("that is nowhere")));
   for (int seed = 0; seed < 100; ++seed) {
     EXPECT_FALSE(MeetWith(RandomBytes(seed, whole.size())).ok()) << seed;
@@ -102,8 +103,7 @@ TEST(UntrustedBytesTest, SegmentsThatAreSmallerThanTheySay) {
   ASSERT_GE(file, 0);
   ASSERT_EQ(ftruncate(file, 100), 0);
   const auto refuses = [](absl::string_view text) {
-    return StatusIs(absl::StatusCode::kFailedPrecondition,
-                    HasSubstr(std::string(text)));
+    return StatusIs(Code::kFailedPrecondition, HasSubstr(std::string(text)));
   };
   const SegmentAddress larger = AddressOf(file, 4 << 20);
   EXPECT_THAT(MeetWith(Introduce(larger, larger)),
@@ -123,9 +123,8 @@ TEST(UntrustedBytesTest, SegmentsThatAreSmallerThanTheySay) {
 TEST(UntrustedBytesTest, WhatIsNoMemory) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
-  EXPECT_THAT(
-      SharedSegment::Open(AddressOf(ends[0], 0)),
-      StatusIs(absl::StatusCode::kUnavailable, HasSubstr("it is no memory")));
+  EXPECT_THAT(SharedSegment::Open(AddressOf(ends[0], 0)),
+              StatusIs(Code::kUnavailable, HasSubstr("it is no memory")));
   close(ends[0]);
   close(ends[1]);
 }
@@ -142,8 +141,7 @@ TEST(UntrustedBytesTest, PlacesOutsideOfASegment) {
   for (const auto& [offset, bytes] : std::vector<std::pair<int64_t, int64_t>>{
            {-1, 10}, {0, 101}, {61, 40}, {101, 0}, {kMost, kMost}, {0, -1}}) {
     EXPECT_THAT(resolve(offset, bytes),
-                StatusIs(absl::StatusCode::kUnavailable,
-                         HasSubstr("of a segment of 100")))
+                StatusIs(Code::kUnavailable, HasSubstr("of a segment of 100")))
         << offset << " " << bytes;
   }
 }
@@ -200,7 +198,7 @@ TEST(UntrustedBytesTest, SizesOfTexts) {
     WrongSizes comm(std::move(CreateLocalGroup(1).value()[0]), size);
     EXPECT_THAT(
         BroadcastString(comm, "text", 0, "names", absl::InfiniteFuture()),
-        StatusIs(absl::StatusCode::kInvalidArgument,
+        StatusIs(Code::kInvalidArgument,
                  HasSubstr(absl::StrCat("a text of ", size, " bytes"))));
   }
 }

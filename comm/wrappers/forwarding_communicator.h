@@ -50,8 +50,7 @@ class ForwardingCommunicator : public Communicator {
   absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
     return base_->AllocateCommon(bytes);
   }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     return base_->Split(color, key);
   }
   void Abort(const absl::Status& reason) override { base_->Abort(reason); }

@@ -84,8 +84,7 @@ class PairedCommunicator final : public Communicator {
     return pair_->device->AllocateCommon(bytes);
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     FSDP_ASSIGN_OR_RETURN(auto host, pair_->host->Split(color, key));
     auto device = pair_->device->Split(color, key);
     if (!device.ok()) {
@@ -146,7 +145,7 @@ class PairedCommunicator final : public Communicator {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreatePairedCommunicator(
+CreatedCommunicator CreatePairedCommunicator(
     std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> device,
     TakesHost takes_host) {
   if (host == nullptr || device == nullptr) {

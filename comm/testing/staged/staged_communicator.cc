@@ -74,8 +74,7 @@ class StagedCommunicator final : public Communicator {
     return AllocatePlain(bytes, device_);
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     FSDP_RETURN_IF_ERROR(CheckColor(color));
     FSDP_ASSIGN_OR_RETURN(auto host, queue_->SplitHost(color, key));
     return CreateStagedCommunicator(std::move(host), device_);
@@ -203,8 +202,8 @@ class StagedCommunicator final : public Communicator {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateStagedCommunicator(
-    std::unique_ptr<Communicator> host, c10::Device device) {
+CreatedCommunicator CreateStagedCommunicator(std::unique_ptr<Communicator> host,
+                                             c10::Device device) {
   if (host == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         "stage collectives on ", device.str(), ": there is no host group"));
@@ -224,8 +223,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateStagedCommunicator(
 }
 
 ConnectDevice StagedBackend(c10::Device device) {
-  return [device](const DeviceMeeting& meeting)
-             -> absl::StatusOr<std::unique_ptr<Communicator>> {
+  return [device](const DeviceMeeting& meeting) -> CreatedCommunicator {
     c10::Device own = device;
     if (!own.has_index()) {
       FSDP_ASSIGN_OR_RETURN(own,

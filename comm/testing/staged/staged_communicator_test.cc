@@ -44,6 +44,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
+using Code = absl::StatusCode;
 const c10::Device kCpu = c10::Device(c10::DeviceType::CPU);
 
 // Tells the fake device that the host reads and writes the buffers, and notes
@@ -242,7 +243,7 @@ TEST_F(StagedCommunicatorTest, ADefaultTimeoutNamesTheRankThatIsMissing) {
       const auto work,
       group[0]->AllReduce(OnDevice(5, 1), ReduceOp::kSum, "blocks.3"));
   EXPECT_THAT(work->BlockCurrentStream(),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        AllOf(HasSubstr("blocks.3 on rank 0 of 2"),
                              HasSubstr("rank 1"))));
 }
@@ -254,11 +255,11 @@ TEST_F(StagedCommunicatorTest, InputThatIsNeverComputedEndsTheGroup) {
       const auto work,
       group[0]->AllReduce(OnDevice(5, 1), ReduceOp::kSum, "blocks.3"));
   EXPECT_THAT(work->BlockCurrentStream(),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        AllOf(HasSubstr("blocks.3 on rank 0 of 2"),
                              HasSubstr("not computed its input after 50ms"))));
   EXPECT_THAT(group[1]->Split(0, 0),
-              StatusIs(absl::StatusCode::kAborted,
+              StatusIs(Code::kAborted,
                        HasSubstr("rank 0 aborted: all-reduce of blocks.3")));
 }
 
@@ -291,7 +292,7 @@ TEST_F(StagedCommunicatorTest, AResultThatIsNeverTakenIsKeptUntilTheEnd) {
   const int64_t before = FakeDevice::bytes_in_use();
   EXPECT_THAT(
       Finish(staged->AllReduce(OnDevice(1000, 1), ReduceOp::kSum, "grads")),
-      StatusIs(absl::StatusCode::kDeadlineExceeded,
+      StatusIs(Code::kDeadlineExceeded,
                AllOf(HasSubstr("grads on rank 0 of 1"),
                      HasSubstr("not taken the result after 50ms"))));
   EXPECT_FALSE(staged->AllReduce(OnDevice(1, 1), ReduceOp::kSum, "w").ok());
@@ -309,10 +310,10 @@ TEST_F(StagedCommunicatorTest, AbortEndsAWaitForTheDevice) {
       const auto work,
       group[0]->AllReduce(OnDevice(5, 1), ReduceOp::kSum, "grads"));
   group[0]->Abort(absl::InternalError("disk full"));
-  EXPECT_THAT(work->Wait(absl::Now() + absl::Seconds(30)),
-              StatusIs(absl::StatusCode::kAborted,
-                       AllOf(HasSubstr("grads on rank 0 of 1"),
-                             HasSubstr("rank 0 aborted: disk full"))));
+  EXPECT_THAT(
+      work->Wait(absl::Now() + absl::Seconds(30)),
+      StatusIs(Code::kAborted, AllOf(HasSubstr("grads on rank 0 of 1"),
+                                     HasSubstr("rank 0 aborted: disk full"))));
 }
 
 TEST_F(StagedCommunicatorTest, AllocatesOnItsDeviceAndSaysWhatItIsMadeOf) {
@@ -323,29 +324,27 @@ TEST_F(StagedCommunicatorTest, AllocatesOnItsDeviceAndSaysWhatItIsMadeOf) {
                        group[0]->AllocateSymmetric(1021));
   EXPECT_EQ(memory.device(), device_);
   EXPECT_THAT(group[0]->AllocateCommon(1021),
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("staged")));
+              StatusIs(Code::kUnimplemented, HasSubstr("staged")));
 }
 
 TEST_F(StagedCommunicatorTest, RefusesTensorsThatAreElsewhere) {
   ASSERT_OK_AND_ASSIGN(const Group group, Create(1));
   EXPECT_THAT(
       group[0]->AllReduce(at::ones({5}), ReduceOp::kSum, "w"),
-      StatusIs(absl::StatusCode::kUnimplemented,
+      StatusIs(Code::kUnimplemented,
                AllOf(HasSubstr("w on rank 0 of 1"),
                      HasSubstr("on privateuseone:0"), EndsWith("not cpu"))));
   EXPECT_OK(Finish(group[0]->AllReduce(OnDevice(5, 1), ReduceOp::kSum, "w")));
 }
 
 TEST_F(StagedCommunicatorTest, RefusesGroupsThatCannotBe) {
-  EXPECT_THAT(
-      CreateStagedCommunicator(nullptr, device_),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no host group")));
+  EXPECT_THAT(CreateStagedCommunicator(nullptr, device_),
+              StatusIs(Code::kInvalidArgument, HasSubstr("no host group")));
   ASSERT_OK_AND_ASSIGN(Group hosts, CreateLocalGroup(1));
   EXPECT_THAT(
       CreateStagedCommunicator(std::move(hosts[0]),
                                c10::Device(c10::DeviceType::PrivateUse1)),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("as in privateuseone:0")));
+      StatusIs(Code::kInvalidArgument, HasSubstr("as in privateuseone:0")));
 }
 
 }  // namespace

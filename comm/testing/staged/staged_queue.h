@@ -87,7 +87,7 @@ class StagedQueue {
   absl::Status BlockCurrentStream(Operation& operation);
 
   // Splits `host` after the calls so far.
-  absl::StatusOr<std::unique_ptr<Communicator>> SplitHost(int color, int key);
+  CreatedCommunicator SplitHost(int color, int key);
 
   void Abort(const absl::Status& reason);
 
