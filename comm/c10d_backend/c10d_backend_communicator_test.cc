@@ -124,12 +124,6 @@ absl::Status StartAndFinish(Group& group, StartedWork (*start)(Communicator&)) {
   return first;
 }
 
-TEST(C10dBackendCommunicatorTest, SaysWhatItIs) {
-  ASSERT_OK_AND_ASSIGN(const Group group,
-                       CreateGroup<Gloo>(1, absl::Seconds(30)));
-  EXPECT_EQ(group[0]->ToString(), "c10d's gloo on cpu, rank 0 of 1");
-}
-
 TEST(C10dBackendCommunicatorTest, WhatTheBackendLacksIsUnimplementedAndNoHarm) {
   ASSERT_OK_AND_ASSIGN(Group group,
                        CreateGroup<GlooWithoutExchange>(2, absl::Seconds(30)));
@@ -161,8 +155,9 @@ TEST(C10dBackendCommunicatorTest, WhatItIsToldToLackItDoesNotCall) {
                              HasSubstr("c10d's gloo on cpu"))));
 }
 
-TEST(C10dBackendCommunicatorTest, TakesTensorsOfItsDeviceOnly) {
+TEST(C10dBackendCommunicatorTest, SaysWhatItIsAndTakesTensorsOfItsDeviceOnly) {
   ASSERT_OK_AND_ASSIGN(Group group, CreateGroup<Gloo>(1, absl::Seconds(30)));
+  EXPECT_EQ(group[0]->ToString(), "c10d's gloo on cpu, rank 0 of 1");
   // The checks need no memory.
   const at::Tensor elsewhere =
       at::zeros({0}, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));

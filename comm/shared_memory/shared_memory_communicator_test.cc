@@ -107,38 +107,6 @@ TEST(SharedMemoryTest, WhoCannotReadAPeersMemoryAsksWhyFirst) {
 // Is larger than what is staged at once, and prime.
 constexpr int64_t kLarge = 1'300'021;
 
-TEST(SharedMemoryTest, ReadsSymmetricMemoryInPlace) {
-  for (int world_size : {1, 2, 3, 5}) {
-    const auto run = [&](Communicator& comm) -> absl::Status {
-      for (int64_t n : {int64_t{0}, int64_t{1}, int64_t{1021}, kLarge}) {
-        FSDP_ASSIGN_OR_RETURN(const at::Tensor in,
-                              Symmetric(comm, n * world_size));
-        const at::Tensor own = in.narrow(0, comm.rank() * n, n);
-        const at::Tensor out = at::empty({n * world_size});
-        for (int round = 0; round < 2; ++round) {
-          in.copy_(Numbers(0, n * world_size) + (comm.rank() + round));
-          FSDP_ASSIGN_OR_RETURN(
-              auto reduction,
-              comm.ReduceScatter(own, in, ReduceOp::kSum, "in place"));
-          FSDP_RETURN_IF_ERROR(reduction->Wait(Soon()));
-          const at::Tensor sum =
-              Numbers(comm.rank() * n, (comm.rank() + 1) * n) * world_size +
-              (world_size * (world_size - 1) / 2 + round * world_size);
-          FSDP_RETURN_IF_ERROR(ExpectEqual(own, sum.to(at::kFloat)));
-          FSDP_ASSIGN_OR_RETURN(auto gather, comm.AllGather(out, own, "back"));
-          FSDP_RETURN_IF_ERROR(gather->Wait(Soon()));
-          const at::Tensor all =
-              Numbers(0, n * world_size) * world_size +
-              (world_size * (world_size - 1) / 2 + round * world_size);
-          FSDP_RETURN_IF_ERROR(ExpectEqual(out, all.to(at::kFloat)));
-        }
-      }
-      return absl::OkStatus();
-    };
-    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
-  }
-}
-
 TEST(SharedMemoryTest, SomeRanksMayHaveSymmetricMemoryAndOthersNot) {
   const auto run = [](Communicator& comm) -> absl::Status {
     constexpr int64_t kN = 700'001;
