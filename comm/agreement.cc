@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -47,16 +48,19 @@ int64_t Hash(absl::string_view text) {
   return result;
 }
 
-absl::StatusOr<std::vector<int64_t>> GatherNumbers(Communicator& communicator,
-                                                   int64_t mine,
-                                                   absl::string_view what,
-                                                   absl::Time deadline) {
-  const at::Tensor in = at::full({1}, mine, at::kLong);
-  const at::Tensor out = at::empty({communicator.world_size()}, at::kLong);
+// `Number` is int64_t or double.
+template <typename Number>
+absl::StatusOr<std::vector<Number>> GatherNumbers(Communicator& communicator,
+                                                  Number mine,
+                                                  absl::string_view what,
+                                                  absl::Time deadline) {
+  const at::Tensor in =
+      at::full({1}, mine, c10::CppTypeToScalarType<Number>::value);
+  const at::Tensor out = at::empty({communicator.world_size()}, in.options());
   FSDP_ASSIGN_OR_RETURN(auto work, communicator.AllGather(out, in, what));
   FSDP_RETURN_IF_ERROR(work->Wait(deadline));
-  const int64_t* numbers = out.const_data_ptr<int64_t>();
-  return std::vector<int64_t>(numbers, numbers + out.numel());
+  const auto* numbers = out.const_data_ptr<Number>();
+  return std::vector<Number>(numbers, numbers + out.numel());
 }
 
 // Describes the first line in which the texts of two ranks differ.
@@ -113,7 +117,7 @@ absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
 absl::Status Agree(Communicator& communicator, const absl::Status& mine,
                    absl::string_view what, absl::Time deadline) {
   const absl::StatusOr<std::vector<int64_t>> codes =
-      GatherNumbers(communicator, mine.raw_code(), what, deadline);
+      GatherNumbers<int64_t>(communicator, mine.raw_code(), what, deadline);
   // This rank's own error says more than that the peers could not be told.
   if (!codes.ok()) return mine.ok() ? codes.status() : mine;
   const auto failed = std::find_if(codes->begin(), codes->end(),
@@ -193,7 +197,7 @@ absl::StatusOr<std::vector<std::string>> GatherStrings(
 
 absl::Status Barrier(Communicator& communicator, absl::string_view what,
                      absl::Time deadline) {
-  return GatherNumbers(communicator, 0, what, deadline).status();
+  return GatherNumbers<int64_t>(communicator, 0, what, deadline).status();
 }
 
 namespace {
@@ -201,19 +205,8 @@ namespace {
 absl::StatusOr<std::vector<double>> Gather(Communicator& communicator,
                                            double value,
                                            absl::string_view label) {
-  const at::Tensor in = at::full({1}, value, at::kDouble);
-  const at::Tensor out = at::empty({communicator.world_size()}, at::kDouble);
-  FSDP_ASSIGN_OR_RETURN(auto work, communicator.AllGather(out, in, label));
-  FSDP_RETURN_IF_ERROR(
-      work->Wait(absl::Now() + communicator.default_timeout()));
-  const double* values = out.const_data_ptr<double>();
-  return std::vector<double>(values, values + out.numel());
-}
-
-double SumOf(const std::vector<double>& values) {
-  double sum = 0;
-  for (double value : values) sum += value;
-  return sum;
+  return GatherNumbers(communicator, value, label,
+                       absl::Now() + communicator.default_timeout());
 }
 
 }  // namespace
@@ -221,13 +214,14 @@ double SumOf(const std::vector<double>& values) {
 absl::StatusOr<double> Mean(Communicator& communicator, double value) {
   FSDP_ASSIGN_OR_RETURN(const std::vector<double> values,
                         Gather(communicator, value, "the mean of a number"));
-  return SumOf(values) / communicator.world_size();
+  return std::accumulate(values.begin(), values.end(), 0.0) /
+         communicator.world_size();
 }
 
 absl::StatusOr<double> Sum(Communicator& communicator, double value) {
   FSDP_ASSIGN_OR_RETURN(const std::vector<double> values,
                         Gather(communicator, value, "the sum of a number"));
-  return SumOf(values);
+  return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
 absl::StatusOr<double> Max(Communicator& communicator, double value) {

@@ -63,6 +63,13 @@ absl::string_view ReduceOpName(ReduceOp op) {
 
 bool operator==(const Call& a, const Call& b) { return Fields(a) == Fields(b); }
 
+Call CallOf(Collective collective, absl::string_view label,
+            const at::Tensor& counted, absl::string_view detail) {
+  return {collective, std::string(label),
+          std::string(DtypeName(counted.scalar_type())), counted.numel(),
+          std::string(detail)};
+}
+
 std::string ToString(const Call& call) {
   std::string text =
       absl::StrCat(CollectiveName(call.collective), " of ", call.label);
@@ -237,124 +244,115 @@ struct Check {
   }
 };
 
-std::string Describe(absl::string_view name, const at::Tensor& tensor) {
-  return absl::StrCat("`", name, "` (", c10::toString(tensor.scalar_type()),
-                      ", shape [", absl::StrJoin(tensor.sizes(), ", "), "], ",
-                      tensor.device().str(), ")");
-}
-
-std::string DescribeBoth(absl::string_view whole_name, const at::Tensor& whole,
-                         absl::string_view part_name, const at::Tensor& part) {
-  return absl::StrCat(Describe(whole_name, whole), " and ",
-                      Describe(part_name, part));
-}
-
-struct Range {
-  const char* begin;
-  const char* end;
+struct Named {
+  absl::string_view name;
+  const at::Tensor& tensor;
 };
 
-Range RangeOf(const at::Tensor& tensor) {
-  const char* begin = static_cast<const char*>(tensor.const_data_ptr());
-  return {begin, begin + tensor.nbytes()};
+std::string Describe(const Named& named) {
+  const at::Tensor& tensor = named.tensor;
+  return absl::StrCat(
+      "`", named.name, "` (", c10::toString(tensor.scalar_type()), ", shape [",
+      absl::StrJoin(tensor.sizes(), ", "), "], ", tensor.device().str(), ")");
 }
 
-bool Disjoint(const Range& a, const Range& b) {
-  return a.end <= b.begin || b.end <= a.begin;
+std::string Describe(const Named& first, const Named& second) {
+  return absl::StrCat(Describe(first), " and ", Describe(second));
 }
 
-absl::Status CheckTensor(const Check& check, absl::string_view name,
-                         const at::Tensor& tensor) {
+const char* Begin(const at::Tensor& tensor) {
+  return static_cast<const char*>(tensor.const_data_ptr());
+}
+
+bool Overlap(const at::Tensor& a, const at::Tensor& b) {
+  return Begin(a) < Begin(b) + b.nbytes() && Begin(b) < Begin(a) + a.nbytes();
+}
+
+absl::Status CheckTensor(const Check& check, const Named& named) {
+  const at::Tensor& tensor = named.tensor;
   if (!tensor.defined()) {
-    return check.Invalid(absl::StrCat("`", name, "` is an undefined tensor"));
+    return check.Invalid(
+        absl::StrCat("`", named.name, "` is an undefined tensor"));
   }
   if (tensor.layout() != at::kStrided) {
     return check.Error(absl::StatusCode::kUnimplemented,
-                       absl::StrCat(Describe(name, tensor), " is not dense"));
+                       absl::StrCat(Describe(named), " is not dense"));
   }
   if (DtypeName(tensor.scalar_type()) == "unsupported") {
     return check.Error(
         absl::StatusCode::kUnimplemented,
-        absl::StrCat(Describe(name, tensor), " has a dtype that is not one of ",
+        absl::StrCat(Describe(named), " has a dtype that is not one of ",
                      "float32, float64, float16, bfloat16, int32, int64, "
                      "uint8"));
   }
   if (tensor.dim() != 1 || !tensor.is_contiguous()) {
-    return check.Invalid(absl::StrCat(Describe(name, tensor),
-                                      " must be contiguous and have one "
-                                      "dimension"));
+    return check.Invalid(absl::StrCat(
+        Describe(named), " must be contiguous and have one dimension"));
   }
   // Reading the address of memory that has been freed may throw.
   const void* data = nullptr;
   FSDP_RETURN_IF_ERROR(TorchToStatus(
-      [&] {
-        return std::string(check.Invalid(Describe(name, tensor)).message());
-      },
+      [&] { return std::string(check.Invalid(Describe(named)).message()); },
       [&] { data = tensor.const_data_ptr(); }));
   if (data == nullptr && tensor.numel() > 0) {
     return check.Invalid(
-        absl::StrCat(Describe(name, tensor), " has no memory behind it"));
+        absl::StrCat(Describe(named), " has no memory behind it"));
   }
   return absl::OkStatus();
 }
 
 // Checks that `whole` has world_size times the elements of `part`, on the same
 // device.
-absl::Status CheckSizes(const Check& check, absl::string_view whole_name,
-                        const at::Tensor& whole, absl::string_view part_name,
-                        const at::Tensor& part) {
-  FSDP_RETURN_IF_ERROR(CheckTensor(check, whole_name, whole));
-  FSDP_RETURN_IF_ERROR(CheckTensor(check, part_name, part));
-  if (whole.device() != part.device()) {
+absl::Status CheckSizes(const Check& check, const Named& whole,
+                        const Named& part) {
+  FSDP_RETURN_IF_ERROR(CheckTensor(check, whole));
+  FSDP_RETURN_IF_ERROR(CheckTensor(check, part));
+  if (whole.tensor.device() != part.tensor.device()) {
     return check.Invalid(
-        absl::StrCat(DescribeBoth(whole_name, whole, part_name, part),
-                     " differ in dtype or device"));
+        absl::StrCat(Describe(whole, part), " differ in dtype or device"));
   }
   const int world_size = check.communicator.world_size();
-  if (whole.numel() != part.numel() * world_size) {
-    return check.Invalid(absl::StrCat(
-        DescribeBoth(whole_name, whole, part_name, part), ": `", whole_name,
-        "` needs ", world_size, " times the elements of `", part_name, "`"));
+  if (whole.tensor.numel() != part.tensor.numel() * world_size) {
+    return check.Invalid(
+        absl::StrCat(Describe(whole, part), ": `", whole.name, "` needs ",
+                     world_size, " times the elements of `", part.name, "`"));
   }
   return absl::OkStatus();
 }
 
 // Checks sizes and dtypes, and that the two are disjoint or `part` is this
 // rank's slice of `whole`.
-absl::Status CheckPair(const Check& check, absl::string_view whole_name,
-                       const at::Tensor& whole, absl::string_view part_name,
-                       const at::Tensor& part) {
-  FSDP_RETURN_IF_ERROR(CheckSizes(check, whole_name, whole, part_name, part));
-  if (whole.scalar_type() != part.scalar_type()) {
+absl::Status CheckPair(const Check& check, const Named& whole,
+                       const Named& part) {
+  FSDP_RETURN_IF_ERROR(CheckSizes(check, whole, part));
+  if (whole.tensor.scalar_type() != part.tensor.scalar_type()) {
     return check.Invalid(
-        absl::StrCat(DescribeBoth(whole_name, whole, part_name, part),
-                     " differ in dtype or device"));
+        absl::StrCat(Describe(whole, part), " differ in dtype or device"));
   }
-  const Range range = RangeOf(whole);
-  const Range slice = RangeOf(part);
+  const int rank = check.communicator.rank();
   const bool own_slice =
-      slice.begin == range.begin + part.nbytes() * check.communicator.rank();
-  if (part.numel() > 0 && !Disjoint(range, slice) && !own_slice) {
+      Begin(part.tensor) == Begin(whole.tensor) + part.tensor.nbytes() * rank;
+  if (part.tensor.numel() > 0 && Overlap(whole.tensor, part.tensor) &&
+      !own_slice) {
     return check.Invalid(absl::StrCat(
-        DescribeBoth(whole_name, whole, part_name, part),
-        " overlap; only rank ", check.communicator.rank(), "'s own slice of `",
-        whole_name, "` may be `", part_name, "`"));
+        Describe(whole, part), " overlap; only rank ", rank,
+        "'s own slice of `", whole.name, "` may be `", part.name, "`"));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckScaled(const Check& check, const at::Tensor& whole,
                          const at::Tensor& part) {
-  FSDP_RETURN_IF_ERROR(CheckSizes(check, "in", whole, "out", part));
+  FSDP_RETURN_IF_ERROR(CheckSizes(check, {"in", whole}, {"out", part}));
   for (const at::Tensor* tensor : {&whole, &part}) {
     if (tensor->is_floating_point()) continue;
-    return check.Invalid(absl::StrCat(Describe("tensor", *tensor),
+    return check.Invalid(absl::StrCat(Describe({"tensor", *tensor}),
                                       " cannot hold a scaled sum; it takes "
                                       "floating-point dtypes"));
   }
-  if (part.numel() > 0 && !Disjoint(RangeOf(whole), RangeOf(part))) {
-    return check.Invalid(absl::StrCat(Describe("in", whole), " and ",
-                                      Describe("out", part), " overlap"));
+  if (part.numel() > 0 && Overlap(whole, part)) {
+    return check.Invalid(
+        absl::StrCat(Describe({"in", whole}, {"out", part}), " overlap"));
   }
   return absl::OkStatus();
 }
@@ -363,21 +361,20 @@ absl::Status CheckScaled(const Check& check, const at::Tensor& whole,
 // many elements for each rank.
 absl::Status CheckAllToAll(const Check& check, const at::Tensor& out,
                            const at::Tensor& in) {
-  FSDP_RETURN_IF_ERROR(CheckTensor(check, "out", out));
-  FSDP_RETURN_IF_ERROR(CheckTensor(check, "in", in));
-  const auto both = [&] { return DescribeBoth("out", out, "in", in); };
+  FSDP_RETURN_IF_ERROR(CheckTensor(check, {"out", out}));
+  FSDP_RETURN_IF_ERROR(CheckTensor(check, {"in", in}));
+  const auto invalid = [&](absl::string_view why) {
+    return check.Invalid(absl::StrCat(Describe({"out", out}, {"in", in}), why));
+  };
   if (out.device() != in.device() || out.scalar_type() != in.scalar_type()) {
-    return check.Invalid(absl::StrCat(both(), " differ in dtype or device"));
+    return invalid(" differ in dtype or device");
   }
   const int world_size = check.communicator.world_size();
   if (out.numel() != in.numel() || in.numel() % world_size != 0) {
-    return check.Invalid(
-        absl::StrCat(both(), ": both need the same number of elements, ",
-                     world_size, " times what goes to each rank"));
+    return invalid(absl::StrCat(": both need the same number of elements, ",
+                                world_size, " times what goes to each rank"));
   }
-  if (in.numel() > 0 && !Disjoint(RangeOf(out), RangeOf(in))) {
-    return check.Invalid(absl::StrCat(both(), " overlap"));
-  }
+  if (in.numel() > 0 && Overlap(out, in)) return invalid(" overlap");
   return absl::OkStatus();
 }
 
@@ -445,31 +442,32 @@ absl::string_view DtypeName(at::ScalarType dtype) {
   }
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::AllGather(
-    const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
+StartedWork Communicator::AllGather(const at::Tensor& out, const at::Tensor& in,
+                                    absl::string_view label) {
   const Check check{*this, Collective::kAllGather, label};
-  FSDP_RETURN_IF_ERROR(CheckPair(check, "out", out, "in", in));
+  FSDP_RETURN_IF_ERROR(CheckPair(check, {"out", out}, {"in", in}));
   return DoAllGather(out, in, label);
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::ReduceScatter(
-    const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-    absl::string_view label) {
+StartedWork Communicator::ReduceScatter(const at::Tensor& out,
+                                        const at::Tensor& in, ReduceOp op,
+                                        absl::string_view label) {
   const Check check{*this, Collective::kReduceScatter, label};
-  FSDP_RETURN_IF_ERROR(CheckPair(check, "in", in, "out", out));
+  FSDP_RETURN_IF_ERROR(CheckPair(check, {"in", in}, {"out", out}));
   return DoReduceScatter(out, in, op, label);
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::ReduceScatterScaled(
-    const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-    absl::string_view label) {
+StartedWork Communicator::ReduceScatterScaled(const at::Tensor& out,
+                                              const at::Tensor& in,
+                                              ScaledSum sum,
+                                              absl::string_view label) {
   const Check check{*this, Collective::kReduceScatter, label};
   FSDP_RETURN_IF_ERROR(CheckScaled(check, in, out));
   return DoReduceScatterScaled(out, in, sum, label);
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::AllToAll(
-    const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
+StartedWork Communicator::AllToAll(const at::Tensor& out, const at::Tensor& in,
+                                   absl::string_view label) {
   const Check check{*this, Collective::kAllToAll, label};
   FSDP_RETURN_IF_ERROR(CheckAllToAll(check, out, in));
   if (!HasAllToAll()) {
@@ -479,17 +477,17 @@ absl::StatusOr<std::unique_ptr<Work>> Communicator::AllToAll(
   return DoAllToAll(out, in, label);
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::AllReduce(
-    const at::Tensor& tensor, ReduceOp op, absl::string_view label) {
+StartedWork Communicator::AllReduce(const at::Tensor& tensor, ReduceOp op,
+                                    absl::string_view label) {
   const Check check{*this, Collective::kAllReduce, label};
-  FSDP_RETURN_IF_ERROR(CheckTensor(check, "tensor", tensor));
+  FSDP_RETURN_IF_ERROR(CheckTensor(check, {"tensor", tensor}));
   return DoAllReduce(tensor, op, label);
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::Broadcast(
-    const at::Tensor& tensor, int root, absl::string_view label) {
+StartedWork Communicator::Broadcast(const at::Tensor& tensor, int root,
+                                    absl::string_view label) {
   const Check check{*this, Collective::kBroadcast, label};
-  FSDP_RETURN_IF_ERROR(CheckTensor(check, "tensor", tensor));
+  FSDP_RETURN_IF_ERROR(CheckTensor(check, {"tensor", tensor}));
   if (root < 0 || root >= world_size()) {
     return check.Invalid(
         absl::StrCat("there is no rank ", root, " to be the root"));
@@ -502,9 +500,10 @@ absl::StatusOr<CommonMemory> Communicator::AllocateCommon(int64_t /*bytes*/) {
       absl::StrCat(ToString(), ": the ranks have no memory in common"));
 }
 
-absl::StatusOr<std::unique_ptr<Work>> Communicator::DoReduceScatterScaled(
-    const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-    absl::string_view label) {
+StartedWork Communicator::DoReduceScatterScaled(const at::Tensor& out,
+                                                const at::Tensor& in,
+                                                ScaledSum sum,
+                                                absl::string_view label) {
   const at::Tensor own = in.narrow(0, rank() * out.numel(), out.numel());
   FSDP_ASSIGN_OR_RETURN(auto work,
                         DoReduceScatter(own, in, ReduceOp::kSum, label));
@@ -512,17 +511,27 @@ absl::StatusOr<std::unique_ptr<Work>> Communicator::DoReduceScatterScaled(
                                       default_timeout());
 }
 
-absl::StatusOr<at::Tensor> Communicator::AllocatePlain(int64_t bytes) {
+absl::StatusOr<at::Tensor> Communicator::AllocatePlain(int64_t bytes,
+                                                       c10::Device device) {
   if (bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot allocate ", bytes, " bytes"));
   }
   at::Tensor tensor;
-  FSDP_RETURN_IF_ERROR(
-      TorchToStatus(absl::StrCat("allocate ", bytes, " bytes"), [&] {
-        tensor = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+  FSDP_RETURN_IF_ERROR(TorchToStatus(
+      absl::StrCat("allocate ", bytes, " bytes",
+                   device.is_cpu() ? "" : absl::StrCat(" on ", device.str())),
+      [&] {
+        tensor =
+            at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
       }));
   return tensor;
+}
+
+absl::Status Communicator::CheckColor(int color) const {
+  if (color >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
 }
 
 }  // namespace fsdp::comm

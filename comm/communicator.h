@@ -3,6 +3,7 @@
 #define COMM_COMMUNICATOR_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
@@ -49,6 +50,11 @@ struct Call {
 
 bool operator==(const Call& a, const Call& b);
 inline bool operator!=(const Call& a, const Call& b) { return !(a == b); }
+
+// Returns the call of a collective whose ranks share the dtype and the count of
+// `counted`.
+Call CallOf(Collective collective, absl::string_view label,
+            const at::Tensor& counted, absl::string_view detail = "");
 
 // For people: "all-gather of blocks.2 (float32 x 1024)".
 std::string ToString(const Call& call);
@@ -144,6 +150,9 @@ class Work {
   virtual int64_t number() const { return -1; }
 };
 
+// A collective, or why it could not be started.
+using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
+
 // One rank's end of a point that all ranks of a group have to reach, outside
 // the order of collectives. Used by one thread at a time.
 class Fence {
@@ -181,6 +190,10 @@ struct ScaledSum {
   double scale = 1;         // factor of the sum
   bool accumulate = false;  // add to what the output holds
 };
+
+class Communicator;
+// A communicator, or why there is none.
+using CreatedCommunicator = absl::StatusOr<std::unique_ptr<Communicator>>;
 
 // One rank's end of a group. All ranks make the same calls in the same order. A
 // backend that can see a mismatch fails it on every rank; with others it runs
@@ -258,49 +271,41 @@ class Communicator {
   // out.numel() == n * world_size. `in` may be this rank's slice of `out`; any
   // other overlap is an error. If `out` is common memory, at the same place on
   // all ranks, and `in` is this rank's slice of it, nothing has to move.
-  absl::StatusOr<std::unique_ptr<Work>> AllGather(const at::Tensor& out,
-                                                  const at::Tensor& in,
-                                                  absl::string_view label);
+  StartedWork AllGather(const at::Tensor& out, const at::Tensor& in,
+                        absl::string_view label);
 
   // Sets out[i] to the `op` over all ranks q of in_q[rank * n + i], where
   // n = out.numel() and in.numel() == n * world_size. `out` may be this rank's
   // slice of `in`. `in` may be overwritten. The same inputs give the same bits
   // every time.
-  absl::StatusOr<std::unique_ptr<Work>> ReduceScatter(const at::Tensor& out,
-                                                      const at::Tensor& in,
-                                                      ReduceOp op,
-                                                      absl::string_view label);
+  StartedWork ReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                            ReduceOp op, absl::string_view label);
 
   // Sets out[i] to scale * (the sum over all ranks q of in_q[rank * n + i]), or
   // adds that to out[i]. The sum is rounded to the dtype of `in` first. `out`
   // may have another floating-point dtype, and does not overlap `in`. Several
   // sums that are added to one `out` may run at the same time; they are added
   // in the order in which they are waited for.
-  absl::StatusOr<std::unique_ptr<Work>> ReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-      absl::string_view label);
+  StartedWork ReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                  ScaledSum sum, absl::string_view label);
 
   // Sets out[r * n + i] = in_r[rank * n + i], where n = in.numel() / world_size
   // without a remainder. Both have the same size and do not overlap. Without
   // HasAllToAll() all ranks return Unimplemented at once.
-  absl::StatusOr<std::unique_ptr<Work>> AllToAll(const at::Tensor& out,
-                                                 const at::Tensor& in,
-                                                 absl::string_view label);
+  StartedWork AllToAll(const at::Tensor& out, const at::Tensor& in,
+                       absl::string_view label);
 
   // Reduces `tensor` over all ranks, in place. All ranks get the same bits.
-  absl::StatusOr<std::unique_ptr<Work>> AllReduce(const at::Tensor& tensor,
-                                                  ReduceOp op,
-                                                  absl::string_view label);
+  StartedWork AllReduce(const at::Tensor& tensor, ReduceOp op,
+                        absl::string_view label);
 
   // Copies the tensor of rank `root` to all.
-  absl::StatusOr<std::unique_ptr<Work>> Broadcast(const at::Tensor& tensor,
-                                                  int root,
-                                                  absl::string_view label);
+  StartedWork Broadcast(const at::Tensor& tensor, int root,
+                        absl::string_view label);
 
   // Returns the group of the ranks that pass the same `color` >= 0, ordered by
   // `key`, then by rank. Collective over this group, which stays usable.
-  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                              int key) = 0;
+  virtual CreatedCommunicator Split(int color, int key) = 0;
 
   // Makes pending and later operations of this rank fail with Aborted and
   // `reason`. Tells the peers as far as the backend can, so that nobody waits
@@ -309,26 +314,31 @@ class Communicator {
   virtual void Abort(const absl::Status& reason) = 0;
 
  protected:
-  // AllocateSymmetric() for backends to which all memory is the same.
-  static absl::StatusOr<at::Tensor> AllocatePlain(int64_t bytes);
+  // AllocateSymmetric() for backends to which all memory of `device` is the
+  // same.
+  static absl::StatusOr<at::Tensor> AllocatePlain(
+      int64_t bytes, c10::Device device = c10::Device(c10::DeviceType::CPU));
+
+  // Returns InvalidArgument for a color that Split() does not take.
+  absl::Status CheckColor(int color) const;
 
   // These do what the public methods say. Their arguments have been checked.
-  virtual absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in, absl::string_view label) = 0;
-  virtual absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) = 0;
+  virtual StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                                  absl::string_view label) = 0;
+  virtual StartedWork DoReduceScatter(const at::Tensor& out,
+                                      const at::Tensor& in, ReduceOp op,
+                                      absl::string_view label) = 0;
   // By default sums in place with DoReduceScatter() and scales in Wait().
-  virtual absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-      absl::string_view label);
+  virtual StartedWork DoReduceScatterScaled(const at::Tensor& out,
+                                            const at::Tensor& in, ScaledSum sum,
+                                            absl::string_view label);
   // Called only if HasAllToAll().
-  virtual absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in, absl::string_view label) = 0;
-  virtual absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) = 0;
-  virtual absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) = 0;
+  virtual StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                                 absl::string_view label) = 0;
+  virtual StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                                  absl::string_view label) = 0;
+  virtual StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                                  absl::string_view label) = 0;
 };
 
 }  // namespace fsdp::comm
@@ -351,8 +361,7 @@ struct DeviceMeeting {
 // Connects one rank, in the thread of the caller. Blocks until all ranks have
 // connected.
 using ConnectDevice =
-    std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
-        const DeviceMeeting& meeting)>;
+    std::function<CreatedCommunicator(const DeviceMeeting& meeting)>;
 
 }  // namespace fsdp::comm
 

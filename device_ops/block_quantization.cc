@@ -19,24 +19,30 @@ at::Tensor AsRows(const at::Tensor& tensor) {
   return tensor.dim() == 1 ? tensor.unsqueeze(0) : tensor;
 }
 
-// Checks that neighbours in a row are neighbours in memory.
-void CheckRows(const at::Tensor& tensor, const at::Tensor& other) {
-  FSDP_CHECK(tensor.size(-1) <= 1 || tensor.stride(-1) == 1);
-  FSDP_CHECK(tensor.device() == other.device());
-}
-
-void CheckAll(const at::Tensor& numbers, const at::Tensor& values,
-              const at::Tensor& scales, int64_t block) {
-  FSDP_CHECK(0 < block && block <= kMaxBlock);
-  for (const at::Tensor* tensor : {&numbers, &values, &scales}) {
-    CheckRows(*tensor, numbers);
+// The tensors of an operator, as rows.
+struct Rows {
+  Rows(const at::Tensor& all_numbers, const at::Tensor& all_values,
+       const at::Tensor& all_scales, int64_t block)
+      : numbers(AsRows(all_numbers)),
+        values(AsRows(all_values)),
+        scales(AsRows(all_scales)) {
+    FSDP_CHECK(0 < block && block <= kMaxBlock);
+    for (const at::Tensor* tensor : {&numbers, &values, &scales}) {
+      // Neighbours in a row are neighbours in memory.
+      FSDP_CHECK(tensor->size(-1) <= 1 || tensor->stride(-1) == 1);
+      FSDP_CHECK(tensor->device() == numbers.device());
+    }
+    FSDP_CHECK(values.scalar_type() == at::kChar);
+    FSDP_CHECK(scales.scalar_type() == at::kFloat);
+    FSDP_CHECK(values.size(-1) == numbers.size(-1));
+    FSDP_CHECK(scales.size(-1) == NumBlocks(numbers.size(-1), block));
+    FSDP_CHECK(scales.size(0) == values.size(0));
   }
-  FSDP_CHECK(values.scalar_type() == at::kChar);
-  FSDP_CHECK(scales.scalar_type() == at::kFloat);
-  FSDP_CHECK(values.size(-1) == numbers.size(-1));
-  FSDP_CHECK(scales.size(-1) == NumBlocks(numbers.size(-1), block));
-  FSDP_CHECK(scales.size(0) == values.size(0));
-}
+
+  const at::Tensor numbers;
+  const at::Tensor values;
+  const at::Tensor scales;
+};
 
 // Throws an error that says what the program lacks, unlike LibTorch's own.
 void CheckHasKernel(const c10::OperatorHandle& op, const at::Tensor& values) {
@@ -88,38 +94,29 @@ void Quantize(const at::Tensor& in, int64_t block, const at::Tensor& values,
           .typed<void(const at::Tensor&, int64_t, const at::Tensor&,
                       const at::Tensor&)>();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const at::Tensor rows = AsRows(in);
-  const at::Tensor value_rows = AsRows(values);
-  const at::Tensor scale_rows = AsRows(scales);
-  CheckAll(rows, value_rows, scale_rows, block);
-  FSDP_CHECK(value_rows.size(0) == rows.size(0));
+  const Rows rows(in, values, scales, block);
+  FSDP_CHECK(rows.values.size(0) == rows.numbers.size(0));
   CheckHasKernel(op, values);
-  op.call(rows, block, value_rows, scale_rows);
+  op.call(rows.numbers, block, rows.values, rows.scales);
 }
 
 void Dequantize(const at::Tensor& out, const at::Tensor& values,
                 const at::Tensor& scales, int64_t block) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const at::Tensor rows = AsRows(out);
-  const at::Tensor value_rows = AsRows(values);
-  const at::Tensor scale_rows = AsRows(scales);
-  CheckAll(rows, value_rows, scale_rows, block);
-  FSDP_CHECK(value_rows.size(0) == rows.size(0));
-  CallDequantize(rows, value_rows.unsqueeze(1), scale_rows.unsqueeze(1), block,
-                 {});
+  const Rows rows(out, values, scales, block);
+  FSDP_CHECK(rows.values.size(0) == rows.numbers.size(0));
+  CallDequantize(rows.numbers, rows.values.unsqueeze(1),
+                 rows.scales.unsqueeze(1), block, {});
 }
 
 void DequantizeSum(const at::Tensor& out, const at::Tensor& values,
                    const at::Tensor& scales, int64_t block, SumUse use) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   FSDP_CHECK(out.dim() == 1);
-  const at::Tensor rows = AsRows(out);
-  const at::Tensor value_rows = AsRows(values);
-  const at::Tensor scale_rows = AsRows(scales);
-  CheckAll(rows, value_rows, scale_rows, block);
-  FSDP_CHECK(value_rows.size(0) > 0);
-  CallDequantize(rows, value_rows.unsqueeze(0), scale_rows.unsqueeze(0), block,
-                 use);
+  const Rows rows(out, values, scales, block);
+  FSDP_CHECK(rows.values.size(0) > 0);
+  CallDequantize(rows.numbers, rows.values.unsqueeze(0),
+                 rows.scales.unsqueeze(0), block, use);
 }
 
 double QuantizationError::relative_l2() const {

@@ -1,7 +1,6 @@
 #include "device_ops/pack.h"
 
 #include <ATen/ops/full.h>
-#include <ATen/ops/mul.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -203,34 +202,6 @@ TEST(CopyScaledTest, HasTheBitsOfLibTorchsOperators) {
               << from << " to " << to << " " << size << " " << scale;
         }
       }
-    }
-  }
-}
-
-// Two operators of LibTorch give the expected bits.
-TEST(CopyScaledTest, HasTheBitsOfMultiplyingInTheWiderTensor) {
-  constexpr int64_t kSize = 10'007;
-  for (at::ScalarType from : kDtypes) {
-    const at::Tensor in = RandomNumbers(from, kSize, 4);
-    for (at::ScalarType to : kDtypes) {
-      at::Tensor expected = Marked(to, kSize);
-      if (from == to) {
-        at::mul_out(expected, in, 0.3);
-      } else if (expected.element_size() > in.element_size()) {
-        expected.copy_(in).mul_(0.3);
-      } else if (expected.element_size() < in.element_size()) {
-        expected.copy_(in.mul(0.3));
-      } else {
-        continue;  // two kinds of halves: rounded twice
-      }
-      const at::Tensor out = Marked(to, kSize);
-      CopyScaled(out, in, 0.3);
-      EXPECT_EQ(Difference(out, expected), "") << from << " to " << to;
-      const PackCase all{{in}, {}, kSize};
-      Packing packing;
-      packing.AddPiece(0, 0, 0, kSize);
-      Pack(out.zero_(), all.sources, packing, 0.3);
-      EXPECT_EQ(Difference(out, expected), "") << from << " to " << to;
     }
   }
 }

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
 #include "gtest/gtest.h"
 
@@ -50,15 +49,6 @@ TEST(ConversionTest, TiesAndTheirNeighboursAreRoundedAsByC10) {
       }
     }
   }
-}
-
-TEST(RunVectorisedTest, RunsTheLoop) {
-  std::vector<float> out(37);
-  float* const data = out.data();
-  RunVectorised([=]() FSDP_VECTOR_LOOP {
-    for (int i = 0; i < 37; ++i) data[i] = static_cast<float>(i) * 0.5f;
-  });
-  for (int i = 0; i < 37; ++i) EXPECT_EQ(out[i], static_cast<float>(i) / 2);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@
 #include "base/torch_status.h"
 #include "comm/c10d_backend/c10d_backend_group.h"
 #include "comm/communicator.h"
-#include "comm/group/stream_work.h"
+#include "comm/group/watched_group.h"
 #include "comm/unwinding.h"
 
 namespace fsdp::comm {
@@ -47,8 +47,6 @@ C10dReduceOp ToC10d(ReduceOp op) {
 // Returns a view as bytes: data that only moves needs no dtype, and some
 // backends lack a few.
 at::Tensor Bytes(const at::Tensor& tensor) { return tensor.view(at::kByte); }
-
-using C10dBackendWork = StreamWork<C10dBackendGroup>;
 
 class C10dBackendCommunicator final : public Communicator {
  public:
@@ -82,45 +80,157 @@ class C10dBackendCommunicator final : public Communicator {
     return options_.is_capturing != nullptr;
   }
   bool HasAllToAll() const override { return options_.has_all_to_all; }
-  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override;
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    return AllocatePlain(bytes, options_.device);
+  }
+  CreatedCommunicator Split(int color, int key) override;
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override;
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override;
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-      absl::string_view label) override;
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override;
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override;
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override;
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
+    return Launch(Collective::kAllGather, label, in, {out, in},
+                  [&](c10d::Backend& backend) {
+                    c10d::AllgatherOptions options;
+                    options.timeout = c10d_timeout();
+                    at::Tensor to = Bytes(out);
+                    at::Tensor from = Bytes(in);
+                    return backend._allgather_base(to, from, options);
+                  });
+  }
+
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
+    return ReduceInto(out, in, ToC10d(op), label, {in, out}, nullptr);
+  }
+
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
+    const bool is_direct =
+        out.scalar_type() == in.scalar_type() && !sum.accumulate;
+    const at::Tensor result =
+        is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
+    const auto finish = [out, result, sum, is_direct] {
+      if (sum.accumulate) {
+        out.add_(result, sum.scale);
+        return;
+      }
+      if (!is_direct) out.copy_(result);
+      if (sum.scale != 1) out.mul_(sum.scale);
+    };
+    return ReduceInto(result, in, C10dReduceOp::SUM, label, {in, out}, finish);
+  }
+
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
+    return Launch(Collective::kAllToAll, label, in, {out, in},
+                  [&](c10d::Backend& backend) {
+                    c10d::AllToAllOptions options;
+                    options.timeout = c10d_timeout();
+                    at::Tensor to = Bytes(out);
+                    at::Tensor from = Bytes(in);
+                    std::vector<int64_t> equal_parts;
+                    return backend.alltoall_base(to, from, equal_parts,
+                                                 equal_parts, options);
+                  });
+  }
+
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
+    return Launch(Collective::kAllReduce, label, tensor, {tensor},
+                  [&](c10d::Backend& backend) {
+                    c10d::AllreduceOptions options;
+                    options.reduceOp = ToC10d(op);
+                    options.timeout = c10d_timeout();
+                    std::vector<at::Tensor> tensors = {tensor};
+                    return backend.allreduce(tensors, options);
+                  });
+  }
+
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
+    return Launch(Collective::kBroadcast, label, tensor, {tensor},
+                  [&](c10d::Backend& backend) {
+                    c10d::BroadcastOptions options;
+                    options.rootRank = root;
+                    options.timeout = c10d_timeout();
+                    std::vector<at::Tensor> tensors = {Bytes(tensor)};
+                    return backend.broadcast(tensors, options);
+                  });
+  }
 
  private:
-  struct Member;
+  struct Member {
+    int64_t color;
+    int64_t key;
+  };
 
   // `counted` is the tensor whose dtype and count all ranks share.
-  absl::StatusOr<std::unique_ptr<Work>> Launch(
-      Collective collective, absl::string_view label, const at::Tensor& counted,
-      std::vector<at::Tensor> tensors, C10dBackendGroup::Start start,
-      C10dBackendGroup::Finish finish = nullptr);
+  StartedWork Launch(Collective collective, absl::string_view label,
+                     const at::Tensor& counted, std::vector<at::Tensor> tensors,
+                     C10dBackendGroup::Start start,
+                     C10dBackendGroup::Finish finish = nullptr) {
+    Call call = CallOf(collective, label, counted);
+    if (counted.device() != options_.device) {
+      return absl::UnimplementedError(absl::StrCat(
+          comm::ToString(call), " on ", Place(), ": c10d's ", name_,
+          " was created for tensors on ", options_.device.str(), ", not ",
+          counted.device().str()));
+    }
+    const bool is_empty = counted.numel() == 0;
+    const auto unless_empty = [&](c10d::Backend& backend) {
+      return is_empty ? C10dBackendGroup::WorkPtr() : start(backend);
+    };
+    FSDP_ASSIGN_OR_RETURN(
+        auto operation,
+        group_->Launch(std::move(call),
+                       static_cast<int64_t>(tensors[0].nbytes()), unless_empty,
+                       is_empty ? nullptr : std::move(finish)));
+    return std::make_unique<StreamWork<C10dBackendGroup>>(
+        group_, std::move(operation), std::move(tensors));
+  }
 
   // Reduces `in` into `out`, of the same dtype; then `finish` runs.
-  absl::StatusOr<std::unique_ptr<Work>> ReduceInto(
-      const at::Tensor& out, const at::Tensor& in, C10dReduceOp op,
-      absl::string_view label, std::vector<at::Tensor> tensors,
-      C10dBackendGroup::Finish finish);
+  StartedWork ReduceInto(const at::Tensor& out, const at::Tensor& in,
+                         C10dReduceOp op, absl::string_view label,
+                         std::vector<at::Tensor> tensors,
+                         C10dBackendGroup::Finish finish) {
+    return Launch(
+        Collective::kReduceScatter, label, out, std::move(tensors),
+        [&](c10d::Backend& backend) {
+          c10d::ReduceScatterOptions options;
+          options.reduceOp = op;
+          options.timeout = c10d_timeout();
+          at::Tensor to = out;
+          at::Tensor from = in;
+          return backend._reduce_scatter_base(to, from, options);
+        },
+        std::move(finish));
+  }
 
-  absl::StatusOr<std::vector<Member>> Members(int color, int key);
+  absl::StatusOr<std::vector<Member>> Members(int color, int key) {
+    constexpr absl::string_view kWhat = "split the group";
+    const int64_t mine = int64_t{2} * rank();
+    at::Tensor all;
+    FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
+      all = at::empty(
+          {int64_t{2} * world_size()},
+          at::TensorOptions().dtype(at::kLong).device(options_.device));
+      all[mine].fill_(color);
+      all[mine + 1].fill_(key);
+    }));
+    FSDP_ASSIGN_OR_RETURN(auto work,
+                          AllGather(all, all.narrow(0, mine, 2), "the group"));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
+    std::vector<Member> members;
+    FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
+      const at::Tensor here = all.cpu();
+      const auto* data = static_cast<const Member*>(here.const_data_ptr());
+      members.assign(data, data + world_size());
+    }));
+    return members;
+  }
 
   std::chrono::milliseconds c10d_timeout() const {
     return absl::ToChronoMilliseconds(options_.timeout + kGrace);
@@ -134,176 +244,12 @@ class C10dBackendCommunicator final : public Communicator {
   const Unwinding unwinding_;
 };
 
-absl::StatusOr<std::unique_ptr<Communicator>> Create(
-    C10dConnection connection, const StorePtr& store, RankNames names,
-    C10dBackendOptions options);
+CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
+                           RankNames names, C10dBackendOptions options);
 
-struct C10dBackendCommunicator::Member {
-  int64_t color;
-  int64_t key;
-};
-
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::Launch(
-    Collective collective, absl::string_view label, const at::Tensor& counted,
-    std::vector<at::Tensor> tensors, C10dBackendGroup::Start start,
-    C10dBackendGroup::Finish finish) {
-  Call call{collective, std::string(label),
-            std::string(DtypeName(counted.scalar_type())), counted.numel(), ""};
-  if (counted.device() != options_.device) {
-    return absl::UnimplementedError(
-        absl::StrCat(comm::ToString(call), " on ", Place(), ": c10d's ", name_,
-                     " was created for tensors on ", options_.device.str(),
-                     ", not ", counted.device().str()));
-  }
-  const bool is_empty = counted.numel() == 0;
-  const auto unless_empty = [&](c10d::Backend& backend) {
-    return is_empty ? C10dBackendGroup::WorkPtr() : start(backend);
-  };
-  FSDP_ASSIGN_OR_RETURN(
-      auto operation,
-      group_->Launch(std::move(call), static_cast<int64_t>(tensors[0].nbytes()),
-                     unless_empty, is_empty ? nullptr : std::move(finish)));
-  return std::make_unique<C10dBackendWork>(group_, std::move(operation),
-                                           std::move(tensors));
-}
-
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllGather(
-    const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
-  return Launch(Collective::kAllGather, label, in, {out, in},
-                [&](c10d::Backend& backend) {
-                  c10d::AllgatherOptions options;
-                  options.timeout = c10d_timeout();
-                  at::Tensor to = Bytes(out);
-                  at::Tensor from = Bytes(in);
-                  return backend._allgather_base(to, from, options);
-                });
-}
-
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::ReduceInto(
-    const at::Tensor& out, const at::Tensor& in, C10dReduceOp op,
-    absl::string_view label, std::vector<at::Tensor> tensors,
-    C10dBackendGroup::Finish finish) {
-  return Launch(
-      Collective::kReduceScatter, label, out, std::move(tensors),
-      [&](c10d::Backend& backend) {
-        c10d::ReduceScatterOptions options;
-        options.reduceOp = op;
-        options.timeout = c10d_timeout();
-        at::Tensor to = out;
-        at::Tensor from = in;
-        return backend._reduce_scatter_base(to, from, options);
-      },
-      std::move(finish));
-}
-
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoReduceScatter(
-    const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-    absl::string_view label) {
-  return ReduceInto(out, in, ToC10d(op), label, {in, out}, nullptr);
-}
-
-absl::StatusOr<std::unique_ptr<Work>>
-C10dBackendCommunicator::DoReduceScatterScaled(const at::Tensor& out,
-                                               const at::Tensor& in,
-                                               ScaledSum sum,
-                                               absl::string_view label) {
-  const bool is_direct =
-      out.scalar_type() == in.scalar_type() && !sum.accumulate;
-  const at::Tensor result =
-      is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
-  const auto finish = [out, result, sum, is_direct] {
-    if (sum.accumulate) {
-      out.add_(result, sum.scale);
-      return;
-    }
-    if (!is_direct) out.copy_(result);
-    if (sum.scale != 1) out.mul_(sum.scale);
-  };
-  return ReduceInto(result, in, C10dReduceOp::SUM, label, {in, out}, finish);
-}
-
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllToAll(
-    const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
-  return Launch(Collective::kAllToAll, label, in, {out, in},
-                [&](c10d::Backend& backend) {
-                  c10d::AllToAllOptions options;
-                  options.timeout = c10d_timeout();
-                  at::Tensor to = Bytes(out);
-                  at::Tensor from = Bytes(in);
-                  std::vector<int64_t> equal_parts;
-                  return backend.alltoall_base(to, from, equal_parts,
-                                               equal_parts, options);
-                });
-}
-
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllReduce(
-    const at::Tensor& tensor, ReduceOp op, absl::string_view label) {
-  return Launch(Collective::kAllReduce, label, tensor, {tensor},
-                [&](c10d::Backend& backend) {
-                  c10d::AllreduceOptions options;
-                  options.reduceOp = ToC10d(op);
-                  options.timeout = c10d_timeout();
-                  std::vector<at::Tensor> tensors = {tensor};
-                  return backend.allreduce(tensors, options);
-                });
-}
-
-absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoBroadcast(
-    const at::Tensor& tensor, int root, absl::string_view label) {
-  return Launch(Collective::kBroadcast, label, tensor, {tensor},
-                [&](c10d::Backend& backend) {
-                  c10d::BroadcastOptions options;
-                  options.rootRank = root;
-                  options.timeout = c10d_timeout();
-                  std::vector<at::Tensor> tensors = {Bytes(tensor)};
-                  return backend.broadcast(tensors, options);
-                });
-}
-
-absl::StatusOr<at::Tensor> C10dBackendCommunicator::AllocateSymmetric(
-    int64_t bytes) {
-  if (options_.device.is_cpu() || bytes < 0) return AllocatePlain(bytes);
-  at::Tensor plain;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(
-      absl::StrCat("allocate ", bytes, " bytes on ", options_.device.str()),
-      [&] {
-        plain = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(
-                                       options_.device));
-      }));
-  return plain;
-}
-
-absl::StatusOr<std::vector<C10dBackendCommunicator::Member>>
-C10dBackendCommunicator::Members(int color, int key) {
-  constexpr absl::string_view kWhat = "split the group";
-  const int64_t mine = int64_t{2} * rank();
-  at::Tensor all;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
-    all =
-        at::empty({int64_t{2} * world_size()},
-                  at::TensorOptions().dtype(at::kLong).device(options_.device));
-    all[mine].fill_(color);
-    all[mine + 1].fill_(key);
-  }));
-  FSDP_ASSIGN_OR_RETURN(auto work,
-                        AllGather(all, all.narrow(0, mine, 2), "the group"));
-  FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
-  std::vector<Member> members;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
-    const at::Tensor here = all.cpu();
-    const auto* data = static_cast<const Member*>(here.const_data_ptr());
-    members.assign(data, data + world_size());
-  }));
-  return members;
-}
-
-absl::StatusOr<std::unique_ptr<Communicator>> C10dBackendCommunicator::Split(
-    int color, int key) {
+CreatedCommunicator C10dBackendCommunicator::Split(int color, int key) {
+  FSDP_RETURN_IF_ERROR(CheckColor(color));
   const std::string what = absl::StrCat("split on ", Place());
-  if (color < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, ": color ", color, " is negative"));
-  }
   if (!options_.connect) {
     return absl::UnimplementedError(absl::StrCat(
         what, ": c10d's ", name_,
@@ -360,9 +306,8 @@ std::string NameOf(const c10d::Backend& backend) {
 }
 
 // Requires a backend and a store that are not null.
-absl::StatusOr<std::unique_ptr<Communicator>> Create(
-    C10dConnection connection, const StorePtr& store, RankNames names,
-    C10dBackendOptions options) {
+CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
+                           RankNames names, C10dBackendOptions options) {
   const auto backend = connection.backend;
   std::string name = NameOf(*backend);
   const std::string place = names.Place(backend->getRank());
@@ -393,9 +338,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> Create(
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dBackendCommunicator(
-    C10dConnection connection, const StorePtr& store,
-    C10dBackendOptions options) {
+CreatedCommunicator CreateC10dBackendCommunicator(C10dConnection connection,
+                                                  const StorePtr& store,
+                                                  C10dBackendOptions options) {
   if (connection.backend == nullptr || store == nullptr) {
     return absl::InvalidArgumentError(
         "create a group of a c10d backend: there must be a backend and a "

@@ -81,7 +81,7 @@ struct C10dBackendOptions {
 // A collective that the backend lacks is Unimplemented, on all ranks alike and
 // without harm. Nobody sees that ranks make different calls: they run into the
 // deadline, or the result is wrong.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dBackendCommunicator(
+CreatedCommunicator CreateC10dBackendCommunicator(
     C10dConnection connection, const c10::intrusive_ptr<c10d::Store>& store,
     C10dBackendOptions options = {});
 

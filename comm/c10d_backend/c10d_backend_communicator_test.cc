@@ -27,6 +27,7 @@
 #include "comm/communicator.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/testing/communicator_contract.h"
+#include "comm/testing/connect_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -41,9 +42,9 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
-using Created = absl::StatusOr<std::unique_ptr<Communicator>>;
 
 // Lacks an operation, for which c10d's base class has a text of its own.
 class GlooWithoutExchange final : public c10d::ProcessGroupGloo {
@@ -79,8 +80,8 @@ absl::StatusOr<C10dConnection> ConnectGloo(const StorePtr& store, int rank,
 }
 
 template <typename Kind>
-Created CreateRank(const StorePtr& store, int rank, int world_size,
-                   absl::Duration timeout) {
+CreatedCommunicator CreateRank(const StorePtr& store, int rank, int world_size,
+                               absl::Duration timeout) {
   FSDP_ASSIGN_OR_RETURN(
       C10dConnection connection,
       ConnectGloo<Kind>(c10::make_intrusive<c10d::PrefixStore>("gloo", store),
@@ -100,20 +101,9 @@ Created CreateRank(const StorePtr& store, int rank, int world_size,
 template <typename Kind>
 absl::StatusOr<Group> CreateGroup(int world_size, absl::Duration timeout) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<Created> results(world_size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      results[rank] = CreateRank<Kind>(store, rank, world_size, timeout);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  Group group;
-  for (auto& result : results) {
-    FSDP_ASSIGN_OR_RETURN(auto communicator, std::move(result));
-    group.push_back(std::move(communicator));
-  }
-  return group;
+  return ConnectRanks(world_size, [&](int rank) {
+    return CreateRank<Kind>(store, rank, world_size, timeout);
+  });
 }
 
 ContractBackend GlooCollectives() {
@@ -126,20 +116,12 @@ ContractBackend GlooCollectives() {
 INSTANTIATE_TEST_SUITE_P(C10dBackend, CommunicatorContract,
                          ::testing::Values(GlooCollectives()), BackendName);
 
-absl::Status StartAndFinish(
-    Group& group,
-    absl::StatusOr<std::unique_ptr<Work>> (*start)(Communicator&)) {
-  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+absl::Status StartAndFinish(Group& group, StartedWork (*start)(Communicator&)) {
+  std::vector<StartedWork> works;
   for (const auto& rank : group) works.push_back(start(*rank));
   absl::Status first;
   for (auto& work : works) first.Update(Finish(std::move(work)));
   return first;
-}
-
-TEST(C10dBackendCommunicatorTest, SaysWhatItIs) {
-  ASSERT_OK_AND_ASSIGN(const Group group,
-                       CreateGroup<Gloo>(1, absl::Seconds(30)));
-  EXPECT_EQ(group[0]->ToString(), "c10d's gloo on cpu, rank 0 of 1");
 }
 
 TEST(C10dBackendCommunicatorTest, WhatTheBackendLacksIsUnimplementedAndNoHarm) {
@@ -148,7 +130,7 @@ TEST(C10dBackendCommunicatorTest, WhatTheBackendLacksIsUnimplementedAndNoHarm) {
   for (const auto& rank : group) {
     EXPECT_THAT(
         rank->AllToAll(at::zeros({4}), at::zeros({4}), "tokens"),
-        StatusIs(absl::StatusCode::kUnimplemented,
+        StatusIs(Code::kUnimplemented,
                  AllOf(HasSubstr("all-to-all #0 of tokens"),
                        HasSubstr("gloo does not support alltoall_base"))));
   }
@@ -168,18 +150,19 @@ TEST(C10dBackendCommunicatorTest, WhatItIsToldToLackItDoesNotCall) {
       CreateC10dBackendCommunicator(std::move(connection), store, options));
   EXPECT_FALSE(communicator->HasAllToAll());
   EXPECT_THAT(communicator->AllToAll(at::zeros({4}), at::zeros({4}), "tokens"),
-              StatusIs(absl::StatusCode::kUnimplemented,
+              StatusIs(Code::kUnimplemented,
                        AllOf(HasSubstr("all-to-all of tokens on rank 0 of 1"),
                              HasSubstr("c10d's gloo on cpu"))));
 }
 
-TEST(C10dBackendCommunicatorTest, TakesTensorsOfItsDeviceOnly) {
+TEST(C10dBackendCommunicatorTest, SaysWhatItIsAndTakesTensorsOfItsDeviceOnly) {
   ASSERT_OK_AND_ASSIGN(Group group, CreateGroup<Gloo>(1, absl::Seconds(30)));
+  EXPECT_EQ(group[0]->ToString(), "c10d's gloo on cpu, rank 0 of 1");
   // The checks need no memory.
   const at::Tensor elsewhere =
       at::zeros({0}, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
   EXPECT_THAT(group[0]->AllReduce(elsewhere, ReduceOp::kSum, "sum"),
-              StatusIs(absl::StatusCode::kUnimplemented,
+              StatusIs(Code::kUnimplemented,
                        HasSubstr("was created for tensors on cpu, not meta")));
 }
 
@@ -189,26 +172,24 @@ TEST(C10dBackendCommunicatorTest, SplitNeedsAWayToConnect) {
                        ConnectGloo<Gloo>(store, 0, 1));
   ASSERT_OK_AND_ASSIGN(auto communicator, CreateC10dBackendCommunicator(
                                               std::move(connection), store));
-  EXPECT_THAT(communicator->Split(0, 0),
-              StatusIs(absl::StatusCode::kUnimplemented,
-                       HasSubstr("C10dBackendOptions::connect")));
+  EXPECT_THAT(
+      communicator->Split(0, 0),
+      StatusIs(Code::kUnimplemented, HasSubstr("C10dBackendOptions::connect")));
 }
 
 TEST(C10dBackendCommunicatorTest, RefusesWhatIsMissing) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  EXPECT_THAT(CreateC10dBackendCommunicator({}, store),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("there must be a backend")));
+  EXPECT_THAT(
+      CreateC10dBackendCommunicator({}, store),
+      StatusIs(Code::kInvalidArgument, HasSubstr("there must be a backend")));
   ASSERT_OK_AND_ASSIGN(C10dConnection connection,
                        ConnectGloo<Gloo>(store, 0, 1));
-  EXPECT_THAT(
-      CreateC10dBackendCommunicator(connection, nullptr),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a store")));
+  EXPECT_THAT(CreateC10dBackendCommunicator(connection, nullptr),
+              StatusIs(Code::kInvalidArgument, HasSubstr("a store")));
   C10dBackendOptions options;
   options.device = c10::Device(c10::DeviceType::CUDA);
   EXPECT_THAT(CreateC10dBackendCommunicator(connection, store, options),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("cuda has no index")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("cuda has no index")));
 }
 
 TEST(C10dBackendCommunicatorTest, TheBackendStaysTheCallersAfterwards) {
@@ -241,7 +222,7 @@ TEST(C10dBackendCommunicatorTest, ABackendThatCannotBeClosedIsNotWaitedFor) {
   ASSERT_OK_AND_ASSIGN(auto work, communicator->AllReduce(
                                       at::zeros({4}), ReduceOp::kSum, "alone"));
   EXPECT_THAT(work->Wait(absl::Now() + absl::Milliseconds(50)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        HasSubstr("all-reduce #0 of alone on rank 0 of 2")));
   communicator.reset();
   // No message comes, which closes the connection.

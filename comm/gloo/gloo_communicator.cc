@@ -6,21 +6,301 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
+#include "comm/gloo/message_group.h"
 #include "comm/gloo/message_transport.h"
+#include "comm/gloo/peer_collectives.h"
 #include "comm/group/c10d_status.h"
+#include "comm/group/connect_together.h"
+#include "comm/group/operation_queue.h"
+#include "comm/unwinding.h"
 
 namespace fsdp::comm {
 namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// Extra time for the backend to say more about a missed deadline.
+constexpr absl::Duration kSlack = absl::Seconds(1);
+
+// The arguments with which Split() makes further groups.
+struct Recipe {
+  std::string name;
+  TransportFactory factory;
+  MessageOptions options;
+};
+
+char* Data(const at::Tensor& tensor) {
+  return static_cast<char*>(tensor.mutable_data_ptr());
+}
+
+class MessageCommunicator final : public Communicator {
+ public:
+  MessageCommunicator(std::shared_ptr<MessageGroup> group, StorePtr store,
+                      Recipe recipe)
+      : group_(std::move(group)),
+        store_(std::move(store)),
+        recipe_(std::move(recipe)) {}
+  ~MessageCommunicator() override {
+    if (unwinding_) group_->Abort(EndedByException());
+    group_->Stop();
+  }
+
+  int rank() const override { return group_->rank(); }
+  int world_size() const override { return group_->world_size(); }
+  const RankNames& names() const override { return group_->names(); }
+  absl::Duration default_timeout() const override {
+    return recipe_.options.timeout;
+  }
+  std::string ToString() const override {
+    return absl::StrCat(recipe_.name, ", ", Place());
+  }
+
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    return AllocatePlain(bytes);
+  }
+
+  CreatedCommunicator Split(int color, int key) override;
+
+  void Abort(const absl::Status& reason) override { group_->Abort(reason); }
+
+ protected:
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
+    return Start(Collective::kAllGather, label, "", in,
+                 [out, in](PeerCollectives& peers, const auto& agree) {
+                   return peers.AllGather(Data(out), Data(in),
+                                          static_cast<int64_t>(in.nbytes()),
+                                          agree);
+                 });
+  }
+
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
+    return Start(Collective::kReduceScatter, label, ReduceOpName(op), out,
+                 [out, in, op](PeerCollectives& peers, const auto& agree) {
+                   return peers.ReduceScatter(Data(out), Data(in),
+                                              out.scalar_type(), out.numel(),
+                                              op, agree);
+                 });
+  }
+
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
+    return Start(Collective::kAllToAll, label, "", in,
+                 [out, in](PeerCollectives& peers, const auto& agree) {
+                   return peers.AllToAll(
+                       Data(out), Data(in),
+                       static_cast<int64_t>(in.nbytes()) / peers.world_size(),
+                       agree);
+                 });
+  }
+
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
+    return Start(Collective::kAllReduce, label, ReduceOpName(op), tensor,
+                 [tensor, op](PeerCollectives& peers, const auto& agree) {
+                   return peers.AllReduce(Data(tensor), tensor.scalar_type(),
+                                          tensor.numel(), op, agree);
+                 });
+  }
+
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
+    return Start(
+        Collective::kBroadcast, label, absl::StrCat("root ", root), tensor,
+        [tensor, root](PeerCollectives& peers, const auto& agree) {
+          return peers.Broadcast(
+              Data(tensor), static_cast<int64_t>(tensor.nbytes()), root, agree);
+        });
+  }
+
+ private:
+  // `counted` is the tensor whose dtype and count all ranks must share.
+  StartedWork Start(Collective collective, absl::string_view label,
+                    absl::string_view detail, const at::Tensor& counted,
+                    MessageGroup::Run run) {
+    Call call = CallOf(collective, label, counted, detail);
+    if (!counted.device().is_cpu()) {
+      return absl::UnimplementedError(absl::StrCat(
+          comm::ToString(call), " on ", Place(), ": ", recipe_.name,
+          " takes CPU tensors, not ", counted.device().str()));
+    }
+    FSDP_ASSIGN_OR_RETURN(auto operation,
+                          group_->Post(std::move(call), std::move(run)));
+    return std::make_unique<GroupWork<MessageGroup>>(
+        group_, std::move(operation), recipe_.options.timeout);
+  }
+
+  const std::shared_ptr<MessageGroup> group_;
+  const StorePtr store_;
+  const Recipe recipe_;
+  int num_splits_ = 0;
+  const Unwinding unwinding_;
+};
+
+CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
+                           Recipe recipe);
+
+struct Membership {
+  int32_t color;
+  int32_t key;
+};
+
+CreatedCommunicator MessageCommunicator::Split(int color, int key) {
+  FSDP_RETURN_IF_ERROR(CheckColor(color));
+  const auto members = std::make_shared<std::vector<Membership>>(world_size());
+  (*members)[rank()] = {color, key};
+  FSDP_ASSIGN_OR_RETURN(
+      auto operation,
+      group_->Post(
+          {Collective::kSplit, "the group", "", 0, ""},
+          [members, rank = rank()](PeerCollectives& peers, const auto& agree) {
+            return peers.AllGather(
+                reinterpret_cast<char*>(members->data()),
+                reinterpret_cast<const char*>(&(*members)[rank]),
+                sizeof(Membership), agree);
+          }));
+  FSDP_RETURN_IF_ERROR(
+      group_->Wait(*operation, absl::Now() + recipe_.options.timeout));
+  std::vector<int> part;  // by new rank
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if ((*members)[peer].color == color) part.push_back(peer);
+  }
+  std::stable_sort(part.begin(), part.end(), [&](int a, int b) {
+    return (*members)[a].key < (*members)[b].key;
+  });
+  const auto new_rank = static_cast<int>(
+      std::find(part.begin(), part.end(), rank()) - part.begin());
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(
+      absl::StrCat("split", num_splits_++, "/color", color), store_);
+  return Create(store, new_rank, names().Part(part), recipe_);
+}
+
+// Returns the store of this rank's next group on `store`: groups made one after
+// the other must not see each other's keys.
+StorePtr StoreOfNextGroup(const StorePtr& store, int rank) {
+  const int64_t number = store->add(absl::StrCat("num_groups/", rank), 1);
+  return c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("group", number),
+                                                store);
+}
+
+absl::Status Meet(const StorePtr& store, int rank, const RankNames& names,
+                  absl::Duration timeout) {
+  const int world_size = names.size();
+  std::vector<std::string> keys;
+  keys.reserve(world_size);
+  for (int peer = 0; peer < world_size; ++peer) {
+    keys.push_back(absl::StrCat("here/", peer));
+  }
+  FSDP_RETURN_IF_ERROR(TorchToStatus("reach the store", [&] {
+    store->set(keys[rank], absl::StrCat(world_size));
+  }));
+  absl::Status met = TorchToStatus("wait for the other ranks", [&] {
+    store->wait(keys, absl::ToChronoMilliseconds(timeout));
+  });
+  std::vector<std::string> missing;
+  std::vector<std::string> other_sizes;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("look who is in the store", [&] {
+    for (int peer = 0; peer < world_size; ++peer) {
+      if (!met.ok() && !store->check({keys[peer]})) {
+        missing.push_back(names.Name(peer));
+        continue;
+      }
+      const std::string size = store->get_to_str(keys[peer]);
+      if (size != absl::StrCat(world_size)) {
+        other_sizes.push_back(absl::StrCat(names.Name(peer), " says ", size));
+      }
+    }
+  }));
+  if (!other_sizes.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the ranks disagree on the size of the group: ", world_size, " here, ",
+        absl::StrJoin(other_sizes, ", ")));
+  }
+  if (!missing.empty()) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(absl::StrJoin(missing, ", "), " did not come within ",
+                     absl::FormatDuration(timeout)));
+  }
+  return met;
+}
+
+// Connects all ranks, or none.
+absl::StatusOr<std::unique_ptr<MessageTransport>> ConnectTransport(
+    const StorePtr& store, int rank, const RankNames& names,
+    const TransportFactory& factory, const std::string& place,
+    absl::Time deadline) {
+  using TransportPtr = std::unique_ptr<MessageTransport>;
+  const auto transport = std::make_shared<TransportPtr>();
+  const auto connect = [=]() -> absl::Status {
+    auto own = factory(store, rank, names, deadline - absl::Now());
+    if (!own.ok()) {
+      return place.empty() ? own.status() : Annotate(own.status(), place);
+    }
+    *transport = *std::move(own);
+    return absl::OkStatus();
+  };
+  FSDP_RETURN_IF_ERROR(
+      ConnectTogether(c10::make_intrusive<c10d::PrefixStore>("together", store),
+                      rank, names, {deadline + kSlack}, connect));
+  return std::move(*transport);
+}
+
+CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
+                           Recipe recipe) {
+  const MessageOptions& options = recipe.options;
+  const std::string what =
+      absl::StrCat("create the ", recipe.name, " group on ", names.Place(rank));
+  // The threads that start below inherit it.
+  const SigpipeBlock no_sigpipe;
+  StorePtr group_store;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(
+      what, [&] { group_store = StoreOfNextGroup(store, rank); }));
+  const absl::Duration limit =
+      std::min(options.timeout, options.connect_timeout);
+  const absl::Time deadline = absl::Now() + limit;
+  const absl::Status met = Meet(group_store, rank, names, limit);
+  if (!met.ok()) return Annotate(met, what);
+  auto transport = ConnectTransport(group_store, rank, names, recipe.factory,
+                                    options.place, deadline);
+  if (!transport.ok()) return Annotate(transport.status(), what);
+  auto group =
+      MessageGroup::Create(group_store, rank, std::move(names),
+                           *std::move(transport), options.diagnosis_timeout);
+  if (!group.ok()) return Annotate(group.status(), what);
+  recipe.options.connect_timeout = absl::InfiniteDuration();
+  return std::make_unique<MessageCommunicator>(*std::move(group), group_store,
+                                               std::move(recipe));
+}
+
+// Returns the names of the ranks of a group named `name`, or InvalidArgument if
+// there can be no such group.
+absl::StatusOr<RankNames> NamesOf(const StorePtr& store, int rank,
+                                  int world_size, absl::string_view name,
+                                  const MessageOptions& options) {
+  if (store == nullptr || world_size < 1 || rank < 0 || rank >= world_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "create the ", name, " group on rank ", rank, " of ", world_size,
+        ": there must be a store and 0 <= rank < world size"));
+  }
+  return RankNames::Of(world_size, options.world_ranks);
+}
 
 constexpr char kName[] = "gloo";
 
@@ -78,12 +358,21 @@ std::string PlaceOf(const GlooOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-    const GlooOptions& options) {
-  FSDP_ASSIGN_OR_RETURN(
-      const RankNames names,
-      NamesOfMessageGroup(store, rank, world_size, kName, options));
+CreatedCommunicator CreateMessageCommunicator(const StorePtr& store, int rank,
+                                              int world_size, std::string name,
+                                              TransportFactory factory,
+                                              const MessageOptions& options) {
+  FSDP_ASSIGN_OR_RETURN(RankNames names,
+                        NamesOf(store, rank, world_size, name, options));
+  return Create(store, rank, std::move(names),
+                {std::move(name), std::move(factory), options});
+}
+
+CreatedCommunicator CreateGlooCommunicator(const StorePtr& store, int rank,
+                                           int world_size,
+                                           const GlooOptions& options) {
+  FSDP_ASSIGN_OR_RETURN(RankNames names,
+                        NamesOf(store, rank, world_size, kName, options));
   if (!options.hostname.empty() && !options.interface.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "gloo on ", names.Name(rank), ": both a hostname (", options.hostname,
@@ -104,9 +393,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
           "open a Gloo device on ", names.Name(rank), " for ",
           options.hostname.empty() ? options.interface : options.hostname),
       [&] { device = CreateDevice(options); }));
-  const auto factory =
-      [device](const c10::intrusive_ptr<c10d::Store>& group_store,
-               int group_rank, const RankNames& group, absl::Duration timeout)
+  const auto factory = [device](const StorePtr& group_store, int group_rank,
+                                const RankNames& group, absl::Duration timeout)
       -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
     c10::intrusive_ptr<ClosableGloo> gloo;
     const absl::Status connected = C10dToStatus("it cannot connect", [&] {
@@ -125,8 +413,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
   messages.place = absl::StrCat(
       PlaceOf(options),
       ", which the others must reach: GLOO_SOCKET_IFNAME chooses an interface");
-  return CreateMessageCommunicator(store, rank, world_size, kName, factory,
-                                   messages);
+  return Create(store, rank, std::move(names), {kName, factory, messages});
 }
 
 }  // namespace fsdp::comm

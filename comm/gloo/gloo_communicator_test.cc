@@ -16,13 +16,12 @@
 #include "absl/strings/strip.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
-#include "comm/gloo/message_communicator.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/testing/communicator_contract.h"
+#include "comm/testing/gloo_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -32,6 +31,7 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 GlooOptions OptionsFor(absl::Duration timeout) {
   GlooOptions options;
@@ -40,38 +40,19 @@ GlooOptions OptionsFor(absl::Duration timeout) {
   return options;
 }
 
-// Ranks are threads here: everything but the processes is real.
-absl::StatusOr<Group> CreateGlooGroup(int world_size, absl::Duration timeout) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> results(
-      world_size);
-  std::vector<std::thread> threads;
-  threads.reserve(world_size);
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      results[rank] =
-          CreateGlooCommunicator(store, rank, world_size, OptionsFor(timeout));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  Group group;
-  for (auto& result : results) {
-    FSDP_ASSIGN_OR_RETURN(auto communicator, std::move(result));
-    group.push_back(std::move(communicator));
-  }
-  return group;
-}
-
 INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorContract,
-                         ::testing::Values(ContractBackend{"gloo",
-                                                           CreateGlooGroup}),
+                         ::testing::Values(ContractBackend{
+                             "gloo",
+                             [](int world_size, absl::Duration timeout) {
+                               return CreateGlooGroup(world_size, timeout);
+                             }}),
                          BackendName);
 
 TEST(GlooCommunicatorTest, NamesTheRanksThatDoNotCome) {
   EXPECT_THAT(
       CreateGlooCommunicator(c10::make_intrusive<c10d::HashStore>(), 1, 3,
                              OptionsFor(absl::Milliseconds(50))),
-      StatusIs(absl::StatusCode::kDeadlineExceeded,
+      StatusIs(Code::kDeadlineExceeded,
                AllOf(HasSubstr("create the gloo group on rank 1 of 3"),
                      HasSubstr("rank 0, rank 2 did not come within 50ms"))));
 }
@@ -79,18 +60,18 @@ TEST(GlooCommunicatorTest, NamesTheRanksThatDoNotCome) {
 TEST(GlooCommunicatorTest, RefusesWrongOptions) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   for (int rank : {-1, 2}) {
-    EXPECT_THAT(CreateGlooCommunicator(store, rank, 2),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("rank < world size")));
+    EXPECT_THAT(
+        CreateGlooCommunicator(store, rank, 2),
+        StatusIs(Code::kInvalidArgument, HasSubstr("rank < world size")));
   }
   GlooOptions both = OptionsFor(absl::Seconds(1));
   both.interface = "lo";
   EXPECT_THAT(CreateGlooCommunicator(store, 0, 1, both),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("both")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("both")));
   GlooOptions nowhere;
   nowhere.interface = "no_such_interface";
   EXPECT_THAT(CreateGlooCommunicator(store, 0, 1, nowhere),
-              StatusIs(absl::StatusCode::kInvalidArgument,
+              StatusIs(Code::kInvalidArgument,
                        HasSubstr("no network interface named no_such")));
 }
 
@@ -120,10 +101,10 @@ TEST(GlooCommunicatorTest, ARankThatCannotConnectTellsTheOthers) {
   };
   absl::Status other;
   EXPECT_THAT(ConnectTo(refused, absl::Hours(1), &other),
-              StatusIs(absl::StatusCode::kUnavailable,
+              StatusIs(Code::kUnavailable,
                        AllOf(HasSubstr("gloo group on rank 0 of 2: rank 1: "),
                              HasSubstr("at 10.0.0.7: connection refused"))));
-  EXPECT_THAT(other, StatusIs(absl::StatusCode::kUnavailable,
+  EXPECT_THAT(other, StatusIs(Code::kUnavailable,
                               HasSubstr("on rank 1 of 2: at 10.0.0.7: conn")));
 }
 
@@ -159,18 +140,17 @@ TEST(GlooCommunicatorTest, RefusesRanksThatDisagreeOnTheSize) {
   });
   EXPECT_THAT(
       CreateGlooCommunicator(store, 1, 2, OptionsFor(absl::Seconds(20))),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("2 here, rank 0 says 1")));
+      StatusIs(Code::kInvalidArgument, HasSubstr("2 here, rank 0 says 1")));
   other.join();
   EXPECT_OK(first);
 }
 
 TEST(GlooCommunicatorTest, WithoutThreadsThereIsNone) {
   const ::fsdp::testing::NoThreads none;
-  EXPECT_THAT(CreateGlooCommunicator(c10::make_intrusive<c10d::HashStore>(), 0,
-                                     1, OptionsFor(absl::Seconds(20))),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("cannot start a thread")));
+  EXPECT_THAT(
+      CreateGlooCommunicator(c10::make_intrusive<c10d::HashStore>(), 0, 1,
+                             OptionsFor(absl::Seconds(20))),
+      StatusIs(Code::kResourceExhausted, HasSubstr("cannot start a thread")));
 }
 
 // Returns the threads of this process.
@@ -198,8 +178,7 @@ uint64_t BlockedSignals(const std::string& thread) {
 // would end the program; see message_transport.h.
 TEST(GlooCommunicatorTest, NoThreadThatWritesTakesSigpipe) {
   const std::set<std::string> before = Threads();
-  ASSERT_OK_AND_ASSIGN(const Group group,
-                       CreateGlooGroup(2, absl::Seconds(30)));
+  ASSERT_OK_AND_ASSIGN(const Group group, CreateGlooGroup(2));
   int num_new = 0;
   for (const std::string& thread : Threads()) {
     if (before.count(thread) > 0) continue;

@@ -104,13 +104,12 @@ absl::Status CallExchange::Agree() {
 
 absl::Status CallExchange::Compare() const {
   const Announcement& own = announcements_[rank_];
-  std::vector<std::string> calls;
-  bool equal = true;
-  for (int peer = 0; peer < names_.size(); ++peer) {
-    const Announcement& other = announcements_[peer];
-    equal = equal && std::memcmp(&own, &other, sizeof(own)) == 0;
-  }
+  const bool equal = std::all_of(
+      announcements_.begin(), announcements_.end(), [&](const auto& other) {
+        return std::memcmp(&own, &other, sizeof(own)) == 0;
+      });
   if (equal) return absl::OkStatus();
+  std::vector<std::string> calls;
   for (int peer = 0; peer < names_.size(); ++peer) {
     const Announcement& other = announcements_[peer];
     const Call call{static_cast<Collective>(other.collective),

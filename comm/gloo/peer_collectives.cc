@@ -151,23 +151,16 @@ std::vector<int> PeerCollectives::Peers() const {
 
 absl::Status PeerCollectives::AllGather(char* out, const char* in,
                                         int64_t bytes, const Agree& agree) {
-  Batch receives(messages_);
-  Batch sends(messages_);
-  for (int peer : Peers()) {
-    FSDP_RETURN_IF_ERROR(messages_->Receive(peer, kDataTag, out + peer * bytes,
-                                            bytes, &receives));
-  }
-  FSDP_RETURN_IF_ERROR(agree());
-  for (int peer : Peers()) {
-    FSDP_RETURN_IF_ERROR(messages_->Send(peer, kDataTag, in, bytes, &sends));
-  }
-  char* own = out + rank_ * bytes;
-  if (own != in && bytes > 0) std::memcpy(own, in, bytes);
-  FSDP_RETURN_IF_ERROR(messages_->Await(&receives));
-  return messages_->Await(&sends);
+  return Exchange(out, in, /*stride=*/0, bytes, agree);
 }
 
 absl::Status PeerCollectives::AllToAll(char* out, const char* in, int64_t bytes,
+                                       const Agree& agree) {
+  return Exchange(out, in, /*stride=*/bytes, bytes, agree);
+}
+
+absl::Status PeerCollectives::Exchange(char* out, const char* in,
+                                       int64_t stride, int64_t bytes,
                                        const Agree& agree) {
   Batch receives(messages_);
   Batch sends(messages_);
@@ -178,9 +171,11 @@ absl::Status PeerCollectives::AllToAll(char* out, const char* in, int64_t bytes,
   FSDP_RETURN_IF_ERROR(agree());
   for (int peer : Peers()) {
     FSDP_RETURN_IF_ERROR(
-        messages_->Send(peer, kDataTag, in + peer * bytes, bytes, &sends));
+        messages_->Send(peer, kDataTag, in + peer * stride, bytes, &sends));
   }
-  if (bytes > 0) std::memcpy(out + rank_ * bytes, in + rank_ * bytes, bytes);
+  char* own = out + rank_ * bytes;
+  const char* from = in + rank_ * stride;
+  if (own != from && bytes > 0) std::memcpy(own, from, bytes);
   FSDP_RETURN_IF_ERROR(messages_->Await(&receives));
   return messages_->Await(&sends);
 }

@@ -120,6 +120,10 @@ class PeerCollectives {
   // Returns the other ranks. Each rank begins with another one.
   std::vector<int> Peers() const;
 
+  // Sends `bytes` from in + peer * stride to each peer.
+  absl::Status Exchange(char* out, const char* in, int64_t stride,
+                        int64_t bytes, const Agree& agree);
+
   // Called with each range of this rank's part, in elements, that is reduced.
   using Reduced = absl::FunctionRef<absl::Status(int64_t begin, int64_t numel)>;
 

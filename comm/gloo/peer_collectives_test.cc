@@ -28,6 +28,7 @@
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
+#include "comm/gloo/message_group.h"
 #include "comm/gloo/message_transport.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -37,6 +38,7 @@ namespace {
 
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -108,6 +110,11 @@ class Mail {
     closed_ = true;
   }
 
+  bool IsClosed() {
+    absl::MutexLock lock(&mutex_);
+    return closed_;
+  }
+
   int NumSent() {
     absl::MutexLock lock(&mutex_);
     int count = 0;
@@ -159,7 +166,9 @@ class ReceivedMessage final : public Message {
 
 class MailTransport final : public MessageTransport {
  public:
-  MailTransport(Mail* mail, int rank) : mail_(mail), rank_(rank) {}
+  // While `*peer_is_gone`, nothing can be received.
+  MailTransport(Mail* mail, int rank, const bool* peer_is_gone = nullptr)
+      : mail_(mail), rank_(rank), peer_is_gone_(peer_is_gone) {}
 
   absl::StatusOr<std::shared_ptr<Message>> Send(int peer, int tag,
                                                 const void* data,
@@ -170,6 +179,9 @@ class MailTransport final : public MessageTransport {
   absl::StatusOr<std::shared_ptr<Message>> Receive(int peer, int tag,
                                                    void* data,
                                                    int64_t bytes) override {
+    if (peer_is_gone_ != nullptr && *peer_is_gone_) {
+      return absl::UnavailableError("no connection");
+    }
     const int index = received_[{peer, tag}]++;
     return std::make_shared<ReceivedMessage>(
         [=] { return mail_->Take(peer, rank_, tag, index, data, bytes); });
@@ -179,6 +191,7 @@ class MailTransport final : public MessageTransport {
  private:
   Mail* const mail_;
   const int rank_;
+  const bool* const peer_is_gone_;
   std::map<std::pair<int, int>, int> received_;
 };
 
@@ -298,6 +311,73 @@ TEST(PeerCollectivesTest, NothingIsSentBeforeTheRanksAgree) {
         << name;
     EXPECT_EQ(mail.NumSent(), 0) << name;
   }
+}
+
+// One of two ranks, which are in one thread.
+struct Rank {
+  Rank(int rank, Mail* mail, const bool* peer_is_gone)
+      : messages(std::make_unique<MailTransport>(mail, rank, peer_is_gone)),
+        calls(rank, RankNames(2), &messages) {}
+
+  PeerMessages messages;
+  CallExchange calls;
+};
+
+Call Broadcast(int64_t count) {
+  return {Collective::kBroadcast, "weight", "float32", count, ""};
+}
+
+class CallExchangeTest : public ::testing::Test {
+ protected:
+  CallExchangeTest()
+      : first_(0, &mail_, &gone_[1]), second_(1, &mail_, &gone_[0]) {
+    EXPECT_OK(first_.calls.Start());
+    EXPECT_OK(second_.calls.Start());
+  }
+
+  Mail mail_;
+  bool gone_[2] = {false, false};
+  Rank first_;
+  Rank second_;
+};
+
+TEST_F(CallExchangeTest, CallsThatDifferAreNamed) {
+  ASSERT_OK(first_.calls.Announce(0, Broadcast(4)));
+  ASSERT_OK(second_.calls.Announce(0, Broadcast(5)));
+  for (Rank* rank : {&first_, &second_}) {
+    EXPECT_THAT(rank->calls.Agree(),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("the ranks' calls #0 differ"),
+                               HasSubstr("rank 0 called broadcast"),
+                               HasSubstr("rank 1 called broadcast"))));
+  }
+}
+
+// A peer's last call may be over before this rank begins to wait for the next.
+TEST_F(CallExchangeTest, WhoHasLeftAfterACallFailsTheNextOneOnly) {
+  constexpr int kDataTag = 7;
+  int32_t received = 0;
+  PeerMessages::Batch data(&second_.messages);
+  ASSERT_OK(first_.calls.Announce(0, Broadcast(4)));
+  ASSERT_OK(second_.calls.Announce(0, Broadcast(4)));
+  ASSERT_OK(second_.messages.Receive(0, kDataTag, &received, sizeof(received),
+                                     &data));
+  ASSERT_OK(first_.calls.Agree());
+  const int32_t sent = 42;
+  PeerMessages::Batch sends(&first_.messages);
+  ASSERT_OK(first_.messages.Send(1, kDataTag, &sent, sizeof(sent), &sends));
+  ASSERT_OK(first_.messages.Await(&sends));
+  gone_[0] = true;
+
+  EXPECT_OK(second_.calls.Agree());
+  EXPECT_OK(second_.messages.Await(&data));
+  EXPECT_EQ(received, 42);
+  EXPECT_FALSE(mail_.IsClosed());
+
+  ASSERT_OK(second_.calls.Announce(1, Broadcast(4)));
+  EXPECT_THAT(second_.calls.Agree(), StatusIs(absl::StatusCode::kUnavailable,
+                                              HasSubstr("no connection")));
+  EXPECT_TRUE(mail_.IsClosed());
 }
 
 }  // namespace

@@ -54,18 +54,103 @@ class Session {
         limits_(limits),
         begin_(absl::Now()) {}
 
-  absl::Status AwaitOwn(Attempt* attempt);
-  absl::Status AwaitOthers();
+  absl::Status AwaitOwn(Attempt* attempt) {
+    const auto ended = [attempt]() {
+      attempt->mutex.AssertHeld();
+      return attempt->ended();
+    };
+    while (true) {
+      {
+        absl::MutexLock lock(&attempt->mutex);
+        attempt->mutex.AwaitWithTimeout(absl::Condition(&ended), Pause());
+        if (attempt->ended()) break;
+      }
+      FSDP_RETURN_IF_ERROR(LookAround());
+    }
+    absl::MutexLock lock(&attempt->mutex);
+    return attempt->result->ok() ? absl::OkStatus() : Tell(*attempt->result);
+  }
+
+  absl::Status AwaitOthers() {
+    bool all = false;
+    FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+      store_->set(ThroughKey(rank_), std::string("1"));
+      all = store_->add(kCountKey, 1) == names_.size();
+      if (all) store_->set(kAllKey, std::string("1"));
+    }));
+    while (!all) {
+      FSDP_RETURN_IF_ERROR(TorchToStatus(
+          "the store broke off", [&] { all = store_->check({kAllKey}); }));
+      if (all) break;
+      FSDP_RETURN_IF_ERROR(LookAround());
+      absl::SleepFor(Pause());
+    }
+    return absl::OkStatus();
+  }
 
   // Tells the others of a failure and returns it, or the failure that another
   // rank has told before.
-  absl::Status Tell(const absl::Status& failure);
+  absl::Status Tell(const absl::Status& failure) {
+    std::string first;
+    const absl::Status told = TorchToStatus("tell the others", [&] {
+      first =
+          store_->compareSet(kFailureKey, std::string(),
+                             absl::StrCat(rank_, " ", EncodeStatus(failure)));
+    });
+    // A store that is gone tells nobody anything.
+    if (!told.ok()) return failure;
+    const absl::Status status = ReadFailure(first);
+    // If both are alike, this rank's own says more.
+    return status.code() == failure.code() ? failure : status;
+  }
 
  private:
   // Returns an error if there is nothing left to wait for.
-  absl::Status LookAround();
-  absl::Status Late();
-  absl::Status ReadFailure(absl::string_view text) const;
+  absl::Status LookAround() {
+    std::string failure;
+    FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+      if (store_->check({kFailureKey})) {
+        failure = store_->get_to_str(kFailureKey);
+      }
+    }));
+    if (!failure.empty()) return ReadFailure(failure);
+    if (limits_.stopped()) {
+      return Tell(absl::CancelledError(
+          absl::StrCat(names_.Name(rank_), " was asked to stop")));
+    }
+    return limits_.passed() ? Tell(Late()) : absl::OkStatus();
+  }
+
+  absl::Status Late() {
+    std::vector<std::string> missing;
+    FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+      for (int rank = 0; rank < names_.size(); ++rank) {
+        if (!store_->check({ThroughKey(rank)})) {
+          missing.push_back(names_.Name(rank));
+        }
+      }
+    }));
+    return absl::DeadlineExceededError(
+        absl::StrCat("not connected to all others at the deadline: ",
+                     absl::StrJoin(missing, ", ")));
+  }
+
+  // Parses "2 9 the message": rank, code and message.
+  absl::Status ReadFailure(absl::string_view text) const {
+    const size_t end = text.find(' ');
+    int rank = 0;
+    if (end != absl::string_view::npos &&
+        absl::SimpleAtoi(text.substr(0, end), &rank) && rank >= 0 &&
+        rank < names_.size()) {
+      const std::optional<absl::Status> failure =
+          DecodeStatus(text.substr(end + 1));
+      if (failure.has_value() && !failure->ok()) {
+        return rank == rank_ ? *failure : Annotate(*failure, names_.Name(rank));
+      }
+    }
+    return absl::UnavailableError(
+        "a rank has failed; what it says cannot be read");
+  }
 
   // Grows with the time waited, to ask the store ever more rarely.
   absl::Duration Pause() const {
@@ -79,99 +164,6 @@ class Session {
   const WaitLimits& limits_;
   const absl::Time begin_;
 };
-
-absl::Status Session::AwaitOwn(Attempt* attempt) {
-  const auto ended = [attempt]() {
-    attempt->mutex.AssertHeld();
-    return attempt->ended();
-  };
-  while (true) {
-    {
-      absl::MutexLock lock(&attempt->mutex);
-      attempt->mutex.AwaitWithTimeout(absl::Condition(&ended), Pause());
-      if (attempt->ended()) break;
-    }
-    FSDP_RETURN_IF_ERROR(LookAround());
-  }
-  absl::MutexLock lock(&attempt->mutex);
-  return attempt->result->ok() ? absl::OkStatus() : Tell(*attempt->result);
-}
-
-absl::Status Session::AwaitOthers() {
-  bool all = false;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
-    store_->set(ThroughKey(rank_), std::string("1"));
-    all = store_->add(kCountKey, 1) == names_.size();
-    if (all) store_->set(kAllKey, std::string("1"));
-  }));
-  while (!all) {
-    FSDP_RETURN_IF_ERROR(TorchToStatus(
-        "the store broke off", [&] { all = store_->check({kAllKey}); }));
-    if (all) break;
-    FSDP_RETURN_IF_ERROR(LookAround());
-    absl::SleepFor(Pause());
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Session::Tell(const absl::Status& failure) {
-  std::string first;
-  const absl::Status told = TorchToStatus("tell the others", [&] {
-    first = store_->compareSet(kFailureKey, std::string(),
-                               absl::StrCat(rank_, " ", EncodeStatus(failure)));
-  });
-  // A store that is gone tells nobody anything.
-  if (!told.ok()) return failure;
-  const absl::Status status = ReadFailure(first);
-  // If both are alike, this rank's own says more.
-  return status.code() == failure.code() ? failure : status;
-}
-
-absl::Status Session::LookAround() {
-  std::string failure;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
-    if (store_->check({kFailureKey})) {
-      failure = store_->get_to_str(kFailureKey);
-    }
-  }));
-  if (!failure.empty()) return ReadFailure(failure);
-  if (limits_.stopped()) {
-    return Tell(absl::CancelledError(
-        absl::StrCat(names_.Name(rank_), " was asked to stop")));
-  }
-  return limits_.passed() ? Tell(Late()) : absl::OkStatus();
-}
-
-absl::Status Session::Late() {
-  std::vector<std::string> missing;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
-    for (int rank = 0; rank < names_.size(); ++rank) {
-      if (!store_->check({ThroughKey(rank)})) {
-        missing.push_back(names_.Name(rank));
-      }
-    }
-  }));
-  return absl::DeadlineExceededError(
-      absl::StrCat("not connected to all others at the deadline: ",
-                   absl::StrJoin(missing, ", ")));
-}
-
-// Parses "2 9 the message": rank, code and message.
-absl::Status Session::ReadFailure(absl::string_view text) const {
-  const size_t end = text.find(' ');
-  int rank = 0;
-  if (end != absl::string_view::npos &&
-      absl::SimpleAtoi(text.substr(0, end), &rank) && rank >= 0 &&
-      rank < names_.size()) {
-    const std::optional<absl::Status> failure =
-        DecodeStatus(text.substr(end + 1));
-    if (failure.has_value() && !failure->ok()) {
-      return rank == rank_ ? *failure : Annotate(*failure, names_.Name(rank));
-    }
-  }
-  return absl::UnavailableError(
-      "a rank has failed; what it says cannot be read");
-}
 
 }  // namespace
 

@@ -29,6 +29,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using Code = absl::StatusCode;
 
 using StorePtr = c10::intrusive_ptr<c10d::HashStore>;
 using Connect = std::function<absl::Status(int rank)>;
@@ -95,13 +96,12 @@ TEST(ConnectTogetherTest, TheFirstFailureIsTheCause) {
   const absl::Status first =
       ConnectTogether(store, 1, RankNames(2), NoLimits(),
                       [] { return absl::ResourceExhaustedError("no memory"); });
-  EXPECT_THAT(first, StatusIs(absl::StatusCode::kResourceExhausted,
-                              HasSubstr("no memory")));
+  EXPECT_THAT(first,
+              StatusIs(Code::kResourceExhausted, HasSubstr("no memory")));
   EXPECT_THAT(
       ConnectTogether(store, 0, RankNames(2), NoLimits(),
                       [] { return absl::UnavailableError("rank 1 is gone"); }),
-      StatusIs(absl::StatusCode::kResourceExhausted,
-               HasSubstr("rank 1: no memory")));
+      StatusIs(Code::kResourceExhausted, HasSubstr("rank 1: no memory")));
 }
 
 TEST(ConnectTogetherTest, NamesWhoIsNotThroughAtTheDeadline) {
@@ -124,7 +124,7 @@ TEST(ConnectTogetherTest, NamesWhoIsNotThroughAtTheDeadline) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kDeadlineExceeded,
+  EXPECT_THAT(results, Each(StatusIs(Code::kDeadlineExceeded,
                                      AllOf(HasSubstr("at the deadline: rank 2"),
                                            Not(HasSubstr("rank 0, ")),
                                            Not(HasSubstr("rank 1, "))))));
@@ -134,10 +134,9 @@ TEST(ConnectTogetherTest, AWishToStopIsHeardByAll) {
   const Hang hang;
   WaitLimits limits = NoLimits();
   limits.stop_requested = [] { return true; };
-  EXPECT_THAT(
-      RunRanks(
-          2, [hang](int) { return hang(); }, limits),
-      Each(StatusIs(absl::StatusCode::kCancelled, HasSubstr("asked to stop"))));
+  EXPECT_THAT(RunRanks(
+                  2, [hang](int) { return hang(); }, limits),
+              Each(StatusIs(Code::kCancelled, HasSubstr("asked to stop"))));
 }
 
 TEST(ConnectTogetherTest, ARankWithoutThreadsTellsTheOthers) {
@@ -145,12 +144,12 @@ TEST(ConnectTogetherTest, ARankWithoutThreadsTellsTheOthers) {
   const auto connect = [] { return absl::OkStatus(); };
   {
     const NoThreads none;
-    EXPECT_THAT(ConnectTogether(store, 1, RankNames(2), NoLimits(), connect),
-                StatusIs(absl::StatusCode::kResourceExhausted,
-                         HasSubstr("cannot start a thread")));
+    EXPECT_THAT(
+        ConnectTogether(store, 1, RankNames(2), NoLimits(), connect),
+        StatusIs(Code::kResourceExhausted, HasSubstr("cannot start a thread")));
   }
   EXPECT_THAT(ConnectTogether(store, 0, RankNames(2), NoLimits(), connect),
-              StatusIs(absl::StatusCode::kResourceExhausted,
+              StatusIs(Code::kResourceExhausted,
                        HasSubstr("rank 1: cannot start a thread")));
 }
 
@@ -160,10 +159,9 @@ TEST(ConnectTogetherTest, NobodysTextIsTrusted) {
         "99999999999 5 text", "\xff\xff"}) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     store->c10d::Store::set("failure", text);
-    EXPECT_THAT(
-        ConnectTogether(store, 0, RankNames(2), NoLimits(),
-                        [] { return absl::OkStatus(); }),
-        StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot be read")))
+    EXPECT_THAT(ConnectTogether(store, 0, RankNames(2), NoLimits(),
+                                [] { return absl::OkStatus(); }),
+                StatusIs(Code::kUnavailable, HasSubstr("cannot be read")))
         << text;
   }
 }

@@ -157,11 +157,74 @@ struct ReportExchange::State {
       : rank(rank_in), world_size(world_size_in), reports(world_size_in) {}
 
   // Blocks until a peer alarms this rank, or the destructor does.
-  void Watch(const std::function<void()>& on_alarm);
+  void Watch(const std::function<void()>& on_alarm) {
+    absl::Status rung;
+    absl::Time until;
+    do {
+      until = absl::Now() + kOneWatch;
+      rung = TorchToStatus("watch for failures", [this] {
+        watch_store->wait({BellKey(rank)},
+                          absl::ToChronoMilliseconds(kOneWatch));
+      });
+    } while (!rung.ok() && absl::Now() >= until);
+    {
+      absl::MutexLock lock(&mutex);
+      alarming = rung.ok() && !stopping;
+      if (!alarming) {
+        watch_ended = true;
+        return;
+      }
+    }
+    on_alarm();
+    absl::MutexLock lock(&mutex);
+    alarming = false;
+    watch_ended = true;
+  }
+
   // Publishes `report` and polls for the others'.
-  void Collect(const RankReport& report, absl::Time until);
-  absl::Status Poll();
-  absl::Status Ring(int peer);
+  void Collect(const RankReport& report, absl::Time until) {
+    absl::Status status = TorchToStatus("publish a failure", [&] {
+      store->set(ReportKey(rank), Encode(report));
+    });
+    for (int peer = 0; peer < world_size && report.cause != Cause::kEcho;
+         ++peer) {
+      if (peer != rank && status.ok()) status = Ring(peer);
+    }
+    while (status.ok()) {
+      status = Poll();
+      absl::MutexLock lock(&mutex);
+      if (Explains(reports) || absl::Now() >= until) break;
+      if (mutex.AwaitWithTimeout(absl::Condition(&stopping), kPollInterval)) {
+        break;
+      }
+    }
+    absl::MutexLock lock(&mutex);
+    store_answers = status.ok();
+    collect_ended = true;
+  }
+
+  absl::Status Poll() {
+    for (int peer = 0; peer < world_size; ++peer) {
+      {
+        absl::MutexLock lock(&mutex);
+        if (reports[peer]) continue;
+      }
+      std::optional<RankReport> report;
+      FSDP_RETURN_IF_ERROR(TorchToStatus("look for a peer's report", [&] {
+        if (store->check({ReportKey(peer)})) {
+          report = Decode(store->get_to_str(ReportKey(peer)));
+        }
+      }));
+      absl::MutexLock lock(&mutex);
+      reports[peer] = std::move(report);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Ring(int peer) {
+    return TorchToStatus("tell a peer of the failure",
+                         [&] { store->set(BellKey(peer), std::string("1")); });
+  }
 
   const int rank;
   const int world_size;
@@ -180,74 +243,6 @@ struct ReportExchange::State {
   // Runs Collect() or CallBriefly().
   std::thread collector ABSL_GUARDED_BY(mutex);
 };
-
-void ReportExchange::State::Watch(const std::function<void()>& on_alarm) {
-  absl::Status rung;
-  absl::Time until;
-  do {
-    until = absl::Now() + kOneWatch;
-    rung = TorchToStatus("watch for failures", [this] {
-      watch_store->wait({BellKey(rank)}, absl::ToChronoMilliseconds(kOneWatch));
-    });
-  } while (!rung.ok() && absl::Now() >= until);
-  {
-    absl::MutexLock lock(&mutex);
-    alarming = rung.ok() && !stopping;
-    if (!alarming) {
-      watch_ended = true;
-      return;
-    }
-  }
-  on_alarm();
-  absl::MutexLock lock(&mutex);
-  alarming = false;
-  watch_ended = true;
-}
-
-absl::Status ReportExchange::State::Ring(int peer) {
-  return TorchToStatus("tell a peer of the failure",
-                       [&] { store->set(BellKey(peer), std::string("1")); });
-}
-
-absl::Status ReportExchange::State::Poll() {
-  for (int peer = 0; peer < world_size; ++peer) {
-    {
-      absl::MutexLock lock(&mutex);
-      if (reports[peer]) continue;
-    }
-    std::optional<RankReport> report;
-    FSDP_RETURN_IF_ERROR(TorchToStatus("look for a peer's report", [&] {
-      if (store->check({ReportKey(peer)})) {
-        report = Decode(store->get_to_str(ReportKey(peer)));
-      }
-    }));
-    absl::MutexLock lock(&mutex);
-    reports[peer] = std::move(report);
-  }
-  return absl::OkStatus();
-}
-
-void ReportExchange::State::Collect(const RankReport& report,
-                                    absl::Time until) {
-  absl::Status status = TorchToStatus("publish a failure", [&] {
-    store->set(ReportKey(rank), Encode(report));
-  });
-  for (int peer = 0; peer < world_size && report.cause != Cause::kEcho;
-       ++peer) {
-    if (peer != rank && status.ok()) status = Ring(peer);
-  }
-  while (status.ok()) {
-    status = Poll();
-    absl::MutexLock lock(&mutex);
-    if (Explains(reports) || absl::Now() >= until) break;
-    if (mutex.AwaitWithTimeout(absl::Condition(&stopping), kPollInterval)) {
-      break;
-    }
-  }
-  absl::MutexLock lock(&mutex);
-  store_answers = status.ok();
-  collect_ended = true;
-}
 
 absl::StatusOr<std::unique_ptr<ReportExchange>> ReportExchange::Create(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {

@@ -30,6 +30,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Reports = std::vector<std::optional<RankReport>>;
+using Code = absl::StatusCode;
 
 const RankReport kLostHere = {Cause::kLost, "lost rank 2", "is in #4"};
 const RankReport kEchoThere = {Cause::kEcho, "told", "has finished #3"};
@@ -60,9 +61,8 @@ TEST(FailureReportTest, AnAbortExplainsEverything) {
                            RankReport{Cause::kAbort, "disk full", "is in #4"},
                            std::nullopt};
   EXPECT_TRUE(Explains(reports));
-  EXPECT_THAT(
-      Verdict(0, RankNames(3), reports, true),
-      StatusIs(absl::StatusCode::kAborted, "rank 1 aborted: disk full"));
+  EXPECT_THAT(Verdict(0, RankNames(3), reports, true),
+              StatusIs(Code::kAborted, "rank 1 aborted: disk full"));
 }
 
 TEST(FailureReportTest, AMismatchExplainsLostConnections) {
@@ -70,7 +70,7 @@ TEST(FailureReportTest, AMismatchExplainsLostConnections) {
       kLostHere, RankReport{Cause::kMismatch, "calls differ", "is in #4"}};
   EXPECT_TRUE(Explains(reports));
   EXPECT_THAT(Verdict(0, RankNames(2), reports, true),
-              StatusIs(absl::StatusCode::kInvalidArgument, "calls differ"));
+              StatusIs(Code::kInvalidArgument, "calls differ"));
 }
 
 TEST(FailureReportTest, TheRankThatWaitedTellsWhereTheOthersAre) {
@@ -81,10 +81,10 @@ TEST(FailureReportTest, TheRankThatWaitedTellsWhereTheOthersAre) {
       AllOf(HasSubstr("too late; rank"),
             HasSubstr("rank 2 does not answer: dead, stopped or cut off"));
   EXPECT_THAT(Verdict(0, RankNames(3), reports, true),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        AllOf(elsewhere, HasSubstr("rank 1 has finished #3"))));
   EXPECT_THAT(Verdict(1, RankNames(3), reports, true),
-              StatusIs(absl::StatusCode::kAborted,
+              StatusIs(Code::kAborted,
                        AllOf(elsewhere,
                              StartsWith("rank 0, which is in #4, gave up: "))));
 }
@@ -92,21 +92,21 @@ TEST(FailureReportTest, TheRankThatWaitedTellsWhereTheOthersAre) {
 TEST(FailureReportTest, ALostConnectionNamesWhoIsSilentAndWhoHasLeft) {
   const Reports silent = {kLostHere, kEchoThere, std::nullopt, std::nullopt};
   EXPECT_THAT(Verdict(0, RankNames(4), silent, true),
-              StatusIs(absl::StatusCode::kUnavailable,
+              StatusIs(Code::kUnavailable,
                        "lost rank 2; rank 1 has finished #3; rank 2, rank 3 do "
                        "not answer: dead, stopped or cut off"));
   const Reports left = {kLostHere,
                         RankReport{Cause::kLeft, "", "has finished #3"}};
   EXPECT_TRUE(Explains(left));
   EXPECT_THAT(Verdict(0, RankNames(2), left, true),
-              StatusIs(absl::StatusCode::kUnavailable,
+              StatusIs(Code::kUnavailable,
                        "lost rank 2; rank 1 has left the group: it has "
                        "finished #3"));
 }
 
 TEST(FailureReportTest, WithoutTheStoreNobodyIsAccused) {
   EXPECT_THAT(Verdict(0, RankNames(2), Reports{kLostHere, std::nullopt}, false),
-              StatusIs(absl::StatusCode::kUnavailable,
+              StatusIs(Code::kUnavailable,
                        AllOf(HasSubstr("nothing is known of rank 1"),
                              HasSubstr("the store does not answer"),
                              HasSubstr("often rank 0, "))));
@@ -117,14 +117,14 @@ TEST(FailureReportTest, APartNamesTheRanksOfTheWorld) {
   const Reports abort = {kLostHere,
                          RankReport{Cause::kAbort, "disk full", "is in #4"},
                          std::nullopt};
-  EXPECT_THAT(Verdict(0, part, abort, true),
-              StatusIs(absl::StatusCode::kAborted,
-                       "rank 1 (world rank 5) aborted: disk full"));
+  EXPECT_THAT(
+      Verdict(0, part, abort, true),
+      StatusIs(Code::kAborted, "rank 1 (world rank 5) aborted: disk full"));
   const Reports late = {RankReport{Cause::kDeadline, "too late", "is in #4"},
                         kEchoThere, std::nullopt};
   EXPECT_THAT(
       Verdict(1, part, late, true),
-      StatusIs(absl::StatusCode::kAborted,
+      StatusIs(Code::kAborted,
                "rank 0 (world rank 3), which is in #4, gave up: too late; rank "
                "1 (world rank 5) has finished #3; rank 2 (world rank 6) does "
                "not answer: dead, stopped or cut off"));
@@ -132,7 +132,7 @@ TEST(FailureReportTest, APartNamesTheRanksOfTheWorld) {
       kLostHere, RankReport{Cause::kLeft, "", "has finished #3"}, std::nullopt};
   EXPECT_THAT(
       Verdict(0, part, left, false),
-      StatusIs(absl::StatusCode::kUnavailable,
+      StatusIs(Code::kUnavailable,
                AllOf(HasSubstr("rank 1 (world rank 5) has left the group"),
                      HasSubstr("nothing is known of rank 2 (world rank 6), "),
                      HasSubstr("often world rank 0, "))));

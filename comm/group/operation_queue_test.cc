@@ -157,17 +157,6 @@ TEST(OperationQueueTest, FinishesWhatHasBeenPosted) {
   EXPECT_TRUE(Succeeds(queue, second));
 }
 
-TEST(OperationQueueTest, EndsIdle) {
-  OperationQueue queue;
-  ASSERT_OK(queue.Start("for a test"));
-  EXPECT_TRUE(
-      Succeeds(queue, queue.Post("one", [] { return absl::OkStatus(); })));
-  const auto farewell = queue.Finish();
-  ASSERT_TRUE(farewell.has_value());
-  EXPECT_FALSE(farewell->unfinished);
-  queue.Join();
-}
-
 // The destructor cancels, waits for the operation that runs, and drops the
 // others.
 TEST(OperationQueueTest, IsDestroyedWithOperationsPending) {

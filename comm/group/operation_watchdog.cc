@@ -211,9 +211,7 @@ void OperationWatchdog::Run(absl::Duration interval) {
 
 namespace {
 
-using Started = absl::StatusOr<std::unique_ptr<Work>>;
-
-Started Start(Communicator& group) {
+StartedWork Start(Communicator& group) {
   return group.Broadcast(at::zeros({1}), /*root=*/0, "the failure watch");
 }
 
@@ -227,7 +225,8 @@ AbortListener::~AbortListener() { Join(); }
 
 absl::Status AbortListener::Begin() {
   if (group_->rank() == 0) return absl::OkStatus();
-  const auto watch = [this, work = std::make_shared<Started>(Start(*group_))] {
+  const auto watch = [this,
+                      work = std::make_shared<StartedWork>(Start(*group_))] {
     result_ =
         work->ok() ? (**work)->Wait(absl::InfiniteFuture()) : work->status();
     if (!result_.ok()) on_failure_(result_);

@@ -78,16 +78,12 @@ TEST_F(OperationWatchdogTest, WhatIsNotLaunchedYetRuns) {
   EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
 }
 
-TEST_F(OperationWatchdogTest, DescribesAnOperation) {
-  Launch();
-  EXPECT_EQ(Launch()->Describe("rank 1 of 4"),
-            "all-gather #1 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 "
-            "bytes)");
-}
-
 TEST_F(OperationWatchdogTest, TheOldestOperationsDeadlineEndsTheGroup) {
   const OperationPtr first = Launch(At(10));
   const OperationPtr second = Launch(At(20));
+  EXPECT_EQ(second->Describe("rank 1 of 4"),
+            "all-gather #1 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 "
+            "bytes)");
   const OperationPtr third = Launch(At(30));
   num_done_ = 1;
   watchdog_.Poll(At(20));  // not before it, and the first is done
@@ -113,20 +109,12 @@ TEST_F(OperationWatchdogTest, WhatWasDoneBeforeTheFailureStaysDone) {
   EXPECT_EQ(watchdog_.StateOf(*second), State::kFailed);
 }
 
-TEST_F(OperationWatchdogTest, AnErrorOfTheGroupEndsIt) {
-  const OperationPtr operation = Launch();
+TEST_F(OperationWatchdogTest, AnErrorOfAnIdleGroupIsSeen) {
   health_ = absl::UnavailableError("a peer is gone");
   watchdog_.Poll(At(0));
   ASSERT_EQ(stops_.size(), 1);
   EXPECT_EQ(stops_[0].report.cause, Cause::kLost);
   EXPECT_EQ(stops_[0].report.text, "a peer is gone");
-  EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
-}
-
-TEST_F(OperationWatchdogTest, AnErrorOfAnIdleGroupIsSeen) {
-  health_ = absl::UnavailableError("a peer is gone");
-  watchdog_.Poll(At(0));
-  ASSERT_EQ(stops_.size(), 1);
   EXPECT_EQ(stops_[0].report.position, "has finished nothing yet");
   EXPECT_EQ(watchdog_.StateOf(*Launch()), State::kFailed);
 }

@@ -1,5 +1,3 @@
-#include "comm/group/stream_work.h"
-
 #include <ATen/ops/zeros.h>
 
 #include <memory>
@@ -10,6 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/group/watched_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

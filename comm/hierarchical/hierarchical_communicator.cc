@@ -22,19 +22,182 @@
 namespace fsdp::comm {
 namespace {
 
-using HierarchicalWork = GroupWork<HierarchicalGroup>;
+using Group = HierarchicalGroup;
+using Started = Group::Started;
+
+// Up to this many bytes, every rail moves all of an all-reduce or a broadcast:
+// saving a step matters more than saving bytes.
+constexpr int64_t kSmall = 32 << 10;
+constexpr int64_t kSliceElements = 64;  // edges of slices are multiples of it
+
+bool IsSmall(const at::Tensor& tensor) {
+  return static_cast<int64_t>(tensor.nbytes()) <= kSmall;
+}
+
+// Returns the part of a tensor that the rail of `place` moves.
+at::Tensor Slice(const at::Tensor& tensor, const HostLayout& layout,
+                 int place) {
+  if (IsSmall(tensor)) return tensor;
+  const int64_t blocks = (tensor.numel() + kSliceElements - 1) / kSliceElements;
+  const auto edge = [&](int p) {
+    return std::min(tensor.numel(),
+                    blocks * p / layout.ranks_per_host * kSliceElements);
+  };
+  return tensor.narrow(0, edge(place), edge(place + 1) - edge(place));
+}
+
+at::Tensor PartOf(const at::Tensor& tensor, int index, int count) {
+  const int64_t size = tensor.numel() / count;
+  return tensor.narrow(0, index * size, size);
+}
+
+// Lets every place of the host send its slice to the other places.
+std::vector<Started> ExchangeSlices(Group& group, const at::Tensor& tensor,
+                                    const std::string& label) {
+  std::vector<Started> works;
+  if (IsSmall(tensor)) return works;
+  const HostLayout& layout = group.layout();
+  for (int place = 0; place < layout.ranks_per_host; ++place) {
+    works.push_back(
+        {&group.host(),
+         group.host().Broadcast(Slice(tensor, layout, place), place, label)});
+  }
+  return works;
+}
+
+std::vector<Started> One(const Communicator& part, StartedWork work) {
+  std::vector<Started> works;
+  works.push_back({&part, std::move(work)});
+  return works;
+}
+
+// Collectives of a hierarchical group, made of those of its parts. Operations
+// of the group call them. They block, make exactly one call to the rail each,
+// and return the errors of HierarchicalGroup::Finish(). Memory between steps
+// comes from the host group and is kept; it grows as needed.
+class HierarchicalCollectives {
+ public:
+  absl::Status AllGather(Group& group, const at::Tensor& out,
+                         const at::Tensor& in, const std::string& label) {
+    const int hosts = group.layout().num_hosts;
+    const int own_host = group.layout().host(group.rank());
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor sent,
+                          Scratch(group, in, in.numel() * hosts));
+    auto between_hosts = group.rail().AllGather(sent, in, label);
+    const auto gather = [&](int host, const at::Tensor& from) {
+      return Started{&group.host(), group.host().AllGather(
+                                        PartOf(out, host, hosts), from, label)};
+    };
+    // Meanwhile the parts of this host are gathered.
+    std::vector<Started> works;
+    works.push_back(gather(own_host, in));
+    works.push_back({&group.rail(), std::move(between_hosts)});
+    FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
+    works.clear();
+    for (int host = 0; host < hosts; ++host) {
+      if (host == own_host) continue;
+      works.push_back(gather(host, PartOf(sent, host, hosts)));
+    }
+    return group.Finish(std::move(works));
+  }
+
+  absl::Status ReduceScatter(Group& group, const at::Tensor& out,
+                             const at::Tensor& in, ReduceOp op,
+                             const std::string& label) {
+    const int hosts = group.layout().num_hosts;
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor sums,
+                          Scratch(group, out, out.numel() * hosts));
+    std::vector<Started> works;
+    works.reserve(hosts);
+    for (int host = 0; host < hosts; ++host) {
+      works.push_back({&group.host(), group.host().ReduceScatter(
+                                          PartOf(sums, host, hosts),
+                                          PartOf(in, host, hosts), op, label)});
+    }
+    FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
+    return group.Finish(
+        One(group.rail(), group.rail().ReduceScatter(out, sums, op, label)));
+  }
+
+  // Exchanges inside the host first: each place gets what its rail takes to the
+  // other hosts, in the order in which they put it into `out`.
+  absl::Status AllToAll(Group& group, const at::Tensor& out,
+                        const at::Tensor& in, const std::string& label) {
+    const int hosts = group.layout().num_hosts;
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor sent,
+                          Scratch(group, in, in.numel()));
+    std::vector<Started> works;
+    works.reserve(hosts);
+    for (int host = 0; host < hosts; ++host) {
+      works.push_back({&group.host(),
+                       group.host().AllToAll(PartOf(sent, host, hosts),
+                                             PartOf(in, host, hosts), label)});
+    }
+    FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
+    return group.Finish(
+        One(group.rail(), group.rail().AllToAll(out, sent, label)));
+  }
+
+  absl::Status AllReduce(Group& group, const at::Tensor& tensor, ReduceOp op,
+                         const std::string& label) {
+    const int places = group.layout().ranks_per_host;
+    const int place = group.layout().place(group.rank());
+    Communicator& host = group.host();
+    const auto reduce_between_hosts = [&](const at::Tensor& part) {
+      return group.Finish(
+          One(group.rail(), group.rail().AllReduce(part, op, label)));
+    };
+    if (!IsSmall(tensor) && tensor.numel() % places == 0) {
+      const at::Tensor part = PartOf(tensor, place, places);
+      FSDP_RETURN_IF_ERROR(
+          group.Finish(One(host, host.ReduceScatter(part, tensor, op, label))));
+      FSDP_RETURN_IF_ERROR(reduce_between_hosts(part));
+      return group.Finish(One(host, host.AllGather(tensor, part, label)));
+    }
+    FSDP_RETURN_IF_ERROR(
+        group.Finish(One(host, host.AllReduce(tensor, op, label))));
+    FSDP_RETURN_IF_ERROR(
+        reduce_between_hosts(Slice(tensor, group.layout(), place)));
+    return group.Finish(ExchangeSlices(group, tensor, label));
+  }
+
+  absl::Status Broadcast(Group& group, const at::Tensor& tensor, int root,
+                         const std::string& label) {
+    const HostLayout& layout = group.layout();
+    const bool is_from_here = layout.host(group.rank()) == layout.host(root);
+    const at::Tensor slice = Slice(tensor, layout, layout.place(group.rank()));
+    if (is_from_here) {
+      FSDP_RETURN_IF_ERROR(group.Finish(
+          One(group.host(),
+              group.host().Broadcast(tensor, layout.place(root), label))));
+    }
+    // The label tells hosts apart that name different ranks of one host.
+    FSDP_RETURN_IF_ERROR(group.Finish(
+        One(group.rail(),
+            group.rail().Broadcast(slice, layout.host(root),
+                                   absl::StrCat(label, ", root ", root)))));
+    if (is_from_here) return absl::OkStatus();
+    return group.Finish(ExchangeSlices(group, tensor, label));
+  }
+
+ private:
+  absl::StatusOr<at::Tensor> Scratch(Group& group, const at::Tensor& like,
+                                     int64_t numel) {
+    const int64_t bytes = numel * static_cast<int64_t>(like.element_size());
+    if (!scratch_.defined() || scratch_.numel() < bytes) {
+      scratch_.reset();
+      FSDP_ASSIGN_OR_RETURN(scratch_, group.host().AllocateSymmetric(bytes));
+    }
+    return scratch_.narrow(0, 0, bytes).view(like.scalar_type());
+  }
+
+  at::Tensor scratch_;  // bytes
+};
 
 // Returns "gloo" for "gloo, rank 1 of 4".
 std::string WithoutRank(const Communicator& part) {
   const std::string name = part.ToString();
   return name.substr(0, name.rfind(", rank "));
-}
-
-std::string NameOf(const HierarchicalParts& parts) {
-  return absl::StrCat("hierarchical (", WithoutRank(*parts.host), " inside ",
-                      parts.rail->world_size(), " hosts, ",
-                      WithoutRank(*parts.rail), " between them), ",
-                      parts.network->Place());
 }
 
 class HierarchicalCommunicator final : public Communicator {
@@ -60,47 +223,55 @@ class HierarchicalCommunicator final : public Communicator {
 
   bool HasAllToAll() const override { return has_all_to_all_; }
 
-  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override;
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    const auto memory = std::make_shared<absl::StatusOr<at::Tensor>>();
+    FSDP_ASSIGN_OR_RETURN(
+        auto operation,
+        group_->PostUncounted(absl::StrCat("allocation of ", bytes, " bytes"),
+                              [memory, bytes](HierarchicalGroup& group) {
+                                *memory = group.host().AllocateSymmetric(bytes);
+                                return absl::OkStatus();
+                              }));
+    FSDP_RETURN_IF_ERROR(group_->Wait(*operation, absl::Now() + timeout_));
+    return std::move(*memory);
+  }
+
+  CreatedCommunicator Split(int color, int key) override;
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
     return Start(Collective::kAllGather, label, in,
                  [out, in](auto& collectives, auto& group, const auto& label) {
                    return collectives.AllGather(group, out, in, label);
                  });
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
     return Start(
         Collective::kReduceScatter, label, in,
         [out, in, op](auto& collectives, auto& group, const auto& label) {
           return collectives.ReduceScatter(group, out, in, op, label);
         });
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
     return Start(Collective::kAllToAll, label, in,
                  [out, in](auto& collectives, auto& group, const auto& label) {
                    return collectives.AllToAll(group, out, in, label);
                  });
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
     return Start(
         Collective::kAllReduce, label, tensor,
         [tensor, op](auto& collectives, auto& group, const auto& label) {
           return collectives.AllReduce(group, tensor, op, label);
         });
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
     return Start(
         Collective::kBroadcast, label, tensor,
         [tensor, root](auto& collectives, auto& group, const auto& label) {
@@ -110,10 +281,25 @@ class HierarchicalCommunicator final : public Communicator {
 
  private:
   template <typename Run>
-  absl::StatusOr<std::unique_ptr<Work>> Start(Collective collective,
-                                              absl::string_view label,
-                                              const at::Tensor& tensor,
-                                              Run run);
+  StartedWork Start(Collective collective, absl::string_view label,
+                    const at::Tensor& tensor, Run run) {
+    const Call call{collective, std::string(label), "", 0, ""};
+    if (!tensor.device().is_cpu()) {
+      return absl::UnimplementedError(
+          absl::StrCat(comm::ToString(call), " on ", Place(),
+                       ": hierarchical groups take CPU tensors, not ",
+                       tensor.device().str()));
+    }
+    FSDP_ASSIGN_OR_RETURN(
+        auto operation,
+        group_->Post(call,
+                     [run = std::move(run), collectives = collectives_,
+                      label = std::string(label)](HierarchicalGroup& group) {
+                       return run(*collectives, group, label);
+                     }));
+    return std::make_unique<GroupWork<Group>>(group_, std::move(operation),
+                                              timeout_);
+  }
 
   const absl::Duration timeout_;
   const bool has_all_to_all_;
@@ -122,43 +308,6 @@ class HierarchicalCommunicator final : public Communicator {
   const std::shared_ptr<HierarchicalGroup> group_;
   const Unwinding unwinding_;
 };
-
-template <typename Run>
-absl::StatusOr<std::unique_ptr<Work>> HierarchicalCommunicator::Start(
-    Collective collective, absl::string_view label, const at::Tensor& tensor,
-    Run run) {
-  Call call;
-  call.collective = collective;
-  call.label = std::string(label);
-  if (!tensor.device().is_cpu()) {
-    return absl::UnimplementedError(absl::StrCat(
-        comm::ToString(call), " on ", Place(),
-        ": hierarchical groups take CPU tensors, not ", tensor.device().str()));
-  }
-  FSDP_ASSIGN_OR_RETURN(
-      auto operation,
-      group_->Post(call,
-                   [run = std::move(run), collectives = collectives_,
-                    label = std::string(label)](HierarchicalGroup& group) {
-                     return run(*collectives, group, label);
-                   }));
-  return std::make_unique<HierarchicalWork>(group_, std::move(operation),
-                                            timeout_);
-}
-
-absl::StatusOr<at::Tensor> HierarchicalCommunicator::AllocateSymmetric(
-    int64_t bytes) {
-  const auto memory = std::make_shared<absl::StatusOr<at::Tensor>>();
-  FSDP_ASSIGN_OR_RETURN(
-      auto operation,
-      group_->PostUncounted(absl::StrCat("allocation of ", bytes, " bytes"),
-                            [memory, bytes](HierarchicalGroup& group) {
-                              *memory = group.host().AllocateSymmetric(bytes);
-                              return absl::OkStatus();
-                            }));
-  FSDP_RETURN_IF_ERROR(group_->Wait(*operation, absl::Now() + timeout_));
-  return std::move(*memory);
-}
 
 absl::StatusOr<std::vector<SplitRequest>> ExchangeRequests(
     HierarchicalGroup& group, HierarchicalCollectives& collectives,
@@ -175,8 +324,8 @@ absl::StatusOr<std::vector<SplitRequest>> ExchangeRequests(
   return requests;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> SplitParts(
-    HierarchicalGroup& group, const SplitPlan& plan, int color, int key) {
+CreatedCommunicator SplitParts(HierarchicalGroup& group, const SplitPlan& plan,
+                               int color, int key) {
   switch (plan.kind) {
     case SplitPlan::Kind::kInsideHosts:
       return group.host().Split(color, key);
@@ -194,15 +343,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> SplitParts(
   return CreateHierarchicalCommunicator(std::move(parts));
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalCommunicator::Split(
-    int color, int key) {
-  if (color < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
-  }
-  Call call;
-  call.collective = Collective::kSplit;
-  call.label = "the group";
+CreatedCommunicator HierarchicalCommunicator::Split(int color, int key) {
+  FSDP_RETURN_IF_ERROR(CheckColor(color));
+  const Call call{Collective::kSplit, "the group", "", 0, ""};
   const auto part = std::make_shared<std::unique_ptr<Communicator>>();
   FSDP_ASSIGN_OR_RETURN(
       auto operation,
@@ -238,20 +381,9 @@ absl::Status CheckMembers(const Communicator& network, const Communicator& part,
   return absl::OkStatus();
 }
 
-absl::Status CheckNames(const HierarchicalParts& parts) {
-  HostLayout layout;
-  layout.num_hosts = parts.rail->world_size();
-  layout.ranks_per_host = parts.host->world_size();
-  const int rank = parts.network->rank();
-  FSDP_RETURN_IF_ERROR(
-      CheckMembers(*parts.network, *parts.host, layout.HostRanks(rank)));
-  return CheckMembers(*parts.network, *parts.rail, layout.RailRanks(rank));
-}
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
-    HierarchicalParts parts) {
+CreatedCommunicator CreateHierarchicalCommunicator(HierarchicalParts parts) {
   const Communicator& host = *parts.host;
   const Communicator& rail = *parts.rail;
   const Communicator& network = *parts.network;
@@ -263,190 +395,20 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
         ") in all: the rank of all is that between hosts times the ranks of a "
         "host plus that inside the host"));
   }
-  FSDP_RETURN_IF_ERROR(CheckNames(parts));
-  std::string name = NameOf(parts);
+  const HostLayout layout{rail.world_size(), host.world_size()};
+  FSDP_RETURN_IF_ERROR(
+      CheckMembers(network, host, layout.HostRanks(network.rank())));
+  FSDP_RETURN_IF_ERROR(
+      CheckMembers(network, rail, layout.RailRanks(network.rank())));
+  std::string name = absl::StrCat(
+      "hierarchical (", WithoutRank(host), " inside ", rail.world_size(),
+      " hosts, ", WithoutRank(rail), " between them), ", network.Place());
   const absl::Duration timeout = network.default_timeout();
   const bool has_all_to_all = host.HasAllToAll() && rail.HasAllToAll();
   FSDP_ASSIGN_OR_RETURN(auto group,
                         HierarchicalGroup::Create(std::move(parts)));
   return std::make_unique<HierarchicalCommunicator>(
       std::move(name), timeout, has_all_to_all, std::move(group));
-}
-
-namespace {
-
-using Started = HierarchicalGroup::Started;
-
-// Up to this many bytes, every rail moves all of an all-reduce or a broadcast:
-// saving a step matters more than saving bytes.
-constexpr int64_t kSmall = 32 << 10;
-constexpr int64_t kSliceElements = 64;  // edges of slices are multiples of it
-
-bool IsSmall(const at::Tensor& tensor) {
-  return static_cast<int64_t>(tensor.nbytes()) <= kSmall;
-}
-
-// Returns the part of a tensor that the rail of `place` moves.
-at::Tensor Slice(const at::Tensor& tensor, const HostLayout& layout,
-                 int place) {
-  if (IsSmall(tensor)) return tensor;
-  const int64_t blocks = (tensor.numel() + kSliceElements - 1) / kSliceElements;
-  const auto edge = [&](int p) {
-    return std::min(tensor.numel(),
-                    blocks * p / layout.ranks_per_host * kSliceElements);
-  };
-  return tensor.narrow(0, edge(place), edge(place + 1) - edge(place));
-}
-
-at::Tensor PartOf(const at::Tensor& tensor, int index, int count) {
-  const int64_t size = tensor.numel() / count;
-  return tensor.narrow(0, index * size, size);
-}
-
-// Lets every place of the host send its slice to the other places.
-std::vector<Started> ExchangeSlices(HierarchicalGroup& group,
-                                    const at::Tensor& tensor,
-                                    const std::string& label) {
-  std::vector<Started> works;
-  if (IsSmall(tensor)) return works;
-  const HostLayout& layout = group.layout();
-  for (int place = 0; place < layout.ranks_per_host; ++place) {
-    works.push_back(
-        {&group.host(),
-         group.host().Broadcast(Slice(tensor, layout, place), place, label)});
-  }
-  return works;
-}
-
-std::vector<Started> One(const Communicator& part,
-                         absl::StatusOr<std::unique_ptr<Work>> work) {
-  std::vector<Started> works;
-  works.push_back({&part, std::move(work)});
-  return works;
-}
-
-}  // namespace
-
-absl::StatusOr<at::Tensor> HierarchicalCollectives::Scratch(
-    HierarchicalGroup& group, const at::Tensor& like, int64_t numel) {
-  const int64_t bytes = numel * static_cast<int64_t>(like.element_size());
-  if (!scratch_.defined() || scratch_.numel() < bytes) {
-    scratch_.reset();
-    FSDP_ASSIGN_OR_RETURN(scratch_, group.host().AllocateSymmetric(bytes));
-  }
-  return scratch_.narrow(0, 0, bytes).view(like.scalar_type());
-}
-
-absl::Status HierarchicalCollectives::AllGather(HierarchicalGroup& group,
-                                                const at::Tensor& out,
-                                                const at::Tensor& in,
-                                                const std::string& label) {
-  const int hosts = group.layout().num_hosts;
-  const int own_host = group.layout().host(group.rank());
-  FSDP_ASSIGN_OR_RETURN(const at::Tensor sent,
-                        Scratch(group, in, in.numel() * hosts));
-  auto between_hosts = group.rail().AllGather(sent, in, label);
-  const auto gather = [&](int host, const at::Tensor& from) {
-    return Started{&group.host(), group.host().AllGather(
-                                      PartOf(out, host, hosts), from, label)};
-  };
-  // Meanwhile the parts of this host are gathered.
-  std::vector<Started> works;
-  works.push_back(gather(own_host, in));
-  works.push_back({&group.rail(), std::move(between_hosts)});
-  FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
-  works.clear();
-  for (int host = 0; host < hosts; ++host) {
-    if (host == own_host) continue;
-    works.push_back(gather(host, PartOf(sent, host, hosts)));
-  }
-  return group.Finish(std::move(works));
-}
-
-absl::Status HierarchicalCollectives::ReduceScatter(HierarchicalGroup& group,
-                                                    const at::Tensor& out,
-                                                    const at::Tensor& in,
-                                                    ReduceOp op,
-                                                    const std::string& label) {
-  const int hosts = group.layout().num_hosts;
-  FSDP_ASSIGN_OR_RETURN(const at::Tensor sums,
-                        Scratch(group, out, out.numel() * hosts));
-  std::vector<Started> works;
-  works.reserve(hosts);
-  for (int host = 0; host < hosts; ++host) {
-    works.push_back({&group.host(), group.host().ReduceScatter(
-                                        PartOf(sums, host, hosts),
-                                        PartOf(in, host, hosts), op, label)});
-  }
-  FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
-  return group.Finish(
-      One(group.rail(), group.rail().ReduceScatter(out, sums, op, label)));
-}
-
-// Exchanges inside the host first: each place gets what its rail takes to the
-// other hosts, in the order in which they put it into `out`.
-absl::Status HierarchicalCollectives::AllToAll(HierarchicalGroup& group,
-                                               const at::Tensor& out,
-                                               const at::Tensor& in,
-                                               const std::string& label) {
-  const int hosts = group.layout().num_hosts;
-  FSDP_ASSIGN_OR_RETURN(const at::Tensor sent, Scratch(group, in, in.numel()));
-  std::vector<Started> works;
-  works.reserve(hosts);
-  for (int host = 0; host < hosts; ++host) {
-    works.push_back(
-        {&group.host(), group.host().AllToAll(PartOf(sent, host, hosts),
-                                              PartOf(in, host, hosts), label)});
-  }
-  FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
-  return group.Finish(
-      One(group.rail(), group.rail().AllToAll(out, sent, label)));
-}
-
-absl::Status HierarchicalCollectives::AllReduce(HierarchicalGroup& group,
-                                                const at::Tensor& tensor,
-                                                ReduceOp op,
-                                                const std::string& label) {
-  const int places = group.layout().ranks_per_host;
-  const int place = group.layout().place(group.rank());
-  Communicator& host = group.host();
-  const auto reduce_between_hosts = [&](const at::Tensor& part) {
-    return group.Finish(
-        One(group.rail(), group.rail().AllReduce(part, op, label)));
-  };
-  if (!IsSmall(tensor) && tensor.numel() % places == 0) {
-    const at::Tensor part = PartOf(tensor, place, places);
-    FSDP_RETURN_IF_ERROR(
-        group.Finish(One(host, host.ReduceScatter(part, tensor, op, label))));
-    FSDP_RETURN_IF_ERROR(reduce_between_hosts(part));
-    return group.Finish(One(host, host.AllGather(tensor, part, label)));
-  }
-  FSDP_RETURN_IF_ERROR(
-      group.Finish(One(host, host.AllReduce(tensor, op, label))));
-  FSDP_RETURN_IF_ERROR(
-      reduce_between_hosts(Slice(tensor, group.layout(), place)));
-  return group.Finish(ExchangeSlices(group, tensor, label));
-}
-
-absl::Status HierarchicalCollectives::Broadcast(HierarchicalGroup& group,
-                                                const at::Tensor& tensor,
-                                                int root,
-                                                const std::string& label) {
-  const HostLayout& layout = group.layout();
-  const bool is_from_here = layout.host(group.rank()) == layout.host(root);
-  const at::Tensor slice = Slice(tensor, layout, layout.place(group.rank()));
-  if (is_from_here) {
-    FSDP_RETURN_IF_ERROR(group.Finish(
-        One(group.host(),
-            group.host().Broadcast(tensor, layout.place(root), label))));
-  }
-  // The label tells hosts apart that name different ranks of one host.
-  FSDP_RETURN_IF_ERROR(group.Finish(
-      One(group.rail(),
-          group.rail().Broadcast(slice, layout.host(root),
-                                 absl::StrCat(label, ", root ", root)))));
-  if (is_from_here) return absl::OkStatus();
-  return group.Finish(ExchangeSlices(group, tensor, label));
 }
 
 }  // namespace fsdp::comm

@@ -3,16 +3,9 @@
 #ifndef COMM_HIERARCHICAL_HIERARCHICAL_COMMUNICATOR_H_
 #define COMM_HIERARCHICAL_HIERARCHICAL_COMMUNICATOR_H_
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
 #include <memory>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "comm/communicator.h"
 #include "comm/hierarchical/hierarchical_group.h"
 
@@ -53,34 +46,7 @@ namespace fsdp::comm {
 //
 // A second thread has to be able to Wait() for a part's Work while another one
 // does, as in local, shared-memory and Gloo groups.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
-    HierarchicalParts parts);
-
-// Collectives of a hierarchical group, made of those of its parts. Operations
-// of the group call them. They block, make exactly one call to the rail each,
-// and return the errors of HierarchicalGroup::Finish(). Memory between steps
-// comes from the host group and is kept; it grows as needed.
-class HierarchicalCollectives {
- public:
-  // Arguments are those of the Communicator's methods.
-  absl::Status AllGather(HierarchicalGroup& group, const at::Tensor& out,
-                         const at::Tensor& in, const std::string& label);
-  absl::Status ReduceScatter(HierarchicalGroup& group, const at::Tensor& out,
-                             const at::Tensor& in, ReduceOp op,
-                             const std::string& label);
-  absl::Status AllToAll(HierarchicalGroup& group, const at::Tensor& out,
-                        const at::Tensor& in, const std::string& label);
-  absl::Status AllReduce(HierarchicalGroup& group, const at::Tensor& tensor,
-                         ReduceOp op, const std::string& label);
-  absl::Status Broadcast(HierarchicalGroup& group, const at::Tensor& tensor,
-                         int root, const std::string& label);
-
- private:
-  absl::StatusOr<at::Tensor> Scratch(HierarchicalGroup& group,
-                                     const at::Tensor& like, int64_t numel);
-
-  at::Tensor scratch_;  // bytes
-};
+CreatedCommunicator CreateHierarchicalCommunicator(HierarchicalParts parts);
 
 }  // namespace fsdp::comm
 

@@ -48,18 +48,11 @@ absl::string_view Reason(const Communicator& part, absl::string_view message) {
   return message.substr(found + end.size());
 }
 
-HostLayout LayoutOf(const HierarchicalParts& parts) {
-  HostLayout layout;
-  layout.num_hosts = parts.rail->world_size();
-  layout.ranks_per_host = parts.host->world_size();
-  return layout;
-}
-
 }  // namespace
 
 HierarchicalGroup::HierarchicalGroup(HierarchicalParts parts)
     : parts_(std::move(parts)),
-      layout_(LayoutOf(parts_)),
+      layout_{parts_.rail->world_size(), parts_.host->world_size()},
       rank_(parts_.network->rank()),
       names_(parts_.network->names()) {
   listener_ = std::make_unique<AbortListener>(
@@ -71,15 +64,11 @@ absl::StatusOr<std::shared_ptr<HierarchicalGroup>> HierarchicalGroup::Create(
     HierarchicalParts parts) {
   std::shared_ptr<HierarchicalGroup> group(
       new HierarchicalGroup(std::move(parts)));
-  absl::Status started = group->StartThreads();
+  absl::Status started = group->queue_.Start("for collectives between hosts");
+  if (started.ok()) started = group->listener_->Begin();
   if (started.ok()) return group;
   group->Abort(started);
   return started;
-}
-
-absl::Status HierarchicalGroup::StartThreads() {
-  FSDP_RETURN_IF_ERROR(queue_.Start("for collectives between hosts"));
-  return listener_->Begin();
 }
 
 HierarchicalGroup::~HierarchicalGroup() { Stop(); }
@@ -203,8 +192,7 @@ absl::Status HierarchicalGroup::FinishOne(Started started) {
   return status;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalGroup::SplitNetwork(
-    int color, int key) {
+CreatedCommunicator HierarchicalGroup::SplitNetwork(int color, int key) {
   FSDP_RETURN_IF_ERROR(listener_->End());
   FSDP_ASSIGN_OR_RETURN(auto part, parts_.network->Split(color, key));
   FSDP_RETURN_IF_ERROR(listener_->Begin());

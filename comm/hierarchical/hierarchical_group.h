@@ -71,13 +71,12 @@ class HierarchicalGroup {
   // The rest of the public methods is for operations while they run.
   Communicator& host() { return *parts_.host; }
   Communicator& rail() { return *parts_.rail; }
-  absl::StatusOr<std::unique_ptr<Communicator>> SplitNetwork(int color,
-                                                             int key);
+  CreatedCommunicator SplitNetwork(int color, int key);
 
   // A call that an operation has made to `part`.
   struct Started {
     const Communicator* part;
-    absl::StatusOr<std::unique_ptr<Work>> work;
+    StartedWork work;
   };
   // Waits for all calls, in order, and returns the first error. An error fails
   // the group at once, so that none of the calls goes on.
@@ -85,7 +84,6 @@ class HierarchicalGroup {
 
  private:
   explicit HierarchicalGroup(HierarchicalParts parts);
-  absl::Status StartThreads();
 
   // The error of this rank's operations, and the one for the other ranks.
   struct Failure {

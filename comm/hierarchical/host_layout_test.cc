@@ -78,45 +78,66 @@ std::vector<SplitPlan> Plans(const std::function<SplitRequest(int)>& request) {
   return plans;
 }
 
-Kind KindOf(const std::function<SplitRequest(int)>& request) {
-  const std::vector<SplitPlan> plans = Plans(request);
-  for (const SplitPlan& plan : plans) EXPECT_EQ(plan.kind, plans[0].kind);
-  return plans[0].kind;
-}
-
-TEST(HierarchicalSplitTest, GroupsThatDoNotLeaveTheirHosts) {
-  for (int size : {1, 2, 4}) {
-    EXPECT_EQ(KindOf([&](int rank) {
-                return SplitRequest{rank / size, -rank};
-              }),
-              Kind::kInsideHosts);
+TEST(HierarchicalSplitTest, AllRanksPlanTheSameKind) {
+  const struct {
+    const char* what;
+    Kind kind;
+    SplitRequest (*request)(int rank);
+  } cases[] = {
+      {"single ranks", Kind::kInsideHosts,
+       [](int rank) {
+         return SplitRequest{rank, -rank};
+       }},
+      {"halves of hosts", Kind::kInsideHosts,
+       [](int rank) {
+         return SplitRequest{rank / 2, -rank};
+       }},
+      {"whole hosts", Kind::kInsideHosts,
+       [](int rank) {
+         return SplitRequest{rank / 4, -rank};
+       }},
+      {"one place on all hosts", Kind::kBetweenHosts,
+       [](int rank) {
+         return SplitRequest{rank % 4, 0};
+       }},
+      {"one place on some hosts", Kind::kBetweenHosts,
+       [](int rank) {
+         return SplitRequest{rank % 4 + rank / 8 * 4, -rank};
+       }},
+      {"all", Kind::kHierarchical,
+       [](int) {
+         return SplitRequest{7, 0};
+       }},
+      {"two hosts each", Kind::kHierarchical,
+       [](int rank) {
+         return SplitRequest{rank / 8, 0};
+       }},
+      {"the same places", Kind::kHierarchical,
+       [](int rank) {
+         return SplitRequest{rank % 4 / 2, 0};
+       }},
+      {"keys that mix the hosts", Kind::kNetwork,
+       [](int rank) {
+         return SplitRequest{0, rank % 4};
+       }},
+      {"a rank of every host, at different places", Kind::kNetwork,
+       [](int rank) {
+         return SplitRequest{(rank % 4 + rank / 4) % 4, 0};
+       }},
+      {"4 + 1 ranks of two hosts", Kind::kNetwork,
+       [](int rank) {
+         return SplitRequest{rank / 8 * 2 + (rank % 8 < 5 ? 0 : 1), 0};
+       }},
+      {"one group is fine, another is not", Kind::kNetwork,
+       [](int rank) {
+         return SplitRequest{rank / 8, rank < 8 ? 0 : rank % 4};
+       }},
+  };
+  for (const auto& test : cases) {
+    for (const SplitPlan& plan : Plans(test.request)) {
+      EXPECT_EQ(plan.kind, test.kind) << test.what;
+    }
   }
-}
-
-TEST(HierarchicalSplitTest, GroupsOfOnePlaceOnAllHostsOrSome) {
-  EXPECT_EQ(KindOf([](int rank) {
-              return SplitRequest{rank % 4, 0};
-            }),
-            Kind::kBetweenHosts);
-  EXPECT_EQ(KindOf([](int rank) {
-              return SplitRequest{rank % 4 + rank / 8 * 4, -rank};
-            }),
-            Kind::kBetweenHosts);
-}
-
-TEST(HierarchicalSplitTest, GroupsOfWholeHostsOrTheSamePlacesOfThem) {
-  EXPECT_EQ(KindOf([](int) {
-              return SplitRequest{7, 0};
-            }),
-            Kind::kHierarchical);
-  EXPECT_EQ(KindOf([](int rank) {
-              return SplitRequest{rank / 8, 0};
-            }),
-            Kind::kHierarchical);
-  EXPECT_EQ(KindOf([](int rank) {
-              return SplitRequest{rank % 4 / 2, 0};
-            }),
-            Kind::kHierarchical);
 }
 
 TEST(HierarchicalSplitTest, HostsAndPlacesFollowTheKeys) {
@@ -140,29 +161,6 @@ TEST(HierarchicalSplitTest, GroupsOfDifferentShapes) {
   EXPECT_EQ(plans[13].host, 0);
   EXPECT_EQ(plans[9].host, 2);
   EXPECT_EQ(plans[9].place, 1);
-}
-
-TEST(HierarchicalSplitTest, AnythingElseNeedsTheNetwork) {
-  // These keys mix the hosts.
-  EXPECT_EQ(KindOf([](int rank) {
-              return SplitRequest{0, rank % 4};
-            }),
-            Kind::kNetwork);
-  // Each part has one rank of every host, at different places.
-  EXPECT_EQ(KindOf([](int rank) {
-              return SplitRequest{(rank % 4 + rank / 4) % 4, 0};
-            }),
-            Kind::kNetwork);
-  // One part has 4 + 1 ranks of two hosts.
-  EXPECT_EQ(KindOf([](int rank) {
-              return SplitRequest{rank / 8 * 2 + (rank % 8 < 5 ? 0 : 1), 0};
-            }),
-            Kind::kNetwork);
-  // One group is fine, another is not.
-  EXPECT_EQ(KindOf([](int rank) {
-              return SplitRequest{rank / 8, rank < 8 ? 0 : rank % 4};
-            }),
-            Kind::kNetwork);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "comm/local/local_communicator.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -214,24 +213,13 @@ class LocalCommunicator final : public Communicator {
   }
 
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
-    if (device_.is_cpu() || bytes < 0) return AllocatePlain(bytes);
-    at::Tensor memory;
-    FSDP_RETURN_IF_ERROR(TorchToStatus("allocate memory of a group", [&] {
-      memory = at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
-    }));
-    return memory;
+    return AllocatePlain(bytes, device_);
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
-    if (color < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "split on ", Place(), ": color ", color, " is negative"));
-    }
+  CreatedCommunicator Split(int color, int key) override {
+    FSDP_RETURN_IF_ERROR(CheckColor(color));
     auto seat = std::make_shared<Seat>();
-    Call call;
-    call.collective = Collective::kSplit;
-    call.label = "the group";
+    const Call call{Collective::kSplit, "the group", "", 0, ""};
     FSDP_ASSIGN_OR_RETURN(
         auto operation,
         seat_.group->Enter(
@@ -247,36 +235,33 @@ class LocalCommunicator final : public Communicator {
   }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
     return Start(Collective::kAllGather, label, "", in, {out, in},
                  MoveAllGather);
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
-    return Start(Collective::kReduceScatter, label,
-                 std::string(ReduceOpName(op)), out, {out, in},
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
+    return Start(Collective::kReduceScatter, label, ReduceOpName(op), out,
+                 {out, in},
                  [op](Payloads payloads) { MoveReduceScatter(payloads, op); });
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
     return Start(Collective::kAllToAll, label, "", in, {out, in}, MoveAllToAll);
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
-    return Start(Collective::kAllReduce, label, std::string(ReduceOpName(op)),
-                 tensor, {tensor, at::Tensor()},
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
+    return Start(Collective::kAllReduce, label, ReduceOpName(op), tensor,
+                 {tensor, at::Tensor()},
                  [op](Payloads payloads) { MoveAllReduce(payloads, op); });
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
     return Start(Collective::kBroadcast, label, absl::StrCat("root ", root),
                  tensor, {tensor, at::Tensor()},
                  [root](Payloads payloads) { MoveBroadcast(payloads, root); });
@@ -284,15 +269,10 @@ class LocalCommunicator final : public Communicator {
 
  private:
   // `counted` is the tensor whose dtype and count all ranks must share.
-  absl::StatusOr<std::unique_ptr<Work>> Start(Collective collective,
-                                              absl::string_view label,
-                                              std::string detail,
-                                              const at::Tensor& counted,
-                                              Buffers buffers,
-                                              const Rendezvous::Action& move) {
-    const Call call{collective, std::string(label),
-                    std::string(DtypeName(counted.scalar_type())),
-                    counted.numel(), std::move(detail)};
+  StartedWork Start(Collective collective, absl::string_view label,
+                    absl::string_view detail, const at::Tensor& counted,
+                    Buffers buffers, const Rendezvous::Action& move) {
+    const Call call = CallOf(collective, label, counted, detail);
     if (counted.device() != device_) {
       return absl::UnimplementedError(absl::StrCat(
           comm::ToString(call), " on ", Place(), ": local groups take ",

@@ -28,6 +28,7 @@ namespace {
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 INSTANTIATE_TEST_SUITE_P(Local, CommunicatorContract,
                          ::testing::Values(ContractBackend{
@@ -38,8 +39,8 @@ INSTANTIATE_TEST_SUITE_P(Local, CommunicatorContract,
                          BackendName);
 
 TEST(LocalCommunicatorTest, RefusesAGroupOfNobody) {
-  EXPECT_THAT(CreateLocalGroup(0), StatusIs(absl::StatusCode::kInvalidArgument,
-                                            HasSubstr("0 ranks")));
+  EXPECT_THAT(CreateLocalGroup(0),
+              StatusIs(Code::kInvalidArgument, HasSubstr("0 ranks")));
 }
 
 // What calls on one stream give, another one has after it has waited.
@@ -59,7 +60,7 @@ TEST(LocalCommunicatorTest, TheOnlyRankOnADeviceGetsWhatItHasPassed) {
     std::vector<std::unique_ptr<Work>> works;
     std::vector<at::Tensor> outs;
     for (int i = 0; i < 3; ++i) outs.push_back(fresh());
-    const auto keep = [&works](absl::StatusOr<std::unique_ptr<Work>> work) {
+    const auto keep = [&works](StartedWork work) {
       ASSERT_OK(work);
       works.push_back(*std::move(work));
     };
@@ -84,7 +85,7 @@ TEST(LocalCommunicatorTest, TheOnlyRankOnADeviceGetsWhatItHasPassed) {
     ASSERT_OK_AND_ASSIGN(const at::Tensor memory, group->AllocateSymmetric(64));
     EXPECT_EQ(memory.device(), options.device);
     EXPECT_THAT(group->Broadcast(at::zeros({2}), 0, "b"),
-                StatusIs(absl::StatusCode::kUnimplemented,
+                StatusIs(Code::kUnimplemented,
                          HasSubstr("take privateuseone:0 tensors, not cpu")));
   }
   EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
@@ -101,19 +102,18 @@ TEST(LocalCommunicatorTest, ADeviceThatIsNotDoneIsLate) {
   {
     const FakeDevice::Stall stall;
     EXPECT_THAT(work->Wait(absl::Now()),
-                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                StatusIs(Code::kDeadlineExceeded,
                          HasSubstr("its stream has not done it")));
   }
   EXPECT_THAT(group[0]->Broadcast(tensor, 0, "b"),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("its stream")));
+              StatusIs(Code::kAborted, HasSubstr("its stream")));
 }
 
 TEST(LocalCommunicatorTest, OnlyOneRankMayHaveADevice) {
   LocalGroupOptions options;
   options.device = c10::Device(c10::kCUDA, 0);
   EXPECT_THAT(CreateLocalGroup(2, options),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("2 ranks on cuda:0")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("2 ranks on cuda:0")));
 }
 
 }  // namespace

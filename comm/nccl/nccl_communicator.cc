@@ -1,14 +1,15 @@
 #include "comm/nccl/nccl_communicator.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -26,9 +27,7 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/group/connect_together.h"
-#include "comm/group/stream_work.h"
 #include "comm/group/watched_group.h"
-#include "comm/nccl/nccl_connect.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_handle.h"
 #include "comm/nccl/nccl_memory.h"
@@ -42,8 +41,6 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 void Nothing() {}
-
-using NcclWork = StreamWork<NcclGroup>;
 
 size_t Count(const at::Tensor& tensor) {
   return static_cast<size_t>(tensor.numel());
@@ -93,100 +90,197 @@ class NcclCommunicator final : public Communicator {
   // NVLink switches and symmetric kernels only do plain sums.
   bool PrefersScaledInputs() const override { return true; }
   bool CanBeCaptured() const override { return true; }
-  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override;
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    if (bytes > 0 && world_size() > 1 && registers_windows_) {
+      FSDP_ASSIGN_OR_RETURN(
+          const auto window,
+          AllocateWindow(bytes,
+                         absl::StrCat("allocate ", bytes, " symmetric bytes")));
+      if (window != nullptr) return NcclMemory::AsTensor(window);
+    }
+    return AllocatePlain(bytes, group_->device());
+  }
+
+  CreatedCommunicator Split(int color, int key) override;
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
-    return Start(
-        Collective::kAllGather, label, in, {out, in},
-        [&](ncclComm_t comm, cudaStream_t stream) {
-          return ncclAllGather(in.const_data_ptr(), out.mutable_data_ptr(),
-                               Count(in), NcclDtype(in.scalar_type()), comm,
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
+    return Start(Collective::kAllGather, label, in, {out, in},
+                 [&](ncclComm_t comm, cudaStream_t stream) {
+                   return ncclAllGather(
+                       in.const_data_ptr(), out.mutable_data_ptr(), Count(in),
+                       NcclDtype(in.scalar_type()), comm, stream);
+                 });
+  }
+
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
+    return Start(Collective::kReduceScatter, label, out, {out, in},
+                 [&](ncclComm_t comm, cudaStream_t stream) {
+                   return ncclReduceScatter(in.const_data_ptr(),
+                                            out.mutable_data_ptr(), Count(out),
+                                            NcclDtype(in.scalar_type()),
+                                            NcclReduction(op), comm, stream);
+                 });
+  }
+
+  // Scales a plain sum: NCCL's mean and its premultiplied sums are none.
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
+    const at::ScalarType dtype = in.scalar_type();
+    const bool is_direct = out.scalar_type() == dtype && !sum.accumulate;
+    const at::Tensor result =
+        is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
+    const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
+      return ncclReduceScatter(in.const_data_ptr(), result.mutable_data_ptr(),
+                               Count(out), NcclDtype(dtype), ncclSum, comm,
                                stream);
-        },
-        Nothing);
+    };
+    const auto finish = [&] {
+      const c10::NoGradGuard no_grad;
+      if (sum.accumulate) {
+        device_ops::AddScaled(out, result, sum.scale);
+      } else if (!is_direct || sum.scale != 1) {
+        device_ops::CopyScaled(out, result, sum.scale);
+      }
+    };
+    return Start(Collective::kReduceScatter, label, result, {in, out}, enqueue,
+                 finish);
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
-    return Start(
-        Collective::kReduceScatter, label, out, {out, in},
-        [&](ncclComm_t comm, cudaStream_t stream) {
-          return ncclReduceScatter(in.const_data_ptr(), out.mutable_data_ptr(),
-                                   Count(out), NcclDtype(in.scalar_type()),
-                                   NcclReduction(op), comm, stream);
-        },
-        Nothing);
-  }
-
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-      absl::string_view label) override;
-
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
     const int ranks = world_size();
-    return Start(
-        Collective::kAllToAll, label, in, {out, in},
-        [&](ncclComm_t comm, cudaStream_t stream) {
-          return AllToAllBySends(in, out, ranks, comm, stream);
-        },
-        Nothing);
+    return Start(Collective::kAllToAll, label, in, {out, in},
+                 [&](ncclComm_t comm, cudaStream_t stream) {
+                   return AllToAllBySends(in, out, ranks, comm, stream);
+                 });
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
-    return Start(
-        Collective::kAllReduce, label, tensor, {tensor},
-        [&](ncclComm_t comm, cudaStream_t stream) {
-          void* data = tensor.mutable_data_ptr();
-          return ncclAllReduce(data, data, Count(tensor),
-                               NcclDtype(tensor.scalar_type()),
-                               NcclReduction(op), comm, stream);
-        },
-        Nothing);
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
+    return Start(Collective::kAllReduce, label, tensor, {tensor},
+                 [&](ncclComm_t comm, cudaStream_t stream) {
+                   void* data = tensor.mutable_data_ptr();
+                   return ncclAllReduce(data, data, Count(tensor),
+                                        NcclDtype(tensor.scalar_type()),
+                                        NcclReduction(op), comm, stream);
+                 });
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
-    return Start(
-        Collective::kBroadcast, label, tensor, {tensor},
-        [&](ncclComm_t comm, cudaStream_t stream) {
-          void* data = tensor.mutable_data_ptr();
-          return ncclBroadcast(data, data, Count(tensor),
-                               NcclDtype(tensor.scalar_type()), root, comm,
-                               stream);
-        },
-        Nothing);
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
+    return Start(Collective::kBroadcast, label, tensor, {tensor},
+                 [&](ncclComm_t comm, cudaStream_t stream) {
+                   void* data = tensor.mutable_data_ptr();
+                   return ncclBroadcast(data, data, Count(tensor),
+                                        NcclDtype(tensor.scalar_type()), root,
+                                        comm, stream);
+                 });
   }
 
  private:
   // `counted` is the tensor whose dtype and count all ranks share.
-  absl::StatusOr<std::unique_ptr<Work>> Start(Collective collective,
-                                              absl::string_view label,
-                                              const at::Tensor& counted,
-                                              std::vector<at::Tensor> tensors,
-                                              NcclGroup::Enqueue enqueue,
-                                              NcclGroup::Finish finish);
+  StartedWork Start(Collective collective, absl::string_view label,
+                    const at::Tensor& counted, std::vector<at::Tensor> tensors,
+                    NcclGroup::Enqueue enqueue,
+                    NcclGroup::Finish finish = Nothing) {
+    Call call = CallOf(collective, label, counted);
+    if (counted.device() != group_->device()) {
+      return absl::UnimplementedError(absl::StrCat(
+          comm::ToString(call), " on ", Place(), ": nccl takes tensors on ",
+          group_->device().str(), ", not ", counted.device().str()));
+    }
+    const auto bytes = static_cast<int64_t>(tensors[0].nbytes());
+    const auto unless_empty = [&](ncclComm_t comm, cudaStream_t stream) {
+      return counted.numel() == 0 ? ncclSuccess : enqueue(comm, stream);
+    };
+    FSDP_ASSIGN_OR_RETURN(auto operation, group_->Launch(std::move(call), bytes,
+                                                         unless_empty, finish));
+    return std::make_unique<StreamWork<NcclGroup>>(group_, std::move(operation),
+                                                   std::move(tensors));
+  }
 
+  // Returns null, without an error, if a rank cannot have a window. All ranks
+  // run one version of NCCL, or it would have refused the group.
   absl::StatusOr<std::shared_ptr<NcclMemory>> AllocateWindow(
-      int64_t bytes, absl::string_view what);
+      int64_t bytes, absl::string_view what) {
+    FSDP_RETURN_IF_ERROR(RefuseCapture(what));
+    const bool is_symmetric = options_.windows == NcclWindows::kSymmetric ||
+                              HasAbortableNcclWindows();
+    std::shared_ptr<NcclMemory> memory;
+    const auto allocate = [&]() -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(memory, NcclMemory::Allocate(group_, bytes));
+      return absl::OkStatus();
+    };
+    const auto register_window = [&] { return memory->Register(is_symmetric); };
+    const auto true_on_all = [&](bool mine) { return TrueOnAll(mine, what); };
+    const absl::StatusOr<WindowOutcome> outcome =
+        AgreeOnWindow({allocate, register_window, true_on_all});
+    if (!outcome.ok()) {
+      group_->Fail(outcome.status());
+      return outcome.status();
+    }
+    registers_windows_ = *outcome != WindowOutcome::kRefused;
+    return *outcome == WindowOutcome::kWindow ? memory : nullptr;
+  }
 
-  absl::Status RefuseCapture(absl::string_view what) const;
+  absl::Status RefuseCapture(absl::string_view what) const {
+    FSDP_ASSIGN_OR_RETURN(const bool is_captured, group_->IsBeingCaptured());
+    if (!is_captured) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, " on ", ToString(),
+        ": the host has to wait for the other ranks, and cannot "
+        "while the current "
+        "stream is being captured into a CUDA graph; do it before"));
+  }
 
   // Returns the ranks that pass `color`, in the order of their keys, as NCCL
   // orders them. A `topic` can be used once.
   absl::StatusOr<std::vector<int>> MembersOf(absl::string_view topic, int color,
-                                             int key);
+                                             int key) {
+    FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> requests,
+                          ExchangeByStore(store_, topic, rank(), names(),
+                                          absl::StrCat(color, " ", key),
+                                          absl::Now() + options_.timeout));
+    std::vector<std::pair<int, int>> found;  // key and rank
+    for (int peer = 0; peer < world_size(); ++peer) {
+      const std::pair<absl::string_view, absl::string_view> request =
+          absl::StrSplit(requests[peer], ' ');
+      int its_color = 0;
+      int its_key = 0;
+      if (!absl::SimpleAtoi(request.first, &its_color) ||
+          !absl::SimpleAtoi(request.second, &its_key)) {
+        return absl::UnavailableError(
+            absl::StrCat("split on ", Place(), ": ", names().Name(peer),
+                         " has sent neither color nor key: another program, or "
+                         "another build of this"));
+      }
+      if (its_color == color) found.emplace_back(its_key, peer);
+    }
+    std::sort(found.begin(), found.end());
+    std::vector<int> members;
+    for (const auto& [its_key, peer] : found) members.push_back(peer);
+    return members;
+  }
 
-  absl::StatusOr<bool> TrueOnAll(bool mine, absl::string_view label);
+  absl::StatusOr<bool> TrueOnAll(bool mine, absl::string_view label) {
+    at::Tensor flag;
+    FSDP_RETURN_IF_ERROR(TorchToStatus(label, [&] {
+      flag = at::full(
+          {1}, mine ? 1 : 0,
+          at::TensorOptions().dtype(at::kInt).device(group_->device()));
+    }));
+    FSDP_ASSIGN_OR_RETURN(auto work, AllReduce(flag, ReduceOp::kMin, label));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
+    bool on_all = false;
+    FSDP_RETURN_IF_ERROR(
+        TorchToStatus(label, [&] { on_all = flag.item<int>() != 0; }));
+    return on_all;
+  }
 
   const std::shared_ptr<NcclGroup> group_;
   const StorePtr store_;
@@ -195,147 +289,6 @@ class NcclCommunicator final : public Communicator {
   int num_splits_ = 0;
   const Unwinding unwinding_;
 };
-
-absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::Start(
-    Collective collective, absl::string_view label, const at::Tensor& counted,
-    std::vector<at::Tensor> tensors, NcclGroup::Enqueue enqueue,
-    NcclGroup::Finish finish) {
-  Call call{collective, std::string(label),
-            std::string(DtypeName(counted.scalar_type())), counted.numel(), ""};
-  if (counted.device() != group_->device()) {
-    return absl::UnimplementedError(absl::StrCat(
-        comm::ToString(call), " on ", Place(), ": nccl takes tensors on ",
-        group_->device().str(), ", not ", counted.device().str()));
-  }
-  const auto bytes = static_cast<int64_t>(tensors[0].nbytes());
-  const auto unless_empty = [&](ncclComm_t comm, cudaStream_t stream) {
-    return counted.numel() == 0 ? ncclSuccess : enqueue(comm, stream);
-  };
-  FSDP_ASSIGN_OR_RETURN(auto operation, group_->Launch(std::move(call), bytes,
-                                                       unless_empty, finish));
-  return std::make_unique<NcclWork>(group_, std::move(operation),
-                                    std::move(tensors));
-}
-
-// Scales a plain sum: NCCL's mean and its premultiplied sums are none.
-absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::DoReduceScatterScaled(
-    const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-    absl::string_view label) {
-  const at::ScalarType dtype = in.scalar_type();
-  const bool is_direct = out.scalar_type() == dtype && !sum.accumulate;
-  const at::Tensor result =
-      is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
-  const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
-    return ncclReduceScatter(in.const_data_ptr(), result.mutable_data_ptr(),
-                             Count(out), NcclDtype(dtype), ncclSum, comm,
-                             stream);
-  };
-  const auto finish = [&] {
-    const c10::NoGradGuard no_grad;
-    if (sum.accumulate) {
-      device_ops::AddScaled(out, result, sum.scale);
-    } else if (!is_direct || sum.scale != 1) {
-      device_ops::CopyScaled(out, result, sum.scale);
-    }
-  };
-  return Start(Collective::kReduceScatter, label, result, {in, out}, enqueue,
-               finish);
-}
-
-absl::Status NcclCommunicator::RefuseCapture(absl::string_view what) const {
-  FSDP_ASSIGN_OR_RETURN(const bool is_captured, group_->IsBeingCaptured());
-  if (!is_captured) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(what, " on ", ToString(),
-                   ": the host has to wait for the other ranks, and cannot "
-                   "while the current "
-                   "stream is being captured into a CUDA graph; do it before"));
-}
-
-absl::StatusOr<bool> NcclCommunicator::TrueOnAll(bool mine,
-                                                 absl::string_view label) {
-  at::Tensor flag;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(label, [&] {
-    flag =
-        at::full({1}, mine ? 1 : 0,
-                 at::TensorOptions().dtype(at::kInt).device(group_->device()));
-  }));
-  FSDP_ASSIGN_OR_RETURN(auto work, AllReduce(flag, ReduceOp::kMin, label));
-  FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
-  bool on_all = false;
-  FSDP_RETURN_IF_ERROR(
-      TorchToStatus(label, [&] { on_all = flag.item<int>() != 0; }));
-  return on_all;
-}
-
-// Returns null, without an error, if a rank cannot have a window. All ranks run
-// one version of NCCL, or it would have refused the group.
-absl::StatusOr<std::shared_ptr<NcclMemory>> NcclCommunicator::AllocateWindow(
-    int64_t bytes, absl::string_view what) {
-  FSDP_RETURN_IF_ERROR(RefuseCapture(what));
-  const bool is_symmetric =
-      options_.windows == NcclWindows::kSymmetric || HasAbortableNcclWindows();
-  std::shared_ptr<NcclMemory> memory;
-  const auto allocate = [&]() -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(memory, NcclMemory::Allocate(group_, bytes));
-    return absl::OkStatus();
-  };
-  const auto register_window = [&] { return memory->Register(is_symmetric); };
-  const auto true_on_all = [&](bool mine) { return TrueOnAll(mine, what); };
-  const absl::StatusOr<WindowOutcome> outcome =
-      AgreeOnWindow({allocate, register_window, true_on_all});
-  if (!outcome.ok()) {
-    group_->Fail(outcome.status());
-    return outcome.status();
-  }
-  registers_windows_ = *outcome != WindowOutcome::kRefused;
-  return *outcome == WindowOutcome::kWindow ? memory : nullptr;
-}
-
-absl::StatusOr<at::Tensor> NcclCommunicator::AllocateSymmetric(int64_t bytes) {
-  if (bytes < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot allocate ", bytes, " bytes"));
-  }
-  const std::string what = absl::StrCat("allocate ", bytes, " symmetric bytes");
-  if (bytes > 0 && world_size() > 1 && registers_windows_) {
-    FSDP_ASSIGN_OR_RETURN(const auto window, AllocateWindow(bytes, what));
-    if (window != nullptr) return NcclMemory::AsTensor(window);
-  }
-  at::Tensor plain;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(what, [&] {
-    plain = at::empty(
-        {bytes}, at::TensorOptions().dtype(at::kByte).device(group_->device()));
-  }));
-  return plain;
-}
-
-absl::StatusOr<std::vector<int>> NcclCommunicator::MembersOf(
-    absl::string_view topic, int color, int key) {
-  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> requests,
-                        ExchangeByStore(store_, topic, rank(), names(),
-                                        absl::StrCat(color, " ", key),
-                                        absl::Now() + options_.timeout));
-  std::vector<std::pair<int, int>> found;  // key and rank
-  for (int peer = 0; peer < world_size(); ++peer) {
-    const std::pair<absl::string_view, absl::string_view> request =
-        absl::StrSplit(requests[peer], ' ');
-    int its_color = 0;
-    int its_key = 0;
-    if (!absl::SimpleAtoi(request.first, &its_color) ||
-        !absl::SimpleAtoi(request.second, &its_key)) {
-      return absl::UnavailableError(
-          absl::StrCat("split on ", Place(), ": ", names().Name(peer),
-                       " has sent neither color nor key: another program, or "
-                       "another build of this"));
-    }
-    if (its_color == color) found.emplace_back(its_key, peer);
-  }
-  std::sort(found.begin(), found.end());
-  std::vector<int> members;
-  for (const auto& [its_key, peer] : found) members.push_back(peer);
-  return members;
-}
 
 WatchedGroup::Options GroupOptions(int rank, RankNames names,
                                    const NcclOptions& options) {
@@ -347,12 +300,8 @@ WatchedGroup::Options GroupOptions(int rank, RankNames names,
   return result;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
-                                                                      int key) {
-  if (color < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
-  }
+CreatedCommunicator NcclCommunicator::Split(int color, int key) {
+  FSDP_RETURN_IF_ERROR(CheckColor(color));
   FSDP_RETURN_IF_ERROR(RefuseCapture("split"));
   // A group in which a rank has failed is not split.
   FSDP_RETURN_IF_ERROR(TrueOnAll(true, "split").status());
@@ -381,25 +330,53 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
   return std::make_unique<NcclCommunicator>(std::move(group), store, options_);
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> Create(
-    const StorePtr& store, int rank, int world_size,
-    const NcclOptions& options) {
+// Rank 0 makes the id of the group, the others read it in the store.
+absl::StatusOr<ncclUniqueId> ShareId(const StorePtr& store, int rank,
+                                     int world_size, absl::Time deadline) {
+  ncclUniqueId id;
+  absl::Status made;
+  std::string own;
+  if (rank == 0) {
+    made = NcclToStatus(ncclGetUniqueId(&id), "make the id of an NCCL group",
+                        ncclGetLastError(nullptr));
+    if (made.ok()) own.assign(id.internal, sizeof(id.internal));
+  }
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> shared,
+                        ExchangeByStore(store, "nccl_id", rank,
+                                        RankNames(world_size), own, deadline));
+  FSDP_RETURN_IF_ERROR(made);
+  if (shared[0].size() != sizeof(id.internal)) {
+    return absl::UnavailableError(
+        "rank 0 could not make the id of the group; its own error says why");
+  }
+  std::memcpy(id.internal, shared[0].data(), sizeof(id.internal));
+  return id;
+}
+
+CreatedCommunicator Create(const StorePtr& store, int rank, int world_size,
+                           const NcclOptions& options) {
   const absl::Time deadline = absl::Now() + options.timeout;
   FSDP_ASSIGN_OR_RETURN(const c10::Device device, FindGpu(options.device));
-  FSDP_ASSIGN_OR_RETURN(auto handle,
-                        ConnectNccl(store, device, rank, world_size, deadline));
+  FSDP_ASSIGN_OR_RETURN(const ncclUniqueId id,
+                        ShareId(store, rank, world_size, deadline));
+  absl::StatusOr<std::unique_ptr<NcclHandle>> handle;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("use a GPU", [&] {
+    const c10::DeviceGuard guard(device);
+    handle = NcclHandle::Connect(id, rank, world_size, deadline);
+  }));
+  FSDP_RETURN_IF_ERROR(handle.status());
   FSDP_ASSIGN_OR_RETURN(
       auto group,
-      NcclGroup::Create(std::move(handle), device, store,
+      NcclGroup::Create(*std::move(handle), device, store,
                         GroupOptions(rank, RankNames(world_size), options)));
   return std::make_unique<NcclCommunicator>(std::move(group), store, options);
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(
-    const StorePtr& store, int rank, int world_size,
-    const NcclOptions& options) {
+CreatedCommunicator CreateNcclCommunicator(const StorePtr& store, int rank,
+                                           int world_size,
+                                           const NcclOptions& options) {
   const std::string what =
       absl::StrCat("create the nccl group on rank ", rank, " of ", world_size);
   if (store == nullptr || world_size < 1 || rank < 0 || rank >= world_size) {
@@ -412,8 +389,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(
 }
 
 ConnectDevice NcclBackend(const NcclOptions& options) {
-  return [options](const DeviceMeeting& meeting)
-             -> absl::StatusOr<std::unique_ptr<Communicator>> {
+  return [options](const DeviceMeeting& meeting) -> CreatedCommunicator {
     NcclOptions own = options;
     own.timeout = meeting.timeout;
     FSDP_ASSIGN_OR_RETURN(own.device, TakeGpu(own.device, meeting.local_rank));

@@ -81,7 +81,7 @@ struct NcclOptions {
 // operations, and as long for the peers of its host to leave, too; then it
 // aborts the rest. Free memory of AllocateSymmetric() before: later it cannot
 // be given back.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(
+CreatedCommunicator CreateNcclCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     const NcclOptions& options = {});
 

@@ -36,7 +36,7 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
-#include "comm/testing/finish.h"
+#include "comm/testing/connect_ranks.h"
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -49,11 +49,7 @@ using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr int64_t kSizes[] = {0, 1, 7, 1021};
-constexpr at::ScalarType kDtypes[] = {at::kFloat,    at::kDouble, at::kHalf,
-                                      at::kBFloat16, at::kInt,    at::kLong,
-                                      at::kByte};
+using Code = absl::StatusCode;
 
 int NumDevices() {
   int num_devices = 0;
@@ -70,25 +66,14 @@ std::vector<int> WorldSizes() {
   return sizes;
 }
 
-absl::StatusOr<Group> CreateNcclGroup(int world_size, NcclOptions options) {
+absl::StatusOr<Group> CreateNcclGroup(int world_size,
+                                      const NcclOptions& options) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> results(
-      world_size);
-  std::vector<std::thread> threads;
-  threads.reserve(world_size);
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank, options]() mutable {
-      options.device = rank;
-      results[rank] = CreateNcclCommunicator(store, rank, world_size, options);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  Group group;
-  for (auto& result : results) {
-    FSDP_ASSIGN_OR_RETURN(auto communicator, std::move(result));
-    group.push_back(std::move(communicator));
-  }
-  return group;
+  return ConnectRanks(world_size, [&](int rank) {
+    NcclOptions own = options;
+    own.device = rank;
+    return CreateNcclCommunicator(store, rank, world_size, own);
+  });
 }
 
 ContractBackend WithAGpuForEachRank() {
@@ -165,103 +150,15 @@ INSTANTIATE_TEST_SUITE_P(Ranks, NcclCommunicatorTest,
                          ::testing::ValuesIn(WorldSizes()),
                          ::testing::PrintToStringParamName());
 
-absl::Status GatherOnce(Communicator& comm, at::ScalarType dtype, int64_t n,
-                        bool in_place) {
-  const at::Tensor out = at::zeros({n * comm.world_size()}, OnGpu(dtype));
-  at::Tensor in = Values(comm.rank(), n, dtype);
-  if (in_place) {
-    at::Tensor slice = out.narrow(0, comm.rank() * n, n);
-    slice.copy_(in);
-    in = slice;
-  }
+absl::Status GatherOnce(Communicator& comm, int64_t n) {
+  const at::Tensor out = at::zeros({n * comm.world_size()}, OnGpu());
+  const at::Tensor in = Values(comm.rank(), n, at::kFloat);
   FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(out, in, "gather")));
   for (int rank = 0; rank < comm.world_size(); ++rank) {
     FSDP_RETURN_IF_ERROR(ExpectEqual(out.narrow(0, rank * n, n),
-                                     Values(rank, n, dtype), "gather"));
+                                     Values(rank, n, at::kFloat), "gather"));
   }
   return absl::OkStatus();
-}
-
-absl::Status ReduceOnce(Communicator& comm, at::ScalarType dtype, int64_t n,
-                        bool in_place) {
-  const int64_t whole = n * comm.world_size();
-  const at::Tensor in = Values(comm.rank(), whole, dtype);
-  const at::Tensor out = in_place ? in.narrow(0, comm.rank() * n, n)
-                                  : at::zeros({n}, OnGpu(dtype));
-  FSDP_RETURN_IF_ERROR(
-      Finish(comm.ReduceScatter(out, in, ReduceOp::kSum, "reduce")));
-  const at::Tensor sum = SumOfRanks(comm.world_size(), whole, dtype);
-  return ExpectEqual(out, sum.narrow(0, comm.rank() * n, n), "reduce");
-}
-
-absl::Status ExchangeOnce(Communicator& comm, at::ScalarType dtype, int64_t n) {
-  const int ranks = comm.world_size();
-  const at::Tensor in = Values(comm.rank(), n * ranks, dtype);
-  const at::Tensor out = at::zeros({n * ranks}, OnGpu(dtype));
-  FSDP_RETURN_IF_ERROR(Finish(comm.AllToAll(out, in, "exchange")));
-  for (int rank = 0; rank < ranks; ++rank) {
-    FSDP_RETURN_IF_ERROR(ExpectEqual(
-        out.narrow(0, rank * n, n),
-        Values(rank, n * ranks, dtype).narrow(0, comm.rank() * n, n),
-        "exchange"));
-  }
-  return absl::OkStatus();
-}
-
-TEST_P(NcclCommunicatorTest, MovesEveryDtype) {
-  EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
-    for (at::ScalarType dtype : kDtypes) {
-      for (int64_t n : kSizes) {
-        for (bool in_place : {false, true}) {
-          FSDP_RETURN_IF_ERROR(GatherOnce(comm, dtype, n, in_place));
-          FSDP_RETURN_IF_ERROR(ReduceOnce(comm, dtype, n, in_place));
-        }
-        FSDP_RETURN_IF_ERROR(ExchangeOnce(comm, dtype, n));
-        const at::Tensor sum = Values(comm.rank(), n, dtype);
-        FSDP_RETURN_IF_ERROR(
-            Finish(comm.AllReduce(sum, ReduceOp::kSum, "sum")));
-        FSDP_RETURN_IF_ERROR(ExpectEqual(
-            sum, SumOfRanks(comm.world_size(), n, dtype), "all-reduce"));
-        const int root = comm.world_size() - 1;
-        const at::Tensor copy = Values(comm.rank(), n, dtype);
-        FSDP_RETURN_IF_ERROR(Finish(comm.Broadcast(copy, root, "copy")));
-        FSDP_RETURN_IF_ERROR(
-            ExpectEqual(copy, Values(root, n, dtype), "broadcast"));
-      }
-    }
-    return absl::OkStatus();
-  }));
-}
-
-absl::Status ScaleOnce(Communicator& comm, at::ScalarType from,
-                       at::ScalarType to, int64_t n, ScaledSum sum) {
-  const int64_t whole = n * comm.world_size();
-  const at::Tensor in = Values(comm.rank(), whole, from);
-  const at::Tensor out = at::full({n}, 100, OnGpu(to));
-  FSDP_RETURN_IF_ERROR(Finish(comm.ReduceScatterScaled(out, in, sum, "mean")));
-  at::Tensor expected = SumOfRanks(comm.world_size(), whole, at::kDouble)
-                            .narrow(0, comm.rank() * n, n)
-                            .mul(sum.scale);
-  if (sum.accumulate) expected.add_(100);
-  return ExpectEqual(out, expected.to(to), "scaled sum");
-}
-
-TEST_P(NcclCommunicatorTest, ScaledSumsGoIntoAnyFloatingDtype) {
-  EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
-    for (at::ScalarType from : {at::kFloat, at::kHalf, at::kBFloat16}) {
-      for (int64_t n : kSizes) {
-        for (bool accumulate : {false, true}) {
-          for (double scale : {1.0, 0.25}) {
-            FSDP_RETURN_IF_ERROR(
-                ScaleOnce(comm, from, at::kFloat, n, {scale, accumulate}));
-            FSDP_RETURN_IF_ERROR(
-                ScaleOnce(comm, from, from, n, {scale, accumulate}));
-          }
-        }
-      }
-    }
-    return absl::OkStatus();
-  }));
 }
 
 TEST_P(NcclCommunicatorTest, RunsInTheOrderOfTheCurrentStreamWithoutTheHost) {
@@ -371,7 +268,7 @@ TEST_P(NcclCommunicatorTest, SplitMakesSubGroupsInTheOrderOfTheKeys) {
     FSDP_RETURN_IF_ERROR(Finish(part->AllReduce(one, ReduceOp::kSum, "part")));
     FSDP_RETURN_IF_ERROR(
         ExpectEqual(one, at::full({5}, size, OnGpu()), "part"));
-    return GatherOnce(comm, at::kFloat, 3, false);
+    return GatherOnce(comm, 3);
   }));
 }
 
@@ -442,7 +339,7 @@ TEST_P(NcclCommunicatorTest, AFirstOperationWithoutPeersMissesItsDeadline) {
   ASSERT_OK(group);
   const at::Tensor grads = at::zeros({1 << 20}, OnGpu());
   EXPECT_THAT(Finish((*group)[0]->AllReduce(grads, ReduceOp::kSum, "grads")),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        HasSubstr("all-reduce #0 of grads on rank 0 of ")));
 }
 
@@ -458,7 +355,7 @@ TEST_P(NcclCommunicatorTest, AnAbortReachesEveryRank) {
         static_cast<c10::DeviceIndex>(comm->rank()));
     const at::Tensor grads = at::zeros({4}, OnGpu());
     EXPECT_THAT(Finish(comm->AllReduce(grads, ReduceOp::kSum, "grads")),
-                StatusIs(absl::StatusCode::kAborted,
+                StatusIs(Code::kAborted,
                          AllOf(HasSubstr("rank 0 aborted: disk full"),
                                HasSubstr(absl::StrCat("all-reduce #0 of grads "
                                                       "on rank ",
@@ -471,10 +368,9 @@ TEST(NcclCommunicatorOneRankTest, RefusesOtherDevices) {
   EXPECT_OK(RunOnGpus(1, [](Communicator& comm) -> absl::Status {
     const at::Tensor cpu = at::zeros({4}, at::TensorOptions());
     const auto work = comm.AllReduce(cpu, ReduceOp::kSum, "w");
-    FSDP_RETURN_IF_ERROR(CheckThat(work.status().code(),
-                                   absl::StatusCode::kUnimplemented,
+    FSDP_RETURN_IF_ERROR(CheckThat(work.status().code(), Code::kUnimplemented,
                                    "all-reduce of a CPU tensor"));
-    return GatherOnce(comm, at::kFloat, 3, false);
+    return GatherOnce(comm, 3);
   }));
 }
 
@@ -483,7 +379,7 @@ TEST(NcclCommunicatorOneRankTest, SymmetricMemoryMayGoInAnotherThread) {
     for (int i = 0; i < 20; ++i) {
       FSDP_ASSIGN_OR_RETURN(at::Tensor memory, comm.AllocateSymmetric(4096));
       std::thread other([gone = std::move(memory)]() mutable { gone.reset(); });
-      const absl::Status gathered = GatherOnce(comm, at::kFloat, 1021, false);
+      const absl::Status gathered = GatherOnce(comm, 1021);
       other.join();
       FSDP_RETURN_IF_ERROR(gathered);
     }
@@ -496,7 +392,7 @@ TEST(NcclCommunicatorOneRankTest, NamesTheRankThatDoesNotCome) {
   options.timeout = absl::Milliseconds(100);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   EXPECT_THAT(CreateNcclCommunicator(store, 0, 2, options),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        AllOf(HasSubstr("rank 0 of 2"),
                              HasSubstr("rank 1 has not come"))));
 }
@@ -507,7 +403,7 @@ TEST(NcclCommunicatorOneRankTest, ARankThatStaysAwayFromNcclIsGivenUp) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   store->set("nccl_id/1", std::vector<uint8_t>());
   EXPECT_THAT(CreateNcclCommunicator(store, 0, 2, options),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        HasSubstr("join an NCCL group as rank 0 of 2")));
 }
 

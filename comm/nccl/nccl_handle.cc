@@ -32,21 +32,61 @@ class NcclHandle::State : public std::enable_shared_from_this<State> {
   // Waits for the caller's turn, which lasts until the result is dropped.
   // Aborted: the communicator has ended.
   absl::StatusOr<std::shared_ptr<void>> Begin(absl::string_view what,
-                                              absl::Time deadline);
+                                              absl::Time deadline) {
+    const auto may_begin = [this] {
+      mutex_.AssertHeld();
+      return !calling_ || ended_;
+    };
+    absl::MutexLock lock(&mutex_);
+    if (!mutex_.AwaitWithDeadline(absl::Condition(&may_begin), deadline)) {
+      return NcclToStatus(ncclInProgress, what, "another call");
+    }
+    if (ended_) return Ended(what);
+    calling_ = true;
+    return std::shared_ptr<void>(this, [self = shared_from_this()](void*) {
+      absl::MutexLock lock(&self->mutex_);
+      self->calling_ = false;
+    });
+  }
 
   // For the call whose turn it is. NCCL writes to `made` early, while it is
   // still making the communicator: an abort of a call that hangs needs it.
   ncclComm_t comm() const { return __atomic_load_n(&comm_, __ATOMIC_ACQUIRE); }
   ncclComm_t* made() { return &comm_; }
 
-  absl::Status Explain(absl::string_view what, ncclResult_t result);
+  absl::Status Explain(absl::string_view what, ncclResult_t result) {
+    absl::MutexLock lock(&mutex_);
+    if (ended_) return Ended(what);
+    return result == ncclSuccess ? absl::OkStatus()
+                                 : NcclToStatus(result, what, LastError());
+  }
 
-  absl::Status Health();
+  absl::Status Health() {
+    absl::MutexLock lock(&mutex_);
+    if (ended_ || comm() == nullptr) return absl::OkStatus();
+    ncclResult_t result = ncclSuccess;
+    FSDP_RETURN_IF_ERROR(NcclToStatus(ncclCommGetAsyncError(comm(), &result),
+                                      "look after NCCL"));
+    if (result == ncclInProgress) return absl::OkStatus();
+    return NcclToStatus(result, "an operation on the device", LastError());
+  }
 
   // Lets no further call begin. Returns the communicator to be ended, or
   // nullptr if there is none or others have been told.
-  ncclComm_t End();
-  void AwaitReturned();
+  ncclComm_t End() {
+    absl::MutexLock lock(&mutex_);
+    if (std::exchange(ended_, true)) return nullptr;
+    return comm();
+  }
+
+  void AwaitReturned() {
+    const auto has_returned = [this] {
+      mutex_.AssertHeld();
+      return !calling_;
+    };
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&has_returned));
+  }
 
  private:
   static absl::Status Ended(absl::string_view what) {
@@ -59,57 +99,6 @@ class NcclHandle::State : public std::enable_shared_from_this<State> {
   bool calling_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
-
-absl::StatusOr<std::shared_ptr<void>> NcclHandle::State::Begin(
-    absl::string_view what, absl::Time deadline) {
-  const auto may_begin = [this] {
-    mutex_.AssertHeld();
-    return !calling_ || ended_;
-  };
-  absl::MutexLock lock(&mutex_);
-  if (!mutex_.AwaitWithDeadline(absl::Condition(&may_begin), deadline)) {
-    return NcclToStatus(ncclInProgress, what, "another call");
-  }
-  if (ended_) return Ended(what);
-  calling_ = true;
-  return std::shared_ptr<void>(this, [self = shared_from_this()](void*) {
-    absl::MutexLock lock(&self->mutex_);
-    self->calling_ = false;
-  });
-}
-
-absl::Status NcclHandle::State::Explain(absl::string_view what,
-                                        ncclResult_t result) {
-  absl::MutexLock lock(&mutex_);
-  if (ended_) return Ended(what);
-  return result == ncclSuccess ? absl::OkStatus()
-                               : NcclToStatus(result, what, LastError());
-}
-
-absl::Status NcclHandle::State::Health() {
-  absl::MutexLock lock(&mutex_);
-  if (ended_ || comm() == nullptr) return absl::OkStatus();
-  ncclResult_t result = ncclSuccess;
-  FSDP_RETURN_IF_ERROR(
-      NcclToStatus(ncclCommGetAsyncError(comm(), &result), "look after NCCL"));
-  if (result == ncclInProgress) return absl::OkStatus();
-  return NcclToStatus(result, "an operation on the device", LastError());
-}
-
-ncclComm_t NcclHandle::State::End() {
-  absl::MutexLock lock(&mutex_);
-  if (std::exchange(ended_, true)) return nullptr;
-  return comm();
-}
-
-void NcclHandle::State::AwaitReturned() {
-  const auto has_returned = [this] {
-    mutex_.AssertHeld();
-    return !calling_;
-  };
-  absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&has_returned));
-}
 
 NcclHandle::NcclHandle(int device)
     : device_(device), state_(std::make_shared<State>()) {}

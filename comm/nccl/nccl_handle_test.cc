@@ -129,6 +129,7 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
 
@@ -177,12 +178,11 @@ TEST_F(NcclHandleTest, WhatIsRefusedDoesNoHarm) {
   const auto refuse = [](ncclComm_t /*comm*/) {
     return ncclUnhandledCudaError;
   };
-  EXPECT_THAT(handle->Call("register", Soon(), refuse),
-              StatusIs(absl::StatusCode::kInternal,
-                       HasSubstr("register: NCCL says unhandled")));
+  EXPECT_THAT(
+      handle->Call("register", Soon(), refuse),
+      StatusIs(Code::kInternal, HasSubstr("register: NCCL says unhandled")));
   EXPECT_THAT(handle->Enqueue("sum", refuse),
-              StatusIs(absl::StatusCode::kInternal,
-                       HasSubstr("sum: NCCL says unhandled")));
+              StatusIs(Code::kInternal, HasSubstr("sum: NCCL says unhandled")));
   EXPECT_OK(handle->Enqueue("sum", Succeed));
   EXPECT_OK(handle->Call("register", Soon(), Succeed));
   EXPECT_THAT(Ended(), ElementsAre());
@@ -202,7 +202,7 @@ TEST_F(NcclHandleTest, SplitsInTime) {
 TEST_F(NcclHandleTest, AConnectionThatDoesNotComeIsAborted) {
   peers_are_missing = true;
   EXPECT_THAT(Connect(AtOnce()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        HasSubstr("join an NCCL group as rank 0 of 2")));
   EXPECT_THAT(Ended(), ElementsAre("abort on 0"));
 }
@@ -210,12 +210,12 @@ TEST_F(NcclHandleTest, AConnectionThatDoesNotComeIsAborted) {
 TEST_F(NcclHandleTest, ASplitThatDoesNotComeIsAbortedWithThePart) {
   ASSERT_OK_AND_ASSIGN(const auto handle, Connect());
   peers_are_missing = true;
-  EXPECT_THAT(handle->Split(/*color=*/0, /*key=*/0, AtOnce()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       HasSubstr("split an NCCL group")));
+  EXPECT_THAT(
+      handle->Split(/*color=*/0, /*key=*/0, AtOnce()),
+      StatusIs(Code::kDeadlineExceeded, HasSubstr("split an NCCL group")));
   EXPECT_THAT(Ended(), ElementsAre("abort on 0", "abort on 0"));
   EXPECT_THAT(handle->Enqueue("sum", Succeed),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("sum")));
+              StatusIs(Code::kAborted, HasSubstr("sum")));
 }
 
 TEST_F(NcclHandleTest, AnAbortReleasesAnOperationBeforeItFrees) {
@@ -234,8 +234,7 @@ TEST_F(NcclHandleTest, AnAbortReleasesAnOperationBeforeItFrees) {
   handle->Abort();
   EXPECT_THAT(Ended(), ElementsAre("abort on 0"));
   caller.join();
-  EXPECT_THAT(status,
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("first sum")));
+  EXPECT_THAT(status, StatusIs(Code::kAborted, HasSubstr("first sum")));
 }
 
 TEST_F(NcclHandleTest, CallsOfSeveralThreadsTakeTurns) {
@@ -273,7 +272,7 @@ TEST_F(NcclHandleTest, EndsOnItsDeviceAndLeavesTheCallersAlone) {
   EXPECT_EQ(current_device, 1);
   EXPECT_THAT(Ended(), ElementsAre("abort on 3", "destroy on 3"));
   EXPECT_THAT(aborted->Call("call", Soon(), Succeed),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("call")));
+              StatusIs(Code::kAborted, HasSubstr("call")));
   EXPECT_OK(aborted->Health());
 }
 

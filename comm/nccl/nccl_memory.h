@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/nccl/nccl_group.h"
@@ -50,6 +51,26 @@ class NcclMemory {
   // NCCL writes to it as long as a registration is in progress.
   const std::shared_ptr<ncclWindow_t> window_;
 };
+
+// The steps of one rank.
+struct WindowSteps {
+  absl::FunctionRef<absl::Status()> allocate;
+  // Collective among ranks that have allocated. Aborted and DeadlineExceeded
+  // end the group; other errors do it no harm.
+  absl::FunctionRef<absl::Status()> register_window;
+  // Collective. Returns true if `mine` is true on every rank.
+  absl::FunctionRef<absl::StatusOr<bool>(bool mine)> true_on_all;
+};
+
+enum class WindowOutcome {
+  kWindow,
+  kNoMemory,  // a rank could not allocate this window
+  kRefused,   // NCCL refused a rank, and would refuse other windows, too
+};
+
+// Gives all ranks of a group a window, or none. Collective. All ranks return
+// the same, except errors, which end the group.
+absl::StatusOr<WindowOutcome> AgreeOnWindow(const WindowSteps& steps);
 
 }  // namespace fsdp::comm
 

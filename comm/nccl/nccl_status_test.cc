@@ -15,6 +15,7 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
+using Code = absl::StatusCode;
 
 TEST(NcclToStatusTest, SuccessIsOk) {
   EXPECT_OK(NcclToStatus(ncclSuccess, "all-gather"));
@@ -23,7 +24,7 @@ TEST(NcclToStatusTest, SuccessIsOk) {
 TEST(NcclToStatusTest, SaysWhatWasTriedWhyAndWhatToDo) {
   EXPECT_THAT(
       NcclToStatus(ncclInvalidUsage, "join rank 1 of 2", "Duplicate GPU"),
-      StatusIs(absl::StatusCode::kInvalidArgument,
+      StatusIs(Code::kInvalidArgument,
                AllOf(StartsWith("join rank 1 of 2: NCCL says invalid usage"),
                      HasSubstr("; Duplicate GPU: "),
                      HasSubstr("each rank needs its own"))));
@@ -34,13 +35,13 @@ TEST(NcclToStatusTest, EveryResultHasItsCode) {
     ncclResult_t result;
     absl::StatusCode code;
   } cases[] = {
-      {ncclUnhandledCudaError, absl::StatusCode::kInternal},
-      {ncclSystemError, absl::StatusCode::kUnavailable},
-      {ncclInternalError, absl::StatusCode::kInternal},
-      {ncclInvalidArgument, absl::StatusCode::kInvalidArgument},
-      {ncclInvalidUsage, absl::StatusCode::kInvalidArgument},
-      {ncclRemoteError, absl::StatusCode::kUnavailable},
-      {ncclInProgress, absl::StatusCode::kDeadlineExceeded},
+      {ncclUnhandledCudaError, Code::kInternal},
+      {ncclSystemError, Code::kUnavailable},
+      {ncclInternalError, Code::kInternal},
+      {ncclInvalidArgument, Code::kInvalidArgument},
+      {ncclInvalidUsage, Code::kInvalidArgument},
+      {ncclRemoteError, Code::kUnavailable},
+      {ncclInProgress, Code::kDeadlineExceeded},
   };
   for (const auto& expected : cases) {
     EXPECT_THAT(NcclToStatus(expected.result, "w"),

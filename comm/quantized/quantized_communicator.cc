@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
@@ -214,15 +215,12 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
     return absl::UnimplementedError(absl::StrCat(
         ToString(), ": what the ranks have in common would not be quantised"));
   }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     FSDP_ASSIGN_OR_RETURN(auto group, base().Split(color, key));
     return CreateQuantizedCommunicator(std::move(group), options_);
   }
 
  protected:
-  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
                           absl::string_view label) override {
     const int64_t bytes = GatherBytes(in, out);
@@ -247,8 +245,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
                               ReduceOp op, absl::string_view label) override {
     const MessageLayout layout =
         LayoutOfSum(out.numel(), in.scalar_type(), options_);
-    if (op != ReduceOp::kSum || !options_.reduce ||
-        !Applies(layout, in.scalar_type())) {
+    if (op != ReduceOp::kSum || !Applies(layout, in.scalar_type())) {
       return base().ReduceScatter(out, in, op, label);
     }
     return Sum(layout, out, in, {}, label);
@@ -259,7 +256,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
                                     absl::string_view label) override {
     const MessageLayout layout =
         LayoutOfSum(out.numel(), in.scalar_type(), options_);
-    if (!options_.reduce || !Applies(layout, in.scalar_type())) {
+    if (!Applies(layout, in.scalar_type())) {
       return base().ReduceScatterScaled(out, in, sum, label);
     }
     return Sum(layout, out, in, sum, label);
@@ -274,7 +271,8 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
     return gathers_->MessageBytes(in.numel(), in.scalar_type(), world_size());
   }
   bool Applies(const MessageLayout& layout, at::ScalarType dtype) const {
-    return IsQuantized(layout, dtype, world_size(), options_);
+    return options_.reduce &&
+           IsQuantized(layout, dtype, world_size(), options_);
   }
 
   StartedWork Sum(const MessageLayout& layout, const at::Tensor& out,
@@ -282,9 +280,13 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
                   absl::string_view label) {
     Messages messages;
     FSDP_RETURN_IF_ERROR(Prepare(Collective::kReduceScatter, label, [&] {
-      messages = {NewMessages(layout, in), NewMessages(layout, in)};
+      messages.sent = at::empty({layout.bytes() * world_size()},
+                                in.options().dtype(at::kByte));
+      messages.received = at::empty_like(messages.sent);
       WriteMessages(layout, in, messages.sent);
-      Measure(Collective::kReduceScatter, label, layout, in, messages.sent);
+      if (options_.log == nullptr) return;
+      options_.log->Add(Collective::kReduceScatter, label,
+                        MeasureMessages(layout, in, messages.sent));
     }));
     return Started(
         base().AllToAll(messages.received, messages.sent, label),
@@ -292,20 +294,6 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
         [layout, out, sum](const at::Tensor& received) {
           SumMessages(layout, received, {sum.scale, sum.accumulate}, out);
         });
-  }
-
-  at::Tensor NewMessages(const MessageLayout& layout,
-                         const at::Tensor& like) const {
-    return at::empty({layout.bytes() * world_size()},
-                     like.options().dtype(at::kByte));
-  }
-
-  void Measure(Collective collective, absl::string_view label,
-               const MessageLayout& layout, const at::Tensor& numbers,
-               const at::Tensor& messages) {
-    if (options_.log == nullptr) return;
-    options_.log->Add(collective, label,
-                      MeasureMessages(layout, numbers, messages));
   }
 
   std::string NameOf(Collective collective, absl::string_view label) const {
@@ -335,7 +323,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
+CreatedCommunicator CreateQuantizedCommunicator(
     const std::shared_ptr<Communicator>& base,
     const QuantizationOptions& options) {
   if (options.block < 1 || options.block > device_ops::kMaxBlock ||

@@ -54,7 +54,7 @@ struct QuantizationOptions {
 // writes the output. Sub-groups of Split() quantise, too.
 //
 // InvalidArgument: an option is out of range.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
+CreatedCommunicator CreateQuantizedCommunicator(
     const std::shared_ptr<Communicator>& base,
     const QuantizationOptions& options);
 

@@ -20,8 +20,8 @@
 #include "comm/communicator.h"
 #include "comm/quantized/quantized_communicator.h"
 #include "comm/quantized/quantized_message.h"
-#include "comm/testing/finish.h"
 #include "comm/testing/quantized_group.h"
+#include "comm/testing/run_ranks.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {

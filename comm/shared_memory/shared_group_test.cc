@@ -35,6 +35,7 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 // Has more chunks than are staged ahead.
 constexpr int64_t kLarge = 4 * SharedRankBlock::kSlotBytes;
@@ -89,7 +90,7 @@ TEST(SharedGroupTest, ACallMustNotReplaceOneThatAPeerHasYetToCompare) {
     ASSERT_OK(ranks[0].StartAllGather(4, absl::StrCat("unit ", i))) << i;
   }
   EXPECT_THAT(ranks[0].StartAllGather(4, "one more"),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        AllOf(HasSubstr("all-gather #64 of one more"),
                              EndsWith("still missing: rank 1 (no call so "
                                       "far)"))));
@@ -101,7 +102,7 @@ TEST(SharedGroupTest, ADeadlineNamesThoseAloneWhoHaveNotCalled) {
   ASSERT_OK(ranks[1].StartAllGather(kLarge, "grads"));
   EXPECT_THAT(
       WaitFor(ranks[2], *own),
-      StatusIs(absl::StatusCode::kDeadlineExceeded,
+      StatusIs(Code::kDeadlineExceeded,
                EndsWith("still missing: rank 0 (no call so far), rank 3 (no "
                         "call so far)")));
 }
@@ -112,7 +113,7 @@ TEST(SharedGroupTest, WhoHasLeftIsNamedAlthoughOthersMayStillCome) {
   const auto own = ranks[0].StartAllGather(4, "grads").value();
   EXPECT_THAT(
       WaitFor(ranks[0], *own),
-      StatusIs(absl::StatusCode::kUnavailable,
+      StatusIs(Code::kUnavailable,
                HasSubstr("rank 2 (no call so far) has left the group")));
 }
 
@@ -142,7 +143,7 @@ TEST(SharedGroupTest, WhatARankDidBeforeItLeftCountsAndTheRestIsAwaited) {
   }
   ranks[0].fence->Arrive();
   EXPECT_THAT(ranks[0].fence->Wait(absl::InfinitePast()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        EndsWith("still missing: rank 2 (no call so far)")));
 }
 
@@ -196,7 +197,7 @@ TEST(SharedGroupTest, WhoSleepsNoticesThatAProcessHasEnded) {
   const auto operation = ranks[0].StartAllGather(4, "grads").value();
   EXPECT_THAT(ranks[0].group->Wait(*operation, /*inputs_free=*/true,
                                    absl::InfiniteFuture()),
-              StatusIs(absl::StatusCode::kUnavailable,
+              StatusIs(Code::kUnavailable,
                        AllOf(HasSubstr("rank 1 (no call so far; process"),
                              EndsWith("is gone"))));
 }
@@ -223,8 +224,8 @@ TEST(SharedGroupTest, WhatWasReadWhereARankHasItIsOfNoUseOnceItHasFailed) {
     const absl::Status status = ranks[0].group->Wait(
         *operations[0], /*inputs_free=*/false, absl::InfinitePast());
     if (in_place) {
-      EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted,
-                                   HasSubstr("rank 1 aborted: why")));
+      EXPECT_THAT(status,
+                  StatusIs(Code::kAborted, HasSubstr("rank 1 aborted: why")));
     } else {
       EXPECT_OK(status);
     }
@@ -255,7 +256,7 @@ TEST(SharedGroupTest, NothingMovesInOneMemoryOfAllRanks) {
       EXPECT_OK(WaitFor(ranks[2], *operations[2]));
     } else {
       EXPECT_THAT(WaitFor(ranks[2], *operations[2]),
-                  StatusIs(absl::StatusCode::kDeadlineExceeded,
+                  StatusIs(Code::kDeadlineExceeded,
                            HasSubstr("all-gather #1 of flat")));
     }
   }

@@ -124,41 +124,114 @@ class SharedMemoryCommunicator final : public Communicator {
     FSDP_ASSIGN_OR_RETURN(auto segment, SharedSegment::Create(bytes));
     return host_->heap()->MakeTensor(std::move(segment), 0, bytes);
   }
-  absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override;
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override;
+  absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
+    const std::string label = absl::StrCat(bytes, " bytes of common memory");
+    const int64_t header =
+        (SharedGroup::FenceBytes(world_size()) + kPage - 1) / kPage * kPage;
+    using Segment = absl::StatusOr<std::unique_ptr<SharedSegment>>;
+    Segment segment = nullptr;
+    AllocationOutcome own;
+    if (rank() == 0) {
+      segment = bytes < 0 ? Segment(absl::InvalidArgumentError(absl::StrCat(
+                                "cannot allocate ", bytes, " bytes")))
+                          : SharedSegment::Create(header + bytes);
+      own = OutcomeOf(segment);
+    }
+    FSDP_ASSIGN_OR_RETURN(std::vector<AllocationOutcome> allocated,
+                          Exchange(own, label));
+    FSDP_RETURN_IF_ERROR(StatusOf(allocated[0]));
+    if (rank() != 0) {
+      segment = SharedSegment::Open(allocated[0].segment);
+      if (segment.ok() && (*segment)->bytes() != header + bytes) {
+        segment = absl::UnavailableError(
+            absl::StrCat(names().Name(0), " has allocated ",
+                         (*segment)->bytes(), " bytes of ", header + bytes));
+      }
+      own = OutcomeOf(segment);
+    }
+    FSDP_ASSIGN_OR_RETURN(std::vector<AllocationOutcome> outcomes,
+                          Exchange(own, label));
+    for (const AllocationOutcome& outcome : outcomes) {
+      FSDP_RETURN_IF_ERROR(StatusOf(outcome));
+    }
+    const std::shared_ptr<SharedSegment> shared = *std::move(segment);
+    CommonMemory common;
+    common.fence = group_->MakeFence(shared);
+    common.memory = host_->heap()->MakeTensor(shared, header, bytes);
+    return common;
+  }
+
+  CreatedCommunicator Split(int color, int key) override {
+    FSDP_RETURN_IF_ERROR(CheckColor(color));
+    FSDP_ASSIGN_OR_RETURN(auto block, SharedGroup::CreateBlock());
+    const SplitRequest own{color, key, rank(), host_->world_rank(),
+                           block->address()};
+    FSDP_ASSIGN_OR_RETURN(std::vector<SplitRequest> requests,
+                          Exchange(own, "the group"));
+    const auto other_color = [color](const SplitRequest& request) {
+      return request.color != color;
+    };
+    requests.erase(
+        std::remove_if(requests.begin(), requests.end(), other_color),
+        requests.end());
+    std::stable_sort(requests.begin(), requests.end(),
+                     [](const SplitRequest& a, const SplitRequest& b) {
+                       return a.key < b.key;
+                     });
+    std::vector<SharedMember> members;
+    std::vector<int> ranks;  // of this group
+    int new_rank = 0;
+    for (const SplitRequest& request : requests) {
+      if (request.world_rank < 0 || request.world_rank >= host_->num_ranks() ||
+          request.rank < 0 || request.rank >= world_size()) {
+        return absl::UnavailableError(absl::StrCat(
+            "split on ", Place(), ": there is no rank ", request.world_rank,
+            " on the host, or no rank ", request.rank, " in the group"));
+      }
+      if (request.rank == rank()) new_rank = static_cast<int>(members.size());
+      members.push_back({request.world_rank, request.block});
+      ranks.push_back(request.rank);
+    }
+    FSDP_ASSIGN_OR_RETURN(auto group,
+                          SharedGroup::Create(host_, std::move(block), members,
+                                              names().Part(ranks), new_rank));
+    auto part =
+        std::make_unique<SharedMemoryCommunicator>(host_, group, timeout_);
+    // After this all ranks have opened the block, and nobody else needs to.
+    FSDP_RETURN_IF_ERROR(part->Exchange(int32_t{0}, "the group").status());
+    group->Seal();
+    return part;
+  }
+
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
     return Start("", in, label, {Collective::kAllGather, out, in});
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
-    return Start(std::string(ReduceOpName(op)), in, label,
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
+    return Start(ReduceOpName(op), in, label,
                  {Collective::kReduceScatter, out, in, op});
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-      absl::string_view label) override {
-    return Start(std::string(ReduceOpName(ReduceOp::kSum)), in, label,
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
+    return Start(ReduceOpName(ReduceOp::kSum), in, label,
                  {Collective::kReduceScatter, out, in, ReduceOp::kSum, 0, sum});
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
     return Start("", in, label, {Collective::kAllToAll, out, in});
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
-    return Start(std::string(ReduceOpName(op)), tensor, label,
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
+    return Start(ReduceOpName(op), tensor, label,
                  {Collective::kAllReduce, tensor, at::Tensor(), op});
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
     return Start(
         absl::StrCat("root ", root), tensor, label,
         {Collective::kBroadcast, tensor, at::Tensor(), ReduceOp::kSum, root});
@@ -166,13 +239,9 @@ class SharedMemoryCommunicator final : public Communicator {
 
  private:
   // `counted` is the tensor whose dtype and count all ranks must share.
-  absl::StatusOr<std::unique_ptr<Work>> Start(std::string detail,
-                                              const at::Tensor& counted,
-                                              absl::string_view label,
-                                              SharedBuffers buffers) {
-    Call call{buffers.collective, std::string(label),
-              std::string(DtypeName(counted.scalar_type())), counted.numel(),
-              std::move(detail)};
+  StartedWork Start(absl::string_view detail, const at::Tensor& counted,
+                    absl::string_view label, SharedBuffers buffers) {
+    Call call = CallOf(buffers.collective, label, counted, detail);
     if (!counted.device().is_cpu()) {
       return absl::UnimplementedError(absl::StrCat(
           comm::ToString(call), " on ", Place(),
@@ -186,113 +255,26 @@ class SharedMemoryCommunicator final : public Communicator {
 
   template <typename T>
   absl::StatusOr<std::vector<T>> Exchange(const T& value,
-                                          absl::string_view label);
+                                          absl::string_view label) {
+    std::vector<T> values(world_size());
+    const at::Tensor in = ToTensor(value);
+    const at::Tensor out = at::empty({in.numel() * world_size()}, in.options());
+    const absl::Time deadline = absl::Now() + timeout_;
+    FSDP_ASSIGN_OR_RETURN(
+        auto operation,
+        group_->Start({Collective::kSplit, std::string(label), "", 0, ""},
+                      {Collective::kSplit, out, in}, deadline));
+    FSDP_RETURN_IF_ERROR(
+        group_->Wait(*operation, /*inputs_free=*/true, deadline));
+    std::memcpy(values.data(), out.const_data_ptr(), out.nbytes());
+    return values;
+  }
 
   const std::shared_ptr<SharedHost> host_;
   const std::shared_ptr<SharedGroup> group_;
   const absl::Duration timeout_;
   const Unwinding unwinding_;
 };
-
-template <typename T>
-absl::StatusOr<std::vector<T>> SharedMemoryCommunicator::Exchange(
-    const T& value, absl::string_view label) {
-  std::vector<T> values(world_size());
-  const at::Tensor in = ToTensor(value);
-  const at::Tensor out = at::empty({in.numel() * world_size()}, in.options());
-  const absl::Time deadline = absl::Now() + timeout_;
-  FSDP_ASSIGN_OR_RETURN(
-      auto operation,
-      group_->Start({Collective::kSplit, std::string(label), "", 0, ""},
-                    {Collective::kSplit, out, in}, deadline));
-  FSDP_RETURN_IF_ERROR(
-      group_->Wait(*operation, /*inputs_free=*/true, deadline));
-  std::memcpy(values.data(), out.const_data_ptr(), out.nbytes());
-  return values;
-}
-
-absl::StatusOr<CommonMemory> SharedMemoryCommunicator::AllocateCommon(
-    int64_t bytes) {
-  const std::string label = absl::StrCat(bytes, " bytes of common memory");
-  const int64_t header =
-      (SharedGroup::FenceBytes(world_size()) + kPage - 1) / kPage * kPage;
-  using Segment = absl::StatusOr<std::unique_ptr<SharedSegment>>;
-  Segment segment = nullptr;
-  AllocationOutcome own;
-  if (rank() == 0) {
-    segment = bytes < 0 ? Segment(absl::InvalidArgumentError(absl::StrCat(
-                              "cannot allocate ", bytes, " bytes")))
-                        : SharedSegment::Create(header + bytes);
-    own = OutcomeOf(segment);
-  }
-  FSDP_ASSIGN_OR_RETURN(std::vector<AllocationOutcome> allocated,
-                        Exchange(own, label));
-  FSDP_RETURN_IF_ERROR(StatusOf(allocated[0]));
-  if (rank() != 0) {
-    segment = SharedSegment::Open(allocated[0].segment);
-    if (segment.ok() && (*segment)->bytes() != header + bytes) {
-      segment = absl::UnavailableError(
-          absl::StrCat(names().Name(0), " has allocated ", (*segment)->bytes(),
-                       " bytes of ", header + bytes));
-    }
-    own = OutcomeOf(segment);
-  }
-  FSDP_ASSIGN_OR_RETURN(std::vector<AllocationOutcome> outcomes,
-                        Exchange(own, label));
-  for (const AllocationOutcome& outcome : outcomes) {
-    FSDP_RETURN_IF_ERROR(StatusOf(outcome));
-  }
-  const std::shared_ptr<SharedSegment> shared = *std::move(segment);
-  CommonMemory common;
-  common.fence = group_->MakeFence(shared);
-  common.memory = host_->heap()->MakeTensor(shared, header, bytes);
-  return common;
-}
-
-absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
-    int color, int key) {
-  if (color < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
-  }
-  FSDP_ASSIGN_OR_RETURN(auto block, SharedGroup::CreateBlock());
-  const SplitRequest own{color, key, rank(), host_->world_rank(),
-                         block->address()};
-  FSDP_ASSIGN_OR_RETURN(std::vector<SplitRequest> requests,
-                        Exchange(own, "the group"));
-  const auto other_color = [color](const SplitRequest& request) {
-    return request.color != color;
-  };
-  requests.erase(std::remove_if(requests.begin(), requests.end(), other_color),
-                 requests.end());
-  std::stable_sort(requests.begin(), requests.end(),
-                   [](const SplitRequest& a, const SplitRequest& b) {
-                     return a.key < b.key;
-                   });
-  std::vector<SharedMember> members;
-  std::vector<int> ranks;  // of this group
-  int new_rank = 0;
-  for (const SplitRequest& request : requests) {
-    if (request.world_rank < 0 || request.world_rank >= host_->num_ranks() ||
-        request.rank < 0 || request.rank >= world_size()) {
-      return absl::UnavailableError(absl::StrCat(
-          "split on ", Place(), ": there is no rank ", request.world_rank,
-          " on the host, or no rank ", request.rank, " in the group"));
-    }
-    if (request.rank == rank()) new_rank = static_cast<int>(members.size());
-    members.push_back({request.world_rank, request.block});
-    ranks.push_back(request.rank);
-  }
-  FSDP_ASSIGN_OR_RETURN(auto group,
-                        SharedGroup::Create(host_, std::move(block), members,
-                                            names().Part(ranks), new_rank));
-  auto part =
-      std::make_unique<SharedMemoryCommunicator>(host_, group, timeout_);
-  // After this all ranks have opened the block, and nobody else needs to.
-  FSDP_RETURN_IF_ERROR(part->Exchange(int32_t{0}, "the group").status());
-  group->Seal();
-  return part;
-}
 
 // A rank's entry in the store, which the others read.
 struct Introduction {
@@ -339,7 +321,7 @@ absl::StatusOr<std::shared_ptr<SharedGroup>> OpenAll(
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateSharedMemoryCommunicator(
+CreatedCommunicator CreateSharedMemoryCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     const SharedMemoryOptions& options) {
   const absl::Time deadline = absl::Now() + options.timeout;

@@ -45,7 +45,7 @@ struct SharedMemoryOptions {
 // them only to have started. Sums go through the ranks in order. Ranks that
 // wait for a rank notice its death within a tenth of a second. However a rank
 // dies, no memory is left behind.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateSharedMemoryCommunicator(
+CreatedCommunicator CreateSharedMemoryCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     const SharedMemoryOptions& options = {});
 

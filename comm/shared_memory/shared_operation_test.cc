@@ -9,6 +9,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -165,105 +167,83 @@ TEST(SharedOperationTest, HasAsManyChunksAsAreNotEmptyAndAtLeastOne) {
   EXPECT_EQ(chunks(512), 2);
 }
 
+using Expected = std::function<float(int rank, int64_t i)>;
+
+// Plays a collective whose outputs have `out_numel` elements and are as
+// `expected`. Without `in_numel` the output of a rank is its input, too.
+void ExpectOutputs(const Case& c, Collective collective, int64_t out_numel,
+                   std::optional<int64_t> in_numel, const Expected& expected) {
+  std::vector<Output> outs;
+  std::vector<SharedBuffers> buffers;
+  for (int rank = 0; rank < c.world_size; ++rank) {
+    outs.emplace_back(out_numel);
+    SharedBuffers own{collective, outs.back().tensor(), at::Tensor(),
+                      ReduceOp::kSum, /*root=*/c.world_size - 1};
+    if (in_numel) {
+      own.in = Input(rank, *in_numel);
+    } else {
+      own.out.copy_(Input(rank, out_numel));
+    }
+    buffers.push_back(std::move(own));
+  }
+  World world(c, buffers);
+  if (collective == Collective::kAllReduce) {
+    EXPECT_TRUE(world.operation().reduces_by_parts());
+    world.RunByParts();
+  } else {
+    world.Run();
+  }
+  for (int rank = 0; rank < c.world_size; ++rank) {
+    EXPECT_EQ(outs[rank].Mismatch([&](int64_t i) { return expected(rank, i); }),
+              -1)
+        << c.world_size << " " << c.numel << " " << c.in_place;
+  }
+}
+
 TEST(SharedOperationTest, AllGatherHasEveryRanksPartInTheOrderOfRanks) {
   for (const Case& c : Cases()) {
-    std::vector<Output> outs;
-    std::vector<SharedBuffers> buffers;
-    for (int rank = 0; rank < c.world_size; ++rank) {
-      outs.emplace_back(c.numel * c.world_size);
-      buffers.push_back(
-          {Collective::kAllGather, outs.back().tensor(), Input(rank, c.numel)});
-    }
-    World(c, buffers).Run();
-    for (const Output& out : outs) {
-      EXPECT_EQ(out.Mismatch([&](int64_t i) {
-        return Value(static_cast<int>(i / c.numel), i % c.numel);
-      }),
-                -1)
-          << c.world_size << " " << c.numel << " " << c.in_place;
-    }
+    ExpectOutputs(c, Collective::kAllGather, c.numel * c.world_size, c.numel,
+                  [&](int /*rank*/, int64_t i) {
+                    return Value(static_cast<int>(i / c.numel), i % c.numel);
+                  });
   }
 }
 
 TEST(SharedOperationTest, AllToAllHasFromEveryRankThePartForThisOne) {
   for (const Case& c : Cases()) {
-    std::vector<Output> outs;
-    std::vector<SharedBuffers> buffers;
-    for (int rank = 0; rank < c.world_size; ++rank) {
-      outs.emplace_back(c.numel * c.world_size);
-      buffers.push_back({Collective::kAllToAll, outs.back().tensor(),
-                         Input(rank, c.numel * c.world_size)});
-    }
-    World(c, buffers).Run();
-    for (int rank = 0; rank < c.world_size; ++rank) {
-      EXPECT_EQ(outs[rank].Mismatch([&](int64_t i) {
-        return Value(static_cast<int>(i / c.numel),
-                     rank * c.numel + i % c.numel);
-      }),
-                -1)
-          << c.world_size << " " << c.numel << " " << c.in_place;
-    }
+    const int64_t whole = c.numel * c.world_size;
+    ExpectOutputs(c, Collective::kAllToAll, whole, whole,
+                  [&](int rank, int64_t i) {
+                    return Value(static_cast<int>(i / c.numel),
+                                 rank * c.numel + i % c.numel);
+                  });
   }
 }
 
 TEST(SharedOperationTest, ReduceScatterHasThisRanksPartOfTheSum) {
   for (const Case& c : Cases()) {
-    std::vector<Output> outs;
-    std::vector<SharedBuffers> buffers;
-    for (int rank = 0; rank < c.world_size; ++rank) {
-      outs.emplace_back(c.numel);
-      buffers.push_back({Collective::kReduceScatter, outs.back().tensor(),
-                         Input(rank, c.numel * c.world_size)});
-    }
-    World(c, buffers).Run();
-    for (int rank = 0; rank < c.world_size; ++rank) {
-      EXPECT_EQ(outs[rank].Mismatch([&](int64_t i) {
-        return SumAt(c.world_size, rank * c.numel + i);
-      }),
-                -1)
-          << c.world_size << " " << c.numel << " " << c.in_place;
-    }
+    ExpectOutputs(c, Collective::kReduceScatter, c.numel,
+                  c.numel * c.world_size, [&](int rank, int64_t i) {
+                    return SumAt(c.world_size, rank * c.numel + i);
+                  });
   }
 }
 
 TEST(SharedOperationTest, BroadcastHasTheRootsAndLeavesItAsItIs) {
   for (const Case& c : Cases()) {
-    const int root = c.world_size - 1;
-    std::vector<Output> outs;
-    std::vector<SharedBuffers> buffers;
-    for (int rank = 0; rank < c.world_size; ++rank) {
-      outs.emplace_back(c.numel);
-      outs.back().tensor().copy_(Input(rank, c.numel));
-      buffers.push_back({Collective::kBroadcast, outs.back().tensor(),
-                         at::Tensor(), ReduceOp::kSum, root});
-    }
-    World({c.world_size, c.numel, 0}, buffers).Run();
-    for (const Output& out : outs) {
-      EXPECT_EQ(out.Mismatch([&](int64_t i) { return Value(root, i); }), -1)
-          << c.world_size << " " << c.numel;
-    }
+    if (c.in_place != 0) continue;
+    ExpectOutputs(
+        c, Collective::kBroadcast, c.numel, std::nullopt,
+        [&](int /*rank*/, int64_t i) { return Value(c.world_size - 1, i); });
   }
 }
 
 TEST(SharedOperationTest, AllReduceOfMuchGoesByPartsAndIsTheSum) {
   for (int world_size : {2, 3, 5}) {
     for (int64_t numel : {8193, 8208, 9001}) {
-      std::vector<Output> outs;
-      std::vector<SharedBuffers> buffers;
-      for (int rank = 0; rank < world_size; ++rank) {
-        outs.emplace_back(numel);
-        outs.back().tensor().copy_(Input(rank, numel));
-        buffers.push_back({Collective::kAllReduce, outs.back().tensor(),
-                           at::Tensor(), ReduceOp::kSum});
-      }
-      World world({world_size, numel, 0}, buffers);
-      EXPECT_TRUE(world.operation().reduces_by_parts());
-      world.RunByParts();
-      for (const Output& out : outs) {
-        EXPECT_EQ(out.Mismatch([&](int64_t i) { return SumAt(world_size, i); }),
-                  -1)
-            << world_size << " " << numel;
-      }
+      ExpectOutputs(
+          {world_size, numel, 0}, Collective::kAllReduce, numel, std::nullopt,
+          [&](int /*rank*/, int64_t i) { return SumAt(world_size, i); });
     }
   }
 }

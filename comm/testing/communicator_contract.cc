@@ -1,9 +1,10 @@
 #include "comm/testing/communicator_contract.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <cstring>
 #include <iostream>
-#include <iterator>
 #include <random>
 
 #include "absl/status/status.h"
@@ -14,7 +15,6 @@
 #include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
-#include "comm/testing/contract_values.h"
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 
@@ -34,12 +34,15 @@ Group CommunicatorContract::Create(int world_size, absl::Duration timeout) {
   return std::move(group).value();
 }
 
-std::vector<int> CommunicatorContract::WorldSizes(
-    const std::vector<int>& sizes) {
-  std::vector<int> possible;
-  std::copy_if(sizes.begin(), sizes.end(), std::back_inserter(possible),
-               CanHave);
-  return possible;
+void CommunicatorContract::ExpectOkOn(const std::vector<int>& world_sizes,
+                                      const RankFunction& fn) {
+  bool any = false;
+  for (const int world_size : world_sizes) {
+    if (!CanHave(world_size)) continue;
+    any = true;
+    EXPECT_OK(AllOk(RunAll(Create(world_size), fn))) << world_size;
+  }
+  if (!any) GTEST_SKIP() << "it has fewer ranks here";
 }
 
 std::vector<absl::Status> RunAll(const Group& group, const RankFunction& fn) {
@@ -52,6 +55,41 @@ std::vector<absl::Status> RunAll(const Group& group, const RankFunction& fn) {
 at::TensorOptions ContractTensor(at::ScalarType dtype) {
   return at::TensorOptions().dtype(dtype).device(
       CommunicatorContract::GetParam().device);
+}
+
+double Value(int rank, int64_t i) {
+  return static_cast<double>((rank * int64_t{7} + i * 3) % 9);
+}
+
+double Reduced(ReduceOp op, int world_size, int64_t i) {
+  double result = Value(0, i);
+  for (int rank = 1; rank < world_size; ++rank) {
+    const double value = Value(rank, i);
+    if (op == ReduceOp::kSum) result += value;
+    if (op == ReduceOp::kMin) result = std::min(result, value);
+    if (op == ReduceOp::kMax) result = std::max(result, value);
+  }
+  return result;
+}
+
+at::Tensor MakeTensor(const at::TensorOptions& options, int64_t size,
+                      ValueAt value) {
+  at::Tensor tensor = at::empty({size}, at::TensorOptions().dtype(at::kDouble));
+  auto* data = static_cast<double*>(tensor.mutable_data_ptr());
+  for (int64_t i = 0; i < size; ++i) data[i] = value(i);
+  return tensor.to(options);
+}
+
+absl::Status CheckTensor(const at::Tensor& tensor, ValueAt expected) {
+  const at::Tensor copy = tensor.cpu().to(at::kDouble);
+  const auto* data = static_cast<const double*>(copy.const_data_ptr());
+  for (int64_t i = 0; i < copy.numel(); ++i) {
+    if (data[i] == expected(i)) continue;
+    return absl::InternalError(absl::StrCat(
+        DtypeName(tensor.scalar_type()), " x ", tensor.numel(), ": element ", i,
+        " is ", data[i], " and should be ", expected(i)));
+  }
+  return absl::OkStatus();
 }
 
 namespace {
@@ -67,6 +105,14 @@ constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax};
 
 at::Tensor MakeTensor(at::ScalarType dtype, int64_t size, ValueAt value) {
   return comm::testing::MakeTensor(ContractTensor(dtype), size, value);
+}
+
+absl::Status ForEachTensor(
+    absl::FunctionRef<absl::Status(at::ScalarType dtype, int64_t n)> fn) {
+  for (at::ScalarType dtype : kDtypes) {
+    for (int64_t n : kSizes) FSDP_RETURN_IF_ERROR(fn(dtype, n));
+  }
+  return absl::OkStatus();
 }
 
 bool SameBits(const at::Tensor& first, const at::Tensor& second) {
@@ -224,70 +270,50 @@ absl::Status DoesWhatItSays(Communicator& comm) {
 }
 
 TEST_P(CommunicatorContract, DoesWhatItSaysToHaveAndRefusesTheRestByName) {
-  for (const int world_size : WorldSizes({1, 4})) {
-    const auto run = [](Communicator& comm) -> absl::Status {
-      FSDP_RETURN_IF_ERROR(DoesWhatItSays(comm));
-      FSDP_ASSIGN_OR_RETURN(auto part, comm.Split(comm.rank() / 2, 0));
-      return DoesWhatItSays(*part);
-    };
-    EXPECT_OK(AllOk(RunAll(Create(world_size), run))) << world_size;
-  }
+  ExpectOkOn({1, 4}, [](Communicator& comm) -> absl::Status {
+    FSDP_RETURN_IF_ERROR(DoesWhatItSays(comm));
+    FSDP_ASSIGN_OR_RETURN(auto part, comm.Split(comm.rank() / 2, 0));
+    return DoesWhatItSays(*part);
+  });
 }
 
 TEST_P(CommunicatorContract, AllGatherConcatenates) {
-  for (int world_size : WorldSizes({1, 2, 3, 5, 8})) {
-    const auto run = [](Communicator& comm) -> absl::Status {
-      for (at::ScalarType dtype : kDtypes) {
-        for (int64_t n : kSizes) {
-          FSDP_RETURN_IF_ERROR(GatherOnce(comm, dtype, n, false));
-          FSDP_RETURN_IF_ERROR(GatherOnce(comm, dtype, n, true));
-        }
-      }
-      return absl::OkStatus();
-    };
-    EXPECT_OK(AllOk(RunAll(Create(world_size), run))) << world_size;
-  }
+  ExpectOkOn({1, 2, 3, 5, 8}, [](Communicator& comm) -> absl::Status {
+    return ForEachTensor([&](at::ScalarType dtype, int64_t n) -> absl::Status {
+      FSDP_RETURN_IF_ERROR(GatherOnce(comm, dtype, n, false));
+      return GatherOnce(comm, dtype, n, true);
+    });
+  });
 }
 
 TEST_P(CommunicatorContract, ReduceScatterReducesEveryDtype) {
-  for (int world_size : WorldSizes({1, 2, 3, 5, 8})) {
-    const auto run = [](Communicator& comm) -> absl::Status {
-      for (at::ScalarType dtype : kDtypes) {
-        for (ReduceOp op : kOps) {
-          for (int64_t n : kSizes) {
-            const bool in_place = op != ReduceOp::kMax;
-            FSDP_RETURN_IF_ERROR(
-                ReduceScatterOnce(comm, dtype, op, n, in_place));
-          }
-        }
-        FSDP_RETURN_IF_ERROR(
-            ReduceScatterOnce(comm, dtype, ReduceOp::kSum, 5, false));
+  ExpectOkOn({1, 2, 3, 5, 8}, [](Communicator& comm) -> absl::Status {
+    return ForEachTensor([&](at::ScalarType dtype, int64_t n) -> absl::Status {
+      for (ReduceOp op : kOps) {
+        const bool in_place = op != ReduceOp::kMax;
+        FSDP_RETURN_IF_ERROR(ReduceScatterOnce(comm, dtype, op, n, in_place));
       }
-      return absl::OkStatus();
-    };
-    EXPECT_OK(AllOk(RunAll(Create(world_size), run))) << world_size;
-  }
+      return ReduceScatterOnce(comm, dtype, ReduceOp::kSum, n, false);
+    });
+  });
 }
 
 TEST_P(CommunicatorContract, ScaledSumsGoIntoAnyFloatingDtype) {
-  for (int world_size : WorldSizes({1, 2, 3, 5, 8})) {
-    const auto run = [](Communicator& comm) -> absl::Status {
-      for (at::ScalarType from : {at::kFloat, at::kHalf, at::kBFloat16}) {
-        for (int64_t n : kSizes) {
-          FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kFloat, n, false));
-          FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kFloat, n, true));
-        }
-        FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kDouble, 5, true));
-        FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kHalf, 5, false));
+  ExpectOkOn({1, 2, 3, 5, 8}, [](Communicator& comm) -> absl::Status {
+    for (at::ScalarType from : {at::kFloat, at::kHalf, at::kBFloat16}) {
+      for (int64_t n : kSizes) {
+        FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kFloat, n, false));
+        FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kFloat, n, true));
       }
-      return absl::OkStatus();
-    };
-    EXPECT_OK(AllOk(RunAll(Create(world_size), run))) << world_size;
-  }
+      FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kDouble, 5, true));
+      FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kHalf, 5, false));
+    }
+    return absl::OkStatus();
+  });
 }
 
 TEST_P(CommunicatorContract, SumsIntoOneOutputAreMadeInTheirOrder) {
-  const auto run = [](Communicator& comm) -> absl::Status {
+  ExpectOkOn({1, 2, 3, 5, 8}, [](Communicator& comm) -> absl::Status {
     constexpr int64_t kSize = 1021;
     const auto input = [&] {
       return MakeTensor(at::kFloat, kSize * comm.world_size(),
@@ -310,75 +336,54 @@ TEST_P(CommunicatorContract, SumsIntoOneOutputAreMadeInTheirOrder) {
       return 10.5 * Reduced(ReduceOp::kSum, comm.world_size(),
                             comm.rank() * kSize + i);
     });
-  };
-  for (int world_size : WorldSizes({1, 2, 3, 5, 8})) {
-    EXPECT_OK(AllOk(RunAll(Create(world_size), run))) << world_size;
-  }
+  });
 }
 
 TEST_P(CommunicatorContract, AllToAllGivesEveryRankItsPartOfEachInput) {
-  for (int world_size : WorldSizes({1, 2, 3, 5, 8})) {
-    const auto run = [](Communicator& comm) -> absl::Status {
-      for (at::ScalarType dtype : kDtypes) {
-        for (int64_t n : kSizes) {
-          FSDP_RETURN_IF_ERROR(AllToAllOnce(comm, dtype, n));
-        }
-      }
-      return absl::OkStatus();
-    };
-    EXPECT_OK(AllOk(RunAll(Create(world_size), run))) << world_size;
-  }
+  ExpectOkOn({1, 2, 3, 5, 8}, [](Communicator& comm) -> absl::Status {
+    return ForEachTensor([&](at::ScalarType dtype, int64_t n) {
+      return AllToAllOnce(comm, dtype, n);
+    });
+  });
 }
 
 TEST_P(CommunicatorContract, AllReduceReducesEveryDtype) {
-  for (int world_size : WorldSizes({1, 2, 3, 5, 8})) {
-    const auto run = [](Communicator& comm) -> absl::Status {
-      for (at::ScalarType dtype : kDtypes) {
-        for (ReduceOp op : kOps) {
-          for (int64_t n : kSizes) {
-            FSDP_RETURN_IF_ERROR(AllReduceOnce(comm, dtype, op, n));
-          }
-        }
+  ExpectOkOn({1, 2, 3, 5, 8}, [](Communicator& comm) -> absl::Status {
+    return ForEachTensor([&](at::ScalarType dtype, int64_t n) -> absl::Status {
+      for (ReduceOp op : kOps) {
+        FSDP_RETURN_IF_ERROR(AllReduceOnce(comm, dtype, op, n));
       }
       return absl::OkStatus();
-    };
-    EXPECT_OK(AllOk(RunAll(Create(world_size), run))) << world_size;
-  }
+    });
+  });
 }
 
 TEST_P(CommunicatorContract, BroadcastCopiesFromEveryRoot) {
-  for (int world_size : WorldSizes({1, 2, 3, 5, 8})) {
-    const auto run = [](Communicator& comm) -> absl::Status {
-      for (int root = 0; root < comm.world_size(); ++root) {
-        for (int64_t n : kSizes) {
-          FSDP_RETURN_IF_ERROR(BroadcastOnce(comm, kDtypes[root % 7], root, n));
-        }
+  ExpectOkOn({1, 2, 3, 5, 8}, [](Communicator& comm) -> absl::Status {
+    for (int root = 0; root < comm.world_size(); ++root) {
+      for (int64_t n : kSizes) {
+        FSDP_RETURN_IF_ERROR(BroadcastOnce(comm, kDtypes[root % 7], root, n));
       }
-      return absl::OkStatus();
-    };
-    EXPECT_OK(AllOk(RunAll(Create(world_size), run))) << world_size;
-  }
+    }
+    return absl::OkStatus();
+  });
 }
 
 TEST_P(CommunicatorContract, LargeBuffers) {
   constexpr int64_t kLarge = 1'000'003;  // 4 MB of float32, prime
-  for (int world_size : WorldSizes({2, 3})) {
-    const auto run = [](Communicator& comm) -> absl::Status {
-      FSDP_RETURN_IF_ERROR(GatherOnce(comm, at::kFloat, kLarge, true));
-      FSDP_RETURN_IF_ERROR(
-          ReduceScatterOnce(comm, at::kFloat, ReduceOp::kSum, kLarge, true));
-      FSDP_RETURN_IF_ERROR(AllToAllOnce(comm, at::kFloat, kLarge));
-      FSDP_RETURN_IF_ERROR(
-          AllReduceOnce(comm, at::kBFloat16, ReduceOp::kSum, kLarge));
-      return BroadcastOnce(comm, at::kFloat, 1, kLarge);
-    };
-    EXPECT_OK(AllOk(RunAll(Create(world_size), run))) << world_size;
-  }
+  ExpectOkOn({2, 3}, [](Communicator& comm) -> absl::Status {
+    FSDP_RETURN_IF_ERROR(GatherOnce(comm, at::kFloat, kLarge, true));
+    FSDP_RETURN_IF_ERROR(
+        ReduceScatterOnce(comm, at::kFloat, ReduceOp::kSum, kLarge, true));
+    FSDP_RETURN_IF_ERROR(AllToAllOnce(comm, at::kFloat, kLarge));
+    FSDP_RETURN_IF_ERROR(
+        AllReduceOnce(comm, at::kBFloat16, ReduceOp::kSum, kLarge));
+    return BroadcastOnce(comm, at::kFloat, 1, kLarge);
+  });
 }
 
 TEST_P(CommunicatorContract, SeveralInFlightAndWaitedForInAnyOrder) {
-  if (!CanHave(3)) GTEST_SKIP() << "it has fewer than 3 ranks here";
-  const auto run = [](Communicator& comm) -> absl::Status {
+  ExpectOkOn({3}, [](Communicator& comm) -> absl::Status {
     std::vector<at::Tensor> tensors;
     std::vector<std::unique_ptr<Work>> works;
     for (int k = 0; k < 6; ++k) {
@@ -399,8 +404,7 @@ TEST_P(CommunicatorContract, SeveralInFlightAndWaitedForInAnyOrder) {
       }));
     }
     return works[0]->BlockCurrentStream();
-  };
-  EXPECT_OK(AllOk(RunAll(Create(3), run)));
+  });
 }
 
 // Random numbers, whose sum depends on the order.
@@ -444,8 +448,7 @@ TEST_P(CommunicatorContract, SumsAreTheSameBitsOnAllRanksAndEveryTime) {
 }
 
 TEST_P(CommunicatorContract, SplitMakesSubGroupsInTheOrderOfTheKeys) {
-  if (!CanHave(5)) GTEST_SKIP() << "it has fewer than 5 ranks here";
-  const auto run = [](Communicator& comm) -> absl::Status {
+  ExpectOkOn({5}, [](Communicator& comm) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto part,
                           comm.Split(comm.rank() % 2, /*key=*/-comm.rank()));
     // Ranks 0, 2, 4 become 2, 1, 0, and 1, 3 become 1, 0.
@@ -464,13 +467,11 @@ TEST_P(CommunicatorContract, SplitMakesSubGroupsInTheOrderOfTheKeys) {
     }));
     FSDP_RETURN_IF_ERROR(GatherOnce(comm, at::kFloat, 3, false));
     return Finish(part->AllGather(out, in, "part"));
-  };
-  EXPECT_OK(AllOk(RunAll(Create(5), run)));
+  });
 }
 
 TEST_P(CommunicatorContract, AllocatesAlignedMemory) {
-  if (!CanHave(2)) GTEST_SKIP() << "it has fewer than 2 ranks here";
-  const auto run = [](Communicator& comm) -> absl::Status {
+  ExpectOkOn({2}, [](Communicator& comm) -> absl::Status {
     for (int64_t bytes : {0, 1, 1000}) {
       FSDP_ASSIGN_OR_RETURN(at::Tensor memory, comm.AllocateSymmetric(bytes));
       const auto address =
@@ -481,8 +482,7 @@ TEST_P(CommunicatorContract, AllocatesAlignedMemory) {
     }
     if (comm.AllocateSymmetric(-1).ok()) return absl::InternalError("-1 bytes");
     return absl::OkStatus();
-  };
-  EXPECT_OK(AllOk(RunAll(Create(2), run)));
+  });
 }
 
 }  // namespace

@@ -5,23 +5,23 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
-#include "comm/testing/finish.h"
+#include "comm/testing/connect_ranks.h"
 #include "comm/testing/run_ranks.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
-
-using Group = std::vector<std::unique_ptr<Communicator>>;  // by rank
 
 // A backend under test: its test names one per way of making a group,
 //   INSTANTIATE_TEST_SUITE_P(Local, CommunicatorContract,
@@ -66,8 +66,10 @@ class CommunicatorContract : public ::testing::TestWithParam<ContractBackend> {
   // Makes the group of a test. Stops the test program if that fails.
   static Group Create(int world_size,
                       absl::Duration timeout = absl::Seconds(30));
-  // Returns the `sizes` that the backend can have.
-  static std::vector<int> WorldSizes(const std::vector<int>& sizes);
+  // Runs `fn` on all ranks of a group of each of `world_sizes` that the backend
+  // can have. Skips the test if there is none.
+  static void ExpectOkOn(const std::vector<int>& world_sizes,
+                         const RankFunction& fn);
   static bool CanHave(int ranks) { return ranks <= GetParam().most_ranks; }
   static bool OneThreadCanBe(int ranks) {
     return CanHave(ranks) && (ranks == 1 || GetParam().calls_are_alone);
@@ -79,6 +81,24 @@ std::vector<absl::Status> RunAll(const Group& group, const RankFunction& fn);
 
 // Returns the options of the tensors of the running test.
 at::TensorOptions ContractTensor(at::ScalarType dtype);
+
+// These are inputs of the collectives of a test, and their expected outputs.
+
+// Returns the value of rank `rank` at index `i`. It and sums of eight are exact
+// in every dtype.
+double Value(int rank, int64_t i);
+
+// Returns the values of all ranks, reduced.
+double Reduced(ReduceOp op, int world_size, int64_t i);
+
+using ValueAt = absl::FunctionRef<double(int64_t i)>;
+
+// Makes a tensor with value(i) at index i.
+at::Tensor MakeTensor(const at::TensorOptions& options, int64_t size,
+                      ValueAt value);
+
+// Returns Internal, with the first element that is not expected(i), or OK.
+absl::Status CheckTensor(const at::Tensor& tensor, ValueAt expected);
 
 }  // namespace fsdp::comm::testing
 

@@ -20,15 +20,17 @@ constexpr char kOneThread[] = "one thread cannot call for several ranks";
 
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 at::Tensor Zeros(int64_t size, at::ScalarType dtype = at::kFloat) {
   return at::zeros({size}, ContractTensor(dtype));
 }
 
-absl::StatusOr<std::unique_ptr<Work>> StartSum(
-    Communicator& comm, absl::string_view label = "grads") {
-  return comm.AllReduce(Zeros(4), ReduceOp::kSum, label);
+StartedWork StartSum(Communicator& comm, absl::string_view label = "grads",
+                     int64_t size = 4) {
+  return comm.AllReduce(Zeros(size), ReduceOp::kSum, label);
 }
 
 TEST_P(CommunicatorContract, RefusesWrongArguments) {
@@ -37,7 +39,7 @@ TEST_P(CommunicatorContract, RefusesWrongArguments) {
   Communicator& comm = *group[1];
   const auto invalid = [](absl::string_view text) {
     return StatusIs(
-        absl::StatusCode::kInvalidArgument,
+        Code::kInvalidArgument,
         AllOf(HasSubstr("of w on rank 1 of 2"), HasSubstr(std::string(text))));
   };
   const at::Tensor whole = Zeros(8);
@@ -60,50 +62,30 @@ TEST_P(CommunicatorContract, RefusesWrongArguments) {
               invalid("contiguous"));
   EXPECT_THAT(comm.Broadcast(whole, 2, "w"), invalid("no rank 2"));
   EXPECT_THAT(comm.Broadcast(whole, -1, "w"), invalid("no rank -1"));
-}
-
-TEST_P(CommunicatorContract, RefusesOverlapsOtherThanTheOwnSlice) {
-  if (!OneThreadCanBe(2)) GTEST_SKIP() << kOneThread;
-  const Group group = Create(2);
-  Communicator& comm = *group[1];
-  const at::Tensor whole = Zeros(8);
   for (int64_t begin : {0, 3}) {
     const at::Tensor part = whole.narrow(0, begin, 4);
     EXPECT_THAT(comm.AllGather(whole, part, "w"),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("only rank 1's own slice")));
+                invalid("only rank 1's own slice"));
     EXPECT_THAT(comm.ReduceScatter(part, whole, ReduceOp::kSum, "w"),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("only rank 1's own slice")));
+                invalid("only rank 1's own slice"));
   }
-  EXPECT_THAT(
-      comm.AllToAll(whole.narrow(0, 0, 6), whole.narrow(0, 2, 6), "w"),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("overlap")));
-}
-
-TEST_P(CommunicatorContract, RefusesScaledSumsThatCannotBe) {
-  if (!OneThreadCanBe(2)) GTEST_SKIP() << kOneThread;
-  const Group group = Create(2);
-  Communicator& comm = *group[1];
-  const at::Tensor whole = Zeros(8);
-  EXPECT_THAT(
-      comm.ReduceScatterScaled(whole.narrow(0, 4, 4), whole, {}, "w"),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("overlap")));
+  EXPECT_THAT(comm.AllToAll(whole.narrow(0, 0, 6), whole.narrow(0, 2, 6), "w"),
+              invalid("overlap"));
+  EXPECT_THAT(comm.ReduceScatterScaled(whole.narrow(0, 4, 4), whole, {}, "w"),
+              invalid("overlap"));
   EXPECT_THAT(comm.ReduceScatterScaled(Zeros(4, at::kInt), whole, {}, "w"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("floating-point")));
+              invalid("floating-point"));
   EXPECT_THAT(comm.ReduceScatterScaled(Zeros(3), whole, {}, "w"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("needs 2 times the elements")));
+              invalid("needs 2 times the elements"));
 }
 
 TEST_P(CommunicatorContract, RefusesOtherDtypes) {
   const Group group = Create(1);
   for (at::ScalarType dtype :
        {at::kBool, at::kShort, at::kChar, at::kComplexFloat}) {
-    EXPECT_THAT(group[0]->AllReduce(Zeros(4, dtype), ReduceOp::kSum, "w"),
-                StatusIs(absl::StatusCode::kUnimplemented,
-                         HasSubstr("not one of float32")));
+    EXPECT_THAT(
+        group[0]->AllReduce(Zeros(4, dtype), ReduceOp::kSum, "w"),
+        StatusIs(Code::kUnimplemented, HasSubstr("not one of float32")));
   }
 }
 
@@ -125,7 +107,7 @@ TEST_P(CommunicatorContract, MissedDeadlineEndsTheGroup) {
   ASSERT_OK(work);
   const absl::Status missed =
       (*work)->Wait(absl::Now() + absl::Milliseconds(50));
-  EXPECT_THAT(missed, StatusIs(absl::StatusCode::kDeadlineExceeded,
+  EXPECT_THAT(missed, StatusIs(Code::kDeadlineExceeded,
                                AllOf(HasSubstr("all-reduce"),
                                      HasSubstr("blocks.2 on rank 0 of 3"))));
   if (GetParam().names_missing_ranks) {
@@ -135,9 +117,9 @@ TEST_P(CommunicatorContract, MissedDeadlineEndsTheGroup) {
   EXPECT_FALSE(StartSum(*group[0]).ok());
   // The peers end too, and know why.
   EXPECT_THAT(Finish(std::move(other)),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0")));
+              StatusIs(Code::kAborted, HasSubstr("rank 0")));
   EXPECT_THAT(Finish(StartSum(*group[2])),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0")));
+              StatusIs(Code::kAborted, HasSubstr("rank 0")));
 }
 
 // This holds whoever gives up first, and whether or not the others have heard
@@ -175,7 +157,7 @@ TEST_P(CommunicatorContract, AbortFromAnotherThreadEndsEveryWait) {
     group[1]->Abort(absl::InternalError("a second reason"));
   });
   const auto disk_full = StatusIs(
-      absl::StatusCode::kAborted,
+      Code::kAborted,
       AllOf(HasSubstr("rank 1 aborted: disk full"), HasSubstr("grads on")));
   EXPECT_THAT(Finish(std::move(peers)), disk_full);
   EXPECT_THAT(Finish(std::move(own)), disk_full);
@@ -190,15 +172,15 @@ TEST_P(CommunicatorContract, AbortBeforeAnyCall) {
   const Group group = Create(2);
   group[0]->Abort(absl::InternalError("never mind"));
   EXPECT_THAT(Finish(StartSum(*group[0])),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("never mind")));
+              StatusIs(Code::kAborted, HasSubstr("never mind")));
   EXPECT_THAT(Finish(StartSum(*group[1])),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("never mind")));
+              StatusIs(Code::kAborted, HasSubstr("never mind")));
 }
 
 // Calls of ranks 0 and 1 that do not fit together.
 struct Mismatch {
   std::string name;
-  std::function<absl::StatusOr<std::unique_ptr<Work>>(Communicator&)> calls[2];
+  std::function<StartedWork(Communicator&)> calls[2];
 };
 
 std::vector<Mismatch> Mismatches() {
@@ -236,7 +218,7 @@ TEST_P(CommunicatorContract, CallsThatDifferFailOnEveryRank) {
     for (auto* work : {&first, &second}) {
       EXPECT_THAT(
           Finish(std::move(*work)),
-          StatusIs(absl::StatusCode::kInvalidArgument,
+          StatusIs(Code::kInvalidArgument,
                    AllOf(HasSubstr("calls #0 differ"),
                          HasSubstr("rank 0 called"), HasSubstr("rank 1"))))
           << mismatch.name;
@@ -247,13 +229,13 @@ TEST_P(CommunicatorContract, CallsThatDifferFailOnEveryRank) {
 TEST_P(CommunicatorContract, ADestroyedCommunicatorFailsItsPeers) {
   if (!OneThreadCanBe(3)) GTEST_SKIP() << kOneThread;
   Group group = Create(3);
-  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  std::vector<StartedWork> works;
   for (int rank : {0, 1}) works.push_back(StartSum(*group[rank], "blocks.1"));
   group[2].reset();
   for (int rank : {0, 1}) {
     EXPECT_THAT(
         Finish(std::move(works[rank])),
-        StatusIs(absl::StatusCode::kUnavailable,
+        StatusIs(Code::kUnavailable,
                  AllOf(HasSubstr(absl::StrCat("blocks.1 on rank ", rank)),
                        HasSubstr("rank 2"))));
   }
@@ -262,7 +244,7 @@ TEST_P(CommunicatorContract, ADestroyedCommunicatorFailsItsPeers) {
 TEST_P(CommunicatorContract, ARankThatAnExceptionEndsIsTheCause) {
   if (!OneThreadCanBe(3)) GTEST_SKIP() << kOneThread;
   Group group = Create(3);
-  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  std::vector<StartedWork> works;
   for (int rank : {0, 1}) works.push_back(StartSum(*group[rank], "blocks.1"));
   try {
     const std::unique_ptr<Communicator> owned = std::move(group[2]);
@@ -270,9 +252,9 @@ TEST_P(CommunicatorContract, ARankThatAnExceptionEndsIsTheCause) {
   } catch (const std::runtime_error&) {
   }
   for (int rank : {0, 1}) {
-    EXPECT_THAT(Finish(std::move(works[rank])),
-                StatusIs(absl::StatusCode::kAborted,
-                         HasSubstr("rank 2 aborted: an exception")));
+    EXPECT_THAT(
+        Finish(std::move(works[rank])),
+        StatusIs(Code::kAborted, HasSubstr("rank 2 aborted: an exception")));
   }
 }
 
@@ -291,7 +273,158 @@ TEST_P(CommunicatorContract, WhatIsDoneStaysDoneWhenAPeerLeaves) {
 TEST_P(CommunicatorContract, SplitRefusesANegativeColor) {
   const Group group = Create(1);
   EXPECT_THAT(group[0]->Split(-1, 0),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("-1")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("-1")));
+}
+
+// These tests are about errors of a part, which say what ranks of the world
+// they are about.
+
+constexpr absl::string_view kFirst = "rank 0 (world rank 3)";
+constexpr absl::string_view kSecond = "rank 1 (world rank 1)";
+
+// The groups that a rank has made; the last one is the one under test.
+using Made = std::vector<std::unique_ptr<Communicator>>;
+
+absl::Status SplitOnce(Communicator& comm, Made& made) {
+  FSDP_ASSIGN_OR_RETURN(made.emplace_back(),
+                        comm.Split(comm.rank() % 2, -comm.rank()));
+  return absl::OkStatus();
+}
+
+// Makes a part of ranks 3, 2, 1, and in it one of the first and the last.
+absl::Status SplitTwice(Communicator& comm, Made& made) {
+  FSDP_ASSIGN_OR_RETURN(made.emplace_back(),
+                        comm.Split(comm.rank() > 0 ? 1 : 0, -comm.rank()));
+  Communicator& part = *made.back();
+  FSDP_ASSIGN_OR_RETURN(auto nested, part.Split(part.rank() % 2, part.rank()));
+  made.push_back(std::move(nested));
+  return absl::OkStatus();
+}
+
+// A world of four ranks, and the part of its ranks 3 and 1, in this order.
+struct WorldAndPair {
+  Group world;
+  std::vector<Made> made;  // by rank; the pair's are taken out
+  std::unique_ptr<Communicator> first;
+  std::unique_ptr<Communicator> second;
+};
+
+template <typename Split>
+WorldAndPair MakePair(Group world, Split split) {
+  WorldAndPair pair;
+  pair.world = std::move(world);
+  pair.made.resize(4);
+  EXPECT_OK(AllOk(RunAll(pair.world, [&](Communicator& comm) {
+    return split(comm, pair.made[comm.rank()]);
+  })));
+  pair.first = std::move(pair.made[3].back());
+  pair.second = std::move(pair.made[1].back());
+  return pair;
+}
+
+// Makes the same pair of two worlds, in two ways.
+std::vector<WorldAndPair> MakePairs(Group world, Group another) {
+  std::vector<WorldAndPair> pairs;
+  pairs.push_back(MakePair(std::move(world), SplitOnce));
+  pairs.push_back(MakePair(std::move(another), SplitTwice));
+  return pairs;
+}
+
+TEST_P(CommunicatorContract, PartsSayWhichRanksOfTheWorldTheyHave) {
+  if (!CanHave(4)) GTEST_SKIP();
+  for (const WorldAndPair& pair : MakePairs(Create(4), Create(4))) {
+    for (const auto* part : {&pair.first, &pair.second}) {
+      const RankNames& names = (*part)->names();
+      EXPECT_EQ(names.size(), 2);
+      EXPECT_EQ(names.world_rank(0), 3);
+      EXPECT_EQ(names.world_rank(1), 1);
+    }
+    EXPECT_THAT(pair.first->ToString(), EndsWith("rank 0 of 2 (world rank 3)"));
+    EXPECT_THAT(pair.second->ToString(),
+                EndsWith("rank 1 of 2 (world rank 1)"));
+    EXPECT_EQ(pair.world[3]->Place(), "rank 3 of 4");
+  }
+}
+
+TEST_P(CommunicatorContract, PartsOfAllRanksAreCalledAsTheWorld) {
+  if (!CanHave(3)) GTEST_SKIP();
+  const Group world = Create(3);
+  // A rank that leaves its part at once may do so before others have made it.
+  Group parts(3);
+  const auto run = [&](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(parts[comm.rank()], comm.Split(0, 0));
+    return absl::OkStatus();
+  };
+  ASSERT_OK(AllOk(RunAll(world, run)));
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(parts[rank]->Place(), world[rank]->Place());
+  }
+}
+
+TEST_P(CommunicatorContract, PartsNameTheLateRankOfTheWorld) {
+  if (!OneThreadCanBe(4)) GTEST_SKIP();
+  for (const WorldAndPair& pair : MakePairs(Create(4), Create(4))) {
+    auto work = StartSum(*pair.second);
+    ASSERT_OK(work);
+    const absl::Status missed =
+        (*work)->Wait(absl::Now() + absl::Milliseconds(50));
+    EXPECT_THAT(missed,
+                StatusIs(Code::kDeadlineExceeded,
+                         HasSubstr("grads on rank 1 of 2 (world rank 1)")));
+    if (GetParam().names_missing_ranks) {
+      EXPECT_THAT(std::string(missed.message()),
+                  HasSubstr(std::string(kFirst)));
+    }
+    // The late rank is told who has given up.
+    EXPECT_THAT(Finish(StartSum(*pair.first)),
+                StatusIs(Code::kAborted,
+                         AllOf(HasSubstr("on rank 0 of 2 (world rank 3)"),
+                               HasSubstr(std::string(kSecond)))));
+  }
+}
+
+TEST_P(CommunicatorContract, PartsNameTheRankOfTheWorldThatIsLostOrAborts) {
+  if (!OneThreadCanBe(4)) GTEST_SKIP();
+  for (const bool aborts : {false, true}) {
+    for (WorldAndPair& pair : MakePairs(Create(4), Create(4))) {
+      auto work = StartSum(*pair.second);
+      if (aborts) pair.first->Abort(absl::InternalError("disk full"));
+      pair.first.reset();
+      EXPECT_THAT(
+          Finish(std::move(work)),
+          StatusIs(aborts ? Code::kAborted : Code::kUnavailable,
+                   AllOf(HasSubstr("on rank 1 of 2 (world rank 1)"),
+                         HasSubstr(absl::StrCat(
+                             kFirst, aborts ? " aborted: disk full" : "")))));
+    }
+  }
+}
+
+TEST_P(CommunicatorContract, PartsNameTheRanksOfTheWorldWhoseCallsDiffer) {
+  if (!OneThreadCanBe(4)) GTEST_SKIP();
+  if (!GetParam().compares_calls) return;
+  for (const WorldAndPair& pair : MakePairs(Create(4), Create(4))) {
+    auto first = StartSum(*pair.first);
+    auto second = StartSum(*pair.second, "grads", 6);
+    for (auto* work : {&first, &second}) {
+      EXPECT_THAT(Finish(std::move(*work)),
+                  StatusIs(Code::kInvalidArgument,
+                           AllOf(HasSubstr(absl::StrCat(kFirst, " called")),
+                                 HasSubstr(absl::StrCat(kSecond, " called")))));
+    }
+  }
+}
+
+TEST_P(CommunicatorContract, PartsNameTheRankOfTheWorldThatIsRefused) {
+  if (!OneThreadCanBe(4)) GTEST_SKIP();
+  for (const WorldAndPair& pair : MakePairs(Create(4), Create(4))) {
+    EXPECT_THAT(pair.first->AllReduce(at::Tensor(), ReduceOp::kSum, "grads"),
+                StatusIs(Code::kInvalidArgument,
+                         HasSubstr("on rank 0 of 2 (world rank 3)")));
+    EXPECT_THAT(pair.first->Split(-1, 0),
+                StatusIs(Code::kInvalidArgument,
+                         HasSubstr("on rank 0 of 2 (world rank 3)")));
+  }
 }
 
 }  // namespace

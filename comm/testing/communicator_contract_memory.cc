@@ -17,7 +17,6 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
-#include "comm/testing/contract_values.h"
 #include "comm/testing/run_ranks.h"
 
 namespace fsdp::comm::testing {
@@ -209,7 +208,7 @@ absl::Status UseResultsEarly(Communicator& comm, Kind from, Kind to,
 }
 
 TEST_P(CommunicatorContract, AResultIsItsOwnersBeforeTheInputsAreFree) {
-  const auto run = [](Communicator& comm) -> absl::Status {
+  ExpectOkOn({1, 2, 3}, [](Communicator& comm) -> absl::Status {
     for (const Kind from : kKinds) {
       for (const Kind to : kKinds) {
         for (const int64_t n : {1, 1021}) {
@@ -218,35 +217,28 @@ TEST_P(CommunicatorContract, AResultIsItsOwnersBeforeTheInputsAreFree) {
       }
     }
     return UseResultsEarly(comm, Kind::kSymmetric, Kind::kPlain, kLarge);
-  };
-  for (const int world_size : WorldSizes({1, 2, 3})) {
-    EXPECT_OK(AllOk(RunAll(Create(world_size), run))) << world_size;
-  }
+  });
 }
 
 TEST_P(CommunicatorContract, EveryKindOfMemoryWillDo) {
-  for (const int world_size : WorldSizes({1, 2, 3})) {
-    EXPECT_OK(AllOk(RunAll(Create(world_size), OnAllMemory))) << world_size;
-  }
+  ExpectOkOn({1, 2, 3}, OnAllMemory);
 }
 
 TEST_P(CommunicatorContract, SplitIntoSingleRanks) {
-  if (!CanHave(3)) GTEST_SKIP();
-  EXPECT_OK(AllOk(RunAll(Create(3), [](Communicator& comm) -> absl::Status {
+  ExpectOkOn({3}, [](Communicator& comm) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto own, comm.Split(comm.rank(), 0));
     return OnAllMemory(*own);
-  })));
+  });
 }
 
 // One part has one rank of each host of four ranks, the other part has all
 // others.
 TEST_P(CommunicatorContract, SplitIntoPartsOfSeveralSizes) {
-  if (!CanHave(8)) GTEST_SKIP();
-  EXPECT_OK(AllOk(RunAll(Create(8), [](Communicator& comm) -> absl::Status {
+  ExpectOkOn({8}, [](Communicator& comm) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto part,
                           comm.Split(comm.rank() % 4 == 0 ? 0 : 1, 0));
     return OnAllMemory(*part);
-  })));
+  });
 }
 
 }  // namespace

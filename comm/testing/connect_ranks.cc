@@ -7,12 +7,10 @@
 
 namespace fsdp::comm::testing {
 
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> ConnectRanks(
+absl::StatusOr<Group> ConnectRanks(
     int world_size,
-    const std::function<
-        absl::StatusOr<std::unique_ptr<Communicator>>(int rank)>& connect) {
-  std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> results(
-      world_size);
+    const std::function<CreatedCommunicator(int rank)>& connect) {
+  std::vector<CreatedCommunicator> results(world_size);
   std::vector<std::thread> threads;
   threads.reserve(world_size);
   for (int rank = 0; rank < world_size; ++rank) {

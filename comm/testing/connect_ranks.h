@@ -11,12 +11,13 @@
 
 namespace fsdp::comm::testing {
 
+using Group = std::vector<std::unique_ptr<Communicator>>;  // by rank
+
 // Calls `connect` for each rank, on a thread of its own. Returns the results by
 // rank, or the error of the lowest rank that has failed.
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> ConnectRanks(
+absl::StatusOr<Group> ConnectRanks(
     int world_size,
-    const std::function<
-        absl::StatusOr<std::unique_ptr<Communicator>>(int rank)>& connect);
+    const std::function<CreatedCommunicator(int rank)>& connect);
 
 }  // namespace fsdp::comm::testing
 

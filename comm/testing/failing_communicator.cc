@@ -4,14 +4,12 @@
 
 #include <utility>
 
-#include "absl/functional/function_ref.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/wrappers/forwarding_communicator.h"
+#include "comm/testing/intercepting_communicator.h"
 
 namespace fsdp::comm::testing {
 namespace {
@@ -41,46 +39,22 @@ class FailingWork final : public Work {
   const absl::Status error_;
 };
 
-class FailingCommunicator final : public ForwardingCommunicator {
+class FailingCommunicator final : public InterceptingCommunicator {
  public:
   FailingCommunicator(std::unique_ptr<Communicator> base, FailurePlan plan)
-      : ForwardingCommunicator(std::move(base)), plan_(std::move(plan)) {
+      : InterceptingCommunicator(std::move(base)), plan_(std::move(plan)) {
     FSDP_CHECK(plan_.nth || plan_.label);
   }
 
  private:
-  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    return Start(label, [&] { return base().AllGather(out, in, label); });
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Start(label,
-                 [&] { return base().ReduceScatter(out, in, op, label); });
-  }
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    return Start(label, [&] { return base().AllToAll(out, in, label); });
-  }
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Start(label, [&] { return base().AllReduce(tensor, op, label); });
-  }
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Start(label, [&] { return base().Broadcast(tensor, root, label); });
-  }
-
-  StartedWork Start(absl::string_view label,
-                    absl::FunctionRef<StartedWork()> start) {
-    if (!Fits(label)) return start();
+  StartedWork Intercept(Collective /*collective*/, absl::string_view label,
+                        const at::Tensor& /*whole*/, Pass pass) override {
+    if (!Fits(label)) return pass();
     if (plan_.moment == FailurePlan::Moment::kStart) {
       base().Abort(plan_.error);
       return plan_.error;
     }
-    FSDP_ASSIGN_OR_RETURN(auto work, start());
+    FSDP_ASSIGN_OR_RETURN(auto work, pass());
     return std::make_unique<FailingWork>(std::move(work), &base(), plan_.error);
   }
 

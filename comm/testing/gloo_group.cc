@@ -8,12 +8,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/gloo/gloo_communicator.h"
-#include "comm/testing/connect_ranks.h"
 
 namespace fsdp::comm::testing {
 
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGlooGroup(
-    int world_size, absl::Duration timeout, std::vector<int> world_ranks) {
+absl::StatusOr<Group> CreateGlooGroup(int world_size, absl::Duration timeout,
+                                      std::vector<int> world_ranks) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   GlooOptions options;
   options.timeout = timeout;

@@ -8,12 +8,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "comm/communicator.h"
+#include "comm/testing/connect_ranks.h"
 
 namespace fsdp::comm::testing {
 
 // Returns the communicators by rank. `world_ranks` are those of MessageOptions.
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGlooGroup(
+absl::StatusOr<Group> CreateGlooGroup(
     int world_size, absl::Duration timeout = absl::Seconds(30),
     std::vector<int> world_ranks = {});
 

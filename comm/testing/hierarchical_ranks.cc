@@ -23,9 +23,10 @@ std::vector<int> PartOf(const HostLayout& layout, std::vector<int> ranks) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>
-CreateHierarchicalGroup(const HostLayout& layout, const GroupFactory& inside,
-                        const GroupFactory& between, absl::Duration timeout) {
+absl::StatusOr<Group> CreateHierarchicalGroup(const HostLayout& layout,
+                                              const GroupFactory& inside,
+                                              const GroupFactory& between,
+                                              absl::Duration timeout) {
   const int world_size = layout.num_hosts * layout.ranks_per_host;
   std::vector<HierarchicalParts> parts(world_size);
   for (int host = 0; host < layout.num_hosts; ++host) {

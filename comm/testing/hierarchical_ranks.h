@@ -11,21 +11,20 @@
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 #include "comm/hierarchical/host_layout.h"
+#include "comm/testing/connect_ranks.h"
 
 namespace fsdp::comm::testing {
 
 // Makes a group of `size` ranks and returns them by rank. `world_ranks` are
 // their ranks in the world.
-using GroupFactory =
-    std::function<absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>(
-        int size, absl::Duration timeout, std::vector<int> world_ranks)>;
+using GroupFactory = std::function<absl::StatusOr<Group>(
+    int size, absl::Duration timeout, std::vector<int> world_ranks)>;
 
 // Returns the communicators by rank. `inside` makes the groups of the hosts,
 // `between` the others.
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>
-CreateHierarchicalGroup(const HostLayout& layout, const GroupFactory& inside,
-                        const GroupFactory& between,
-                        absl::Duration timeout = absl::Seconds(30));
+absl::StatusOr<Group> CreateHierarchicalGroup(
+    const HostLayout& layout, const GroupFactory& inside,
+    const GroupFactory& between, absl::Duration timeout = absl::Seconds(30));
 
 }  // namespace fsdp::comm::testing
 

@@ -4,60 +4,32 @@
 
 #include <utility>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/wrappers/forwarding_communicator.h"
+#include "comm/testing/intercepting_communicator.h"
 
 namespace fsdp::comm::testing {
 namespace {
 
-class LateCommunicator final : public ForwardingCommunicator {
+class LateCommunicator final : public InterceptingCommunicator {
  public:
   LateCommunicator(std::unique_ptr<Communicator> base, Progress* progress,
                    std::set<Collective> late)
-      : ForwardingCommunicator(std::move(base)),
+      : InterceptingCommunicator(std::move(base)),
         progress_(progress),
         late_(std::move(late)) {}
 
  private:
-  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    FSDP_RETURN_IF_ERROR(BeLate(Collective::kAllGather));
-    return Count(base().AllGather(out, in, label));
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    FSDP_RETURN_IF_ERROR(BeLate(Collective::kReduceScatter));
-    return Count(base().ReduceScatter(out, in, op, label));
-  }
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    FSDP_RETURN_IF_ERROR(BeLate(Collective::kAllToAll));
-    return Count(base().AllToAll(out, in, label));
-  }
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    FSDP_RETURN_IF_ERROR(BeLate(Collective::kAllReduce));
-    return Count(base().AllReduce(tensor, op, label));
-  }
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    FSDP_RETURN_IF_ERROR(BeLate(Collective::kBroadcast));
-    return Count(base().Broadcast(tensor, root, label));
-  }
-
-  absl::Status BeLate(Collective collective) {
-    if (late_.count(collective) == 0) return absl::OkStatus();
-    return progress_->AwaitPeers(rank(), absl::Now() + default_timeout());
-  }
-
-  StartedWork Count(StartedWork work) {
+  StartedWork Intercept(Collective collective, absl::string_view /*label*/,
+                        const at::Tensor& /*whole*/, Pass pass) override {
+    if (late_.count(collective) > 0) {
+      FSDP_RETURN_IF_ERROR(
+          progress_->AwaitPeers(rank(), absl::Now() + default_timeout()));
+    }
+    StartedWork work = pass();
     if (work.ok()) progress_->Start(rank());
     return work;
   }

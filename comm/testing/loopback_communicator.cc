@@ -1,7 +1,6 @@
 #include "comm/testing/loopback_communicator.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 
@@ -209,29 +208,11 @@ class LoopbackCommunicator final : public Communicator {
   }
   bool CanBeCaptured() const override { return !options_.device.is_cpu(); }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
-    if (options_.device.is_cpu()) return AllocatePlain(bytes);
-    if (bytes < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("allocate ", bytes, " bytes on ", ToString()));
-    }
-    at::Tensor memory;
-    FSDP_RETURN_IF_ERROR(TorchToStatus(
-        [&] {
-          return absl::StrCat("allocate ", bytes, " bytes on ", ToString());
-        },
-        [&] {
-          memory = at::empty(
-              {bytes}, at::TensorOptions(at::kByte).device(options_.device));
-        }));
-    return memory;
+    return AllocatePlain(bytes, options_.device);
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
-    if (color < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "split on ", Place(), ": color ", color, " is negative"));
-    }
+  CreatedCommunicator Split(int color, int key) override {
+    FSDP_RETURN_IF_ERROR(CheckColor(color));
     FSDP_RETURN_IF_ERROR(ledger_->aborted());
     if (!options_.split) {
       return std::make_unique<LoopbackCommunicator>(options_, names_);
@@ -253,8 +234,6 @@ class LoopbackCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { ledger_->Abort(reason); }
 
  protected:
-  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
                           absl::string_view label) override {
     return Start(Collective::kAllGather, label, {out, in},
@@ -337,8 +316,7 @@ class LoopbackCommunicator final : public Communicator {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateLoopback(
-    const LoopbackOptions& options) {
+CreatedCommunicator CreateLoopback(const LoopbackOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckPlace(options.place));
   return std::make_unique<LoopbackCommunicator>(
       options, RankNames(options.place.world_size));

@@ -39,8 +39,7 @@ struct LoopbackOptions {
 // Operations run one after the other on a stream of their own, after the work
 // of the stream that is current at the call. The host waits only in Wait(), by
 // polling. On the CPU they are done when the call returns.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateLoopback(
-    const LoopbackOptions& options);
+CreatedCommunicator CreateLoopback(const LoopbackOptions& options);
 
 }  // namespace fsdp::comm
 

@@ -22,8 +22,9 @@
 
 namespace fsdp::comm::testing {
 
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> QuantizedGroup(
-    int world_size, const QuantizationOptions& options, CollectiveLog* log) {
+absl::StatusOr<Group> QuantizedGroup(int world_size,
+                                     const QuantizationOptions& options,
+                                     CollectiveLog* log) {
   FSDP_ASSIGN_OR_RETURN(auto group, CreateLocalGroup(world_size));
   for (auto& comm : group) {
     if (log != nullptr) comm = Record(std::move(comm), log);

@@ -13,15 +13,16 @@
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "comm/quantized/quantized_communicator.h"
+#include "comm/testing/connect_ranks.h"
 #include "comm/testing/recording_communicator.h"
 
 namespace fsdp::comm::testing {
 
 // Returns the communicators by rank. `log` records the collectives of their
 // bases.
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> QuantizedGroup(
-    int world_size, const QuantizationOptions& options,
-    CollectiveLog* log = nullptr);
+absl::StatusOr<Group> QuantizedGroup(int world_size,
+                                     const QuantizationOptions& options,
+                                     CollectiveLog* log = nullptr);
 
 absl::Status RunQuantized(
     int world_size, const QuantizationOptions& options,

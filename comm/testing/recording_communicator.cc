@@ -6,62 +6,34 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/wrappers/forwarding_communicator.h"
+#include "comm/testing/intercepting_communicator.h"
 
 namespace fsdp::comm {
 namespace {
 
-class RecordingCommunicator final : public ForwardingCommunicator {
+class RecordingCommunicator final : public InterceptingCommunicator {
  public:
   RecordingCommunicator(std::unique_ptr<Communicator> base, CollectiveLog* log)
-      : ForwardingCommunicator(std::move(base)), log_(log) {}
+      : InterceptingCommunicator(std::move(base)), log_(log) {}
 
   bool CanBeCaptured() const override { return base().CanBeCaptured(); }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     FSDP_ASSIGN_OR_RETURN(auto group, base().Split(color, key));
     return Record(std::move(group), log_);
   }
 
  protected:
-  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    return Started(base().AllGather(out, in, label), Collective::kAllGather,
-                   label, out);
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Started(base().ReduceScatter(out, in, op, label),
-                   Collective::kReduceScatter, label, in);
-  }
   StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
                                     ScaledSum sum,
                                     absl::string_view label) override {
-    return Started(base().ReduceScatterScaled(out, in, sum, label),
-                   Collective::kReduceScatter, label, in);
+    return Intercept(Collective::kReduceScatter, label, in, [&] {
+      return base().ReduceScatterScaled(out, in, sum, label);
+    });
   }
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    return Started(base().AllToAll(out, in, label), Collective::kAllToAll,
-                   label, in);
-  }
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Started(base().AllReduce(tensor, op, label), Collective::kAllReduce,
-                   label, tensor);
-  }
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Started(base().Broadcast(tensor, root, label),
-                   Collective::kBroadcast, label, tensor);
-  }
-
- private:
-  StartedWork Started(StartedWork work, Collective collective,
-                      absl::string_view label, const at::Tensor& whole) {
+  StartedWork Intercept(Collective collective, absl::string_view label,
+                        const at::Tensor& whole, Pass pass) override {
+    StartedWork work = pass();
     if (work.ok()) {
       log_->Add({collective, std::string(label),
                  static_cast<int64_t>(whole.nbytes())});
@@ -69,6 +41,7 @@ class RecordingCommunicator final : public ForwardingCommunicator {
     return work;
   }
 
+ private:
   CollectiveLog* const log_;
 };
 

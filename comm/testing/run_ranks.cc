@@ -7,7 +7,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/shared_memory_group.h"
@@ -108,6 +111,11 @@ absl::Status AllOk(absl::Span<const absl::Status> statuses) {
 
 absl::Status RunAllRanks(int world_size, const RankFunction& fn) {
   return AllOk(RunRanks(world_size, fn));
+}
+
+absl::Status Finish(StartedWork work) {
+  FSDP_RETURN_IF_ERROR(work.status());
+  return (*work)->Wait(absl::Now() + absl::Seconds(30));
 }
 
 }  // namespace fsdp::comm::testing

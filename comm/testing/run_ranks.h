@@ -38,6 +38,10 @@ absl::Status AllOk(absl::Span<const absl::Status> statuses);
 // Returns AllOk() of RunRanks(), which most tests assert.
 absl::Status RunAllRanks(int world_size, const RankFunction& fn);
 
+// Returns the error of the start, or that of Work::Wait() after 30 s at most,
+// which no working group needs.
+absl::Status Finish(StartedWork work);
+
 }  // namespace fsdp::comm::testing
 
 #endif  // COMM_TESTING_RUN_RANKS_H_

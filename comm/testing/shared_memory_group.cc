@@ -8,13 +8,12 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
-#include "comm/testing/connect_ranks.h"
 
 namespace fsdp::comm::testing {
 
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>
-CreateSharedMemoryGroup(int world_size, absl::Duration timeout,
-                        std::vector<int> world_ranks) {
+absl::StatusOr<Group> CreateSharedMemoryGroup(int world_size,
+                                              absl::Duration timeout,
+                                              std::vector<int> world_ranks) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   SharedMemoryOptions options;
   options.timeout = timeout;

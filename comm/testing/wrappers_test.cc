@@ -1,11 +1,9 @@
-// Tests RunRanks and the communicators that delay, fail and come late in one
-// program: torch takes longer to load than they take to test.
-#include <ATen/ops/full.h>
+// Tests RunRanks and the communicators that fail and come late in one program:
+// torch takes longer to load than they take to test.
 #include <ATen/ops/zeros.h>
 
 #include <optional>
 #include <set>
-#include <thread>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,7 +21,6 @@
 #include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_communicator.h"
 #include "comm/testing/communicator_contract.h"
-#include "comm/testing/delaying_communicator.h"
 #include "comm/testing/failing_communicator.h"
 #include "comm/testing/late_communicator.h"
 #include "comm/testing/loopback_communicator.h"
@@ -44,16 +41,10 @@ using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using ::testing::Le;
-
-absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+using Code = absl::StatusCode;
 
 // Wrappers that do nothing are the communicator that they wrap.
 using Wrap = std::unique_ptr<Communicator> (*)(std::unique_ptr<Communicator>);
-
-std::unique_ptr<Communicator> DelayNothing(std::unique_ptr<Communicator> base) {
-  static Gate* const open = new Gate;
-  return Delay(std::move(base), open);
-}
 
 std::unique_ptr<Communicator> FailNothing(std::unique_ptr<Communicator> base) {
   FailurePlan plan;
@@ -83,8 +74,7 @@ class Plain final : public ForwardingCommunicator {
   using ForwardingCommunicator::ForwardingCommunicator;
 
   bool HasAllToAll() const override { return false; }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     FSDP_ASSIGN_OR_RETURN(auto part, base().Split(color, key));
     return std::make_unique<Plain>(std::move(part));
   }
@@ -97,7 +87,6 @@ std::unique_ptr<Communicator> WithoutExchange(
 
 INSTANTIATE_TEST_SUITE_P(Wrapped, CommunicatorContract,
                          ::testing::Values(Wrapped("plain", WithoutExchange),
-                                           Wrapped("delaying", DelayNothing),
                                            Wrapped("failing", FailNothing),
                                            Wrapped("late", NeverLate)),
                          BackendName);
@@ -129,7 +118,7 @@ TEST(WrappersTest, CapabilitiesAreTheBases) {
   }
   // The works of these make the host wait.
   Group waiting;
-  waiting.push_back(DelayNothing(DeviceRank()));
+  waiting.push_back(FailNothing(DeviceRank()));
   waiting.push_back(
       CreateQuantizedCommunicator(DeviceRank(), measured).value());
   for (const auto& comm : waiting) {
@@ -187,7 +176,7 @@ TEST(WrappersTest, CommonMemoryIsTheBasesUnlessItWouldBeAnothers) {
   exact_gathers.gather = false;
   Group sharing;
   sharing.push_back(Record(SharingRank(), &log));
-  sharing.push_back(DelayNothing(SharingRank()));
+  sharing.push_back(FailNothing(SharingRank()));
   sharing.push_back(
       CreateQuantizedCommunicator(SharingRank(), exact_gathers).value());
   sharing.push_back(
@@ -208,9 +197,8 @@ TEST(WrappersTest, CommonMemoryIsTheBasesUnlessItWouldBeAnothers) {
   apart.push_back(CreateHierarchicalCommunicator(std::move(parts)).value());
   for (const auto& comm : apart) {
     EXPECT_FALSE(comm->HasCommonMemory()) << comm->ToString();
-    EXPECT_THAT(
-        comm->AllocateCommon(64),
-        StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("rank 0 of 1")));
+    EXPECT_THAT(comm->AllocateCommon(64),
+                StatusIs(Code::kUnimplemented, HasSubstr("rank 0 of 1")));
   }
 }
 
@@ -229,7 +217,7 @@ TEST(RunRanksTest, GivesEveryRankItsCommunicatorAndReturnsWhatItReturned) {
   EXPECT_OK(statuses[0]);
   EXPECT_OK(statuses[2]);
   EXPECT_THAT(AllOk(statuses),
-              StatusIs(absl::StatusCode::kNotFound, "rank 1: nothing there"));
+              StatusIs(Code::kNotFound, "rank 1: nothing there"));
   EXPECT_OK(RunAllRanks(2, [](Communicator& comm) { return SumOnce(comm); }));
 }
 
@@ -239,10 +227,9 @@ TEST(RunRanksTest, ARankThatFailsOrThrowsReleasesItsPeers) {
     return SumOnce(comm);
   };
   const std::vector<absl::Status> statuses = RunRanks(3, run);
-  EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kAborted,
-                                    HasSubstr("rank 2 aborted: torn page")));
-  EXPECT_THAT(AllOk(statuses),
-              StatusIs(absl::StatusCode::kDataLoss, "rank 2: torn page"));
+  EXPECT_THAT(statuses[0],
+              StatusIs(Code::kAborted, HasSubstr("rank 2 aborted: torn page")));
+  EXPECT_THAT(AllOk(statuses), StatusIs(Code::kDataLoss, "rank 2: torn page"));
 }
 
 TEST(RunRanksTest, NamesTheCauseBeforeItsEchoes) {
@@ -251,9 +238,9 @@ TEST(RunRanksTest, NamesTheCauseBeforeItsEchoes) {
   const absl::Status cause = absl::InternalError("differs");
   const absl::Status ok;
   EXPECT_THAT(AllOk({{gone, aborted, cause, gone}}),
-              StatusIs(absl::StatusCode::kInternal, "rank 2: differs"));
+              StatusIs(Code::kInternal, "rank 2: differs"));
   EXPECT_THAT(AllOk({{ok, gone, aborted}}),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1")));
+              StatusIs(Code::kUnavailable, HasSubstr("rank 1")));
   EXPECT_OK(AllOk({{ok, ok}}));
 }
 
@@ -262,65 +249,7 @@ TEST(RunRanksTest, EndsRanksThatWaitTooLong) {
     return comm.rank() == 0 ? SumOnce(comm) : absl::OkStatus();
   };
   EXPECT_THAT(RunRanks(2, run, absl::Milliseconds(50))[0],
-              StatusIs(absl::StatusCode::kAborted,
-                       HasSubstr("did not end within 50ms")));
-}
-
-// Rank 0 of two is behind a gate.
-class DelayingCommunicatorTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    ASSERT_OK_AND_ASSIGN(Group group, CreateLocalGroup(2));
-    delayed_ = Delay(std::move(group[0]), &gate_);
-    peer_ = std::move(group[1]);
-  }
-
-  Gate gate_;
-  std::unique_ptr<Communicator> delayed_;
-  std::unique_ptr<Communicator> peer_;
-  const at::Tensor held_ = at::full({1}, 1.0);
-  const at::Tensor later_ = at::full({1}, 2.0);
-};
-
-TEST_F(DelayingCommunicatorTest, NothingMovesBeforeTheRelease) {
-  gate_.Hold("a");
-  ASSERT_OK_AND_ASSIGN(auto first, delayed_->Broadcast(held_, 1, "a"));
-  ASSERT_OK_AND_ASSIGN(auto second, delayed_->Broadcast(later_, 1, "b"));
-  EXPECT_OK(gate_.AwaitHeld("a", Soon()));
-  for (absl::string_view label : {"a", "b"}) {
-    ASSERT_OK(peer_->Broadcast(at::full({1}, 9.0), 1, label));
-  }
-  EXPECT_EQ(held_.item<float>(), 1.0f);
-  EXPECT_EQ(later_.item<float>(), 2.0f);
-  gate_.Release("a");
-  EXPECT_OK(second->Wait(Soon()));
-  EXPECT_OK(first->Wait(Soon()));
-  EXPECT_EQ(held_.item<float>(), 9.0f);
-  EXPECT_EQ(later_.item<float>(), 9.0f);
-}
-
-TEST_F(DelayingCommunicatorTest, AThreadThatWaitsIsReleased) {
-  gate_.Hold("a");
-  std::thread waiting([&] {
-    auto work = delayed_->Broadcast(held_, 1, "a");
-    (void)Finish(std::move(work));
-  });
-  EXPECT_OK(gate_.AwaitHeld("a", Soon()));
-  gate_.ReleaseAll();
-  EXPECT_OK(Finish(peer_->Broadcast(at::full({1}, 9.0), 1, "a")));
-  waiting.join();
-  EXPECT_EQ(held_.item<float>(), 9.0f);
-}
-
-TEST_F(DelayingCommunicatorTest, ADeadlineAtTheGateAbortsTheRank) {
-  gate_.Hold("a");
-  ASSERT_OK_AND_ASSIGN(auto work, delayed_->Broadcast(held_, 1, "a"));
-  EXPECT_THAT(work->Wait(absl::InfinitePast()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, "a is held"));
-  EXPECT_THAT(SumOnce(*peer_), StatusIs(absl::StatusCode::kAborted,
-                                        HasSubstr("rank 0 aborted")));
-  EXPECT_THAT(gate_.AwaitHeld("b", absl::InfinitePast()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("b")));
+              StatusIs(Code::kAborted, HasSubstr("did not end within 50ms")));
 }
 
 // Runs three sums labelled a, b, a on two ranks, rank 1 with `plan`.
@@ -354,7 +283,7 @@ TEST(FailingCommunicatorTest, FailsTheCallThatFits) {
     EXPECT_EQ(statuses[1], plan.error);
     EXPECT_EQ(finished[1], test.finished);
     EXPECT_THAT(statuses[0],
-                StatusIs(absl::StatusCode::kAborted,
+                StatusIs(Code::kAborted,
                          HasSubstr("rank 1 aborted: injected failure")));
   }
 }
@@ -369,8 +298,7 @@ TEST(FailingCommunicatorTest, MayFailAfterTheOthersHaveEntered) {
   EXPECT_EQ(statuses[1], plan.error);
   // Rank 0's own second sum was done; it may hear of the failure before that.
   EXPECT_GE(finished[0], 1);
-  EXPECT_THAT(statuses[0],
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("bit flip")));
+  EXPECT_THAT(statuses[0], StatusIs(Code::kAborted, HasSubstr("bit flip")));
 }
 
 TEST(LateCommunicatorTest, StartsWhatItIsToldToAfterAllPeers) {
@@ -401,9 +329,9 @@ TEST(LateCommunicatorTest, StartsWhatItIsToldToAfterAllPeers) {
 
 TEST(LateCommunicatorTest, SaysThatPeersDoNotCome) {
   Progress progress(2);
-  EXPECT_THAT(progress.AwaitPeers(1, absl::Now()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       HasSubstr("rank 1 waits in vain")));
+  EXPECT_THAT(
+      progress.AwaitPeers(1, absl::Now()),
+      StatusIs(Code::kDeadlineExceeded, HasSubstr("rank 1 waits in vain")));
   progress.Start(0);
   EXPECT_OK(progress.AwaitPeers(1, absl::Now()));
 }

@@ -79,7 +79,7 @@ struct Tensors {
   const at::Tensor norm = at::full({1}, 1, on);
 };
 
-absl::Status Order(absl::StatusOr<std::unique_ptr<Work>> work) {
+absl::Status Order(StartedWork work) {
   FSDP_RETURN_IF_ERROR(work.status());
   return (*work)->BlockCurrentStream();
 }

@@ -75,8 +75,8 @@ c10::intrusive_ptr<c10d::Store> OpenStore(const RankArgs& args) {
   return store;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> Connect(
-    const RankArgs& args, const c10::intrusive_ptr<c10d::Store>& store) {
+CreatedCommunicator Connect(const RankArgs& args,
+                            const c10::intrusive_ptr<c10d::Store>& store) {
   if (args.shares_memory) {
     SharedMemoryOptions options;
     options.timeout = kLimit;

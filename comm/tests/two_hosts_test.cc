@@ -33,7 +33,7 @@
 #include "comm/mesh.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
-#include "comm/testing/finish.h"
+#include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

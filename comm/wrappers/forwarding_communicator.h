@@ -50,8 +50,7 @@ class ForwardingCommunicator : public Communicator {
   absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
     return base_->AllocateCommon(bytes);
   }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     return base_->Split(color, key);
   }
   void Abort(const absl::Status& reason) override { base_->Abort(reason); }
@@ -60,27 +59,24 @@ class ForwardingCommunicator : public Communicator {
   Communicator& base() { return *base_; }
   const Communicator& base() const { return *base_; }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
     return base_->AllGather(out, in, label);
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
     return base_->ReduceScatter(out, in, op, label);
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
     return base_->AllToAll(out, in, label);
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
     return base_->AllReduce(tensor, op, label);
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
     return base_->Broadcast(tensor, root, label);
   }
 

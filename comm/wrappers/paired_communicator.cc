@@ -84,8 +84,7 @@ class PairedCommunicator final : public Communicator {
     return pair_->device->AllocateCommon(bytes);
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     FSDP_ASSIGN_OR_RETURN(auto host, pair_->host->Split(color, key));
     auto device = pair_->device->Split(color, key);
     if (!device.ok()) {
@@ -102,32 +101,29 @@ class PairedCommunicator final : public Communicator {
   }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
     return Started(BackendOf(in).AllGather(out, in, label));
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
     return Started(BackendOf(out).ReduceScatter(out, in, op, label));
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-      absl::string_view label) override {
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
     return Started(BackendOf(out).ReduceScatterScaled(out, in, sum, label));
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
     return Started(BackendOf(in).AllToAll(out, in, label));
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
     return Started(BackendOf(tensor).AllReduce(tensor, op, label));
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
     return Started(BackendOf(tensor).Broadcast(tensor, root, label));
   }
 
@@ -138,8 +134,7 @@ class PairedCommunicator final : public Communicator {
     return is_host ? *pair_->host : *pair_->device;
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> Started(
-      absl::StatusOr<std::unique_ptr<Work>> work) {
+  StartedWork Started(StartedWork work) {
     if (!work.ok()) return work;
     return std::make_unique<PairedWork>(*std::move(work), pair_);
   }
@@ -150,7 +145,7 @@ class PairedCommunicator final : public Communicator {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreatePairedCommunicator(
+CreatedCommunicator CreatePairedCommunicator(
     std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> device,
     TakesHost takes_host) {
   if (host == nullptr || device == nullptr) {

@@ -23,7 +23,7 @@ using TakesHost = std::function<bool(const at::Tensor& tensor)>;
 // backend only. Memory comes from `device`. Split() splits both, and a failure
 // of one aborts the other. InvalidArgument: a backend is missing, or they have
 // different ranks.
-absl::StatusOr<std::unique_ptr<Communicator>> CreatePairedCommunicator(
+CreatedCommunicator CreatePairedCommunicator(
     std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> device,
     TakesHost takes_host = nullptr);
 

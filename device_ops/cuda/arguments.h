@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "device_ops/cuda/element.h"
-#include "device_ops/cuda/pack_item.h"
 
 namespace fsdp::device_ops::cuda {
 

@@ -17,7 +17,6 @@
 #include "device_ops/cuda/divider.cuh"
 #include "device_ops/cuda/element.h"
 #include "device_ops/cuda/operator_checks.h"
-#include "device_ops/cuda/pack_item.h"
 #include "device_ops/cuda/pack_kernel.h"
 #include "device_ops/row_layout.h"
 #include "device_ops/testing/host_cuda/kernel_machine.h"

@@ -9,7 +9,7 @@
 
 #include "device_ops/cuda/arguments.h"
 #include "device_ops/cuda/block_quantization_kernel.h"
-#include "device_ops/cuda/pack_item.h"
+#include "device_ops/cuda/element.h"
 #include "device_ops/cuda/pack_kernel.h"
 #include "device_ops/row_layout.h"
 

@@ -9,7 +9,7 @@
 #include "base/testing/fake_device.h"
 #include "device_ops/cuda/arguments.h"
 #include "device_ops/cuda/block_quantization_kernel.h"
-#include "device_ops/cuda/pack_item.h"
+#include "device_ops/cuda/element.h"
 #include "device_ops/cuda/pack_kernel.h"
 #include "device_ops/row_layout.h"
 #include "device_ops/testing/host_cuda/kernel_machine.h"

@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "device_ops/cuda/element.h"
-#include "device_ops/cuda/pack_item.h"
 
 namespace fsdp::device_ops::cuda {
 

@@ -1,7 +1,6 @@
 #include "comm/testing/staged/staged_communicator.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <memory>
 #include <string>
@@ -21,8 +20,6 @@
 
 namespace fsdp::comm {
 namespace {
-
-using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
 
 class StagedWork final : public Work {
  public:
@@ -74,25 +71,11 @@ class StagedCommunicator final : public Communicator {
   bool HasAllToAll() const override { return has_all_to_all_; }
 
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
-    if (bytes < 0 || device_.is_cpu()) return AllocatePlain(bytes);
-    at::Tensor memory;
-    FSDP_RETURN_IF_ERROR(TorchToStatus(
-        [&] {
-          return absl::StrCat("allocate ", bytes, " bytes on ", device_.str());
-        },
-        [&] {
-          memory =
-              at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
-        }));
-    return memory;
+    return AllocatePlain(bytes, device_);
   }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
-    if (color < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "split on ", Place(), ": color ", color, " is negative"));
-    }
+  CreatedCommunicator Split(int color, int key) override {
+    FSDP_RETURN_IF_ERROR(CheckColor(color));
     FSDP_ASSIGN_OR_RETURN(auto host, queue_->SplitHost(color, key));
     return CreateStagedCommunicator(std::move(host), device_);
   }
@@ -101,18 +84,74 @@ class StagedCommunicator final : public Communicator {
 
  protected:
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override;
+                          absl::string_view label) override {
+    const int64_t n = in.numel();
+    const int64_t begin = rank_ * n;
+    StagedCall call =
+        CallOf(Collective::kAllGather, label, in, begin, out.numel());
+    call.target = {out, 0};
+    call.run = [n, begin, label = std::string(label)](
+                   Communicator& host, const at::Tensor& buffer) {
+      return host.AllGather(buffer, RangeOf(buffer, begin, n), label);
+    };
+    return Start(std::move(call), in.device());
+  }
+
   StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override;
+                              ReduceOp op, absl::string_view label) override {
+    return Start(ReduceScatterOf(out, in, op, label), in.device());
+  }
+
   StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
                                     ScaledSum sum,
-                                    absl::string_view label) override;
+                                    absl::string_view label) override {
+    const int64_t n = out.numel();
+    const at::Tensor scaled = RangeOf(out, 0, n);
+    const bool is_direct =
+        out.scalar_type() == in.scalar_type() && !sum.accumulate;
+    const at::Tensor summed = is_direct ? scaled : RangeOf(in, rank_ * n, n);
+    StagedCall call = ReduceScatterOf(summed, in, ReduceOp::kSum, label);
+    call.finish = [scaled, summed, sum] { Scale(scaled, summed, sum); };
+    return Start(std::move(call), in.device());
+  }
+
   StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override;
+                         absl::string_view label) override {
+    const int64_t n = in.numel();
+    StagedCall call = CallOf(Collective::kAllToAll, label, in, 0, 2 * n);
+    call.target = {out, n};
+    call.run = [n, label = std::string(label)](Communicator& host,
+                                               const at::Tensor& buffer) {
+      return host.AllToAll(RangeOf(buffer, n, n), RangeOf(buffer, 0, n), label);
+    };
+    return Start(std::move(call), in.device());
+  }
+
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override;
+                          absl::string_view label) override {
+    StagedCall call =
+        CallOf(Collective::kAllReduce, label, tensor, 0, tensor.numel());
+    call.target = {tensor, 0};
+    call.run = [op, label = std::string(label)](Communicator& host,
+                                                const at::Tensor& buffer) {
+      return host.AllReduce(buffer, op, label);
+    };
+    return Start(std::move(call), tensor.device());
+  }
+
   StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override;
+                          absl::string_view label) override {
+    StagedCall call =
+        CallOf(Collective::kBroadcast, label, tensor, 0, tensor.numel());
+    call.target = {tensor, 0};
+    // What is overwritten need not come, and what is there need not go back.
+    (rank_ == root ? call.target : call.source).tensor = at::Tensor();
+    call.run = [root, label = std::string(label)](Communicator& host,
+                                                  const at::Tensor& buffer) {
+      return host.Broadcast(buffer, root, label);
+    };
+    return Start(std::move(call), tensor.device());
+  }
 
  private:
   // The call of `in`, which goes to place `begin` of a buffer of `size`.
@@ -129,9 +168,28 @@ class StagedCommunicator final : public Communicator {
 
   // A reduce-scatter of `in`, whose result goes to `out`.
   StagedCall ReduceScatterOf(const at::Tensor& out, const at::Tensor& in,
-                             ReduceOp op, absl::string_view label) const;
+                             ReduceOp op, absl::string_view label) const {
+    const int64_t n = out.numel();
+    const int64_t begin = rank_ * n;
+    StagedCall call =
+        CallOf(Collective::kReduceScatter, label, in, 0, in.numel());
+    call.target = {out, begin};
+    call.run = [n, begin, op, label = std::string(label)](
+                   Communicator& host, const at::Tensor& buffer) {
+      return host.ReduceScatter(RangeOf(buffer, begin, n), buffer, op, label);
+    };
+    return call;
+  }
 
-  StartedWork Start(StagedCall call, c10::Device device);
+  StartedWork Start(StagedCall call, c10::Device device) {
+    if (device != device_) {
+      return absl::UnimplementedError(
+          absl::StrCat(call.name, ": this group takes tensors on ",
+                       device_.str(), ", not ", device.str()));
+    }
+    FSDP_ASSIGN_OR_RETURN(auto operation, queue_->Add(std::move(call)));
+    return std::make_unique<StagedWork>(queue_, std::move(operation));
+  }
 
   const c10::Device device_;
   const int rank_;
@@ -142,112 +200,10 @@ class StagedCommunicator final : public Communicator {
   const std::shared_ptr<StagedQueue> queue_;
 };
 
-StartedWork StagedCommunicator::DoAllGather(const at::Tensor& out,
-                                            const at::Tensor& in,
-                                            absl::string_view label) {
-  const int64_t n = in.numel();
-  const int64_t begin = rank_ * n;
-  StagedCall call =
-      CallOf(Collective::kAllGather, label, in, begin, out.numel());
-  call.target = {out, 0};
-  call.run = [n, begin, label = std::string(label)](Communicator& host,
-                                                    const at::Tensor& buffer) {
-    return host.AllGather(buffer, RangeOf(buffer, begin, n), label);
-  };
-  return Start(std::move(call), in.device());
-}
-
-StagedCall StagedCommunicator::ReduceScatterOf(const at::Tensor& out,
-                                               const at::Tensor& in,
-                                               ReduceOp op,
-                                               absl::string_view label) const {
-  const int64_t n = out.numel();
-  const int64_t begin = rank_ * n;
-  StagedCall call =
-      CallOf(Collective::kReduceScatter, label, in, 0, in.numel());
-  call.target = {out, begin};
-  call.run = [n, begin, op, label = std::string(label)](
-                 Communicator& host, const at::Tensor& buffer) {
-    return host.ReduceScatter(RangeOf(buffer, begin, n), buffer, op, label);
-  };
-  return call;
-}
-
-StartedWork StagedCommunicator::DoReduceScatter(const at::Tensor& out,
-                                                const at::Tensor& in,
-                                                ReduceOp op,
-                                                absl::string_view label) {
-  return Start(ReduceScatterOf(out, in, op, label), in.device());
-}
-
-StartedWork StagedCommunicator::DoReduceScatterScaled(const at::Tensor& out,
-                                                      const at::Tensor& in,
-                                                      ScaledSum sum,
-                                                      absl::string_view label) {
-  const int64_t n = out.numel();
-  const at::Tensor scaled = RangeOf(out, 0, n);
-  const bool is_direct =
-      out.scalar_type() == in.scalar_type() && !sum.accumulate;
-  const at::Tensor summed = is_direct ? scaled : RangeOf(in, rank_ * n, n);
-  StagedCall call = ReduceScatterOf(summed, in, ReduceOp::kSum, label);
-  call.finish = [scaled, summed, sum] { Scale(scaled, summed, sum); };
-  return Start(std::move(call), in.device());
-}
-
-StartedWork StagedCommunicator::DoAllToAll(const at::Tensor& out,
-                                           const at::Tensor& in,
-                                           absl::string_view label) {
-  const int64_t n = in.numel();
-  StagedCall call = CallOf(Collective::kAllToAll, label, in, 0, 2 * n);
-  call.target = {out, n};
-  call.run = [n, label = std::string(label)](Communicator& host,
-                                             const at::Tensor& buffer) {
-    return host.AllToAll(RangeOf(buffer, n, n), RangeOf(buffer, 0, n), label);
-  };
-  return Start(std::move(call), in.device());
-}
-
-StartedWork StagedCommunicator::DoAllReduce(const at::Tensor& tensor,
-                                            ReduceOp op,
-                                            absl::string_view label) {
-  StagedCall call =
-      CallOf(Collective::kAllReduce, label, tensor, 0, tensor.numel());
-  call.target = {tensor, 0};
-  call.run = [op, label = std::string(label)](Communicator& host,
-                                              const at::Tensor& buffer) {
-    return host.AllReduce(buffer, op, label);
-  };
-  return Start(std::move(call), tensor.device());
-}
-
-StartedWork StagedCommunicator::DoBroadcast(const at::Tensor& tensor, int root,
-                                            absl::string_view label) {
-  StagedCall call =
-      CallOf(Collective::kBroadcast, label, tensor, 0, tensor.numel());
-  call.target = {tensor, 0};
-  // What is overwritten need not come, and what is there need not go back.
-  (rank_ == root ? call.target : call.source).tensor = at::Tensor();
-  call.run = [root, label = std::string(label)](Communicator& host,
-                                                const at::Tensor& buffer) {
-    return host.Broadcast(buffer, root, label);
-  };
-  return Start(std::move(call), tensor.device());
-}
-
-StartedWork StagedCommunicator::Start(StagedCall call, c10::Device device) {
-  if (device != device_) {
-    return absl::UnimplementedError(
-        absl::StrCat(call.name, ": this group takes tensors on ", device_.str(),
-                     ", not ", device.str()));
-  }
-  FSDP_ASSIGN_OR_RETURN(auto operation, queue_->Add(std::move(call)));
-  return std::make_unique<StagedWork>(queue_, std::move(operation));
-}
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateStagedCommunicator(
-    std::unique_ptr<Communicator> host, c10::Device device) {
+CreatedCommunicator CreateStagedCommunicator(std::unique_ptr<Communicator> host,
+                                             c10::Device device) {
   if (host == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         "stage collectives on ", device.str(), ": there is no host group"));
@@ -267,8 +223,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateStagedCommunicator(
 }
 
 ConnectDevice StagedBackend(c10::Device device) {
-  return [device](const DeviceMeeting& meeting)
-             -> absl::StatusOr<std::unique_ptr<Communicator>> {
+  return [device](const DeviceMeeting& meeting) -> CreatedCommunicator {
     c10::Device own = device;
     if (!own.has_index()) {
       FSDP_ASSIGN_OR_RETURN(own,

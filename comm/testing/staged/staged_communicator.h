@@ -30,8 +30,8 @@ namespace fsdp::comm {
 //
 // InvalidArgument: there is no `host`, or `device` has no index and is not the
 // CPU (for tests).
-absl::StatusOr<std::unique_ptr<Communicator>> CreateStagedCommunicator(
-    std::unique_ptr<Communicator> host, c10::Device device);
+CreatedCommunicator CreateStagedCommunicator(std::unique_ptr<Communicator> host,
+                                             c10::Device device);
 
 // Returns the backend that makes a staged group, over a new group that it
 // splits from the host's, for ConnectOptions::device. If `device` has no index,

@@ -118,8 +118,7 @@ absl::Status StagedQueue::BlockCurrentStream(Operation& operation) {
                        [&] { operation.end_.BlockCurrentStream(); });
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> StagedQueue::SplitHost(int color,
-                                                                     int key) {
+CreatedCommunicator StagedQueue::SplitHost(int color, int key) {
   const auto is_idle = [this] {
     mutex_.AssertHeld();
     return not_done_by_host_ == 0;

@@ -39,9 +39,7 @@ struct StagedCall {
   int64_t size = 0;  // of the buffer, in elements
   Part source;
   Part target;
-  std::function<absl::StatusOr<std::unique_ptr<Work>>(Communicator& host,
-                                                      const at::Tensor& buffer)>
-      run;
+  std::function<StartedWork(Communicator& host, const at::Tensor& buffer)> run;
   // Enqueues more work after the copy to `target`; may be empty.
   std::function<void()> finish;
 };
@@ -89,7 +87,7 @@ class StagedQueue {
   absl::Status BlockCurrentStream(Operation& operation);
 
   // Splits `host` after the calls so far.
-  absl::StatusOr<std::unique_ptr<Communicator>> SplitHost(int color, int key);
+  CreatedCommunicator SplitHost(int color, int key);
 
   void Abort(const absl::Status& reason);
 

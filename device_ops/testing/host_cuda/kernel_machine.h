@@ -70,7 +70,6 @@ class KernelMachine {
   // Returns 0 to `count` - 1 in the order asked for.
   std::vector<int> InOrder(int count);
   void RunBlock();
-  void Run(int lane);
   // Runs in a fiber, as its body.
   void RunNewLanes(Fiber* self);
   Fiber* IdleFiber();
