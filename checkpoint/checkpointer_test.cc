@@ -32,7 +32,6 @@
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/real_file_system.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"

@@ -22,7 +22,7 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/run/run_values.h"
 #include "comm/communicator.h"
 #include "fsdp/memory/resting_memory.h"
 

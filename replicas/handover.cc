@@ -22,7 +22,6 @@
 #include "base/status_macros.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
-#include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/run/training_json.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"

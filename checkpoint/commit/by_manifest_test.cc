@@ -1,7 +1,5 @@
 // Checkpoints that are committed by their manifests, on storage that does no
 // more than a mounted object store.
-#include "checkpoint/commit/by_manifest.h"
-
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,8 +12,8 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/manifest.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/faulty_file_system.h"

@@ -4,7 +4,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/io_threads.h"
+#include "checkpoint/files/range_writer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -17,7 +17,7 @@
 #include "absl/types/span.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/io_threads.h"
+#include "checkpoint/files/range_writer.h"
 #include "offload/page_memory.h"
 #include "ranges/file_place.h"
 

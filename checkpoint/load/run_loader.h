@@ -14,9 +14,9 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "checkpoint/catalog/catalog.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
+#include "checkpoint/format/catalog.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/optimizer_loader.h"
 #include "checkpoint/load/source_folder.h"

@@ -15,7 +15,7 @@
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/run/run_values.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/save/staged_feed.h"
+#include "checkpoint/save/saver.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

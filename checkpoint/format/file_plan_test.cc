@@ -1,0 +1,296 @@
+#include "checkpoint/format/file_plan.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/testing/allocations.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/format/safetensors_header.h"
+#include "checkpoint/format/tensor_info.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+// Returns tensors "0", "1", ... of so many bytes.
+std::vector<TensorInfo> OfBytes(const std::vector<int64_t>& sizes) {
+  std::vector<TensorInfo> tensors;
+  tensors.reserve(sizes.size());
+  for (const int64_t size : sizes) {
+    tensors.push_back({absl::StrCat(tensors.size()), Dtype::kU8, {size}});
+  }
+  return tensors;
+}
+
+// Returns the number of each tensor's file, from 1, and how many files there
+// are.
+std::vector<int> FilesOf(const std::vector<int64_t>& sizes, int64_t limit) {
+  FilePlanOptions options;
+  options.max_file_bytes = limit;
+  const absl::StatusOr<FilePlan> plan = PlanFiles(OfBytes(sizes), options);
+  std::vector<int> files;
+  for (const PlannedTensor& tensor : plan->tensors) {
+    files.push_back(tensor.file + 1);
+  }
+  files.push_back(static_cast<int>(plan->files.size()));
+  return files;
+}
+
+TEST(FilePlanTest, FilesAreCutAsHuggingfaceHubDoes) {
+  // These cases are huggingface_hub's own.
+  EXPECT_THAT(FilesOf({6, 10, 30, 2, 2}, 100), ElementsAre(1, 1, 1, 1, 1, 1));
+  EXPECT_THAT(FilesOf({6, 10, 30, 2, 2}, 10), ElementsAre(1, 3, 2, 4, 4, 4));
+  // These are at the limit, one byte beyond it, larger than it, and empty.
+  EXPECT_THAT(FilesOf({4, 6}, 10), ElementsAre(1, 1, 1));
+  EXPECT_THAT(FilesOf({4, 7}, 10), ElementsAre(1, 2, 2));
+  EXPECT_THAT(FilesOf({11}, 10), ElementsAre(1, 1));
+  EXPECT_THAT(FilesOf({11, 0, 3}, 10), ElementsAre(1, 2, 2, 2));
+  EXPECT_THAT(FilesOf({}, 10), ElementsAre(1));
+}
+
+TEST(FilePlanTest, OneFileNeedsNoIndex) {
+  ASSERT_OK_AND_ASSIGN(FilePlan plan, PlanFiles(OfBytes({3, 5})));
+  ASSERT_EQ(plan.files.size(), 1);
+  EXPECT_EQ(plan.files[0].name, "model.safetensors");
+  EXPECT_EQ(plan.index, "");
+  EXPECT_EQ(plan.index_name, "");
+  EXPECT_EQ(plan.total_bytes, 8);
+  EXPECT_EQ(plan.files[0].bytes, 4096 + 8);
+  EXPECT_EQ(plan.tensors[1].offset, 4096 + 3);
+  EXPECT_EQ(plan.tensors[1].bytes, 5);
+}
+
+TEST(FilePlanTest, NoTensorIsAFileAllTheSame) {
+  ASSERT_OK_AND_ASSIGN(FilePlan plan, PlanFiles({}));
+  ASSERT_EQ(plan.files.size(), 1);
+  EXPECT_EQ(plan.files[0].bytes, 4096);
+}
+
+TEST(FilePlanTest, TheIndexNamesAFileForEachTensor) {
+  FilePlanOptions options;
+  options.stem = "exp_avg";
+  options.max_file_bytes = 8;
+  ASSERT_OK_AND_ASSIGN(FilePlan plan, PlanFiles(OfBytes({5, 4, 4}), options));
+  EXPECT_EQ(plan.index_name, "exp_avg.safetensors.index.json");
+  EXPECT_EQ(plan.index, R"({
+  "metadata": {"total_size": 13},
+  "weight_map": {
+    "0": "exp_avg-00001-of-00002.safetensors",
+    "1": "exp_avg-00002-of-00002.safetensors",
+    "2": "exp_avg-00002-of-00002.safetensors"
+  }
+}
+)");
+  ASSERT_OK_AND_ASSIGN(FileIndex index, ParseFileIndex(plan.index));
+  EXPECT_EQ(index.total_bytes, 13);
+  EXPECT_THAT(index.weights, ElementsAre(std::pair("0", 0), std::pair("1", 1),
+                                         std::pair("2", 1)));
+  EXPECT_EQ(index.files[1], plan.files[1].name);
+}
+
+// A reader finds the places of the plan in the headers.
+TEST(FilePlanTest, OffsetsAreThoseOfTheHeaders) {
+  std::vector<TensorInfo> tensors;
+  for (int i = 0; i < 3 * kNumDtypes; ++i) {
+    const auto dtype = static_cast<Dtype>(i % kNumDtypes);
+    tensors.push_back({absl::StrCat("w", i), dtype, {4, i / 2}});
+  }
+  FilePlanOptions options;
+  options.max_file_bytes = 1000;
+  ASSERT_OK_AND_ASSIGN(FilePlan plan, PlanFiles(tensors, options));
+  ASSERT_GT(plan.files.size(), 2);
+  size_t found = 0;
+  for (size_t file = 0; file < plan.files.size(); ++file) {
+    const PlannedFile& planned = plan.files[file];
+    ASSERT_OK_AND_ASSIGN(
+        SafetensorsHeader header,
+        ParseSafetensorsHeader(absl::string_view(planned.header).substr(8),
+                               planned.bytes));
+    EXPECT_EQ(header.metadata.at("format"), "pt");
+    for (const PlacedTensor& tensor : header.tensors) {
+      const auto i = std::find(tensors.begin(), tensors.end(), tensor.info) -
+                     tensors.begin();
+      ASSERT_LT(i, tensors.size());
+      EXPECT_EQ(plan.tensors[i].file, file);
+      EXPECT_EQ(plan.tensors[i].offset, header.data_begin + tensor.begin);
+      EXPECT_EQ(plan.tensors[i].bytes, tensor.end - tensor.begin);
+      ++found;
+    }
+  }
+  EXPECT_EQ(found, tensors.size());
+}
+
+TEST(FilePlanTest, WhatCannotBeWrittenIsNamed) {
+  EXPECT_THAT(PlanFiles({{"w", {}, {1}}, {"b", {}, {1}}, {"w", {}, {2}}}),
+              StatusIs(kInvalid, HasSubstr("tensor \"w\" is given twice")));
+  EXPECT_THAT(PlanFiles({{"w", {}, {-1}}}),
+              StatusIs(kInvalid, HasSubstr("\"w\"")));
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 8;
+  EXPECT_THAT(PlanFiles(OfBytes(std::vector<int64_t>(9, kMost))),
+              StatusIs(kInvalid, HasSubstr("tensors up to \"8\"")));
+  FilePlanOptions options;
+  options.stem = "../model";
+  EXPECT_THAT(PlanFiles({}, options),
+              StatusIs(kInvalid, HasSubstr("is no name of a file")));
+}
+
+TEST(FilePlanTest, ManyTensorsTakeNoTimeToSpeakOf) {
+  constexpr int kTensors = 200'000;
+  std::vector<TensorInfo> tensors;
+  tensors.reserve(kTensors);
+  for (int i = 0; i < kTensors; ++i) {
+    tensors.push_back({absl::StrCat("model.layers.", i, ".mlp.weight"),
+                       Dtype::kBF16,
+                       {64, 1024}});
+  }
+  const absl::Time begin = absl::Now();
+  ASSERT_OK_AND_ASSIGN(FilePlan plan, PlanFiles(tensors));
+  EXPECT_EQ(plan.files.size(), 6);
+  // It takes 0.7 s when built for speed; a sanitizer may take much longer.
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(45));
+}
+
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+TEST(FileIndexTest, TensorsKeepTheirOrderAndFilesAreSorted) {
+  ASSERT_OK_AND_ASSIGN(FileIndex index, ParseFileIndex(R"({
+      "metadata": {"total_size": 12, "total_parameters": 3},
+      "weight_map": {"w": "2.safetensors", "a": "1.safetensors",
+                     "b": "2.safetensors"}})"));
+  EXPECT_EQ(index.total_bytes, 12);
+  EXPECT_THAT(index.files, ElementsAre("1.safetensors", "2.safetensors"));
+  EXPECT_THAT(index.weights,
+              ElementsAre(Pair("w", 1), Pair("a", 0), Pair("b", 1)));
+}
+
+TEST(FileIndexTest, ATotalIsNotNeeded) {
+  for (absl::string_view json :
+       {R"({"weight_map": {}})", R"({"metadata": {}, "weight_map": {}})",
+        R"({"metadata": null, "weight_map": {}})",
+        R"({"metadata": {"total_size": null}, "weight_map": {}})"}) {
+    ASSERT_OK_AND_ASSIGN(FileIndex index, ParseFileIndex(json));
+    EXPECT_EQ(index.total_bytes, std::nullopt);
+    EXPECT_THAT(index.weights, IsEmpty());
+  }
+  ASSERT_OK_AND_ASSIGN(
+      FileIndex index,
+      ParseFileIndex(
+          R"({"metadata": {"total_size": 13e9}, "weight_map": {}})"));
+  EXPECT_EQ(index.total_bytes, 13'000'000'000);
+}
+
+// Returns the `i`th of the shortest names.
+std::string ShortName(int i) {
+  std::string name;
+  for (; i > 0 || name.empty(); i /= 62) {
+    constexpr absl::string_view kDigits =
+        "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    name.push_back(kDigits[static_cast<size_t>(i % 62)]);
+  }
+  return name;
+}
+
+TEST(FileIndexTest, ManyTinyMembersTakeLittleMemory) {
+  // Numbers are around those where tables grow.
+  for (const int members : {3000, 100'000, 114'000, 115'000, 131'073}) {
+    std::string one_file, own_files, outside;
+    for (int i = 0; i < members; ++i) {
+      const std::string name = ShortName(i);
+      absl::StrAppend(&one_file, i > 0 ? "," : "", "\"", name, "\":\"a\"");
+      absl::StrAppend(&own_files, i > 0 ? "," : "", "\"", name, "\":\"", name,
+                      "\"");
+      absl::StrAppend(&outside, "\"", name, "\":0,");
+    }
+    for (const std::string& text :
+         {absl::StrCat("{\"weight_map\":{", one_file, "}}"),
+          absl::StrCat("{\"weight_map\":{", own_files, "}}"),
+          absl::StrCat("{", outside, "\"weight_map\":{}}")}) {
+      fsdp::testing::Allocations::Start();
+      EXPECT_OK(ParseFileIndex(text));
+      EXPECT_LE(fsdp::testing::Allocations::Peak(),
+                32 * text.size() + (size_t{4} << 20))
+          << members << ": " << text.substr(0, 40);
+    }
+  }
+}
+
+TEST(FileIndexTest, OtherMembersAreSmall) {
+  std::string values = "0";
+  for (int i = 0; i < 9'990; ++i) values += ",0";
+  EXPECT_OK(ParseFileIndex(
+      absl::StrCat(R"({"metadata":[)", values, R"(],"weight_map":{}})")));
+  for (int i = 0; i < 1'000'000; ++i) values += ",0";
+  fsdp::testing::Allocations::Start();
+  for (const char* before :
+       {R"({"metadata":[)", R"({"weight_map":[)", R"({"weight_map":{"w":[)"}) {
+    EXPECT_THAT(ParseFileIndex(absl::StrCat(before, values)),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("more than 10000 values")));
+  }
+  EXPECT_LE(fsdp::testing::Allocations::Peak(),
+            2 * values.size() + (size_t{4} << 20));
+}
+
+struct Hostile {
+  absl::string_view json;
+  absl::string_view message;
+};
+
+class HostileIndexTest : public ::testing::TestWithParam<Hostile> {};
+
+TEST_P(HostileIndexTest, IsRefusedWithItsReason) {
+  EXPECT_THAT(ParseFileIndex(GetParam().json),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr(std::string(GetParam().message))));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, HostileIndexTest,
+    ::testing::Values(
+        Hostile{"", "byte 0"}, Hostile{"[]", "expected an object"},
+        Hostile{"{}", "no object \"weight_map\""},
+        Hostile{R"({"metadata": {"weight_map": {}}})",
+                "no object \"weight_map\""},
+        Hostile{R"({"weight_map": {}} {})", "text after the value"},
+        Hostile{R"({"weight_map": ["w"]})", "no object \"weight_map\""},
+        Hostile{R"({"weight_map": {"w": 1}})",
+                "no file for tensor \"w\", but 1"},
+        Hostile{R"({"weight_map": {"w": "../up.safetensors"}})",
+                "tensor \"w\": \"../up.safetensors\" is no name of a file"},
+        Hostile{R"({"weight_map": {"w": "/etc/passwd"}})",
+                "\"/etc/passwd\" is no name"},
+        Hostile{R"({"weight_map": {"w": ".."}})", "\"..\" is no name"},
+        Hostile{R"({"weight_map": {"w": "a\u0000b"}})", "\"a\\000b\" is no"},
+        Hostile{R"({"weight_map": {"w": ""}})", "\"\" is no name"},
+        Hostile{R"({"weight_map": {"w": "a", "w": "b"}})", "given twice"},
+        Hostile{R"({"weight_map": {}, "weight_map": {}})", "given twice"},
+        Hostile{R"({"metadata": {"total_size": -1}, "weight_map": {}})",
+                "total_size is -1"},
+        Hostile{R"({"metadata": {"total_size": 1.5}, "weight_map": {}})",
+                "total_size is 1.5"},
+        Hostile{R"({"metadata": {"total_size": 1e30}, "weight_map": {}})",
+                "total_size is 1e+30"},
+        Hostile{R"({"metadata": {"total_size": "5"}, "weight_map": {}})",
+                "total_size is \"5\""}));
+
+}  // namespace
+}  // namespace fsdp::checkpoint
