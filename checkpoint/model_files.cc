@@ -64,8 +64,8 @@ class ModelLoad {
     const NormalMode normal;
     const Together together(RanksOf(module_), kLoading, options_.timeout);
     FSDP_RETURN_IF_ERROR(
-        together.Agree(Caught(kLoading, [this] { return Plan(); })));
-    return together.Agree(Caught(kLoading, [this] { return Fill(); }));
+        together.Agree(TorchToStatus(kLoading, [this] { return Plan(); })));
+    return together.Agree(TorchToStatus(kLoading, [this] { return Fill(); }));
   }
 
  private:
@@ -153,13 +153,13 @@ class ModelExport {
     parts.names = options_.names;
     FSDP_RETURN_IF_ERROR(CheckSameParts(together_, *values, parts));
     FSDP_RETURN_IF_ERROR(together_.Agree(
-        Caught(kExporting, [&] { return Plan(*values, parts); })));
+        TorchToStatus(kExporting, [&] { return Plan(*values, parts); })));
     FSDP_RETURN_IF_ERROR(
         together_.CheckSame(plan_.text, "names and shapes of what is saved"));
     FSDP_RETURN_IF_ERROR(together_.Agree(
         IsFirst() ? output_.Claim("exports a model") : absl::OkStatus()));
     FSDP_RETURN_IF_ERROR(
-        together_.Agree(Caught(kExporting, [this] { return Write(); })));
+        together_.Agree(TorchToStatus(kExporting, [this] { return Write(); })));
     return together_.Agree(IsFirst() ? output_.Commit() : absl::OkStatus());
   }
 

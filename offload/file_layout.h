@@ -19,8 +19,8 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "offload/commit_record.h"
-#include "offload/io_queue.h"
 #include "offload/param_store.h"
+#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 

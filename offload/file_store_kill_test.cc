@@ -22,7 +22,6 @@
 #include "base/testing/status_matchers.h"
 #include "gtest/gtest.h"
 #include "offload/file_store.h"
-#include "offload/io_queue.h"
 #include "offload/system_calls.h"
 #include "offload/testing/faulty_system.h"
 #include "offload/testing/store_calls.h"

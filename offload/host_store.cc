@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "offload/transfer_meter.h"
+#include "offload/extents.h"
 
 namespace fsdp::offload {
 

@@ -11,8 +11,8 @@
 #include "base/status_macros.h"
 #include "offload/checksum.h"
 #include "offload/file_layout.h"
-#include "offload/io_queue.h"
 #include "offload/param_store.h"
+#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {

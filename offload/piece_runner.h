@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "offload/file_layout.h"
-#include "offload/io_queue.h"
 #include "offload/page_memory.h"
+#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 

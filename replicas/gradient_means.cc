@@ -65,7 +65,7 @@ absl::Status GradientMeans::Sum(absl::Time deadline) {
   parts_.clear();
   if (column_.world_size() == 1) return absl::OkStatus();
   const NormalMode normal;
-  absl::Status status = checkpoint::Caught(kWhat, [&]() -> absl::Status {
+  absl::Status status = checkpoint::TorchToStatus(kWhat, [&]() -> absl::Status {
     FSDP_RETURN_IF_ERROR(Plan(deadline));
     return AddUp(deadline);
   });

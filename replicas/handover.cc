@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"
@@ -166,14 +167,16 @@ class Handover {
         broadcasts_(ranks, root, deadline) {}
 
   absl::Status Run() {
-    FSDP_RETURN_IF_ERROR(Agree(Caught(kWhat, [this] { return Read(); })));
+    FSDP_RETURN_IF_ERROR(
+        Agree(TorchToStatus(kWhat, [this] { return Read(); })));
     FSDP_RETURN_IF_ERROR(comm::CheckSame(ranks_, LayoutOf(*values_),
                                          "shards of ranks of the same number",
                                          deadline_));
     FSDP_RETURN_IF_ERROR(SendRecord());
-    FSDP_RETURN_IF_ERROR(Agree(Caught(kWhat, [this] { return Plan(); })));
+    FSDP_RETURN_IF_ERROR(
+        Agree(TorchToStatus(kWhat, [this] { return Plan(); })));
     // From here on ranks are filled: one that cannot go on tells the others.
-    absl::Status status = Caught(kWhat, [this] { return Fill(); });
+    absl::Status status = TorchToStatus(kWhat, [this] { return Fill(); });
     if (!status.ok()) ranks_.Abort(status);
     return status;
   }

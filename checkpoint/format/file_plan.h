@@ -5,11 +5,11 @@
 #define CHECKPOINT_FORMAT_FILE_PLAN_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
-#include <map>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"

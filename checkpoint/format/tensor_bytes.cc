@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <string>
 

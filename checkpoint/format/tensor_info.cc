@@ -1,7 +1,7 @@
 #include "checkpoint/format/tensor_info.h"
 
-#include <array>
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <functional>
 #include <numeric>
@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
+#include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/status_macros.h"
-#include "absl/algorithm/container.h"
-#include "absl/numeric/int128.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/status/status.h"
 #include "absl/types/span.h"
 
 namespace fsdp::checkpoint {

@@ -162,11 +162,6 @@ absl::Status RunValues::ReadPlain(const torch::nn::Module& module) {
   return absl::OkStatus();
 }
 
-absl::Status Caught(absl::string_view what,
-                    absl::FunctionRef<absl::Status()> act) {
-  return TorchToStatus(what, act);
-}
-
 absl::Time Together::Deadline() const { return absl::Now() + timeout_; }
 
 absl::Status Together::Agree(const absl::Status& mine) const {

@@ -86,11 +86,6 @@ class RunValues {
 
 // Ranks that save or load together, or a process that does so alone.
 
-// Returns what `act` returns, or what it throws, as a Status: ranks that agree
-// on it must not lose one. `what` says in errors what `act` does.
-absl::Status Caught(absl::string_view what,
-                    absl::FunctionRef<absl::Status()> act);
-
 class Together {
  public:
   // `ranks` outlives this; null means alone. `what` says in errors what they

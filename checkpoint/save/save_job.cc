@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
@@ -82,7 +83,7 @@ class Save {
     const absl::Status waited = Await(
         [&] {
           if (context_.rank() != 0) return;
-          status = Caught(kWhat, [&] { return Finish(status); });
+          status = TorchToStatus(kWhat, [&] { return Finish(status); });
         },
         may_be_saved);
     if (waited.ok()) return Share(status);
@@ -105,7 +106,8 @@ class Save {
     report.plan = offload::Crc32c(Agreed());
     report.whole_values = offload::Crc32c(job_.buffers_file);
     absl::Status waited = Await([&] {
-      report.status = Caught(kWhat, [&] { return WritePart(feed, &report); });
+      report.status =
+          TorchToStatus(kWhat, [&] { return WritePart(feed, &report); });
     });
     if (waited.ok()) return ExchangeAll(std::move(report));
     return OwnOrWaited(report.status, waited);
@@ -210,8 +212,8 @@ class Save {
   // Until rank 0 has seen to it, what is in the folder is another checkpoint.
   absl::Status BeginTogether() {
     absl::Status begun;
-    const absl::Status waited =
-        Await([&] { begun = Caught(kWhat, [&] { return BeginFolder(); }); });
+    const absl::Status waited = Await(
+        [&] { begun = TorchToStatus(kWhat, [&] { return BeginFolder(); }); });
     if (!waited.ok()) return OwnOrWaited(begun, waited);
     if (context_.ranks == nullptr) return begun;
     return comm::Agree(*context_.ranks, begun, kLabel, Deadline());
@@ -236,7 +238,7 @@ class Save {
     if (!any_differs) return absl::OkStatus();
     const absl::Status waited = Await([&] {
       if (!differs[context_.rank()]) return;
-      mine.status = Caught(kWhat, [&] { return AddBuffers(&mine); });
+      mine.status = TorchToStatus(kWhat, [&] { return AddBuffers(&mine); });
     });
     if (!waited.ok()) return OwnOrWaited(mine.status, waited);
     FSDP_RETURN_IF_ERROR(Exchange(mine));

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "offload/io_queue.h"
 #include "offload/system_calls.h"
 #include "testing/simulation/mutant.h"
 #include "testing/simulation/simulation.h"
