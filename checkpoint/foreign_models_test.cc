@@ -295,26 +295,5 @@ TEST(OthersTest, FoldersOfPyTorchSayHowToConvert) {
   }
 }
 
-TEST(TwiceTest, TheIndexDecides) {
-  const std::string folder = EmptyFolder("index_decides");
-  Write(folder + "/model-1.safetensors",
-        {Embed(1), Floats("head", {1}, {0}), Floats("old", {1}, {0})});
-  Write(folder + "/model-2.safetensors", {Embed(2)});
-  WriteIndex(folder + "/model.safetensors.index.json",
-             R"("embed": "model-2.safetensors")");
-  EXPECT_EQ(LoadedEmbed(folder), 2);
-}
-
-TEST(TwiceTest, WithoutAnIndexBothFilesAreNamed) {
-  const std::string folder = EmptyFolder("no_index");
-  Write(folder + "/a.safetensors", {Embed(1)});
-  Write(folder + "/b.safetensors", {Embed(2)});
-  TiedImpl tied;
-  EXPECT_THAT(LoadModel(folder, tied),
-              StatusIs(Code::kInvalidArgument,
-                       HasSubstr("b.safetensors, tensor \"embed\": is in "
-                                 "a.safetensors as well")));
-}
-
 }  // namespace
 }  // namespace fsdp::checkpoint

@@ -65,7 +65,10 @@ class ModelLoad {
     const Together together(RanksOf(module_), kLoading, options_.timeout);
     FSDP_RETURN_IF_ERROR(
         together.Agree(TorchToStatus(kLoading, [this] { return Plan(); })));
-    return together.Agree(TorchToStatus(kLoading, [this] { return Fill(); }));
+    return together.Agree(TorchToStatus(kLoading, [this] {
+      return LoadTensors(plan_, values_->model().all, *reader_,
+                         options_.progress);
+    }));
   }
 
  private:
@@ -110,11 +113,6 @@ class ModelLoad {
           catalog_, folder_->ReadFileOrIndex(std::string(LastPart(path_))));
     }
     return absl::OkStatus();
-  }
-
-  absl::Status Fill() {
-    return LoadTensors(plan_, values_->model().all, *reader_,
-                       options_.progress);
   }
 
   const std::string& path_;

@@ -186,7 +186,10 @@ void FileEngine::Run() {
       StartPieces();
     } while (RunAlone());
     if (runner_.in_flight() == 0 && !TakeNew()) return;
-    PreparePieces();
+    // The pieces that will be started next.
+    const int64_t next = std::min<int64_t>(static_cast<int64_t>(ready_.size()),
+                                           parts_.queue->depth());
+    for (int64_t i = 0; i < next; ++i) runner_.Prepare(*ready_[i]);
     parts_.queue->Wait(over);
     Land(over);
   }
@@ -279,12 +282,6 @@ void FileEngine::StartPieces() {
   }
 }
 
-void FileEngine::PreparePieces() {
-  const int64_t next = std::min<int64_t>(static_cast<int64_t>(ready_.size()),
-                                         parts_.queue->depth());
-  for (int64_t i = 0; i < next; ++i) runner_.Prepare(*ready_[i]);
-}
-
 void FileEngine::PieceIsOver(Piece& piece, const absl::Status& result) {
   std::vector<Piece*> next;
   order_.Leave(piece.block, piece, next);
@@ -306,10 +303,19 @@ bool FileEngine::RunAlone() {
   const std::shared_ptr<FileOperation> operation = std::move(alone_);
   if (operation->kind == FileOperation::Kind::kFlush) {
     operation->Finish(Flush(*operation));
-  } else if (const absl::Status dropped = DropOtherRecord(); dropped.ok()) {
+  } else if (const absl::Status dropped =
+                 parts_.log->Drop(*parts_.queue, *parts_.other_record);
+             dropped.ok()) {
+    // It was erased before the first write over blocks that it names.
+    parts_.other_record.reset();
     Split(operation);
   } else {
-    Damage(*operation);
+    StoredRegion& region = *operation->region;
+    const int64_t end = operation->offset + operation->bytes;
+    for (int64_t block = operation->offset / region.block_bytes;
+         block * region.block_bytes < end; ++block) {
+      region.blocks[block].damaged = true;
+    }
     operation->Finish(dropped);
   }
   while (alone_ == nullptr && !held_.empty()) {
@@ -318,21 +324,6 @@ bool FileEngine::RunAlone() {
     Admit(std::move(next));
   }
   return true;
-}
-
-absl::Status FileEngine::DropOtherRecord() {
-  FSDP_RETURN_IF_ERROR(parts_.log->Drop(*parts_.queue, *parts_.other_record));
-  parts_.other_record.reset();
-  return absl::OkStatus();
-}
-
-void FileEngine::Damage(const FileOperation& write) {
-  StoredRegion& region = *write.region;
-  const int64_t end = write.offset + write.bytes;
-  for (int64_t block = write.offset / region.block_bytes;
-       block * region.block_bytes < end; ++block) {
-    region.blocks[block].damaged = true;
-  }
 }
 
 absl::Status FileEngine::Flush(const FileOperation& flush) {

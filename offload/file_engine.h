@@ -103,8 +103,6 @@ class FileEngine {
   void Admit(std::shared_ptr<FileOperation> operation);
   void Split(const std::shared_ptr<FileOperation>& operation);
   void StartPieces();
-  // Prepares the pieces that will be started next.
-  void PreparePieces();
   void Continue(Piece& piece);
   // Handles requests that are over.
   void Land(const std::vector<IoRequest*>& over);
@@ -112,9 +110,6 @@ class FileEngine {
   static void Finish(FileOperation& operation);
   // Runs the operation that has to run alone, if there is one and nothing runs.
   bool RunAlone();
-  // Erases the other record, before the first write over blocks that it names.
-  absl::Status DropOtherRecord();
-  static void Damage(const FileOperation& write);
   absl::Status Flush(const FileOperation& flush);
   absl::Status WriteCommit(const FileOperation& flush);
 

@@ -253,7 +253,8 @@ FileStore::FileStore(BackingFile file, std::string description,
       commit_(parts.commit),
       engine_(absl::make_unique<FileEngine>(std::move(parts))) {}
 
-FileStore::~FileStore() { engine_.reset(); }
+// engine_ is the last member, and ends before what it reports to.
+FileStore::~FileStore() = default;
 
 absl::Status FileStore::Restore(const CommitRecord& record) {
   absl::MutexLock lock(&mutex_);
@@ -408,9 +409,7 @@ void FileStore::FlushIsOver(const std::vector<Space>& erased,
 
 // The engine's thread uses nothing of what is over.
 absl::Status FileStore::Rollback() {
-  if (layout_.places < 2) {
-    return CannotRollBack(Describe());
-  }
+  if (layout_.places < 2) return CannotRollBack(Describe());
   absl::MutexLock lock(&mutex_);
   int64_t under_way = flushes_;
   for (const auto& [name, entry] : entries_) under_way += entry.transfers;

@@ -166,9 +166,7 @@ absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Flush() {
 }
 
 absl::Status HostStore::Rollback() {
-  if (!rollback_) {
-    return CannotRollBack(Describe());
-  }
+  if (!rollback_) return CannotRollBack(Describe());
   absl::MutexLock lock(&mutex_);
   for (const auto& [name, region] : regions_) {
     absl::MutexLock copies(&region->mutex);

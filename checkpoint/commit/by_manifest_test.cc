@@ -150,18 +150,6 @@ TEST_F(ByManifestTest, WhatIsGivenUpCanBeBegunAgain) {
   EXPECT_EQ(*Load(files_, path), ContentsOf(1));
 }
 
-TEST_F(ByManifestTest, WhatIsNotWholeIsNotCommitted) {
-  const auto folder = Claim();
-  ASSERT_OK_AND_ASSIGN(const std::string path, folder->Begin(1));
-  ASSERT_OK_AND_ASSIGN(
-      Manifest manifest,
-      WriteFiles(files_, path, 1, ContentsOf(1), /*in_order=*/true));
-  manifest.files["lost"] = {};
-  EXPECT_THAT(folder->Commit(1, manifest),
-              StatusIs(Code::kDataLoss, HasSubstr("lost: is missing")));
-  EXPECT_EQ(Latest(), -1);
-}
-
 TEST_F(ByManifestTest, Prune) {
   ASSERT_OK(SaveSteps(files_, {1, 2, 3, 4, 5, 6}));
   const auto folder = Claim();

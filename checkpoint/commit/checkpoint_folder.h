@@ -80,7 +80,6 @@ class CheckpointFolder {
   absl::Status CommitByRename(const Manifest& manifest);
   // Ends a replacement that was not finished: the old one is back, or gone.
   absl::Status SettleReplaced(int64_t step);
-  absl::Status MoveAside(int64_t step);
   // Notes which checkpoint will be the latest as soon as it is committed.
   absl::Status WriteNext(int64_t step);
   // Makes the committed checkpoint survive a loss of power, and the latest.
@@ -88,10 +87,6 @@ class CheckpointFolder {
   // Settles the note of WriteNext() if a run has died before or after the
   // commit.
   absl::Status SettleNext();
-  // Returns whether a checkpoint of `step` is written but not yet renamed.
-  absl::StatusOr<bool> IsUncommitted(int64_t step);
-  // Removes a checkpoint that could not be announced; returns `why`.
-  absl::Status Undo(int64_t step, const absl::Status& why);
   // Removes a checkpoint, which stays whole until it stops being one.
   absl::Status Remove(int64_t step, const std::string& path);
 
@@ -103,26 +98,6 @@ class CheckpointFolder {
   std::map<int64_t, bool> begun_;  // by step: whether to overwrite
   std::set<int64_t> undiscarded_;  // steps of which something is left
 };
-
-// The folder of a run whose checkpoints are committed by their manifests
-// (CommitBy). Nothing here renames, locks or overwrites.
-
-// Turns `root`, whose `latest` has been right so far, into such a folder.
-absl::Status BeginByManifest(FileSystem& files, const std::string& root);
-
-// Removes the folders of steps that have no manifest, or one that was being
-// written when a run died.
-absl::Status RemoveUnfinished(FileSystem& files, const std::string& root);
-
-// Removes the folder of a step, if there is one. From the first change on it is
-// no checkpoint; after OK nothing of it is left.
-absl::Status RemoveByManifest(FileSystem& files, const std::string& path);
-
-// Makes StepPath(root, manifest.step) a checkpoint and the newest one: higher
-// steps are marked as given up. The files that the manifest names are there and
-// synced. After an error it is no checkpoint, unless the text says so.
-absl::Status CommitByManifest(FileSystem& files, const std::string& root,
-                              const Manifest& manifest);
 
 // Returns `why`, an error, with "; step N may be saved all the same" at its
 // end: for a commit that has neither succeeded nor been undone.

@@ -63,7 +63,13 @@ absl::Status NewPath::Commit() {
 }
 
 absl::Status NewPath::Rename() {
-  FSDP_RETURN_IF_ERROR(SyncContents());
+  if (kind_ == Kind::kFolder) {
+    FSDP_RETURN_IF_ERROR(files_.SyncFolder(incomplete_));
+  } else {
+    FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
+                          files_.OpenForReading(incomplete_, Caching::kCached));
+    FSDP_RETURN_IF_ERROR(file->Sync());
+  }
   FSDP_RETURN_IF_ERROR(CheckIsFree());
   FSDP_ASSIGN_OR_RETURN(const bool replaces, Exists(files_, path_));
   FSDP_RETURN_IF_ERROR(files_.Rename(incomplete_, path_));
@@ -118,13 +124,6 @@ absl::Status NewPath::CheckIsFree() {
   if (info->kind != FileInfo::Kind::kFolder) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(path_, " is a folder: name a file"));
-}
-
-absl::Status NewPath::SyncContents() {
-  if (kind_ == Kind::kFolder) return files_.SyncFolder(incomplete_);
-  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
-                        files_.OpenForReading(incomplete_, Caching::kCached));
-  return file->Sync();
 }
 
 absl::Status NewPath::RemoveIncomplete() {

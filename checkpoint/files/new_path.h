@@ -59,7 +59,6 @@ class NewPath {
  private:
   absl::Status CheckIsFree();
   absl::Status Begin();
-  absl::Status SyncContents();
   absl::Status Rename();
   absl::Status UndoRename(const absl::Status& why);
   absl::Status RemoveIncomplete();

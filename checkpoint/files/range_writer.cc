@@ -258,15 +258,13 @@ void RangeWriter::CameBack(int64_t bytes) const {
   if (options_.came_back != nullptr) options_.came_back(bytes);
 }
 
-absl::Status RangeWriter::AwaitAll() {
-  absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(this, &RangeWriter::AllFree));
-  return write_status_;
-}
-
 absl::Status RangeWriter::FinishOnce() {
   FSDP_RETURN_IF_ERROR(Dispatch());
-  FSDP_RETURN_IF_ERROR(AwaitAll());
+  {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(this, &RangeWriter::AllFree));
+    FSDP_RETURN_IF_ERROR(write_status_);
+  }
   for (const std::unique_ptr<File>& file : open_) {
     FSDP_RETURN_IF_ERROR(pace_.CheckCancelled());
     if (file == nullptr) continue;

@@ -159,7 +159,6 @@ class RangeWriter {
   absl::Status Dispatch();
   void WriteOut(Buffer* buffer);
   void CameBack(int64_t bytes) const;
-  absl::Status AwaitAll();
   absl::Status FinishOnce();
 
   bool HasFree() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -25,11 +25,6 @@ namespace {
 
 constexpr size_t kMaxDimensions = 64;  // as LibTorch has
 
-absl::Status Refuse(const TensorInfo& tensor, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "tensor \"", tensor.name, "\", ", ToString(tensor), ": ", why));
-}
-
 // `file` is null where there is none of that number.
 absl::Status CheckPlace(const TensorInfo& tensor, const StoredBox& box,
                         const StoredFile* file) {

@@ -235,11 +235,6 @@ struct Contents {
   ShardingInfo sharding;
 };
 
-absl::Status Refuse(const TensorInfo& tensor, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "tensor \"", tensor.name, "\", ", ToString(tensor), ": ", why));
-}
-
 absl::Status CheckRange(const RankRange& range) {
   FSDP_RETURN_IF_ERROR(BytesOf(range.tensor).status());
   FSDP_ASSIGN_OR_RETURN(const int64_t numel, NumelOf(range.tensor));

@@ -57,15 +57,6 @@ int64_t ItemBytes(Dtype dtype) {
   return bits % 8 == 0 ? bits / 8 : 0;
 }
 
-namespace {
-
-absl::Status Refuse(const TensorInfo& tensor, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "tensor \"", tensor.name, "\", ", ToString(tensor), ": ", why));
-}
-
-}  // namespace
-
 absl::StatusOr<int64_t> NumelOf(const TensorInfo& tensor) {
   bool empty = false;
   for (const int64_t size : tensor.shape) {
@@ -89,6 +80,11 @@ absl::StatusOr<int64_t> BytesOf(const TensorInfo& tensor) {
   }
   if (bits % 8 != 0) return Refuse(tensor, "does not come to whole bytes");
   return bits / 8;
+}
+
+absl::Status Refuse(const TensorInfo& tensor, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tensor \"", tensor.name, "\", ", ToString(tensor), ": ", why));
 }
 
 std::string ToString(const TensorInfo& tensor) {

@@ -72,6 +72,9 @@ absl::StatusOr<int64_t> BytesOf(const TensorInfo& tensor);
 // Returns "BF16[4096, 1024]".
 std::string ToString(const TensorInfo& tensor);
 
+// Returns InvalidArgument with the name and what it is in front of `why`.
+absl::Status Refuse(const TensorInfo& tensor, absl::string_view why);
+
 // Boxes of row-major tensors: they describe a range of elements to formats that
 // know only rectangles.
 

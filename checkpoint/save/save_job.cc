@@ -117,8 +117,11 @@ class Save {
 
   absl::Status WritePart(const RangeFeed& feed, RankReport* report) {
     absl::StatusOr<std::unique_ptr<RangeWriter>> writer = Begin();
-    absl::Status begun =
-        writer.ok() ? WriteBeginnings(**writer) : writer.status();
+    absl::Status begun = writer.status();
+    if (begun.ok() && context_.rank() == 0) {
+      begun = WriteHeads(job_.plan, **writer);
+    }
+    if (begun.ok()) begun = WriteOwnHeads(job_.plan, **writer);
     if (!begun.ok()) {
       // What feeds has to end.
       feed(begun).IgnoreError();
@@ -129,13 +132,6 @@ class Save {
       report->own_files.push_back({file.name, file.bytes});
     }
     return Finish(**writer, report);
-  }
-
-  absl::Status WriteBeginnings(RangeWriter& writer) {
-    if (context_.rank() == 0) {
-      FSDP_RETURN_IF_ERROR(WriteHeads(job_.plan, writer));
-    }
-    return WriteOwnHeads(job_.plan, writer);
   }
 
   static absl::Status Finish(RangeWriter& writer, RankReport* report) {

@@ -29,10 +29,6 @@
 
 namespace fsdp::checkpoint {
 
-absl::StatusOr<offload::PageMemory> StagingRing::Allocate(int64_t bytes) {
-  return offload::PageMemory::Allocate(offload::PageAllocator::System(), bytes);
-}
-
 StagingRing::StagingRing(offload::PageMemory memory)
     : memory_(std::move(memory)) {}
 
@@ -94,7 +90,7 @@ absl::Status StagedFeed::Stage(const SavePlan& plan, absl::Duration timeout) {
       ForEachRange(plan, [&](const FilePlace& place, ReadBytes read) {
         return StageRange(place, read, timeout);
       });
-  End(staged);
+  Abandon(staged);
   return staged;
 }
 
@@ -108,21 +104,17 @@ absl::Status StagedFeed::StageRange(const FilePlace& place, ReadBytes read,
     FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
                           ring_.Take(bytes, absl::Now() + timeout));
     const absl::Status status = read(position, memory);
-    // Also what could not be read has to be given back.
-    Push({place.file, place.offset + position, memory});
+    {
+      // Also what could not be read has to be given back.
+      const absl::MutexLock lock(&mutex_);
+      parts_.push_back({place.file, place.offset + position, memory});
+    }
     FSDP_RETURN_IF_ERROR(status);
   }
   return absl::OkStatus();
 }
 
-void StagedFeed::Abandon(const absl::Status& reason) { End(reason); }
-
-void StagedFeed::Push(const Part& part) {
-  const absl::MutexLock lock(&mutex_);
-  parts_.push_back(part);
-}
-
-void StagedFeed::End(const absl::Status& status) {
+void StagedFeed::Abandon(const absl::Status& status) {
   const absl::MutexLock lock(&mutex_);
   ended_ = true;
   end_ = status;
@@ -170,7 +162,8 @@ std::unique_ptr<StagingRing> RingOf(int64_t bytes,
                                     std::unique_ptr<StagingRing> ring) {
   if (ring != nullptr && ring->capacity() >= bytes) return ring;
   ring.reset();
-  absl::StatusOr<offload::PageMemory> memory = StagingRing::Allocate(bytes);
+  absl::StatusOr<offload::PageMemory> memory =
+      offload::PageMemory::Allocate(offload::PageAllocator::System(), bytes);
   if (!memory.ok()) return nullptr;
   return std::make_unique<StagingRing>(*std::move(memory));
 }

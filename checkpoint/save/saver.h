@@ -31,8 +31,6 @@ namespace fsdp::checkpoint {
 // taken. One thread takes spans, one gives them back.
 class StagingRing {
  public:
-  // `bytes` > 0. ResourceExhausted: there is not so much memory.
-  static absl::StatusOr<offload::PageMemory> Allocate(int64_t bytes);
   explicit StagingRing(offload::PageMemory memory);
   StagingRing(const StagingRing&) = delete;
   StagingRing& operator=(const StagingRing&) = delete;
@@ -79,8 +77,9 @@ class StagedFeed {
   // most `timeout` each time. Its errors end WriteTo() as well, and the other
   // way round.
   absl::Status Stage(const SavePlan& plan, absl::Duration timeout);
-  // To be called instead of Stage() if there is nothing to stage.
-  void Abandon(const absl::Status& reason);
+  // Ends it with `status`. To be called instead of Stage() if there is nothing
+  // to stage.
+  void Abandon(const absl::Status& status);
 
   // Writes until Stage() or Abandon() has ended, and leaves the ring empty. If
   // `writer` is an error, nothing is written.
@@ -95,8 +94,6 @@ class StagedFeed {
 
   absl::Status StageRange(const FilePlace& place, ReadBytes read,
                           absl::Duration timeout);
-  void Push(const Part& part);
-  void End(const absl::Status& status);
   bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return ended_ || !parts_.empty();
   }

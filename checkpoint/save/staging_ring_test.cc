@@ -25,7 +25,8 @@ using ::testing::HasSubstr;
 absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
 
 offload::PageMemory Memory(int64_t bytes) {
-  return *StagingRing::Allocate(bytes);
+  return *offload::PageMemory::Allocate(offload::PageAllocator::System(),
+                                        bytes);
 }
 
 TEST(StagingRingTest, AllOfItAndNothing) {

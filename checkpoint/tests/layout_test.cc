@@ -273,23 +273,6 @@ TEST(LayoutTest, AFileThatIsMissing) {
                             AllOf(HasSubstr("rank 0: "), HasSubstr(path)))));
 }
 
-TEST(LayoutTest, AFileThatIsDamaged) {
-  SimulatedFileSystem files;
-  const Saved saved =
-      SaveOn(3, files, "/run", SaveLayout::kPerRank, ModelKind::kToy);
-  const std::string path = FileOfLastRank(files);
-  for (const bool at_end : {false, true}) {
-    std::string bytes = *ReadFile(files, path, kMaxBytes);
-    char& byte = at_end ? bytes.back() : bytes[9];
-    byte = static_cast<char>(byte ^ 1);
-    ASSERT_OK(WriteFile(files, path, bytes));
-    EXPECT_THAT(LoadOn(2, files, ModelKind::kToy, saved),
-                Each(StatusIs(absl::StatusCode::kDataLoss, HasSubstr(path))));
-    byte = static_cast<char>(byte ^ 1);
-    ASSERT_OK(WriteFile(files, path, bytes));
-  }
-}
-
 TEST(LayoutTest, RanksHaveToAgree) {
   SimulatedFileSystem files;
   EXPECT_THAT(RunRanks(2,
