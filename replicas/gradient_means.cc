@@ -22,7 +22,6 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/run/run_values.h"
 #include "comm/communicator.h"
 #include "fsdp/memory/resting_memory.h"
 
@@ -65,7 +64,7 @@ absl::Status GradientMeans::Sum(absl::Time deadline) {
   parts_.clear();
   if (column_.world_size() == 1) return absl::OkStatus();
   const NormalMode normal;
-  absl::Status status = checkpoint::TorchToStatus(kWhat, [&]() -> absl::Status {
+  absl::Status status = TorchToStatus(kWhat, [&]() -> absl::Status {
     FSDP_RETURN_IF_ERROR(Plan(deadline));
     return AddUp(deadline);
   });

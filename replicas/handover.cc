@@ -34,7 +34,6 @@
 namespace fsdp::replicas {
 namespace {
 
-using checkpoint::Caught;
 using checkpoint::RunValues;
 using checkpoint::TrainingRecord;
 using checkpoint::TrainingRun;
