@@ -24,8 +24,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/new_path.h"
-#include "checkpoint/files/real_file_system.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "checkpoint/model_files.h"

@@ -40,7 +40,6 @@
 #include "benchmark/benchmark.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/real_file_system.h"
 #include "checkpoint/run/run.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "base/check.h"
 #include "checkpoint/files/checksums.h"
-#include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/run/run_values.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/tests/large_plan.h"
 

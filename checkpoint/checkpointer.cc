@@ -22,17 +22,14 @@
 #include "base/torch_status.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/manifest.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/real_file_system.h"
 #include "checkpoint/load/run_loader.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
-#include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/run/training_json.h"
 #include "checkpoint/save/save_job.h"
-#include "checkpoint/save/save_layout.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/save/saver.h"
 #include "comm/agreement.h"
@@ -47,38 +44,26 @@ constexpr char kLabel[] = "checkpoint";
 constexpr char kSaving[] = "saving a checkpoint";
 constexpr char kTexts[] = "CheckpointerOptions::texts";
 
-// Returns whether a checkpoint has a file of this name itself.
-bool IsTaken(const std::string& name) {
-  return name == kTrainingName || name == kManifestName;
-}
-
-absl::Status CheckCommitBy(const CheckpointerOptions& options) {
-  if (options.commit_by == CommitBy::kRename) return absl::OkStatus();
-  if (options.layout != SaveLayout::kPerRank) {
+absl::Status CheckOptions(const CheckpointerOptions& options) {
+  const bool by_manifest = options.commit_by == CommitBy::kManifest;
+  if (by_manifest && options.layout != SaveLayout::kPerRank) {
     return absl::InvalidArgumentError(
         "CheckpointerOptions::commit_by is kManifest, which is for storage "
         "without random writes: set layout to SaveLayout::kPerRank");
   }
-  if (!options.overwrite) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "CheckpointerOptions::overwrite with commit_by kManifest: the old "
-      "checkpoint could not stay until the new one is there; save another "
-      "step, or remove that one");
-}
-
-absl::Status CheckTexts(const CheckpointerOptions& options) {
+  if (by_manifest && options.overwrite) {
+    return absl::InvalidArgumentError(
+        "CheckpointerOptions::overwrite with commit_by kManifest: the old "
+        "checkpoint could not stay until the new one is there; save another "
+        "step, or remove that one");
+  }
   for (const auto& [name, text] : options.texts) {
     FSDP_RETURN_IF_ERROR(CheckTextName(kTexts, name));
-    if (!IsTaken(name)) continue;
+    if (name != kTrainingName && name != kManifestName) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(kTexts, ": a checkpoint has a ", name, " of its own"));
   }
   return absl::OkStatus();
-}
-
-absl::Status CheckOptions(const CheckpointerOptions& options) {
-  FSDP_RETURN_IF_ERROR(CheckCommitBy(options));
-  return CheckTexts(options);
 }
 
 SaveContext ContextOf(std::string folder, const CheckpointerOptions& options) {
@@ -129,7 +114,10 @@ class RunPlanner {
     TrainingRecord record =
         RecordOf(run, values.optimizer(), job->step, context_.world_size());
     FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
-    FSDP_ASSIGN_OR_RETURN(job->plan, PlanFiles(groups, texts));
+    FSDP_ASSIGN_OR_RETURN(
+        job->plan, options_.layout == SaveLayout::kPerRank
+                       ? PlanSavePerRank(groups, texts, context_.rank())
+                       : PlanSave(groups, texts, options_.max_file_bytes));
     // Ranks have to agree on numbers and options; the entries are rank 0's.
     record.entries.clear();
     FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
@@ -155,14 +143,6 @@ class RunPlanner {
       return options_.saves(name) ? std::make_optional(name) : std::nullopt;
     };
     return parts;
-  }
-
-  absl::StatusOr<SavePlan> PlanFiles(
-      absl::Span<const TensorGroup> groups,
-      const std::map<std::string, std::string>& texts) const {
-    return options_.layout == SaveLayout::kPerRank
-               ? PlanSavePerRank(groups, texts, context_.rank())
-               : PlanSave(groups, texts, options_.max_file_bytes);
   }
 
   const CheckpointerOptions& options_;

@@ -36,9 +36,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/commit/commit_by.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/run/run.h"
-#include "checkpoint/save/save_layout.h"
 #include "comm/communicator.h"
 
 namespace fsdp::checkpoint {

@@ -32,7 +32,6 @@
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/real_file_system.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
@@ -55,16 +54,13 @@ using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::LargestDifference;
-using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Optional;
 
 constexpr int64_t kDim = 5;
 constexpr int kBlocks = 2;
@@ -96,15 +92,6 @@ struct Training {
     }
     optimizer->step();
     optimizer->zero_grad();
-  }
-
-  absl::StatusOr<double> TrainStep(Communicator& world, int step) {
-    const at::Tensor x = Rows(step * 24 + world.rank() * 3, 3, kDim);
-    const at::Tensor loss = Loss(model->forward(x), x);
-    FSDP_RETURN_IF_ERROR(model->Backward(loss));
-    optimizer->step();
-    optimizer->zero_grad();
-    return loss.item<double>();
   }
 
   TrainingRun AsRun() {
@@ -179,117 +166,6 @@ TEST(CheckpointerTest, FilesDoNotDependOnTheNumberOfRanks) {
     if (ranks == 1) expected = files;
     EXPECT_TRUE(files == expected) << ranks;
     EXPECT_EQ(ReadWholeFile(folder + "/latest"), "step-7\n");
-  }
-}
-
-TEST(CheckpointerTest, AnyNumberOfRanksLoadsThem) {
-  for (const int ranks : {1, 2, 3, 8}) {
-    const std::string folder = FreePath("any");
-    ASSERT_OK(RunAllRanks(
-        ranks, [&](Communicator& world) { return SaveAlike(world, folder); }));
-    for (const int readers : {1, 2, 3, 5}) {
-      for (const ShardingStrategy strategy :
-           {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
-            ShardingStrategy::kNoShard}) {
-        EXPECT_OK(RunAllRanks(
-            readers,
-            [&](Communicator& world) -> absl::Status {
-              Options options;
-              options.unit.strategy = strategy;  // with all in one unit
-              FSDP_ASSIGN_OR_RETURN(Training training,
-                                    Training::Make(world, /*seed=*/2, options));
-              FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                                    Checkpointer::Open(folder, Unowned(world)));
-              TrainingRun run = training.AsRun();
-              FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
-                                    checkpoints->LoadLatest(run));
-              FSDP_RETURN_IF_ERROR(CheckThat(step, Optional(7), "step"));
-              FSDP_ASSIGN_OR_RETURN(Training expected,
-                                    Training::Make(world, /*seed=*/1));
-              expected.StepAlike(0);
-              expected.StepAlike(1);
-              FSDP_ASSIGN_OR_RETURN(const auto actual_values,
-                                    ValuesOf(training));
-              FSDP_ASSIGN_OR_RETURN(const auto expected_values,
-                                    ValuesOf(expected));
-              return ExpectEqual(actual_values, expected_values);
-            }))
-            << ranks << " to " << readers;
-      }
-    }
-  }
-}
-
-// A run that is saved, killed and loaded goes on as one that never ended.
-TEST(CheckpointerTest, TrainingGoesOnToTheBit) {
-  for (const int ranks : {1, 3}) {
-    for (const bool asynchronous : {false, true}) {
-      const std::string folder = FreePath("goes_on");
-      EXPECT_OK(RunAllRanks(
-          ranks,
-          [&](Communicator& world) -> absl::Status {
-            FSDP_ASSIGN_OR_RETURN(Training unbroken, Training::Make(world, 1));
-            FSDP_ASSIGN_OR_RETURN(auto checkpoints,
-                                  Checkpointer::Open(folder, Unowned(world)));
-            std::vector<double> losses;
-            for (int step = 0; step < 10; ++step) {
-              if (step == 4) {
-                const TrainingRun run = unbroken.AsRun();
-                FSDP_RETURN_IF_ERROR(asynchronous
-                                         ? checkpoints->SaveAsync(step, run)
-                                         : checkpoints->Save(step, run));
-              }
-              FSDP_ASSIGN_OR_RETURN(const double loss,
-                                    unbroken.TrainStep(world, step));
-              losses.push_back(loss);
-            }
-            FSDP_RETURN_IF_ERROR(checkpoints->Wait());
-            checkpoints.reset();
-            FSDP_ASSIGN_OR_RETURN(Training resumed, Training::Make(world, 5));
-            FSDP_ASSIGN_OR_RETURN(checkpoints,
-                                  Checkpointer::Open(folder, Unowned(world)));
-            TrainingRun run = resumed.AsRun();
-            FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
-                                  checkpoints->LoadLatest(run));
-            for (int i = static_cast<int>(step.value()); i < 10; ++i) {
-              FSDP_ASSIGN_OR_RETURN(const double loss,
-                                    resumed.TrainStep(world, i));
-              FSDP_RETURN_IF_ERROR(
-                  CheckThat(loss, losses[i], absl::StrCat("loss of step ", i)));
-            }
-            FSDP_ASSIGN_OR_RETURN(const auto a, ValuesOf(unbroken));
-            FSDP_ASSIGN_OR_RETURN(const auto b, ValuesOf(resumed));
-            return ExpectEqual(a, b);
-          }))
-          << ranks << asynchronous;
-    }
-  }
-}
-
-// However small the memory for copies is, what is written is what was there
-// when SaveAsync() was called.
-TEST(CheckpointerTest, ValuesMayChangeOnceSaveAsyncHasReturned) {
-  const std::string sync = FreePath("sync");
-  ASSERT_OK(RunAllRanks(
-      2, [&](Communicator& world) { return SaveAlike(world, sync); }));
-  const auto expected = ReadFilesBelow(sync + "/step-7");
-  for (const int64_t staging_bytes : {0, 1, 7, 64, 1000, 1 << 20}) {
-    const std::string folder = FreePath("async");
-    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 1));
-      training.StepAlike(0);
-      training.StepAlike(1);
-      CheckpointerOptions options;
-      options.staging_bytes = staging_bytes;
-      FSDP_ASSIGN_OR_RETURN(
-          const auto checkpoints,
-          Checkpointer::Open(folder, Unowned(world), options));
-      FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(7, training.AsRun()));
-      for (int step = 2; step < 5; ++step) training.StepAlike(step);
-      return checkpoints->Wait();
-    }));
-    EXPECT_TRUE(ReadFilesBelow(folder + "/step-7") == expected)
-        << staging_bytes;
   }
 }
 
@@ -660,15 +536,11 @@ TEST_F(NewestStepTest, IsTheHighestThatIsWhole) {
   Write("step-9/manifest.json", "");
   Write("step-10/manifest.json", "");
   Write("step-11/model.safetensors", "");
-  ASSERT_OK_AND_ASSIGN(const std::optional<int64_t> step, NewestStep(folder_));
+  ASSERT_OK_AND_ASSIGN(std::optional<int64_t> step, NewestStep(folder_));
   EXPECT_EQ(step, 10);
-}
-
-TEST_F(NewestStepTest, OrThatFromWhichARunWentOn) {
-  Write("step-9/manifest.json", "");
-  Write("step-10/manifest.json", "");
+  // Or that from which a run went on.
   Write("latest", "step-9\n");
-  ASSERT_OK_AND_ASSIGN(const std::optional<int64_t> step, NewestStep(folder_));
+  ASSERT_OK_AND_ASSIGN(step, NewestStep(folder_));
   EXPECT_EQ(step, 9);
 }
 

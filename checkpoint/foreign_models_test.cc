@@ -25,10 +25,10 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/testing/real_files.h"
+#include "checkpoint/format/safetensors_header.h"
+#include "checkpoint/format/tensor_info.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "checkpoint/model_files.h"
-#include "checkpoint/safetensors/safetensors_header.h"
-#include "checkpoint/tensor/tensor_info.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -293,27 +293,6 @@ TEST(OthersTest, FoldersOfPyTorchSayHowToConvert) {
     EXPECT_THAT(LoadModel(folder, tied),
                 StatusIs(Code::kNotFound, HasSubstr(how)));
   }
-}
-
-TEST(TwiceTest, TheIndexDecides) {
-  const std::string folder = EmptyFolder("index_decides");
-  Write(folder + "/model-1.safetensors",
-        {Embed(1), Floats("head", {1}, {0}), Floats("old", {1}, {0})});
-  Write(folder + "/model-2.safetensors", {Embed(2)});
-  WriteIndex(folder + "/model.safetensors.index.json",
-             R"("embed": "model-2.safetensors")");
-  EXPECT_EQ(LoadedEmbed(folder), 2);
-}
-
-TEST(TwiceTest, WithoutAnIndexBothFilesAreNamed) {
-  const std::string folder = EmptyFolder("no_index");
-  Write(folder + "/a.safetensors", {Embed(1)});
-  Write(folder + "/b.safetensors", {Embed(2)});
-  TiedImpl tied;
-  EXPECT_THAT(LoadModel(folder, tied),
-              StatusIs(Code::kInvalidArgument,
-                       HasSubstr("b.safetensors, tensor \"embed\": is in "
-                                 "a.safetensors as well")));
 }
 
 }  // namespace

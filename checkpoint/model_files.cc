@@ -21,19 +21,17 @@
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/catalog/catalog.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/range_writer.h"
-#include "checkpoint/files/real_file_system.h"
+#include "checkpoint/format/catalog.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
-#include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/run/training_json.h"
 #include "checkpoint/save/save_plan.h"
 #include "fsdp/deferred/deferred_init.h"
@@ -66,8 +64,11 @@ class ModelLoad {
     const NormalMode normal;
     const Together together(RanksOf(module_), kLoading, options_.timeout);
     FSDP_RETURN_IF_ERROR(
-        together.Agree(Caught(kLoading, [this] { return Plan(); })));
-    return together.Agree(Caught(kLoading, [this] { return Fill(); }));
+        together.Agree(TorchToStatus(kLoading, [this] { return Plan(); })));
+    return together.Agree(TorchToStatus(kLoading, [this] {
+      return LoadTensors(plan_, values_->model().all, *reader_,
+                         options_.progress);
+    }));
   }
 
  private:
@@ -114,11 +115,6 @@ class ModelLoad {
     return absl::OkStatus();
   }
 
-  absl::Status Fill() {
-    return LoadTensors(plan_, values_->model().all, *reader_,
-                       options_.progress);
-  }
-
   const std::string& path_;
   torch::nn::Module& module_;
   const LoadModelOptions& options_;
@@ -155,13 +151,13 @@ class ModelExport {
     parts.names = options_.names;
     FSDP_RETURN_IF_ERROR(CheckSameParts(together_, *values, parts));
     FSDP_RETURN_IF_ERROR(together_.Agree(
-        Caught(kExporting, [&] { return Plan(*values, parts); })));
+        TorchToStatus(kExporting, [&] { return Plan(*values, parts); })));
     FSDP_RETURN_IF_ERROR(
         together_.CheckSame(plan_.text, "names and shapes of what is saved"));
     FSDP_RETURN_IF_ERROR(together_.Agree(
         IsFirst() ? output_.Claim("exports a model") : absl::OkStatus()));
     FSDP_RETURN_IF_ERROR(
-        together_.Agree(Caught(kExporting, [this] { return Write(); })));
+        together_.Agree(TorchToStatus(kExporting, [this] { return Write(); })));
     return together_.Agree(IsFirst() ? output_.Commit() : absl::OkStatus());
   }
 

@@ -25,8 +25,6 @@
 #include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/new_path.h"
-#include "checkpoint/files/real_file_system.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "comm/communicator.h"
@@ -420,28 +418,6 @@ TEST(ModelFilesTest, TheWrappedModuleHasNoValues) {
                          HasSubstr("pass the model that FullyShard()")));
     return absl::OkStatus();
   }));
-}
-
-TEST(ModelFilesTest, OneExportsUnderAName) {
-  const std::string root = EmptyFolder("model_files_claimed");
-  NewPath other(RealFileSystem(), root + "/m", NewPath::Kind::kFolder);
-  ASSERT_OK(other.Claim("is another program"));
-  for (const auto& exported : {ExportModel, ExportFile}) {
-    EXPECT_THAT(exported(root + "/m", *MakeNet(kDim, kBlocks), {}),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         HasSubstr("which is another program")));
-    EXPECT_THAT(NamesIn(root),
-                ElementsAre("m.incomplete", "m.incomplete.lock"));
-  }
-}
-
-TEST(ModelFilesTest, WhatAKilledExportHasLeftIsReplaced) {
-  const std::string root = EmptyFolder("model_files_left");
-  fs::create_directories(root + "/m.incomplete/deep");
-  std::ofstream(root + "/m.incomplete/deep/file") << "half";
-  ASSERT_OK(ExportNet(2, root + "/m", /*seed=*/1));
-  EXPECT_THAT(NamesIn(root), ElementsAre("m"));
-  EXPECT_THAT(NamesIn(root + "/m"), ElementsAre("model.safetensors"));
 }
 
 TEST(ModelFilesTest, OneFileIsReplacedWhole) {

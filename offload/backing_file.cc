@@ -16,7 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "offload/io_queue.h"
+#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {
@@ -65,13 +65,12 @@ int OpenAndForget(const std::string& directory) {
   return descriptor;
 }
 
-std::string DirectoryOf(const std::string& path) {
+// The directory that has the name.
+void SyncDirectoryOf(const std::string& path) {
   const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
-void SyncDirectory(const std::string& directory) {
+  const std::string directory = slash == std::string::npos ? "."
+                                : slash == 0               ? "/"
+                                             : path.substr(0, slash);
   const int descriptor =
       open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) return;
@@ -189,11 +188,6 @@ absl::Status BackingFile::CheckTrusted() const {
 // after, since things change meanwhile.
 absl::Status BackingFile::LockTrusted(absl::Duration patience) {
   FSDP_RETURN_IF_ERROR(CheckTrusted());
-  FSDP_RETURN_IF_ERROR(Lock(patience));
-  return CheckTrusted();
-}
-
-absl::Status BackingFile::Lock(absl::Duration patience) {
   const absl::Time deadline = absl::Now() + patience;
   while (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) {
@@ -207,7 +201,7 @@ absl::Status BackingFile::Lock(absl::Duration patience) {
     }
     absl::SleepFor(absl::Milliseconds(5));
   }
-  return absl::OkStatus();
+  return CheckTrusted();
 }
 
 absl::Status BackingFile::Reserve(int64_t bytes) {
@@ -249,7 +243,7 @@ absl::Status BackingFile::Publish() {
   const int error = RenameUnlessThere(unpublished_.c_str(), path_.c_str());
   if (error != 0) return CannotOpen(path_, error);
   unpublished_.clear();
-  SyncDirectory(DirectoryOf(path_));
+  SyncDirectoryOf(path_);
   return absl::OkStatus();
 }
 

@@ -65,10 +65,9 @@ class BackingFile {
   BackingFile(SystemCalls& system, std::string path, int descriptor)
       : system_(&system), path_(std::move(path)), descriptor_(descriptor) {}
 
-  absl::Status Lock(absl::Duration patience);
+  absl::Status LockTrusted(absl::Duration patience);
   void ForgetSecondName() const;
   absl::Status CheckTrusted() const;
-  absl::Status LockTrusted(absl::Duration patience);
   void Note(absl::string_view note);
 
   SystemCalls* system_;

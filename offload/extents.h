@@ -6,6 +6,9 @@
 #include <map>
 #include <optional>
 
+#include "absl/time/time.h"
+#include "offload/param_store.h"
+
 namespace fsdp::offload {
 
 // Gives out pieces of [0, capacity), the first that is large enough. A value
@@ -37,6 +40,46 @@ class Extents {
   int64_t peak_used_ = 0;
   Free free_;  // no two touch
 };
+
+// Counts transfers, and the time during which there are any.
+
+// Thread-compatible.
+class TransferMeter {
+ public:
+  void Start(absl::Time now) {
+    if (running_++ == 0) since_ = now;
+  }
+
+  void Finish(absl::Time now, bool well, int64_t bytes) {
+    if (--running_ == 0) {
+      stats_.busy_seconds += absl::ToDoubleSeconds(now - since_);
+    }
+    if (!well) return;
+    ++stats_.operations;
+    stats_.bytes += bytes;
+  }
+
+  // Counts transfers that are over.
+  const TransferStats& stats() const { return stats_; }
+
+ private:
+  int64_t running_ = 0;
+  absl::Time since_;
+  TransferStats stats_;
+};
+
+// Returns the statistics of a store that gives out extents.
+
+inline StoreStats StatsOf(const TransferMeter& reads,
+                          const TransferMeter& writes, const Extents& extents) {
+  StoreStats stats;
+  stats.reads = reads.stats();
+  stats.writes = writes.stats();
+  stats.capacity_bytes = extents.capacity();
+  stats.used_bytes = extents.used();
+  stats.peak_used_bytes = extents.peak_used();
+  return stats;
+}
 
 }  // namespace fsdp::offload
 

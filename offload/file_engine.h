@@ -6,19 +6,66 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "offload/commit_log.h"
+#include "offload/commit_record.h"
 #include "offload/file_layout.h"
-#include "offload/io_queue.h"
 #include "offload/page_memory.h"
 #include "offload/piece_runner.h"
+#include "offload/system_calls.h"
+
+// The header and the commits of a kept file, on the disk.
 
 namespace fsdp::offload {
+
+// Two records take turns: commit n replaces commit n-2, after the blocks that
+// it names are on the disk. A process that is killed at any instant leaves
+// record n complete or torn. A torn record is ignored, and commit n-1 is intact
+// then. Used by one thread at a time, while nothing else is in flight. Calls
+// leave the queue woken.
+class CommitLog {
+ public:
+  // Returns the bytes of `allocator` that a log takes.
+  static int64_t MemoryBytes(const FileLayout& layout);
+
+  static absl::StatusOr<CommitLog> Make(const FileLayout& layout,
+                                        PageAllocator& allocator);
+
+  absl::Status WriteHeader(IoQueue& queue);
+
+  // To commit is Sync(), so that the blocks it names are on the disk, then
+  // Write(), then Sync().
+  absl::Status Write(IoQueue& queue, const CommitRecord& record);
+  absl::Status Sync(IoQueue& queue, absl::string_view what);
+
+  // Returns the complete records, the older one first.
+  absl::StatusOr<std::vector<CommitRecord>> ReadAll(IoQueue& queue);
+
+  // Erases the record of this commit.
+  absl::Status Drop(IoQueue& queue, int64_t commit);
+
+ private:
+  CommitLog(const FileLayout& layout, PageMemory memory)
+      : layout_(&layout), memory_(std::move(memory)) {}
+
+  absl::Status WriteAt(IoQueue& queue, absl::string_view what,
+                       absl::string_view bytes, int64_t offset);
+
+  const FileLayout* layout_;
+  PageMemory memory_;  // for one record
+};
+
+// Reads the header of the file behind `queue`. `path` is for errors; `memory`
+// has room for kHeaderBytes.
+absl::StatusOr<FileHeader> ReadHeader(IoQueue& queue, char* memory,
+                                      absl::string_view path);
 
 // The parts that the thread works with.
 struct FileEngineParts {
@@ -56,8 +103,6 @@ class FileEngine {
   void Admit(std::shared_ptr<FileOperation> operation);
   void Split(const std::shared_ptr<FileOperation>& operation);
   void StartPieces();
-  // Prepares the pieces that will be started next.
-  void PreparePieces();
   void Continue(Piece& piece);
   // Handles requests that are over.
   void Land(const std::vector<IoRequest*>& over);
@@ -65,9 +110,6 @@ class FileEngine {
   static void Finish(FileOperation& operation);
   // Runs the operation that has to run alone, if there is one and nothing runs.
   bool RunAlone();
-  // Erases the other record, before the first write over blocks that it names.
-  absl::Status DropOtherRecord();
-  static void Damage(const FileOperation& write);
   absl::Status Flush(const FileOperation& flush);
   absl::Status WriteCommit(const FileOperation& flush);
 

@@ -6,13 +6,6 @@
 
 namespace fsdp::offload {
 
-std::string FileOperation::ToString() const {
-  if (kind == Kind::kFlush) return "flush";
-  return absl::StrCat(kind == Kind::kRead ? "read" : "write", " region '",
-                      region->name, "', ", bytes, " bytes from offset ", offset,
-                      " on");
-}
-
 void FileOperation::Finish(absl::Status status) {
   if (when_over != nullptr) when_over(status);
   when_over = nullptr;
@@ -28,21 +21,16 @@ absl::Status FileOperation::Wait(absl::Time deadline) {
                 mutex_.AwaitWithDeadline(absl::Condition(&over_), deadline))) {
     return result_;
   }
+  const std::string what =
+      kind == Kind::kFlush
+          ? "flush"
+          : absl::StrCat(kind == Kind::kRead ? "read" : "write", " region '",
+                         region->name, "', ", bytes, " bytes from offset ",
+                         offset, " on");
   return absl::DeadlineExceededError(absl::StrCat(
-      ToString(),
+      what,
       ": not done at the deadline, and still running; wait longer, "
       "or see what keeps the device busy"));
-}
-
-FileTransfer::FileTransfer(std::shared_ptr<FileOperation> operation)
-    : operation_(std::move(operation)) {}
-
-FileTransfer::~FileTransfer() {
-  operation_->Wait(absl::InfiniteFuture()).IgnoreError();
-}
-
-absl::Status FileTransfer::Wait(absl::Time deadline) {
-  return operation_->Wait(deadline);
 }
 
 }  // namespace fsdp::offload

@@ -19,8 +19,8 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "offload/commit_record.h"
-#include "offload/io_queue.h"
 #include "offload/param_store.h"
+#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 
@@ -150,9 +150,6 @@ struct FileOperation {
   // The engine calls this before anybody who waits learns of the end.
   std::function<void(const absl::Status&)> when_over;
 
-  // "read region 'blocks.3, exp_avg', 4096 bytes from offset 0 on".
-  std::string ToString() const;
-
   void Finish(absl::Status status);
   // Returns the result, or DeadlineExceeded.
   absl::Status Wait(absl::Time deadline);
@@ -172,10 +169,13 @@ struct FileOperation {
 // The caller's side of an operation.
 class FileTransfer : public Transfer {
  public:
-  explicit FileTransfer(std::shared_ptr<FileOperation> operation);
-  ~FileTransfer() override;
+  explicit FileTransfer(std::shared_ptr<FileOperation> operation)
+      : operation_(std::move(operation)) {}
+  ~FileTransfer() override { Wait(absl::InfiniteFuture()).IgnoreError(); }
 
-  absl::Status Wait(absl::Time deadline) override;
+  absl::Status Wait(absl::Time deadline) final {
+    return operation_->Wait(deadline);
+  }
 
  private:
   const std::shared_ptr<FileOperation> operation_;

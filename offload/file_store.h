@@ -23,7 +23,6 @@
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/system_calls.h"
-#include "offload/transfer_meter.h"
 
 namespace fsdp::offload {
 

@@ -22,7 +22,6 @@
 #include "base/testing/status_matchers.h"
 #include "gtest/gtest.h"
 #include "offload/file_store.h"
-#include "offload/io_queue.h"
 #include "offload/system_calls.h"
 #include "offload/testing/faulty_system.h"
 #include "offload/testing/store_calls.h"
@@ -225,23 +224,6 @@ TEST_P(FileStoreKillTest, AtEachRequestTheLastCommitIsThere) {
       EXPECT_EQ(killed, last < 4);
     }
   }
-}
-
-TEST_P(FileStoreKillTest, ScratchLeavesNothingBehind) {
-  options_.keep = false;
-  Child child([&](int report) {
-    const auto store = FileStore::Make(options_);
-    FSDP_CHECK(store.ok() && (*store)->Create("region", kSize).ok());
-    FSDP_CHECK(WriteNow(**store, "region", 0, Pattern(1, kSize)).ok());
-    Report(report, 1);
-    while (WriteNow(**store, "region", 0, Pattern(2, kSize)).ok()) {
-    }
-  });
-  EXPECT_EQ(child.Next(absl::Seconds(60)), 1);
-  EXPECT_TRUE(std::filesystem::is_empty(options_.directory));
-  child.Kill();
-  EXPECT_TRUE(WIFSIGNALED(child.Wait()));
-  EXPECT_TRUE(std::filesystem::is_empty(options_.directory));
 }
 
 }  // namespace

@@ -18,7 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/file_store.h"
-#include "offload/io_queue.h"
+#include "offload/system_calls.h"
 #include "offload/testing/faulty_system.h"
 #include "offload/testing/kept_file.h"
 #include "offload/testing/store_calls.h"

@@ -19,7 +19,6 @@
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/io_queue.h"
 #include "offload/page_memory.h"
 #include "offload/system_calls.h"
 #include "offload/testing/param_store_contract.h"

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "offload/transfer_meter.h"
+#include "offload/extents.h"
 
 namespace fsdp::offload {
 
@@ -166,9 +166,7 @@ absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Flush() {
 }
 
 absl::Status HostStore::Rollback() {
-  if (!rollback_) {
-    return CannotRollBack(Describe());
-  }
+  if (!rollback_) return CannotRollBack(Describe());
   absl::MutexLock lock(&mutex_);
   for (const auto& [name, region] : regions_) {
     absl::MutexLock copies(&region->mutex);

@@ -17,7 +17,6 @@
 #include "offload/extents.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
-#include "offload/transfer_meter.h"
 
 namespace fsdp::offload {
 

@@ -1,5 +1,3 @@
-#include "offload/io_queue.h"
-
 #include <stdlib.h>
 #include <unistd.h>
 

@@ -114,18 +114,18 @@ absl::StatusOr<absl::Span<char>> Offloader::Acquire(int index, Use use) {
   }
   if (!entry.place) {
     FSDP_RETURN_IF_ERROR(MakeRoom(entry, /*may_wait=*/true));
-    if (use != Use::kOverwrite) FSDP_RETURN_IF_ERROR(BringIn(entry));
+    if (use != Use::kOverwrite) {
+      absl::Status started = StartRead(entry);
+      if (!started.ok()) {
+        Drop(entry);
+        return started;
+      }
+      FSDP_RETURN_IF_ERROR(Settle(entry));
+    }
   }
   entry.use = use;
   entry.last_use = ++uses_;
   return BytesOf(entry);
-}
-
-absl::Status Offloader::BringIn(Entry& entry) {
-  absl::Status started = StartRead(entry);
-  if (started.ok()) return Settle(entry);
-  Drop(entry);
-  return started;
 }
 
 void Offloader::MarkChanged(int index) {
@@ -305,7 +305,5 @@ absl::Status Offloader::NoRoomFor(const Entry& entry) const {
       " are in use, the largest free piece has ", extents_.LargestFree(),
       "; allow more memory for offloading, or make units smaller"));
 }
-
-OffloaderStats Offloader::stats() const { return stats_; }
 
 }  // namespace fsdp::offload

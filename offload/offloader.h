@@ -85,7 +85,7 @@ class Offloader {
 
   const ParamStore& store(int store) const { return *stores_[store]; }
   int num_stores() const { return static_cast<int>(stores_.size()); }
-  OffloaderStats stats() const;
+  OffloaderStats stats() const { return stats_; }
 
  private:
   struct Entry {
@@ -116,7 +116,6 @@ class Offloader {
   absl::Status StartRead(Entry& entry);
   absl::Status StartWrite(Entry& entry);
   absl::Status Settle(Entry& entry);
-  absl::Status BringIn(Entry& entry);
   absl::Status WriteAgain(Entry& entry);
   // Makes room for `entry` in memory by dropping unchanged entries, and with
   // `may_wait` any that are not in use.

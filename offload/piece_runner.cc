@@ -11,16 +11,11 @@
 #include "base/status_macros.h"
 #include "offload/checksum.h"
 #include "offload/file_layout.h"
-#include "offload/io_queue.h"
 #include "offload/param_store.h"
+#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {
-
-bool IsPages(const char* memory, int64_t begin, int64_t end) {
-  return reinterpret_cast<uintptr_t>(memory) % kPageBytes == 0 &&
-         begin % kPageBytes == 0 && end % kPageBytes == 0;
-}
 
 // Returns "write region 'blocks.3, exp_avg', block 2".
 std::string What(const Piece& piece) {
@@ -74,7 +69,9 @@ std::optional<absl::Status> PieceRunner::Continue(Piece& piece) {
       return std::nullopt;
     }
   }
-  GiveBounce(piece);
+  if (piece.bounce != nullptr) {
+    bounces_.push_back(std::exchange(piece.bounce, nullptr));
+  }
   return result;
 }
 
@@ -90,8 +87,7 @@ std::optional<absl::Status> PieceRunner::BeginRead(Piece& piece) {
     return absl::OkStatus();
   }
   piece.phase = Piece::Phase::kReading;
-  const bool whole = IsWhole(piece);
-  if (GoesStraight(piece) && (whole || !layout_.header.checksums)) {
+  if (GoesStraight(piece) && (IsWhole(piece) || !layout_.header.checksums)) {
     StartRead(piece, piece.user, piece.begin, piece.end);
     return std::nullopt;
   }
@@ -218,32 +214,15 @@ absl::Status PieceRunner::Moved(const Piece& piece) const {
   return CheckMoved(piece, What(piece), layout_.path);
 }
 
-bool PieceRunner::ChangesPlace(const Piece& piece) const {
-  return layout_.places == 2 && piece.block->committed;
-}
-
-bool PieceRunner::GoesStraight(const Piece& piece) const {
-  return IsPages(piece.user, piece.begin, piece.end);
-}
-
-bool PieceRunner::IsWhole(const Piece& piece) const {
-  return piece.begin == 0 && piece.end == BlockBytes(piece);
-}
-
-int64_t PieceRunner::BlockBytes(const Piece& piece) const {
-  return piece.operation->region->BytesOf(piece.index);
+bool PieceRunner::GoesStraight(const Piece& piece) {
+  return reinterpret_cast<uintptr_t>(piece.user) % kPageBytes == 0 &&
+         piece.begin % kPageBytes == 0 && piece.end % kPageBytes == 0;
 }
 
 void PieceRunner::TakeBounce(Piece& piece) {
   FSDP_CHECK(!bounces_.empty());
   piece.bounce = bounces_.back();
   bounces_.pop_back();
-}
-
-void PieceRunner::GiveBounce(Piece& piece) {
-  if (piece.bounce == nullptr) return;
-  bounces_.push_back(piece.bounce);
-  piece.bounce = nullptr;
 }
 
 }  // namespace fsdp::offload

@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "offload/file_layout.h"
-#include "offload/io_queue.h"
 #include "offload/page_memory.h"
+#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 
@@ -57,14 +57,18 @@ class PieceRunner {
   // Compares the whole block at `data` with its checksum.
   absl::Status Verify(const Piece& piece, const char* data) const;
   absl::Status Moved(const Piece& piece) const;
-
   // Returns whether the next write of the block goes to its other place.
-  bool ChangesPlace(const Piece& piece) const;
-  bool GoesStraight(const Piece& piece) const;
-  bool IsWhole(const Piece& piece) const;
-  int64_t BlockBytes(const Piece& piece) const;
+  bool ChangesPlace(const Piece& piece) const {
+    return layout_.places == 2 && piece.block->committed;
+  }
+  static bool GoesStraight(const Piece& piece);
+  static bool IsWhole(const Piece& piece) {
+    return piece.begin == 0 && piece.end == BlockBytes(piece);
+  }
+  static int64_t BlockBytes(const Piece& piece) {
+    return piece.operation->region->BytesOf(piece.index);
+  }
   void TakeBounce(Piece& piece);
-  void GiveBounce(Piece& piece);
 
   const FileLayout& layout_;
   IoQueue& queue_;

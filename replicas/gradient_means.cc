@@ -21,7 +21,6 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/run/tensor_parts.h"
 #include "comm/communicator.h"
 #include "fsdp/memory/resting_memory.h"
 
@@ -64,7 +63,7 @@ absl::Status GradientMeans::Sum(absl::Time deadline) {
   parts_.clear();
   if (column_.world_size() == 1) return absl::OkStatus();
   const NormalMode normal;
-  absl::Status status = checkpoint::Caught(kWhat, [&]() -> absl::Status {
+  absl::Status status = TorchToStatus(kWhat, [&]() -> absl::Status {
     FSDP_RETURN_IF_ERROR(Plan(deadline));
     return AddUp(deadline);
   });

@@ -20,9 +20,9 @@
 #include "absl/time/time.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
-#include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/run/training_json.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
@@ -34,7 +34,6 @@
 namespace fsdp::replicas {
 namespace {
 
-using checkpoint::Caught;
 using checkpoint::RunValues;
 using checkpoint::TrainingRecord;
 using checkpoint::TrainingRun;
@@ -167,7 +166,8 @@ class Handover {
         broadcasts_(ranks, root, deadline) {}
 
   absl::Status Run() {
-    FSDP_RETURN_IF_ERROR(Agree(Caught(kWhat, [this] { return Read(); })));
+    FSDP_RETURN_IF_ERROR(
+        Agree(TorchToStatus(kWhat, [this] { return Read(); })));
     FSDP_RETURN_IF_ERROR(comm::CheckSame(ranks_, LayoutOf(*values_),
                                          "shards of ranks of the same number",
                                          deadline_));
@@ -175,9 +175,10 @@ class Handover {
       FSDP_ASSIGN_OR_RETURN(
           *text, comm::BroadcastString(ranks_, *text, root_, kWhat, deadline_));
     }
-    FSDP_RETURN_IF_ERROR(Agree(Caught(kWhat, [this] { return Plan(); })));
+    FSDP_RETURN_IF_ERROR(
+        Agree(TorchToStatus(kWhat, [this] { return Plan(); })));
     // From here on ranks are filled: one that cannot go on tells the others.
-    absl::Status status = Caught(kWhat, [this] { return Fill(); });
+    absl::Status status = TorchToStatus(kWhat, [this] { return Fill(); });
     if (!status.ok()) ranks_.Abort(status);
     return status;
   }

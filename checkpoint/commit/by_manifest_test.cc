@@ -1,7 +1,5 @@
 // Checkpoints that are committed by their manifests, on storage that does no
 // more than a mounted object store.
-#include "checkpoint/commit/by_manifest.h"
-
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,8 +12,8 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/manifest.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/faulty_file_system.h"
@@ -150,18 +148,6 @@ TEST_F(ByManifestTest, WhatIsGivenUpCanBeBegunAgain) {
   ASSERT_OK(WriteNewFile(files_, path + "/stale", "stale"));
   ASSERT_OK(Save(files_, *folder, 1, ContentsOf(1)));
   EXPECT_EQ(*Load(files_, path), ContentsOf(1));
-}
-
-TEST_F(ByManifestTest, WhatIsNotWholeIsNotCommitted) {
-  const auto folder = Claim();
-  ASSERT_OK_AND_ASSIGN(const std::string path, folder->Begin(1));
-  ASSERT_OK_AND_ASSIGN(
-      Manifest manifest,
-      WriteFiles(files_, path, 1, ContentsOf(1), /*in_order=*/true));
-  manifest.files["lost"] = {};
-  EXPECT_THAT(folder->Commit(1, manifest),
-              StatusIs(Code::kDataLoss, HasSubstr("lost: is missing")));
-  EXPECT_EQ(Latest(), -1);
 }
 
 TEST_F(ByManifestTest, Prune) {

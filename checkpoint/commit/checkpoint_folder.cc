@@ -7,14 +7,16 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/memory/memory.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/commit/by_manifest.h"
+#include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 
 namespace fsdp::checkpoint {
@@ -75,7 +77,142 @@ absl::Status MakeRoot(FileSystem& files, const std::string& root) {
                                                   synced.message()));
 }
 
+// --- By manifest: nothing here renames, locks or overwrites ------------------
+
+// For people: its name says it all.
+constexpr char kByManifestText[] =
+    "A folder step-N in here is a checkpoint if it has a manifest.json.\n";
+constexpr char kGivenUpText[] =
+    "The run has gone on from an older checkpoint.\n";
+
+// What is found done may be what a run did that failed before it had synced:
+// all is synced that later changes rest on, whoever has made it.
+
+// Lowest first: the newest of the others is the same until the last is marked.
+absl::Status GiveUpAbove(FileSystem& files, const std::string& root,
+                         int64_t step) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
+                        ListCheckpoints(files, root));
+  for (const Committed& one : list) {
+    if (one.step <= step) continue;
+    const std::string mark = JoinPath(one.path, kGivenUpName);
+    FSDP_ASSIGN_OR_RETURN(const bool marked, Exists(files, mark));
+    if (!marked) FSDP_RETURN_IF_ERROR(WriteNewFile(files, mark, kGivenUpText));
+    FSDP_RETURN_IF_ERROR(files.SyncFolder(one.path));
+  }
+  return absl::OkStatus();
+}
+
+// OK where there is none.
+absl::Status RemoveManifest(FileSystem& files, const std::string& path) {
+  const std::string manifest = JoinPath(path, kManifestName);
+  FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files, manifest));
+  if (exists) FSDP_RETURN_IF_ERROR(files.RemoveFile(manifest));
+  const absl::Status synced = files.SyncFolder(path);
+  // The folder may have gone with it.
+  return absl::IsNotFound(synced) ? absl::OkStatus() : synced;
+}
+
+absl::Status WriteManifest(FileSystem& files, const std::string& path,
+                           const Manifest& manifest) {
+  FSDP_RETURN_IF_ERROR(WriteNewFile(files, JoinPath(path, kManifestName),
+                                    FormatManifest(manifest)));
+  return files.SyncFolder(path);
+}
+
+absl::Status WriteLatest(FileSystem& files, const std::string& root,
+                         int64_t step) {
+  const std::string path = JoinPath(root, kLatestName);
+  FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files, path));
+  if (exists) FSDP_RETURN_IF_ERROR(files.RemoveFile(path));
+  FSDP_RETURN_IF_ERROR(
+      WriteNewFile(files, path, absl::StrCat(StepName(step), "\n")));
+  return files.SyncFolder(root);
+}
+
+// Removes `latest` if it names the folder `path`.
+absl::Status ForgetLatest(FileSystem& files, const std::string& path) {
+  const std::string root = FolderOf(path);
+  FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
+  const bool names_it = !latest.empty() && JoinPath(root, latest) == path;
+  if (names_it) {
+    FSDP_RETURN_IF_ERROR(files.RemoveFile(JoinPath(root, kLatestName)));
+  }
+  return files.SyncFolder(root);
+}
+
+// Turns `root`, whose `latest` has been right so far, into such a folder.
+absl::Status BeginByManifest(FileSystem& files, const std::string& root) {
+  FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
+                        LatestCheckpoint(files, root));
+  if (latest.has_value()) {
+    FSDP_RETURN_IF_ERROR(GiveUpAbove(files, root, latest->step));
+  }
+  FSDP_RETURN_IF_ERROR(
+      WriteNewFile(files, JoinPath(root, kByManifestName), kByManifestText));
+  return files.SyncFolder(root);
+}
+
+// Removes the folder of a step, if there is one. From the first change on it is
+// no checkpoint; after OK nothing of it is left.
+absl::Status RemoveByManifest(FileSystem& files, const std::string& path) {
+  // Whoever finds a torn manifest of it later must not take it for whole.
+  FSDP_RETURN_IF_ERROR(ForgetLatest(files, path));
+  FSDP_RETURN_IF_ERROR(RemoveManifest(files, path));
+  FSDP_RETURN_IF_ERROR(RemoveTree(files, path));
+  return files.SyncFolder(FolderOf(path));
+}
+
+// Removes the folders of steps that have no manifest, or one that was being
+// written when a run died.
+absl::Status RemoveUnfinished(FileSystem& files, const std::string& root) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> torn,
+                        TornCheckpoints(files, root));
+  for (const std::string& path : torn) {
+    FSDP_RETURN_IF_ERROR(RemoveByManifest(files, path));
+  }
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
+  for (const std::string& name : names) {
+    const std::optional<StepFolder> folder = ParseStepName(name);
+    if (!folder.has_value() || folder->stage != Stage::kCommitted) continue;
+    const std::string path = JoinPath(root, name);
+    FSDP_ASSIGN_OR_RETURN(const bool committed,
+                          Exists(files, JoinPath(path, kManifestName)));
+    if (!committed) FSDP_RETURN_IF_ERROR(RemoveByManifest(files, path));
+  }
+  return absl::OkStatus();
+}
+
+// Makes StepPath(root, manifest.step) a checkpoint and the newest one: higher
+// steps are marked as given up. The files that the manifest names are there and
+// synced. After an error it is no checkpoint, unless the text says so.
+absl::Status CommitByManifest(FileSystem& files, const std::string& root,
+                              const Manifest& manifest) {
+  const std::string path = StepPath(root, manifest.step);
+  // What the manifest vouches for is there before it, after a loss of power,
+  // too.
+  FSDP_RETURN_IF_ERROR(files.SyncFolder(path));
+  FSDP_RETURN_IF_ERROR(files.SyncFolder(root));
+  FSDP_RETURN_IF_ERROR(GiveUpAbove(files, root, manifest.step));
+  absl::Status written = WriteManifest(files, path, manifest);
+  if (!written.ok()) {
+    if (RemoveManifest(files, path).ok()) return written;
+    return MayBeSaved(written, manifest.step);
+  }
+  absl::Status named = WriteLatest(files, root, manifest.step);
+  if (named.ok()) return named;
+  return absl::Status(
+      named.code(),
+      absl::StrCat("step ", manifest.step, " is saved, but ", kLatestName,
+                   " could not be written: ", named.message()));
+}
+
 }  // namespace
+
+absl::Status MayBeSaved(const absl::Status& why, int64_t step) {
+  return absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step,
+                                               " may be saved all the same"));
+}
 
 CheckpointFolder::CheckpointFolder(FileSystem& files, std::string root,
                                    CommitBy commit_by,
@@ -224,14 +361,27 @@ absl::Status CheckpointFolder::CheckWritten(const std::string& path,
 absl::Status CheckpointFolder::CommitByRename(const Manifest& manifest) {
   const int64_t step = manifest.step;
   const std::string path = PathToWrite(step);
+  const std::string live = StepPath(root_, step);
   FSDP_RETURN_IF_ERROR(ReplaceFile(files_, JoinPath(path, kManifestName),
                                    FormatManifest(manifest)));
   FSDP_RETURN_IF_ERROR(WriteNext(step));
-  if (begun_[step]) FSDP_RETURN_IF_ERROR(MoveAside(step));
-  FSDP_RETURN_IF_ERROR(files_.Rename(path, StepPath(root_, step)));
+  if (begun_[step]) {
+    FSDP_RETURN_IF_ERROR(SettleReplaced(step));
+    FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files_, live));
+    if (exists) {
+      FSDP_RETURN_IF_ERROR(
+          files_.Rename(live, StepPath(root_, step, Stage::kReplaced)));
+      FSDP_RETURN_IF_ERROR(files_.SyncFolder(root_));
+    }
+  }
+  FSDP_RETURN_IF_ERROR(files_.Rename(path, live));
   begun_.erase(step);
-  const absl::Status announced = Announce();
-  if (!announced.ok()) return Undo(step, announced);
+  absl::Status announced = Announce();
+  if (!announced.ok()) {
+    absl::Status undone = Remove(step, live);
+    undone.Update(SettleReplaced(step));
+    return undone.ok() ? announced : MayBeSaved(announced, step);
+  }
   absl::Status settled = SettleReplaced(step);
   if (settled.ok()) return settled;
   return absl::Status(
@@ -265,46 +415,23 @@ absl::Status CheckpointFolder::SettleNext() {
   if (!next.has_value() || next->stage != Stage::kCommitted) {
     return files_.RemoveFile(path);
   }
-  const std::string live = StepPath(root_, next->step);
-  FSDP_ASSIGN_OR_RETURN(const bool uncommitted, IsUncommitted(next->step));
-  const bool committed = !uncommitted && ReadManifest(files_, live).ok();
-  return committed ? Announce() : files_.RemoveFile(path);
-}
-
-absl::StatusOr<bool> CheckpointFolder::IsUncommitted(int64_t step) {
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                         files_.List(root_));
   for (const std::string& name : names) {
     const std::optional<StepFolder> folder = ParseStepName(name);
-    if (!folder.has_value() || folder->step != step ||
+    if (!folder.has_value() || folder->step != next->step ||
         folder->stage != Stage::kIncomplete) {
       continue;
     }
-    // Without a manifest it was not about to be committed: ranks of a run that
-    // was killed may still write there.
+    // It is written but not renamed. Without a manifest it was not about to be
+    // committed: ranks of a run that was killed may still write there.
     FSDP_ASSIGN_OR_RETURN(
         const bool has_manifest,
         Exists(files_, JoinPath(JoinPath(root_, name), kManifestName)));
-    if (has_manifest) return true;
+    if (has_manifest) return files_.RemoveFile(path);
   }
-  return false;
-}
-
-absl::Status CheckpointFolder::Undo(int64_t step, const absl::Status& why) {
-  absl::Status undone = Remove(step, StepPath(root_, step));
-  undone.Update(SettleReplaced(step));
-  if (undone.ok()) return why;
-  return MayBeSaved(why, step);
-}
-
-absl::Status CheckpointFolder::MoveAside(int64_t step) {
-  FSDP_RETURN_IF_ERROR(SettleReplaced(step));
-  const std::string live = StepPath(root_, step);
-  FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files_, live));
-  if (!exists) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(
-      files_.Rename(live, StepPath(root_, step, Stage::kReplaced)));
-  return files_.SyncFolder(root_);
+  const bool committed = ReadManifest(files_, StepPath(root_, next->step)).ok();
+  return committed ? Announce() : files_.RemoveFile(path);
 }
 
 absl::Status CheckpointFolder::Discard(int64_t step) {

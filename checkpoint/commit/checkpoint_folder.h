@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/manifest.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint {
@@ -80,7 +80,6 @@ class CheckpointFolder {
   absl::Status CommitByRename(const Manifest& manifest);
   // Ends a replacement that was not finished: the old one is back, or gone.
   absl::Status SettleReplaced(int64_t step);
-  absl::Status MoveAside(int64_t step);
   // Notes which checkpoint will be the latest as soon as it is committed.
   absl::Status WriteNext(int64_t step);
   // Makes the committed checkpoint survive a loss of power, and the latest.
@@ -88,10 +87,6 @@ class CheckpointFolder {
   // Settles the note of WriteNext() if a run has died before or after the
   // commit.
   absl::Status SettleNext();
-  // Returns whether a checkpoint of `step` is written but not yet renamed.
-  absl::StatusOr<bool> IsUncommitted(int64_t step);
-  // Removes a checkpoint that could not be announced; returns `why`.
-  absl::Status Undo(int64_t step, const absl::Status& why);
   // Removes a checkpoint, which stays whole until it stops being one.
   absl::Status Remove(int64_t step, const std::string& path);
 
@@ -103,6 +98,10 @@ class CheckpointFolder {
   std::map<int64_t, bool> begun_;  // by step: whether to overwrite
   std::set<int64_t> undiscarded_;  // steps of which something is left
 };
+
+// Returns `why`, an error, with "; step N may be saved all the same" at its
+// end: for a commit that has neither succeeded nor been undone.
+absl::Status MayBeSaved(const absl::Status& why, int64_t step);
 
 }  // namespace fsdp::checkpoint
 

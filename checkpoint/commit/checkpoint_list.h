@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/commit/commit_by.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint {

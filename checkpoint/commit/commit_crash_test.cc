@@ -16,7 +16,7 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/commit_by.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/faulty_file_system.h"
@@ -57,13 +57,14 @@ struct Machine {
     return *mount;
   }
 
-  // What the mount knows of open files goes with the process.
-  void KillProcess() {
-    disk.KillProcess();
-    mount = std::make_unique<ObjectStoreMount>(disk);
-  }
-  void LosePower(uint64_t seed) {
-    disk.LosePower(seed);
+  // By a loss of power, or where `seed` is negative only of the process. What
+  // the mount knows of open files goes with it.
+  void Die(int seed) {
+    if (seed < 0) {
+      disk.KillProcess();
+    } else {
+      disk.LosePower(seed);
+    }
     mount = std::make_unique<ObjectStoreMount>(disk);
   }
 
@@ -185,32 +186,19 @@ INSTANTIATE_TEST_SUITE_P(, CommitCrashTest,
                                       : std::string("ByManifest");
                          });
 
-TEST_P(CommitCrashTest, AProcessIsKilledAtEveryCall) {
+// The process is killed, or power is lost, with each number of seeds.
+TEST_P(CommitCrashTest, ARunDiesAtEveryCall) {
   const int64_t calls = CallsOfARun();
   std::cout << "K = " << calls << " calls that change the disk" << std::endl;
   for (int64_t call = 0; call <= calls; ++call) {
-    SCOPED_TRACE(absl::StrCat("killed at call ", call));
-    const auto machine = MakeMachine(GetParam());
-    FaultyFileSystem files(machine->files());
-    files.StopAtCall(call);
-    size_t done = 0;
-    EXPECT_EQ(RunOnce(files, GetParam(), done).ok(), call == calls);
-    machine->KillProcess();
-    Check(*machine, done);
-  }
-}
-
-TEST_P(CommitCrashTest, PowerIsLostAtEveryCall) {
-  const int64_t calls = CallsOfARun();
-  for (int64_t call = 0; call <= calls; ++call) {
-    for (int seed = 0; seed < kSeeds; ++seed) {
-      SCOPED_TRACE(absl::StrCat("power lost at call ", call, ", seed ", seed));
+    for (int seed = -1; seed < kSeeds; ++seed) {
+      SCOPED_TRACE(absl::StrCat("at call ", call, ", seed ", seed));
       const auto machine = MakeMachine(GetParam());
       FaultyFileSystem files(machine->files());
       files.StopAtCall(call);
       size_t done = 0;
       EXPECT_EQ(RunOnce(files, GetParam(), done).ok(), call == calls);
-      machine->LosePower(seed);
+      machine->Die(seed);
       Check(*machine, done);
       if (::testing::Test::HasFailure()) return;
     }
@@ -261,14 +249,14 @@ TEST_P(CommitCrashTest, PowerIsLostAfterAFailure) {
         FaultyFileSystem failing(machine->files());
         failing.FailCall(call, EIO, /*for_good=*/false);
         ASSERT_FALSE(RunOnce(failing, GetParam(), done).ok());
-        machine->KillProcess();
+        machine->Die(/*seed=*/-1);
         FaultyFileSystem stopping(machine->files());
         if (seed % 3 > 0) {
           stopping.StopAtCall((5 * call + 7 * seed) % counting.calls());
         }
         done = 0;
         const bool finished = RunOnce(stopping, GetParam(), done).ok();
-        machine->LosePower(seed);
+        machine->Die(seed);
         if (finished) {
           Check(*machine, done);
         } else {
@@ -300,11 +288,7 @@ TEST(ReplacedByManifestTest, TheNewestIsSoundWhereverTheRunDies) {
       FaultyFileSystem files(machine->files());
       files.StopAtCall(call);
       EXPECT_EQ(ReplaceStepTwo(files).ok(), call == counting.calls());
-      if (seed < 0) {
-        machine->KillProcess();
-      } else {
-        machine->LosePower(seed);
-      }
+      machine->Die(seed);
       ASSERT_OK_AND_ASSIGN(const std::optional<Committed> latest,
                            LatestCheckpoint(machine->files(), kRoot));
       ASSERT_TRUE(latest.has_value());
@@ -334,7 +318,7 @@ TEST(ReplacedByManifestTest, TheNewestIsSoundWhereverASecondTryDies) {
         FaultyFileSystem stopping(machine->files());
         stopping.StopAtCall(call);
         ReplaceStepTwo(stopping).IgnoreError();
-        machine->LosePower(seed);
+        machine->Die(seed);
         CheckNewest(machine->files(), /*fresh=*/false);
         if (::testing::Test::HasFailure()) return;
       }

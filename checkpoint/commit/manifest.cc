@@ -15,7 +15,7 @@
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/checksums.h"
-#include "checkpoint/files/new_path.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "offload/checksum.h"
 

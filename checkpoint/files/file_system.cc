@@ -3,8 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 
 namespace fsdp::checkpoint {
@@ -111,6 +116,106 @@ absl::Status ReplaceFile(FileSystem& files, const std::string& path,
   FSDP_RETURN_IF_ERROR(WriteFile(files, temporary, contents));
   FSDP_RETURN_IF_ERROR(files.Rename(temporary, path));
   return files.SyncFolder(FolderOf(path));
+}
+
+absl::Status CheckPlainFileName(absl::string_view name) {
+  constexpr size_t kMaxBytes = 255;
+  constexpr absl::string_view kForbidden("/\\\0", 3);
+  if (!name.empty() && name != "." && name != ".." &&
+      name.size() <= kMaxBytes &&
+      name.find_first_of(kForbidden) == absl::string_view::npos) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", absl::Utf8SafeCEscape(name.substr(0, kMaxBytes)),
+                   "\" is no name of a file in the checkpoint's own folder"));
+}
+
+absl::Status CheckRelativePath(absl::string_view path) {
+  constexpr size_t kMaxBytes = 4096;
+  if (path.size() > kMaxBytes) {
+    return absl::InvalidArgumentError("a path of more than 4096 bytes");
+  }
+  for (const absl::string_view part : absl::StrSplit(path, '/')) {
+    FSDP_RETURN_IF_ERROR(CheckPlainFileName(part));
+  }
+  return absl::OkStatus();
+}
+
+absl::string_view FolderPart(absl::string_view path) {
+  const size_t slash = path.rfind('/');
+  return slash == absl::string_view::npos ? "" : path.substr(0, slash + 1);
+}
+
+absl::string_view LastPart(absl::string_view path) {
+  return path.substr(FolderPart(path).size());
+}
+
+namespace {
+
+struct Advice {
+  absl::StatusCode code;
+  absl::string_view text;
+};
+
+Advice AdviceOn(int error) {
+  using Code = absl::StatusCode;
+  switch (error) {
+    case ENOENT:
+      return {Code::kNotFound, "check the path"};
+    case EACCES:
+    case EPERM:
+      return {Code::kPermissionDenied,
+              "give this user the right to it or choose another folder"};
+    case EROFS:
+      return {Code::kPermissionDenied,
+              "mount it for writing or choose another folder"};
+    case ENOSPC:
+    case EDQUOT:
+      return {Code::kResourceExhausted,
+              "free space there or choose another folder"};
+    case EFBIG:
+      return {Code::kResourceExhausted,
+              "raise the limit on the size of files (ulimit -f)"};
+    case EMFILE:
+    case ENFILE:
+      return {Code::kResourceExhausted,
+              "raise the limit on open files (ulimit -n)"};
+    case EEXIST:
+      return {Code::kAlreadyExists, "choose another name"};
+    case ENOTEMPTY:
+      return {Code::kFailedPrecondition, "somebody else writes there; see who"};
+    case ENOTDIR:
+    case EISDIR:
+    case ELOOP:
+    case ENXIO:
+      return {Code::kFailedPrecondition, "see what is there; name another"};
+    case EINVAL:
+    case ENAMETOOLONG:
+      return {Code::kInvalidArgument, "choose another name"};
+    default:
+      return {Code::kUnavailable,
+              "the system's log says more about the device"};
+  }
+}
+
+}  // namespace
+
+absl::Status FileError(int error, absl::string_view what,
+                       absl::string_view path) {
+  const Advice advice = AdviceOn(error);
+  // The system and OpenRegularFile() report FIFOs, sockets and devices so.
+  const absl::string_view why =
+      error == ENXIO ? "it is no regular file" : std::strerror(error);
+  return absl::Status(
+      advice.code, absl::StrCat(what, " ", path, ": ", why, "; ", advice.text));
+}
+
+absl::Status EndsEarly(absl::string_view path, int64_t offset, int64_t wanted,
+                       int64_t found) {
+  return absl::DataLossError(absl::StrCat(
+      "read ", path, ": it ends after ", found, " of the ", wanted,
+      " bytes from byte ", offset, " on; somebody has cut it off"));
 }
 
 }  // namespace fsdp::checkpoint

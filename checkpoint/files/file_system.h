@@ -3,6 +3,9 @@
 #ifndef CHECKPOINT_FILES_FILE_SYSTEM_H_
 #define CHECKPOINT_FILES_FILE_SYSTEM_H_
 
+#include <sys/types.h>
+
+#include <cerrno>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,7 +20,7 @@ namespace fsdp::checkpoint {
 
 // An open file. Thread-safe as long as no two calls write the same bytes at the
 // same time. Every error names the file, what the system says, and what to do
-// (FileError() in new_path.h).
+// (FileError()).
 class File {
  public:
   File() = default;
@@ -108,6 +111,14 @@ class FileSystem {
       const std::string& path, absl::string_view holder) = 0;
 };
 
+// The disk of this machine. Uses Linux' calls: O_DIRECT if the file system has
+// it, fdatasync(2), flock(2). Links are followed on the way to a file, but not
+// as its last name when something is created or removed.
+FileSystem& RealFileSystem();
+
+// Returns `files`, or RealFileSystem() if it is null.
+FileSystem& OrReal(FileSystem* files);
+
 // Returns "process 7 on the-host", for the text of Lock().
 std::string ThisProcess();
 
@@ -145,6 +156,55 @@ absl::Status WriteNewFile(FileSystem& files, const std::string& path,
 // the latter, on the disk. After an error "`path`.tmp" may remain.
 absl::Status ReplaceFile(FileSystem& files, const std::string& path,
                          absl::string_view contents);
+
+// Moves all `bytes` by `move(done)`, which is pread(2) or pwrite(2) of the rest
+// and may move fewer. Returns how many bytes it has moved; if not all, it
+// leaves an errno, which is 0 if a call has moved nothing.
+template <typename Move>
+int64_t MoveAll(int64_t bytes, Move move) {
+  int64_t done = 0;
+  while (done < bytes) {
+    const ssize_t count = move(done);
+    if (count > 0) {
+      done += count;
+    } else if (count == 0) {
+      errno = 0;
+      break;
+    } else if (errno != EINTR) {
+      break;
+    }
+  }
+  return done;
+}
+
+// Checks of names that become paths. Names that come from a file or a user
+// cannot be trusted.
+
+// InvalidArgument unless `name` is that of a file directly in a folder: it is
+// not empty, "." or "..", has no '/', '\' or NUL, and at most 255 bytes.
+absl::Status CheckPlainFileName(absl::string_view name);
+
+// Checks each part of a path in the same way, so that the path does not leave
+// the folder to which it is relative. At most 4096 bytes.
+absl::Status CheckRelativePath(absl::string_view path);
+
+// Returns "optimizer/" and "exp_avg" for "optimizer/exp_avg": together they are
+// all of `path`. The first is empty for a name directly in its folder.
+absl::string_view FolderPart(absl::string_view path);
+absl::string_view LastPart(absl::string_view path);
+
+// The error when the operating system refuses something about a file. Its text
+// is "`what` `path`: " (`what` is "write", "open", ...), the text of `error`,
+// an errno, and what to do. Its code is NotFound, PermissionDenied (also for a
+// read-only mount), ResourceExhausted (no space, a quota, a limit),
+// AlreadyExists, FailedPrecondition (a folder that is not empty, a file in
+// place of a folder), InvalidArgument, or Unavailable for all else.
+absl::Status FileError(int error, absl::string_view what,
+                       absl::string_view path);
+
+// DataLoss: of the `wanted` bytes from `offset` on, `path` has only `found`.
+absl::Status EndsEarly(absl::string_view path, int64_t offset, int64_t wanted,
+                       int64_t found);
 
 }  // namespace fsdp::checkpoint
 

@@ -14,8 +14,6 @@
 #include "absl/types/span.h"
 #include "base/testing/file_size_limit.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/new_path.h"
-#include "checkpoint/files/real_file_system.h"
 #include "checkpoint/files/testing/faulty_file_system.h"
 #include "checkpoint/files/testing/file_system_contract.h"
 #include "checkpoint/files/testing/simulated_file_system.h"

@@ -2,10 +2,6 @@
 #ifndef CHECKPOINT_FILES_NEW_PATH_H_
 #define CHECKPOINT_FILES_NEW_PATH_H_
 
-#include <sys/types.h>
-
-#include <cerrno>
-#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -63,7 +59,6 @@ class NewPath {
  private:
   absl::Status CheckIsFree();
   absl::Status Begin();
-  absl::Status SyncContents();
   absl::Status Rename();
   absl::Status UndoRename(const absl::Status& why);
   absl::Status RemoveIncomplete();
@@ -76,55 +71,6 @@ class NewPath {
   const Kind kind_;
   std::unique_ptr<FileLock> lock_;  // null: no claim
 };
-
-// Moves all `bytes` by `move(done)`, which is pread(2) or pwrite(2) of the rest
-// and may move fewer. Returns how many bytes it has moved; if not all, it
-// leaves an errno, which is 0 if a call has moved nothing.
-template <typename Move>
-int64_t MoveAll(int64_t bytes, Move move) {
-  int64_t done = 0;
-  while (done < bytes) {
-    const ssize_t count = move(done);
-    if (count > 0) {
-      done += count;
-    } else if (count == 0) {
-      errno = 0;
-      break;
-    } else if (errno != EINTR) {
-      break;
-    }
-  }
-  return done;
-}
-
-// Checks of names that become paths. Names that come from a file or a user
-// cannot be trusted.
-
-// InvalidArgument unless `name` is that of a file directly in a folder: it is
-// not empty, "." or "..", has no '/', '\' or NUL, and at most 255 bytes.
-absl::Status CheckPlainFileName(absl::string_view name);
-
-// Checks each part of a path in the same way, so that the path does not leave
-// the folder to which it is relative. At most 4096 bytes.
-absl::Status CheckRelativePath(absl::string_view path);
-
-// Returns "optimizer/" and "exp_avg" for "optimizer/exp_avg": together they are
-// all of `path`. The first is empty for a name directly in its folder.
-absl::string_view FolderPart(absl::string_view path);
-absl::string_view LastPart(absl::string_view path);
-
-// The error when the operating system refuses something about a file. Its text
-// is "`what` `path`: " (`what` is "write", "open", ...), the text of `error`,
-// an errno, and what to do. Its code is NotFound, PermissionDenied (also for a
-// read-only mount), ResourceExhausted (no space, a quota, a limit),
-// AlreadyExists, FailedPrecondition (a folder that is not empty, a file in
-// place of a folder), InvalidArgument, or Unavailable for all else.
-absl::Status FileError(int error, absl::string_view what,
-                       absl::string_view path);
-
-// DataLoss: of the `wanted` bytes from `offset` on, `path` has only `found`.
-absl::Status EndsEarly(absl::string_view path, int64_t offset, int64_t wanted,
-                       int64_t found);
 
 }  // namespace fsdp::checkpoint
 

@@ -27,7 +27,6 @@
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/range_writer.h"
-#include "checkpoint/files/real_file_system.h"
 #include "offload/page_memory.h"
 
 namespace fsdp::checkpoint {

@@ -17,10 +17,6 @@ namespace {
 // Files without checksums are read in multiples of this.
 constexpr int64_t kUncheckedUnit = 4096;
 
-int64_t UnitOf(const SourceFile& source) {
-  return source.sums != nullptr ? kBlockBytes : kUncheckedUnit;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RangeReader>> RangeReader::Create(
@@ -155,7 +151,8 @@ void RangeReader::Plan(absl::Span<const FilePlace> ranges, Cursor& cursor,
   chunk.source = ranges[cursor.range].file;
   chunk.read = false;
   chunk.verified_end = std::numeric_limits<int64_t>::max();  // nothing is there
-  const int64_t unit = UnitOf(sources_[chunk.source]);
+  const bool is_checked = sources_[chunk.source].sums != nullptr;
+  const int64_t unit = is_checked ? kBlockBytes : kUncheckedUnit;
   chunk.begin = (ranges[cursor.range].offset + cursor.position) / unit * unit;
   chunk.end = chunk.begin;
   // Grows the chunk while wanted bytes follow without a unit between them.
@@ -173,17 +170,7 @@ void RangeReader::Plan(absl::Span<const FilePlace> ranges, Cursor& cursor,
     chunk.end = std::min(chunk.end, sizes_[chunk.source]);
     static_cast<void>(TakeFrom(chunk, ranges, cursor, ignore));
   }
-  if (sources_[chunk.source].sums != nullptr) chunk.verified_end = chunk.begin;
-}
-
-absl::Status RangeReader::ReadChunk(const Chunk& chunk) {
-  return ForDirectParts(
-      chunk.begin, chunk.end, chunk.file->direct_bytes(),
-      [&chunk](int64_t begin, int64_t end) {
-        return chunk.file->PRead(
-            begin,
-            absl::MakeSpan(chunk.memory + (begin - chunk.begin), end - begin));
-      });
+  if (is_checked) chunk.verified_end = chunk.begin;
 }
 
 absl::Status RangeReader::Verify(Chunk& chunk, int64_t end) const {
@@ -217,7 +204,13 @@ absl::Status RangeReader::StartReads(absl::Span<const FilePlace> ranges,
     chunk->file = std::move(file);
     pending_.push_back(chunk);
     threads_.Run([this, chunk] {
-      absl::Status status = ReadChunk(*chunk);
+      absl::Status status = ForDirectParts(
+          chunk->begin, chunk->end, chunk->file->direct_bytes(),
+          [chunk](int64_t begin, int64_t end) {
+            return chunk->file->PRead(
+                begin, absl::MakeSpan(chunk->memory + (begin - chunk->begin),
+                                      end - begin));
+          });
       absl::MutexLock lock(&mutex_);
       chunk->status = std::move(status);
       chunk->read = true;

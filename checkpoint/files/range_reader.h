@@ -17,7 +17,7 @@
 #include "absl/types/span.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/io_threads.h"
+#include "checkpoint/files/range_writer.h"
 #include "offload/page_memory.h"
 #include "ranges/file_place.h"
 
@@ -112,7 +112,6 @@ class RangeReader {
   void Plan(absl::Span<const FilePlace> ranges, Cursor& cursor, Chunk& chunk);
   // Starts as many reads as there is memory for.
   absl::Status StartReads(absl::Span<const FilePlace> ranges, Cursor& cursor);
-  static absl::Status ReadChunk(const Chunk& chunk);
   // Verifies all before byte `end` of the file.
   absl::Status Verify(Chunk& chunk, int64_t end) const;
   // Makes the next one of pending_ current_.

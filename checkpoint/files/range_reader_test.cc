@@ -15,7 +15,6 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/real_file_system.h"
 #include "checkpoint/files/testing/faulty_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"

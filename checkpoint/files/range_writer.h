@@ -3,26 +3,82 @@
 #define CHECKPOINT_FILES_RANGE_WRITER_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/io_threads.h"
 #include "offload/page_memory.h"
 
+// Threads that wait for the disk while the caller computes.
+
 namespace fsdp::checkpoint {
+
+// Runs jobs, which begin in the order of Run(). Thread-safe.
+class IoThreads {
+ public:
+  // Starts up to `count` threads; if none can be started, Run() does the job.
+  explicit IoThreads(int count);
+  IoThreads(const IoThreads&) = delete;
+  IoThreads& operator=(const IoThreads&) = delete;
+  ~IoThreads();  // returns after all jobs
+
+  void Run(absl::AnyInvocable<void()> job);
+
+ private:
+  void Work();
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || !jobs_.empty();
+  }
+
+  absl::Mutex mutex_;
+  std::deque<absl::AnyInvocable<void()>> jobs_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;
+};
+
+// Limits bytes per second.
+
+struct PaceOptions {
+  int64_t bytes_per_second = 0;  // 0: no limit
+  // Once it is true, calls return Cancelled. The thread that writes reads it.
+  // If null, nothing is cancelled.
+  const std::atomic<bool>* cancelled = nullptr;
+  // Tests replace the time; null means the machine's.
+  std::function<absl::Time()> now;
+  std::function<void(absl::Duration)> sleep;
+};
+
+// Thread-compatible.
+class Pace {
+ public:
+  explicit Pace(PaceOptions options);
+
+  // Cancelled, or OK.
+  absl::Status CheckCancelled() const;
+  // Blocks until all bytes taken before are paid for. Cancelled.
+  absl::Status Take(int64_t bytes);
+
+ private:
+  const PaceOptions options_;
+  absl::Time free_at_ = absl::InfinitePast();
+};
 
 struct RangeWriterOptions {
   // The writer takes buffers * buffer_bytes of memory.
@@ -103,7 +159,6 @@ class RangeWriter {
   absl::Status Dispatch();
   void WriteOut(Buffer* buffer);
   void CameBack(int64_t bytes) const;
-  absl::Status AwaitAll();
   absl::Status FinishOnce();
 
   bool HasFree() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

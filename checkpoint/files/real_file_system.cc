@@ -1,5 +1,3 @@
-#include "checkpoint/files/real_file_system.h"
-
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
@@ -8,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -22,9 +21,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/new_path.h"
+#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -45,6 +45,105 @@ class Descriptor {
 
  private:
   const int descriptor_;
+};
+
+// Alignment of memory, offset and size; no disk asks for more.
+int64_t DirectBytes() {
+  static const int64_t bytes = std::max<int64_t>(4096, sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+class RealFile : public File {
+ public:
+  // `flags` are those of open(2), without O_DIRECT.
+  static absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path,
+                                                    int flags,
+                                                    Caching caching) {
+    const int cached = OpenRegularFile(path, flags);
+    if (cached < 0) return FileError(errno, "open", path);
+    // If this fails, everything goes through the page cache.
+    const int direct = caching == Caching::kDirect
+                           ? OpenRegularFile(path, flags | O_DIRECT)
+                           : -1;
+    return absl::WrapUnique(new RealFile(path, cached, direct));
+  }
+  ~RealFile() override {
+    close(cached_);
+    if (direct_ >= 0) close(direct_);
+  }
+
+  absl::Status PRead(int64_t offset, absl::Span<char> out) override {
+    const auto wanted = static_cast<int64_t>(out.size());
+    const int64_t done = Move(pread, offset, out.data(), wanted);
+    if (done == wanted) return absl::OkStatus();
+    if (errno != 0) return FileError(errno, "read", path_);
+    return EndsEarly(path_, offset, wanted, done);
+  }
+
+  absl::Status PWrite(int64_t offset, absl::Span<const char> bytes) override {
+    const FileSizeErrors errors;
+    const auto wanted = static_cast<int64_t>(bytes.size());
+    const int64_t done = Move(pwrite, offset, bytes.data(), wanted);
+    if (done == wanted) return absl::OkStatus();
+    return FileError(errno != 0 ? errno : EIO, "write", path_);
+  }
+
+  absl::Status SetSize(int64_t bytes) override {
+    const FileSizeErrors errors;
+    while (ftruncate(cached_, bytes) != 0) {
+      if (errno != EINTR) return FileError(errno, "set the size of", path_);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Sync() override {
+    while (fdatasync(cached_) != 0) {
+      if (errno != EINTR) return FileError(errno, "sync", path_);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<int64_t> Size() override {
+    struct stat found = {};
+    if (fstat(cached_, &found) != 0) return FileError(errno, "stat", path_);
+    return static_cast<int64_t>(found.st_size);
+  }
+
+  int64_t direct_bytes() const override {
+    return direct_works_.load(std::memory_order_relaxed) ? DirectBytes() : 0;
+  }
+
+ private:
+  RealFile(std::string path, int cached, int direct)
+      : path_(std::move(path)),
+        cached_(cached),
+        direct_(direct),
+        direct_works_(direct >= 0) {}
+
+  // MoveAll() by `call`, which is pread(2) or pwrite(2), past the page cache
+  // where such bytes can go past it.
+  template <typename Call, typename Byte>
+  int64_t Move(Call call, int64_t offset, Byte* memory, int64_t bytes) {
+    return MoveAll(bytes, [&](int64_t done) {
+      Byte* const rest = memory + done;
+      const auto address =
+          static_cast<int64_t>(reinterpret_cast<uintptr_t>(rest));
+      const int64_t unit = direct_bytes();
+      const bool is_direct =
+          unit != 0 && ((offset + done) | address | (bytes - done)) % unit == 0;
+      const ssize_t count = call(is_direct ? direct_ : cached_, rest,
+                                 bytes - done, offset + done);
+      if (count >= 0 || errno != EINVAL || !is_direct) return count;
+      direct_works_ = false;
+      return call(cached_, rest, bytes - done, offset + done);
+    });
+  }
+
+  const std::string path_;
+  const int cached_;
+  const int direct_;  // -1: none
+  // Cleared if the file system takes the flag but refuses direct calls.
+  std::atomic<bool> direct_works_;
 };
 
 // The lock goes when its descriptor is closed, also by the end of the process.
@@ -239,104 +338,6 @@ FileSystem& RealFileSystem() {
 
 FileSystem& OrReal(FileSystem* files) {
   return files == nullptr ? RealFileSystem() : *files;
-}
-
-namespace {
-
-// Alignment of memory, offset and size; no disk asks for more.
-int64_t DirectBytes() {
-  static const int64_t bytes = std::max<int64_t>(4096, sysconf(_SC_PAGESIZE));
-  return bytes;
-}
-
-}  // namespace
-
-RealFile::RealFile(std::string path, int cached, int direct)
-    : path_(std::move(path)),
-      cached_(cached),
-      direct_(direct),
-      direct_works_(direct >= 0) {}
-
-RealFile::~RealFile() {
-  close(cached_);
-  if (direct_ >= 0) close(direct_);
-}
-
-absl::StatusOr<std::unique_ptr<File>> RealFile::Open(const std::string& path,
-                                                     int flags,
-                                                     Caching caching) {
-  const int cached = OpenRegularFile(path, flags);
-  if (cached < 0) return FileError(errno, "open", path);
-  // If this fails, everything goes through the page cache.
-  const int direct = caching == Caching::kDirect
-                         ? OpenRegularFile(path, flags | O_DIRECT)
-                         : -1;
-  return absl::WrapUnique(new RealFile(path, cached, direct));
-}
-
-int64_t RealFile::direct_bytes() const {
-  return direct_works_.load(std::memory_order_relaxed) ? DirectBytes() : 0;
-}
-
-int RealFile::DescriptorFor(int64_t offset, const char* memory,
-                            int64_t bytes) const {
-  const int64_t unit = direct_bytes();
-  if (unit == 0 || bytes == 0) return cached_;
-  const auto address =
-      static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory));
-  return (offset | address | bytes) % unit == 0 ? direct_ : cached_;
-}
-
-absl::Status RealFile::PRead(int64_t offset, absl::Span<char> out) {
-  const auto wanted = static_cast<int64_t>(out.size());
-  const int64_t done = MoveAll(wanted, [&](int64_t done) {
-    char* const rest = out.data() + done;
-    const int descriptor = DescriptorFor(offset + done, rest, wanted - done);
-    const ssize_t count = pread(descriptor, rest, wanted - done, offset + done);
-    if (count >= 0 || errno != EINVAL || descriptor == cached_) return count;
-    direct_works_ = false;
-    return pread(cached_, rest, wanted - done, offset + done);
-  });
-  if (done == wanted) return absl::OkStatus();
-  if (errno != 0) return FileError(errno, "read", path_);
-  return EndsEarly(path_, offset, wanted, done);
-}
-
-absl::Status RealFile::PWrite(int64_t offset, absl::Span<const char> bytes) {
-  const FileSizeErrors errors;
-  const auto wanted = static_cast<int64_t>(bytes.size());
-  const int64_t done = MoveAll(wanted, [&](int64_t done) {
-    const char* const rest = bytes.data() + done;
-    const int descriptor = DescriptorFor(offset + done, rest, wanted - done);
-    const ssize_t count =
-        pwrite(descriptor, rest, wanted - done, offset + done);
-    if (count >= 0 || errno != EINVAL || descriptor == cached_) return count;
-    direct_works_ = false;
-    return pwrite(cached_, rest, wanted - done, offset + done);
-  });
-  if (done == wanted) return absl::OkStatus();
-  return FileError(errno != 0 ? errno : EIO, "write", path_);
-}
-
-absl::Status RealFile::SetSize(int64_t bytes) {
-  const FileSizeErrors errors;
-  while (ftruncate(cached_, bytes) != 0) {
-    if (errno != EINTR) return FileError(errno, "set the size of", path_);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status RealFile::Sync() {
-  while (fdatasync(cached_) != 0) {
-    if (errno != EINTR) return FileError(errno, "sync", path_);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<int64_t> RealFile::Size() {
-  struct stat found = {};
-  if (fstat(cached_, &found) != 0) return FileError(errno, "stat", path_);
-  return static_cast<int64_t>(found.st_size);
 }
 
 }  // namespace fsdp::checkpoint

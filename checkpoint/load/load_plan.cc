@@ -16,9 +16,9 @@
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "checkpoint/catalog/catalog.h"
-#include "checkpoint/run/tensor_parts.h"
-#include "checkpoint/tensor/tensor_info.h"
+#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/tensor_info.h"
+#include "checkpoint/run/run_values.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {

@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/format/catalog.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "ranges/tensor_range.h"
 

@@ -14,9 +14,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/tensor_info.h"
 #include "checkpoint/load/tensor_recipe.h"
-#include "checkpoint/tensor/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

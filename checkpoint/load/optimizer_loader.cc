@@ -19,7 +19,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/load/tensor_loader.h"
-#include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/run/run_values.h"
 #include "fsdp/memory/resting_memory.h"
 #include "ranges/tensor_range.h"
 

@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/format/catalog.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,15 +20,16 @@
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/catalog/catalog.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/range_reader.h"
+#include "checkpoint/format/catalog.h"
+#include "checkpoint/load/load_plan.h"
+#include "checkpoint/load/optimizer_loader.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
-#include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/run/training_json.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "ranges/tensor_range.h"
@@ -50,8 +51,8 @@ class Loading {
   absl::Status Load() {
     const NormalMode normal;
     FSDP_RETURN_IF_ERROR(
-        context_.agree(Caught(kWhat, [this] { return Plan(); })));
-    return context_.agree(Caught(kWhat, [this] { return Fill(); }));
+        context_.agree(TorchToStatus(kWhat, [this] { return Plan(); })));
+    return context_.agree(TorchToStatus(kWhat, [this] { return Fill(); }));
   }
 
  private:
@@ -92,16 +93,27 @@ class Loading {
   }
 
   absl::Status PlanTensors() {
-    tensors_.emplace(*values_, run_.optimizer);
-    FSDP_ASSIGN_OR_RETURN(Catalog model, folder_->ReadStem("model"));
-    FSDP_RETURN_IF_ERROR(
-        tensors_->PlanModel(std::move(model), context_.strict, context_.saves));
+    FSDP_ASSIGN_OR_RETURN(model_, folder_->ReadStem("model"));
+    LoadPlanOptions options;
+    options.strict = context_.strict;
+    options.saves = context_.saves;
+    options.aliases = &values_->model().aliases;
+    FSDP_ASSIGN_OR_RETURN(plan_,
+                          PlanLoad(model_, values_->model().all, options));
     if (run_.average != nullptr) {
-      FSDP_ASSIGN_OR_RETURN(Catalog average, folder_->ReadStem(kAverageStem));
-      FSDP_RETURN_IF_ERROR(tensors_->PlanAverage(
-          std::move(average), *run_.average, context_.strict));
+      FSDP_ASSIGN_OR_RETURN(average_, folder_->ReadStem(kAverageStem));
+      average_targets_ = *values_->averages();
+      options.saves = nullptr;
+      absl::StatusOr<LoadPlan> plan =
+          PlanLoad(average_, average_targets_, options);
+      if (!plan.ok()) {
+        return Annotate(plan.status(), "the average of the weights");
+      }
+      average_plan_ = *std::move(plan);
     }
-    return tensors_->PlanOptimizer(
+    if (run_.optimizer == nullptr) return absl::OkStatus();
+    optimizer_.emplace(*values_, *run_.optimizer);
+    return optimizer_->Plan(
         [this](const std::string& slot) {
           return folder_->ReadStem(absl::StrCat("optimizer/", slot));
         },
@@ -139,15 +151,66 @@ class Loading {
     options.advice = absl::StrCat(
         "load an older checkpoint of ", context_.root,
         " (Checkpointer::Steps()), or look with tools/checkpoint verify");
-    FSDP_RETURN_IF_ERROR(tensors_->Open(*folder_, options, context_.progress));
-    FSDP_RETURN_IF_ERROR(tensors_->FillModel());
+    FSDP_RETURN_IF_ERROR(Open(options));
+    FSDP_RETURN_IF_ERROR(Read(0, plan_, values_->model().all));
     FSDP_RETURN_IF_ERROR(FillOwnWholeValues());
-    FSDP_RETURN_IF_ERROR(tensors_->FillAverage());
-    FSDP_RETURN_IF_ERROR(tensors_->FillOptimizer());
+    FSDP_RETURN_IF_ERROR(FillAverage());
+    if (optimizer_.has_value()) {
+      FSDP_RETURN_IF_ERROR(
+          optimizer_->Fill([this](size_t catalog, const LoadPlan& plan,
+                                  absl::Span<const TensorRange> targets) {
+            return Read(2 + catalog, plan, targets);
+          }));
+    }
     FSDP_RETURN_IF_ERROR(Restore(record_, run_));
     run_.rank_entries.clear();
     if (!rank_file_.has_value()) return absl::OkStatus();
     return RestoreRankValues(*rank_file_, values_->device(), run_);
+  }
+
+  // The files of all catalogs, in the order of their numbers.
+  absl::Status Open(const RangeReaderOptions& options) {
+    std::vector<const Catalog*> catalogs = {&model_, &average_};
+    all_ = BytesOf(plan_) + BytesOf(average_plan_);
+    if (optimizer_.has_value()) {
+      all_ += optimizer_->bytes();
+      for (const Catalog* slot : optimizer_->Catalogs()) {
+        catalogs.push_back(slot);
+      }
+    }
+    int64_t files = 0;
+    for (const Catalog* catalog : catalogs) {
+      first_files_.push_back(files);
+      files += static_cast<int64_t>(catalog->files().size());
+    }
+    FSDP_ASSIGN_OR_RETURN(reader_, folder_->OpenAll(catalogs, options));
+    return CompareCopies(plan_, *reader_);
+  }
+
+  // From the files of the catalog of this number.
+  absl::Status Read(size_t catalog, const LoadPlan& plan,
+                    absl::Span<const TensorRange> targets) {
+    LoadProgress progress = nullptr;
+    if (context_.progress != nullptr) {
+      progress = [this](int64_t bytes, int64_t) {
+        context_.progress(done_ + bytes, all_);
+      };
+    }
+    FSDP_RETURN_IF_ERROR(
+        LoadTensors(plan, targets, *reader_, progress, first_files_[catalog]));
+    done_ += BytesOf(plan);
+    return absl::OkStatus();
+  }
+
+  absl::Status FillAverage() {
+    if (run_.average == nullptr) return absl::OkStatus();
+    size_t next = 0;
+    for (const TensorRange& leaf : values_->model().parameters()) {
+      if (!run_.average->Of(leaf.values).defined()) continue;
+      FSDP_ASSIGN_OR_RETURN(average_targets_[next++].values,
+                            run_.average->ToFill(leaf.values));
+    }
+    return Read(1, average_plan_, average_targets_);
   }
 
   // Those of this rank, where ranks had different ones.
@@ -172,7 +235,17 @@ class Loading {
   std::optional<SourceFolder> folder_;
   std::optional<RunValues> values_;
   TrainingRecord record_;
-  std::optional<RunTensors> tensors_;
+  Catalog model_;
+  LoadPlan plan_;  // of the model
+  Catalog average_;
+  std::vector<TensorRange> average_targets_;
+  LoadPlan average_plan_;
+  std::optional<OptimizerLoader> optimizer_;
+  std::unique_ptr<RangeReader> reader_;
+  std::vector<int64_t> first_files_;  // of each catalog, in reader_
+  // Bytes of the plans, for the progress.
+  int64_t done_ = 0;
+  int64_t all_ = 0;
   std::optional<SmallFile> rank_file_;
   std::optional<SmallFile> whole_values_file_;
 };
@@ -182,95 +255,6 @@ class Loading {
 absl::Status LoadRun(const LoadContext& context, int64_t step,
                      TrainingRun& run) {
   return Loading(context, step, run).Load();
-}
-
-absl::Status RunTensors::PlanModel(
-    Catalog catalog, bool strict,
-    const std::function<bool(const std::string& name)>& saves) {
-  model_ = std::move(catalog);
-  LoadPlanOptions options;
-  options.strict = strict;
-  options.saves = saves;
-  options.aliases = &values_.model().aliases;
-  FSDP_ASSIGN_OR_RETURN(plan_, PlanLoad(model_, values_.model().all, options));
-  return absl::OkStatus();
-}
-
-absl::Status RunTensors::PlanAverage(Catalog catalog, WeightAverage& average,
-                                     bool strict) {
-  of_average_ = &average;
-  average_ = std::move(catalog);
-  average_targets_ = *values_.averages();
-  LoadPlanOptions options;
-  options.strict = strict;
-  options.aliases = &values_.model().aliases;
-  absl::StatusOr<LoadPlan> plan = PlanLoad(average_, average_targets_, options);
-  if (!plan.ok()) return Annotate(plan.status(), "the average of the weights");
-  average_plan_ = *std::move(plan);
-  return absl::OkStatus();
-}
-
-absl::Status RunTensors::PlanOptimizer(OptimizerLoader::ReadSlot read_slot,
-                                       TrainingRecord& record, bool strict) {
-  if (of_run_ == nullptr) return absl::OkStatus();
-  optimizer_.emplace(values_, *of_run_);
-  return optimizer_->Plan(read_slot, record, strict);
-}
-
-absl::Status RunTensors::Open(const SourceFolder& folder,
-                              const RangeReaderOptions& options,
-                              LoadProgress progress) {
-  progress_ = std::move(progress);
-  std::vector<const Catalog*> catalogs = {&model_, &average_};
-  all_ = BytesOf(plan_) + BytesOf(average_plan_);
-  if (optimizer_.has_value()) {
-    all_ += optimizer_->bytes();
-    for (const Catalog* slot : optimizer_->Catalogs()) catalogs.push_back(slot);
-  }
-  int64_t files = 0;
-  for (const Catalog* catalog : catalogs) {
-    first_files_.push_back(files);
-    files += static_cast<int64_t>(catalog->files().size());
-  }
-  FSDP_ASSIGN_OR_RETURN(reader_, folder.OpenAll(catalogs, options));
-  return CompareCopies(plan_, *reader_);
-}
-
-absl::Status RunTensors::Read(size_t catalog, const LoadPlan& plan,
-                              absl::Span<const TensorRange> targets) {
-  LoadProgress progress = nullptr;
-  if (progress_ != nullptr) {
-    progress = [this](int64_t bytes, int64_t) {
-      progress_(done_ + bytes, all_);
-    };
-  }
-  FSDP_RETURN_IF_ERROR(
-      LoadTensors(plan, targets, *reader_, progress, first_files_[catalog]));
-  done_ += BytesOf(plan);
-  return absl::OkStatus();
-}
-
-absl::Status RunTensors::FillModel() {
-  return Read(0, plan_, values_.model().all);
-}
-
-absl::Status RunTensors::FillAverage() {
-  if (of_average_ == nullptr) return absl::OkStatus();
-  size_t next = 0;
-  for (const TensorRange& leaf : values_.model().parameters()) {
-    if (!of_average_->Of(leaf.values).defined()) continue;
-    FSDP_ASSIGN_OR_RETURN(average_targets_[next++].values,
-                          of_average_->ToFill(leaf.values));
-  }
-  return Read(1, average_plan_, average_targets_);
-}
-
-absl::Status RunTensors::FillOptimizer() {
-  if (!optimizer_.has_value()) return absl::OkStatus();
-  return optimizer_->Fill([this](size_t catalog, const LoadPlan& plan,
-                                 absl::Span<const TensorRange> targets) {
-    return Read(2 + catalog, plan, targets);
-  });
 }
 
 }  // namespace fsdp::checkpoint

@@ -15,13 +15,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/catalog/safetensors_catalog.h"
-#include "checkpoint/catalog/shard_files.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_reader.h"
-#include "checkpoint/huggingface/file_plan.h"
-#include "checkpoint/safetensors/safetensors_header.h"
+#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/file_plan.h"
+#include "checkpoint/format/safetensors_header.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -11,11 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "checkpoint/catalog/catalog.h"
-#include "checkpoint/catalog/safetensors_catalog.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
+#include "checkpoint/format/catalog.h"
 
 namespace fsdp::checkpoint {
 

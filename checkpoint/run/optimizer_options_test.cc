@@ -202,18 +202,5 @@ TEST(SchedulerStateTest, PlateauGoesOn) {
   }
 }
 
-// Each member by itself, so that no two are mixed up.
-TEST(SchedulerStateTest, EveryMemberIsItsOwn) {
-  SGD optimizer = MakeOptimizer();
-  ReduceLROnPlateauScheduler schedule(optimizer);
-  const PlateauState state{1.5F, 7, 3, 2};
-  SetState(schedule, state);
-  const PlateauState back = StateOf(schedule);
-  EXPECT_EQ(back.best, 1.5F);
-  EXPECT_EQ(back.last_epoch, 7);
-  EXPECT_EQ(back.bad_epochs, 3);
-  EXPECT_EQ(back.cooldown, 2);
-}
-
 }  // namespace
 }  // namespace fsdp::checkpoint

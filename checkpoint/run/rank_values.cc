@@ -22,9 +22,9 @@
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/run/tensor_parts.h"
-#include "checkpoint/safetensors/safetensors_header.h"
-#include "checkpoint/tensor/tensor_info.h"
+#include "checkpoint/format/safetensors_header.h"
+#include "checkpoint/format/tensor_info.h"
+#include "checkpoint/run/run_values.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -5,18 +5,23 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "checkpoint/format/tensor_info.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "fsdp/model/sharded_model.h"
@@ -76,6 +81,88 @@ class RunValues {
   std::optional<std::vector<TensorRange>> averages_;
   std::optional<OptimizerValues> optimizer_;
 };
+
+// The parts of the tensors of a run that this rank writes: one range of each.
+
+// Ranks that save or load together, or a process that does so alone.
+
+class Together {
+ public:
+  // `ranks` outlives this; null means alone. `what` says in errors what they
+  // do: "exporting a model". `timeout` limits each call.
+  Together(comm::Communicator* ranks, absl::string_view what,
+           absl::Duration timeout)
+      : ranks_(ranks), what_(what), timeout_(timeout) {}
+
+  // Null if alone.
+  comm::Communicator* ranks() const { return ranks_; }
+  int rank() const { return ranks_ == nullptr ? 0 : ranks_->rank(); }
+  absl::Time Deadline() const;
+
+  // Returns OK if `mine` is OK on all ranks, otherwise one rank's error on all,
+  // "rank 2: " in front. Collective. Alone: `mine`.
+  absl::Status Agree(const absl::Status& mine) const;
+  // InvalidArgument on all ranks, naming the first line that differs, unless
+  // all pass the same text. Collective. `of` says what the text describes.
+  absl::Status CheckSame(const std::string& text, absl::string_view of) const;
+
+ private:
+  comm::Communicator* const ranks_;
+  const std::string what_;
+  const absl::Duration timeout_;
+};
+
+// The stem of the files of TrainingRun::average.
+inline constexpr char kAverageStem[] = "average";
+
+// Tensors that make up a set of files.
+struct TensorGroup {
+  std::string stem;  // of the files' names: "model", "optimizer/exp_avg"
+  // Row-major, by the names that the files have; file_dtype() is one that
+  // files have.
+  std::vector<TensorRange> parts;
+};
+
+// Returns what a file says of the whole tensor of such a part.
+TensorInfo InfoOf(const TensorRange& part);
+
+// Returns the name in the files of a parameter or buffer of the model, or
+// nothing to leave it out.
+using NamesInFiles =
+    std::function<std::optional<std::string>(const std::string& name)>;
+
+struct PartOptions {
+  // The dtype of floating-point parameters and buffers; unset: their own.
+  std::optional<c10::ScalarType> model_dtype = std::nullopt;
+  // The names of the model's files begin with it: "adapter_model".
+  std::string model_stem = "model";
+  // If null, all are written by their own names.
+  NamesInFiles names = nullptr;
+};
+
+// Returns whether PartsToWrite() is collective, which it is if the storage of a
+// parameter is not row-major. The answer is the same on all ranks.
+bool IsCollective(const RunValues& values);
+// To be called before PartsToWrite(). If that is collective, InvalidArgument on
+// all ranks: their options or optimizer states differ, so that they would wait
+// for each other. Otherwise no message is sent.
+absl::Status CheckSameParts(const Together& together, const RunValues& values,
+                            const PartOptions& options);
+
+// Returns this rank's parts. All ranks get equal tensors in equal order, and
+// ranges that together cover each tensor once: what several ranks hold is
+// shared out evenly, and what is whole on every rank is rank 0's. A tied
+// parameter appears once, by its first name. Collective only if IsCollective().
+// InvalidArgument: a tensor, which is named, has a dtype that no file has or is
+// not strided; model_dtype is not floating-point; two tensors have one name in
+// the files.
+absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
+    const RunValues& values, int rank, const PartOptions& options);
+
+// The counterparts of LibTorch's dtypes and those of files. Nothing if there is
+// none: quantized and packed dtypes of LibTorch, sub-byte ones of files.
+std::optional<Dtype> FileDtype(c10::ScalarType dtype);
+std::optional<c10::ScalarType> TorchDtype(Dtype dtype);
 
 }  // namespace fsdp::checkpoint
 

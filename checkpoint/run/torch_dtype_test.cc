@@ -1,7 +1,7 @@
 #include <c10/core/ScalarType.h>
 
-#include "checkpoint/run/tensor_parts.h"
-#include "checkpoint/tensor/tensor_info.h"
+#include "checkpoint/format/tensor_info.h"
+#include "checkpoint/run/run_values.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {

@@ -85,6 +85,12 @@ Json Plateaus(const std::vector<PlateauState>& states) {
 
 // --- Parsing ----------------------------------------------------------------
 
+// Null if there is no member, or it is of another type.
+template <typename T>
+const T* As(const Json* member) {
+  return member == nullptr ? nullptr : member->As<T>();
+}
+
 // The members of an object, each of which is asked for once.
 class Members {
  public:
@@ -105,9 +111,7 @@ class Members {
   }
 
   absl::StatusOr<int64_t> TakeCount(absl::string_view name) {
-    const Json* const member = Take(name);
-    const auto* const number =
-        member == nullptr ? nullptr : member->As<int64_t>();
+    const auto* const number = As<int64_t>(Take(name));
     if (number == nullptr || *number < 0) {
       return Bad(absl::StrCat("\"", name, "\" is no count"));
     }
@@ -139,8 +143,7 @@ class Members {
 
 absl::Status ParseTexts(const Json* json, absl::string_view what,
                         std::map<std::string, std::string>* texts) {
-  const auto* const object =
-      json == nullptr ? nullptr : json->As<Json::Object>();
+  const auto* const object = As<Json::Object>(json);
   if (object == nullptr) return Bad(absl::StrCat(what, " are no object"));
   for (const auto& [name, value] : *object) {
     const auto* const text = value.As<std::string>();
@@ -153,8 +156,7 @@ absl::Status ParseTexts(const Json* json, absl::string_view what,
 }
 
 absl::Status ParseNumbers(const Json* json, TrainingRecord* record) {
-  const auto* const object =
-      json == nullptr ? nullptr : json->As<Json::Object>();
+  const auto* const object = As<Json::Object>(json);
   if (object == nullptr) return Bad("\"numbers\" are no object");
   for (const auto& [parameter, of_parameter] : *object) {
     const auto* const numbers = of_parameter.As<Json::Object>();
@@ -174,7 +176,7 @@ absl::Status ParseNumbers(const Json* json, TrainingRecord* record) {
 
 absl::StatusOr<std::vector<std::string>> ParseNames(const Json* json,
                                                     absl::string_view what) {
-  const auto* const array = json == nullptr ? nullptr : json->As<Json::Array>();
+  const auto* const array = As<Json::Array>(json);
   if (array == nullptr) return Bad(absl::StrCat(what, " is no list"));
   std::vector<std::string> names;
   for (const Json& name : *array) {
@@ -199,9 +201,7 @@ absl::StatusOr<OptimizerGroup> ParseGroup(const Json& json) {
 
 absl::Status ParseOptimizer(const Json& json, TrainingRecord* record) {
   FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(json, "\"optimizer\""));
-  const Json* const groups = members.Take("groups");
-  const auto* const array =
-      groups == nullptr ? nullptr : groups->As<Json::Array>();
+  const auto* const array = As<Json::Array>(members.Take("groups"));
   if (array == nullptr) return Bad("the optimizer has no list of groups");
   record->groups.emplace();
   for (const Json& one : *array) {
@@ -229,7 +229,7 @@ absl::StatusOr<float> ParseMetric(const Json* json) {
 }
 
 absl::Status ParsePlateaus(const Json* json, TrainingRecord* record) {
-  const auto* const array = json == nullptr ? nullptr : json->As<Json::Array>();
+  const auto* const array = As<Json::Array>(json);
   if (array == nullptr) return Bad("\"plateaus\" is no list");
   for (const Json& one : *array) {
     FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(one, "a scheduler"));
@@ -247,7 +247,7 @@ absl::Status ParsePlateaus(const Json* json, TrainingRecord* record) {
 }
 
 absl::Status ParseSchedulers(const Json* json, TrainingRecord* record) {
-  const auto* const array = json == nullptr ? nullptr : json->As<Json::Array>();
+  const auto* const array = As<Json::Array>(json);
   if (array == nullptr) return Bad("\"scheduler_steps\" is no list");
   for (const Json& one : *array) {
     const auto* const steps = one.As<int64_t>();

@@ -15,7 +15,8 @@
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "checkpoint/run/tensor_parts.h"
+#include "base/torch_status.h"
+#include "checkpoint/run/run_values.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -42,7 +43,8 @@ class Rounds {
 
   // Until all have ended, or one is given up.
   absl::Status Run() {
-    absl::Status status = Caught(kLabel, [this] { return RunOrThrow(); });
+    absl::Status status =
+        TorchToStatus(kLabel, [this] { return RunOrThrow(); });
     if (!status.ok() && options_.on_error != nullptr) options_.on_error(status);
     return status;
   }

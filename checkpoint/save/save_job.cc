@@ -15,12 +15,13 @@
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/commit/by_manifest.h"
+#include "base/torch_status.h"
+#include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/run/rank_values.h"
-#include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/run/run_values.h"
 #include "checkpoint/save/rank_report.h"
 #include "checkpoint/save/rounds.h"
 #include "checkpoint/save/save_plan.h"
@@ -82,7 +83,7 @@ class Save {
     const absl::Status waited = Await(
         [&] {
           if (context_.rank() != 0) return;
-          status = Caught(kWhat, [&] { return Finish(status); });
+          status = TorchToStatus(kWhat, [&] { return Finish(status); });
         },
         may_be_saved);
     if (waited.ok()) return Share(status);
@@ -105,7 +106,8 @@ class Save {
     report.plan = offload::Crc32c(Agreed());
     report.whole_values = offload::Crc32c(job_.buffers_file);
     absl::Status waited = Await([&] {
-      report.status = Caught(kWhat, [&] { return WritePart(feed, &report); });
+      report.status =
+          TorchToStatus(kWhat, [&] { return WritePart(feed, &report); });
     });
     if (waited.ok()) return ExchangeAll(std::move(report));
     return OwnOrWaited(report.status, waited);
@@ -115,8 +117,11 @@ class Save {
 
   absl::Status WritePart(const RangeFeed& feed, RankReport* report) {
     absl::StatusOr<std::unique_ptr<RangeWriter>> writer = Begin();
-    absl::Status begun =
-        writer.ok() ? WriteBeginnings(**writer) : writer.status();
+    absl::Status begun = writer.status();
+    if (begun.ok() && context_.rank() == 0) {
+      begun = WriteHeads(job_.plan, **writer);
+    }
+    if (begun.ok()) begun = WriteOwnHeads(job_.plan, **writer);
     if (!begun.ok()) {
       // What feeds has to end.
       feed(begun).IgnoreError();
@@ -127,13 +132,6 @@ class Save {
       report->own_files.push_back({file.name, file.bytes});
     }
     return Finish(**writer, report);
-  }
-
-  absl::Status WriteBeginnings(RangeWriter& writer) {
-    if (context_.rank() == 0) {
-      FSDP_RETURN_IF_ERROR(WriteHeads(job_.plan, writer));
-    }
-    return WriteOwnHeads(job_.plan, writer);
   }
 
   static absl::Status Finish(RangeWriter& writer, RankReport* report) {
@@ -210,8 +208,8 @@ class Save {
   // Until rank 0 has seen to it, what is in the folder is another checkpoint.
   absl::Status BeginTogether() {
     absl::Status begun;
-    const absl::Status waited =
-        Await([&] { begun = Caught(kWhat, [&] { return BeginFolder(); }); });
+    const absl::Status waited = Await(
+        [&] { begun = TorchToStatus(kWhat, [&] { return BeginFolder(); }); });
     if (!waited.ok()) return OwnOrWaited(begun, waited);
     if (context_.ranks == nullptr) return begun;
     return comm::Agree(*context_.ranks, begun, kLabel, Deadline());
@@ -236,7 +234,7 @@ class Save {
     if (!any_differs) return absl::OkStatus();
     const absl::Status waited = Await([&] {
       if (!differs[context_.rank()]) return;
-      mine.status = Caught(kWhat, [&] { return AddBuffers(&mine); });
+      mine.status = TorchToStatus(kWhat, [&] { return AddBuffers(&mine); });
     });
     if (!waited.ok()) return OwnOrWaited(mine.status, waited);
     FSDP_RETURN_IF_ERROR(Exchange(mine));

@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/commit_by.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/save/save_plan.h"

@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "checkpoint/files/range_writer.h"
-#include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/run/run_values.h"
 #include "ranges/file_place.h"
 #include "ranges/tensor_range.h"
 

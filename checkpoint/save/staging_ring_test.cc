@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/save/staged_feed.h"
+#include "checkpoint/save/saver.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -25,7 +25,8 @@ using ::testing::HasSubstr;
 absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
 
 offload::PageMemory Memory(int64_t bytes) {
-  return *StagingRing::Allocate(bytes);
+  return *offload::PageMemory::Allocate(offload::PageAllocator::System(),
+                                        bytes);
 }
 
 TEST(StagingRingTest, AllOfItAndNothing) {

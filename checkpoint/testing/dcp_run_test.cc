@@ -10,7 +10,6 @@
 #include "absl/strings/str_split.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/real_file_system.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {

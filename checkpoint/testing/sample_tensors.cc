@@ -15,15 +15,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/catalog/catalog.h"
-#include "checkpoint/catalog/shard_files.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_reader.h"
-#include "checkpoint/files/real_file_system.h"
-#include "checkpoint/huggingface/file_plan.h"
+#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/file_plan.h"
+#include "checkpoint/format/tensor_info.h"
 #include "checkpoint/load/source_folder.h"
-#include "checkpoint/tensor/tensor_info.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {

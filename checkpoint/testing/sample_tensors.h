@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "checkpoint/tensor/tensor_info.h"
+#include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint::testing {
 

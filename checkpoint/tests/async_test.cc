@@ -98,34 +98,6 @@ TEST_F(AsyncTest, StepsWhileTheDiskStandsStill) {
   }));
 }
 
-// SaveAsync() waits for the disk where the memory for copies is too small.
-TEST_F(AsyncTest, LittleMemoryAndASlowDisk) {
-  for (const int64_t staging_bytes : {1, 64, 500, 2000}) {
-    SCOPED_TRACE(staging_bytes);
-    const int64_t saved = staging_bytes;
-    gate_.Hold();
-    std::thread disk([&] {
-      gate_.AwaitHeld();
-      gate_.Release();
-    });
-    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(const auto training,
-                            ShardedTraining::Make(world, {}, /*seed=*/1));
-      FSDP_RETURN_IF_ERROR(training->Step(0).status());
-      FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
-      FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                            Open(world, OptionsOf(staging_bytes)));
-      FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(saved, training->AsRun()));
-      for (int step = 1; step < 4; ++step) {
-        FSDP_RETURN_IF_ERROR(training->Step(step).status());
-      }
-      FSDP_RETURN_IF_ERROR(checkpoints->Wait());
-      return CheckLatest(world, *checkpoints, {}, saved, values);
-    }));
-    disk.join();
-  }
-}
-
 // Of each rank: rising, up to all that it writes, which is as much as ranks'
 // files have together.
 TEST_F(AsyncTest, ProgressOfEachRank) {

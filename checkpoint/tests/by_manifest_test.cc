@@ -13,13 +13,12 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/manifest.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/object_store_mount.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/run/run.h"
-#include "checkpoint/save/save_layout.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -103,29 +102,6 @@ absl::Status TrainAndSave(ShardedTraining& training, Checkpointer& checkpoints,
   return checkpoints.Wait();
 }
 
-TEST_F(ByManifestTest, SavesAndLoadsAtAnyNumberOfRanks) {
-  for (const bool async : {false, true}) {
-    EXPECT_OK(RemoveTree(disk_, kRoot));
-    Values values;
-    EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(
-          const auto training,
-          ShardedTraining::Make(world, OddSetup(), /*seed=*/1));
-      FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world));
-      Values last;
-      FSDP_RETURN_IF_ERROR(
-          TrainAndSave(*training, *checkpoints, {1, 2}, async, &last));
-      if (world.rank() == 0) values = std::move(last);
-      return absl::OkStatus();
-    }));
-    ASSERT_OK_AND_ASSIGN(const Manifest manifest,
-                         ReadManifest(files_, "/run/step-2"));
-    EXPECT_THAT(*VerifyFiles(files_, "/run/step-2", manifest, nullptr),
-                IsEmpty());
-    for (const int ranks : {1, 2, 3, 5}) ExpectLatest(ranks, 2, values);
-  }
-}
-
 TEST_F(ByManifestTest, Retention) {
   Values values;
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
@@ -147,39 +123,6 @@ TEST_F(ByManifestTest, Retention) {
               ElementsAre(HasSubstr("by-manifest"), HasSubstr("checkpoints"),
                           "latest", "step-3", "step-5", "step-6"));
   ExpectLatest(2, 6, values);
-}
-
-// Steps of the line before are replaced, one by one; until then they can be
-// loaded, but are not the newest.
-TEST_F(ByManifestTest, GoingOnFromAnOlderStep) {
-  Values values;
-  const auto act = [&](Communicator& world, bool again) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        const auto training,
-        ShardedTraining::Make(world, OddSetup(), /*seed=*/again ? 5 : 1));
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world));
-    Values last;
-    if (again) {
-      TrainingRun run = training->AsRun();
-      FSDP_RETURN_IF_ERROR(checkpoints->Load(1, run));
-    }
-    FSDP_RETURN_IF_ERROR(TrainAndSave(
-        *training, *checkpoints,
-        again ? std::vector<int64_t>{2} : std::vector<int64_t>{1, 2, 3, 4},
-        /*async=*/false, &last));
-    if (world.rank() == 0) values = std::move(last);
-    return absl::OkStatus();
-  };
-  for (const bool again : {false, true}) {
-    EXPECT_OK(
-        RunAllRanks(2, [&](Communicator& world) { return act(world, again); }));
-  }
-  ExpectLatest(2, 2, values);
-  EXPECT_OK(RunAllRanks(1, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world));
-    EXPECT_THAT(*checkpoints->Steps(), ElementsAre(1, 2, 3, 4));
-    return absl::OkStatus();
-  }));
 }
 
 // A save of a step that is there changes nothing of it, by no rank.

@@ -25,7 +25,7 @@
 #include "base/status_macros.h"
 #include "base/testing/this_program.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/files/real_file_system.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"

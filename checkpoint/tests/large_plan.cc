@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "checkpoint/run/tensor_parts.h"
-#include "checkpoint/tensor/tensor_info.h"
+#include "checkpoint/format/tensor_info.h"
+#include "checkpoint/run/run_values.h"
 #include "flat_param/layout.h"
 
 namespace fsdp::checkpoint::testing {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/run/run_values.h"
 #include "flat_param/layout.h"
 
 namespace fsdp::checkpoint::testing {

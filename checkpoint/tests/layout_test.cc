@@ -22,12 +22,12 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/manifest.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
-#include "checkpoint/save/save_layout.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "checkpoint/tests/watched_file_system.h"
 #include "comm/communicator.h"
@@ -271,23 +271,6 @@ TEST(LayoutTest, AFileThatIsMissing) {
   EXPECT_THAT(LoadOn(2, files, ModelKind::kToy, saved),
               Each(StatusIs(absl::StatusCode::kNotFound,
                             AllOf(HasSubstr("rank 0: "), HasSubstr(path)))));
-}
-
-TEST(LayoutTest, AFileThatIsDamaged) {
-  SimulatedFileSystem files;
-  const Saved saved =
-      SaveOn(3, files, "/run", SaveLayout::kPerRank, ModelKind::kToy);
-  const std::string path = FileOfLastRank(files);
-  for (const bool at_end : {false, true}) {
-    std::string bytes = *ReadFile(files, path, kMaxBytes);
-    char& byte = at_end ? bytes.back() : bytes[9];
-    byte = static_cast<char>(byte ^ 1);
-    ASSERT_OK(WriteFile(files, path, bytes));
-    EXPECT_THAT(LoadOn(2, files, ModelKind::kToy, saved),
-                Each(StatusIs(absl::StatusCode::kDataLoss, HasSubstr(path))));
-    byte = static_cast<char>(byte ^ 1);
-    ASSERT_OK(WriteFile(files, path, bytes));
-  }
 }
 
 TEST(LayoutTest, RanksHaveToAgree) {

@@ -16,7 +16,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/files/real_file_system.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/load/run_loader.h"
 #include "checkpoint/run/run.h"

@@ -12,7 +12,7 @@
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/commit/commit_by.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/tests/sharded_training.h"

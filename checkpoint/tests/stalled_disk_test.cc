@@ -13,7 +13,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/commit/commit_by.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"

@@ -141,7 +141,7 @@ TEST_F(StepsBesideTest, WhatIsSavedIsWhatWasThereAtTheCall) {
   for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kSsd}) {
     const std::vector<double> unbroken = Losses(tier, /*steps=*/4);
     // A rank's part of the model and its two moments is some 11,000 bytes.
-    for (const int64_t staging_bytes : {1, 100, 3000, 1 << 20}) {
+    for (const int64_t staging_bytes : {0, 1, 100, 3000, 1 << 20}) {
       SCOPED_TRACE(absl::StrCat(ToString(tier), ", ", staging_bytes));
       EXPECT_OK(disk_.MakeFolder(kRoot));
       EXPECT_OK(RemoveTree(disk_, kRoot));

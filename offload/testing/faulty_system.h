@@ -8,7 +8,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "offload/io_queue.h"
 #include "offload/system_calls.h"
 
 namespace fsdp::offload::testing {

@@ -173,50 +173,6 @@ TEST_P(ParamStoreContract, TransfersOfTheSameBytesTakeEffectInOrder) {
   EXPECT_OK(Same(ReadNow(*store, "region", 0, kSize), model));
 }
 
-TEST_P(ParamStoreContract, ReadsTheSameBytesManyTimesAtOnce) {
-  constexpr int64_t kSize = kMiB + 1021;
-  const auto store = Make(StoredBytes(kSize));
-  ASSERT_OK(store->Create("region", kSize));
-  ASSERT_OK(WriteNow(*store, "region", 0, Pattern(3, kSize)));
-  std::vector<std::string> found(20, std::string(kSize, '?'));
-  std::vector<std::unique_ptr<Transfer>> transfers;
-  for (std::string& bytes : found) {
-    ASSERT_OK_AND_ASSIGN(transfers.emplace_back(),
-                         store->Read("region", 0, absl::MakeSpan(bytes)));
-  }
-  for (size_t i = 0; i < found.size(); ++i) {
-    ASSERT_OK(transfers[i]->Wait(absl::Now() + absl::Seconds(60)));
-    EXPECT_OK(Same(found[i], Pattern(3, kSize)));
-  }
-}
-
-TEST_P(ParamStoreContract, KeepsManyTransfersInFlight) {
-  constexpr int kRegions = 17;
-  constexpr int kPieces = 19;
-  constexpr int64_t kPiece = 20011;
-  const auto store = Make(kRegions * StoredBytes(kPieces * kPiece));
-  std::vector<std::string> wanted;
-  std::vector<std::unique_ptr<Transfer>> writes;
-  for (int i = 0; i < kRegions; ++i) {
-    wanted.push_back(Pattern(i, kPieces * kPiece));
-    ASSERT_OK(store->Create(absl::StrCat(i), kPieces * kPiece));
-    for (int piece = 0; piece < kPieces; ++piece) {
-      ASSERT_OK_AND_ASSIGN(writes.emplace_back(),
-                           store->Write(absl::StrCat(i), piece * kPiece,
-                                        absl::MakeConstSpan(wanted[i]).subspan(
-                                            piece * kPiece, kPiece)));
-    }
-  }
-  while (!writes.empty()) {  // the last one first
-    ASSERT_OK(writes.back()->Wait(absl::Now() + absl::Seconds(60)));
-    writes.pop_back();
-  }
-  for (int i = 0; i < kRegions; ++i) {
-    EXPECT_OK(
-        Same(ReadNow(*store, absl::StrCat(i), 0, kPieces * kPiece), wanted[i]));
-  }
-}
-
 TEST_P(ParamStoreContract, ATransferThatIsDroppedHasBeenDone) {
   const auto store = Make(kMiB);
   ASSERT_OK(store->Create("region", kMiB));

@@ -16,7 +16,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/new_path.h"
+#include "checkpoint/files/file_system.h"
 
 namespace fsdp::simulation {
 

@@ -11,15 +11,15 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/catalog/catalog.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/range_writer.h"
-#include "checkpoint/huggingface/file_plan.h"
+#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/file_plan.h"
+#include "checkpoint/format/tensor_info.h"
 #include "checkpoint/load/source_folder.h"
-#include "checkpoint/tensor/tensor_info.h"
 #include "ranges/file_place.h"
 
 namespace fsdp::checkpoint::tool {

@@ -12,7 +12,7 @@
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/faulty_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
-#include "checkpoint/tensor/tensor_info.h"
+#include "checkpoint/format/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/checkpoint/testing/small_checkpoint.h"

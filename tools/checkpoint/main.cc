@@ -9,7 +9,7 @@
 #include <system_error>
 #include <vector>
 
-#include "checkpoint/files/real_file_system.h"
+#include "checkpoint/files/file_system.h"
 #include "tools/checkpoint/tool.h"
 
 int main(int argc, char** argv) {

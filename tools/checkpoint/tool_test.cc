@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/real_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/checkpoint/testing/small_checkpoint.h"

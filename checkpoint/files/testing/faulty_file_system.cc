@@ -1,6 +1,6 @@
 #include "checkpoint/files/testing/faulty_file_system.h"
 
-#include "checkpoint/files/new_path.h"
+#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint::testing {
 

@@ -11,7 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/new_path.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/simulated_node.h"
 
 namespace fsdp::checkpoint::testing {

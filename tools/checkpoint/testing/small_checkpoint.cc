@@ -9,10 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "checkpoint/catalog/shard_files.h"
 #include "checkpoint/commit/checkpoint_folder.h"
-#include "checkpoint/huggingface/file_plan.h"
-#include "checkpoint/tensor/tensor_info.h"
+#include "checkpoint/format/file_plan.h"
+#include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint::tool::testing {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/types/span.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/tensor/tensor_info.h"
+#include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint::tool::testing {
 

@@ -1,0 +1,144 @@
+#include "checkpoint/format/tensor_bytes.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/check.h"
+#include "base/normal_mode.h"
+#include "base/status_error.h"
+#include "base/torch_status.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// Of the memory that a sink takes.
+constexpr int64_t kCopyBytes = int64_t{1} << 20;
+
+int64_t ItemBytes(c10::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+const char* BytesOf(const at::Tensor& tensor) {
+  return static_cast<const char*>(tensor.const_data_ptr());
+}
+
+}  // namespace
+
+absl::Status CheckFits(const at::Tensor& own, const at::Tensor& cast,
+                       absl::string_view advice) {
+  // A larger floating-point type has a larger range, too.
+  if (own.scalar_type() == cast.scalar_type() ||
+      own.element_size() < cast.element_size() ||
+      !cast.isinf().any().item<bool>()) {
+    return absl::OkStatus();
+  }
+  const at::Tensor values = own.cpu();
+  const at::Tensor large =
+      values.masked_select(cast.isinf().logical_and(values.isfinite()));
+  if (large.numel() == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "it has the value ", large[0].item<double>(),
+      ", which would become infinite in ", c10::toString(cast.scalar_type()),
+      ": take ", c10::toString(own.scalar_type()), advice));
+}
+
+TensorSource::TensorSource(at::Tensor values, c10::ScalarType dtype)
+    : values_(std::move(values)), dtype_(dtype) {}
+
+int64_t TensorSource::bytes() const {
+  return values_.numel() * ItemBytes(dtype_);
+}
+
+absl::Status TensorSource::Read(int64_t position, absl::Span<char> out) const {
+  const auto size = static_cast<int64_t>(out.size());
+  FSDP_CHECK(position >= 0 && size <= bytes() - position);
+  if (size == 0) return absl::OkStatus();
+  return TorchToStatus("writing a tensor", [&] {
+    const NormalMode normal;
+    const c10::NoGradGuard no_grad;
+    const int64_t item = ItemBytes(dtype_);
+    const int64_t begin = position / item;
+    const int64_t end = (position + size + item - 1) / item;
+    at::Tensor part = values_.detach().narrow(0, begin, end - begin);
+    if (part.scalar_type() != dtype_ || !part.is_cpu()) {
+      const at::Tensor own = part;
+      part = part.to(at::TensorOptions().dtype(dtype_).device(at::kCPU));
+      ThrowIfError(CheckFits(own, part,
+                             " (ExportOptions::dtype, "
+                             "CheckpointerOptions::model_dtype; --dtype F32, "
+                             "--precision=fp32)"));
+    }
+    // Lazy conjugation and negation are not in the bytes.
+    part = part.resolve_conj().resolve_neg().contiguous();
+    std::memcpy(out.data(), BytesOf(part) + (position - begin * item),
+                out.size());
+  });
+}
+
+TensorSink::TensorSink(at::Tensor values, c10::ScalarType dtype)
+    : values_(std::move(values)), dtype_(dtype) {}
+
+absl::Status TensorSink::Write(int64_t position, absl::Span<const char> bytes) {
+  const int64_t item = ItemBytes(dtype_);
+  const auto cut = static_cast<int64_t>(cut_.size());
+  FSDP_CHECK(position % item == cut);
+  int64_t begin = position / item;
+  if (cut > 0) {
+    const auto missing =
+        std::min(static_cast<size_t>(item - cut), bytes.size());
+    cut_.append(bytes.data(), missing);
+    bytes.remove_prefix(missing);
+    if (static_cast<int64_t>(cut_.size()) < item) return absl::OkStatus();
+    const absl::Status written = WriteElements(begin++, cut_);
+    cut_.clear();
+    if (!written.ok()) return written;
+  }
+  const size_t whole = bytes.size() / item * item;
+  cut_.assign(bytes.data() + whole, bytes.size() - whole);
+  return WriteElements(begin, bytes.first(whole));
+}
+
+absl::Status TensorSink::WriteElements(int64_t begin,
+                                       absl::Span<const char> bytes) {
+  if (bytes.empty()) return absl::OkStatus();
+  return TorchToStatus("reading a tensor", [&] {
+    const NormalMode normal;
+    const c10::NoGradGuard no_grad;
+    const int64_t item = ItemBytes(dtype_);
+    const int64_t count = static_cast<int64_t>(bytes.size()) / item;
+    if (values_.is_cpu() && values_.scalar_type() == dtype_ &&
+        values_.is_contiguous() && !values_.is_conj() && !values_.is_neg()) {
+      std::memcpy(static_cast<char*>(values_.mutable_data_ptr()) + begin * item,
+                  bytes.data(), bytes.size());
+      // As copy_() does it, for graphs that have computed with the values.
+      if (!values_.is_inference()) {
+        values_.unsafeGetTensorImpl()->bump_version();
+      }
+      return;
+    }
+    // In memory of its own, since the bytes need not be aligned.
+    const at::Tensor copy =
+        at::empty({std::min(count, kCopyBytes / item)}, dtype_);
+    for (int64_t done = 0; done < count; done += copy.numel()) {
+      const int64_t size = std::min(copy.numel(), count - done);
+      const at::Tensor part = copy.narrow(0, 0, size);
+      std::memcpy(part.mutable_data_ptr(), bytes.data() + done * item,
+                  size * item);
+      const at::Tensor cast = part.to(values_.scalar_type());
+      ThrowIfError(CheckFits(part, cast, kAdviceForLoading));
+      values_.detach().narrow(0, begin + done, size).copy_(cast);
+    }
+  });
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,63 @@
+// Turns elements of tensors into bytes of a file, and back.
+#ifndef CHECKPOINT_FORMAT_TENSOR_BYTES_H_
+#define CHECKPOINT_FORMAT_TENSOR_BYTES_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace fsdp::checkpoint {
+
+// InvalidArgument: casting `own` to `cast` has made a finite value infinite.
+// `advice` ends the text, after the dtype of `own`.
+inline constexpr absl::string_view kAdviceForLoading =
+    " for the model's values (--precision=fp32)";
+absl::Status CheckFits(const at::Tensor& own, const at::Tensor& cast,
+                       absl::string_view advice);
+
+// Gives out the bytes that `values` have in a file, in any pieces, even of cut
+// elements. One piece at a time is on the host.
+class TensorSource {
+ public:
+  // `values` is 1-D, on any device, and stays valid meanwhile. `dtype` is that
+  // in the file; casts round as copy_() does.
+  TensorSource(at::Tensor values, c10::ScalarType dtype);
+
+  int64_t bytes() const;
+  // Reads the bytes from `position` on. InvalidArgument: the cast would make a
+  // finite value infinite. Internal: LibTorch throws.
+  absl::Status Read(int64_t position, absl::Span<char> out) const;
+
+ private:
+  at::Tensor values_;
+  c10::ScalarType dtype_;
+};
+
+// Takes bytes of a file, in order and in any pieces, as elements of `values`.
+class TensorSink {
+ public:
+  // `values` is 1-D, on any device, of any dtype to which `dtype`, the file's,
+  // can be cast. Each write counts in its version.
+  TensorSink(at::Tensor values, c10::ScalarType dtype);
+
+  // Writes the bytes from `position` on, where the last call ended. Errors are
+  // those of TensorSource::Read().
+  absl::Status Write(int64_t position, absl::Span<const char> bytes);
+
+ private:
+  absl::Status WriteElements(int64_t begin, absl::Span<const char> bytes);
+
+  at::Tensor values_;
+  c10::ScalarType dtype_;
+  std::string cut_;  // the beginning of an element whose rest is to come
+};
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_FORMAT_TENSOR_BYTES_H_
