@@ -15,7 +15,6 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
-#include "offload/io_queue.h"
 #include "offload/system_calls.h"
 #include "testing/simulation/mutant.h"
 #include "testing/simulation/simulation.h"
