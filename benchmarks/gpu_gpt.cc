@@ -14,7 +14,7 @@
 #include "base/check.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "testing/gpt/model/model.h"
+#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
 

@@ -16,7 +16,7 @@
 
 #include "benchmarks/gpu_run.h"
 #include "fsdp/deferred/deferred_init.h"
-#include "testing/gpt/flags/options.h"
+#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
 

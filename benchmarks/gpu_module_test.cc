@@ -15,7 +15,7 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "gtest/gtest.h"
-#include "testing/gpt/flags/options.h"
+#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
 namespace {

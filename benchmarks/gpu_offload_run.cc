@@ -21,7 +21,7 @@
 #include "benchmarks/gpu_gpt.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "testing/gpt/model/model.h"
+#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
 namespace {

@@ -15,7 +15,7 @@
 #include "comm/host/available_memory.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "testing/gpt/model/model.h"
+#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
 namespace {

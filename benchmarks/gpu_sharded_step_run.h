@@ -8,7 +8,7 @@
 
 #include "benchmarks/gpu_run.h"
 #include "fsdp/options/offload_options.h"
-#include "testing/gpt/flags/options.h"
+#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
 

@@ -21,7 +21,7 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "testing/gpt/model/model.h"
+#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
 namespace {

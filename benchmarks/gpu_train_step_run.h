@@ -9,7 +9,7 @@
 
 #include "base/device_streams.h"
 #include "benchmarks/gpu_run.h"
-#include "testing/gpt/flags/options.h"
+#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
 
