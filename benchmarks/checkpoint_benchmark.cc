@@ -18,9 +18,7 @@
 #include <torch/nn/modules/linear.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -32,12 +30,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/measure.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/real_file_system.h"
@@ -64,15 +62,7 @@ constexpr int kSteps = 6;
 constexpr int64_t kRows = 32;
 
 std::string Directory() {
-  const char* const directory = std::getenv("CHECKPOINT_DIRECTORY");
-  return absl::StrCat(directory != nullptr ? directory : "/var/tmp",
-                      "/checkpoint_benchmark");
-}
-
-double SecondsOf(const std::function<void()>& work) {
-  const absl::Time start = absl::Now();
-  work();
-  return absl::ToDoubleSeconds(absl::Now() - start);
+  return DirectoryIn("CHECKPOINT_DIRECTORY") + "/checkpoint_benchmark";
 }
 
 double PlainSeconds(bool writes) {
@@ -81,7 +71,7 @@ double PlainSeconds(bool writes) {
   const auto caching = checkpoint::Caching::kDirect;
   const auto file = ValueOrThrow(writes ? files.OpenForWriting(path, caching)
                                         : files.OpenForReading(path, caching));
-  const double seconds = SecondsOf([&] {
+  const double seconds = Seconds([&] {
     std::vector<std::thread> threads;
     threads.reserve(kInFlight);
     for (int i = 0; i < kInFlight; ++i) {
@@ -178,7 +168,7 @@ void Measure(comm::Communicator& world, Measured what, Figures* figures) {
   const Timed timed = [&](const std::function<void()>& work) {
     const absl::Time deadline = absl::Now() + absl::Minutes(10);
     ThrowIfError(comm::Barrier(world, "begin", deadline));
-    return SecondsOf([&] {
+    return Seconds([&] {
       work();
       ThrowIfError(comm::Barrier(world, "end", deadline));
     });
@@ -209,11 +199,6 @@ void Measure(comm::Communicator& world, Measured what, Figures* figures) {
   mine.beside = {timed([&] { Train(model); }) / kSteps};
   ThrowIfError(checkpoints->Wait());
   if (world.rank() == 0) *figures = mine;
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 void Report(benchmark::State& state, double seconds, double plain) {
@@ -265,14 +250,17 @@ const Run& RunOf() {
   return *run;
 }
 
+void Once(benchmark::internal::Benchmark* benchmark) {
+  benchmark->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond);
+}
+
 void BM_Save(benchmark::State& state) {
   const Run& run = RunOf<Measured::kFiles>();
   for (auto _ : state) {
     Report(state, Median(run.figures.save), Median(run.plain_writes));
   }
 }
-BENCHMARK(BM_Save)->UseManualTime()->Iterations(1)->Unit(
-    benchmark::kMillisecond);
+BENCHMARK(BM_Save)->Apply(Once);
 
 void BM_Load(benchmark::State& state) {
   const Run& run = RunOf<Measured::kFiles>();
@@ -280,8 +268,7 @@ void BM_Load(benchmark::State& state) {
     Report(state, Median(run.figures.load), Median(run.plain_reads));
   }
 }
-BENCHMARK(BM_Load)->UseManualTime()->Iterations(1)->Unit(
-    benchmark::kMillisecond);
+BENCHMARK(BM_Load)->Apply(Once);
 
 void BM_SaveAsync(benchmark::State& state) {
   const Figures& figures = RunOf<Measured::kBesideTraining>().figures;
@@ -290,10 +277,7 @@ void BM_SaveAsync(benchmark::State& state) {
   state.counters["later_ms"] = 1e3 * Median(figures.later);
   state.counters["copy_ms"] = 1e3 * Median(figures.copy);
 }
-BENCHMARK(BM_SaveAsync)
-    ->UseManualTime()
-    ->Iterations(1)
-    ->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_SaveAsync)->Apply(Once);
 
 void BM_StepsBesideSave(benchmark::State& state) {
   const Figures& figures = RunOf<Measured::kBesideTraining>().figures;
@@ -301,10 +285,7 @@ void BM_StepsBesideSave(benchmark::State& state) {
   state.counters["alone_ms"] = 1e3 * Median(figures.alone);
   state.counters["beside_ms"] = 1e3 * Median(figures.beside);
 }
-BENCHMARK(BM_StepsBesideSave)
-    ->UseManualTime()
-    ->Iterations(1)
-    ->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_StepsBesideSave)->Apply(Once);
 
 }  // namespace
 }  // namespace fsdp

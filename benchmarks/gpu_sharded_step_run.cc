@@ -1,5 +1,3 @@
-#include "benchmarks/gpu_sharded_step_run.h"
-
 #include <ATen/core/Tensor.h>
 #include <c10/util/accumulate.h>
 #include <torch/optim/adamw.h>
@@ -11,7 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
-#include "benchmarks/gpu_gpt.h"
+#include "benchmarks/gpu_benchmarks.h"
+#include "benchmarks/gpu_run.h"
+#include "benchmarks/measure.h"
 #include "comm/host/available_memory.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
@@ -20,7 +20,7 @@
 namespace fsdp::benchmarks {
 namespace {
 
-using Model = FullyShardedDataParallel<GpuGptImpl>;
+using Model = FullyShardedDataParallel<gpt::GptImpl>;
 
 constexpr int kWarmUp = 2;
 
@@ -50,7 +50,7 @@ Model MakeModel(const ShardedStepCase& what, const Place& place) {
   options.unit.precision.reduce_dtype = at::kFloat;
   options.offload = what.offload;
   auto net = MakeOn(place, at::kFloat, [&what] {
-    return std::make_shared<GpuGptImpl>(what.model, /*checkpointing=*/false);
+    return std::make_shared<gpt::GptImpl>(what.model, /*checkpointing=*/false);
   });
   ThrowIfError(CheckHostMemory(*net, what.offload));
   return ValueOrThrow(
