@@ -106,7 +106,7 @@ void Forget(const std::string& folder) {
 
 using Model = FullyShardedDataParallel<torch::nn::SequentialImpl>;
 
-Model MakeModel(comm::Communicator& world) {
+Model MakeModel(const std::shared_ptr<comm::Communicator>& world) {
   torch::nn::Sequential layers;
   {
     const DeferredInit deferred;
@@ -117,10 +117,7 @@ Model MakeModel(comm::Communicator& world) {
   }
   Options options;
   options.wrap_policy = WrapModules<torch::nn::LinearImpl>();
-  return ValueOrThrow(FullyShard(
-      layers,
-      std::shared_ptr<comm::Communicator>(&world, [](comm::Communicator*) {}),
-      options));
+  return ValueOrThrow(FullyShard(layers, world, options));
 }
 
 // Returns rank 0's seconds from when all ranks begin until all have finished.
@@ -164,7 +161,9 @@ enum class Measured { kFiles, kBesideTraining };
 
 // Measures everything once and keeps what rank 0 has seen.
 void Measure(comm::Communicator& world, Measured what, Figures* figures) {
-  Model model = MakeModel(world);
+  const std::shared_ptr<comm::Communicator> ranks(&world,
+                                                  [](comm::Communicator*) {});
+  Model model = MakeModel(ranks);
   const Timed timed = [&](const std::function<void()>& work) {
     const absl::Time deadline = absl::Now() + absl::Minutes(10);
     ThrowIfError(comm::Barrier(world, "begin", deadline));
@@ -173,8 +172,6 @@ void Measure(comm::Communicator& world, Measured what, Figures* figures) {
       ThrowIfError(comm::Barrier(world, "end", deadline));
     });
   };
-  const std::shared_ptr<comm::Communicator> ranks(&world,
-                                                  [](comm::Communicator*) {});
   auto checkpoints =
       ValueOrThrow(checkpoint::Checkpointer::Open(Directory(), ranks));
   checkpoint::TrainingRun run;
