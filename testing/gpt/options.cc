@@ -26,45 +26,36 @@
 #include "base/status_macros.h"
 
 ABSL_FLAG(int, ranks, gpt::TrainOptions().ranks,
-          "Ranks to start on this host. Under torchrun, Slurm and mpirun these "
-          "decide instead.");
+          "Ranks to start on this host, unless torchrun or another launcher "
+          "does.");
 ABSL_FLAG(std::string, backend, "auto",
-          "How ranks talk: local (threads of one process), shared_memory "
-          "(processes of one host), gloo (processes, TCP), auto (what is "
-          "fastest where the ranks are).");
+          "local (threads of one process), shared_memory, gloo, or auto.");
 ABSL_FLAG(std::string, device, "cpu",
-          "cpu, or cuda: rank r of a host takes GPU r modulo their number. It "
-          "needs //testing/gpt:train_cuda, built with --config=cuda.");
+          "cpu, or cuda, in //testing/gpt:train_cuda.");
 ABSL_FLAG(std::string, sharding, "full",
-          "full: parameters, gradients and optimizer state are split over the "
-          "ranks. gradients: the same, with parameters whole from forward to "
-          "backward. optimizer: whole until backward reduces. replicated: "
-          "everything whole, gradients are averaged. none: every rank trains a "
-          "whole model on its own data and exchanges no gradients.");
+          "full, gradients (parameters whole from forward to backward), "
+          "optimizer (whole until backward reduces), replicated (all whole), "
+          "or none: every rank trains a model of its own.");
 ABSL_FLAG(std::string, precision, "fp32",
-          "fp32, or bf16: gather and compute in bf16, reduce and keep "
-          "parameters and optimizer state in fp32.");
+          "fp32, or bf16: gather and compute in bf16, reduce and step in "
+          "fp32.");
 ABSL_FLAG(std::string, offload, "none",
-          "Where parameters, gradients and optimizer state rest while nothing "
-          "computes with them: none: where the model is; cpu: host memory; "
-          "ssd: files.");
+          "Where all rests that nothing computes with: none (where the model "
+          "is), cpu, or ssd.");
 ABSL_FLAG(std::string, offload_dir, "",
-          "With --offload=ssd: a directory for files, which vanish with the "
-          "run. Default: $TMPDIR, or /tmp. With --auto: the same, if files may "
-          "be used.");
+          "With --offload=ssd, and for --auto: a directory for files. "
+          "Default: $TMPDIR, or /tmp.");
 ABSL_FLAG(std::string, memory_budget, "0",
-          "With --offload: bytes of memory that a rank may use for what rests "
-          "and for its transfers, such as 8GiB. What fits stays in memory.");
+          "With --offload: bytes of memory for what rests and for its "
+          "transfers, such as 8GiB.");
 ABSL_FLAG(std::string, keep, "",
-          "With --offload=ssd: the name of files in --offload-dir that outlive "
-          "the run. A run that finds them goes on from its last finished "
-          "step.");
+          "With --offload=ssd: the name of files that outlive the run; one "
+          "that finds them goes on.");
 ABSL_FLAG(bool, recompute, false,
           "Keep a block's input only, and run its forward again in backward.");
 ABSL_FLAG(bool, auto, false,
           "Choose units, sharding, prefetching, recomputation and what rests "
-          "in files, so that a rank needs at most --auto-memory and a step "
-          "takes as little time as that allows. Prints what was considered.");
+          "in files so that --auto-memory is enough.");
 ABSL_FLAG(std::string, auto_memory, "0",
           "With --auto: bytes of memory that a rank may use, such as 8GiB.");
 ABSL_FLAG(int64_t, layers, gpt::GptConfig().layers, "Transformer blocks.");
@@ -98,12 +89,11 @@ ABSL_FLAG(std::string, json, "",
 ABSL_FLAG(std::string, save_init, "",
           "Write the initial parameters to this safetensors file.");
 ABSL_FLAG(std::string, init, "",
-          "Read the initial parameters from this safetensors file, or from the "
-          "folder of a Hugging Face model or of a step of --save.");
+          "Read the initial parameters from this safetensors file, or from "
+          "the folder of a Hugging Face model or of a step of --save.");
 ABSL_FLAG(std::string, save, "",
-          "Keep checkpoints in this folder, which other runs do not use: when "
-          "the run ends or is stopped by SIGTERM or SIGINT. Any number of "
-          "ranks reads them.");
+          "Keep checkpoints in this folder: when the run ends or is stopped "
+          "by SIGTERM or SIGINT.");
 ABSL_FLAG(int64_t, save_every, 0,
           "With --save: also after each so many steps; 0: only at the end.");
 ABSL_FLAG(bool, save_async, true,
@@ -111,28 +101,19 @@ ABSL_FLAG(bool, save_async, true,
 ABSL_FLAG(int64_t, keep_last, 0,
           "With --save: remove all but the newest so many; 0: keep all.");
 ABSL_FLAG(bool, object_store, false,
-          "With --save: its folder is on a mounted object store. Each rank "
-          "writes files of its own, and the manifest commits.");
+          "With --save: its folder is on a mounted object store.");
 ABSL_FLAG(bool, resume, false,
-          "With --save: go on from the newest checkpoint, or begin where there "
-          "is none. With as many ranks as before, losses are those of an "
-          "unbroken run, to the bit.");
+          "With --save: go on from the newest checkpoint, if there is one.");
 ABSL_FLAG(int, max_restarts, 0,
           "With --save --resume, --keep or --replicas: start the ranks again "
-          "when one has failed, at most so often. Not when the run is told to "
-          "stop, when it was asked for what cannot be (exit code 2), or after "
-          "three attempts in a row that have saved nothing new. Under torchrun "
-          "its own --max-restarts decides.");
+          "when one has failed, at most so often.");
 ABSL_FLAG(std::string, restart_ranks, "same",
-          "With --max-restarts: with as many ranks (same), or without those "
-          "that have failed (fewer): their batches are others then.");
+          "With --max-restarts: as many ranks (same), or without those that "
+          "have failed (fewer).");
 ABSL_FLAG(int, replicas, 0,
           "Start so many replicas of --ranks ranks each, which outlive each "
-          "other: each trains the whole model on its part of every step, and "
-          "one that loses a rank leaves. With --max-restarts it is started "
-          "again and takes model and optimizer from another one. What a "
-          "replica writes has its number: --json=x is x.0, --save=d is d.0. 0: "
-          "one run.");
+          "other. What each writes has its number: --json=x is x.0. 0: one "
+          "run.");
 ABSL_FLAG(std::string, replica_history, "",
           "With --replicas: write who took part in which steps to this "
           "folder, of this run alone.");
@@ -140,11 +121,11 @@ ABSL_FLAG(std::string, replica_replay, "",
           "With --replicas: train as the run did that has written such a "
           "folder, losses of replicas included, to the same bits.");
 ABSL_FLAG(std::string, export, "",
-          "Write the trained model to this new folder, as a Hugging Face model "
-          "with a config.json.");
+          "Write the trained model to this new folder, as a Hugging Face "
+          "model with a config.json.");
 ABSL_FLAG(std::string, trace, "",
-          "Write what all ranks gather, wait for and compute to this file, for "
-          "ui.perfetto.dev and //tools:trace_report.");
+          "Write what all ranks gather, wait for and compute to this file, "
+          "for ui.perfetto.dev and //tools:trace_report.");
 ABSL_FLAG(int64_t, trace_steps, gpt::TrainOptions().trace_steps,
           "With --trace: the last so many steps.");
 ABSL_FLAG(int64_t, sample, gpt::TrainOptions().sample,
