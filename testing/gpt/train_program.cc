@@ -63,12 +63,13 @@ absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
 }
 
 // Runs a rank in a place that all ranks of this process share.
-absl::Status RunOne(const TrainOptions& options, RankContext place,
+absl::Status RunOne(const TrainOptions& options, const RankContext& place,
                     std::unique_ptr<Communicator> communicator) {
   CollectiveLog log(/*max_trace=*/0);
-  place.communicator = fsdp::comm::Record(std::move(communicator), &log);
-  place.log = &log;
-  return RunRank(options, place);
+  RankContext context = place;
+  context.communicator = fsdp::comm::Record(std::move(communicator), &log);
+  context.log = &log;
+  return RunRank(options, context);
 }
 
 // Runs ranks as threads of this process.
@@ -154,7 +155,7 @@ absl::Status RunProcess(const TrainOptions& options,
   place.corpus = ReadCorpus(options, argv0);
   place.is_restarted = environment.restart_count > 0;
   place.replica = ReplicaOf(options, environment, connect, hooks);
-  return RunOne(options, std::move(place), std::move(communicator));
+  return RunOne(options, place, std::move(communicator));
 }
 
 fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
