@@ -196,7 +196,7 @@ void AddNorm(const std::string& name, int64_t dim, UnitShape& unit) {
   unit.parameters.push_back(Parameter(name + ".bias", {dim}));
 }
 
-// The parameters are in the order of testing/gpt/model/model.cc.
+// The parameters are in the order of testing/gpt/model.cc.
 UnitShape MakeBlock(const GptShape& gpt, int64_t index) {
   UnitShape block;
   block.name = absl::StrCat("blocks.", index);
