@@ -20,7 +20,6 @@
 #include "examples/llama/data/token_file.h"
 #include "examples/llama/data/window_rows.h"
 #include "examples/llama/model/llama.h"
-#include "examples/llama/training/export.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"

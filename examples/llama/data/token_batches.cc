@@ -47,12 +47,6 @@ absl::StatusOr<Batch> ReadBatch(const RowSource& source,
   return batch;
 }
 
-namespace {
-
-constexpr int64_t kMaxPosition = int64_t{1} << 62;
-
-}  // namespace
-
 absl::StatusOr<TokenBatches> TokenBatches::Create(
     std::shared_ptr<const RowSource> source, const BatchShare& share,
     uint64_t seed) {
@@ -65,7 +59,7 @@ TokenBatches::TokenBatches(std::shared_ptr<const RowSource> source,
     : source_(std::move(source)), share_(share), seed_(seed) {}
 
 absl::Status TokenBatches::Seek(int64_t position) {
-  if (position < 0 || position > kMaxPosition) {
+  if (position < 0 || position > int64_t{1} << 62) {
     return absl::InvalidArgumentError(
         absl::StrCat("the position ", position,
                      " in the data: it has to be from 0 to 2^62; "

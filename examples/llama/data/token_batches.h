@@ -64,9 +64,6 @@ class TokenBatches {
   // 2^62.
   absl::Status Seek(int64_t position);
 
-  // The epoch of the row at position(), from 0.
-  int64_t epoch() const { return position_ / source_->num_rows(); }
-
  private:
   TokenBatches(std::shared_ptr<const RowSource> source, const BatchShare& share,
                uint64_t seed);

@@ -11,13 +11,27 @@
 #include "base/status_macros.h"
 
 namespace llama {
+namespace {
+
+absl::Status CheckSeq(int64_t seq) {
+  if (seq >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rows of ", seq, " tokens: at least 1 is needed"));
+}
+
+// Is the output function of SplitMix64 (Steele, Lea, Flood: Fast Splittable
+// Pseudorandom Number Generators, OOPSLA 2014).
+uint64_t Mix(uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+  return value ^ (value >> 31);
+}
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<const WindowRows>> WindowRows::Create(
     TokenFile file, int64_t seq, LastWindow last) {
-  if (seq < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rows of ", seq, " tokens: at least 1 is needed"));
-  }
+  FSDP_RETURN_IF_ERROR(CheckSeq(seq));
   const int64_t num_targets = file.num_tokens() - 1;
   int64_t num_rows = num_targets > 0 ? num_targets / seq : 0;
   if (last == LastWindow::kPadded && num_targets > num_rows * seq) ++num_rows;
@@ -45,26 +59,12 @@ absl::Status WindowRows::Read(int64_t index, Row& row) const {
   return absl::OkStatus();
 }
 
-namespace {
-
-constexpr int64_t kMaxSize = int64_t{1} << 62;
-
-// Is the output function of SplitMix64 (Steele, Lea, Flood: Fast Splittable
-// Pseudorandom Number Generators, OOPSLA 2014).
-uint64_t Mix(uint64_t value) {
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
-}
-
-}  // namespace
-
 uint64_t MixSeeds(uint64_t seed, uint64_t number) {
   return Mix(Mix(seed + 0x9e3779b97f4a7c15) + number);
 }
 
 Permutation::Permutation(int64_t size, uint64_t seed) : size_(size) {
-  FSDP_CHECK(size >= 1 && size <= kMaxSize);
+  FSDP_CHECK(size >= 1 && size <= int64_t{1} << 62);
   while (int64_t{1} << 2 * half_bits_ < size) ++half_bits_;
   for (int round = 0; round < kRounds; ++round) {
     keys_[round] = MixSeeds(seed, round);
@@ -93,10 +93,7 @@ int64_t Permutation::operator()(int64_t place) const {
 
 absl::StatusOr<std::shared_ptr<const PackedRows>> PackedRows::Create(
     TokenFile file, int64_t seq, uint64_t seed) {
-  if (seq < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rows of ", seq, " tokens: at least 1 is needed"));
-  }
+  FSDP_RETURN_IF_ERROR(CheckSeq(seq));
   const std::shared_ptr<PackedRows> rows(
       new PackedRows(std::move(file), seq, seed));
   FSDP_RETURN_IF_ERROR(rows->Pack());

@@ -6,11 +6,8 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "adapters/lora_config.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
@@ -53,14 +50,6 @@ class ShortRows final : public RowSource {
   }
 };
 
-ModelOptions Adapted(bool is_int8) {
-  ModelOptions options;
-  options.compute = at::kBFloat16;
-  options.lora.emplace().targets = {fsdp::adapters::kAllLinear};
-  if (is_int8) options.int8_base.emplace();
-  return options;
-}
-
 struct Held {
   int64_t planned = 0;
   int64_t held = 0;
@@ -89,11 +78,15 @@ absl::Status Measure(Communicator& world, const ModelOptions& options,
 
 // Returns what rank 0 of two measures.
 Held MeasureOnTwoRanks(bool is_int8) {
+  ModelOptions options;
+  options.compute = at::kBFloat16;
+  options.lora.emplace().targets = {fsdp::adapters::kAllLinear};
+  if (is_int8) options.int8_base.emplace();
   Held first;
   EXPECT_OK(fsdp::comm::testing::RunAllRanks(
       2, [&](Communicator& world) -> absl::Status {
         Held mine;
-        FSDP_RETURN_IF_ERROR(Measure(world, Adapted(is_int8), &mine));
+        FSDP_RETURN_IF_ERROR(Measure(world, options, &mine));
         if (world.rank() == 0) first = mine;
         return absl::OkStatus();
       }));
@@ -102,22 +95,16 @@ Held MeasureOnTwoRanks(bool is_int8) {
 
 // Between two steps shards, factors with their states and gradients, and
 // buffers live; the allocator counts them.
-TEST(AdapterMemoryTest, ARankHoldsWhatIsPlanned) {
-  for (const bool is_int8 : {false, true}) {
-    const Held held = MeasureOnTwoRanks(is_int8);
-    RecordProperty(is_int8 ? "int8" : "bf16",
-                   absl::StrCat(held.held, " of ", held.planned));
+TEST(AdapterMemoryTest, ARankHoldsWhatIsPlannedAndHalfOfItIfTheBaseIsInt8) {
+  const Held numbers = MeasureOnTwoRanks(/*is_int8=*/false);
+  const Held int8 = MeasureOnTwoRanks(/*is_int8=*/true);
+  for (const Held& held : {numbers, int8}) {
     EXPECT_NEAR(
         static_cast<double>(held.held) / static_cast<double>(held.planned), 1,
         0.02)
         << held.held << " held, " << held.planned << " planned";
   }
-}
-
-// A weight is 1 byte and a 64th of a 4-byte scale instead of 2 bytes.
-TEST(AdapterMemoryTest, TheBaseIsHalfAsLarge) {
-  const Held numbers = MeasureOnTwoRanks(/*is_int8=*/false);
-  const Held int8 = MeasureOnTwoRanks(/*is_int8=*/true);
+  // A weight is 1 byte and a 64th of a 4-byte scale instead of 2 bytes.
   constexpr int64_t kOfLayer =
       256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 704;  // attention and MLP
   constexpr int64_t kSaved = 4 * kOfLayer * (64 - 4) / 64 / 2;

@@ -306,6 +306,28 @@ TEST(TrainerModelTest, MicroBatchesTakeNoMoreThanOneUnlessGradientsStayWhole) {
   EXPECT_GT(peaks[std::pair(int64_t{4}, true)], one + whole / 4);
 }
 
+// Every rank computes the initial values of its own shards.
+TEST(TrainerModelTest, HasTheSameInitialValuesOnAnyNumberOfRanks) {
+  const auto values = [](int count) {
+    std::map<std::string, at::Tensor> found;
+    EXPECT_OK(RunAllRanks(count, [&](Communicator& world) -> absl::Status {
+      const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(TinyConfig(), {}, own));
+      FSDP_ASSIGN_OR_RETURN(const fsdp::StateDict dict,
+                            model->GatherStateDict());
+      if (world.rank() != 0) return absl::OkStatus();
+      for (const auto& item : dict) found[item.key()] = item.value();
+      return absl::OkStatus();
+    }));
+    return found;
+  };
+  const auto one = values(1), two = values(2);
+  EXPECT_EQ(one.size(), two.size());
+  for (const auto& [name, value] : one) {
+    EXPECT_TRUE(value.equal(two.at(name))) << name;
+  }
+}
+
 // The base is frozen in bfloat16, and the loss goes down all the same.
 TEST(TrainerModelTest, AdaptersLearnOnAFrozenBase) {
   ModelOptions options;

@@ -1,6 +1,6 @@
 // Reports how a run goes: lines for people, and lines of JSON.
-#ifndef EXAMPLES_LLAMA_REPORT_PROGRESS_H_
-#define EXAMPLES_LLAMA_REPORT_PROGRESS_H_
+#ifndef EXAMPLES_LLAMA_TRAINING_PROGRESS_H_
+#define EXAMPLES_LLAMA_TRAINING_PROGRESS_H_
 
 #include <cstdint>
 #include <fstream>
@@ -72,4 +72,4 @@ double FlopsPerToken(const LlamaConfig& config, int64_t seq, bool frozen_base);
 
 }  // namespace llama
 
-#endif  // EXAMPLES_LLAMA_REPORT_PROGRESS_H_
+#endif  // EXAMPLES_LLAMA_TRAINING_PROGRESS_H_
