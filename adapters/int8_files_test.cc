@@ -20,7 +20,6 @@
 #include "adapters/peft_files.h"
 #include "adapters/quantized_base.h"
 #include "adapters/testing/adapted_net.h"
-#include "adapters/testing/int8_net.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"

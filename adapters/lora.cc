@@ -27,7 +27,6 @@ namespace {
 
 constexpr absl::string_view kFactorA = ".lora_A.weight";
 constexpr absl::string_view kFactorB = ".lora_B.weight";
-constexpr absl::string_view kHead = "lm_head";
 
 absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
                                  const LoraConfig& config) {
@@ -41,7 +40,7 @@ absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
     const std::string& name = item.key();
     const auto layer = all.find(name);
     const bool is_target =
-        takes_all ? layer != all.end() && !IsNamedBy(name, {std::string(kHead)})
+        takes_all ? layer != all.end() && !IsNamedBy(name, {"lm_head"})
                   : config.IsTarget(name);
     if (!is_target) continue;
     if (layer == all.end()) {
@@ -71,21 +70,6 @@ absl::Status CheckTrainedWhole(const torch::nn::Module& module,
     }
   }
   return absl::OkStatus();
-}
-
-bool IsInt8(const Layers& layers) {
-  return absl::c_any_of(layers, [](const auto& layer) {
-    return layer.second->int8_rows().has_value();
-  });
-}
-
-absl::Status CheckCanBeAdapted(const torch::nn::Module& module) {
-  if (IsSharded(module)) {
-    return absl::FailedPreconditionError(
-        "the model is sharded: add adapters before FullyShard()");
-  }
-  if (AdaptedLayers(module).empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError("the model has adapters already");
 }
 
 absl::Status MergeSharded(ShardedModuleBase& model, const Layers& layers) {
@@ -126,7 +110,13 @@ bool IsFactor(absl::string_view parameter) {
 
 absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config) {
   FSDP_RETURN_IF_ERROR(Check(config));
-  FSDP_RETURN_IF_ERROR(CheckCanBeAdapted(module));
+  if (IsSharded(module)) {
+    return absl::FailedPreconditionError(
+        "the model is sharded: add adapters before FullyShard()");
+  }
+  if (!AdaptedLayers(module).empty()) {
+    return absl::FailedPreconditionError("the model has adapters already");
+  }
   FSDP_RETURN_IF_ERROR(
       CheckNames(module, config.trained_whole, "training whole"));
   FSDP_ASSIGN_OR_RETURN(const Layers targets, TargetsOf(module, config));
@@ -158,7 +148,10 @@ absl::Status MergeLora(torch::nn::Module& module) {
   if (layers.empty()) {
     return absl::FailedPreconditionError("the model has no adapters");
   }
-  if (sharded != nullptr && IsInt8(layers)) {
+  const bool is_int8 = absl::c_any_of(layers, [](const auto& layer) {
+    return layer.second->int8_rows().has_value();
+  });
+  if (sharded != nullptr && is_int8) {
     return absl::FailedPreconditionError(
         "merging adapters into the shards of an int8 base, which cannot hold "
         "the sum: SaveAdapter(), and LoadAdapter() into a model whose base is "

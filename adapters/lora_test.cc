@@ -1,18 +1,12 @@
 #include "adapters/lora.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/randn.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/utils.h>
 
-#include <map>
-#include <memory>
 #include <set>
 #include <string>
 
@@ -23,7 +17,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
@@ -33,9 +26,9 @@ namespace fsdp::adapters {
 namespace {
 
 using ::fsdp::adapters::testing::BlockUnits;
-using ::fsdp::adapters::testing::kDim;
 using ::fsdp::adapters::testing::MakeNet;
-using ::fsdp::adapters::testing::NetImpl;
+using ::fsdp::adapters::testing::Values;
+using ::fsdp::adapters::testing::ValuesOf;
 using ::fsdp::comm::Communicator;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
@@ -103,77 +96,6 @@ TEST(LoraTest, AllLinearIsAllButTheHeadOfALanguageModel) {
               UnorderedElementsAre("fc.lora_A.weight", "fc.lora_B.weight"));
 }
 
-TEST(LoraTest, ComputesWhatItDidUntilItLearns) {
-  const at::NoGradGuard no_grad;
-  const auto net = MakeNet(1);
-  const at::Tensor x = at::randn({4, kDim});
-  const at::Tensor before = net->forward(x);
-  ASSERT_OK(AddLora(*net, OnQAndV()));
-  EXPECT_TRUE(at::equal(net->forward(x), before));
-  FillFactors(*net);
-  EXPECT_FALSE(at::allclose(net->forward(x), before));
-}
-
-// Against the formula.
-TEST(LoraTest, AddsTheScaledProduct) {
-  const at::NoGradGuard no_grad;
-  Linear layer(5, 7);
-  LowRankOptions options;
-  options.rank = 2;
-  options.scale = 1.5;
-  layer->AddLowRank(options);
-  FillFactors(*layer);
-  const auto parameters = layer->named_parameters();
-  const at::Tensor& a = parameters["lora_A.weight"];
-  const at::Tensor& b = parameters["lora_B.weight"];
-  const at::Tensor x = at::randn({3, 2, 5});
-  const at::Tensor expected =
-      at::matmul(x, (layer->weight + 1.5 * at::matmul(b, a)).t()) + layer->bias;
-  EXPECT_TRUE(at::allclose(layer(x), expected, 1e-5, 1e-6));
-  layer->Merge();
-  EXPECT_TRUE(at::allclose(layer(x), expected, 1e-5, 1e-6));
-  EXPECT_TRUE(at::equal(b, at::zeros_like(b)));
-}
-
-TEST(LoraTest, FactorsAreFloatUnlessAskedOtherwise) {
-  const at::NoGradGuard no_grad;
-  Linear layer(5, 7);
-  layer->to(at::kBFloat16);
-  layer->AddLowRank({});
-  EXPECT_EQ(layer->named_parameters()["lora_A.weight"].scalar_type(),
-            at::kFloat);
-  EXPECT_EQ(layer(at::randn({3, 5}, at::kBFloat16)).scalar_type(),
-            at::kBFloat16);
-}
-
-// The first factor is that of PyTorch's Linear: uniform in +-1 / sqrt(in).
-TEST(LoraTest, FirstFactorsAreRandomSecondOnesZero) {
-  torch::manual_seed(1);
-  Linear layer(400, 3);
-  LowRankOptions options;
-  options.rank = 50;
-  layer->AddLowRank(options);
-  const auto parameters = layer->named_parameters();
-  const at::Tensor a = parameters["lora_A.weight"].detach();
-  EXPECT_LE(a.abs().max().item<float>(), 0.05f);
-  EXPECT_NEAR(a.mean().item<float>(), 0, 1e-3);
-  EXPECT_NEAR(a.std().item<float>(), 0.05 / std::sqrt(3), 1e-3);
-  EXPECT_EQ(parameters["lora_B.weight"].abs().max().item<float>(), 0);
-}
-
-TEST(LoraTest, DropsInputsOfTheAdapterInTraining) {
-  const at::NoGradGuard no_grad;
-  Linear layer(64, 3);
-  LowRankOptions options;
-  options.dropout = 0.5;
-  layer->AddLowRank(options);
-  FillFactors(*layer);
-  const at::Tensor x = at::randn({4, 64});
-  EXPECT_FALSE(at::equal(layer(x), layer(x)));
-  layer->eval();
-  EXPECT_TRUE(at::equal(layer(x), layer(x)));
-}
-
 TEST(LoraTest, RefusesWhatCannotHaveAnAdapter) {
   const auto net = MakeNet(1);
   const auto refused = [&](LoraConfig config, const std::string& text) {
@@ -224,16 +146,6 @@ TEST(LoraTest, AShardedModelIsRefused) {
       }));
 }
 
-using Values = std::map<std::string, at::Tensor>;
-
-Values ValuesOf(const torch::nn::Module& module) {
-  Values values;
-  for (const auto& item : module.named_parameters()) {
-    values[item.key()] = item.value().detach().clone();
-  }
-  return values;
-}
-
 TEST(LoraTest, MergedShardsHaveTheBitsOfTheMergedModel) {
   const auto whole = MakeNet(1);
   ASSERT_OK(AddLora(*whole, OnQAndV()));
@@ -264,25 +176,6 @@ TEST(LoraTest, MergedShardsHaveTheBitsOfTheMergedModel) {
     };
     EXPECT_OK(comm::testing::RunAllRanks(ranks, merge)) << ranks;
   }
-}
-
-TEST(LoraTest, AModelWithoutMemoryGetsAdaptersToo) {
-  std::shared_ptr<NetImpl> net;
-  {
-    DeferredInitOptions options;
-    options.min_bytes = 0;
-    const DeferredInit deferred(options);
-    net = std::make_shared<NetImpl>();
-    ASSERT_OK(AddLora(*net, OnQAndV()));
-  }
-  ASSERT_OK(Materialize(*net));
-  const auto parameters = net->named_parameters();
-  const at::Tensor a = parameters["layers.1.v_proj.lora_A.weight"].detach();
-  EXPECT_GT(a.abs().max().item<float>(), 0.1f);
-  EXPECT_LE(a.abs().max().item<float>(), 0.25f);
-  EXPECT_EQ(
-      parameters["layers.1.v_proj.lora_B.weight"].abs().max().item<float>(), 0);
-  EXPECT_EQ(Trained(*net).size(), 8);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <fstream>
-#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -40,7 +39,8 @@ namespace {
 using ::fsdp::adapters::testing::BlockUnits;
 using ::fsdp::adapters::testing::kDim;
 using ::fsdp::adapters::testing::MakeNet;
-using ::fsdp::adapters::testing::NetImpl;
+using ::fsdp::adapters::testing::Model;
+using ::fsdp::adapters::testing::ValuesOf;
 using ::fsdp::checkpoint::LoadModel;
 using ::fsdp::checkpoint::LoadModelOptions;
 using ::fsdp::checkpoint::testing::EmptyFolder;
@@ -78,14 +78,6 @@ std::vector<double> LossesOf(const std::string& folder) {
   return losses;
 }
 
-std::map<std::string, at::Tensor> ValuesOf(const torch::nn::Module& module) {
-  std::map<std::string, at::Tensor> values;
-  for (const auto& item : module.named_parameters()) {
-    values[item.key()] = item.value().detach();
-  }
-  return values;
-}
-
 void ExpectClose(const torch::nn::Module& actual,
                  const torch::nn::Module& expected) {
   const auto values = ValuesOf(actual);
@@ -97,8 +89,8 @@ void ExpectClose(const torch::nn::Module& actual,
   }
 }
 
-absl::StatusOr<FullyShardedDataParallel<NetImpl>> Begin(
-    Communicator& world, const std::string& folder, const LoraConfig& config) {
+absl::StatusOr<Model> Begin(Communicator& world, const std::string& folder,
+                            const LoraConfig& config) {
   const auto net = MakeNet(1);
   FSDP_RETURN_IF_ERROR(AddLora(*net, config));
   FSDP_ASSIGN_OR_RETURN(auto model,
@@ -111,7 +103,7 @@ absl::StatusOr<FullyShardedDataParallel<NetImpl>> Begin(
   return model;
 }
 
-std::vector<at::Tensor> Trained(FullyShardedDataParallel<NetImpl>& model) {
+std::vector<at::Tensor> Trained(Model& model) {
   std::vector<at::Tensor> trained;
   for (const TensorRange& named : model->Ranges()) {
     if (named.values.requires_grad()) trained.push_back(named.values);
@@ -121,7 +113,7 @@ std::vector<at::Tensor> Trained(FullyShardedDataParallel<NetImpl>& model) {
 
 // Ten steps of AdamW, each rank with its rows of the batches.
 absl::Status Train(Communicator& world, const std::string& folder,
-                   FullyShardedDataParallel<NetImpl>& model) {
+                   Model& model) {
   BatchesImpl batches;
   FSDP_RETURN_IF_ERROR(LoadModel(folder + "/batches.safetensors", batches));
   const std::vector<double> expected = LossesOf(folder);
@@ -189,22 +181,23 @@ TEST_P(PeftTest, TrainsSavesAndMergesAsPythonDoes) {
   }
 }
 
-TEST_P(PeftTest, WhatDoesNotFitIsListed) {
-  const auto config = ReadLoraConfig(folder_ + "/before");
+TEST(PeftFilesTest, WhatDoesNotFitIsListed) {
+  const std::string before = Recorded("lora/before");
+  const auto config = ReadLoraConfig(before);
   ASSERT_OK(config);
   const auto net = MakeNet(1);
   LoraConfig other = *config;
   other.targets = {"layers.0.q_proj"};
   ASSERT_OK(AddLora(*net, other));
   // More than the model has.
-  EXPECT_THAT(LoadAdapter(folder_ + "/before", *net, other),
+  EXPECT_THAT(LoadAdapter(before, *net, other),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("layers.1.q_proj.lora_A.weight")));
   const auto larger = MakeNet(1);
   other = *config;
   other.rank += 1;
   ASSERT_OK(AddLora(*larger, other));
-  EXPECT_THAT(LoadAdapter(folder_ + "/before", *larger, other),
+  EXPECT_THAT(LoadAdapter(before, *larger, other),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("layers.0.q_proj.lora_A.weight")));
 }

@@ -23,11 +23,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
-#include "adapters/int8_rows.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
 #include "adapters/testing/adapted_net.h"
-#include "adapters/testing/int8_net.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
@@ -96,28 +94,6 @@ TEST(QuantizedBaseTest, TheHeadOfALanguageModelIsKeptUnlessNamed) {
   EXPECT_EQ(net->named_parameters()["fc.weight"].scalar_type(), at::kByte);
   EXPECT_EQ(net->named_parameters()["lm_head.weight"].scalar_type(),
             at::kFloat);
-}
-
-TEST(QuantizedBaseTest, ComputesWithTheNumbersThatTheBytesStandFor) {
-  ASSERT_OK_AND_ASSIGN(const auto net, MakeInt8Net(1));
-  ASSERT_OK_AND_ASSIGN(const auto plain, WithNumbers(*net));
-  const at::Tensor x = at::randn({4, kDim}).requires_grad_();
-  const at::Tensor y = x.detach().clone().requires_grad_();
-  const at::Tensor out = net->forward(x);
-  const at::Tensor expected = plain->forward(y);
-  EXPECT_TRUE(at::equal(out, expected));
-  out.square().sum().backward();
-  expected.square().sum().backward();
-  EXPECT_TRUE(at::allclose(x.grad(), y.grad(), 1e-6, 1e-6));
-  const auto grads = plain->named_parameters();
-  for (const auto& item : net->named_parameters()) {
-    EXPECT_EQ(item.value().grad().defined(), IsFactor(item.key()))
-        << item.key();
-    if (!IsFactor(item.key())) continue;
-    EXPECT_TRUE(
-        at::allclose(item.value().grad(), grads[item.key()].grad(), 1e-6, 1e-6))
-        << item.key();
-  }
 }
 
 struct Expected {
