@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -186,25 +187,23 @@ class Search {
          const StepProfile& profile, const StepCosts& costs)
       : options_(options), mesh_(mesh), profile_(profile), costs_(costs) {}
 
-  absl::Status Consider(Division& division) {
-    for (const Tier tier : Tiers(division)) {
-      for (const bool recompute : {false, true}) {
-        if (recompute && !MayRecompute(division)) continue;
-        for (const ShardingStrategy strategy : StrategiesOn(mesh_)) {
-          for (PlannedUnit& unit : division.plan.units) {
-            unit.options.strategy = strategy;
-          }
-          for (const bool prefetch : {true, false}) {
-            FSDP_RETURN_IF_ERROR(
-                Consider({&division, strategy, prefetch, recompute, tier}));
+  absl::StatusOr<AutoChoice> Choose(std::vector<Division>& divisions) && {
+    for (Division& division : divisions) {
+      for (const Tier tier : Tiers(division)) {
+        for (const bool recompute : {false, true}) {
+          if (recompute && !MayRecompute(division)) continue;
+          for (const ShardingStrategy strategy : StrategiesOn(mesh_)) {
+            for (PlannedUnit& unit : division.plan.units) {
+              unit.options.strategy = strategy;
+            }
+            for (const bool prefetch : {true, false}) {
+              FSDP_RETURN_IF_ERROR(
+                  Consider({&division, strategy, prefetch, recompute, tier}));
+            }
           }
         }
       }
     }
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<AutoChoice> Choose() && {
     FSDP_ASSIGN_OR_RETURN(const int chosen,
                           ChooseCandidate(candidates_, options_.memory_bytes));
     AutoChoice choice;
@@ -342,103 +341,63 @@ class Search {
   std::vector<Options> choices_;  // by candidate
 };
 
-class Chooser {
- public:
-  Chooser(const std::shared_ptr<torch::nn::Module>& module,
-          const comm::Mesh& mesh, const AutoOptions& options)
-      : module_(module), mesh_(mesh), world_(*mesh.world()), options_(options) {
-    timeout_ = options.base.timeout > absl::ZeroDuration()
-                   ? *options.base.timeout
-                   : world_.default_timeout();
-  }
+}  // namespace
 
-  absl::StatusOr<AutoChoice> Run() {
-    absl::Status prepared;
-    // A wrap policy of the user may throw.
-    const absl::Status thrown =
-        TorchToStatus("choosing options", [&] { prepared = FindDivisions(); });
-    prepared.Update(thrown);
-    FSDP_RETURN_IF_ERROR(Agree(prepared));
-    FSDP_RETURN_IF_ERROR(comm::CheckSame(
-        world_, TextOf(options_) + Fingerprint(divisions_.front().plan, base_),
-        "the models to choose options for", Deadline()));
-    FSDP_ASSIGN_OR_RETURN(const StepProfile profile, Profile());
-    FSDP_ASSIGN_OR_RETURN(const StepCosts costs, Costs());
-    absl::StatusOr<AutoChoice> choice = Choose(profile, costs);
-    FSDP_RETURN_IF_ERROR(Agree(choice.status()));
-    FSDP_RETURN_IF_ERROR(comm::CheckSame(world_, choice->ToString(),
-                                         "the options that were chosen",
-                                         Deadline()));
-    return choice;
-  }
-
- private:
-  absl::Time Deadline() const { return absl::Now() + timeout_; }
-  absl::Status Agree(const absl::Status& own) {
-    return comm::Agree(world_, own, "choosing options", Deadline());
-  }
-
-  absl::Status FindDivisions() {
-    FSDP_RETURN_IF_ERROR(Check(options_));
-    base_ = options_.base;
-    base_.unit.strategy = ShardingStrategy::kFullShard;
-    FSDP_ASSIGN_OR_RETURN(divisions_, DivisionsOf(module_, mesh_, base_));
-    base_.recompute.units = nullptr;
-    return absl::OkStatus();
-  }
-
+absl::StatusOr<AutoChoice> ChooseOptions(
+    const std::shared_ptr<torch::nn::Module>& module, const comm::Mesh& mesh,
+    const AutoOptions& options) {
+  comm::Communicator& world = *mesh.world();
+  const absl::Duration timeout = options.base.timeout > absl::ZeroDuration()
+                                     ? *options.base.timeout
+                                     : world.default_timeout();
+  const auto deadline = [&] { return absl::Now() + timeout; };
+  const auto agree = [&](const absl::Status& own) {
+    return comm::Agree(world, own, "choosing options", deadline());
+  };
+  Options base;  // what was asked for, without what is chosen
+  std::vector<Division> divisions;
+  // A wrap policy of the user may throw.
+  FSDP_RETURN_IF_ERROR(
+      agree(TorchToStatus("choosing options", [&]() -> absl::Status {
+        FSDP_RETURN_IF_ERROR(Check(options));
+        base = options.base;
+        base.unit.strategy = ShardingStrategy::kFullShard;
+        FSDP_ASSIGN_OR_RETURN(divisions, DivisionsOf(module, mesh, base));
+        base.recompute.units = nullptr;
+        return absl::OkStatus();
+      })));
+  const ShardPlan& plan = divisions.front().plan;
+  FSDP_RETURN_IF_ERROR(
+      comm::CheckSame(world, TextOf(options) + Fingerprint(plan, base),
+                      "the models to choose options for", deadline()));
   // All ranks measure; the result is that of rank 0.
-  absl::StatusOr<StepProfile> Profile() {
-    const absl::StatusOr<StepProfile> own =
-        MeasureStep(divisions_.front().plan, options_.loss, options_.rows,
-                    options_.memory_bytes);
-    FSDP_RETURN_IF_ERROR(Agree(own.status()));
-    FSDP_ASSIGN_OR_RETURN(
-        const std::string text,
-        comm::BroadcastString(world_, ToText(*own), /*root=*/0,
-                              "what a step takes", Deadline()));
-    return ProfileFromText(text);
-  }
-
-  absl::StatusOr<StepCosts> Costs() {
-    if (options_.costs.has_value()) return *options_.costs;
-    const ShardPlan& plan = divisions_.front().plan;
+  const absl::StatusOr<StepProfile> own =
+      MeasureStep(plan, options.loss, options.rows, options.memory_bytes);
+  FSDP_RETURN_IF_ERROR(agree(own.status()));
+  FSDP_ASSIGN_OR_RETURN(const std::string text,
+                        comm::BroadcastString(world, ToText(*own), /*root=*/0,
+                                              "what a step takes", deadline()));
+  FSDP_ASSIGN_OR_RETURN(const StepProfile profile, ProfileFromText(text));
+  std::optional<StepCosts> costs = options.costs;
+  if (!costs.has_value()) {
     const at::Tensor& first = plan.tree.parameters.front().front();
     int64_t elements = 0;
     for (const auto& tied : plan.tree.parameters) {
       elements += tied.front().numel();
     }
     const auto units = static_cast<int64_t>(plan.units.size());
-    return MeasureCosts(
-        world_, first.device(),
-        elements / units * static_cast<int64_t>(first.element_size()),
-        base_.offload.directory, timeout_);
+    FSDP_ASSIGN_OR_RETURN(
+        costs, MeasureCosts(world, first.device(),
+                            elements / units *
+                                static_cast<int64_t>(first.element_size()),
+                            base.offload.directory, timeout));
   }
-
-  absl::StatusOr<AutoChoice> Choose(const StepProfile& profile,
-                                    const StepCosts& costs) {
-    Search search(options_, mesh_, profile, costs);
-    for (Division& division : divisions_) {
-      FSDP_RETURN_IF_ERROR(search.Consider(division));
-    }
-    return std::move(search).Choose();
-  }
-
-  const std::shared_ptr<torch::nn::Module>& module_;
-  const comm::Mesh& mesh_;
-  comm::Communicator& world_;
-  const AutoOptions& options_;
-  absl::Duration timeout_;
-  Options base_;  // what was asked for, without what is chosen
-  std::vector<Division> divisions_;
-};
-
-}  // namespace
-
-absl::StatusOr<AutoChoice> ChooseOptions(
-    const std::shared_ptr<torch::nn::Module>& module, const comm::Mesh& mesh,
-    const AutoOptions& options) {
-  return Chooser(module, mesh, options).Run();
+  Search search(options, mesh, profile, *costs);
+  absl::StatusOr<AutoChoice> choice = std::move(search).Choose(divisions);
+  FSDP_RETURN_IF_ERROR(agree(choice.status()));
+  FSDP_RETURN_IF_ERROR(comm::CheckSame(
+      world, choice->ToString(), "the options that were chosen", deadline()));
+  return choice;
 }
 
 absl::StatusOr<AutoChoice> ChooseOptions(

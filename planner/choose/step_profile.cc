@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
@@ -45,14 +46,6 @@ int RegionAround(const UnitMembership& membership, int unit) {
     if (membership.recomputed[unit]) region = unit;
   }
   return region;
-}
-
-bool GoTheSameWay(const StepProfile& one, const StepProfile& two) {
-  return std::equal(one.forward.begin(), one.forward.end(), two.forward.begin(),
-                    two.forward.end(),
-                    [](const ModuleVisit& a, const ModuleVisit& b) {
-                      return a.module == b.module;
-                    });
 }
 
 // Backward of a unit below the root holds more at its border than that of a
@@ -161,7 +154,10 @@ double StepProfile::forward_seconds() const {
 
 StepProfile Extrapolate(const StepProfile& one, const StepProfile& two,
                         int64_t rows) {
-  const bool same = GoTheSameWay(one, two);
+  const bool same = absl::c_equal(
+      one.forward, two.forward, [](const ModuleVisit& a, const ModuleVisit& b) {
+        return a.module == b.module;
+      });
   StepProfile result = two;
   // Where 1 row says nothing, the line goes through 0 and 2 rows.
   const auto at = [&](auto of_one, auto of_two) {
@@ -253,16 +249,6 @@ int64_t ActivationBytes(const StepProfile& profile,
 
 namespace {
 
-// More thresholds would cost time and would hardly find better options.
-constexpr size_t kMostThresholds = 4;
-
-WrapPolicy AtLeast(const WrapPolicy& policy, int64_t least) {
-  if (least == 0) return policy;
-  return [policy, least](const WrapCandidate& candidate) {
-    return candidate.unowned_numel >= least && policy(candidate);
-  };
-}
-
 UnitMembership MembershipOf(const ShardPlan& plan) {
   const std::vector<ModuleNode>& nodes = plan.tree.nodes;
   std::map<int, int> unit_of_identity;
@@ -324,6 +310,8 @@ std::vector<int64_t> ThresholdsOf(const ShardPlan& plan) {
     sizes.insert(plan.tree.unowned_numel[plan.units[i].unit.module]);
   }
   const std::vector<int64_t> sorted(sizes.begin(), sizes.end());
+  // More thresholds would cost time and would hardly find better options.
+  constexpr size_t kMostThresholds = 4;
   std::vector<int64_t> thresholds;
   const size_t count = sorted.empty() ? 0 : sorted.size() - 1;
   const size_t taken = std::min(count, kMostThresholds);
@@ -358,7 +346,10 @@ absl::StatusOr<std::vector<Division>> DivisionsOf(
       MakeDivision(module, mesh, options, options.wrap_policy));
   std::vector<WrapPolicy> policies;
   for (const int64_t least : ThresholdsOf(divisions.front().plan)) {
-    policies.push_back(AtLeast(options.wrap_policy, least));
+    policies.emplace_back(
+        [policy = options.wrap_policy, least](const WrapCandidate& candidate) {
+          return candidate.unowned_numel >= least && policy(candidate);
+        });
   }
   if (divisions.front().plan.units.size() > 1) policies.emplace_back();
   // The first plan refers to all parameters, which a check of the others would
@@ -369,8 +360,8 @@ absl::StatusOr<std::vector<Division>> DivisionsOf(
     FSDP_ASSIGN_OR_RETURN(Division division, MakeDivision(module, mesh, checked,
                                                           std::move(policy)));
     const std::vector<int> units = ModulesOfUnits(division.plan);
-    const bool is_new = std::none_of(
-        divisions.begin(), divisions.end(), [&units](const Division& other) {
+    const bool is_new =
+        absl::c_none_of(divisions, [&units](const Division& other) {
           return ModulesOfUnits(other.plan) == units;
         });
     if (is_new) divisions.push_back(std::move(division));
