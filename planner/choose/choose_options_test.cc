@@ -262,24 +262,12 @@ TEST_P(VariantTest, IsPlannedAsItIsSharded) {
 INSTANTIATE_TEST_SUITE_P(
     All, VariantTest,
     ::testing::Values(
-        Variant{"Plain"},
-        Variant{"Frozen",
-                [](NetImpl& net) {
-                  for (const at::Tensor& p : net.blocks->parameters()) {
-                    p.set_requires_grad(false);
-                  }
-                }},
         Variant{"PartlyFrozen",
                 [](NetImpl& net) {
                   for (const auto& block : *net.blocks) {
                     block->as<BlockImpl>()->fc->weight.set_requires_grad(false);
                   }
                 }},
-        Variant{"Tied",
-                [](NetImpl& net) {
-                  EXPECT_OK(Tie(net.embed->weight, net.head->weight));
-                },
-                [](AutoOptions&) {}, kOfTied},
         Variant{"TiedAcrossUnits",
                 [](NetImpl& net) {
                   EXPECT_OK(Tie(net.blocks[0]->as<BlockImpl>()->out->weight,
@@ -289,9 +277,7 @@ INSTANTIATE_TEST_SUITE_P(
         Variant{"InBf16", [](NetImpl&) {},
                 [](AutoOptions& wanted) {
                   wanted.base.unit.precision = ComputeIn(at::kBFloat16);
-                }},
-        Variant{"WithoutRecomputation", [](NetImpl&) {},
-                [](AutoOptions& wanted) { wanted.may_recompute = false; }}),
+                }}),
     [](const ::testing::TestParamInfo<Variant>& info) {
       return std::string(info.param.name);
     });
