@@ -46,25 +46,6 @@ std::pair<std::string, std::string> Describe(FileSystem& files,
   return {SizeText(bytes), ""};
 }
 
-// Appends a line for each problem of a checkpoint.
-absl::Status AddCheckpoint(FileSystem& files, const std::string& path,
-                           const OnBytes& progress, VerifyResult& result) {
-  const auto add = [&result](absl::string_view text) {
-    ++result.problems;
-    absl::StrAppend(&result.text, "  ", absl::Utf8SafeCHexEscape(text), "\n");
-  };
-  absl::StrAppend(&result.text, path, "\n");
-  const absl::StatusOr<Manifest> manifest = ReadManifest(files, path);
-  if (!manifest.ok()) {
-    add(manifest.status().message());
-    return absl::OkStatus();
-  }
-  FSDP_ASSIGN_OR_RETURN(const std::vector<Problem> problems,
-                        VerifyFiles(files, path, *manifest, progress));
-  for (const Problem& problem : problems) add(problem.text);
-  return absl::OkStatus();
-}
-
 // The checkpoints that `path` is, or has. Where a name alone commits one, it
 // may have lost its manifest.
 absl::StatusOr<std::vector<std::string>> CheckpointsOf(
@@ -148,7 +129,20 @@ absl::StatusOr<VerifyResult> Verify(FileSystem& files, const std::string& path,
                         CheckpointsOf(files, path));
   VerifyResult result;
   for (const std::string& checkpoint : checkpoints) {
-    FSDP_RETURN_IF_ERROR(AddCheckpoint(files, checkpoint, progress, result));
+    absl::StrAppend(&result.text, checkpoint, "\n");
+    const absl::StatusOr<Manifest> manifest = ReadManifest(files, checkpoint);
+    std::vector<Problem> problems;
+    if (manifest.ok()) {
+      FSDP_ASSIGN_OR_RETURN(
+          problems, VerifyFiles(files, checkpoint, *manifest, progress));
+    } else {
+      problems.emplace_back().text = std::string(manifest.status().message());
+    }
+    for (const Problem& problem : problems) {
+      ++result.problems;
+      absl::StrAppend(&result.text, "  ",
+                      absl::Utf8SafeCHexEscape(problem.text), "\n");
+    }
   }
   absl::StrAppend(&result.text,
                   result.problems == 0

@@ -25,23 +25,6 @@ constexpr char kHelp[] =
     "  in files of at most MAX_FILE_BYTES of tensors; default: 5000000000\n"
     "Ends with 2 after an error.\n";
 
-absl::StatusOr<int> RunConsolidate(FileSystem& files,
-                                   const std::vector<std::string>& words,
-                                   const OnBytes& progress, Console& console) {
-  ConsolidateOptions options;
-  options.progress = progress;
-  if (words.size() == 4 &&
-      (!absl::SimpleAtoi(words[3], &options.max_file_bytes) ||
-       options.max_file_bytes < 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(words[3], " is no number of bytes"));
-  }
-  FSDP_ASSIGN_OR_RETURN(const std::string text,
-                        Consolidate(files, words[1], words[2], options));
-  console.out << text;
-  return kFine;
-}
-
 absl::StatusOr<int> Run(FileSystem& files,
                         const std::vector<std::string>& words,
                         const OnBytes& progress, Console& console) {
@@ -62,7 +45,18 @@ absl::StatusOr<int> Run(FileSystem& files,
     return result.problems == 0 ? kFine : kFound;
   }
   if (command == "consolidate" && (words.size() == 3 || words.size() == 4)) {
-    return RunConsolidate(files, words, progress, console);
+    ConsolidateOptions options;
+    options.progress = progress;
+    if (words.size() == 4 &&
+        (!absl::SimpleAtoi(words[3], &options.max_file_bytes) ||
+         options.max_file_bytes < 1)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(words[3], " is no number of bytes"));
+    }
+    FSDP_ASSIGN_OR_RETURN(const std::string text,
+                          Consolidate(files, words[1], words[2], options));
+    console.out << text;
+    return kFine;
   }
   return absl::InvalidArgumentError(
       absl::StrCat("\"", command,
