@@ -18,7 +18,6 @@
 #include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
-#include "examples/llama/data/window_rows.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/deferred/deferred_init.h"

@@ -51,7 +51,6 @@
 #include "comm/startup/rank_device.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
-#include "examples/llama/data/window_rows.h"
 #include "examples/llama/flags/command_line.h"
 #include "examples/llama/flags/train_flags.h"
 #include "examples/llama/model/llama_config.h"

@@ -12,7 +12,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "examples/llama/data/window_rows.h"
 #include "examples/llama/testing/numbered_rows.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,5 +1,3 @@
-#include "examples/llama/data/window_rows.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -15,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
+#include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
 #include "examples/llama/testing/written_tokens.h"
 #include "gmock/gmock.h"

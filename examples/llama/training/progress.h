@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/json.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/trainer.h"
 
@@ -45,6 +46,8 @@ class Progress {
 
  private:
   Progress(const ProgressOptions& options, std::ostream* out);
+
+  void WriteMetrics(fsdp::Json::Object line);
 
   const ProgressOptions options_;
   std::ostream& out_;

@@ -22,7 +22,6 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "examples/llama/data/token_batches.h"
-#include "examples/llama/data/window_rows.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optimizer_check.h"
