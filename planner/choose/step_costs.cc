@@ -36,23 +36,19 @@
 #include "offload/param_store.h"
 
 namespace fsdp {
-namespace {
-
-absl::Status CheckRate(absl::string_view name, double rate) {
-  if (rate > 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("StepCosts::", name, " is ", rate,
-                   ": it has to be positive, or infinite"));
-}
-
-}  // namespace
-
 absl::Status StepCosts::Validate() const {
-  FSDP_RETURN_IF_ERROR(CheckRate("memory_bandwidth", memory_bandwidth));
-  FSDP_RETURN_IF_ERROR(CheckRate("gather_bandwidth", gather_bandwidth));
-  FSDP_RETURN_IF_ERROR(CheckRate("reduce_bandwidth", reduce_bandwidth));
-  FSDP_RETURN_IF_ERROR(CheckRate("host_bandwidth", host_bandwidth));
-  FSDP_RETURN_IF_ERROR(CheckRate("ssd_bandwidth", ssd_bandwidth));
+  const std::pair<const char*, double> rates[] = {
+      {"memory_bandwidth", memory_bandwidth},
+      {"gather_bandwidth", gather_bandwidth},
+      {"reduce_bandwidth", reduce_bandwidth},
+      {"host_bandwidth", host_bandwidth},
+      {"ssd_bandwidth", ssd_bandwidth}};
+  for (const auto& [name, rate] : rates) {
+    if (rate > 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("StepCosts::", name, " is ", rate,
+                     ": it has to be positive, or infinite"));
+  }
   if (latency >= 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "StepCosts::latency is ", latency, ": it cannot be negative"));
