@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
@@ -153,6 +155,27 @@ simulator::ModelShape ShapeOf(const Division& division,
     unit.share_before = seconds[i].share_before;
   }
   return model;
+}
+
+// Returns rank 0's profile on all ranks, whose program is the same, and so are
+// the bytes of its numbers.
+absl::StatusOr<StepProfile> OfRank0(comm::Communicator& world,
+                                    const StepProfile& own,
+                                    absl::Time deadline) {
+  std::string bytes(reinterpret_cast<const char*>(&own.backward_seconds),
+                    sizeof(double));
+  bytes.append(reinterpret_cast<const char*>(own.forward.data()),
+               own.forward.size() * sizeof(ModuleVisit));
+  FSDP_ASSIGN_OR_RETURN(bytes,
+                        comm::BroadcastString(world, bytes, /*root=*/0,
+                                              "what a step takes", deadline));
+  FSDP_CHECK(bytes.size() >= sizeof(double));
+  StepProfile profile;
+  std::memcpy(&profile.backward_seconds, bytes.data(), sizeof(double));
+  profile.forward.resize((bytes.size() - sizeof(double)) / sizeof(ModuleVisit));
+  std::memcpy(profile.forward.data(), bytes.data() + sizeof(double),
+              profile.forward.size() * sizeof(ModuleVisit));
+  return profile;
 }
 
 // Assumes that no transfer runs beside compute. Parameters come for forward and
@@ -374,10 +397,8 @@ absl::StatusOr<AutoChoice> ChooseOptions(
   const absl::StatusOr<StepProfile> own =
       MeasureStep(plan, options.loss, options.rows, options.memory_bytes);
   FSDP_RETURN_IF_ERROR(agree(own.status()));
-  FSDP_ASSIGN_OR_RETURN(const std::string text,
-                        comm::BroadcastString(world, ToText(*own), /*root=*/0,
-                                              "what a step takes", deadline()));
-  FSDP_ASSIGN_OR_RETURN(const StepProfile profile, ProfileFromText(text));
+  FSDP_ASSIGN_OR_RETURN(const StepProfile profile,
+                        OfRank0(world, *own, deadline()));
   std::optional<StepCosts> costs = options.costs;
   if (!costs.has_value()) {
     const at::Tensor& first = plan.tree.parameters.front().front();

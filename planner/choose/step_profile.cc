@@ -12,13 +12,8 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "comm/mesh.h"
@@ -175,44 +170,6 @@ StepProfile Extrapolate(const StepProfile& one, const StepProfile& two,
   }
   result.backward_seconds = at(one.backward_seconds, two.backward_seconds);
   return result;
-}
-
-std::string ToText(const StepProfile& profile) {
-  std::string text = absl::StrFormat("%.17g", profile.backward_seconds);
-  for (const ModuleVisit& visit : profile.forward) {
-    absl::StrAppendFormat(&text, " %d %.17g %d %d %d %d", visit.module,
-                          visit.seconds, visit.saved, visit.input,
-                          visit.working, visit.backward_working);
-  }
-  return text;
-}
-
-absl::StatusOr<StepProfile> ProfileFromText(absl::string_view text) {
-  constexpr size_t kOfStep = 1;
-  constexpr size_t kOfVisit = 6;
-  const std::vector<std::string> words = absl::StrSplit(text, ' ');
-  bool ok = words.size() >= kOfStep && (words.size() - kOfStep) % kOfVisit == 0;
-  size_t next = 0;
-  const auto read_seconds = [&](double& seconds) {
-    ok &= absl::SimpleAtod(words[next++], &seconds);
-  };
-  const auto read = [&](auto& number) {
-    ok &= absl::SimpleAtoi(words[next++], &number);
-  };
-  StepProfile profile;
-  if (ok) read_seconds(profile.backward_seconds);
-  while (ok && next < words.size()) {
-    ModuleVisit& visit = profile.forward.emplace_back();
-    read(visit.module);
-    read_seconds(visit.seconds);
-    read(visit.saved);
-    read(visit.input);
-    read(visit.working);
-    read(visit.backward_working);
-  }
-  if (ok) return profile;
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", text.substr(0, 40), "\" is no profile of a step"));
 }
 
 std::vector<UnitSeconds> ByUnit(const StepProfile& profile,

@@ -1,20 +1,15 @@
 #include "planner/choose/step_profile.h"
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {
 
-using ::fsdp::testing::StatusIs;
 using ::testing::DoubleEq;
-using ::testing::HasSubstr;
 
 ModuleVisit Visit(int module, double seconds, int64_t saved, int64_t input) {
   ModuleVisit visit;
@@ -71,32 +66,6 @@ TEST(StepProfileTest, ForwardsThatGoOtherWaysAreScaled) {
   ASSERT_EQ(six.forward.size(), 4u);
   EXPECT_EQ(six.forward[3].saved, 120);
   EXPECT_THAT(six.forward[3].seconds, DoubleEq(9));
-}
-
-TEST(StepProfileTest, TextIsExact) {
-  StepProfile profile = TwoUnits();
-  profile.forward[2].seconds = 1.0 / 3;
-  profile.forward[2].working = 5;
-  profile.forward[2].backward_working = int64_t{1} << 60;
-  profile.backward_seconds = 0.1;
-  ASSERT_OK_AND_ASSIGN(const StepProfile read,
-                       ProfileFromText(ToText(profile)));
-  EXPECT_EQ(ToText(read), ToText(profile));
-  EXPECT_EQ(read.forward[2].seconds, 1.0 / 3);
-  EXPECT_EQ(read.forward[2].backward_working, int64_t{1} << 60);
-  EXPECT_EQ(read.backward_seconds, 0.1);
-}
-
-TEST(StepProfileTest, OtherTextIsRefused) {
-  for (const char* text : {"", "x", "1 2", "1 0 1 1 1 1", "1 0 1 1 1 1 x",
-                           "1 0 1 1 1 1 1 0", "1  0 1 1 1 1"}) {
-    EXPECT_THAT(
-        ProfileFromText(text),
-        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no profile")))
-        << text;
-  }
-  ASSERT_OK_AND_ASSIGN(const StepProfile none, ProfileFromText("0x0p+0"));
-  EXPECT_TRUE(none.forward.empty());
 }
 
 TEST(ByUnitTest, SharesBackwardOutAsForward) {
