@@ -16,7 +16,6 @@
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/checkpoint/runs.h"
 #include "tools/checkpoint/testing/small_checkpoint.h"
 
 namespace fsdp::checkpoint::tool {
