@@ -57,21 +57,6 @@ absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
   return targets;
 }
 
-// What is named may be a layer or a module around some.
-absl::Status CheckTrainedWhole(const torch::nn::Module& module,
-                               const LoraConfig& config) {
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-    if (!IsNamedBy(item.key(), config.trained_whole)) continue;
-    for (const at::Tensor& parameter : item.value()->parameters()) {
-      if (parameter.is_floating_point()) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("training whole ", item.key(),
-                       ", whose weight is int8: name it in Int8Options::kept"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status MergeSharded(ShardedModuleBase& model, const Layers& layers) {
   const c10::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> factors;
@@ -120,7 +105,19 @@ absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config) {
   FSDP_RETURN_IF_ERROR(
       CheckNames(module, config.trained_whole, "training whole"));
   FSDP_ASSIGN_OR_RETURN(const Layers targets, TargetsOf(module, config));
-  FSDP_RETURN_IF_ERROR(CheckTrainedWhole(module, config));
+  // What is named may be a layer or a module around some.
+  std::vector<at::Tensor> trained_whole;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    if (!IsNamedBy(item.key(), config.trained_whole)) continue;
+    for (const at::Tensor& parameter : item.value()->parameters()) {
+      if (!parameter.is_floating_point()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "training whole ", item.key(),
+            ", whose weight is int8: name it in Int8Options::kept"));
+      }
+      trained_whole.push_back(parameter);
+    }
+  }
   return TorchToStatus("adding adapters", [&] {
     for (const at::Tensor& parameter : module.parameters()) {
       at::Tensor(parameter).set_requires_grad(false);
@@ -133,11 +130,8 @@ absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config) {
       options.dropout = own.dropout;
       layer->AddLowRank(options);
     }
-    for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-      if (!IsNamedBy(item.key(), config.trained_whole)) continue;
-      for (const at::Tensor& parameter : item.value()->parameters()) {
-        at::Tensor(parameter).set_requires_grad(true);
-      }
+    for (at::Tensor& parameter : trained_whole) {
+      parameter.set_requires_grad(true);
     }
   });
 }

@@ -44,11 +44,10 @@ bool IsUnused(const Json& value) {
 
 absl::Status ReadNumber(absl::string_view key, const Json& value,
                         double& number) {
-  if (value.As<int64_t>() == nullptr && value.As<double>() == nullptr) {
-    return Wrong(key, "is not a number");
-  }
   number = value.NumberOr(0);
-  return absl::OkStatus();
+  return value.As<int64_t>() != nullptr || value.As<double>() != nullptr
+             ? absl::OkStatus()
+             : Wrong(key, "is not a number");
 }
 
 template <typename T>

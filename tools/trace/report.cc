@@ -46,13 +46,14 @@ Claim ClaimOf(TraceCategory category) {
   return Claim::kNone;
 }
 
-struct Edge {
-  double time;
-  bool begins;
-  std::pair<Claim, size_t> span;  // the moment belongs to the greatest open one
-};
+}  // namespace
 
-std::vector<Edge> EdgesOf(const RankTrace& trace, double begin, double end) {
+std::vector<Slice> SlicesOf(const RankTrace& trace, double begin, double end) {
+  struct Edge {
+    double time;
+    bool begins;
+    std::pair<Claim, size_t> span;  // a moment belongs to the greatest open one
+  };
   std::vector<Edge> edges;
   for (size_t i = 0; i < trace.spans.size(); ++i) {
     const Span& span = trace.spans[i];
@@ -65,38 +66,29 @@ std::vector<Edge> EdgesOf(const RankTrace& trace, double begin, double end) {
   }
   std::sort(edges.begin(), edges.end(),
             [](const Edge& a, const Edge& b) { return a.time < b.time; });
-  return edges;
-}
-
-// Appends a slice, or extends the last one that it continues.
-void Append(const RankTrace& trace, double begin, double end,
-            const std::set<std::pair<Claim, size_t>>& open,
-            std::vector<Slice>& slices) {
-  if (!(end > begin)) return;
-  Slice slice = {begin, end, std::string(kOther), "", ""};
-  if (!open.empty()) {
-    const Span& span = trace.spans[open.rbegin()->second];
-    slice.what =
-        span.category == TraceCategory::kUser ? span.name : Name(span.category);
-    slice.unit = span.unit;
-    slice.name = span.name;
-  }
-  if (!slices.empty() && slices.back().end == begin &&
-      slices.back().what == slice.what && slices.back().name == slice.name) {
-    slices.back().end = end;
-  } else {
-    slices.push_back(std::move(slice));
-  }
-}
-
-}  // namespace
-
-std::vector<Slice> SlicesOf(const RankTrace& trace, double begin, double end) {
   std::vector<Slice> slices;
   std::set<std::pair<Claim, size_t>> open;
   double now = begin;
-  for (const Edge& edge : EdgesOf(trace, begin, end)) {
-    Append(trace, now, edge.time, open, slices);
+  // Appends a slice until then, or extends the last one that it continues.
+  const auto append = [&](double until) {
+    if (!(until > now)) return;
+    Slice slice = {now, until, std::string(kOther), "", ""};
+    if (!open.empty()) {
+      const Span& span = trace.spans[open.rbegin()->second];
+      slice.what = span.category == TraceCategory::kUser ? span.name
+                                                         : Name(span.category);
+      slice.unit = span.unit;
+      slice.name = span.name;
+    }
+    if (!slices.empty() && slices.back().end == now &&
+        slices.back().what == slice.what && slices.back().name == slice.name) {
+      slices.back().end = until;
+    } else {
+      slices.push_back(std::move(slice));
+    }
+  };
+  for (const Edge& edge : edges) {
+    append(edge.time);
     now = edge.time;
     if (edge.begins) {
       open.insert(edge.span);
@@ -104,7 +96,7 @@ std::vector<Slice> SlicesOf(const RankTrace& trace, double begin, double end) {
       open.erase(edge.span);
     }
   }
-  Append(trace, now, end, open, slices);
+  append(end);
   return slices;
 }
 
