@@ -357,7 +357,7 @@ TEST(ChooseOptionsTest, LeavesValuesBuffersGradientsAndRandomStates) {
 
 absl::StatusOr<std::string> TableFor(
     int ranks, const std::function<void(AutoOptions&)>& want,
-    int rows_of_mesh) {
+    int rows_of_mesh = 0) {
   std::string table;
   FSDP_RETURN_IF_ERROR(
       OnRanks(ranks, [&](Communicator& communicator) -> absl::Status {
@@ -383,31 +383,25 @@ absl::StatusOr<std::string> TableFor(
 
 TEST(ChooseOptionsTest, StrategiesAreThoseOfTheMesh) {
   const auto want = [](AutoOptions&) {};
-  ASSERT_OK_AND_ASSIGN(std::string table, TableFor(1, want, 0));
+  ASSERT_OK_AND_ASSIGN(std::string table, TableFor(1, want));
   EXPECT_THAT(table,
               AllOf(HasSubstr("full shard"), Not(HasSubstr("no shard"))));
-  ASSERT_OK_AND_ASSIGN(table, TableFor(2, want, 0));
+  ASSERT_OK_AND_ASSIGN(table, TableFor(2, want));
   EXPECT_THAT(table, AllOf(HasSubstr("no shard"), Not(HasSubstr("hybrid"))));
   ASSERT_OK_AND_ASSIGN(table, TableFor(4, want, 2));
   EXPECT_THAT(table, HasSubstr("hybrid"));
 }
 
 TEST(ChooseOptionsTest, UnitsAreThoseOfThePolicy) {
-  ASSERT_OK_AND_ASSIGN(
-      std::string table,
-      TableFor(
-          2, [](AutoOptions& wanted) { wanted.base.wrap_policy = nullptr; },
-          0));
+  ASSERT_OK_AND_ASSIGN(std::string table, TableFor(2, [](AutoOptions& wanted) {
+                         wanted.base.wrap_policy = nullptr;
+                       }));
   EXPECT_THAT(table, AllOf(HasSubstr("root alone"), Not(HasSubstr("root and")),
                            Not(HasSubstr("yes       memory"))));
-  ASSERT_OK_AND_ASSIGN(
-      table, TableFor(
-                 2,
-                 [](AutoOptions& wanted) {
-                   wanted.base.wrap_policy =
-                       WrapModules<BlockImpl, torch::nn::LinearImpl>();
-                 },
-                 0));
+  ASSERT_OK_AND_ASSIGN(table, TableFor(2, [](AutoOptions& wanted) {
+                         wanted.base.wrap_policy =
+                             WrapModules<BlockImpl, torch::nn::LinearImpl>();
+                       }));
   // All are units; or blocks alone, as smaller ones are left out; or none.
   EXPECT_THAT(table, AllOf(HasSubstr("root and 14"), HasSubstr("root and 6"),
                            HasSubstr("root alone")));
@@ -416,30 +410,23 @@ TEST(ChooseOptionsTest, UnitsAreThoseOfThePolicy) {
 TEST(ChooseOptionsTest, RecomputationMayBeRuledOut) {
   for (const bool transparent : {false, true}) {
     ASSERT_OK_AND_ASSIGN(const std::string table,
-                         TableFor(
-                             2,
-                             [&](AutoOptions& wanted) {
-                               wanted.base.transparent = transparent;
-                               wanted.may_recompute = transparent;
-                             },
-                             0));
+                         TableFor(2, [&](AutoOptions& wanted) {
+                           wanted.base.transparent = transparent;
+                           wanted.may_recompute = transparent;
+                         }));
     EXPECT_THAT(table, Not(HasSubstr("yes       memory")));
   }
-  ASSERT_OK_AND_ASSIGN(const std::string table, TableFor(
-                                                    2, [](AutoOptions&) {}, 0));
+  ASSERT_OK_AND_ASSIGN(const std::string table,
+                       TableFor(2, [](AutoOptions&) {}));
   EXPECT_THAT(table, HasSubstr("yes       memory"));
 }
 
 TEST(ChooseOptionsTest, CostsAreMeasuredWhereNobodyGivesThem) {
   ASSERT_OK_AND_ASSIGN(const std::string table,
-                       TableFor(
-                           2,
-                           [](AutoOptions& wanted) {
-                             wanted.costs.reset();
-                             wanted.base.offload.directory =
-                                 ::testing::TempDir();
-                           },
-                           0));
+                       TableFor(2, [](AutoOptions& wanted) {
+                         wanted.costs.reset();
+                         wanted.base.offload.directory = ::testing::TempDir();
+                       }));
   EXPECT_THAT(table, HasSubstr("chosen"));
 }
 

@@ -39,30 +39,27 @@ absl::StatusOr<std::vector<int64_t>> Read(const TokenFile& file, int64_t begin,
   return tokens;
 }
 
+TokenFile Written(absl::string_view name, const WrittenTokens& tokens) {
+  return TokenFile::Open(WriteTokens(name, tokens)).value();
+}
+
 std::vector<int64_t> All(const TokenFile& file) {
   return Read(file, 0, file.num_tokens()).value();
 }
 
 TEST(TokenFileTest, ReadsTokensOfBothSizes) {
   const std::vector<int64_t> small = {0, 1, 255, 256, 65535};
-  ASSERT_OK_AND_ASSIGN(
-      const TokenFile narrow,
-      TokenFile::Open(WriteTokens("narrow", {small, {}, 2, 65536})));
-  EXPECT_EQ(All(narrow), small);
-
+  EXPECT_EQ(All(Written("narrow", {small, {}, 2, 65536})), small);
   const std::vector<int64_t> large = {65536, 0, 0x12345678, 0xFFFFFFFF};
-  ASSERT_OK_AND_ASSIGN(
-      const TokenFile wide,
-      TokenFile::Open(WriteTokens("wide", {large, {}, 4, int64_t{1} << 32})));
+  const TokenFile wide = Written("wide", {large, {}, 4, int64_t{1} << 32});
   EXPECT_EQ(All(wide), large);
   EXPECT_THAT(Read(wide, 1, 2).value(), ElementsAre(0, 0x12345678));
   EXPECT_THAT(Read(wide, 4, 0).value(), ElementsAre());
+  EXPECT_THAT(All(Written("none", {})), ElementsAre());
 }
 
 TEST(TokenFileTest, ATokenThatTheVocabularyLacksIsNamed) {
-  ASSERT_OK_AND_ASSIGN(
-      const TokenFile file,
-      TokenFile::Open(WriteTokens("foreign", {{5, 9, 10, 3}, {}, 2, 10})));
+  const TokenFile file = Written("foreign", {{5, 9, 10, 3}, {}, 2, 10});
   EXPECT_OK(Read(file, 0, 2));
   EXPECT_OK(Read(file, 3, 1));
   EXPECT_THAT(Read(file, 1, 3), StatusIs(absl::StatusCode::kDataLoss,
@@ -83,9 +80,7 @@ TEST(TokenFileTest, AnyFileIsBytes) {
 }
 
 TEST(TokenFileTest, NothingIsReadOutsideOfIt) {
-  ASSERT_OK_AND_ASSIGN(
-      const TokenFile file,
-      TokenFile::Open(WriteTokens("limits", {{10, 11, 12}, {0, 2}})));
+  const TokenFile file = Written("limits", {{10, 11, 12}, {0, 2}});
   EXPECT_DEATH((void)Read(file, -1, 1), "broken invariant");
   EXPECT_DEATH((void)Read(file, 2, 2), "broken invariant");
   EXPECT_DEATH((void)Read(file, 4, 0), "broken invariant");
@@ -94,9 +89,7 @@ TEST(TokenFileTest, NothingIsReadOutsideOfIt) {
 }
 
 TEST(TokenFileTest, KnowsItsDocuments) {
-  ASSERT_OK_AND_ASSIGN(
-      const TokenFile file,
-      TokenFile::Open(WriteTokens("documents", {{1, 2, 3, 4}, {0, 1, 3}})));
+  const TokenFile file = Written("documents", {{1, 2, 3, 4}, {0, 1, 3}});
   ASSERT_EQ(file.num_documents(), 3);
   const std::vector<int64_t> begins = {0, 1, 3, 4};
   for (int i = 0; i < 3; ++i) {
@@ -104,13 +97,9 @@ TEST(TokenFileTest, KnowsItsDocuments) {
     EXPECT_EQ(range.begin, begins[i]);
     EXPECT_EQ(range.end, begins[i + 1]);
   }
-}
-
-TEST(TokenFileTest, WithoutAnIndexThereIsOneDocument) {
-  ASSERT_OK_AND_ASSIGN(const TokenFile file, TokenFile::Open(WriteTokens(
-                                                 "unknown", {{1, 2, 3}, {}})));
-  ASSERT_EQ(file.num_documents(), 1);
-  EXPECT_EQ(file.Document(0)->size(), 3);
+  const TokenFile without = Written("unknown", {{1, 2, 3}, {}});
+  ASSERT_EQ(without.num_documents(), 1);
+  EXPECT_EQ(without.Document(0)->size(), 3);
 }
 
 // Of three documents, those in `damaged` are refused when the second begins
@@ -145,13 +134,6 @@ TEST(TokenFileTest, AnIndexThatIsOutOfOrderIsDamaged) {
   EXPECT_OK(file.Document(0));
   EXPECT_FALSE(file.Document(1).ok());
   EXPECT_FALSE(file.Document(2).ok());
-}
-
-TEST(TokenFileTest, AFileWithoutTokensIsOne) {
-  ASSERT_OK_AND_ASSIGN(const TokenFile file,
-                       TokenFile::Open(WriteTokens("none", {})));
-  EXPECT_EQ(file.num_tokens(), 0);
-  EXPECT_THAT(All(file), ElementsAre());
 }
 
 TEST(TokenFileTest, OnlyNamesOfTheFormatAreTaken) {
