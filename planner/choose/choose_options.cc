@@ -41,34 +41,6 @@ namespace {
 
 // --- What is asked for ------------------------------------------------------
 
-absl::Status NothingToChoose(const char* option, const char* why) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "AutoOptions::base.", option, " is set, ", why, ": leave it unset"));
-}
-
-absl::Status CheckBase(const Options& base) {
-  if (base.configure_unit) {
-    return NothingToChoose("configure_unit",
-                           "which has the last word on what is chosen here");
-  }
-  if (base.unit.backward_group_size.has_value()) {
-    return NothingToChoose("unit.backward_group_size",
-                           "which goes with one strategy only");
-  }
-  if (base.quantize.any()) {
-    return NothingToChoose("quantize", "whose costs nobody knows here");
-  }
-  if (base.offload.any() || base.offload.memory_budget.has_value()) {
-    return NothingToChoose("offload's tiers or its memory_budget",
-                           "which are chosen here");
-  }
-  if (base.offload.keep) {
-    return NothingToChoose("offload.keep",
-                           "which needs all to rest in files, without choice");
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Check(const AutoOptions& options) {
   if (options.memory_bytes <= 0) {
     return absl::InvalidArgumentError(
@@ -96,7 +68,27 @@ absl::Status Check(const AutoOptions& options) {
   if (options.costs.has_value()) {
     FSDP_RETURN_IF_ERROR(options.costs->Validate());
   }
-  return CheckBase(options.base);
+  const Options& base = options.base;
+  const struct {
+    bool is_set;
+    const char* option;
+    const char* why;
+  } chosen_here[] = {
+      {base.configure_unit != nullptr, "configure_unit",
+       "which has the last word on what is chosen here"},
+      {base.unit.backward_group_size.has_value(), "unit.backward_group_size",
+       "which goes with one strategy only"},
+      {base.quantize.any(), "quantize", "whose costs nobody knows here"},
+      {base.offload.any() || base.offload.memory_budget.has_value(),
+       "offload's tiers or its memory_budget", "which are chosen here"},
+      {base.offload.keep, "offload.keep",
+       "which needs all to rest in files, without choice"}};
+  for (const auto& [is_set, option, why] : chosen_here) {
+    if (!is_set) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "AutoOptions::base.", option, " is set, ", why, ": leave it unset"));
+  }
+  return absl::OkStatus();
 }
 
 bool UsesFiles(const Options& base) {
@@ -126,36 +118,6 @@ std::vector<ShardingStrategy> StrategiesOn(const comm::Mesh& mesh) {
 }
 
 // --- What a step takes ------------------------------------------------------
-
-simulator::CostOptions ToCostOptions(const StepCosts& costs,
-                                     const comm::Communicator& world) {
-  const int ranks = world.world_size();
-  simulator::CostOptions options;
-  options.flops_per_second = std::numeric_limits<double>::infinity();
-  options.memory_bandwidth = costs.memory_bandwidth;
-  options.shared_memory = world.HasCommonMemory() && ranks > 1;
-  options.fence_seconds = options.shared_memory ? costs.latency : 0;
-  options.overlap = costs.overlaps;
-  options.levels = {{/*members=*/0, costs.latency / std::max(1, ranks - 1),
-                     costs.gather_bandwidth, costs.reduce_bandwidth}};
-  return options;
-}
-
-simulator::ModelShape ShapeOf(const Division& division,
-                              const PlannedModel& planned,
-                              const std::vector<UnitSeconds>& seconds) {
-  simulator::ModelShape model;
-  for (size_t i = 0; i < seconds.size(); ++i) {
-    simulator::UnitShape& unit = model.units.emplace_back();
-    unit.name = planned.shape.units[i].name;
-    unit.parent = division.membership.parents[i];
-    unit.trainable = planned.shape.bytes[i].trainable;
-    unit.forward.seconds = seconds[i].forward;
-    unit.backward.seconds = seconds[i].backward;
-    unit.share_before = seconds[i].share_before;
-  }
-  return model;
-}
 
 // Returns rank 0's profile on all ranks, whose program is the same, and so are
 // the bytes of its numbers.
@@ -212,9 +174,17 @@ class Search {
 
   absl::StatusOr<AutoChoice> Choose(std::vector<Division>& divisions) && {
     for (Division& division : divisions) {
-      for (const Tier tier : Tiers(division)) {
+      std::vector<Tier> tiers = {Tier::kDevice};
+      const bool on_cpu =
+          division.plan.tree.parameters.front().front().is_cpu();
+      if (!on_cpu && options_.host_bytes > 0) tiers.push_back(Tier::kCpu);
+      if (UsesFiles(options_.base)) tiers.push_back(Tier::kSsd);
+      const bool may_recompute =
+          options_.may_recompute && division.recompute != nullptr &&
+          (!options_.base.transparent || options_.base.recompute.units);
+      for (const Tier tier : tiers) {
         for (const bool recompute : {false, true}) {
-          if (recompute && !MayRecompute(division)) continue;
+          if (recompute && !may_recompute) continue;
           for (const ShardingStrategy strategy : StrategiesOn(mesh_)) {
             for (PlannedUnit& unit : division.plan.units) {
               unit.options.strategy = strategy;
@@ -240,19 +210,6 @@ class Search {
   }
 
  private:
-  std::vector<Tier> Tiers(const Division& division) const {
-    std::vector<Tier> tiers = {Tier::kDevice};
-    const bool on_cpu = division.plan.tree.parameters.front().front().is_cpu();
-    if (!on_cpu && options_.host_bytes > 0) tiers.push_back(Tier::kCpu);
-    if (UsesFiles(options_.base)) tiers.push_back(Tier::kSsd);
-    return tiers;
-  }
-
-  bool MayRecompute(const Division& division) const {
-    return options_.may_recompute && division.recompute != nullptr &&
-           (!options_.base.transparent || options_.base.recompute.units);
-  }
-
   Options OptionsOf(const Combination& combination) const {
     Options options = options_.base;
     options.wrap_policy = combination.division->wrap_policy;
@@ -335,18 +292,34 @@ class Search {
                         const UnitMembership& membership,
                         const PlannedModel& planned,
                         Candidate& candidate) const {
-    FSDP_ASSIGN_OR_RETURN(
-        const simulator::CostModel costs,
-        simulator::CostModel::Create(ToCostOptions(costs_, *mesh_.world()),
-                                     mesh_.world()->world_size()));
+    const int ranks = mesh_.world()->world_size();
+    simulator::CostOptions rates;
+    rates.flops_per_second = std::numeric_limits<double>::infinity();
+    rates.memory_bandwidth = costs_.memory_bandwidth;
+    rates.shared_memory = mesh_.world()->HasCommonMemory() && ranks > 1;
+    rates.fence_seconds = rates.shared_memory ? costs_.latency : 0;
+    rates.overlap = costs_.overlaps;
+    rates.levels = {{/*members=*/0, costs_.latency / std::max(1, ranks - 1),
+                     costs_.gather_bandwidth, costs_.reduce_bandwidth}};
+    FSDP_ASSIGN_OR_RETURN(const simulator::CostModel costs,
+                          simulator::CostModel::Create(rates, ranks));
+    simulator::ModelShape model;
+    const std::vector<UnitSeconds> seconds = ByUnit(profile_, membership);
+    for (size_t i = 0; i < seconds.size(); ++i) {
+      simulator::UnitShape& unit = model.units.emplace_back();
+      unit.name = planned.shape.units[i].name;
+      unit.parent = membership.parents[i];
+      unit.trainable = planned.shape.bytes[i].trainable;
+      unit.forward.seconds = seconds[i].forward;
+      unit.backward.seconds = seconds[i].backward;
+      unit.share_before = seconds[i].share_before;
+    }
     simulator::StepOptions step;
     step.schedule = planned.schedule;
     step.memory = options_.memory;
     FSDP_ASSIGN_OR_RETURN(
         const simulator::StepResult result,
-        simulator::SimulateStep(ShapeOf(*combination.division, planned,
-                                        ByUnit(profile_, membership)),
-                                planned.shape, costs, step));
+        simulator::SimulateStep(model, planned.shape, costs, step));
     candidate.seconds = result.seconds;
     if (planned.offload.has_value()) {
       candidate.seconds +=
