@@ -110,6 +110,31 @@ TEST(Int8RowsTest, NoNumberIsOffByMoreThanHalfAScale) {
   }
 }
 
+// Of an error that is uniform within half a scale the mean square is
+// scale^2 / 12; the largest number of each block has none.
+TEST(Int8RowsTest, TheErrorOfNormalNumbersIsWhatItShouldBe) {
+  constexpr int64_t kNumel = 4096;
+  const at::Tensor rows = Random(64, kNumel).to(at::kDouble);
+  double before = 0;
+  for (const int64_t block : {32, 64, 128, 256}) {
+    const Int8Rows layout{kNumel, block};
+    const at::Tensor scale = LargestOfBlock(layout, rows) / 127;
+    const double expected =
+        std::sqrt((scale.square() / 12).sum().item<double>() *
+                  (1 - 1.0 / static_cast<double>(block)) /
+                  rows.square().sum().item<double>());
+    const double actual =
+        (Unpack(layout, Pack(layout, rows), at::kDouble) - rows)
+            .norm()
+            .item<double>() /
+        rows.norm().item<double>();
+    EXPECT_NEAR(actual / expected, 1, 0.01) << block;
+    EXPECT_GT(actual, before) << block;
+    EXPECT_LT(actual, 0.0075) << block;
+    before = actual;
+  }
+}
+
 TEST(Int8RowsTest, AnyFloatingPointIsPackedAndRoundsOnce) {
   const Int8Rows layout{20, 8};
   for (const c10::ScalarType dtype :
