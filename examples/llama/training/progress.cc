@@ -1,4 +1,4 @@
-#include "examples/llama/report/progress.h"
+#include "examples/llama/training/progress.h"
 
 #include <cerrno>
 #include <cmath>
@@ -37,12 +37,13 @@ absl::StatusOr<std::unique_ptr<Progress>> Progress::Open(
 Progress::Progress(const ProgressOptions& options, std::ostream* out)
     : options_(options), out_(*out) {}
 
+void Progress::WriteMetrics(Json::Object line) {
+  if (!metrics_.is_open()) return;
+  metrics_ << Json(std::move(line)).ToString() << "\n" << std::flush;
+}
+
 void Progress::GoesOn(int64_t step) {
-  if (metrics_.is_open()) {
-    Json::Object line;
-    line.emplace_back("goes_on_after", step);
-    metrics_ << Json(std::move(line)).ToString() << "\n" << std::flush;
-  }
+  WriteMetrics({{"goes_on_after", step}});
   out_ << "goes on after step " << step << std::endl;
 }
 
@@ -57,21 +58,16 @@ void Progress::Step(int64_t step, const StepResult& result, absl::Time now) {
   }
   const auto tokens = static_cast<double>(result.tokens);
   const double rate = tokens / seconds;
-  const double tflops = rate * options_.flops_per_token / 1e12;
-  if (metrics_.is_open()) {
-    Json::Object line;
-    line.emplace_back("step", step);
-    line.emplace_back("loss", result.loss);
-    line.emplace_back("grad_norm", result.grad_norm);
-    if (result.left_out) line.emplace_back("left_out", true);
-    line.emplace_back("lr", result.learning_rate);
-    line.emplace_back("targets", result.targets);
-    line.emplace_back("tokens", result.tokens);
-    line.emplace_back("seconds", seconds);
-    line.emplace_back("tokens_per_second", rate);
-    line.emplace_back("tflops", tflops);
-    metrics_ << Json(std::move(line)).ToString() << "\n" << std::flush;
-  }
+  Json::Object line = {
+      {"step", step}, {"loss", result.loss}, {"grad_norm", result.grad_norm}};
+  if (result.left_out) line.emplace_back("left_out", true);
+  line.insert(line.end(), {{"lr", result.learning_rate},
+                           {"targets", result.targets},
+                           {"tokens", result.tokens},
+                           {"seconds", seconds},
+                           {"tokens_per_second", rate},
+                           {"tflops", rate * options_.flops_per_token / 1e12}});
+  WriteMetrics(std::move(line));
   if (step % options_.every != 0 && step != options_.steps) return;
   const absl::Duration each =
       step == first_step_
@@ -89,13 +85,8 @@ void Progress::Step(int64_t step, const StepResult& result, absl::Time now) {
 }
 
 void Progress::Evaluated(int64_t step, double loss) {
-  if (metrics_.is_open()) {
-    Json::Object line;
-    line.emplace_back("step", step);
-    line.emplace_back("eval_loss", loss);
-    line.emplace_back("perplexity", std::exp(loss));
-    metrics_ << Json(std::move(line)).ToString() << "\n" << std::flush;
-  }
+  WriteMetrics(
+      {{"step", step}, {"eval_loss", loss}, {"perplexity", std::exp(loss)}});
   out_ << absl::StrFormat("step %d: evaluation loss %.4f, perplexity %.2f\n",
                           step, loss, std::exp(loss))
        << std::flush;

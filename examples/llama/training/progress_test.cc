@@ -1,4 +1,4 @@
-#include "examples/llama/report/progress.h"
+#include "examples/llama/training/progress.h"
 
 #include <cmath>
 #include <fstream>

@@ -1,6 +1,6 @@
 // Reports how a run goes: lines for people, and lines of JSON.
-#ifndef EXAMPLES_LLAMA_REPORT_PROGRESS_H_
-#define EXAMPLES_LLAMA_REPORT_PROGRESS_H_
+#ifndef EXAMPLES_LLAMA_TRAINING_PROGRESS_H_
+#define EXAMPLES_LLAMA_TRAINING_PROGRESS_H_
 
 #include <cstdint>
 #include <fstream>
@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/json.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/trainer.h"
 
@@ -46,6 +47,8 @@ class Progress {
  private:
   Progress(const ProgressOptions& options, std::ostream* out);
 
+  void WriteMetrics(fsdp::Json::Object line);
+
   const ProgressOptions options_;
   std::ostream& out_;
   std::ofstream metrics_;
@@ -72,4 +75,4 @@ double FlopsPerToken(const LlamaConfig& config, int64_t seq, bool frozen_base);
 
 }  // namespace llama
 
-#endif  // EXAMPLES_LLAMA_REPORT_PROGRESS_H_
+#endif  // EXAMPLES_LLAMA_TRAINING_PROGRESS_H_
