@@ -17,23 +17,6 @@
 #include "fsdp/state/model_values.h"
 
 namespace fsdp::adapters {
-namespace {
-
-// Those of `names` that name no module.
-std::vector<std::string> Strangers(const torch::nn::Module& module,
-                                   const std::vector<std::string>& names) {
-  std::vector<std::string> strangers;
-  const auto modules = module.named_modules("", /*include_self=*/false);
-  for (const std::string& name : names) {
-    const bool is_there = absl::c_any_of(modules, [&](const auto& item) {
-      return IsNamedBy(item.key(), {name});
-    });
-    if (!is_there) strangers.push_back(name);
-  }
-  return strangers;
-}
-
-}  // namespace
 
 Layers LayersOf(const torch::nn::Module& module) {
   Layers layers;
@@ -66,7 +49,14 @@ bool IsSharded(const torch::nn::Module& module) {
 absl::Status CheckNames(const torch::nn::Module& module,
                         const std::vector<std::string>& names,
                         absl::string_view what) {
-  const std::vector<std::string> strangers = Strangers(module, names);
+  std::vector<std::string> strangers;
+  const auto modules = module.named_modules("", /*include_self=*/false);
+  for (const std::string& name : names) {
+    const bool is_there = absl::c_any_of(modules, [&](const auto& item) {
+      return IsNamedBy(item.key(), {name});
+    });
+    if (!is_there) strangers.push_back(name);
+  }
   if (strangers.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(what, " ", absl::StrJoin(strangers, ", "),

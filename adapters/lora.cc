@@ -27,7 +27,6 @@ namespace {
 
 constexpr absl::string_view kFactorA = ".lora_A.weight";
 constexpr absl::string_view kFactorB = ".lora_B.weight";
-constexpr absl::string_view kHead = "lm_head";
 
 absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
                                  const LoraConfig& config) {
@@ -41,7 +40,7 @@ absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
     const std::string& name = item.key();
     const auto layer = all.find(name);
     const bool is_target =
-        takes_all ? layer != all.end() && !IsNamedBy(name, {std::string(kHead)})
+        takes_all ? layer != all.end() && !IsNamedBy(name, {"lm_head"})
                   : config.IsTarget(name);
     if (!is_target) continue;
     if (layer == all.end()) {
@@ -56,36 +55,6 @@ absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
         "the model has no fsdp::adapters::Linear that could have an adapter");
   }
   return targets;
-}
-
-// What is named may be a layer or a module around some.
-absl::Status CheckTrainedWhole(const torch::nn::Module& module,
-                               const LoraConfig& config) {
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-    if (!IsNamedBy(item.key(), config.trained_whole)) continue;
-    for (const at::Tensor& parameter : item.value()->parameters()) {
-      if (parameter.is_floating_point()) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("training whole ", item.key(),
-                       ", whose weight is int8: name it in Int8Options::kept"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-bool IsInt8(const Layers& layers) {
-  return absl::c_any_of(layers, [](const auto& layer) {
-    return layer.second->int8_rows().has_value();
-  });
-}
-
-absl::Status CheckCanBeAdapted(const torch::nn::Module& module) {
-  if (IsSharded(module)) {
-    return absl::FailedPreconditionError(
-        "the model is sharded: add adapters before FullyShard()");
-  }
-  if (AdaptedLayers(module).empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError("the model has adapters already");
 }
 
 absl::Status MergeSharded(ShardedModuleBase& model, const Layers& layers) {
@@ -126,11 +95,29 @@ bool IsFactor(absl::string_view parameter) {
 
 absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config) {
   FSDP_RETURN_IF_ERROR(Check(config));
-  FSDP_RETURN_IF_ERROR(CheckCanBeAdapted(module));
+  if (IsSharded(module)) {
+    return absl::FailedPreconditionError(
+        "the model is sharded: add adapters before FullyShard()");
+  }
+  if (!AdaptedLayers(module).empty()) {
+    return absl::FailedPreconditionError("the model has adapters already");
+  }
   FSDP_RETURN_IF_ERROR(
       CheckNames(module, config.trained_whole, "training whole"));
   FSDP_ASSIGN_OR_RETURN(const Layers targets, TargetsOf(module, config));
-  FSDP_RETURN_IF_ERROR(CheckTrainedWhole(module, config));
+  // What is named may be a layer or a module around some.
+  std::vector<at::Tensor> trained_whole;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    if (!IsNamedBy(item.key(), config.trained_whole)) continue;
+    for (const at::Tensor& parameter : item.value()->parameters()) {
+      if (!parameter.is_floating_point()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "training whole ", item.key(),
+            ", whose weight is int8: name it in Int8Options::kept"));
+      }
+      trained_whole.push_back(parameter);
+    }
+  }
   return TorchToStatus("adding adapters", [&] {
     for (const at::Tensor& parameter : module.parameters()) {
       at::Tensor(parameter).set_requires_grad(false);
@@ -143,11 +130,8 @@ absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config) {
       options.dropout = own.dropout;
       layer->AddLowRank(options);
     }
-    for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-      if (!IsNamedBy(item.key(), config.trained_whole)) continue;
-      for (const at::Tensor& parameter : item.value()->parameters()) {
-        at::Tensor(parameter).set_requires_grad(true);
-      }
+    for (at::Tensor& parameter : trained_whole) {
+      parameter.set_requires_grad(true);
     }
   });
 }
@@ -158,7 +142,10 @@ absl::Status MergeLora(torch::nn::Module& module) {
   if (layers.empty()) {
     return absl::FailedPreconditionError("the model has no adapters");
   }
-  if (sharded != nullptr && IsInt8(layers)) {
+  const bool is_int8 = absl::c_any_of(layers, [](const auto& layer) {
+    return layer.second->int8_rows().has_value();
+  });
+  if (sharded != nullptr && is_int8) {
     return absl::FailedPreconditionError(
         "merging adapters into the shards of an int8 base, which cannot hold "
         "the sum: SaveAdapter(), and LoadAdapter() into a model whose base is "

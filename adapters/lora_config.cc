@@ -27,13 +27,10 @@ absl::Status Wrong(absl::string_view key, absl::string_view what) {
 }
 
 // Of no consequence for what an adapter computes that comes from files.
-bool IsIgnored(absl::string_view key) {
-  static constexpr absl::string_view kIgnored[] = {
-      "task_type",      "auto_mapping",  "peft_version",     "revision",
-      "inference_mode", "megatron_core", "megatron_config",  "loftq_config",
-      "runtime_config", "eva_config",    "qalora_group_size"};
-  return absl::c_linear_search(kIgnored, key);
-}
+constexpr absl::string_view kIgnored[] = {
+    "task_type",      "auto_mapping",  "peft_version",     "revision",
+    "inference_mode", "megatron_core", "megatron_config",  "loftq_config",
+    "runtime_config", "eva_config",    "qalora_group_size"};
 
 // What PEFT writes for a feature that is not used.
 bool IsUnused(const Json& value) {
@@ -45,20 +42,12 @@ bool IsUnused(const Json& value) {
          (object != nullptr && object->empty());
 }
 
-// Others change the base model's weights.
-bool IsPlainBeginning(const Json& value) {
-  const auto* const text = value.As<std::string>();
-  return value.As<bool>() != nullptr ||
-         (text != nullptr && *text == "gaussian");
-}
-
 absl::Status ReadNumber(absl::string_view key, const Json& value,
                         double& number) {
-  if (value.As<int64_t>() == nullptr && value.As<double>() == nullptr) {
-    return Wrong(key, "is not a number");
-  }
   number = value.NumberOr(0);
-  return absl::OkStatus();
+  return value.As<int64_t>() != nullptr || value.As<double>() != nullptr
+             ? absl::OkStatus()
+             : Wrong(key, "is not a number");
 }
 
 template <typename T>
@@ -152,11 +141,13 @@ absl::Status Read(const std::string& key, const Json& value,
     (key == "task_type" ? config.task_type : config.base_model) = *text;
     return absl::OkStatus();
   }
-  const bool is_fine = key == "peft_type" ? value == Json("LORA")
-                       : key == "bias"    ? value == Json("none")
-                       : key == "init_lora_weights"
-                           ? IsPlainBeginning(value)
-                           : IsIgnored(key) || IsUnused(value);
+  const bool is_fine =
+      key == "peft_type" ? value == Json("LORA")
+      : key == "bias"    ? value == Json("none")
+      : key == "init_lora_weights"
+          // Others change the base model's weights.
+          ? value.As<bool>() != nullptr || value == Json("gaussian")
+          : absl::c_linear_search(kIgnored, key) || IsUnused(value);
   if (is_fine) return absl::OkStatus();
   return Wrong(key, absl::StrCat("is ", value.ToString(),
                                  ", which is not there: the adapter would "
@@ -165,10 +156,6 @@ absl::Status Read(const std::string& key, const Json& value,
 
 bool IsAllLinear(const LoraConfig& config) {
   return config.targets == std::vector<std::string>{kAllLinear};
-}
-
-Json TextOrNull(const std::string& text) {
-  return text.empty() ? Json() : Json(text);
 }
 
 Json ListOf(std::vector<std::string> names) {
@@ -262,10 +249,14 @@ absl::StatusOr<LoraConfig> ParseLoraConfig(absl::string_view json) {
 }
 
 std::string ToJson(const LoraConfig& config) {
+  const auto text_or_null = [](const std::string& text) {
+    return text.empty() ? Json() : Json(text);
+  };
   Json::Object object;
   object.emplace_back("peft_type", "LORA");
-  object.emplace_back("task_type", TextOrNull(config.task_type));
-  object.emplace_back("base_model_name_or_path", TextOrNull(config.base_model));
+  object.emplace_back("task_type", text_or_null(config.task_type));
+  object.emplace_back("base_model_name_or_path",
+                      text_or_null(config.base_model));
   object.emplace_back("inference_mode", true);
   object.emplace_back("r", config.rank);
   object.emplace_back("lora_alpha", config.alpha);

@@ -2,28 +2,38 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/utils.h>
+#include <torch/optim/adamw.h>
 
-#include <map>
+#include <cstdint>
+#include <fstream>
 #include <memory>
 #include <set>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "adapters/linear.h"
+#include "adapters/lora_config.h"
+#include "adapters/peft_files.h"
 #include "adapters/testing/adapted_net.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/testing/real_files.h"
+#include "checkpoint/model_files.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
@@ -35,10 +45,17 @@ namespace {
 using ::fsdp::adapters::testing::BlockUnits;
 using ::fsdp::adapters::testing::kDim;
 using ::fsdp::adapters::testing::MakeNet;
-using ::fsdp::adapters::testing::NetImpl;
+using ::fsdp::adapters::testing::Model;
+using ::fsdp::adapters::testing::Values;
+using ::fsdp::adapters::testing::ValuesOf;
+using ::fsdp::checkpoint::LoadModel;
+using ::fsdp::checkpoint::LoadModelOptions;
+using ::fsdp::checkpoint::testing::EmptyFolder;
+using ::fsdp::checkpoint::testing::NamesIn;
 using ::fsdp::comm::Communicator;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
@@ -103,77 +120,6 @@ TEST(LoraTest, AllLinearIsAllButTheHeadOfALanguageModel) {
               UnorderedElementsAre("fc.lora_A.weight", "fc.lora_B.weight"));
 }
 
-TEST(LoraTest, ComputesWhatItDidUntilItLearns) {
-  const at::NoGradGuard no_grad;
-  const auto net = MakeNet(1);
-  const at::Tensor x = at::randn({4, kDim});
-  const at::Tensor before = net->forward(x);
-  ASSERT_OK(AddLora(*net, OnQAndV()));
-  EXPECT_TRUE(at::equal(net->forward(x), before));
-  FillFactors(*net);
-  EXPECT_FALSE(at::allclose(net->forward(x), before));
-}
-
-// Against the formula.
-TEST(LoraTest, AddsTheScaledProduct) {
-  const at::NoGradGuard no_grad;
-  Linear layer(5, 7);
-  LowRankOptions options;
-  options.rank = 2;
-  options.scale = 1.5;
-  layer->AddLowRank(options);
-  FillFactors(*layer);
-  const auto parameters = layer->named_parameters();
-  const at::Tensor& a = parameters["lora_A.weight"];
-  const at::Tensor& b = parameters["lora_B.weight"];
-  const at::Tensor x = at::randn({3, 2, 5});
-  const at::Tensor expected =
-      at::matmul(x, (layer->weight + 1.5 * at::matmul(b, a)).t()) + layer->bias;
-  EXPECT_TRUE(at::allclose(layer(x), expected, 1e-5, 1e-6));
-  layer->Merge();
-  EXPECT_TRUE(at::allclose(layer(x), expected, 1e-5, 1e-6));
-  EXPECT_TRUE(at::equal(b, at::zeros_like(b)));
-}
-
-TEST(LoraTest, FactorsAreFloatUnlessAskedOtherwise) {
-  const at::NoGradGuard no_grad;
-  Linear layer(5, 7);
-  layer->to(at::kBFloat16);
-  layer->AddLowRank({});
-  EXPECT_EQ(layer->named_parameters()["lora_A.weight"].scalar_type(),
-            at::kFloat);
-  EXPECT_EQ(layer(at::randn({3, 5}, at::kBFloat16)).scalar_type(),
-            at::kBFloat16);
-}
-
-// The first factor is that of PyTorch's Linear: uniform in +-1 / sqrt(in).
-TEST(LoraTest, FirstFactorsAreRandomSecondOnesZero) {
-  torch::manual_seed(1);
-  Linear layer(400, 3);
-  LowRankOptions options;
-  options.rank = 50;
-  layer->AddLowRank(options);
-  const auto parameters = layer->named_parameters();
-  const at::Tensor a = parameters["lora_A.weight"].detach();
-  EXPECT_LE(a.abs().max().item<float>(), 0.05f);
-  EXPECT_NEAR(a.mean().item<float>(), 0, 1e-3);
-  EXPECT_NEAR(a.std().item<float>(), 0.05 / std::sqrt(3), 1e-3);
-  EXPECT_EQ(parameters["lora_B.weight"].abs().max().item<float>(), 0);
-}
-
-TEST(LoraTest, DropsInputsOfTheAdapterInTraining) {
-  const at::NoGradGuard no_grad;
-  Linear layer(64, 3);
-  LowRankOptions options;
-  options.dropout = 0.5;
-  layer->AddLowRank(options);
-  FillFactors(*layer);
-  const at::Tensor x = at::randn({4, 64});
-  EXPECT_FALSE(at::equal(layer(x), layer(x)));
-  layer->eval();
-  EXPECT_TRUE(at::equal(layer(x), layer(x)));
-}
-
 TEST(LoraTest, RefusesWhatCannotHaveAnAdapter) {
   const auto net = MakeNet(1);
   const auto refused = [&](LoraConfig config, const std::string& text) {
@@ -224,16 +170,6 @@ TEST(LoraTest, AShardedModelIsRefused) {
       }));
 }
 
-using Values = std::map<std::string, at::Tensor>;
-
-Values ValuesOf(const torch::nn::Module& module) {
-  Values values;
-  for (const auto& item : module.named_parameters()) {
-    values[item.key()] = item.value().detach().clone();
-  }
-  return values;
-}
-
 TEST(LoraTest, MergedShardsHaveTheBitsOfTheMergedModel) {
   const auto whole = MakeNet(1);
   ASSERT_OK(AddLora(*whole, OnQAndV()));
@@ -266,23 +202,227 @@ TEST(LoraTest, MergedShardsHaveTheBitsOfTheMergedModel) {
   }
 }
 
-TEST(LoraTest, AModelWithoutMemoryGetsAdaptersToo) {
-  std::shared_ptr<NetImpl> net;
-  {
-    DeferredInitOptions options;
-    options.min_bytes = 0;
-    const DeferredInit deferred(options);
-    net = std::make_shared<NetImpl>();
-    ASSERT_OK(AddLora(*net, OnQAndV()));
+// The rest is held against Python's PEFT: testing/record_peft.py.
+
+constexpr int64_t kSteps = 10;
+constexpr int64_t kRows = 6;
+
+std::string Recorded(const std::string& name) {
+  return absl::StrCat("adapters/testing/recorded/", name);
+}
+
+// Of each step.
+struct BatchesImpl : torch::nn::Module {
+  at::Tensor x = register_buffer("x", at::zeros({kSteps, kRows, kDim}));
+  at::Tensor y = register_buffer(
+      "y", at::zeros({kSteps, kRows}, at::TensorOptions(at::kLong)));
+};
+
+std::vector<double> LossesOf(const std::string& folder) {
+  std::ifstream in(folder + "/losses.json");
+  std::stringstream text;
+  text << in.rdbuf();
+  std::vector<double> losses;
+  const auto json = Json::Parse(text.str());
+  EXPECT_OK(json);
+  for (const Json& one : *json->As<Json::Array>()) {
+    losses.push_back(one.NumberOr(-1));
   }
-  ASSERT_OK(Materialize(*net));
-  const auto parameters = net->named_parameters();
-  const at::Tensor a = parameters["layers.1.v_proj.lora_A.weight"].detach();
-  EXPECT_GT(a.abs().max().item<float>(), 0.1f);
-  EXPECT_LE(a.abs().max().item<float>(), 0.25f);
-  EXPECT_EQ(
-      parameters["layers.1.v_proj.lora_B.weight"].abs().max().item<float>(), 0);
-  EXPECT_EQ(Trained(*net).size(), 8);
+  return losses;
+}
+
+void ExpectClose(const torch::nn::Module& actual,
+                 const torch::nn::Module& expected) {
+  const auto values = ValuesOf(actual);
+  ASSERT_EQ(values.size(), expected.named_parameters().size());
+  for (const auto& [name, value] : ValuesOf(expected)) {
+    EXPECT_TRUE(at::allclose(values.at(name), value, 1e-5, 1e-6))
+        << name << " is off by "
+        << (values.at(name) - value).abs().max().item<float>();
+  }
+}
+
+absl::StatusOr<Model> Begin(Communicator& world, const std::string& folder,
+                            const LoraConfig& config) {
+  const auto net = MakeNet(1);
+  FSDP_RETURN_IF_ERROR(AddLora(*net, config));
+  FSDP_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(net, Unowned(world), BlockUnits()));
+  LoadModelOptions options;
+  options.mapping = OfBaseModel(*model);
+  FSDP_RETURN_IF_ERROR(
+      LoadModel(folder + "/base.safetensors", *model, options));
+  FSDP_RETURN_IF_ERROR(LoadAdapter(folder + "/before", *model, config));
+  return model;
+}
+
+std::vector<at::Tensor> TrainedShards(Model& model) {
+  std::vector<at::Tensor> trained;
+  for (const TensorRange& named : model->Ranges()) {
+    if (named.values.requires_grad()) trained.push_back(named.values);
+  }
+  return trained;
+}
+
+// Ten steps of AdamW, each rank with its rows of the batches.
+absl::Status Train(Communicator& world, const std::string& folder,
+                   Model& model) {
+  BatchesImpl batches;
+  FSDP_RETURN_IF_ERROR(LoadModel(folder + "/batches.safetensors", batches));
+  const std::vector<double> expected = LossesOf(folder);
+  torch::optim::AdamW optimizer(
+      TrainedShards(model), torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+  const int64_t rows = kRows / world.world_size();
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const auto mine = [&](const at::Tensor& batch) {
+      return batch[step].narrow(0, rows * world.rank(), rows);
+    };
+    const at::Tensor loss = at::cross_entropy_loss(
+        model->forward(mine(batches.x)), mine(batches.y));
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    for (const TensorRange& named : model->Ranges()) {
+      EXPECT_TRUE(named.values.requires_grad() ||
+                  !named.values.grad().defined())
+          << named.name;
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+    FSDP_ASSIGN_OR_RETURN(const double mean,
+                          comm::Mean(world, loss.item<double>()));
+    EXPECT_NEAR(mean, expected.at(step), 1e-5) << "step " << step;
+  }
+  return absl::OkStatus();
+}
+
+class PeftTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  const std::string folder_ = Recorded(GetParam());
+};
+
+INSTANTIATE_TEST_SUITE_P(All, PeftTest, ::testing::Values("lora", "rslora"));
+
+TEST_P(PeftTest, TrainsSavesAndMergesAsPythonDoes) {
+  const auto config = ReadLoraConfig(folder_ + "/before");
+  ASSERT_OK(config);
+  for (const int ranks : {1, 2, 3}) {
+    const std::string root =
+        EmptyFolder(absl::StrCat("peft_", GetParam(), ranks));
+    const auto run = [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(auto model, Begin(world, folder_, *config));
+      FSDP_RETURN_IF_ERROR(Train(world, folder_, model));
+      FSDP_RETURN_IF_ERROR(SaveAdapter(root + "/adapter", *model, *config));
+      return ExportMerged(root + "/merged", *model);
+    };
+    ASSERT_OK(comm::testing::RunAllRanks(ranks, run)) << ranks;
+    EXPECT_THAT(
+        NamesIn(root + "/adapter"),
+        ElementsAre("adapter_config.json", "adapter_model.safetensors"));
+    const auto adapter = [&](const std::string& path) {
+      auto net = MakeNet(1);
+      const auto its = ReadLoraConfig(path);
+      EXPECT_OK(its);
+      EXPECT_OK(AddLora(*net, *its));
+      EXPECT_OK(LoadAdapter(path, *net, *its));
+      return net;
+    };
+    ExpectClose(*adapter(root + "/adapter"), *adapter(folder_ + "/after"));
+    const auto actual = MakeNet(1);
+    const auto expected = MakeNet(2);
+    ASSERT_OK(LoadModel(root + "/merged", *actual));
+    ASSERT_OK(LoadModel(folder_ + "/merged.safetensors", *expected));
+    ExpectClose(*actual, *expected);
+  }
+}
+
+TEST(PeftFilesTest, WhatDoesNotFitIsListed) {
+  const std::string before = Recorded("lora/before");
+  const auto config = ReadLoraConfig(before);
+  ASSERT_OK(config);
+  const auto net = MakeNet(1);
+  LoraConfig other = *config;
+  other.targets = {"layers.0.q_proj"};
+  ASSERT_OK(AddLora(*net, other));
+  // More than the model has.
+  EXPECT_THAT(LoadAdapter(before, *net, other),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("layers.1.q_proj.lora_A.weight")));
+  const auto larger = MakeNet(1);
+  other = *config;
+  other.rank += 1;
+  ASSERT_OK(AddLora(*larger, other));
+  EXPECT_THAT(LoadAdapter(before, *larger, other),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("layers.0.q_proj.lora_A.weight")));
+}
+
+TEST(PeftFilesTest, AFolderWithoutAnAdapterIsNamed) {
+  const std::string root = EmptyFolder("no_adapter");
+  EXPECT_THAT(ReadLoraConfig(root), StatusIs(absl::StatusCode::kNotFound,
+                                             HasSubstr("adapter_config.json")));
+  std::ofstream(root + "/adapter_config.json") << "{}";
+  EXPECT_THAT(ReadLoraConfig(root),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr(root), HasSubstr("peft_type"))));
+  std::ofstream(root + "/adapter_config.json") << R"({"peft_type": "LORA")";
+  EXPECT_THAT(ReadLoraConfig(root),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("adapter_config.json: JSON, byte ")));
+}
+
+TEST(PeftFilesTest, ARankThatTheFileDoesNotHaveTakesNoMemory) {
+  const std::string root = EmptyFolder("huge_rank");
+  LoraConfig config;
+  config.rank = 3;
+  config.targets = {"q_proj"};
+  const auto net = MakeNet(1);
+  ASSERT_OK(AddLora(*net, config));
+  ASSERT_OK(SaveAdapter(root + "/a", *net, config));
+  EXPECT_OK(ReadLoraConfig(root + "/a"));
+  config.rank = 4;
+  std::ofstream(root + "/a/adapter_config.json") << ToJson(config);
+  EXPECT_THAT(ReadLoraConfig(root + "/a"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("a/adapter_config.json: r is 4"),
+                             HasSubstr("the factors beside it have 3"))));
+  std::ofstream(root + "/adapter_config.json") << ToJson(config);
+  EXPECT_THAT(ReadLoraConfig(root),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("has no model")));
+}
+
+// What is saved at one number of ranks, every other one loads, to the bit.
+TEST(PeftFilesTest, AnAdapterDoesNotDependOnTheNumberOfRanks) {
+  const std::string root = EmptyFolder("adapter_ranks");
+  LoraConfig config;
+  config.rank = 5;
+  config.targets = {"o_proj"};
+  config.trained_whole = {"layers.1.v_proj"};
+  const auto with_values = [&](uint64_t seed) {
+    auto net = MakeNet(seed);
+    EXPECT_OK(AddLora(*net, config));
+    const at::NoGradGuard no_grad;
+    for (const auto& item : net->named_parameters()) {
+      if (IsFactor(item.key())) item.value().fill_(0.5 + double(seed));
+    }
+    return net;
+  };
+  const auto saved = with_values(1);
+  ASSERT_OK(SaveAdapter(root + "/0", *saved, config));
+  for (const int ranks : {1, 2, 3}) {
+    const std::string to = absl::StrCat(root, "/", ranks);
+    const auto run = [&](Communicator& world) -> absl::Status {
+      const auto net = with_values(2);
+      FSDP_ASSIGN_OR_RETURN(auto model,
+                            FullyShard(net, Unowned(world), BlockUnits()));
+      FSDP_RETURN_IF_ERROR(LoadAdapter(root + "/0", *model, config));
+      return SaveAdapter(to, *model, config);
+    };
+    ASSERT_OK(comm::testing::RunAllRanks(ranks, run)) << ranks;
+    EXPECT_EQ(
+        checkpoint::testing::ReadWholeFile(to + "/adapter_model.safetensors"),
+        checkpoint::testing::ReadWholeFile(root +
+                                           "/0/adapter_model.safetensors"))
+        << ranks;
+  }
 }
 
 }  // namespace

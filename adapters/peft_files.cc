@@ -16,7 +16,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "adapters/int8_rows.h"
 #include "adapters/layers.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
@@ -39,21 +38,16 @@ constexpr char kStem[] = "adapter_model";
 constexpr char kPrefix[] = "base_model.model.";
 constexpr int64_t kMaxConfigBytes = int64_t{1} << 20;
 
-bool IsOfModuleTrainedWhole(absl::string_view parameter,
-                            const LoraConfig& config) {
-  for (size_t dot = parameter.find('.'); dot != absl::string_view::npos;
-       dot = parameter.find('.', dot + 1)) {
-    if (IsNamedBy(parameter.substr(0, dot), config.trained_whole)) return true;
-  }
-  return false;
-}
-
 // Nothing: it is the base model's.
-std::optional<std::string> NameInFile(const std::string& name,
+std::optional<std::string> NameInFile(absl::string_view name,
                                       const LoraConfig& config) {
-  if (!IsFactor(name) && !IsOfModuleTrainedWhole(name, config)) {
-    return std::nullopt;
+  bool is_trained = IsFactor(name);
+  for (size_t dot = name.find('.');
+       !is_trained && dot != absl::string_view::npos;
+       dot = name.find('.', dot + 1)) {
+    is_trained = IsNamedBy(name.substr(0, dot), config.trained_whole);
   }
+  if (!is_trained) return std::nullopt;
   return absl::StrCat(kPrefix, name);
 }
 

@@ -13,7 +13,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "adapters/layers.h"
 #include "adapters/linear.h"
@@ -25,35 +24,6 @@
 
 namespace fsdp::adapters {
 namespace {
-
-absl::Status CheckOptions(const torch::nn::Module& module,
-                          const Int8Options& options) {
-  if (options.block < 1 || options.block > device_ops::kMaxBlock) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("an int8 base in blocks of ", options.block,
-                     ": take a number from 1 to ", device_ops::kMaxBlock));
-  }
-  // The default need not be there.
-  if (options.kept == Int8Options().kept) return absl::OkStatus();
-  return CheckNames(module, options.kept, "an int8 base without");
-}
-
-absl::Status CheckCanBeQuantized(const torch::nn::Module& module) {
-  if (IsSharded(module)) {
-    return absl::FailedPreconditionError(
-        "the model is sharded: call QuantizeBase() before FullyShard()");
-  }
-  for (const auto& [name, layer] : LayersOf(module)) {
-    if (layer->has_low_rank()) {
-      return absl::FailedPreconditionError(
-          "the model has adapters: call QuantizeBase() before AddLora()");
-    }
-    if (layer->int8_rows().has_value()) {
-      return absl::FailedPreconditionError("the model's base is int8 already");
-    }
-  }
-  return absl::OkStatus();
-}
 
 // Those that become int8, each by one name. Empty ones have nothing to scale.
 absl::StatusOr<Layers> LayersToQuantize(const torch::nn::Module& module,
@@ -97,38 +67,50 @@ absl::Status CheckWeightsAreTheirOwn(const torch::nn::Module& module,
   return absl::OkStatus();
 }
 
-absl::Status CheckIsFinite(absl::string_view name, const LinearImpl& layer) {
-  absl::Status status;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("looking at a weight", [&] {
-    const at::Tensor weight = layer.weight.detach();
-    if (weight.numel() == 0) return;
-    const auto [least, greatest] = weight.aminmax();
-    // Scales are float32.
-    if (std::isfinite(least.item<float>()) &&
-        std::isfinite(greatest.item<float>())) {
-      return;
-    }
-    status = absl::InvalidArgumentError(
-        absl::StrCat("the weight of ", name,
-                     " has a NaN or an infinity, which int8 has "
-                     "not"));
-  }));
-  return status;
-}
-
 }  // namespace
 
 absl::Status QuantizeBase(torch::nn::Module& module,
                           const Int8Options& options) {
-  FSDP_RETURN_IF_ERROR(CheckOptions(module, options));
-  FSDP_RETURN_IF_ERROR(CheckCanBeQuantized(module));
+  if (options.block < 1 || options.block > device_ops::kMaxBlock) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an int8 base in blocks of ", options.block,
+                     ": take a number from 1 to ", device_ops::kMaxBlock));
+  }
+  if (options.kept != Int8Options().kept) {  // which need not be there
+    FSDP_RETURN_IF_ERROR(
+        CheckNames(module, options.kept, "an int8 base without"));
+  }
+  if (IsSharded(module)) {
+    return absl::FailedPreconditionError(
+        "the model is sharded: call QuantizeBase() before FullyShard()");
+  }
+  for (const auto& [name, layer] : LayersOf(module)) {
+    if (layer->has_low_rank()) {
+      return absl::FailedPreconditionError(
+          "the model has adapters: call QuantizeBase() before AddLora()");
+    }
+    if (layer->int8_rows().has_value()) {
+      return absl::FailedPreconditionError("the model's base is int8 already");
+    }
+  }
   FSDP_ASSIGN_OR_RETURN(const Layers layers,
                         LayersToQuantize(module, options.kept));
   FSDP_RETURN_IF_ERROR(CheckWeightsAreTheirOwn(module, layers));
   // What has no values yet would get them for the check.
   if (!DeferredInit::IsActive()) {
     for (const auto& [name, layer] : layers) {
-      FSDP_RETURN_IF_ERROR(CheckIsFinite(name, *layer));
+      bool is_finite = true;
+      FSDP_RETURN_IF_ERROR(
+          TorchToStatus("looking at a weight", [&, &layer = layer] {
+            const auto [least, greatest] = layer->weight.detach().aminmax();
+            // Scales are float32.
+            is_finite = std::isfinite(least.item<float>()) &&
+                        std::isfinite(greatest.item<float>());
+          }));
+      if (is_finite) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("the weight of ", name,
+                       " has a NaN or an infinity, which int8 has not"));
     }
   }
   return TorchToStatus("making a base int8", [&, &layers = layers] {

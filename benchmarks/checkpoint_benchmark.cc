@@ -18,12 +18,11 @@
 #include <torch/nn/modules/linear.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -32,12 +31,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/measure.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/run/run.h"
@@ -63,15 +62,7 @@ constexpr int kSteps = 6;
 constexpr int64_t kRows = 32;
 
 std::string Directory() {
-  const char* const directory = std::getenv("CHECKPOINT_DIRECTORY");
-  return absl::StrCat(directory != nullptr ? directory : "/var/tmp",
-                      "/checkpoint_benchmark");
-}
-
-double SecondsOf(const std::function<void()>& work) {
-  const absl::Time start = absl::Now();
-  work();
-  return absl::ToDoubleSeconds(absl::Now() - start);
+  return DirectoryIn("CHECKPOINT_DIRECTORY") + "/checkpoint_benchmark";
 }
 
 double PlainSeconds(bool writes) {
@@ -80,7 +71,7 @@ double PlainSeconds(bool writes) {
   const auto caching = checkpoint::Caching::kDirect;
   const auto file = ValueOrThrow(writes ? files.OpenForWriting(path, caching)
                                         : files.OpenForReading(path, caching));
-  const double seconds = SecondsOf([&] {
+  const double seconds = Seconds([&] {
     std::vector<std::thread> threads;
     threads.reserve(kInFlight);
     for (int i = 0; i < kInFlight; ++i) {
@@ -115,7 +106,7 @@ void Forget(const std::string& folder) {
 
 using Model = FullyShardedDataParallel<torch::nn::SequentialImpl>;
 
-Model MakeModel(comm::Communicator& world) {
+Model MakeModel(const std::shared_ptr<comm::Communicator>& world) {
   torch::nn::Sequential layers;
   {
     const DeferredInit deferred;
@@ -126,24 +117,14 @@ Model MakeModel(comm::Communicator& world) {
   }
   Options options;
   options.wrap_policy = WrapModules<torch::nn::LinearImpl>();
-  return ValueOrThrow(FullyShard(
-      layers,
-      std::shared_ptr<comm::Communicator>(&world, [](comm::Communicator*) {}),
-      options));
+  return ValueOrThrow(FullyShard(layers, world, options));
 }
 
 // Returns rank 0's seconds from when all ranks begin until all have finished.
 using Timed = std::function<double(const std::function<void()>& work)>;
 
-struct Figures {
-  std::vector<double> save;
-  std::vector<double> load;
-  std::vector<double> blocked;
-  std::vector<double> later;
-  std::vector<double> copy;
-  std::vector<double> alone;
-  std::vector<double> beside;
-};
+// Seconds of all turns, by name.
+using Figures = std::map<std::string, std::vector<double>>;
 
 void Train(Model& model) {
   for (int step = 0; step < kSteps; ++step) {
@@ -171,139 +152,111 @@ double CopySeconds(Model& model, const Timed& timed) {
 
 enum class Measured { kFiles, kBesideTraining };
 
-// Measures everything once and keeps what rank 0 has seen.
+// Measures everything once and adds what rank 0 has seen.
 void Measure(comm::Communicator& world, Measured what, Figures* figures) {
-  Model model = MakeModel(world);
+  const std::shared_ptr<comm::Communicator> ranks(&world,
+                                                  [](comm::Communicator*) {});
+  Model model = MakeModel(ranks);
   const Timed timed = [&](const std::function<void()>& work) {
     const absl::Time deadline = absl::Now() + absl::Minutes(10);
     ThrowIfError(comm::Barrier(world, "begin", deadline));
-    return SecondsOf([&] {
+    return Seconds([&] {
       work();
       ThrowIfError(comm::Barrier(world, "end", deadline));
     });
   };
-  const std::shared_ptr<comm::Communicator> ranks(&world,
-                                                  [](comm::Communicator*) {});
   auto checkpoints =
       ValueOrThrow(checkpoint::Checkpointer::Open(Directory(), ranks));
   checkpoint::TrainingRun run;
   run.model = model.get();
-  Figures mine;
+  const auto note = [&](const char* name, double seconds) {
+    if (world.rank() == 0) (*figures)[name].push_back(seconds);
+  };
   if (what == Measured::kFiles) {
-    mine.save = {timed([&] { ThrowIfError(checkpoints->Save(0, run)); })};
+    note("save", timed([&] { ThrowIfError(checkpoints->Save(0, run)); }));
     if (world.rank() == 0) Forget(Directory());
-    mine.load = {timed([&] { ThrowIfError(checkpoints->Load(0, run)); })};
-    if (world.rank() == 0) *figures = mine;
+    note("load", timed([&] { ThrowIfError(checkpoints->Load(0, run)); }));
     return;
   }
   const auto save_async = [&](int64_t step) {
     return timed([&] { ThrowIfError(checkpoints->SaveAsync(step, run)); });
   };
-  mine.blocked = {save_async(1)};
+  note("blocked", save_async(1));
   ThrowIfError(checkpoints->Wait());
-  mine.copy = {CopySeconds(model, timed)};
+  note("copy", CopySeconds(model, timed));
   Train(model);
-  mine.alone = {timed([&] { Train(model); }) / kSteps};
-  mine.later = {save_async(2)};
-  mine.beside = {timed([&] { Train(model); }) / kSteps};
+  note("alone", timed([&] { Train(model); }) / kSteps);
+  note("later", save_async(2));
+  note("beside", timed([&] { Train(model); }) / kSteps);
   ThrowIfError(checkpoints->Wait());
-  if (world.rank() == 0) *figures = mine;
 }
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-void Report(benchmark::State& state, double seconds, double plain) {
-  state.SetIterationTime(seconds);
-  state.counters["GB/s"] = kBytes / seconds / 1e9;
-  state.counters["of_plain"] = plain / seconds;
-}
-
-// One run measures in turns, so that the disk is the same for all.
-struct Run {
-  Figures figures;
-  std::vector<double> plain_writes;
-  std::vector<double> plain_reads;
-};
-
-void TakeTurn(Measured what, Run* run) {
+// A turn measures all, so that the disk is the same for all.
+void TakeTurn(Measured what, Figures* figures) {
   fs::remove_all(Directory());
   if (what == Measured::kFiles) {
-    run->plain_writes.push_back(PlainSeconds(/*writes=*/true));
-    run->plain_reads.push_back(PlainSeconds(/*writes=*/false));
+    (*figures)["plain_save"].push_back(PlainSeconds(/*writes=*/true));
+    (*figures)["plain_load"].push_back(PlainSeconds(/*writes=*/false));
   }
-  Figures one;
   ThrowIfError(comm::testing::AllOk(comm::testing::RunRanks(
       kRanks,
       [&](comm::Communicator& world) {
         at::set_num_threads(1);
-        Measure(world, what, &one);
+        Measure(world, what, figures);
         return absl::OkStatus();
       },
       absl::Minutes(20))));
-  for (const auto of :
-       {&Figures::save, &Figures::load, &Figures::blocked, &Figures::later,
-        &Figures::copy, &Figures::alone, &Figures::beside}) {
-    std::vector<double>& all = run->figures.*of;
-    all.insert(all.end(), (one.*of).begin(), (one.*of).end());
-  }
   fs::remove_all(Directory());
 }
 
-// Measures once for all benchmarks that show something of it.
+// Measures once for all benchmarks that show something of it. Returns the
+// median.
 template <Measured what>
-const Run& RunOf() {
+double SecondsOf(const std::string& name) {
   constexpr int kTurns = 3;
-  static const Run* const run = [] {
-    auto* const turns = new Run;
+  static const Figures* const figures = [] {
+    auto* const turns = new Figures;
     for (int turn = 0; turn < kTurns; ++turn) TakeTurn(what, turns);
     return turns;
   }();
-  return *run;
+  return Median(figures->at(name));
 }
 
-void BM_Save(benchmark::State& state) {
-  const Run& run = RunOf<Measured::kFiles>();
-  for (auto _ : state) {
-    Report(state, Median(run.figures.save), Median(run.plain_writes));
-  }
+void Once(benchmark::internal::Benchmark* benchmark) {
+  benchmark->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond);
 }
-BENCHMARK(BM_Save)->UseManualTime()->Iterations(1)->Unit(
-    benchmark::kMillisecond);
 
-void BM_Load(benchmark::State& state) {
-  const Run& run = RunOf<Measured::kFiles>();
-  for (auto _ : state) {
-    Report(state, Median(run.figures.load), Median(run.plain_reads));
-  }
+void Report(benchmark::State& state, const std::string& name) {
+  const double seconds = SecondsOf<Measured::kFiles>(name);
+  for (auto _ : state) state.SetIterationTime(seconds);
+  state.counters["GB/s"] = kBytes / seconds / 1e9;
+  state.counters["of_plain"] =
+      SecondsOf<Measured::kFiles>("plain_" + name) / seconds;
 }
-BENCHMARK(BM_Load)->UseManualTime()->Iterations(1)->Unit(
-    benchmark::kMillisecond);
+
+void BM_Save(benchmark::State& state) { Report(state, "save"); }
+BENCHMARK(BM_Save)->Apply(Once);
+
+void BM_Load(benchmark::State& state) { Report(state, "load"); }
+BENCHMARK(BM_Load)->Apply(Once);
 
 void BM_SaveAsync(benchmark::State& state) {
-  const Figures& figures = RunOf<Measured::kBesideTraining>().figures;
-  for (auto _ : state) state.SetIterationTime(Median(figures.blocked));
-  state.counters["blocked_ms"] = 1e3 * Median(figures.blocked);
-  state.counters["later_ms"] = 1e3 * Median(figures.later);
-  state.counters["copy_ms"] = 1e3 * Median(figures.copy);
+  const auto seconds = SecondsOf<Measured::kBesideTraining>;
+  for (auto _ : state) state.SetIterationTime(seconds("blocked"));
+  for (const std::string name : {"blocked", "later", "copy"}) {
+    state.counters[name + "_ms"] = 1e3 * seconds(name);
+  }
 }
-BENCHMARK(BM_SaveAsync)
-    ->UseManualTime()
-    ->Iterations(1)
-    ->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_SaveAsync)->Apply(Once);
 
 void BM_StepsBesideSave(benchmark::State& state) {
-  const Figures& figures = RunOf<Measured::kBesideTraining>().figures;
-  for (auto _ : state) state.SetIterationTime(Median(figures.beside));
-  state.counters["alone_ms"] = 1e3 * Median(figures.alone);
-  state.counters["beside_ms"] = 1e3 * Median(figures.beside);
+  const auto seconds = SecondsOf<Measured::kBesideTraining>;
+  for (auto _ : state) state.SetIterationTime(seconds("beside"));
+  for (const std::string name : {"alone", "beside"}) {
+    state.counters[name + "_ms"] = 1e3 * seconds(name);
+  }
 }
-BENCHMARK(BM_StepsBesideSave)
-    ->UseManualTime()
-    ->Iterations(1)
-    ->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_StepsBesideSave)->Apply(Once);
 
 }  // namespace
 }  // namespace fsdp

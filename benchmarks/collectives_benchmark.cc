@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -24,8 +25,10 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/measure.h"
 #include "comm/communicator.h"
 #include "comm/hierarchical/host_layout.h"
 #include "comm/local/local_communicator.h"
@@ -41,21 +44,15 @@ using Group = std::vector<std::unique_ptr<Communicator>>;
 constexpr absl::Duration kTimeout = absl::Minutes(1);
 
 Group CreateLocal(int world_size) {
-  auto group = CreateLocalGroup(world_size, {kTimeout});
-  FSDP_CHECK(group.ok());
-  return *std::move(group);
+  return ValueOrThrow(CreateLocalGroup(world_size, {kTimeout}));
 }
 
 Group CreateGloo(int world_size) {
-  auto group = testing::CreateGlooGroup(world_size, kTimeout);
-  FSDP_CHECK(group.ok());
-  return *std::move(group);
+  return ValueOrThrow(testing::CreateGlooGroup(world_size, kTimeout));
 }
 
 Group CreateSharedMemory(int world_size) {
-  auto group = testing::CreateSharedMemoryGroup(world_size, kTimeout);
-  FSDP_CHECK(group.ok());
-  return *std::move(group);
+  return ValueOrThrow(testing::CreateSharedMemoryGroup(world_size, kTimeout));
 }
 
 // The hosts are two by name only: between them is this machine's loopback.
@@ -63,11 +60,9 @@ Group CreateHierarchical(int world_size) {
   HostLayout layout;
   layout.num_hosts = 2;
   layout.ranks_per_host = world_size / 2;
-  auto group =
+  return ValueOrThrow(
       testing::CreateHierarchicalGroup(layout, testing::CreateSharedMemoryGroup,
-                                       testing::CreateGlooGroup, kTimeout);
-  FSDP_CHECK(group.ok());
-  return *std::move(group);
+                                       testing::CreateGlooGroup, kTimeout));
 }
 
 // Runs a collective on one rank, with buffers of its own.
@@ -192,17 +187,19 @@ std::unique_ptr<Exchange> Common(Communicator* comm, int64_t bytes) {
 }
 
 // Returns the least seconds of a few runs.
+double LeastSeconds(const std::function<void()>& fn) {
+  double least = Seconds(fn);
+  for (int i = 1; i < 5; ++i) least = std::min(least, Seconds(fn));
+  return least;
+}
+
 double MemcpySeconds(int64_t bytes) {
   const std::vector<char> from(bytes, 1);
   std::vector<char> to(bytes);
-  double best = 1e9;
-  for (int i = 0; i < 5; ++i) {
-    const absl::Time start = absl::Now();
+  return LeastSeconds([&] {
     std::memcpy(to.data(), from.data(), bytes);
     benchmark::DoNotOptimize(to.data());
-    best = std::min(best, absl::ToDoubleSeconds(absl::Now() - start));
-  }
-  return best;
+  });
 }
 
 // Returns the bytes read and written per second by `threads` that copy `bytes`
@@ -219,20 +216,15 @@ double BytesPerSecond(int threads, int64_t bytes) {
       benchmark::DoNotOptimize(to[thread].data());
     }
   };
-  double best = 0;
-  for (int i = 0; i < 5; ++i) {
-    const absl::Time start = absl::Now();
+  const double seconds = LeastSeconds([&] {
     std::vector<std::thread> others;
     for (int thread = 1; thread < threads; ++thread) {
       others.emplace_back(copy, thread);
     }
     copy(0);
     for (std::thread& other : others) other.join();
-    const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
-    const auto moved = static_cast<double>(2 * part * threads * repeats);
-    best = std::max(best, moved / seconds);
-  }
-  return best;
+  });
+  return static_cast<double>(2 * part * threads * repeats) / seconds;
 }
 
 // Peers repeat the collective, which keeps them in step, until rank 0 stops.
@@ -269,67 +261,46 @@ void BM_Collective(benchmark::State& state, Group (*create)(int),
   state.SetBytesProcessed(bytes * state.iterations());
 }
 
-void Sizes(benchmark::internal::Benchmark* benchmark) {
-  benchmark->UseRealTime()->ArgNames({"bytes", "ranks"});
-  for (int ranks : {2, 4}) {
-    for (int64_t bytes : {64 << 10, 1 << 20, 16 << 20, 128 << 20}) {
-      benchmark->Args({bytes, ranks});
-    }
-  }
-}
-
-BENCHMARK_CAPTURE(BM_Collective, local_all_gather, CreateLocal,
-                  Plain<Collective::kAllGather>)
-    ->Apply(Sizes);
-BENCHMARK_CAPTURE(BM_Collective, local_reduce_scatter, CreateLocal,
-                  Plain<Collective::kReduceScatter>)
-    ->Apply(Sizes);
-BENCHMARK_CAPTURE(BM_Collective, local_all_reduce, CreateLocal,
-                  Plain<Collective::kAllReduce>)
-    ->Apply(Sizes);
-BENCHMARK_CAPTURE(BM_Collective, shared_memory_all_gather, CreateSharedMemory,
-                  Plain<Collective::kAllGather>)
-    ->Apply(Sizes);
-BENCHMARK_CAPTURE(BM_Collective, shared_memory_reduce_scatter,
-                  CreateSharedMemory, Plain<Collective::kReduceScatter>)
-    ->Apply(Sizes);
-BENCHMARK_CAPTURE(BM_Collective, shared_memory_all_reduce, CreateSharedMemory,
-                  Plain<Collective::kAllReduce>)
-    ->Apply(Sizes);
-BENCHMARK_CAPTURE(BM_Collective, shared_memory_all_gather_in_place,
-                  CreateSharedMemory, Common<false>)
-    ->Apply(Sizes);
-BENCHMARK_CAPTURE(BM_Collective, shared_memory_all_gather_cast,
-                  CreateSharedMemory, Common<true>)
-    ->Apply(Sizes);
-BENCHMARK_CAPTURE(BM_Collective, gloo_all_gather, CreateGloo,
-                  Plain<Collective::kAllGather>)
-    ->Apply(Sizes);
-BENCHMARK_CAPTURE(BM_Collective, gloo_reduce_scatter, CreateGloo,
-                  Plain<Collective::kReduceScatter>)
-    ->Apply(Sizes);
-BENCHMARK_CAPTURE(BM_Collective, gloo_all_reduce, CreateGloo,
-                  Plain<Collective::kAllReduce>)
-    ->Apply(Sizes);
-
-// Shows how many bytes between hosts two ranks per host save, beside gloo_*
-// with as many ranks.
-void HierarchicalSizes(benchmark::internal::Benchmark* benchmark) {
+void SizesOn(benchmark::internal::Benchmark* benchmark, int ranks) {
   benchmark->UseRealTime()->ArgNames({"bytes", "ranks"});
   for (int64_t bytes : {64 << 10, 1 << 20, 16 << 20, 128 << 20}) {
-    benchmark->Args({bytes, 4});
+    benchmark->Args({bytes, ranks});
   }
 }
+void Sizes(benchmark::internal::Benchmark* benchmark) {
+  SizesOn(benchmark, 2);
+  SizesOn(benchmark, 4);
+}
+// Shows how many bytes between hosts two ranks per host save, beside gloo_*
+// with as many ranks.
+void OnTwoHosts(benchmark::internal::Benchmark* benchmark) {
+  SizesOn(benchmark, 4);
+}
 
-BENCHMARK_CAPTURE(BM_Collective, hierarchical_all_gather, CreateHierarchical,
-                  Plain<Collective::kAllGather>)
-    ->Apply(HierarchicalSizes);
-BENCHMARK_CAPTURE(BM_Collective, hierarchical_reduce_scatter,
-                  CreateHierarchical, Plain<Collective::kReduceScatter>)
-    ->Apply(HierarchicalSizes);
-BENCHMARK_CAPTURE(BM_Collective, hierarchical_all_reduce, CreateHierarchical,
-                  Plain<Collective::kAllReduce>)
-    ->Apply(HierarchicalSizes);
+#define COLLECTIVE(name, create, make, sizes) \
+  BENCHMARK_CAPTURE(BM_Collective, name, create, make)->Apply(sizes)
+
+constexpr MakeExchange kGather = Plain<Collective::kAllGather>;
+constexpr MakeExchange kScatter = Plain<Collective::kReduceScatter>;
+constexpr MakeExchange kReduce = Plain<Collective::kAllReduce>;
+
+COLLECTIVE(local_all_gather, CreateLocal, kGather, Sizes);
+COLLECTIVE(local_reduce_scatter, CreateLocal, kScatter, Sizes);
+COLLECTIVE(local_all_reduce, CreateLocal, kReduce, Sizes);
+COLLECTIVE(shared_memory_all_gather, CreateSharedMemory, kGather, Sizes);
+COLLECTIVE(shared_memory_reduce_scatter, CreateSharedMemory, kScatter, Sizes);
+COLLECTIVE(shared_memory_all_reduce, CreateSharedMemory, kReduce, Sizes);
+COLLECTIVE(shared_memory_all_gather_in_place, CreateSharedMemory, Common<false>,
+           Sizes);
+COLLECTIVE(shared_memory_all_gather_cast, CreateSharedMemory, Common<true>,
+           Sizes);
+COLLECTIVE(gloo_all_gather, CreateGloo, kGather, Sizes);
+COLLECTIVE(gloo_reduce_scatter, CreateGloo, kScatter, Sizes);
+COLLECTIVE(gloo_all_reduce, CreateGloo, kReduce, Sizes);
+COLLECTIVE(hierarchical_all_gather, CreateHierarchical, kGather, OnTwoHosts);
+COLLECTIVE(hierarchical_reduce_scatter, CreateHierarchical, kScatter,
+           OnTwoHosts);
+COLLECTIVE(hierarchical_all_reduce, CreateHierarchical, kReduce, OnTwoHosts);
 
 }  // namespace
 }  // namespace fsdp::comm

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_chunk_cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/Device.h>
@@ -90,14 +91,6 @@ struct Gradients {
   int64_t bytes = 0;
 };
 
-void PackInOne(benchmark::State& state, c10::Device device, at::ScalarType from,
-               at::ScalarType to, double scale) {
-  const Gradients gradients(device, from, to);
-  Measure(state, device, gradients.bytes, [&] {
-    Pack(gradients.out, gradients.sources, gradients.packing, scale);
-  });
-}
-
 void PackByOperators(benchmark::State& state, c10::Device device,
                      at::ScalarType from, at::ScalarType to, double scale) {
   const Gradients gradients(device, from, to);
@@ -144,12 +137,6 @@ void ChunkCat(benchmark::State& state, c10::Device device, at::ScalarType from,
   });
 }
 
-void Copy(benchmark::State& state, c10::Device device, int64_t size) {
-  const at::Tensor in = at::ones({size}, On(device, at::kByte));
-  const at::Tensor out = at::empty({size}, On(device, at::kByte));
-  Measure(state, device, 2 * size, [&] { out.copy_(in); });
-}
-
 struct Blocks {
   Blocks(c10::Device device, at::ScalarType dtype, int64_t rows, int64_t size)
       : numbers(at::ones({rows, size}, On(device, dtype))),
@@ -169,48 +156,6 @@ struct Blocks {
   const at::Tensor scales;
 };
 
-void QuantizeAll(benchmark::State& state, c10::Device device,
-                 at::ScalarType dtype, int64_t size) {
-  const Blocks blocks(device, dtype, 1, size);
-  Measure(state, device, blocks.bytes(), [&] {
-    Quantize(blocks.numbers, kBlock, blocks.values, blocks.scales);
-  });
-}
-
-void DequantizeAll(benchmark::State& state, c10::Device device,
-                   at::ScalarType dtype, int64_t size) {
-  const Blocks blocks(device, dtype, 1, size);
-  Measure(state, device, blocks.bytes(), [&] {
-    Dequantize(blocks.numbers, blocks.values, blocks.scales, kBlock);
-  });
-}
-
-void DequantizeSumOfRanks(benchmark::State& state, c10::Device device,
-                          at::ScalarType dtype, int64_t size) {
-  const Blocks blocks(device, dtype, kRanks, size / kRanks);
-  const at::Tensor out = at::empty({size / kRanks}, On(device, dtype));
-  const auto bytes = static_cast<int64_t>(
-      blocks.values.nbytes() + blocks.scales.nbytes() + out.nbytes());
-  Measure(state, device, bytes, [&] {
-    DequantizeSum(out, blocks.values, blocks.scales, kBlock,
-                  {1.0 / kRanks, false});
-  });
-}
-
-// Quantizes by operators of LibTorch alone, for comparison.
-void QuantizeByOperators(benchmark::State& state, c10::Device device,
-                         at::ScalarType dtype, int64_t size) {
-  const Blocks blocks(device, dtype, 1, size / kBlock * kBlock);
-  const at::Tensor rows = blocks.numbers.view({-1, kBlock});
-  Measure(state, device, blocks.bytes(), [&] {
-    const at::Tensor scales =
-        rows.abs().amax({1}, /*keepdim=*/true).to(at::kFloat).div_(127);
-    blocks.scales.copy_(scales.view({1, -1}));
-    blocks.values.view({-1, kBlock})
-        .copy_(rows.to(at::kFloat).div(scales).round_());
-  });
-}
-
 void RegisterAll(c10::Device device) {
   struct Types {
     const char* name;
@@ -222,7 +167,11 @@ void RegisterAll(c10::Device device) {
     benchmark::RegisterBenchmark((where + name).c_str(), run)->UseRealTime();
   };
   const int64_t size = 12 * WidthOn(device) * WidthOn(device);
-  add("copy", [=](benchmark::State& state) { Copy(state, device, 4 * size); });
+  add("copy", [=](benchmark::State& state) {
+    const at::Tensor in = at::ones({4 * size}, On(device, at::kByte));
+    const at::Tensor out = at::empty_like(in);
+    Measure(state, device, 8 * size, [&] { out.copy_(in); });
+  });
   for (const Types& types :
        {Types{"float_to_float", at::kFloat, at::kFloat},
         Types{"float_to_bf16", at::kFloat, at::kBFloat16},
@@ -233,7 +182,10 @@ void RegisterAll(c10::Device device) {
       const std::string name =
           std::string(types.name) + (scale == 1 ? "" : "/scaled");
       add("pack/" + name, [=](benchmark::State& state) {
-        PackInOne(state, device, types.from, types.to, scale);
+        const Gradients gradients(device, types.from, types.to);
+        Measure(state, device, gradients.bytes, [&] {
+          Pack(gradients.out, gradients.sources, gradients.packing, scale);
+        });
       });
       add("pack_by_operators/" + name, [=](benchmark::State& state) {
         PackByOperators(state, device, types.from, types.to, scale);
@@ -245,16 +197,38 @@ void RegisterAll(c10::Device device) {
     const std::string name = types.name;
     const at::ScalarType dtype = types.from;
     add("quantize/" + name, [=](benchmark::State& state) {
-      QuantizeAll(state, device, dtype, size);
+      const Blocks blocks(device, dtype, 1, size);
+      Measure(state, device, blocks.bytes(), [&] {
+        Quantize(blocks.numbers, kBlock, blocks.values, blocks.scales);
+      });
     });
+    // By operators of LibTorch alone, for comparison.
     add("quantize_by_operators/" + name, [=](benchmark::State& state) {
-      QuantizeByOperators(state, device, dtype, size);
+      const Blocks blocks(device, dtype, 1, size / kBlock * kBlock);
+      const at::Tensor rows = blocks.numbers.view({-1, kBlock});
+      Measure(state, device, blocks.bytes(), [&] {
+        const at::Tensor scales =
+            rows.abs().amax({1}, /*keepdim=*/true).to(at::kFloat).div_(127);
+        blocks.scales.copy_(scales.view({1, -1}));
+        blocks.values.view({-1, kBlock})
+            .copy_(rows.to(at::kFloat).div(scales).round_());
+      });
     });
     add("dequantize/" + name, [=](benchmark::State& state) {
-      DequantizeAll(state, device, dtype, size);
+      const Blocks blocks(device, dtype, 1, size);
+      Measure(state, device, blocks.bytes(), [&] {
+        Dequantize(blocks.numbers, blocks.values, blocks.scales, kBlock);
+      });
     });
     add("dequantize_sum/" + name, [=](benchmark::State& state) {
-      DequantizeSumOfRanks(state, device, dtype, size);
+      const Blocks blocks(device, dtype, kRanks, size / kRanks);
+      const at::Tensor out = at::empty({size / kRanks}, On(device, dtype));
+      const auto bytes = static_cast<int64_t>(
+          blocks.values.nbytes() + blocks.scales.nbytes() + out.nbytes());
+      Measure(state, device, bytes, [&] {
+        DequantizeSum(out, blocks.values, blocks.scales, kBlock,
+                      {1.0 / kRanks, false});
+      });
     });
   }
   // These come last: if LibTorch refuses a combination, that ends the program.

@@ -6,10 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/device_streams.h"
 #include "benchmarks/gpu_benchmarks.h"
-#include "benchmarks/gpu_collectives_run.h"
-#include "benchmarks/gpu_offload_run.h"
-#include "benchmarks/gpu_sharded_step_run.h"
-#include "benchmarks/gpu_train_step_run.h"
+#include "benchmarks/gpu_run.h"
 #include "fsdp/options/offload_options.h"
 
 // These are for the GPT of most steps, by default of a billion parameters.

@@ -3,14 +3,114 @@
 #ifndef BENCHMARKS_GPU_BENCHMARKS_H_
 #define BENCHMARKS_GPU_BENCHMARKS_H_
 
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
 #include <functional>
 #include <memory>
 
 #include "base/device_streams.h"
 #include "benchmarks/gpu_run.h"
 #include "comm/communicator.h"
+#include "fsdp/options/offload_options.h"
+#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
+
+// Training steps of a sharded GPT, and of the same one in plain LibTorch.
+struct TrainStepCase {
+  gpt::GptConfig model;
+  int64_t batch = 4;
+  at::ScalarType dtype = at::kFloat;  // of parameters, gradients and states
+  bool checkpointing = false;
+  // If set, ours is captured, and its steps are replays
+  // (fsdp/capture/step_capture.h).
+  DeviceGraphMaker make_graph = nullptr;
+};
+
+// Runs forward, backward and a fused AdamW of each, in turns. Figures:
+//   ms, plain_ms, of_plain  medians; of_plain is ours over plain in a turn
+//   host_us_per_unit        until all of ours was queued, over the units
+//   added_us_per_unit       the part of it that plain does not take
+//   loss_difference         the largest, relative; with one rank only
+//   of_plan                 the most bytes of gathered parameters and reduce
+//                           buffers in use, over the plan's; absent if none
+// If the device counts its memory:
+//   reserved_of_plan        ours between steps over the plan's total
+//   peak_MB, plain_peak_MB  within a step, activations included
+std::unique_ptr<TurnRun> MakeTrainStepRun(const TrainStepCase& what,
+                                          const Place& place);
+
+// Training steps of a sharded GPT as a user would set them up: bf16 over fp32
+// shards, exact AdamW, parameters and states resting where they fit.
+// Shards, their gradients and both states of AdamW are fp32; units reduce in
+// fp32.
+struct ShardedStepCase {
+  gpt::GptConfig model;
+  int64_t batch = 4;       // rows per backward
+  int micro_batches = 1;   // backwards per step
+  bool recompute = false;  // blocks keep only their inputs
+  double clip = 0;         // the norm to which gradients are clipped; 0: none
+  OffloadOptions offload;
+};
+
+// Figures:
+//   ms               of a step, median
+//   tokens_per_s, tokens_per_step
+//   TFLOPS           6 x parameters x tokens per second, without recomputation
+//                    and attention
+//   parameters       their number in billions
+//   first_loss, last_loss   warm-up included
+// If something rests elsewhere:
+//   optimizer_ms     of clipping and the optimizer alone, median
+// If the device counts its memory:
+//   peak_MB          within a step, activations included
+std::unique_ptr<TurnRun> MakeShardedStepRun(const ShardedStepCase& what,
+                                            const Place& place);
+
+// Training steps whose shards, gradients and optimizer states rest in the
+// host's memory, and steps for which all of them rest on a device.
+struct OffloadCase {
+  int units = 8;
+  int64_t dim = 4096;  // of the two square matrices of a unit
+  int64_t rows = 4096;
+  at::ScalarType dtype = at::kFloat;
+  StepOn step_on = StepOn::kDevice;
+};
+
+// Runs both in turns, only on a device other than the CPU, where nothing would
+// rest elsewhere. Figures:
+//   ms, resident_ms          of forward, backward and optimizer, medians
+//   optimizer_ms             of the optimizer alone
+//   of_resident              the resident step's time over this one's
+//   optimizer_of_resident    the same for the optimizer alone
+//   GB/s                     to and from the host in a whole step, in which
+//                            each use moves its bytes once
+//   loss_difference          the largest, relative
+//   peak_MB, resident_peak_MB  of the device, if it counts its memory
+std::unique_ptr<TurnRun> MakeOffloadRun(const OffloadCase& what,
+                                        const Place& place);
+
+// Times the fused AdamW over the shards of a GPT beside device copies.
+// Parameters, gradients and states are in `dtype`. Figures:
+//   ms       of the optimizer's step, median
+//   of_copy  bytes per second of a step, which reads four numbers and writes
+//            three for each parameter, over those of a copy in the same turn
+std::unique_ptr<TurnRun> MakeOptimizerRun(const gpt::GptConfig& model,
+                                          at::ScalarType dtype,
+                                          const Place& place);
+
+enum class DeviceCollective { kAllGather, kReduceScatter };
+
+// Times collectives of tensors on a device beside copies of as many bytes
+// there. The tensors are float32, and not changed in place. `bytes` counts the
+// whole tensor, a multiple of 4 per rank. A turn is several collectives in a
+// row, then as many copies. Figures: GB/s of the whole tensor, and of_copy, the
+// time of the copies over that of the collectives.
+std::unique_ptr<TurnRun> MakeCollectiveRun(
+    DeviceCollective collective, int64_t bytes, c10::Device device,
+    std::shared_ptr<comm::Communicator> group);
 
 using MakeGroup =
     std::function<std::shared_ptr<comm::Communicator>(const Place&)>;

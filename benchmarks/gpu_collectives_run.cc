@@ -1,5 +1,3 @@
-#include "benchmarks/gpu_collectives_run.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
@@ -11,6 +9,9 @@
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "base/status_error.h"
+#include "benchmarks/gpu_benchmarks.h"
+#include "benchmarks/gpu_run.h"
+#include "benchmarks/measure.h"
 #include "comm/communicator.h"
 
 namespace fsdp::benchmarks {

@@ -1,65 +1,27 @@
-#include "benchmarks/gpu_offload_run.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_error.h"
-#include "benchmarks/gpu_gpt.h"
+#include "benchmarks/gpu_benchmarks.h"
+#include "benchmarks/gpu_run.h"
+#include "benchmarks/measure.h"
+#include "benchmarks/pairs.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "testing/gpt/model/model.h"
+#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
 namespace {
 
 constexpr int kWarmUp = 2;
-
-class PairImpl : public torch::nn::Module {
- public:
-  explicit PairImpl(int64_t dim) {
-    const auto plain = torch::nn::LinearOptions(dim, dim).bias(false);
-    first_ = register_module("first", torch::nn::Linear(plain));
-    second_ = register_module("second", torch::nn::Linear(plain));
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    return x + second_(first_(x).tanh());
-  }
-
- private:
-  torch::nn::Linear first_{nullptr}, second_{nullptr};
-};
-
-class PairsImpl : public torch::nn::Module {
- public:
-  PairsImpl(int units, int64_t dim)
-      : pairs_(register_module("pairs", torch::nn::ModuleList())) {
-    for (int i = 0; i < units; ++i) {
-      pairs_->push_back(std::make_shared<PairImpl>(dim));
-    }
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = x;
-    for (const auto& pair : *pairs_) y = Forward(*pair->as<PairImpl>(), y);
-    return y;
-  }
-
- private:
-  torch::nn::ModuleList pairs_;
-};
 
 using Model = FullyShardedDataParallel<PairsImpl>;
 
@@ -145,14 +107,6 @@ OffloadOptions AllInHostMemory(StepOn step_on) {
   return offload;
 }
 
-double MedianRatio(const std::vector<double>& over,
-                   const std::vector<double>& under) {
-  std::vector<double> ratios;
-  ratios.reserve(over.size());
-  for (size_t i = 0; i < over.size(); ++i) ratios.push_back(over[i] / under[i]);
-  return Median(std::move(ratios));
-}
-
 class OffloadRun final : public TurnRun {
  public:
   OffloadRun(const OffloadCase& what, const Place& place)
@@ -175,7 +129,9 @@ class OffloadRun final : public TurnRun {
         {"of_resident", MedianRatio(resident_.whole(), away_.whole())},
         {"optimizer_of_resident",
          MedianRatio(resident_.optimizer(), away_.optimizer())},
-        {"loss_difference", LossDifference()},
+        {"loss_difference",
+         LossDifference("offloaded", away_.losses(), "resident",
+                        resident_.losses(), what_.dtype)},
     };
     if (what_.step_on != StepOn::kFaster) {
       figures["GB/s"] = MovedBytes() / Median(away_.whole()) / 1e9;
@@ -197,25 +153,6 @@ class OffloadRun final : public TurnRun {
     return static_cast<double>(times * away_.parameter_bytes());
   }
 
-  double LossDifference() const {
-    // Host and device round differently.
-    const double tolerance = what_.dtype == at::kFloat ? 1e-4 : 5e-2;
-    double largest = 0;
-    for (size_t i = 0; i < away_.losses().size(); ++i) {
-      const auto away = away_.losses()[i].item<double>();
-      const auto resident = resident_.losses()[i].item<double>();
-      const double difference = std::abs(away - resident) / std::abs(resident);
-      if (!(difference <= tolerance)) {
-        throw StatusError(absl::InternalError(
-            absl::StrCat("step ", i, ": the offloaded model's loss is ", away,
-                         ", the resident model's ", resident,
-                         ". Steps of different trainings are not compared")));
-      }
-      largest = std::max(largest, difference);
-    }
-    return largest;
-  }
-
   const OffloadCase what_;
   const Place place_;
   Training away_;
@@ -232,7 +169,7 @@ std::unique_ptr<TurnRun> MakeOffloadRun(const OffloadCase& what,
 
 namespace {
 
-using Gpt = FullyShardedDataParallel<GpuGptImpl>;
+using Gpt = FullyShardedDataParallel<gpt::GptImpl>;
 
 // A step reads parameter, gradient, two states; writes all but the gradient.
 constexpr double kStepMoves = 7;
@@ -244,7 +181,7 @@ Gpt MakeModel(const gpt::GptConfig& config, at::ScalarType dtype,
   Options options;
   options.wrap_policy = WrapModules<gpt::BlockImpl>();
   auto net = MakeOn(place, dtype, [&config] {
-    return std::make_shared<GpuGptImpl>(config, /*checkpointing=*/false);
+    return std::make_shared<gpt::GptImpl>(config, /*checkpointing=*/false);
   });
   Gpt model =
       ValueOrThrow(FullyShard(std::move(net), LoopbackGroup(place), options));

@@ -1,11 +1,19 @@
 #include "benchmarks/gpu_run.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 
 #include "absl/flags/flag.h"
@@ -112,12 +120,63 @@ CallTime Time(c10::Device device, const std::function<void()>& call) {
           absl::ToDoubleSeconds(absl::Now() - begin)};
 }
 
-double Median(std::vector<double> values) {
-  FSDP_CHECK(!values.empty());
-  const auto middle =
-      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+double LossDifference(absl::string_view name,
+                      const std::vector<at::Tensor>& losses,
+                      absl::string_view other_name,
+                      const std::vector<at::Tensor>& other,
+                      at::ScalarType dtype) {
+  const double tolerance = dtype == at::kFloat ? 1e-4 : 5e-2;
+  double largest = 0;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const auto mine = losses[i].item<double>();
+    const auto theirs = other[i].item<double>();
+    const double difference = std::abs(mine - theirs) / std::abs(theirs);
+    if (!(difference <= tolerance)) {
+      throw StatusError(absl::InternalError(
+          absl::StrCat("step ", i, ": the ", name, " model's loss is ", mine,
+                       ", the ", other_name, " model's ", theirs,
+                       ". Steps of different trainings are not compared")));
+    }
+    largest = std::max(largest, difference);
+  }
+  return largest;
+}
+
+CountingRows::CountingRows(const gpt::GptConfig& model, int64_t batch,
+                           c10::Device device) {
+  const at::Tensor counts = at::arange(model.seq + 1, at::kLong);
+  const at::Tensor starts = at::arange(batch, at::kLong) * 31;
+  const at::Tensor rows =
+      (starts.unsqueeze(1) + counts.unsqueeze(0)).remainder(model.vocab);
+  tokens = rows.narrow(1, 0, model.seq).contiguous().to(device);
+  targets = rows.narrow(1, 1, model.seq).contiguous().to(device);
+}
+
+at::Tensor LossOf(const at::Tensor& logits, const CountingRows& rows) {
+  return gpt::NextTokenLoss(logits.to(at::kFloat), rows.targets);
+}
+
+void DrawOn(c10::Device device, at::ScalarType dtype,
+            torch::nn::Module& module) {
+  FSDP_CHECK(DeferredInit::IsActive());
+  const c10::NoGradGuard no_grad;
+  for (at::Tensor& parameter : module.parameters()) {
+    const at::Tensor there =
+        at::empty(parameter.sizes(), at::TensorOptions(device).dtype(dtype));
+    // set_data() does the same, but not for every device.
+    parameter.unsafeGetTensorImpl()->shallow_copy_from(there.getIntrusivePtr());
+  }
+  for (const std::shared_ptr<torch::nn::Module>& part : module.modules()) {
+    if (auto* linear = part->as<torch::nn::Linear>()) {
+      linear->reset_parameters();
+    } else if (auto* embedding = part->as<torch::nn::Embedding>()) {
+      embedding->reset_parameters();
+    } else if (auto* norm = part->as<torch::nn::LayerNorm>()) {
+      norm->reset_parameters();
+    } else {
+      FSDP_CHECK(part->parameters(/*recurse=*/false).empty());
+    }
+  }
 }
 
 void AddBenchmark(const std::string& name, int turns, MakeRun make) {

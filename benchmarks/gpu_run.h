@@ -3,7 +3,11 @@
 #ifndef BENCHMARKS_GPU_RUN_H_
 #define BENCHMARKS_GPU_RUN_H_
 
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <functional>
@@ -17,6 +21,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "comm/communicator.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
 
@@ -53,7 +59,14 @@ struct CallTime {
 };
 CallTime Time(c10::Device device, const std::function<void()>& call);
 
-double Median(std::vector<double> values);
+// Returns the largest difference between losses of two trainings, relative to
+// the second one's. Throws StatusError where trainings in `dtype` would not
+// differ so much by rounding.
+double LossDifference(absl::string_view name,
+                      const std::vector<at::Tensor>& losses,
+                      absl::string_view other_name,
+                      const std::vector<at::Tensor>& other,
+                      at::ScalarType dtype);
 
 // The results of a benchmark, by name.
 using Figures = std::map<std::string, double>;
@@ -79,6 +92,38 @@ void AddBenchmark(const std::string& name, int turns, MakeRun make);
 // code, 2 if a flag is wrong or there is no such device.
 int RunBenchmarks(int argc, char** argv,
                   const std::function<void(const Place&, int turns)>& add);
+
+// The data of a step: rows of numbers that count upwards, and the next of each.
+struct CountingRows {
+  CountingRows(const gpt::GptConfig& model, int64_t batch, c10::Device device);
+  at::Tensor tokens;   // [batch, model.seq]
+  at::Tensor targets;  // likewise
+};
+
+// Returns the loss, computed in fp32.
+at::Tensor LossOf(const at::Tensor& logits, const CountingRows& rows);
+
+// Call it within a DeferredInit: moves the parameters of `module` to `device`
+// and `dtype`, and records the initialization of its layers again for there.
+// Knows linear layers, embeddings and layer norms. The device draws the values:
+// the host takes seconds for a billion of them.
+void DrawOn(c10::Device device, at::ScalarType dtype,
+            torch::nn::Module& module);
+
+// Returns what `make` returns, in `dtype` on the device of `place`, deferred:
+// FullyShard() gives it values unit by unit, Materialize() all at once. The
+// values are the same every time.
+template <typename Make>
+auto MakeOn(const Place& place, at::ScalarType dtype, const Make& make) {
+  at::manual_seed(0);
+  decltype(make()) module;
+  {
+    const DeferredInit deferred;
+    module = make();
+    DrawOn(place.device, dtype, *module);
+  }
+  return module;
+}
 
 }  // namespace fsdp::benchmarks
 

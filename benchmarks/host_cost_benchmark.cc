@@ -16,10 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/measure.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
@@ -74,12 +73,6 @@ Step ShardedStep(std::shared_ptr<comm::Communicator> communicator) {
     ThrowIfError(model->Backward(model->forward(x).sum()));
     model->zero_grad();
   };
-}
-
-double Seconds(const Step& step) {
-  const absl::Time begin = absl::Now();
-  step();
-  return absl::ToDoubleSeconds(absl::Now() - begin);
 }
 
 // Runs each step of a rank in turn with one of the plain model.

@@ -8,25 +8,19 @@
 //   ./bazelw run -c opt //benchmarks:offload_benchmark
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/measure.h"
+#include "benchmarks/pairs.h"
 #include "benchmarks/plain_file.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
@@ -45,39 +39,6 @@ constexpr int kUnits = 4;
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
 constexpr int kDepth = 16;
 
-class PairImpl : public torch::nn::Module {
- public:
-  PairImpl() {
-    const auto plain = torch::nn::LinearOptions(kDim, kDim).bias(false);
-    first = register_module("first", torch::nn::Linear(plain));
-    second = register_module("second", torch::nn::Linear(plain));
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    return x + second(first(x).tanh());
-  }
-  torch::nn::Linear first{nullptr}, second{nullptr};
-};
-
-class PairsImpl : public torch::nn::Module {
- public:
-  PairsImpl() : pairs(register_module("pairs", torch::nn::ModuleList())) {
-    for (int i = 0; i < kUnits; ++i) {
-      pairs->push_back(std::make_shared<PairImpl>());
-    }
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = x;
-    for (const auto& pair : *pairs) y = Forward(*pair->as<PairImpl>(), y);
-    return y;
-  }
-  torch::nn::ModuleList pairs;
-};
-
-std::string Directory() {
-  const char* const directory = std::getenv("OFFLOAD_DIRECTORY");
-  return directory != nullptr ? directory : "/var/tmp";
-}
-
 // Is a model with its optimizer, whose step is timed.
 class Training {
  public:
@@ -87,7 +48,7 @@ class Training {
     options.offload = offload;
     auto group = ValueOrThrow(comm::CreateLocalGroup(1));
     model_ = std::make_unique<FullyShardedDataParallel<PairsImpl>>(ValueOrThrow(
-        FullyShard(std::make_shared<PairsImpl>(),
+        FullyShard(std::make_shared<PairsImpl>(kUnits, kDim),
                    std::shared_ptr<comm::Communicator>(std::move(group[0])),
                    options)));
     optimizer_ = std::make_unique<FusedAdamW>(model().Parameters(),
@@ -98,9 +59,7 @@ class Training {
     const at::Tensor x = at::full({1, kDim}, 0.5);
     optimizer_->zero_grad();
     ThrowIfError(model().Backward((*model_)->forward(x).square().mean()));
-    const absl::Time begin = absl::Now();
-    optimizer_->step();
-    return absl::ToDoubleSeconds(absl::Now() - begin);
+    return Seconds([this] { optimizer_->step(); });
   }
 
   const OffloadSpace* space() { return model().sharded_model().offload(); }
@@ -127,24 +86,19 @@ Moved MovedBy(const OffloadSpace& space) {
   return moved;
 }
 
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 // Rounds down to whole blocks.
 int64_t InBlocks(int64_t bytes) { return bytes / kBlockBytes * kBlockBytes; }
 
 void BM_Step(benchmark::State& state, OffloadOptions offload) {
-  offload.directory = Directory();
+  offload.directory = DirectoryIn("OFFLOAD_DIRECTORY");
   offload.block_bytes = kBlockBytes;
   offload.queue_depth = kDepth;
   Training resident{OffloadOptions()};
   Training training(offload);
   // A step moves at most so much.
   constexpr int64_t kPlainBytes = int64_t{1} << 30;
-  PlainFile plain(Directory(), kPlainBytes, kBlockBytes, kDepth);
+  PlainFile plain(DirectoryIn("OFFLOAD_DIRECTORY"), kPlainBytes, kBlockBytes,
+                  kDepth);
   auto memory = offload::PageMemory::Allocate(offload::PageAllocator::System(),
                                               kPlainBytes);
   FSDP_CHECK(memory.ok());
@@ -188,16 +142,17 @@ OffloadOptions ToSsd(Tier parameters, Tier gradients, bool rollback) {
   return offload;
 }
 
+void InMilliseconds(benchmark::internal::Benchmark* benchmark) {
+  benchmark->UseManualTime()->Unit(benchmark::kMillisecond);
+}
+
 BENCHMARK_CAPTURE(BM_Step, all, ToSsd(Tier::kSsd, Tier::kSsd, true))
-    ->UseManualTime()
-    ->Unit(benchmark::kMillisecond);
+    ->Apply(InMilliseconds);
 BENCHMARK_CAPTURE(BM_Step, states, ToSsd(Tier::kDevice, Tier::kDevice, true))
-    ->UseManualTime()
-    ->Unit(benchmark::kMillisecond);
+    ->Apply(InMilliseconds);
 BENCHMARK_CAPTURE(BM_Step, states_without_rollback,
                   ToSsd(Tier::kDevice, Tier::kDevice, false))
-    ->UseManualTime()
-    ->Unit(benchmark::kMillisecond);
+    ->Apply(InMilliseconds);
 
 }  // namespace
 }  // namespace fsdp

@@ -4,20 +4,17 @@
 // keeps as many blocks of the same size in flight, with io_uring and O_DIRECT,
 // in a file whose space is reserved, as fio(1) does. The two take turns, and
 // which one begins alternates; the counter is the median of all turns.
-#include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/measure.h"
 #include "benchmarks/plain_file.h"
 #include "offload/file_store.h"
 #include "offload/page_memory.h"
@@ -28,11 +25,6 @@ namespace {
 
 constexpr int64_t kBytes = int64_t{256} << 20;
 constexpr int64_t kTransferBytes = int64_t{16} << 20;
-
-std::string Directory() {
-  const char* const directory = std::getenv("OFFLOAD_DIRECTORY");
-  return directory != nullptr ? directory : "/var/tmp";
-}
 
 void Move(FileStore& store, bool write, char* memory) {
   std::vector<std::unique_ptr<Transfer>> transfers;
@@ -48,17 +40,10 @@ void Move(FileStore& store, bool write, char* memory) {
   }
 }
 
-template <typename Work>
-double Seconds(Work work) {
-  const absl::Time start = absl::Now();
-  work();
-  return absl::ToDoubleSeconds(absl::Now() - start);
-}
-
 void BM_Store(benchmark::State& state, bool write, bool checksums,
               FileStoreOptions::Queue queue) {
   FileStoreOptions options;
-  options.directory = Directory();
+  options.directory = DirectoryIn("OFFLOAD_DIRECTORY");
   options.capacity = kBytes;
   options.block_bytes = state.range(0) << 10;
   options.queue_depth = static_cast<int>(state.range(1));
@@ -69,7 +54,7 @@ void BM_Store(benchmark::State& state, bool write, bool checksums,
   auto memory = PageMemory::Allocate(PageAllocator::System(), kBytes);
   FSDP_CHECK(memory.ok());
   std::memset(memory->data(), 1, kBytes);
-  PlainFile plain(Directory(), kBytes, options.block_bytes,
+  PlainFile plain(DirectoryIn("OFFLOAD_DIRECTORY"), kBytes, options.block_bytes,
                   options.queue_depth);
   // The first write to space that is only reserved costs more.
   Move(**store, true, memory->data());
@@ -91,9 +76,7 @@ void BM_Store(benchmark::State& state, bool write, bool checksums,
     state.SetIterationTime(of_store);
     ratios.push_back(of_plain / of_store);
   }
-  const auto middle = ratios.begin() + static_cast<int64_t>(ratios.size() / 2);
-  std::nth_element(ratios.begin(), middle, ratios.end());
-  state.counters["of_plain"] = *middle;
+  state.counters["of_plain"] = Median(ratios);
   state.counters["GB/s"] =
       benchmark::Counter(static_cast<double>(kBytes) * 1e-9,
                          benchmark::Counter::kIsIterationInvariantRate);

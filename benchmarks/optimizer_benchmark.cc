@@ -15,16 +15,13 @@
 #include <c10/core/GradMode.h>
 #include <torch/optim/adamw.h>
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/measure.h"
 #include "fsdp/optim/fused_optimizer.h"
 
 namespace fsdp {
@@ -39,10 +36,10 @@ constexpr int64_t kBytesPerElementOfSum = 12;
 enum Layout { kNeighbours, kGaps };
 
 struct Slices {
-  Slices(int64_t count, Layout layout) {
-    const at::Tensor values = at::randn({kNumel});
-    const at::Tensor gradients = at::randn({kNumel});
-    const int64_t pitch = kNumel / count / 4 * 4;
+  Slices(int64_t count, Layout layout, int64_t of = kNumel) {
+    const at::Tensor values = at::randn({of});
+    const at::Tensor gradients = at::randn({of});
+    const int64_t pitch = of / count / 4 * 4;
     const int64_t size = layout == kGaps ? pitch - 1 : pitch;
     for (int64_t i = 0; i < count; ++i) {
       leaves.push_back(
@@ -84,19 +81,6 @@ Step KernelPerSlice(const Slices& slices) {
     at::_fused_adamw_(leaves, gradients, means, squares, {}, steps, 1e-3, 0.9,
                       0.999, 1e-2, 1e-8, false, false);
   };
-}
-
-double Seconds(const Step& step) {
-  const absl::Time begin = absl::Now();
-  step();
-  return absl::ToDoubleSeconds(absl::Now() - begin);
-}
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(),
-                   values.begin() + static_cast<int64_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
 }
 
 void BM_AdamW(benchmark::State& state, Step (*make)(const Slices&),
@@ -141,14 +125,7 @@ void BM_HostCost(benchmark::State& state) {
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
   const int64_t count = state.range(0);
-  const at::Tensor values = at::randn({16 * count});
-  const at::Tensor gradients = at::randn({16 * count});
-  std::vector<at::Tensor> leaves;
-  for (int64_t i = 0; i < count; ++i) {
-    leaves.push_back(values.narrow(0, 16 * i, 16).detach().requires_grad_());
-    leaves.back().mutable_grad() = gradients.narrow(0, 16 * i, 16).detach();
-  }
-  FusedAdamW optimizer(leaves);
+  FusedAdamW optimizer(Slices(count, kNeighbours, 16 * count).leaves);
   for (auto _ : state) optimizer.step();
   at::set_num_threads(threads);
   state.counters["per_slice"] = benchmark::Counter(

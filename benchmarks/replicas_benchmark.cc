@@ -15,7 +15,6 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -29,7 +28,7 @@
 #include "absl/time/time.h"
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
-#include "benchmarks/rank_threads.h"
+#include "benchmarks/measure.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/meeting/store_server.h"
@@ -92,13 +91,6 @@ struct Training {
   checkpoint::TrainingRun run;
 };
 
-double Median(std::vector<double> values) {
-  const auto middle =
-      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 // Returns the seconds of `steps` steps of replica 0, without the first ones,
 // which allocate memory.
 std::vector<double> FinishSeconds(int64_t megabytes, int64_t steps) {
@@ -111,10 +103,9 @@ std::vector<double> FinishSeconds(int64_t megabytes, int64_t steps) {
     const auto replicas = ValueOrThrow(
         Replicas::Join(keeper.EnvironmentOf(replica), &training.run, options));
     while (const auto step = ValueOrThrow(replicas->BeginStep())) {
-      const absl::Time begin = absl::Now();
-      ThrowIfError(replicas->FinishStep());
-      if (replica != 0 || step->step < 2) continue;
-      seconds.push_back(absl::ToDoubleSeconds(absl::Now() - begin));
+      const double of_step =
+          Seconds([&] { ThrowIfError(replicas->FinishStep()); });
+      if (replica == 0 && step->step >= 2) seconds.push_back(of_step);
     }
   });
   return seconds;
@@ -133,12 +124,11 @@ double CollectiveSeconds(int64_t megabytes, const Collective& start) {
             .zero_()
             .view(at::kFloat);
     for (int i = 0; i < 7; ++i) {
-      const absl::Time begin = absl::Now();
-      ThrowIfError(ValueOrThrow(start(*group[rank], tensor))
-                       ->Wait(absl::Now() + kTimeout));
-      if (rank == 0 && i >= 2) {
-        seconds.push_back(absl::ToDoubleSeconds(absl::Now() - begin));
-      }
+      const double once = Seconds([&] {
+        ThrowIfError(ValueOrThrow(start(*group[rank], tensor))
+                         ->Wait(absl::Now() + kTimeout));
+      });
+      if (rank == 0 && i >= 2) seconds.push_back(once);
     }
   });
   return Median(std::move(seconds));
@@ -170,9 +160,8 @@ double JoinSeconds(int64_t megabytes) {
     options.first_step = replica == 0 ? 1 : 0;
     const auto replicas = ValueOrThrow(
         Replicas::Join(keeper.EnvironmentOf(replica), &training.run, options));
-    const absl::Time begin = absl::Now();
-    ValueOrThrow(replicas->BeginStep());
-    if (replica == 1) seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+    const double waited = Seconds([&] { ValueOrThrow(replicas->BeginStep()); });
+    if (replica == 1) seconds = waited;
     ThrowIfError(replicas->FinishStep());
     ValueOrThrow(replicas->BeginStep());
   });

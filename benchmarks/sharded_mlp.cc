@@ -7,10 +7,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 
 #include "base/status_error.h"
+#include "benchmarks/measure.h"
 #include "comm/communicator.h"
+#include "comm/gloo/gloo_communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
@@ -51,6 +57,25 @@ ShardedMlp ShardMlp(std::shared_ptr<comm::Communicator> ranks,
   options.wrap_policy = WrapModules<ResidualBlockImpl>();
   return ValueOrThrow(FullyShard(std::make_shared<ResidualMlpImpl>(),
                                  std::move(ranks), options));
+}
+
+Group MakeGroup(const std::string& backend, int ranks,
+                comm::CollectiveLog* log) {
+  Group group(ranks);
+  auto local = ValueOrThrow(comm::CreateLocalGroup(ranks));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  OnAllRanks(ranks, [&](int rank) {
+    std::unique_ptr<comm::Communicator> own = std::move(local[rank]);
+    if (backend == "shared_memory") {
+      own = ValueOrThrow(
+          comm::CreateSharedMemoryCommunicator(store, rank, ranks));
+    } else if (backend == "gloo") {
+      own = ValueOrThrow(comm::CreateGlooCommunicator(store, rank, ranks));
+    }
+    group[rank] =
+        log == nullptr ? std::move(own) : comm::Record(std::move(own), log);
+  });
+  return group;
 }
 
 std::function<void()> StepOf(ShardedMlp model, int64_t rows) {

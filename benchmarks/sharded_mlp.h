@@ -10,8 +10,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "comm/communicator.h"
+#include "comm/testing/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
 
@@ -47,6 +50,13 @@ using ShardedMlp = FullyShardedDataParallel<ResidualMlpImpl>;
 // Each block is a unit.
 ShardedMlp ShardMlp(std::shared_ptr<comm::Communicator> ranks,
                     Options options = Options());
+
+using Group = std::vector<std::shared_ptr<comm::Communicator>>;
+
+// Connects ranks of this process by "local", "shared_memory" or "gloo". Their
+// collectives are recorded unless `log` is null.
+Group MakeGroup(const std::string& backend, int ranks,
+                comm::CollectiveLog* log = nullptr);
 
 // Returns a function that trains `model` for a step, by AdamW on `rows` random
 // rows, the same ones each time.

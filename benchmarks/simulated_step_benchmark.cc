@@ -5,31 +5,29 @@
 // of the iterations: `predicted_ms`, `measured_ms`, and `predicted/measured`.
 //   ./bazelw run -c opt //benchmarks:simulated_step_benchmark
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
-#include "benchmarks/rank_threads.h"
+#include "benchmarks/measure.h"
 #include "benchmarks/sharded_mlp.h"
-#include "benchmarks/step_calibration.h"
 #include "comm/communicator.h"
-#include "comm/gloo/gloo_communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/shared_memory/shared_memory_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "planner/simulator/cost_model.h"
 #include "planner/simulator/model_shape.h"
@@ -40,66 +38,163 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-Group MakeGroup(const std::string& backend, int ranks) {
-  Group group(ranks);
-  auto local = ValueOrThrow(comm::CreateLocalGroup(ranks));
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  OnAllRanks(ranks, [&](int rank) {
-    if (backend == "local") {
-      group[rank] = std::move(local[rank]);
-    } else if (backend == "shared_memory") {
-      group[rank] = ValueOrThrow(
-          comm::CreateSharedMemoryCommunicator(store, rank, ranks));
-    } else {
-      group[rank] =
-          ValueOrThrow(comm::CreateGlooCommunicator(store, rank, ranks));
-    }
-  });
-  return group;
-}
+constexpr int kBuffers = ResidualMlpImpl::kBlocks;
+constexpr int64_t kBlockElements =
+    8 * ResidualMlpImpl::kDim * ResidualMlpImpl::kDim;
+constexpr absl::Duration kTimeout = absl::Minutes(1);
 
-class ShardedModels {
+// Seconds on one rank, by unit: the root, with head and loss, then the blocks.
+struct PlainSeconds {
+  std::vector<double> forward;
+  std::vector<double> backward;
+  double optimizer = 0;
+
+  double compute() const {
+    return std::accumulate(forward.begin(), forward.end(), 0.0) +
+           std::accumulate(backward.begin(), backward.end(), 0.0);
+  }
+};
+
+// Runs steps of unsharded models that share nothing, one per thread, all at the
+// same time.
+class PlainModels {
  public:
-  ShardedModels(const Group& group, int64_t rows) : ranks_(group.size()) {
-    OnAllRanks(static_cast<int>(group.size()), [&](int rank) {
-      Options options;
-      options.wrap_policy = WrapModules<ResidualBlockImpl>();
-      Rank& own = ranks_[rank];
-      own.model = ValueOrThrow(FullyShard(std::make_shared<ResidualMlpImpl>(),
-                                          group[rank], options));
-      own.optimizer = std::make_unique<FusedAdamW>(own.model->Parameters());
-      own.x = at::randn({rows, ResidualMlpImpl::kDim});
-    });
+  PlainModels(int threads, int64_t rows) : models_(threads) {
+    for (Model& model : models_) {
+      model.net = std::make_shared<ResidualMlpImpl>();
+      model.optimizer = std::make_shared<FusedAdamW>(model.net->parameters());
+      model.x = at::randn({rows, ResidualMlpImpl::kDim});
+    }
   }
 
-  // Returns the seconds of the second of two steps on the slowest rank.
-  double Measure() {
-    std::vector<double> seconds(ranks_.size());
-    OnAllRanks(static_cast<int>(ranks_.size()), [&](int rank) {
-      Step(ranks_[rank]);
-      const absl::Time start = absl::Now();
-      Step(ranks_[rank]);
-      seconds[rank] = absl::ToDoubleSeconds(absl::Now() - start);
+  // Returns the seconds of the second of two steps, the mean over the threads.
+  PlainSeconds Measure() {
+    std::vector<PlainSeconds> of_threads(models_.size());
+    OnAllRanks(static_cast<int>(models_.size()), [&](int i) {
+      Step(models_[i]);
+      of_threads[i] = Step(models_[i]);
     });
-    return *std::max_element(seconds.begin(), seconds.end());
+    PlainSeconds mean = of_threads[0];
+    const double count = static_cast<double>(of_threads.size());
+    for (size_t i = 0; i < mean.forward.size(); ++i) {
+      mean.forward[i] = mean.backward[i] = 0;
+      for (const PlainSeconds& one : of_threads) {
+        mean.forward[i] += one.forward[i] / count;
+        mean.backward[i] += one.backward[i] / count;
+      }
+    }
+    mean.optimizer = 0;
+    for (const PlainSeconds& one : of_threads) {
+      mean.optimizer += one.optimizer / count;
+    }
+    return mean;
   }
 
  private:
-  struct Rank {
-    FullyShardedDataParallel<ResidualMlpImpl> model{nullptr};
-    std::unique_ptr<FusedAdamW> optimizer;
+  struct Model {
+    std::shared_ptr<ResidualMlpImpl> net;
+    std::shared_ptr<FusedAdamW> optimizer;
     at::Tensor x;
   };
 
-  static void Step(Rank& rank) {
-    ThrowIfError(rank.model->Backward(
-        ReconstructionLoss(rank.model->forward(rank.x), rank.x)));
-    rank.optimizer->step();
-    rank.optimizer->zero_grad();
+  // Cuts the graph between the units, so that each has its own backward.
+  static PlainSeconds Step(const Model& model) {
+    PlainSeconds seconds;
+    seconds.forward.resize(kBuffers + 1);
+    seconds.backward.resize(kBuffers + 1);
+    std::vector<at::Tensor> inputs = {model.x};
+    std::vector<at::Tensor> outputs;
+    for (int i = 0; i < kBuffers; ++i) {
+      auto* block = model.net->blocks[i]->as<ResidualBlockImpl>();
+      seconds.forward[i + 1] =
+          Seconds([&] { outputs.push_back(block->forward(inputs.back())); });
+      inputs.push_back(outputs.back().detach().requires_grad_());
+    }
+    at::Tensor loss;
+    seconds.forward[0] = Seconds([&] {
+      loss =
+          ReconstructionLoss(model.net->head->forward(inputs.back()), model.x);
+    });
+    seconds.backward[0] = Seconds([&] { loss.backward(); });
+    for (int i = kBuffers; i-- > 0;) {
+      const at::Tensor gradient = inputs[i + 1].grad();
+      seconds.backward[i + 1] = Seconds([&] { outputs[i].backward(gradient); });
+      inputs.pop_back();
+      outputs.pop_back();
+    }
+    seconds.optimizer = Seconds([&] {
+      model.optimizer->step();
+      model.optimizer->zero_grad();
+    });
+    return seconds;
   }
 
-  std::vector<Rank> ranks_;
+  std::vector<Model> models_;
 };
+
+// Returns the bytes that a thread reads and writes per second while `threads`
+// copy buffers of the size of the model's units.
+double CopyBandwidth(int threads) {
+  std::vector<double> seconds(threads);
+  OnAllRanks(threads, [&](int i) {
+    std::vector<at::Tensor> from, to;
+    for (int k = 0; k < kBuffers; ++k) {
+      // Ones are written, while pages of zeros might not exist yet.
+      from.push_back(at::ones({kBlockElements}));
+      to.push_back(at::ones({kBlockElements}));
+    }
+    seconds[i] = Seconds([&] {
+      for (int k = 0; k < kBuffers; ++k) to[k].copy_(from[k]);
+    });
+  });
+  const double bytes = 2.0 * kBuffers * kBlockElements * sizeof(float);
+  return bytes /
+         (std::accumulate(seconds.begin(), seconds.end(), 0.0) / threads);
+}
+
+struct CollectiveSeconds {
+  double latency = 0;  // with a few bytes
+  double all_gather = 0;
+  double reduce_scatter = 0;
+};
+
+// Returns the mean seconds of collectives in place on buffers of `bytes` in
+// all.
+CollectiveSeconds MeasureCollectives(const Group& group, int64_t bytes) {
+  const int ranks = static_cast<int>(group.size());
+  CollectiveSeconds result;
+  OnAllRanks(ranks, [&](int rank) {
+    comm::Communicator& comm = *group[rank];
+    const auto wait = [](absl::StatusOr<std::unique_ptr<comm::Work>> work) {
+      ThrowIfError(ValueOrThrow(std::move(work))->Wait(absl::Now() + kTimeout));
+    };
+    const auto measure = [&](int64_t shard, bool reduces) {
+      std::vector<at::Tensor> buffers;
+      buffers.reserve(kBuffers);
+      for (int k = 0; k < kBuffers; ++k) {
+        buffers.push_back(at::ones({shard * ranks}));
+      }
+      const auto run = [&] {
+        for (const at::Tensor& whole : buffers) {
+          const at::Tensor own = whole.narrow(0, rank * shard, shard);
+          wait(reduces ? comm.ReduceScatter(own, whole, comm::ReduceOp::kSum,
+                                            "calibration")
+                       : comm.AllGather(whole, own, "calibration"));
+        }
+      };
+      run();
+      return Seconds(run) / kBuffers;
+    };
+    const int64_t shard =
+        bytes / static_cast<int64_t>(sizeof(float)) / ranks / 4 * 4;
+    CollectiveSeconds mine;
+    mine.latency = measure(4, false);
+    mine.all_gather = measure(shard, false);
+    mine.reduce_scatter = measure(shard, true);
+    if (rank == 0) result = mine;
+  });
+  return result;
+}
 
 void AddUnit(std::string name, int parent, const torch::nn::Module& module,
              simulator::ModelShape& model) {
@@ -195,23 +290,29 @@ class Prediction {
   simulator::Scenario scenario_;
 };
 
-double Median(std::vector<double> numbers) {
-  const auto middle =
-      numbers.begin() + static_cast<int64_t>(numbers.size() / 2);
-  std::nth_element(numbers.begin(), middle, numbers.end());
-  return *middle;
+// Returns the seconds of the second of two steps on the slowest rank.
+double SlowestSeconds(const std::vector<std::function<void()>>& steps) {
+  std::vector<double> seconds(steps.size());
+  OnAllRanks(static_cast<int>(steps.size()), [&](int rank) {
+    steps[rank]();
+    seconds[rank] = Seconds(steps[rank]);
+  });
+  return *std::max_element(seconds.begin(), seconds.end());
 }
 
 void BM_Step(benchmark::State& state, const std::string& backend) {
   const int ranks = static_cast<int>(state.range(0));
   const int64_t rows = state.range(1);
   const Group group = MakeGroup(backend, ranks);
-  ShardedModels sharded(group, rows);
+  std::vector<std::function<void()>> steps(ranks);
+  OnAllRanks(ranks, [&](int rank) {
+    steps[rank] = StepOf(ShardMlp(group[rank]), rows);
+  });
   Prediction prediction(group, backend, rows);
   std::vector<double> predicted, measured, ratios;
   for (auto _ : state) {
     predicted.push_back(prediction.Measure());
-    measured.push_back(sharded.Measure());
+    measured.push_back(SlowestSeconds(steps));
     ratios.push_back(predicted.back() / measured.back());
     state.SetIterationTime(measured.back());
   }
@@ -232,15 +333,13 @@ void MostlyCompute(benchmark::internal::Benchmark* benchmark) {
   Ranks(benchmark, /*rows=*/256);
 }
 
-BENCHMARK_CAPTURE(BM_Step, local, std::string("local"))
+BENCHMARK_CAPTURE(BM_Step, local, "local")->Apply(MostlyCommunication);
+BENCHMARK_CAPTURE(BM_Step, local, "local")->Apply(MostlyCompute);
+BENCHMARK_CAPTURE(BM_Step, shared_memory, "shared_memory")
     ->Apply(MostlyCommunication);
-BENCHMARK_CAPTURE(BM_Step, local, std::string("local"))->Apply(MostlyCompute);
-BENCHMARK_CAPTURE(BM_Step, shared_memory, std::string("shared_memory"))
-    ->Apply(MostlyCommunication);
-BENCHMARK_CAPTURE(BM_Step, shared_memory, std::string("shared_memory"))
+BENCHMARK_CAPTURE(BM_Step, shared_memory, "shared_memory")
     ->Apply(MostlyCompute);
-BENCHMARK_CAPTURE(BM_Step, gloo, std::string("gloo"))
-    ->Apply(MostlyCommunication);
+BENCHMARK_CAPTURE(BM_Step, gloo, "gloo")->Apply(MostlyCommunication);
 
 }  // namespace
 }  // namespace fsdp

@@ -11,20 +11,12 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "base/status_error.h"
 #include "benchmark/benchmark.h"
-#include "benchmarks/rank_threads.h"
+#include "benchmarks/measure.h"
 #include "benchmarks/sharded_mlp.h"
 #include "comm/communicator.h"
-#include "comm/gloo/gloo_communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/shared_memory/shared_memory_communicator.h"
 #include "comm/testing/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
@@ -34,7 +26,6 @@ namespace {
 
 constexpr int kRanks = 2;
 using RankStep = std::function<void()>;
-using Model = ShardedMlp;
 
 RankStep PlainStep(int64_t rows) {
   auto net = std::make_shared<ResidualMlpImpl>();
@@ -47,48 +38,12 @@ RankStep PlainStep(int64_t rows) {
   };
 }
 
-Model Sharded(std::shared_ptr<comm::Communicator> communicator, bool quantize) {
-  Options options;
-  options.quantize.gather = options.quantize.reduce = quantize;
-  return ShardMlp(std::move(communicator), options);
-}
-
-using Group = std::vector<std::shared_ptr<comm::Communicator>>;
-
-std::unique_ptr<comm::Communicator> Connect(
-    const std::string& backend, const c10::intrusive_ptr<c10d::Store>& store,
-    int rank) {
-  return ValueOrThrow(
-      backend == "gloo"
-          ? comm::CreateGlooCommunicator(store, rank, kRanks)
-          : comm::CreateSharedMemoryCommunicator(store, rank, kRanks));
-}
-
-Group MakeGroup(const std::string& backend, comm::CollectiveLog* log) {
-  Group group(kRanks);
-  auto local = ValueOrThrow(comm::CreateLocalGroup(kRanks));
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  OnAllRanks(kRanks, [&](int rank) {
-    std::unique_ptr<comm::Communicator> communicator =
-        backend == "local" ? std::move(local[rank])
-                           : Connect(backend, store, rank);
-    group[rank] = comm::Record(std::move(communicator), log);
-  });
-  return group;
-}
-
-double Seconds(const std::function<void()>& fn) {
-  const absl::Time start = absl::Now();
-  fn();
-  return absl::ToDoubleSeconds(absl::Now() - start);
-}
-
 double SecondsPerStep(const std::vector<RankStep>& steps) {
   return Seconds(
       [&steps] { OnAllRanks(kRanks, [&](int rank) { steps[rank](); }); });
 }
 
-double OfPlan(const Model& model) {
+double OfPlan(const ShardedMlp& model) {
   const MemoryStats stats = model->memory_stats();
   const MemoryPlan plan = model->PlanMemory();
   return static_cast<double>(stats.parameters.peak_in_use_bytes +
@@ -101,12 +56,14 @@ void BM_Step(benchmark::State& state, const std::string& backend,
              bool quantize = false) {
   const int64_t rows = state.range(0);
   comm::CollectiveLog log;
-  Group group = MakeGroup(backend, &log);
+  const Group group = MakeGroup(backend, kRanks, &log);
+  Options options;
+  options.quantize.gather = options.quantize.reduce = quantize;
   std::vector<RankStep> sharded(kRanks);
   std::vector<RankStep> plain(kRanks);
-  std::vector<Model> models(kRanks, nullptr);
+  std::vector<ShardedMlp> models(kRanks, nullptr);
   OnAllRanks(kRanks, [&](int rank) {
-    models[rank] = Sharded(group[rank], quantize);
+    models[rank] = ShardMlp(group[rank], options);
     sharded[rank] = StepOf(models[rank], rows);
   });
   for (RankStep& step : plain) step = PlainStep(rows);
@@ -143,26 +100,14 @@ void BM_Step(benchmark::State& state, const std::string& backend,
       static_cast<double>(rows * kRanks * steps), benchmark::Counter::kIsRate);
 }
 
-BENCHMARK_CAPTURE(BM_Step, local, std::string("local"))
-    ->Arg(16)
-    ->Arg(256)
-    ->UseManualTime()
-    ->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(BM_Step, shared_memory, std::string("shared_memory"))
-    ->Arg(16)
-    ->Arg(256)
-    ->UseManualTime()
-    ->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(BM_Step, gloo, std::string("gloo"))
-    ->Arg(16)
-    ->Arg(256)
-    ->UseManualTime()
-    ->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(BM_Step, gloo_int8, std::string("gloo"), true)
-    ->Arg(16)
-    ->Arg(256)
-    ->UseManualTime()
-    ->Unit(benchmark::kMillisecond);
+void Rows(benchmark::internal::Benchmark* benchmark) {
+  benchmark->Arg(16)->Arg(256)->UseManualTime()->Unit(benchmark::kMillisecond);
+}
+
+BENCHMARK_CAPTURE(BM_Step, local, "local")->Apply(Rows);
+BENCHMARK_CAPTURE(BM_Step, shared_memory, "shared_memory")->Apply(Rows);
+BENCHMARK_CAPTURE(BM_Step, gloo, "gloo")->Apply(Rows);
+BENCHMARK_CAPTURE(BM_Step, gloo_int8, "gloo", true)->Apply(Rows);
 
 }  // namespace
 }  // namespace fsdp

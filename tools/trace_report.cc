@@ -16,7 +16,6 @@
 #include "absl/strings/string_view.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "tools/trace/breakdown.h"
 #include "tools/trace/report.h"
 #include "tools/trace/trace_file.h"
 

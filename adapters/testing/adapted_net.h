@@ -7,15 +7,24 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "adapters/linear.h"
+#include "adapters/lora_config.h"
+#include "adapters/quantized_base.h"
+#include "comm/mesh.h"
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
 
 namespace fsdp::adapters::testing {
 
-constexpr int64_t kDim = 16;
-constexpr int64_t kClasses = 5;
+inline constexpr int64_t kDim = 16;
+inline constexpr int64_t kClasses = 5;
 
 // x + o_proj(tanh(q_proj(x)) * v_proj(x)).
 class BlockImpl : public torch::nn::Module {
@@ -41,6 +50,36 @@ std::shared_ptr<NetImpl> MakeNet(uint64_t seed);
 
 // Every BlockImpl a unit.
 Options BlockUnits();
+
+// The net with an int8 base, and one of plain numbers that computes the same.
+
+using Values = std::map<std::string, at::Tensor>;
+using Model = FullyShardedDataParallel<NetImpl>;
+
+// Blocks that do not divide the rows: the last is shorter.
+Int8Options OddBlocks();
+
+// On all layers, of rank 3.
+LoraConfig OnAllLayers();
+
+// MakeNet(seed) with an int8 base of OddBlocks() and factors that have learned.
+absl::StatusOr<std::shared_ptr<NetImpl>> MakeInt8Net(uint64_t seed);
+
+// The same net of numbers: those that the int8 weights stand for.
+absl::StatusOr<std::shared_ptr<NetImpl>> WithNumbers(const NetImpl& int8);
+
+// Copies of all parameters.
+Values ValuesOf(const torch::nn::Module& module);
+absl::StatusOr<Values> ValuesOf(Model& model);
+
+// MakeInt8Net(seed), sharded.
+absl::StatusOr<Model> ShardInt8Net(uint64_t seed, const comm::Mesh& mesh,
+                                   const Options& options = BlockUnits());
+
+// Some steps of AdamW on data of their own, each rank with its rows, and by one
+// process with all of them: the loss of each.
+absl::StatusOr<std::vector<double>> Train(Model& model);
+std::vector<double> TrainPlain(NetImpl& net);
 
 }  // namespace fsdp::adapters::testing
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that Python's PEFT reads the adapters that //adapters:peft_test has left in FOLDER, and merges them to the bits
+"""Checks that Python's PEFT reads the adapters that //adapters:lora_test has left in FOLDER, and merges them to the bits
 of the models that it has exported.
 
 usage: check_with_python.py FOLDER

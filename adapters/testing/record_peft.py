@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what Python's PEFT makes of a small model: the oracle of //adapters:peft_test.
+"""Records what Python's PEFT makes of a small model: the oracle of //adapters:lora_test.
 
 usage: record_peft.py FOLDER
 

@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class Jitter:
-    """What testing/gpt/model/jitter.h does."""
+    """What Jitter of testing/gpt/model.h does."""
 
     def __init__(self, share, seed):
         self.share = share

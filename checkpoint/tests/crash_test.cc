@@ -224,47 +224,33 @@ void DieEverywhere(const Scenario& scenario) {
             << std::endl;
 }
 
-TEST(CheckpointCrashTest, Save) {
-  for (const int ranks : {1, 2}) {
-    Scenario scenario;
-    scenario.ranks = ranks;
+void DieOnOneOrTwoRanks(Scenario scenario) {
+  for (scenario.ranks = 1; scenario.ranks <= 2; ++scenario.ranks) {
     DieEverywhere(scenario);
   }
 }
 
+TEST(CheckpointCrashTest, Save) { DieOnOneOrTwoRanks({}); }
+
 TEST(CheckpointCrashTest, SaveAsync) {
-  for (const int ranks : {1, 2}) {
-    Scenario scenario;
-    scenario.ranks = ranks;
-    scenario.async = true;
-    DieEverywhere(scenario);
-  }
+  Scenario scenario;
+  scenario.async = true;
+  DieOnOneOrTwoRanks(scenario);
 }
 
 TEST(CheckpointCrashTest, TheOneBeforeIsRemoved) {
-  for (const int ranks : {1, 2}) {
-    Scenario scenario;
-    scenario.ranks = ranks;
-    scenario.keep_last = 1;
-    DieEverywhere(scenario);
-  }
+  Scenario scenario;
+  scenario.keep_last = 1;
+  DieOnOneOrTwoRanks(scenario);
 }
 
-void DieEverywhereByManifest(bool async) {
-  for (const int ranks : {1, 2}) {
-    Scenario scenario;
-    scenario.ranks = ranks;
-    scenario.async = async;
-    scenario.keep_last = 1;
-    scenario.commit_by = CommitBy::kManifest;
-    DieEverywhere(scenario);
-  }
-}
-
-TEST(CheckpointCrashTest, SaveByManifest) { DieEverywhereByManifest(false); }
-
-TEST(CheckpointCrashTest, SaveAsyncByManifest) {
-  DieEverywhereByManifest(true);
+TEST(CheckpointCrashTest, ByManifest) {
+  Scenario scenario;
+  scenario.keep_last = 1;
+  scenario.commit_by = CommitBy::kManifest;
+  DieOnOneOrTwoRanks(scenario);
+  scenario.async = true;
+  DieOnOneOrTwoRanks(scenario);
 }
 
 TEST(CheckpointCrashTest, TheOneBeforeIsReplaced) {

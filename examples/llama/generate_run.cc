@@ -1,12 +1,14 @@
 #include "examples/llama/generate_run.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <istream>
 #include <iterator>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <system_error>
@@ -18,25 +20,28 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "adapters/lora.h"
+#include "adapters/lora_config.h"
 #include "adapters/peft_files.h"
+#include "adapters/quantized_base.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "comm/startup/rank_device.h"
 #include "examples/llama/flags/command_line.h"
 #include "examples/llama/flags/generate_flags.h"
 #include "examples/llama/generation/generator.h"
-#include "examples/llama/generation/loaded_model.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/model.h"
+#include "fsdp/deferred/deferred_init.h"
 
 namespace llama {
 namespace {
 
-constexpr int64_t kByteVocab = 256;
-
 // Returns InvalidArgument if the model's tokens are not bytes.
 absl::Status CheckTokensAreBytes(const std::string& folder,
                                  const LlamaConfig& config, std::ostream& log) {
+  constexpr int64_t kByteVocab = 256;
   if (config.vocab_size == kByteVocab) return absl::OkStatus();
   const std::string tokenizer = absl::StrCat(folder, "/tokenizer.json");
   std::error_code ignored;
@@ -53,19 +58,50 @@ absl::Status CheckTokensAreBytes(const std::string& folder,
   return absl::OkStatus();
 }
 
-// Returns the folder of the base. A checkpoint of a run that trained adapters
-// has only these and the name of their base.
-absl::StatusOr<std::string> BaseOf(const std::string& folder,
-                                   LoadedModelOptions& options) {
+// Returns whether the folder is a checkpoint of a run that trained adapters,
+// which has only these and the name of their base.
+bool HasAdaptersAlone(const std::string& folder) {
   std::error_code ignored;
-  if (!std::filesystem::exists(folder + "/manifest.json", ignored) ||
-      !std::filesystem::exists(folder + "/adapter_config.json", ignored)) {
-    return folder;
+  return std::filesystem::exists(folder + "/manifest.json", ignored) &&
+         std::filesystem::exists(folder + "/adapter_config.json", ignored);
+}
+
+// Loads a model of `config` from anything that fsdp::checkpoint::LoadModel()
+// reads. Adapters are merged into it, but stay beside a base in int8.
+absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
+                                        const LlamaConfig& config,
+                                        const std::string& adapter,
+                                        const GenerateFlags& flags,
+                                        std::ostream& log) {
+  const bool is_int8 = flags.base == Base::kInt8;
+  const c10::ScalarType dtype = DtypeOf(flags.precision, flags.device, &log);
+  FSDP_ASSIGN_OR_RETURN(
+      const c10::Device device,
+      fsdp::comm::DeviceOfRank(flags.device, /*local_rank=*/0));
+  CausalLm model = nullptr;
+  FSDP_RETURN_IF_ERROR(
+      fsdp::TorchToStatus("making the model", [&]() -> absl::Status {
+        const fsdp::DeferredInit deferred;  // spends no time on random values
+        model = CausalLm(config);
+        model->to(dtype);
+        if (is_int8) {
+          FSDP_RETURN_IF_ERROR(fsdp::adapters::QuantizeBase(*model));
+        }
+        MoveTo(device, *model);
+        return absl::OkStatus();
+      }));
+  std::optional<fsdp::adapters::LoraConfig> lora;
+  if (!adapter.empty()) {
+    FSDP_ASSIGN_OR_RETURN(lora, fsdp::adapters::ReadLoraConfig(adapter));
+    FSDP_RETURN_IF_ERROR(fsdp::adapters::AddLora(*model, *lora));
   }
-  FSDP_ASSIGN_OR_RETURN(const auto config,
-                        fsdp::adapters::ReadLoraConfig(folder));
-  options.adapter = folder;
-  return config.base_model;
+  FSDP_RETURN_IF_ERROR(LoadBase(folder, config, *model));
+  if (lora.has_value()) {
+    FSDP_RETURN_IF_ERROR(fsdp::adapters::LoadAdapter(adapter, *model, *lora));
+    if (!is_int8) FSDP_RETURN_IF_ERROR(fsdp::adapters::MergeLora(*model));
+  }
+  model->eval();
+  return model;
 }
 
 absl::StatusOr<std::vector<int64_t>> PromptOf(const GenerateFlags& flags,
@@ -115,19 +151,21 @@ absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   const bool is_text = !flags.prompt.empty();
   FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> prompt, PromptOf(flags, in));
-  LoadedModelOptions options;
-  options.adapter = flags.adapter;
-  FSDP_ASSIGN_OR_RETURN(const std::string base, BaseOf(flags.model, options));
+  std::string base = flags.model;
+  std::string adapter = flags.adapter;
+  if (HasAdaptersAlone(flags.model)) {
+    FSDP_ASSIGN_OR_RETURN(const auto lora,
+                          fsdp::adapters::ReadLoraConfig(flags.model));
+    base = lora.base_model;
+    adapter = flags.model;
+  }
   FSDP_ASSIGN_OR_RETURN(const LlamaConfig config, ReadConfig(base));
   if (is_text) {
     FSDP_RETURN_IF_ERROR(CheckTokensAreBytes(flags.model, config, log));
   }
   FSDP_RETURN_IF_ERROR(CheckPrompt(prompt, config));
-  options.dtype = DtypeOf(flags.precision, flags.device, &log);
-  FSDP_ASSIGN_OR_RETURN(
-      options.device, fsdp::comm::DeviceOfRank(flags.device, /*local_rank=*/0));
-  options.int8_base = flags.base == Base::kInt8;
-  FSDP_ASSIGN_OR_RETURN(CausalLm model, LoadWholeModel(base, config, options));
+  FSDP_ASSIGN_OR_RETURN(CausalLm model,
+                        LoadWholeModel(base, config, adapter, flags, log));
   PrintableText text;
   FSDP_ASSIGN_OR_RETURN(const Generated generated,
                         Generate(*model, config, prompt, flags.max_tokens,

@@ -8,9 +8,12 @@
 #include <c10/core/ScalarType.h>
 #include <torch/utils.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <ios>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -24,12 +27,14 @@
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "adapters/lora_config.h"
 #include "adapters/peft_files.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/checkpointer.h"
@@ -49,10 +54,8 @@
 #include "examples/llama/flags/command_line.h"
 #include "examples/llama/flags/train_flags.h"
 #include "examples/llama/model/llama_config.h"
-#include "examples/llama/report/progress.h"
-#include "examples/llama/training/data.h"
-#include "examples/llama/training/export.h"
 #include "examples/llama/training/model.h"
+#include "examples/llama/training/progress.h"
 #include "examples/llama/training/trainer.h"
 #include "ranges/tensor_range.h"
 
@@ -64,6 +67,52 @@ using ::fsdp::comm::Communicator;
 
 constexpr char kPosition[] = "rows of the data that were trained on";
 
+// Opens NAME.bin as a file of tokens, anything else as bytes. InvalidArgument:
+// tokens are not in the model's vocabulary, or were made by another tokenizer
+// than `model_folder`/tokenizer.json, if that exists.
+absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
+                                     const std::string& model_folder,
+                                     const LlamaConfig& config) {
+  const bool are_tokens = absl::EndsWith(path, ".bin");
+  FSDP_ASSIGN_OR_RETURN(TokenFile tokens, are_tokens
+                                              ? TokenFile::Open(path)
+                                              : TokenFile::OpenBytes(path));
+  if (tokens.description().vocab_size > config.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, " has tokens up to ", tokens.description().vocab_size - 1,
+        ", the model's vocabulary has ", config.vocab_size,
+        ": make the tokens with the model's tokenizer"));
+  }
+  const std::string tokenizer = absl::StrCat(model_folder, "/tokenizer.json");
+  std::error_code ignored;
+  if (are_tokens && std::filesystem::exists(tokenizer, ignored)) {
+    FSDP_RETURN_IF_ERROR(CheckTokenizer(tokens, tokenizer));
+  }
+  return tokens;
+}
+
+// Returns whether the first line of the file is a JSON object, whose braces and
+// names would be trained on as text.
+bool LooksLikeJsonLines(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string line;
+  // A longer line is cut and is then not JSON.
+  constexpr size_t kMost = 1 << 20;
+  for (char byte; line.size() < kMost && file.get(byte) && byte != '\n';) {
+    line.push_back(byte);
+  }
+  const absl::StatusOr<fsdp::Json> json = fsdp::Json::Parse(line);
+  return json.ok() && json->As<fsdp::Json::Object>() != nullptr;
+}
+
+absl::StatusOr<std::shared_ptr<const RowSource>> RowsOf(const TokenFile& tokens,
+                                                        Rows rows, int64_t seq,
+                                                        uint64_t seed,
+                                                        LastWindow last) {
+  if (rows == Rows::kPacked) return PackedRows::Create(tokens, seq, seed);
+  return WindowRows::Create(tokens, seq, last);
+}
+
 // Has the steps of TrainRank() as methods, in their order.
 class TrainRun {
  public:
@@ -73,11 +122,19 @@ class TrainRun {
 
   absl::Status Run() {
     FSDP_RETURN_IF_ERROR(Agree(Prepare(), "preparing"));
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(config_, model_, ranks_));
-    model_made_ = model;
-    trainer_.emplace(model, &*data_, ranks_, TrainerOptionsOf());
+    FSDP_ASSIGN_OR_RETURN(model_made_, MakeModel(config_, model_, ranks_));
+    TrainerOptions options;
+    options.learning_rate = flags_.lr;
+    options.schedule = {flags_.warmup, flags_.steps, flags_.lr_floor};
+    options.weight_decay = flags_.weight_decay;
+    options.max_grad_norm = flags_.clip;
+    options.micro_batches = flags_.micro_batches;
+    options.no_sync = flags_.no_sync;
+    options.device = device_;
+    trainer_.emplace(model_made_, &*data_, ranks_, options);
     FSDP_RETURN_IF_ERROR(Begin());
     FSDP_RETURN_IF_ERROR(Train());
+    FSDP_RETURN_IF_ERROR(Export());
     return Agree(progress_ != nullptr ? progress_->Finish() : absl::OkStatus(),
                  "printing");
   }
@@ -87,9 +144,6 @@ class TrainRun {
   bool HasAdapters() const { return model_.lora.has_value(); }
   // With --from_scratch no file has the base, so that it has to be saved, too.
   bool SavesAdapters() const { return HasAdapters() && !flags_.from_scratch; }
-  c10::ScalarType Dtype() const {
-    return DtypeOf(flags_.precision, device_.type(), /*log=*/nullptr);
-  }
 
   absl::Status Agree(const absl::Status& mine, const std::string& what) {
     return fsdp::comm::Agree(*ranks_, mine, what,
@@ -107,7 +161,16 @@ class TrainRun {
                              IsFirst() ? &std::cerr : nullptr);
     model_.device = device_;
     model_.recompute = flags_.recompute;
-    if (flags_.automatic) model_.automatic = Automatic();
+    if (flags_.automatic) {
+      const int ranks = ranks_->world_size();
+      AutoSharding& automatic = model_.automatic.emplace();
+      automatic.memory_bytes =
+          static_cast<int64_t>(flags_.auto_memory_gib * double{1 << 30});
+      automatic.rows = (flags_.batch + ranks - 1) / ranks;
+      automatic.seq = flags_.seq;
+      automatic.backwards = flags_.no_sync ? flags_.micro_batches : 1;
+      automatic.out = &std::cout;
+    }
     model_.seed = flags_.seed;
     model_.loaded_later = !flags_.from_scratch;
     model_.lora = flags_.lora;
@@ -174,25 +237,12 @@ class TrainRun {
     return absl::OkStatus();
   }
 
-  AutoSharding Automatic() const {
-    constexpr double kGiB = 1 << 30;
-    AutoSharding automatic;
-    automatic.memory_bytes =
-        static_cast<int64_t>(flags_.auto_memory_gib * kGiB);
-    const int ranks = ranks_->world_size();
-    automatic.rows = (flags_.batch + ranks - 1) / ranks;
-    automatic.seq = flags_.seq;
-    automatic.backwards = flags_.no_sync ? flags_.micro_batches : 1;
-    automatic.out = &std::cout;
-    return automatic;
-  }
-
   absl::Status OpenData() {
     const BatchShare share{flags_.batch, ranks_->rank(), ranks_->world_size()};
     FSDP_ASSIGN_OR_RETURN(const TokenFile tokens,
                           OpenTokens(flags_.data, flags_.model, config_));
-    FSDP_ASSIGN_OR_RETURN(
-        auto rows, TrainingRows(tokens, flags_.rows, flags_.seq, flags_.seed));
+    FSDP_ASSIGN_OR_RETURN(auto rows, RowsOf(tokens, flags_.rows, flags_.seq,
+                                            flags_.seed, LastWindow::kLeftOut));
     num_rows_ = rows->num_rows();
     FSDP_ASSIGN_OR_RETURN(
         TokenBatches data,
@@ -201,33 +251,14 @@ class TrainRun {
     if (flags_.eval_data.empty()) return absl::OkStatus();
     FSDP_ASSIGN_OR_RETURN(const TokenFile eval,
                           OpenTokens(flags_.eval_data, flags_.model, config_));
-    FSDP_ASSIGN_OR_RETURN(rows, EvaluationRows(eval, flags_.rows, flags_.seq));
+    // By this seed documents are shuffled the same way in all runs.
+    constexpr uint64_t kSeed = 0;
+    FSDP_ASSIGN_OR_RETURN(rows, RowsOf(eval, flags_.rows, flags_.seq, kSeed,
+                                       LastWindow::kPadded));
     FSDP_ASSIGN_OR_RETURN(EvaluationBatches batches,
                           EvaluationBatches::Create(std::move(rows), share));
     eval_.emplace(std::move(batches));
     return absl::OkStatus();
-  }
-
-  absl::Status OpenProgress() {
-    ProgressOptions options;
-    options.steps = flags_.steps;
-    options.every = flags_.log_every;
-    options.flops_per_token = FlopsPerToken(config_, flags_.seq, HasAdapters());
-    options.metrics = flags_.metrics;
-    FSDP_ASSIGN_OR_RETURN(progress_, Progress::Open(options, &std::cout));
-    return absl::OkStatus();
-  }
-
-  TrainerOptions TrainerOptionsOf() const {
-    TrainerOptions options;
-    options.learning_rate = flags_.lr;
-    options.schedule = {flags_.warmup, flags_.steps, flags_.lr_floor};
-    options.weight_decay = flags_.weight_decay;
-    options.max_grad_norm = flags_.clip;
-    options.micro_batches = flags_.micro_batches;
-    options.no_sync = flags_.no_sync;
-    options.device = device_;
-    return options;
   }
 
   // --- Together -------------------------------------------------------------
@@ -239,8 +270,19 @@ class TrainRun {
     run_.schedulers = {&trainer_->scheduler()};
     FSDP_RETURN_IF_ERROR(OpenCheckpoints());
     // This comes later since it makes a file.
-    FSDP_RETURN_IF_ERROR(Agree(IsFirst() ? OpenProgress() : absl::OkStatus(),
-                               "opening files to write"));
+    absl::Status opened;
+    if (IsFirst()) {
+      ProgressOptions options;
+      options.steps = flags_.steps;
+      options.every = flags_.log_every;
+      options.flops_per_token =
+          FlopsPerToken(config_, flags_.seq, HasAdapters());
+      options.metrics = flags_.metrics;
+      auto progress = Progress::Open(options, &std::cout);
+      opened = progress.status();
+      if (progress.ok()) progress_ = *std::move(progress);
+    }
+    FSDP_RETURN_IF_ERROR(Agree(opened, "opening files to write"));
     if (SavesAdapters()) {
       FSDP_RETURN_IF_ERROR(LoadBase(flags_.model, config_, *model_made_));
     }
@@ -336,17 +378,14 @@ class TrainRun {
       if (IsFirst()) progress_->Step(step + 1, result, absl::Now());
       const bool is_last = step + 1 == flags_.steps;
       FSDP_RETURN_IF_ERROR(guard.EndStep(step + 1, is_last));
-      FSDP_RETURN_IF_ERROR(MaybeEvaluate(step + 1, is_last));
+      if (!eval_.has_value()) continue;
+      if (!is_last &&
+          (flags_.eval_every == 0 || (step + 1) % flags_.eval_every != 0)) {
+        continue;
+      }
+      FSDP_ASSIGN_OR_RETURN(const double loss, trainer_->Evaluate(*eval_));
+      if (IsFirst()) progress_->Evaluated(step + 1, loss);
     }
-    return Export();
-  }
-
-  absl::Status MaybeEvaluate(int64_t step, bool is_last) {
-    const bool is_due =
-        is_last || (flags_.eval_every > 0 && step % flags_.eval_every == 0);
-    if (!eval_.has_value() || !is_due) return absl::OkStatus();
-    FSDP_ASSIGN_OR_RETURN(const double loss, trainer_->Evaluate(*eval_));
-    if (IsFirst()) progress_->Evaluated(step, loss);
     return absl::OkStatus();
   }
 
@@ -354,8 +393,8 @@ class TrainRun {
     if (!flags_.save_adapter.empty()) FSDP_RETURN_IF_ERROR(SaveAdapter());
     if (flags_.export_dir.empty()) return absl::OkStatus();
     if (model_.int8_base.has_value()) FSDP_RETURN_IF_ERROR(MakeMergeable());
-    FSDP_RETURN_IF_ERROR(ExportTrained(flags_.export_dir, texts_, Dtype(),
-                                       model_made_, HasAdapters()));
+    FSDP_RETURN_IF_ERROR(ExportTrained(
+        flags_.export_dir, texts_, model_.compute, model_made_, HasAdapters()));
     if (IsFirst()) std::cout << "wrote " << flags_.export_dir << std::endl;
     return absl::OkStatus();
   }

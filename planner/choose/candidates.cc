@@ -19,45 +19,6 @@ namespace {
 
 double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-// Returns the index of the fastest candidate that fits, -1 if none does.
-int FastestThatFits(absl::Span<const Candidate> candidates,
-                    int64_t memory_bytes) {
-  int fastest = -1;
-  for (int i = 0; i < static_cast<int>(candidates.size()); ++i) {
-    if (!candidates[i].Fits(memory_bytes)) continue;
-    if (fastest < 0 || candidates[i].seconds < candidates[fastest].seconds) {
-      fastest = i;
-    }
-  }
-  return fastest;
-}
-
-absl::Status NothingFits(absl::Span<const Candidate> candidates,
-                         int64_t memory_bytes) {
-  const Candidate* smallest = nullptr;
-  for (const Candidate& each : candidates) {
-    if (!each.refused.empty()) continue;
-    if (smallest == nullptr || each.bytes() < smallest->bytes()) {
-      smallest = &each;
-    }
-  }
-  if (smallest == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "none of ", candidates.size(), " combinations of options is possible: ",
-        candidates.empty() ? "" : candidates.front().refused));
-  }
-  return absl::ResourceExhaustedError(absl::StrFormat(
-      "none of %d combinations of options fits %.2f MiB: the smallest (%s, "
-      "%s%s, resting in %s) takes %.2f MiB, %.2f of them activations and "
-      "gradients under way, and lacks %.2f MiB (%d bytes). Allow more memory, "
-      "take fewer rows or more ranks, let smaller modules be units, or name a "
-      "directory on an SSD",
-      candidates.size(), MiB(memory_bytes), smallest->units, smallest->strategy,
-      smallest->recompute ? ", recomputed" : "", smallest->rests,
-      MiB(smallest->bytes()), MiB(smallest->activations),
-      MiB(smallest->bytes() - memory_bytes), smallest->bytes() - memory_bytes));
-}
-
 std::string Verdict(const Candidate& each, const Candidate* chosen,
                     int64_t memory_bytes) {
   if (&each == chosen) return "chosen";
@@ -85,32 +46,55 @@ bool AreAlike(const Candidate& a, const Candidate& b) {
          a.plan.total() == b.plan.total();
 }
 
-struct Line {
-  int candidate;
-  int others = 0;  // candidates like this one
-};
+}  // namespace
 
-std::vector<Line> LinesOf(absl::Span<const Candidate> candidates,
-                          const std::vector<int>& order) {
-  std::vector<Line> lines;
-  for (const int i : order) {
-    const auto alike =
-        std::find_if(lines.begin(), lines.end(), [&](const Line& line) {
-          return AreAlike(candidates[line.candidate], candidates[i]);
-        });
-    if (alike == lines.end()) {
-      lines.push_back({i});
-    } else {
-      ++alike->others;
+absl::StatusOr<int> ChooseCandidate(absl::Span<const Candidate> candidates,
+                                    int64_t memory_bytes) {
+  int chosen = -1;  // the fastest at first
+  const Candidate* smallest = nullptr;
+  for (int i = 0; i < static_cast<int>(candidates.size()); ++i) {
+    const Candidate& each = candidates[i];
+    if (!each.refused.empty()) continue;
+    if (smallest == nullptr || each.bytes() < smallest->bytes()) {
+      smallest = &each;
+    }
+    if (!each.Fits(memory_bytes)) continue;
+    if (chosen < 0 || each.seconds < candidates[chosen].seconds) chosen = i;
+  }
+  if (smallest == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "none of ", candidates.size(), " combinations of options is possible: ",
+        candidates.empty() ? "" : candidates.front().refused));
+  }
+  if (chosen < 0) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "none of %d combinations of options fits %.2f MiB: the smallest (%s, "
+        "%s%s, resting in %s) takes %.2f MiB, %.2f of them activations and "
+        "gradients under way, and lacks %.2f MiB (%d bytes). Allow more "
+        "memory, take fewer rows or more ranks, let smaller modules be units, "
+        "or name a directory on an SSD",
+        candidates.size(), MiB(memory_bytes), smallest->units,
+        smallest->strategy, smallest->recompute ? ", recomputed" : "",
+        smallest->rests, MiB(smallest->bytes()), MiB(smallest->activations),
+        MiB(smallest->bytes() - memory_bytes),
+        smallest->bytes() - memory_bytes));
+  }
+  const double limit = candidates[chosen].seconds * (1 + kSameSpeed);
+  for (int i = 0; i < static_cast<int>(candidates.size()); ++i) {
+    const Candidate& each = candidates[i];
+    if (!each.Fits(memory_bytes) || each.seconds > limit) continue;
+    if (std::make_pair(each.bytes(), i) <
+        std::make_pair(candidates[chosen].bytes(), chosen)) {
+      chosen = i;
     }
   }
-  return lines;
+  return chosen;
 }
 
-// Orders the chosen candidate, those that fit, those that do not and those that
-// were refused, each from the best on.
-std::vector<int> InOrder(absl::Span<const Candidate> candidates, int chosen,
-                         int64_t memory_bytes) {
+std::string TableOf(absl::Span<const Candidate> candidates, int chosen,
+                    int64_t memory_bytes, int max_lines) {
+  // The chosen candidate, those that fit, those that do not and those that were
+  // refused, each from the best on.
   std::vector<int> order(candidates.size());
   std::iota(order.begin(), order.end(), 0);
   const auto key = [&](int i) {
@@ -125,37 +109,27 @@ std::vector<int> InOrder(absl::Span<const Candidate> candidates, int chosen,
   };
   std::sort(order.begin(), order.end(),
             [&](int a, int b) { return key(a) < key(b); });
-  return order;
-}
-
-}  // namespace
-
-absl::StatusOr<int> ChooseCandidate(absl::Span<const Candidate> candidates,
-                                    int64_t memory_bytes) {
-  const int fastest = FastestThatFits(candidates, memory_bytes);
-  if (fastest < 0) return NothingFits(candidates, memory_bytes);
-  const double limit = candidates[fastest].seconds * (1 + kSameSpeed);
-  int chosen = fastest;
-  for (int i = 0; i < static_cast<int>(candidates.size()); ++i) {
-    const Candidate& each = candidates[i];
-    if (!each.Fits(memory_bytes) || each.seconds > limit) continue;
-    if (std::make_pair(each.bytes(), i) <
-        std::make_pair(candidates[chosen].bytes(), chosen)) {
-      chosen = i;
+  struct Line {
+    int candidate;
+    int others = 0;  // candidates like this one
+  };
+  std::vector<Line> lines;
+  for (const int i : order) {
+    const auto alike =
+        std::find_if(lines.begin(), lines.end(), [&](const Line& line) {
+          return AreAlike(candidates[line.candidate], candidates[i]);
+        });
+    if (alike == lines.end()) {
+      lines.push_back({i});
+    } else {
+      ++alike->others;
     }
   }
-  return chosen;
-}
-
-std::string TableOf(absl::Span<const Candidate> candidates, int chosen,
-                    int64_t memory_bytes, int max_lines) {
   std::string text = absl::StrFormat(
       "%-14s %-30s %-8s %-9s %-7s %9s %10s %11s %10s  of %.2f MiB\n", "units",
       "strategy", "prefetch", "recompute", "rests", "step ms", "plan MiB",
       "activations", "together", MiB(memory_bytes));
   const Candidate* const taken = chosen < 0 ? nullptr : &candidates[chosen];
-  const std::vector<Line> lines =
-      LinesOf(candidates, InOrder(candidates, chosen, memory_bytes));
   int left = static_cast<int>(candidates.size());
   for (const Line& line : lines) {
     if (&line - lines.data() == max_lines) break;

@@ -6,16 +6,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/schedule/testing/choices.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {
 
-using ::fsdp::testing::SeededChoices;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -42,11 +39,8 @@ TEST(ChooseCandidateTest, TakesTheFastestThatFits) {
   EXPECT_EQ(Chosen(candidates, 100), 0);
   EXPECT_EQ(Chosen(candidates, 99), 1);
   EXPECT_EQ(Chosen(candidates, 49), 2);
-}
-
-TEST(ChooseCandidateTest, ActivationsCount) {
-  const std::vector<Candidate> candidates = {Of(1, 50, 51), Of(2, 50, 50)};
-  EXPECT_EQ(Chosen(candidates, 100), 1);
+  // Activations count.
+  EXPECT_EQ(Chosen({Of(1, 50, 51), Of(2, 50, 50)}, 100), 1);
 }
 
 TEST(ChooseCandidateTest, OfThoseThatAreAsFastTheSmallestThenTheFirst) {
@@ -80,72 +74,6 @@ TEST(ChooseCandidateTest, NothingIsChosenOfNothing) {
   EXPECT_THAT(
       ChooseCandidate({}, 1),
       StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("none")));
-}
-
-std::vector<Candidate> Random(SeededChoices& choices) {
-  std::vector<Candidate> candidates;
-  for (int i = choices.Between(1, 12); i > 0; --i) {
-    candidates.push_back(Of(1 + 0.005 * choices.Between(0, 20),
-                            choices.Between(0, 30), choices.Between(0, 30)));
-    if (choices.Chance(10)) candidates.back().refused = "no";
-  }
-  return candidates;
-}
-
-// Sorts, while the code looks for the least twice.
-absl::StatusOr<int> Oracle(const std::vector<Candidate>& candidates,
-                           int64_t memory) {
-  std::vector<int> fitting;
-  for (int i = 0; i < static_cast<int>(candidates.size()); ++i) {
-    if (candidates[i].Fits(memory)) fitting.push_back(i);
-  }
-  if (fitting.empty()) return absl::ResourceExhaustedError("");
-  std::stable_sort(fitting.begin(), fitting.end(), [&](int a, int b) {
-    return candidates[a].seconds < candidates[b].seconds;
-  });
-  const double limit = candidates[fitting.front()].seconds * (1 + kSameSpeed);
-  fitting.erase(
-      std::remove_if(fitting.begin(), fitting.end(),
-                     [&](int i) { return candidates[i].seconds > limit; }),
-      fitting.end());
-  std::sort(fitting.begin(), fitting.end());
-  std::stable_sort(fitting.begin(), fitting.end(), [&](int a, int b) {
-    return candidates[a].bytes() < candidates[b].bytes();
-  });
-  return fitting.front();
-}
-
-TEST(ChooseCandidateTest, IsTheOracles) {
-  for (uint32_t seed = 0; seed < 2000; ++seed) {
-    SCOPED_TRACE(seed);
-    SeededChoices choices(seed);
-    const std::vector<Candidate> candidates = Random(choices);
-    const int64_t memory = choices.Between(0, 60);
-    const absl::StatusOr<int> expected = Oracle(candidates, memory);
-    const absl::StatusOr<int> chosen = ChooseCandidate(candidates, memory);
-    ASSERT_EQ(chosen.ok(), expected.ok());
-    if (!chosen.ok()) continue;
-    EXPECT_EQ(*chosen, *expected);
-    EXPECT_LE(candidates[*chosen].bytes(), memory);
-  }
-}
-
-TEST(ChooseCandidateTest, MoreMemoryIsNeverSlower) {
-  for (uint32_t seed = 0; seed < 500; ++seed) {
-    SCOPED_TRACE(seed);
-    SeededChoices choices(seed);
-    const std::vector<Candidate> candidates = Random(choices);
-    double before = 1e9;
-    bool fitted = false;
-    for (int64_t memory = 0; memory <= 60; ++memory) {
-      const absl::StatusOr<int> chosen = ChooseCandidate(candidates, memory);
-      ASSERT_TRUE(chosen.ok() || !fitted);
-      if (!chosen.ok()) continue;
-      fitted = true;
-      EXPECT_LE(candidates[*chosen].seconds, before);
-      before = candidates[*chosen].seconds;
-    }
-  }
 }
 
 TEST(TableOfTest, SaysOfEachWhyItWasNotTaken) {

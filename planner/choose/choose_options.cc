@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
@@ -37,34 +40,6 @@ namespace fsdp {
 namespace {
 
 // --- What is asked for ------------------------------------------------------
-
-absl::Status NothingToChoose(const char* option, const char* why) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "AutoOptions::base.", option, " is set, ", why, ": leave it unset"));
-}
-
-absl::Status CheckBase(const Options& base) {
-  if (base.configure_unit) {
-    return NothingToChoose("configure_unit",
-                           "which has the last word on what is chosen here");
-  }
-  if (base.unit.backward_group_size.has_value()) {
-    return NothingToChoose("unit.backward_group_size",
-                           "which goes with one strategy only");
-  }
-  if (base.quantize.any()) {
-    return NothingToChoose("quantize", "whose costs nobody knows here");
-  }
-  if (base.offload.any() || base.offload.memory_budget.has_value()) {
-    return NothingToChoose("offload's tiers or its memory_budget",
-                           "which are chosen here");
-  }
-  if (base.offload.keep) {
-    return NothingToChoose("offload.keep",
-                           "which needs all to rest in files, without choice");
-  }
-  return absl::OkStatus();
-}
 
 absl::Status Check(const AutoOptions& options) {
   if (options.memory_bytes <= 0) {
@@ -93,7 +68,27 @@ absl::Status Check(const AutoOptions& options) {
   if (options.costs.has_value()) {
     FSDP_RETURN_IF_ERROR(options.costs->Validate());
   }
-  return CheckBase(options.base);
+  const Options& base = options.base;
+  const struct {
+    bool is_set;
+    const char* option;
+    const char* why;
+  } chosen_here[] = {
+      {base.configure_unit != nullptr, "configure_unit",
+       "which has the last word on what is chosen here"},
+      {base.unit.backward_group_size.has_value(), "unit.backward_group_size",
+       "which goes with one strategy only"},
+      {base.quantize.any(), "quantize", "whose costs nobody knows here"},
+      {base.offload.any() || base.offload.memory_budget.has_value(),
+       "offload's tiers or its memory_budget", "which are chosen here"},
+      {base.offload.keep, "offload.keep",
+       "which needs all to rest in files, without choice"}};
+  for (const auto& [is_set, option, why] : chosen_here) {
+    if (!is_set) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "AutoOptions::base.", option, " is set, ", why, ": leave it unset"));
+  }
+  return absl::OkStatus();
 }
 
 bool UsesFiles(const Options& base) {
@@ -124,34 +119,25 @@ std::vector<ShardingStrategy> StrategiesOn(const comm::Mesh& mesh) {
 
 // --- What a step takes ------------------------------------------------------
 
-simulator::CostOptions ToCostOptions(const StepCosts& costs,
-                                     const comm::Communicator& world) {
-  const int ranks = world.world_size();
-  simulator::CostOptions options;
-  options.flops_per_second = std::numeric_limits<double>::infinity();
-  options.memory_bandwidth = costs.memory_bandwidth;
-  options.shared_memory = world.HasCommonMemory() && ranks > 1;
-  options.fence_seconds = options.shared_memory ? costs.latency : 0;
-  options.overlap = costs.overlaps;
-  options.levels = {{/*members=*/0, costs.latency / std::max(1, ranks - 1),
-                     costs.gather_bandwidth, costs.reduce_bandwidth}};
-  return options;
-}
-
-simulator::ModelShape ShapeOf(const Division& division,
-                              const PlannedModel& planned,
-                              const std::vector<UnitSeconds>& seconds) {
-  simulator::ModelShape model;
-  for (size_t i = 0; i < seconds.size(); ++i) {
-    simulator::UnitShape& unit = model.units.emplace_back();
-    unit.name = planned.shape.units[i].name;
-    unit.parent = division.membership.parents[i];
-    unit.trainable = planned.shape.bytes[i].trainable;
-    unit.forward.seconds = seconds[i].forward;
-    unit.backward.seconds = seconds[i].backward;
-    unit.share_before = seconds[i].share_before;
-  }
-  return model;
+// Returns rank 0's profile on all ranks, whose program is the same, and so are
+// the bytes of its numbers.
+absl::StatusOr<StepProfile> OfRank0(comm::Communicator& world,
+                                    const StepProfile& own,
+                                    absl::Time deadline) {
+  std::string bytes(reinterpret_cast<const char*>(&own.backward_seconds),
+                    sizeof(double));
+  bytes.append(reinterpret_cast<const char*>(own.forward.data()),
+               own.forward.size() * sizeof(ModuleVisit));
+  FSDP_ASSIGN_OR_RETURN(bytes,
+                        comm::BroadcastString(world, bytes, /*root=*/0,
+                                              "what a step takes", deadline));
+  FSDP_CHECK(bytes.size() >= sizeof(double));
+  StepProfile profile;
+  std::memcpy(&profile.backward_seconds, bytes.data(), sizeof(double));
+  profile.forward.resize((bytes.size() - sizeof(double)) / sizeof(ModuleVisit));
+  std::memcpy(profile.forward.data(), bytes.data() + sizeof(double),
+              profile.forward.size() * sizeof(ModuleVisit));
+  return profile;
 }
 
 // Assumes that no transfer runs beside compute. Parameters come for forward and
@@ -186,25 +172,31 @@ class Search {
          const StepProfile& profile, const StepCosts& costs)
       : options_(options), mesh_(mesh), profile_(profile), costs_(costs) {}
 
-  absl::Status Consider(Division& division) {
-    for (const Tier tier : Tiers(division)) {
-      for (const bool recompute : {false, true}) {
-        if (recompute && !MayRecompute(division)) continue;
-        for (const ShardingStrategy strategy : StrategiesOn(mesh_)) {
-          for (PlannedUnit& unit : division.plan.units) {
-            unit.options.strategy = strategy;
-          }
-          for (const bool prefetch : {true, false}) {
-            FSDP_RETURN_IF_ERROR(
-                Consider({&division, strategy, prefetch, recompute, tier}));
+  absl::StatusOr<AutoChoice> Choose(std::vector<Division>& divisions) && {
+    for (Division& division : divisions) {
+      std::vector<Tier> tiers = {Tier::kDevice};
+      const bool on_cpu =
+          division.plan.tree.parameters.front().front().is_cpu();
+      if (!on_cpu && options_.host_bytes > 0) tiers.push_back(Tier::kCpu);
+      if (UsesFiles(options_.base)) tiers.push_back(Tier::kSsd);
+      const bool may_recompute =
+          options_.may_recompute && division.recompute != nullptr &&
+          (!options_.base.transparent || options_.base.recompute.units);
+      for (const Tier tier : tiers) {
+        for (const bool recompute : {false, true}) {
+          if (recompute && !may_recompute) continue;
+          for (const ShardingStrategy strategy : StrategiesOn(mesh_)) {
+            for (PlannedUnit& unit : division.plan.units) {
+              unit.options.strategy = strategy;
+            }
+            for (const bool prefetch : {true, false}) {
+              FSDP_RETURN_IF_ERROR(
+                  Consider({&division, strategy, prefetch, recompute, tier}));
+            }
           }
         }
       }
     }
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<AutoChoice> Choose() && {
     FSDP_ASSIGN_OR_RETURN(const int chosen,
                           ChooseCandidate(candidates_, options_.memory_bytes));
     AutoChoice choice;
@@ -218,19 +210,6 @@ class Search {
   }
 
  private:
-  std::vector<Tier> Tiers(const Division& division) const {
-    std::vector<Tier> tiers = {Tier::kDevice};
-    const bool on_cpu = division.plan.tree.parameters.front().front().is_cpu();
-    if (!on_cpu && options_.host_bytes > 0) tiers.push_back(Tier::kCpu);
-    if (UsesFiles(options_.base)) tiers.push_back(Tier::kSsd);
-    return tiers;
-  }
-
-  bool MayRecompute(const Division& division) const {
-    return options_.may_recompute && division.recompute != nullptr &&
-           (!options_.base.transparent || options_.base.recompute.units);
-  }
-
   Options OptionsOf(const Combination& combination) const {
     Options options = options_.base;
     options.wrap_policy = combination.division->wrap_policy;
@@ -313,18 +292,34 @@ class Search {
                         const UnitMembership& membership,
                         const PlannedModel& planned,
                         Candidate& candidate) const {
-    FSDP_ASSIGN_OR_RETURN(
-        const simulator::CostModel costs,
-        simulator::CostModel::Create(ToCostOptions(costs_, *mesh_.world()),
-                                     mesh_.world()->world_size()));
+    const int ranks = mesh_.world()->world_size();
+    simulator::CostOptions rates;
+    rates.flops_per_second = std::numeric_limits<double>::infinity();
+    rates.memory_bandwidth = costs_.memory_bandwidth;
+    rates.shared_memory = mesh_.world()->HasCommonMemory() && ranks > 1;
+    rates.fence_seconds = rates.shared_memory ? costs_.latency : 0;
+    rates.overlap = costs_.overlaps;
+    rates.levels = {{/*members=*/0, costs_.latency / std::max(1, ranks - 1),
+                     costs_.gather_bandwidth, costs_.reduce_bandwidth}};
+    FSDP_ASSIGN_OR_RETURN(const simulator::CostModel costs,
+                          simulator::CostModel::Create(rates, ranks));
+    simulator::ModelShape model;
+    const std::vector<UnitSeconds> seconds = ByUnit(profile_, membership);
+    for (size_t i = 0; i < seconds.size(); ++i) {
+      simulator::UnitShape& unit = model.units.emplace_back();
+      unit.name = planned.shape.units[i].name;
+      unit.parent = membership.parents[i];
+      unit.trainable = planned.shape.bytes[i].trainable;
+      unit.forward.seconds = seconds[i].forward;
+      unit.backward.seconds = seconds[i].backward;
+      unit.share_before = seconds[i].share_before;
+    }
     simulator::StepOptions step;
     step.schedule = planned.schedule;
     step.memory = options_.memory;
     FSDP_ASSIGN_OR_RETURN(
         const simulator::StepResult result,
-        simulator::SimulateStep(ShapeOf(*combination.division, planned,
-                                        ByUnit(profile_, membership)),
-                                planned.shape, costs, step));
+        simulator::SimulateStep(model, planned.shape, costs, step));
     candidate.seconds = result.seconds;
     if (planned.offload.has_value()) {
       candidate.seconds +=
@@ -342,103 +337,61 @@ class Search {
   std::vector<Options> choices_;  // by candidate
 };
 
-class Chooser {
- public:
-  Chooser(const std::shared_ptr<torch::nn::Module>& module,
-          const comm::Mesh& mesh, const AutoOptions& options)
-      : module_(module), mesh_(mesh), world_(*mesh.world()), options_(options) {
-    timeout_ = options.base.timeout > absl::ZeroDuration()
-                   ? *options.base.timeout
-                   : world_.default_timeout();
-  }
+}  // namespace
 
-  absl::StatusOr<AutoChoice> Run() {
-    absl::Status prepared;
-    // A wrap policy of the user may throw.
-    const absl::Status thrown =
-        TorchToStatus("choosing options", [&] { prepared = FindDivisions(); });
-    prepared.Update(thrown);
-    FSDP_RETURN_IF_ERROR(Agree(prepared));
-    FSDP_RETURN_IF_ERROR(comm::CheckSame(
-        world_, TextOf(options_) + Fingerprint(divisions_.front().plan, base_),
-        "the models to choose options for", Deadline()));
-    FSDP_ASSIGN_OR_RETURN(const StepProfile profile, Profile());
-    FSDP_ASSIGN_OR_RETURN(const StepCosts costs, Costs());
-    absl::StatusOr<AutoChoice> choice = Choose(profile, costs);
-    FSDP_RETURN_IF_ERROR(Agree(choice.status()));
-    FSDP_RETURN_IF_ERROR(comm::CheckSame(world_, choice->ToString(),
-                                         "the options that were chosen",
-                                         Deadline()));
-    return choice;
-  }
-
- private:
-  absl::Time Deadline() const { return absl::Now() + timeout_; }
-  absl::Status Agree(const absl::Status& own) {
-    return comm::Agree(world_, own, "choosing options", Deadline());
-  }
-
-  absl::Status FindDivisions() {
-    FSDP_RETURN_IF_ERROR(Check(options_));
-    base_ = options_.base;
-    base_.unit.strategy = ShardingStrategy::kFullShard;
-    FSDP_ASSIGN_OR_RETURN(divisions_, DivisionsOf(module_, mesh_, base_));
-    base_.recompute.units = nullptr;
-    return absl::OkStatus();
-  }
-
+absl::StatusOr<AutoChoice> ChooseOptions(
+    const std::shared_ptr<torch::nn::Module>& module, const comm::Mesh& mesh,
+    const AutoOptions& options) {
+  comm::Communicator& world = *mesh.world();
+  const absl::Duration timeout = options.base.timeout > absl::ZeroDuration()
+                                     ? *options.base.timeout
+                                     : world.default_timeout();
+  const auto deadline = [&] { return absl::Now() + timeout; };
+  const auto agree = [&](const absl::Status& own) {
+    return comm::Agree(world, own, "choosing options", deadline());
+  };
+  Options base;  // what was asked for, without what is chosen
+  std::vector<Division> divisions;
+  // A wrap policy of the user may throw.
+  FSDP_RETURN_IF_ERROR(
+      agree(TorchToStatus("choosing options", [&]() -> absl::Status {
+        FSDP_RETURN_IF_ERROR(Check(options));
+        base = options.base;
+        base.unit.strategy = ShardingStrategy::kFullShard;
+        FSDP_ASSIGN_OR_RETURN(divisions, DivisionsOf(module, mesh, base));
+        base.recompute.units = nullptr;
+        return absl::OkStatus();
+      })));
+  const ShardPlan& plan = divisions.front().plan;
+  FSDP_RETURN_IF_ERROR(
+      comm::CheckSame(world, TextOf(options) + Fingerprint(plan, base),
+                      "the models to choose options for", deadline()));
   // All ranks measure; the result is that of rank 0.
-  absl::StatusOr<StepProfile> Profile() {
-    const absl::StatusOr<StepProfile> own =
-        MeasureStep(divisions_.front().plan, options_.loss, options_.rows,
-                    options_.memory_bytes);
-    FSDP_RETURN_IF_ERROR(Agree(own.status()));
-    FSDP_ASSIGN_OR_RETURN(
-        const std::string text,
-        comm::BroadcastString(world_, ToText(*own), /*root=*/0,
-                              "what a step takes", Deadline()));
-    return ProfileFromText(text);
-  }
-
-  absl::StatusOr<StepCosts> Costs() {
-    if (options_.costs.has_value()) return *options_.costs;
-    const ShardPlan& plan = divisions_.front().plan;
+  const absl::StatusOr<StepProfile> own =
+      MeasureStep(plan, options.loss, options.rows, options.memory_bytes);
+  FSDP_RETURN_IF_ERROR(agree(own.status()));
+  FSDP_ASSIGN_OR_RETURN(const StepProfile profile,
+                        OfRank0(world, *own, deadline()));
+  std::optional<StepCosts> costs = options.costs;
+  if (!costs.has_value()) {
     const at::Tensor& first = plan.tree.parameters.front().front();
     int64_t elements = 0;
     for (const auto& tied : plan.tree.parameters) {
       elements += tied.front().numel();
     }
     const auto units = static_cast<int64_t>(plan.units.size());
-    return MeasureCosts(
-        world_, first.device(),
-        elements / units * static_cast<int64_t>(first.element_size()),
-        base_.offload.directory, timeout_);
+    FSDP_ASSIGN_OR_RETURN(
+        costs, MeasureCosts(world, first.device(),
+                            elements / units *
+                                static_cast<int64_t>(first.element_size()),
+                            base.offload.directory, timeout));
   }
-
-  absl::StatusOr<AutoChoice> Choose(const StepProfile& profile,
-                                    const StepCosts& costs) {
-    Search search(options_, mesh_, profile, costs);
-    for (Division& division : divisions_) {
-      FSDP_RETURN_IF_ERROR(search.Consider(division));
-    }
-    return std::move(search).Choose();
-  }
-
-  const std::shared_ptr<torch::nn::Module>& module_;
-  const comm::Mesh& mesh_;
-  comm::Communicator& world_;
-  const AutoOptions& options_;
-  absl::Duration timeout_;
-  Options base_;  // what was asked for, without what is chosen
-  std::vector<Division> divisions_;
-};
-
-}  // namespace
-
-absl::StatusOr<AutoChoice> ChooseOptions(
-    const std::shared_ptr<torch::nn::Module>& module, const comm::Mesh& mesh,
-    const AutoOptions& options) {
-  return Chooser(module, mesh, options).Run();
+  Search search(options, mesh, profile, *costs);
+  absl::StatusOr<AutoChoice> choice = std::move(search).Choose(divisions);
+  FSDP_RETURN_IF_ERROR(agree(choice.status()));
+  FSDP_RETURN_IF_ERROR(comm::CheckSame(
+      world, choice->ToString(), "the options that were chosen", deadline()));
+  return choice;
 }
 
 absl::StatusOr<AutoChoice> ChooseOptions(

@@ -262,24 +262,12 @@ TEST_P(VariantTest, IsPlannedAsItIsSharded) {
 INSTANTIATE_TEST_SUITE_P(
     All, VariantTest,
     ::testing::Values(
-        Variant{"Plain"},
-        Variant{"Frozen",
-                [](NetImpl& net) {
-                  for (const at::Tensor& p : net.blocks->parameters()) {
-                    p.set_requires_grad(false);
-                  }
-                }},
         Variant{"PartlyFrozen",
                 [](NetImpl& net) {
                   for (const auto& block : *net.blocks) {
                     block->as<BlockImpl>()->fc->weight.set_requires_grad(false);
                   }
                 }},
-        Variant{"Tied",
-                [](NetImpl& net) {
-                  EXPECT_OK(Tie(net.embed->weight, net.head->weight));
-                },
-                [](AutoOptions&) {}, kOfTied},
         Variant{"TiedAcrossUnits",
                 [](NetImpl& net) {
                   EXPECT_OK(Tie(net.blocks[0]->as<BlockImpl>()->out->weight,
@@ -289,9 +277,7 @@ INSTANTIATE_TEST_SUITE_P(
         Variant{"InBf16", [](NetImpl&) {},
                 [](AutoOptions& wanted) {
                   wanted.base.unit.precision = ComputeIn(at::kBFloat16);
-                }},
-        Variant{"WithoutRecomputation", [](NetImpl&) {},
-                [](AutoOptions& wanted) { wanted.may_recompute = false; }}),
+                }}),
     [](const ::testing::TestParamInfo<Variant>& info) {
       return std::string(info.param.name);
     });
@@ -371,7 +357,7 @@ TEST(ChooseOptionsTest, LeavesValuesBuffersGradientsAndRandomStates) {
 
 absl::StatusOr<std::string> TableFor(
     int ranks, const std::function<void(AutoOptions&)>& want,
-    int rows_of_mesh) {
+    int rows_of_mesh = 0) {
   std::string table;
   FSDP_RETURN_IF_ERROR(
       OnRanks(ranks, [&](Communicator& communicator) -> absl::Status {
@@ -397,31 +383,25 @@ absl::StatusOr<std::string> TableFor(
 
 TEST(ChooseOptionsTest, StrategiesAreThoseOfTheMesh) {
   const auto want = [](AutoOptions&) {};
-  ASSERT_OK_AND_ASSIGN(std::string table, TableFor(1, want, 0));
+  ASSERT_OK_AND_ASSIGN(std::string table, TableFor(1, want));
   EXPECT_THAT(table,
               AllOf(HasSubstr("full shard"), Not(HasSubstr("no shard"))));
-  ASSERT_OK_AND_ASSIGN(table, TableFor(2, want, 0));
+  ASSERT_OK_AND_ASSIGN(table, TableFor(2, want));
   EXPECT_THAT(table, AllOf(HasSubstr("no shard"), Not(HasSubstr("hybrid"))));
   ASSERT_OK_AND_ASSIGN(table, TableFor(4, want, 2));
   EXPECT_THAT(table, HasSubstr("hybrid"));
 }
 
 TEST(ChooseOptionsTest, UnitsAreThoseOfThePolicy) {
-  ASSERT_OK_AND_ASSIGN(
-      std::string table,
-      TableFor(
-          2, [](AutoOptions& wanted) { wanted.base.wrap_policy = nullptr; },
-          0));
+  ASSERT_OK_AND_ASSIGN(std::string table, TableFor(2, [](AutoOptions& wanted) {
+                         wanted.base.wrap_policy = nullptr;
+                       }));
   EXPECT_THAT(table, AllOf(HasSubstr("root alone"), Not(HasSubstr("root and")),
                            Not(HasSubstr("yes       memory"))));
-  ASSERT_OK_AND_ASSIGN(
-      table, TableFor(
-                 2,
-                 [](AutoOptions& wanted) {
-                   wanted.base.wrap_policy =
-                       WrapModules<BlockImpl, torch::nn::LinearImpl>();
-                 },
-                 0));
+  ASSERT_OK_AND_ASSIGN(table, TableFor(2, [](AutoOptions& wanted) {
+                         wanted.base.wrap_policy =
+                             WrapModules<BlockImpl, torch::nn::LinearImpl>();
+                       }));
   // All are units; or blocks alone, as smaller ones are left out; or none.
   EXPECT_THAT(table, AllOf(HasSubstr("root and 14"), HasSubstr("root and 6"),
                            HasSubstr("root alone")));
@@ -430,30 +410,23 @@ TEST(ChooseOptionsTest, UnitsAreThoseOfThePolicy) {
 TEST(ChooseOptionsTest, RecomputationMayBeRuledOut) {
   for (const bool transparent : {false, true}) {
     ASSERT_OK_AND_ASSIGN(const std::string table,
-                         TableFor(
-                             2,
-                             [&](AutoOptions& wanted) {
-                               wanted.base.transparent = transparent;
-                               wanted.may_recompute = transparent;
-                             },
-                             0));
+                         TableFor(2, [&](AutoOptions& wanted) {
+                           wanted.base.transparent = transparent;
+                           wanted.may_recompute = transparent;
+                         }));
     EXPECT_THAT(table, Not(HasSubstr("yes       memory")));
   }
-  ASSERT_OK_AND_ASSIGN(const std::string table, TableFor(
-                                                    2, [](AutoOptions&) {}, 0));
+  ASSERT_OK_AND_ASSIGN(const std::string table,
+                       TableFor(2, [](AutoOptions&) {}));
   EXPECT_THAT(table, HasSubstr("yes       memory"));
 }
 
 TEST(ChooseOptionsTest, CostsAreMeasuredWhereNobodyGivesThem) {
   ASSERT_OK_AND_ASSIGN(const std::string table,
-                       TableFor(
-                           2,
-                           [](AutoOptions& wanted) {
-                             wanted.costs.reset();
-                             wanted.base.offload.directory =
-                                 ::testing::TempDir();
-                           },
-                           0));
+                       TableFor(2, [](AutoOptions& wanted) {
+                         wanted.costs.reset();
+                         wanted.base.offload.directory = ::testing::TempDir();
+                       }));
   EXPECT_THAT(table, HasSubstr("chosen"));
 }
 

@@ -91,19 +91,6 @@ struct PlannedFlat {
   }
 };
 
-absl::StatusOr<std::vector<PlannedFlat>> FlatsOfUnit(const ModuleTree& tree,
-                                                     const PlannedUnit& planned,
-                                                     int ranks) {
-  std::vector<PlannedFlat> flats;
-  for (const auto& [kind, parameters] : FlatsOf(tree, planned)) {
-    FSDP_ASSIGN_OR_RETURN(flat_param::FlatLayout layout,
-                          LayoutOf(parameters, kind, ranks));
-    flats.push_back({kind, std::move(layout), GradientDtypesOf(planned, kind),
-                     AnyTrainable(parameters)});
-  }
-  return flats;
-}
-
 bool IsOnCpu(const ModuleTree& tree) {
   for (const auto& tensors : tree.parameters) {
     if (!tensors.empty()) return tensors.front().is_cpu();
@@ -121,15 +108,39 @@ class Planner {
   absl::StatusOr<PlannedModel> Plan() {
     for (const PlannedUnit& planned : plan_.units) {
       groups_.push_back(GroupsOf(planned.options, mesh_, options_));
-      FSDP_ASSIGN_OR_RETURN(
-          flats_.emplace_back(),
-          FlatsOfUnit(plan_.tree, planned, groups_.back().shard.size));
+      std::vector<PlannedFlat>& flats = flats_.emplace_back();
+      for (const auto& [kind, parameters] : FlatsOf(plan_.tree, planned)) {
+        FSDP_ASSIGN_OR_RETURN(
+            flat_param::FlatLayout layout,
+            LayoutOf(parameters, kind, groups_.back().shard.size));
+        flats.push_back({kind, std::move(layout),
+                         GradientDtypesOf(planned, kind),
+                         AnyTrainable(parameters)});
+      }
     }
     FSDP_RETURN_IF_ERROR(PlanResting());
     result_.schedule = ScheduleOptionsOf(options_);
     result_.gradients.resize(plan_.tree.nodes.size());
-    FindFirstUsers();
-    DescribeShape();
+    first_users_.assign(plan_.tree.parameters.size(), -1);
+    for (const ParameterUse& use : plan_.tree.uses) {
+      int& first = first_users_[use.parameter];
+      if (first < 0) first = use.module;
+    }
+    simulator::ShardedShape& shape = result_.shape;
+    const Groups& groups = groups_.front();
+    shape.options.ranks = mesh_.world()->world_size();
+    shape.options.shard_ranks = groups.shard.size;
+    shape.shard = groups.shard;
+    shape.replicate = groups.replicate;
+    shape.part.size = groups.part;
+    for (const auto& flats : flats_) {
+      for (const PlannedFlat& flat : flats) {
+        if (flat.kind.stored == flat.kind.computed) continue;
+        shape.options.stored_bytes = static_cast<int>(SizeOf(flat.kind.stored));
+        shape.options.compute_bytes =
+            static_cast<int>(SizeOf(flat.kind.computed));
+      }
+    }
     for (size_t i = 0; i < plan_.units.size(); ++i) AddUnit(i);
     return std::move(result_);
   }
@@ -154,32 +165,6 @@ class Planner {
         result_.offload,
         PlanOffload(resting, options_.offload, IsOnCpu(plan_.tree)));
     return absl::OkStatus();
-  }
-
-  void DescribeShape() {
-    simulator::ShardedShape& shape = result_.shape;
-    const Groups& groups = groups_.front();
-    shape.options.ranks = mesh_.world()->world_size();
-    shape.options.shard_ranks = groups.shard.size;
-    shape.shard = groups.shard;
-    shape.replicate = groups.replicate;
-    shape.part.size = groups.part;
-    for (const auto& flats : flats_) {
-      for (const PlannedFlat& flat : flats) {
-        if (flat.kind.stored == flat.kind.computed) continue;
-        shape.options.stored_bytes = static_cast<int>(SizeOf(flat.kind.stored));
-        shape.options.compute_bytes =
-            static_cast<int>(SizeOf(flat.kind.computed));
-      }
-    }
-  }
-
-  void FindFirstUsers() {
-    first_users_.assign(plan_.tree.parameters.size(), -1);
-    for (const ParameterUse& use : plan_.tree.uses) {
-      int& first = first_users_[use.parameter];
-      if (first < 0) first = use.module;
-    }
   }
 
   // Counts the gradients of the parameters of a unit that are trained.

@@ -7,24 +7,21 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <functional>
-#include <iterator>
 #include <limits>
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/check.h"
 #include "base/device_streams.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
@@ -36,23 +33,19 @@
 #include "offload/param_store.h"
 
 namespace fsdp {
-namespace {
-
-absl::Status CheckRate(absl::string_view name, double rate) {
-  if (rate > 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("StepCosts::", name, " is ", rate,
-                   ": it has to be positive, or infinite"));
-}
-
-}  // namespace
-
 absl::Status StepCosts::Validate() const {
-  FSDP_RETURN_IF_ERROR(CheckRate("memory_bandwidth", memory_bandwidth));
-  FSDP_RETURN_IF_ERROR(CheckRate("gather_bandwidth", gather_bandwidth));
-  FSDP_RETURN_IF_ERROR(CheckRate("reduce_bandwidth", reduce_bandwidth));
-  FSDP_RETURN_IF_ERROR(CheckRate("host_bandwidth", host_bandwidth));
-  FSDP_RETURN_IF_ERROR(CheckRate("ssd_bandwidth", ssd_bandwidth));
+  const std::pair<const char*, double> rates[] = {
+      {"memory_bandwidth", memory_bandwidth},
+      {"gather_bandwidth", gather_bandwidth},
+      {"reduce_bandwidth", reduce_bandwidth},
+      {"host_bandwidth", host_bandwidth},
+      {"ssd_bandwidth", ssd_bandwidth}};
+  for (const auto& [name, rate] : rates) {
+    if (rate > 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("StepCosts::", name, " is ", rate,
+                     ": it has to be positive, or infinite"));
+  }
   if (latency >= 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "StepCosts::latency is ", latency, ": it cannot be negative"));
@@ -63,27 +56,6 @@ std::string ToText(const StepCosts& costs) {
       "%.17g %.17g %.17g %.17g %.17g %.17g %d", costs.memory_bandwidth,
       costs.latency, costs.gather_bandwidth, costs.reduce_bandwidth,
       costs.host_bandwidth, costs.ssd_bandwidth, costs.overlaps ? 1 : 0);
-}
-
-absl::StatusOr<StepCosts> CostsFromText(absl::string_view text) {
-  const std::vector<std::string> words = absl::StrSplit(text, ' ');
-  StepCosts costs;
-  double overlaps = 0;
-  double* const numbers[] = {&costs.memory_bandwidth,
-                             &costs.latency,
-                             &costs.gather_bandwidth,
-                             &costs.reduce_bandwidth,
-                             &costs.host_bandwidth,
-                             &costs.ssd_bandwidth,
-                             &overlaps};
-  bool ok = words.size() == std::size(numbers);
-  for (size_t i = 0; ok && i < words.size(); ++i) {
-    ok = absl::SimpleAtod(words[i], numbers[i]);
-  }
-  costs.overlaps = overlaps != 0;
-  if (ok) return costs;
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", text.substr(0, 40), "\" are no costs of a step"));
 }
 
 namespace {
@@ -237,10 +209,16 @@ absl::StatusOr<StepCosts> MeasureCosts(comm::Communicator& ranks,
                                    absl::Now() + timeout));
   FSDP_RETURN_IF_ERROR(
       TorchToStatus(kLabel, [&] { measurement.MeasureCollectives(costs); }));
-  FSDP_ASSIGN_OR_RETURN(const std::string text,
-                        comm::BroadcastString(ranks, ToText(costs), /*root=*/0,
-                                              kLabel, absl::Now() + timeout));
-  return CostsFromText(text);
+  // The program of all ranks is the same, and so are the bytes of its numbers.
+  FSDP_ASSIGN_OR_RETURN(
+      const std::string first,
+      comm::BroadcastString(
+          ranks,
+          std::string(reinterpret_cast<const char*>(&costs), sizeof(costs)),
+          /*root=*/0, kLabel, absl::Now() + timeout));
+  FSDP_CHECK(first.size() == sizeof(costs));
+  std::memcpy(&costs, first.data(), sizeof(costs));
+  return costs;
 }
 
 }  // namespace fsdp

@@ -10,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 
@@ -35,10 +34,8 @@ struct StepCosts {
   absl::Status Validate() const;
 };
 
-// The costs as text for other ranks, exactly, and back. InvalidArgument: it is
-// no such text.
+// The costs as text, exactly.
 std::string ToText(const StepCosts& costs);
-absl::StatusOr<StepCosts> CostsFromText(absl::string_view text);
 
 // Measures StepCosts by copies and collectives, in about a second.
 

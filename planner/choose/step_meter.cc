@@ -50,17 +50,6 @@ const void* StorageOf(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
 }
 
-void CollectTensors(const c10::IValue& value,
-                    std::vector<const at::Tensor*>& tensors) {
-  if (value.isTensor()) {
-    tensors.push_back(&value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      tensors.push_back(&element.toTensor());
-    }
-  }
-}
-
 // Follows the operators of a step from module to module, and the memory that is
 // allocated and freed.
 class StepMeter : public c10::MemoryReportingInfoBase {
@@ -118,7 +107,13 @@ class StepMeter : public c10::MemoryReportingInfoBase {
 
   void OnOperator(c10::ArrayRef<const c10::IValue> inputs) {
     tensors_.clear();
-    for (const c10::IValue& input : inputs) CollectTensors(input, tensors_);
+    for (const c10::IValue& input : inputs) {
+      if (input.isTensor()) tensors_.push_back(&input.toTensor());
+      if (!input.isTensorList()) continue;
+      for (const c10::IValue& element : input.toListRef()) {
+        tensors_.push_back(&element.toTensor());
+      }
+    }
     int64_t others = 0;
     int module = -1;
     for (const at::Tensor* tensor : tensors_) {
@@ -230,34 +225,169 @@ class Observation {
   const at::CallbackHandle callback_;
 };
 
-absl::Status CheckLoss(const at::Tensor& loss) {
-  if (loss.defined() && loss.numel() == 1 && loss.requires_grad()) {
-    return absl::OkStatus();
+// Makes zeros that need no memory until somebody writes: reading gives the
+// system's one page of zeros.
+at::Tensor UntouchedZeros(const at::Tensor& like, c10::ScalarType dtype) {
+  const auto options = like.options().dtype(dtype).requires_grad(false);
+  const int64_t bytes =
+      like.numel() * static_cast<int64_t>(c10::elementSize(dtype));
+  if (bytes == 0) {
+    return at::empty_strided(like.sizes(), like.strides(), options);
   }
-  return absl::InvalidArgumentError(
-      "AutoOptions::loss has returned no tensor of one element that requires "
-      "grad: let it return the loss of a forward of the module");
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw StatusError(absl::ErrnoToStatus(
+        errno, absl::StrCat("addresses for ", bytes, " bytes of zeros")));
+  }
+  return at::from_blob(
+      memory, like.sizes(), like.strides(),
+      [bytes](void* address) { munmap(address, bytes); }, options);
 }
 
-c10::Device DeviceOf(const ModuleTree& tree) {
-  return tree.parameters.front().front().device();
+at::Tensor ZerosLike(const at::Tensor& like, c10::ScalarType dtype) {
+  if (like.is_cpu() && like.is_non_overlapping_and_dense()) {
+    return UntouchedZeros(like, dtype);
+  }
+  return at::zeros({}, like.options().dtype(dtype).requires_grad(false))
+      .expand(like.sizes());
 }
+
+// While one lives, the model's parameters and buffers that are deferred, or
+// computed in another dtype than they are stored in, are zeros of the dtype in
+// which they are computed. On the CPU these zeros are pages that nothing has
+// written, which take no memory. Afterwards all is as it was, including buffers
+// that the model has written. Throws what LibTorch throws.
+class StandIns {
+ public:
+  explicit StandIns(const ShardPlan& plan) {
+    try {
+      ReplaceAll(plan);
+    } catch (...) {
+      Restore();
+      throw;
+    }
+  }
+  StandIns(const StandIns&) = delete;
+  StandIns& operator=(const StandIns&) = delete;
+  ~StandIns() { Restore(); }
+
+ private:
+  struct Kept {
+    at::Tensor tensor;
+    at::Tensor original;  // the original, or a copy of a buffer's values
+    bool is_copy;
+  };
+
+  void ReplaceAll(const ShardPlan& plan) {
+    for (const PlannedUnit& planned : plan.units) {
+      for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
+        const int parameter = planned.unit.parameters[i].parameter;
+        const std::vector<at::Tensor>& tied = plan.tree.parameters[parameter];
+        const c10::ScalarType dtype = planned.compute_dtypes[i];
+        if (!IsDeferred(tied.front()) && tied.front().scalar_type() == dtype) {
+          continue;
+        }
+        const at::Tensor zeros = ZerosLike(tied.front(), dtype);
+        for (const at::Tensor& tensor : tied) Replace(tensor, zeros);
+      }
+    }
+    const c10::NoGradGuard no_grad;
+    for (const BufferPrecision::Buffer& buffer : plan.buffers) {
+      if (IsDeferred(buffer.tensor) || buffer.wanted != buffer.original) {
+        Replace(buffer.tensor, ZerosLike(buffer.tensor, buffer.wanted));
+      } else {
+        kept_.push_back({buffer.tensor, buffer.tensor.clone(), true});
+      }
+    }
+  }
+
+  // Keeps the tensor object, to which modules and graphs refer.
+  void Replace(const at::Tensor& tensor, const at::Tensor& zeros) {
+    kept_.push_back({tensor, tensor.variable_data(), false});
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(zeros.getIntrusivePtr());
+  }
+
+  void Restore() {
+    const c10::NoGradGuard no_grad;
+    for (const Kept& kept : kept_) {
+      if (kept.is_copy) {
+        kept.tensor.copy_(kept.original);
+      } else {
+        kept.tensor.unsafeGetTensorImpl()->shallow_copy_from(
+            kept.original.getIntrusivePtr());
+      }
+    }
+  }
+
+  std::vector<Kept> kept_;
+};
+
+class DropGradient final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit DropGradient(StepMeter& meter) : meter_(meter) {}
+
+  void operator()(const at::Tensor& parameter) override {
+    meter_.OnGradient(parameter.grad());
+    parameter.mutable_grad().reset();
+  }
+
+ private:
+  StepMeter& meter_;
+};
+
+// While one lives, each gradient of the model's parameters vanishes as soon as
+// the meter has seen it. Afterwards parameters have their former gradients.
+class VanishingGradients {
+ public:
+  VanishingGradients(const ShardPlan& plan, StepMeter& meter) {
+    for (const auto& tied : plan.tree.parameters) {
+      for (const at::Tensor& tensor : tied) {
+        if (!tensor.requires_grad() || !tensor.is_leaf()) continue;
+        auto& hook = torch::autograd::impl::post_acc_grad_hooks(tensor);
+        kept_.push_back({tensor, tensor.grad(), std::move(hook)});
+        tensor.mutable_grad().reset();
+        hook = std::make_unique<DropGradient>(meter);
+      }
+    }
+  }
+  VanishingGradients(const VanishingGradients&) = delete;
+  VanishingGradients& operator=(const VanishingGradients&) = delete;
+  ~VanishingGradients() {
+    for (Kept& kept : kept_) {
+      torch::autograd::impl::post_acc_grad_hooks(kept.parameter) =
+          std::move(kept.hook);
+      kept.parameter.mutable_grad() = kept.gradient;
+    }
+  }
+
+ private:
+  struct Kept {
+    at::Tensor parameter;
+    at::Tensor gradient;
+    std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook;
+  };
+  std::vector<Kept> kept_;
+};
 
 using Loss = std::function<at::Tensor(int64_t)>;
 
 absl::StatusOr<StepProfile> RunStep(const ShardPlan& plan, const Loss& loss,
                                     int64_t rows) {
-  const auto meter =
-      std::make_shared<StepMeter>(plan.tree, DeviceOf(plan.tree));
+  const auto meter = std::make_shared<StepMeter>(
+      plan.tree, plan.tree.parameters.front().front().device());
   const c10::DebugInfoGuard metered(c10::DebugInfoKind::PROFILER_STATE, meter);
-  const VanishingGradients gradients(
-      plan, [&](const at::Tensor& gradient) { meter->OnGradient(gradient); });
+  const VanishingGradients gradients(plan, *meter);
   const at::AutoGradMode with_grad(true);
   const Observation observation;
   meter->BeginForward();
   const at::Tensor result = loss(rows);
   meter->EndForward();
-  FSDP_RETURN_IF_ERROR(CheckLoss(result));
+  if (!result.defined() || result.numel() != 1 || !result.requires_grad()) {
+    return absl::InvalidArgumentError(
+        "AutoOptions::loss has returned no tensor of one element that requires "
+        "grad: let it return the loss of a forward of the module");
+  }
   result.backward();
   meter->EndBackward();
   return meter->Profile();
@@ -311,125 +441,6 @@ absl::StatusOr<StepProfile> MeasureStep(const ShardPlan& plan, const Loss& loss,
       });
   if (!thrown.ok()) return thrown;
   return result;
-}
-
-namespace {
-
-// Makes zeros that need no memory until somebody writes: reading gives the
-// system's one page of zeros.
-at::Tensor UntouchedZeros(const at::Tensor& like, c10::ScalarType dtype) {
-  const auto options = like.options().dtype(dtype).requires_grad(false);
-  const int64_t bytes =
-      like.numel() * static_cast<int64_t>(c10::elementSize(dtype));
-  if (bytes == 0) {
-    return at::empty_strided(like.sizes(), like.strides(), options);
-  }
-  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) {
-    throw StatusError(absl::ErrnoToStatus(
-        errno, absl::StrCat("addresses for ", bytes, " bytes of zeros")));
-  }
-  return at::from_blob(
-      memory, like.sizes(), like.strides(),
-      [bytes](void* address) { munmap(address, bytes); }, options);
-}
-
-at::Tensor ZerosLike(const at::Tensor& like, c10::ScalarType dtype) {
-  if (like.is_cpu() && like.is_non_overlapping_and_dense()) {
-    return UntouchedZeros(like, dtype);
-  }
-  return at::zeros({}, like.options().dtype(dtype).requires_grad(false))
-      .expand(like.sizes());
-}
-
-class DropGradient final : public torch::autograd::PostAccumulateGradHook {
- public:
-  explicit DropGradient(VanishingGradients::OnGradient on_gradient)
-      : on_gradient_(std::move(on_gradient)) {}
-
-  void operator()(const at::Tensor& parameter) override {
-    on_gradient_(parameter.grad());
-    parameter.mutable_grad().reset();
-  }
-
- private:
-  const VanishingGradients::OnGradient on_gradient_;
-};
-
-}  // namespace
-
-StandIns::StandIns(const ShardPlan& plan) {
-  try {
-    ReplaceAll(plan);
-  } catch (...) {
-    Restore();
-    throw;
-  }
-}
-
-StandIns::~StandIns() { Restore(); }
-
-void StandIns::ReplaceAll(const ShardPlan& plan) {
-  for (const PlannedUnit& planned : plan.units) {
-    for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
-      const int parameter = planned.unit.parameters[i].parameter;
-      const std::vector<at::Tensor>& tied = plan.tree.parameters[parameter];
-      const c10::ScalarType dtype = planned.compute_dtypes[i];
-      if (!IsDeferred(tied.front()) && tied.front().scalar_type() == dtype) {
-        continue;
-      }
-      const at::Tensor zeros = ZerosLike(tied.front(), dtype);
-      for (const at::Tensor& tensor : tied) Replace(tensor, zeros);
-    }
-  }
-  const c10::NoGradGuard no_grad;
-  for (const BufferPrecision::Buffer& buffer : plan.buffers) {
-    if (IsDeferred(buffer.tensor) || buffer.wanted != buffer.original) {
-      Replace(buffer.tensor, ZerosLike(buffer.tensor, buffer.wanted));
-    } else {
-      kept_.push_back({buffer.tensor, buffer.tensor.clone(), true});
-    }
-  }
-}
-
-// Keeps the tensor object, to which modules and graphs refer.
-void StandIns::Replace(const at::Tensor& tensor, const at::Tensor& zeros) {
-  kept_.push_back({tensor, tensor.variable_data(), false});
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(zeros.getIntrusivePtr());
-}
-
-void StandIns::Restore() {
-  const c10::NoGradGuard no_grad;
-  for (const Kept& kept : kept_) {
-    if (kept.is_copy) {
-      kept.tensor.copy_(kept.original);
-    } else {
-      kept.tensor.unsafeGetTensorImpl()->shallow_copy_from(
-          kept.original.getIntrusivePtr());
-    }
-  }
-}
-
-VanishingGradients::VanishingGradients(const ShardPlan& plan,
-                                       const OnGradient& on_gradient) {
-  for (const auto& tied : plan.tree.parameters) {
-    for (const at::Tensor& tensor : tied) {
-      if (!tensor.requires_grad() || !tensor.is_leaf()) continue;
-      auto& hook = torch::autograd::impl::post_acc_grad_hooks(tensor);
-      kept_.push_back({tensor, tensor.grad(), std::move(hook)});
-      tensor.mutable_grad().reset();
-      hook = std::make_unique<DropGradient>(on_gradient);
-    }
-  }
-}
-
-VanishingGradients::~VanishingGradients() {
-  for (Kept& kept : kept_) {
-    torch::autograd::impl::post_acc_grad_hooks(kept.parameter) =
-        std::move(kept.hook);
-    kept.parameter.mutable_grad() = kept.gradient;
-  }
 }
 
 }  // namespace fsdp

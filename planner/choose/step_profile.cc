@@ -11,13 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/algorithm/container.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "comm/mesh.h"
@@ -45,14 +41,6 @@ int RegionAround(const UnitMembership& membership, int unit) {
     if (membership.recomputed[unit]) region = unit;
   }
   return region;
-}
-
-bool GoTheSameWay(const StepProfile& one, const StepProfile& two) {
-  return std::equal(one.forward.begin(), one.forward.end(), two.forward.begin(),
-                    two.forward.end(),
-                    [](const ModuleVisit& a, const ModuleVisit& b) {
-                      return a.module == b.module;
-                    });
 }
 
 // Backward of a unit below the root holds more at its border than that of a
@@ -161,7 +149,10 @@ double StepProfile::forward_seconds() const {
 
 StepProfile Extrapolate(const StepProfile& one, const StepProfile& two,
                         int64_t rows) {
-  const bool same = GoTheSameWay(one, two);
+  const bool same = absl::c_equal(
+      one.forward, two.forward, [](const ModuleVisit& a, const ModuleVisit& b) {
+        return a.module == b.module;
+      });
   StepProfile result = two;
   // Where 1 row says nothing, the line goes through 0 and 2 rows.
   const auto at = [&](auto of_one, auto of_two) {
@@ -179,44 +170,6 @@ StepProfile Extrapolate(const StepProfile& one, const StepProfile& two,
   }
   result.backward_seconds = at(one.backward_seconds, two.backward_seconds);
   return result;
-}
-
-std::string ToText(const StepProfile& profile) {
-  std::string text = absl::StrFormat("%.17g", profile.backward_seconds);
-  for (const ModuleVisit& visit : profile.forward) {
-    absl::StrAppendFormat(&text, " %d %.17g %d %d %d %d", visit.module,
-                          visit.seconds, visit.saved, visit.input,
-                          visit.working, visit.backward_working);
-  }
-  return text;
-}
-
-absl::StatusOr<StepProfile> ProfileFromText(absl::string_view text) {
-  constexpr size_t kOfStep = 1;
-  constexpr size_t kOfVisit = 6;
-  const std::vector<std::string> words = absl::StrSplit(text, ' ');
-  bool ok = words.size() >= kOfStep && (words.size() - kOfStep) % kOfVisit == 0;
-  size_t next = 0;
-  const auto read_seconds = [&](double& seconds) {
-    ok &= absl::SimpleAtod(words[next++], &seconds);
-  };
-  const auto read = [&](auto& number) {
-    ok &= absl::SimpleAtoi(words[next++], &number);
-  };
-  StepProfile profile;
-  if (ok) read_seconds(profile.backward_seconds);
-  while (ok && next < words.size()) {
-    ModuleVisit& visit = profile.forward.emplace_back();
-    read(visit.module);
-    read_seconds(visit.seconds);
-    read(visit.saved);
-    read(visit.input);
-    read(visit.working);
-    read(visit.backward_working);
-  }
-  if (ok) return profile;
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", text.substr(0, 40), "\" is no profile of a step"));
 }
 
 std::vector<UnitSeconds> ByUnit(const StepProfile& profile,
@@ -252,16 +205,6 @@ int64_t ActivationBytes(const StepProfile& profile,
 }
 
 namespace {
-
-// More thresholds would cost time and would hardly find better options.
-constexpr size_t kMostThresholds = 4;
-
-WrapPolicy AtLeast(const WrapPolicy& policy, int64_t least) {
-  if (least == 0) return policy;
-  return [policy, least](const WrapCandidate& candidate) {
-    return candidate.unowned_numel >= least && policy(candidate);
-  };
-}
 
 UnitMembership MembershipOf(const ShardPlan& plan) {
   const std::vector<ModuleNode>& nodes = plan.tree.nodes;
@@ -324,6 +267,8 @@ std::vector<int64_t> ThresholdsOf(const ShardPlan& plan) {
     sizes.insert(plan.tree.unowned_numel[plan.units[i].unit.module]);
   }
   const std::vector<int64_t> sorted(sizes.begin(), sizes.end());
+  // More thresholds would cost time and would hardly find better options.
+  constexpr size_t kMostThresholds = 4;
   std::vector<int64_t> thresholds;
   const size_t count = sorted.empty() ? 0 : sorted.size() - 1;
   const size_t taken = std::min(count, kMostThresholds);
@@ -358,7 +303,10 @@ absl::StatusOr<std::vector<Division>> DivisionsOf(
       MakeDivision(module, mesh, options, options.wrap_policy));
   std::vector<WrapPolicy> policies;
   for (const int64_t least : ThresholdsOf(divisions.front().plan)) {
-    policies.push_back(AtLeast(options.wrap_policy, least));
+    policies.emplace_back(
+        [policy = options.wrap_policy, least](const WrapCandidate& candidate) {
+          return candidate.unowned_numel >= least && policy(candidate);
+        });
   }
   if (divisions.front().plan.units.size() > 1) policies.emplace_back();
   // The first plan refers to all parameters, which a check of the others would
@@ -369,8 +317,8 @@ absl::StatusOr<std::vector<Division>> DivisionsOf(
     FSDP_ASSIGN_OR_RETURN(Division division, MakeDivision(module, mesh, checked,
                                                           std::move(policy)));
     const std::vector<int> units = ModulesOfUnits(division.plan);
-    const bool is_new = std::none_of(
-        divisions.begin(), divisions.end(), [&units](const Division& other) {
+    const bool is_new =
+        absl::c_none_of(divisions, [&units](const Division& other) {
           return ModulesOfUnits(other.plan) == units;
         });
     if (is_new) divisions.push_back(std::move(division));

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "comm/mesh.h"
 #include "fsdp/options/options.h"
 #include "fsdp/setup/shard_plan.h"
@@ -43,11 +42,6 @@ struct StepProfile {
 // these visit different modules, that of 2 in proportion. Nothing is negative.
 StepProfile Extrapolate(const StepProfile& one, const StepProfile& two,
                         int64_t rows);
-
-// The numbers as text for other ranks, exactly, and back. InvalidArgument: it
-// is no such text.
-std::string ToText(const StepProfile& profile);
-absl::StatusOr<StepProfile> ProfileFromText(absl::string_view text);
 
 // How a model's modules belong to units.
 struct UnitMembership {

@@ -1,24 +1,15 @@
 #include "planner/choose/step_profile.h"
 
-#include <algorithm>
 #include <cstdint>
-#include <numeric>
-#include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "base/testing/status_matchers.h"
-#include "fsdp/schedule/testing/choices.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {
 
-using ::fsdp::testing::SeededChoices;
-using ::fsdp::testing::StatusIs;
 using ::testing::DoubleEq;
-using ::testing::HasSubstr;
 
 ModuleVisit Visit(int module, double seconds, int64_t saved, int64_t input) {
   ModuleVisit visit;
@@ -75,32 +66,6 @@ TEST(StepProfileTest, ForwardsThatGoOtherWaysAreScaled) {
   ASSERT_EQ(six.forward.size(), 4u);
   EXPECT_EQ(six.forward[3].saved, 120);
   EXPECT_THAT(six.forward[3].seconds, DoubleEq(9));
-}
-
-TEST(StepProfileTest, TextIsExact) {
-  StepProfile profile = TwoUnits();
-  profile.forward[2].seconds = 1.0 / 3;
-  profile.forward[2].working = 5;
-  profile.forward[2].backward_working = int64_t{1} << 60;
-  profile.backward_seconds = 0.1;
-  ASSERT_OK_AND_ASSIGN(const StepProfile read,
-                       ProfileFromText(ToText(profile)));
-  EXPECT_EQ(ToText(read), ToText(profile));
-  EXPECT_EQ(read.forward[2].seconds, 1.0 / 3);
-  EXPECT_EQ(read.forward[2].backward_working, int64_t{1} << 60);
-  EXPECT_EQ(read.backward_seconds, 0.1);
-}
-
-TEST(StepProfileTest, OtherTextIsRefused) {
-  for (const char* text : {"", "x", "1 2", "1 0 1 1 1 1", "1 0 1 1 1 1 x",
-                           "1 0 1 1 1 1 1 0", "1  0 1 1 1 1"}) {
-    EXPECT_THAT(
-        ProfileFromText(text),
-        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no profile")))
-        << text;
-  }
-  ASSERT_OK_AND_ASSIGN(const StepProfile none, ProfileFromText("0x0p+0"));
-  EXPECT_TRUE(none.forward.empty());
 }
 
 TEST(ByUnitTest, SharesBackwardOutAsForward) {
@@ -196,48 +161,6 @@ TEST(ActivationBytesTest, ARegionRunsItsForwardAgain) {
   // This is beside the root's 10 and unit 1's 100.
   EXPECT_EQ(ActivationBytes(profile, recomputed, kNoGradients),
             10 + 100 + 500 + 3 * 20);
-}
-
-// Random models never take more memory with regions than without, never less
-// than the largest visit, and the same every time.
-TEST(ActivationBytesTest, RegionsCostNoMemory) {
-  for (uint32_t seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(seed);
-    SeededChoices choices(seed);
-    const int units = choices.Between(1, 5);
-    UnitMembership membership;
-    membership.parents.assign(units, 0);
-    membership.parents[0] = -1;
-    membership.recomputed.assign(units, false);
-    membership.unit_of.resize(units);
-    std::iota(membership.unit_of.begin(), membership.unit_of.end(), 0);
-    StepProfile profile;
-    std::vector<int64_t> gradients(units);
-    int64_t input = 0;
-    for (int unit = 0; unit < units; ++unit) {
-      const int64_t output = choices.Between(0, 50);
-      profile.forward.push_back(
-          Visit(unit, 1, output + choices.Between(0, 100), input));
-      input = output;
-      gradients[unit] = choices.Between(0, 30);
-    }
-    const int64_t plain = ActivationBytes(profile, membership, gradients);
-    UnitMembership recomputed = membership;
-    for (int unit = 1; unit < units; ++unit) {
-      recomputed.recomputed[unit] = choices.Chance(70);
-    }
-    const int64_t less = ActivationBytes(profile, recomputed, gradients);
-    // A region's border may cost more.
-    int64_t border = 0;
-    for (const ModuleVisit& visit : profile.forward) {
-      border = std::max(border, 2 * visit.input);
-    }
-    EXPECT_LE(less, plain + border);
-    for (int unit = 0; unit < units; ++unit) {
-      EXPECT_GE(less, profile.forward[unit].saved + gradients[unit]);
-    }
-    EXPECT_EQ(ActivationBytes(profile, recomputed, gradients), less);
-  }
 }
 
 }  // namespace

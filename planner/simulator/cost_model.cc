@@ -27,49 +27,30 @@ absl::Status CheckNotNegative(absl::string_view what, double value) {
       absl::StrCat(what, " is ", value, ": it cannot be negative"));
 }
 
-absl::Status CheckLevel(const NetworkLevel& level, size_t index, bool is_last) {
-  const std::string name = absl::StrCat("of network level ", index);
-  FSDP_RETURN_IF_ERROR(
-      CheckNotNegative(absl::StrCat("the latency ", name), level.latency));
-  FSDP_RETURN_IF_ERROR(
-      CheckPositive(absl::StrCat("the bandwidth ", name), level.bandwidth));
-  FSDP_RETURN_IF_ERROR(
-      CheckNotNegative(absl::StrCat("the bandwidth of reductions ", name),
-                       level.reduce_bandwidth));
-  if (level.members >= (is_last ? 0 : 1)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the number of members ", name, " is ", level.members,
-      ": it has to be positive, but for the last level, where 0 is any"));
-}
-
-absl::Status CheckRates(const CostOptions& options) {
-  FSDP_RETURN_IF_ERROR(
-      CheckPositive("the rate of compute", options.flops_per_second));
-  FSDP_RETURN_IF_ERROR(
-      CheckPositive("the memory bandwidth", options.memory_bandwidth));
-  FSDP_RETURN_IF_ERROR(CheckNotNegative("the memory bandwidth of a host",
-                                        options.host_memory_bandwidth));
-  FSDP_RETURN_IF_ERROR(CheckNotNegative("the optimizer's memory bandwidth",
-                                        options.optimizer_bandwidth));
-  FSDP_RETURN_IF_ERROR(
-      CheckNotNegative("the time of a fence", options.fence_seconds));
-  FSDP_RETURN_IF_ERROR(
-      CheckNotNegative("the number of cores of a host", options.cores));
-  return CheckPositive("the number of threads of a rank", options.threads);
-}
-
 absl::Status CheckLevels(const CostOptions& options, int ranks) {
   if (options.levels.empty()) {
     return absl::InvalidArgumentError("the network has no level");
   }
   int64_t capacity = 1;
   for (size_t i = 0; i < options.levels.size(); ++i) {
+    const NetworkLevel& level = options.levels[i];
+    const std::string name = absl::StrCat("of network level ", i);
+    FSDP_RETURN_IF_ERROR(
+        CheckNotNegative(absl::StrCat("the latency ", name), level.latency));
+    FSDP_RETURN_IF_ERROR(
+        CheckPositive(absl::StrCat("the bandwidth ", name), level.bandwidth));
+    FSDP_RETURN_IF_ERROR(
+        CheckNotNegative(absl::StrCat("the bandwidth of reductions ", name),
+                         level.reduce_bandwidth));
     const bool is_last = i + 1 == options.levels.size();
-    FSDP_RETURN_IF_ERROR(CheckLevel(options.levels[i], i, is_last));
-    const int members = options.levels[i].members;
-    capacity = members == 0
-                   ? ranks
-                   : std::min<int64_t>(capacity * members, int64_t{1} << 31);
+    if (level.members < (is_last ? 0 : 1)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the number of members ", name, " is ", level.members,
+          ": it has to be positive, but for the last level, where 0 is any"));
+    }
+    capacity = level.members == 0 ? ranks
+                                  : std::min<int64_t>(capacity * level.members,
+                                                      int64_t{1} << 31);
   }
   if (capacity < ranks) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -93,7 +74,20 @@ absl::StatusOr<CostModel> CostModel::Create(CostOptions options, int ranks) {
     return absl::InvalidArgumentError(
         absl::StrCat("the number of ranks is ", ranks, ": at least 1"));
   }
-  FSDP_RETURN_IF_ERROR(CheckRates(options));
+  FSDP_RETURN_IF_ERROR(
+      CheckPositive("the rate of compute", options.flops_per_second));
+  FSDP_RETURN_IF_ERROR(
+      CheckPositive("the memory bandwidth", options.memory_bandwidth));
+  FSDP_RETURN_IF_ERROR(CheckNotNegative("the memory bandwidth of a host",
+                                        options.host_memory_bandwidth));
+  FSDP_RETURN_IF_ERROR(CheckNotNegative("the optimizer's memory bandwidth",
+                                        options.optimizer_bandwidth));
+  FSDP_RETURN_IF_ERROR(
+      CheckNotNegative("the time of a fence", options.fence_seconds));
+  FSDP_RETURN_IF_ERROR(
+      CheckNotNegative("the number of cores of a host", options.cores));
+  FSDP_RETURN_IF_ERROR(
+      CheckPositive("the number of threads of a rank", options.threads));
   FSDP_RETURN_IF_ERROR(CheckLevels(options, ranks));
   return CostModel(std::move(options), ranks);
 }
@@ -148,25 +142,20 @@ double CostModel::OptimizerSeconds(double bytes) const {
 double CostModel::CollectiveSeconds(Collective collective, const Group& group,
                                     int64_t bytes) const {
   if (group.size == 1 || bytes == 0) return 0;
-  double seconds = 0;
   if (collective != Collective::kAllReduce) {
     const double piece = static_cast<double>(bytes) / group.size;
     return ExchangeSeconds(group, piece,
                            collective == Collective::kReduceScatter);
   }
   const double piece = DivideUp(static_cast<double>(bytes), group.size);
-  for (const bool reduces : {true, false}) {
-    seconds += ExchangeSeconds(group, piece, reduces);
-  }
-  return seconds;
+  return ExchangeSeconds(group, piece, /*reduces=*/true) +
+         ExchangeSeconds(group, piece, /*reduces=*/false);
 }
 
 double CostModel::ExchangeSeconds(const Group& group, double piece,
                                   bool reduces) const {
-  if (options_.algorithm == Algorithm::kRing) {
-    return RingSeconds(group, piece, reduces);
-  }
-  double seconds = 0;
+  double seconds = 0;  // of all levels, one after the other
+  double slowest = 0;  // of a message, in one ring over all levels
   const int num_levels = static_cast<int>(options_.levels.size());
   for (int i = 0; i < num_levels; ++i) {
     const NetworkLevel& level = options_.levels[i];
@@ -174,9 +163,18 @@ double CostModel::ExchangeSeconds(const Group& group, double piece,
     const int reached = RanksInMember(group, i + 1);
     if (reached == inside) continue;
     if (i == 0 && options_.shared_memory) {
-      seconds += SharedMemorySeconds(group, piece, reduces);
+      seconds += options_.fence_seconds;
+      // A rank reads everyone's pieces and writes its own sum.
+      const int ranks = RanksOnHost(group);
+      const double block = piece * group.size / ranks;
+      if (reduces) seconds += CopySeconds((ranks + 1) * block);
       continue;
     }
+    const double bandwidth = reduces && level.reduce_bandwidth > 0
+                                 ? level.reduce_bandwidth
+                                 : level.bandwidth;
+    const double rings = std::min(group.stride, below_[i]);
+    slowest = std::max(slowest, level.latency + rings * piece / bandwidth);
     // A rank sends what it has of ranks in other members of the levels above,
     // too, and all ranks of a member send at once.
     const double block = piece * group.size / reached * below_[i];
@@ -184,39 +182,10 @@ double CostModel::ExchangeSeconds(const Group& group, double piece,
     const double messages = options_.algorithm == Algorithm::kRecursive
                                 ? std::ceil(std::log2(members))
                                 : members - 1;
-    const double bandwidth = reduces && level.reduce_bandwidth > 0
-                                 ? level.reduce_bandwidth
-                                 : level.bandwidth;
     seconds += messages * level.latency + (members - 1) * block / bandwidth;
   }
-  return seconds;
-}
-
-double CostModel::RingSeconds(const Group& group, double piece,
-                              bool reduces) const {
-  double slowest = 0;
-  for (size_t i = 0; i < options_.levels.size(); ++i) {
-    const NetworkLevel& level = options_.levels[i];
-    const int index = static_cast<int>(i);
-    if (RanksInMember(group, index) == RanksInMember(group, index + 1)) {
-      continue;
-    }
-    const double rings = std::min(group.stride, below_[i]);
-    const double bandwidth = reduces && level.reduce_bandwidth > 0
-                                 ? level.reduce_bandwidth
-                                 : level.bandwidth;
-    slowest = std::max(slowest, level.latency + rings * piece / bandwidth);
-  }
-  return (group.size - 1) * slowest;
-}
-
-double CostModel::SharedMemorySeconds(const Group& group, double piece,
-                                      bool reduces) const {
-  if (!reduces) return options_.fence_seconds;
-  // A rank reads everyone's pieces and writes its own sum.
-  const int ranks = RanksOnHost(group);
-  const double block = piece * group.size / ranks;
-  return options_.fence_seconds + CopySeconds((ranks + 1) * block);
+  return options_.algorithm == Algorithm::kRing ? (group.size - 1) * slowest
+                                                : seconds;
 }
 
 int64_t CostModel::BytesSent(Collective collective, const Group& group,

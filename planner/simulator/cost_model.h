@@ -103,9 +103,6 @@ class CostModel {
 
   // `piece` is the bytes that every rank sends to every other.
   double ExchangeSeconds(const Group& group, double piece, bool reduces) const;
-  double RingSeconds(const Group& group, double piece, bool reduces) const;
-  double SharedMemorySeconds(const Group& group, double piece,
-                             bool reduces) const;
   // Returns how many ranks of `group` are in one member of `level`; a member of
   // level 0 is a rank.
   int RanksInMember(const Group& group, int level) const;

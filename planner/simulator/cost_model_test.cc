@@ -118,33 +118,6 @@ TEST(CostModelTest, ReductionsMayHaveABandwidthOfTheirOwn) {
   EXPECT_DOUBLE_EQ(seconds(Collective::kAllReduce), 3e-3);
 }
 
-TEST(CostModelTest, GrowsWithLatencyAndShrinksWithBandwidth) {
-  for (const Algorithm algorithm :
-       {Algorithm::kRing, Algorithm::kHierarchical, Algorithm::kRecursive}) {
-    for (const Collective collective : kCollectives) {
-      for (const int ranks : {2, 3, 8, 12, 16, 100, 16384}) {
-        CostOptions options = TwoLevels();
-        options.algorithm = algorithm;
-        const auto seconds = [&](const CostOptions& some) {
-          return Create(some, ranks)
-              .CollectiveSeconds(collective, {ranks, 1}, int64_t{4096} * ranks);
-        };
-        const double base = seconds(options);
-        EXPECT_GT(base, 0);
-        for (NetworkLevel& level : options.levels) {
-          const NetworkLevel before = level;
-          level.latency *= 2;
-          EXPECT_GE(seconds(options), base);
-          level = before;
-          level.bandwidth *= 2;
-          EXPECT_LE(seconds(options), base);
-          level = before;
-        }
-      }
-    }
-  }
-}
-
 TEST(CostModelTest, InfiniteRatesTakeNoTime) {
   CostOptions options = OneLevel(0, kInfinity);
   options.memory_bandwidth = options.flops_per_second = kInfinity;

@@ -90,9 +90,10 @@ int64_t SegmentNumel(const FlatLayout& layout, int64_t element_size) {
   return (used + alignment - 1) / alignment * alignment;
 }
 
-ScheduledUnit Scheduled(const UnitShape& unit, const ShardedShape& shape) {
+void AddUnit(const UnitShape& unit, const FlatLayout& layout,
+             ShardedShape& shape) {
   const ShardingOptions& options = shape.options;
-  ScheduledUnit scheduled;
+  ScheduledUnit& scheduled = shape.units.emplace_back();
   scheduled.name = unit.name;
   scheduled.parent = unit.parent;
   scheduled.reshard_after_forward = options.strategy == Strategy::kFull &&
@@ -102,13 +103,6 @@ ScheduledUnit Scheduled(const UnitShape& unit, const ShardedShape& shape) {
                               options.strategy == Strategy::kReplicated;
   scheduled.replicated = shape.replicate.size > 1;
   scheduled.sharded = shape.shard.size > 1;
-  return scheduled;
-}
-
-void AddUnit(const UnitShape& unit, const FlatLayout& layout,
-             ShardedShape& shape) {
-  const ShardingOptions& options = shape.options;
-  shape.units.push_back(Scheduled(unit, shape));
   UnitMessages& messages = shape.messages.emplace_back();
   messages.gather = layout.padded_numel() * options.compute_bytes;
   const int64_t segment = SegmentNumel(layout, options.reduce_bytes);

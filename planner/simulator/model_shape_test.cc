@@ -1,12 +1,36 @@
 #include "planner/simulator/model_shape.h"
 
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/testing/status_matchers.h"
+#include "flat_param/layout.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::simulator {
 namespace {
 
+using ::fsdp::flat_param::FlatLayout;
+using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Returns a root that owns 10 elements, and two units.
+ModelShape Model() {
+  ModelShape model;
+  model.units.resize(3);
+  model.units[0].name = "root";
+  model.units[0].parameters = {Parameter("a", {10})};
+  for (int i : {1, 2}) {
+    UnitShape& unit = model.units[i];
+    unit.name = i == 1 ? "one" : "two";
+    unit.parent = 0;
+    unit.parameters = {Parameter("weight", {37, 11}), Parameter("bias", {37})};
+  }
+  return model;
+}
 
 TEST(ModelShapeTest, ParametersAreContiguous) {
   EXPECT_THAT(Parameter("a", {2, 3, 4}).strides, ElementsAre(12, 4, 1));
@@ -21,6 +45,165 @@ TEST(ModelShapeTest, CountsTheElementsOfAllUnits) {
   model.units[0].parameters = {Parameter("a", {2, 3}), Parameter("b", {})};
   model.units[1].parameters = {Parameter("c", {5, 0}), Parameter("d", {7})};
   EXPECT_EQ(model.num_elements(), 6 + 1 + 0 + 7);
+}
+
+TEST(ShardingTest, SizesAreThoseOfTheFlatLayout) {
+  for (const int ranks : {1, 2, 3, 5, 8, 16384}) {
+    ShardingOptions options;
+    options.ranks = ranks;
+    ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(Model(), options));
+    ASSERT_OK_AND_ASSIGN(
+        const FlatLayout layout,
+        FlatLayout::Create(Model().units[1].parameters, 4, ranks));
+    const UnitBytes& bytes = shape.bytes[1];
+    EXPECT_EQ(bytes.shard, layout.shard_numel() * 4);
+    EXPECT_EQ(bytes.unsharded, ranks == 1 ? 0 : layout.padded_numel() * 4);
+    // Two flags take a multiple of four elements.
+    EXPECT_EQ(shape.messages[1].segment, bytes.shard + 16);
+    EXPECT_EQ(bytes.gradient, bytes.shard + 16);
+    EXPECT_EQ(bytes.reduce_buffer, shape.messages[1].segment * ranks);
+    EXPECT_EQ(shape.messages[1].gather, layout.padded_numel() * 4);
+    EXPECT_EQ(shape.messages[1].gradients, (37 * 11 + 37) * 4);
+  }
+}
+
+TEST(ShardingTest, LowPrecisionHalvesWhatIsGathered) {
+  ShardingOptions options;
+  options.ranks = 4;
+  options.compute_bytes = 2;
+  ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(Model(), options));
+  // The layout is aligned for the narrower dtype: 37 * 11 to a multiple of 8,
+  // and the bias.
+  const int shard = (408 + 37 + 4 * 8 - 1) / (4 * 8) * 8;
+  EXPECT_TRUE(shape.casts());
+  EXPECT_EQ(shape.bytes[1].shard, shard * 4);
+  EXPECT_EQ(shape.messages[1].gather, shard * 4 * 2);
+  EXPECT_EQ(shape.messages[1].segment, (shard + 4) * 4);
+}
+
+TEST(ShardingTest, StrategiesAreThoseOfTheLibrary) {
+  ShardingOptions options;
+  options.ranks = 8;
+  options.reshard_root = true;
+  const auto unit = [&](Strategy strategy) {
+    options.strategy = strategy;
+    absl::StatusOr<ShardedShape> shape = Shard(Model(), options);
+    EXPECT_OK(shape);
+    EXPECT_EQ(shape->units[0].reshard_after_forward,
+              shape->units[1].reshard_after_forward);
+    return shape->units[1];
+  };
+  EXPECT_TRUE(unit(Strategy::kFull).reshard_after_forward);
+  EXPECT_FALSE(unit(Strategy::kGradients).reshard_after_forward);
+  EXPECT_FALSE(unit(Strategy::kGradients).keep_until_sync);
+  EXPECT_TRUE(unit(Strategy::kOptimizer).keep_until_sync);
+  EXPECT_FALSE(unit(Strategy::kOptimizer).replicated);
+  EXPECT_TRUE(unit(Strategy::kReplicated).replicated);
+  options.reshard_root = false;
+  options.strategy = Strategy::kFull;
+  ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(Model(), options));
+  EXPECT_FALSE(shape.units[0].reshard_after_forward);
+}
+
+TEST(ShardingTest, HybridShardsInARowAndReplicatesAcross) {
+  ShardingOptions options;
+  options.ranks = 12;
+  options.shard_ranks = 4;
+  options.backward_group_size = 2;
+  ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(Model(), options));
+  EXPECT_EQ(shape.shard.size, 4);
+  EXPECT_EQ(shape.shard.stride, 1);
+  EXPECT_EQ(shape.replicate.size, 3);
+  EXPECT_EQ(shape.replicate.stride, 4);
+  EXPECT_EQ(shape.part.size, 2);
+  EXPECT_EQ(shape.bytes[1].part, shape.messages[1].gather / 2);
+  EXPECT_TRUE(shape.units[1].replicated);
+  EXPECT_TRUE(shape.units[1].keeps_part);
+}
+
+TEST(ShardingTest, AWholeModelHasNothingToGather) {
+  ShardingOptions options;
+  options.ranks = 8;
+  options.strategy = Strategy::kReplicated;
+  ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(Model(), options));
+  EXPECT_EQ(shape.shard.size, 1);
+  EXPECT_EQ(shape.replicate.size, 8);
+  EXPECT_EQ(shape.bytes[1].unsharded, 0);
+}
+
+TEST(ShardingTest, FrozenAndEmptyUnitsHaveNoGradients) {
+  ModelShape model = Model();
+  model.units[0].parameters.clear();
+  model.units[1].trainable = false;
+  ShardingOptions options;
+  options.ranks = 2;
+  ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(model, options));
+  EXPECT_FALSE(shape.bytes[0].trainable);
+  EXPECT_EQ(shape.messages[0].reduce, 0);
+  EXPECT_FALSE(shape.bytes[1].trainable);
+  EXPECT_EQ(shape.bytes[1].gradient, 0);
+  EXPECT_TRUE(shape.bytes[2].trainable);
+}
+
+TEST(ShardingTest, OneCopyPerHostIsDividedAmongItsRanks) {
+  ShardingOptions options;
+  options.ranks = 8;
+  ASSERT_OK_AND_ASSIGN(const ShardedShape whole, Shard(Model(), options));
+  ShardedShape shape = whole;
+  ShareGathered(/*ranks_on_host=*/8, shape);
+  EXPECT_EQ(shape.bytes[1].unsharded, 0);
+  EXPECT_EQ(shape.bytes[1].copy, 0);
+  EXPECT_TRUE(shape.units[1].shares_memory);
+  shape = whole;
+  ShareGathered(/*ranks_on_host=*/4, shape);
+  EXPECT_EQ(shape.bytes[1].unsharded, whole.bytes[1].unsharded);
+  EXPECT_FALSE(shape.units[1].shares_memory);
+  options.compute_bytes = 2;
+  ASSERT_OK_AND_ASSIGN(shape, Shard(Model(), options));
+  const int64_t unsharded = shape.bytes[1].unsharded;
+  ShareGathered(/*ranks_on_host=*/8, shape);
+  EXPECT_EQ(shape.bytes[1].unsharded, 0);
+  EXPECT_EQ(shape.bytes[1].copy, unsharded / 8);
+}
+
+TEST(ShardingTest, RefusesWhatDoesNotFit) {
+  const auto refusal = [](void (*change)(ShardingOptions&)) {
+    ShardingOptions options;
+    options.ranks = 12;
+    change(options);
+    return Shard(Model(), options).status();
+  };
+  const auto is_refused = [](const char* text) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
+  };
+  EXPECT_OK(refusal([](ShardingOptions&) {}));
+  EXPECT_THAT(refusal([](ShardingOptions& o) { o.ranks = 0; }),
+              is_refused("ranks is 0"));
+  EXPECT_THAT(refusal([](ShardingOptions& o) { o.shard_ranks = 5; }),
+              is_refused("does not divide the 12 ranks"));
+  EXPECT_THAT(refusal([](ShardingOptions& o) { o.shard_ranks = -4; }),
+              is_refused("is -4"));
+  EXPECT_THAT(refusal([](ShardingOptions& o) { o.compute_bytes = 3; }),
+              is_refused("gathered parameters take 3 bytes"));
+  EXPECT_THAT(refusal([](ShardingOptions& o) {
+                o.shard_ranks = 4;
+                o.backward_group_size = 3;
+              }),
+              is_refused("does not divide the 4 ranks"));
+  EXPECT_THAT(refusal([](ShardingOptions& o) {
+                o.strategy = Strategy::kGradients;
+                o.backward_group_size = 3;
+              }),
+              is_refused("frees units after forward"));
+  EXPECT_THAT(refusal([](ShardingOptions& o) {
+                o.strategy = Strategy::kReplicated;
+                o.shard_ranks = 4;
+              }),
+              is_refused("not sharded over 4"));
+  ModelShape twice = Model();
+  twice.units[2].parameters[1].name = "weight";
+  EXPECT_THAT(Shard(twice, ShardingOptions()).status(),
+              is_refused("unit two: flat layout"));
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "planner/simulator/step_simulator.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,31 +35,256 @@ const char* Name(SpanKind kind) {
   return "?";
 }
 
-void Timeline::Compute(SpanKind kind, int unit, double seconds) {
-  Add(kind, unit, now_, now_ + seconds);
-  now_ += seconds;
-}
-
-double Timeline::Communicate(SpanKind kind, int unit, double seconds) {
-  if (seconds == 0) return now_;
-  const double begin = std::max(now_, network_free_);
-  network_free_ = begin + seconds;
-  Add(kind, unit, begin, network_free_);
-  return network_free_;
-}
-
-double Timeline::Wait(int unit, double time) {
-  const double begin = now_;
-  now_ = std::max(now_, time);
-  Add(SpanKind::kWait, unit, begin, now_);
-  return now_ - begin;
-}
-
-void Timeline::Add(SpanKind kind, int unit, double begin, double end) {
-  if (end > begin) spans_.push_back({kind, unit, begin, end});
-}
-
 namespace {
+
+// The times at which a rank does what: one timeline of its compute, one of the
+// network.
+class Timeline {
+ public:
+  double now() const { return now_; }  // of compute
+  const std::vector<Span>& spans() const { return spans_; }
+
+  void Compute(SpanKind kind, int unit, double seconds) {
+    Add(kind, unit, now_, now_ + seconds);
+    now_ += seconds;
+  }
+
+  // Starts communication behind what was started before, and returns when it
+  // will be done. If `seconds` is 0 it takes no time.
+  double Communicate(SpanKind kind, int unit, double seconds) {
+    if (seconds == 0) return now_;
+    const double begin = std::max(now_, network_free_);
+    network_free_ = begin + seconds;
+    Add(kind, unit, begin, network_free_);
+    return network_free_;
+  }
+
+  // Makes compute wait until `time`, and returns for how long it waits.
+  double Wait(int unit, double time) {
+    const double begin = now_;
+    now_ = std::max(now_, time);
+    Add(SpanKind::kWait, unit, begin, now_);
+    return now_ - begin;
+  }
+
+ private:
+  void Add(SpanKind kind, int unit, double begin, double end) {
+    if (end > begin) spans_.push_back({kind, unit, begin, end});
+  }
+
+  double now_ = 0;
+  double network_free_ = 0;  // when all that was started is done
+  std::vector<Span> spans_;
+};
+
+// Carries out the actions of one rank's schedule as the runtime does, in their
+// order, and counts the time of these and of compute.
+class RankClock {
+ public:
+  // `optimizer_state` is the bytes of states per byte of shard. References
+  // outlive this.
+  RankClock(const ShardedShape& sharded, const CostModel& costs,
+            double optimizer_state)
+      : sharded_(sharded),
+        costs_(costs),
+        optimizer_state_(optimizer_state),
+        states_(sharded.units.size()),
+        spent_(sharded.units.size()) {}
+
+  // Sets the clock to 0; what is in flight and in memory stays.
+  void Restart() {
+    spent_.assign(sharded_.units.size(), Spent());
+    timeline_ = Timeline();
+  }
+
+  void Execute(const Action& action) {
+    const int unit = action.unit;
+    const UnitBytes& bytes = sharded_.bytes[unit];
+    switch (action.kind) {
+      case ActionKind::kLoad:  // shards rest on the device
+        return;
+      case ActionKind::kGather:
+      case ActionKind::kGatherCopy:  // only users ask for one
+        return Gather(unit);
+      case ActionKind::kWaitGather:
+        spent_[unit].exposed_gather +=
+            timeline_.Wait(unit, states_[unit].gathered_at);
+        return;
+      case ActionKind::kFree:
+        return;
+      case ActionKind::kShrink:
+        states_[unit].has_part = true;
+        return Copy(unit, 2 * bytes.part);
+      case ActionKind::kDropPart:
+        states_[unit].has_part = false;
+        return;
+      case ActionKind::kAccumulate:
+        FillBuffer(unit);
+        states_[unit].has_whole_gradients = true;
+        return;
+      case ActionKind::kFillReduceBuffer:
+        FillBuffer(unit);
+        states_[unit].has_whole_gradients = false;
+        return;
+      case ActionKind::kReduce:
+        return Reduce(unit);
+      case ActionKind::kReplicate:
+        return Replicate(unit);
+      case ActionKind::kWaitReduce:
+        return WaitReduce(unit);
+      case ActionKind::kKeepSums:  // only users ask for it
+      case ActionKind::kReplicateSums:
+        return;
+      case ActionKind::kStep:
+        return StepOptimizer(unit);
+      case ActionKind::kOpenShards:
+        for (auto& state : states_) state.copy_is_current = false;
+        return PassFence(unit);
+      case ActionKind::kCloseShards:
+        return PassFence(unit);
+    }
+  }
+
+  // Computes the part `share` of `work`.
+  void Compute(SpanKind kind, int unit, const Work& work, double share) {
+    const double seconds = share * costs_.ComputeSeconds(work);
+    spent_[unit].compute += seconds;
+    timeline_.Compute(kind, unit, seconds);
+  }
+
+  // Counts reading the gradient, and reading and writing parameters and state.
+  void StepOptimizer(int unit) {
+    const UnitBytes& bytes = sharded_.bytes[unit];
+    if (!bytes.trainable) return;
+    const auto state = static_cast<int64_t>(optimizer_state_ *
+                                            static_cast<double>(bytes.shard));
+    const double seconds = costs_.OptimizerSeconds(
+        static_cast<double>(bytes.shard + 2 * (bytes.shard + state)));
+    spent_[unit].optimizer += seconds;
+    timeline_.Compute(SpanKind::kOptimizer, unit, seconds);
+  }
+
+  const Timeline& timeline() const { return timeline_; }
+  // By unit.
+  const std::vector<Spent>& spent() const { return spent_; }
+
+ private:
+  struct UnitState {
+    double gathered_at = 0;        // the end of the gather in flight
+    bool copy_is_current = false;  // the copy in memory that ranks share
+    bool has_part = false;
+    bool has_whole_gradients = false;
+  };
+  struct Reduction {
+    int unit;
+    double done_at;
+  };
+
+  void PassFence(int unit) {
+    const double seconds = costs_.options().fence_seconds;
+    spent_[unit].gather += seconds;
+    spent_[unit].exposed_gather +=
+        timeline_.Wait(unit, timeline_.now() + seconds);
+  }
+
+  // Follows Gatherer::GatherFlat() and GatherShared().
+  void Gather(int unit) {
+    const UnitMessages& messages = sharded_.messages[unit];
+    if (sharded_.units[unit].shares_memory) {
+      states_[unit].gathered_at = 0;
+      if (!sharded_.casts() || states_[unit].copy_is_current) return;
+      states_[unit].copy_is_current = true;
+    }
+    const bool from_part = states_[unit].has_part;
+    const Group& group = from_part ? sharded_.part : sharded_.shard;
+    if (!from_part && sharded_.casts()) {
+      Copy(unit,
+           sharded_.bytes[unit].shard + messages.gather / sharded_.shard.size);
+    }
+    const double seconds = costs_.CollectiveSeconds(Collective::kAllGather,
+                                                    group, messages.gather);
+    spent_[unit].gather += seconds;
+    spent_[unit].gathered_bytes +=
+        costs_.BytesSent(Collective::kAllGather, group, messages.gather);
+    states_[unit].gathered_at =
+        timeline_.Communicate(SpanKind::kGather, unit, seconds);
+    if (!costs_.options().overlap) {
+      spent_[unit].exposed_gather +=
+          timeline_.Wait(unit, states_[unit].gathered_at);
+    }
+  }
+
+  // Follows GradientBuffer::Fill() and Add().
+  void FillBuffer(int unit) {
+    const UnitMessages& messages = sharded_.messages[unit];
+    if (states_[unit].has_whole_gradients) {
+      return Copy(unit, messages.gradients + 2 * messages.reduce);
+    }
+    Copy(unit, messages.gradients + messages.reduce);
+  }
+
+  void Reduce(int unit) {
+    const int64_t bytes = sharded_.messages[unit].reduce;
+    const double seconds = costs_.CollectiveSeconds(Collective::kReduceScatter,
+                                                    sharded_.shard, bytes);
+    spent_[unit].reduced_bytes +=
+        costs_.BytesSent(Collective::kReduceScatter, sharded_.shard, bytes);
+    StartReduction(SpanKind::kReduce, unit, seconds);
+    reductions_.push_back({unit, reduced_at_});
+  }
+
+  // Waits for the reduce-scatter, as the runtime does.
+  void Replicate(int unit) {
+    const auto reduction = std::find_if(
+        reductions_.begin(), reductions_.end(),
+        [unit](const Reduction& other) { return other.unit == unit; });
+    FSDP_CHECK(reduction != reductions_.end());
+    spent_[unit].exposed_reduce += timeline_.Wait(unit, reduction->done_at);
+    const int64_t bytes = sharded_.messages[unit].segment;
+    const double seconds = costs_.CollectiveSeconds(Collective::kAllReduce,
+                                                    sharded_.replicate, bytes);
+    spent_[unit].replicated_bytes +=
+        costs_.BytesSent(Collective::kAllReduce, sharded_.replicate, bytes);
+    StartReduction(SpanKind::kReplicate, unit, seconds);
+    reduction->done_at = reduced_at_;
+  }
+
+  void StartReduction(SpanKind kind, int unit, double seconds) {
+    spent_[unit].reduce += seconds;
+    reduced_at_ = timeline_.Communicate(kind, unit, seconds);
+    if (!costs_.options().overlap) {
+      spent_[unit].exposed_reduce += timeline_.Wait(unit, reduced_at_);
+    }
+  }
+
+  // Follows ShardGradient::AccumulateMean().
+  void WaitReduce(int unit) {
+    FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
+    spent_[unit].exposed_reduce +=
+        timeline_.Wait(unit, reductions_.front().done_at);
+    reductions_.pop_front();
+    const bool direct =
+        sharded_.units[unit].shares_memory && !sharded_.units[unit].replicated;
+    if (direct) return;
+    Copy(unit, sharded_.messages[unit].segment + sharded_.bytes[unit].shard);
+  }
+
+  void Copy(int unit, int64_t bytes) {
+    const double seconds = costs_.CopySeconds(static_cast<double>(bytes));
+    spent_[unit].copies += seconds;
+    timeline_.Compute(SpanKind::kCopy, unit, seconds);
+  }
+
+  const ShardedShape& sharded_;
+  const CostModel& costs_;
+  const double optimizer_state_;
+  std::vector<UnitState> states_;
+  std::deque<Reduction> reductions_;  // oldest first
+
+  double reduced_at_ = 0;  // when the reduction started last will be done
+  Timeline timeline_;
+  std::vector<Spent> spent_;
+};
 
 // Runs the model on one rank and reports to the rank's schedule.
 class Rank {
@@ -187,177 +414,6 @@ absl::StatusOr<StepResult> SimulateStep(const ModelShape& model,
   FSDP_RETURN_IF_ERROR(rank.Step());
   FSDP_RETURN_IF_ERROR(rank.Step());
   return rank.Result();
-}
-
-void RankClock::Restart() {
-  spent_.assign(sharded_.units.size(), Spent());
-  timeline_ = Timeline();
-}
-
-int64_t RankClock::OptimizerState(const UnitBytes& unit) const {
-  if (!unit.trainable) return 0;
-  return static_cast<int64_t>(optimizer_state_ *
-                              static_cast<double>(unit.shard));
-}
-
-void RankClock::Execute(const Action& action) {
-  const int unit = action.unit;
-  const UnitBytes& bytes = sharded_.bytes[unit];
-  switch (action.kind) {
-    case ActionKind::kLoad:  // shards rest on the device
-      return;
-    case ActionKind::kGather:
-    case ActionKind::kGatherCopy:  // only users ask for one
-      return Gather(unit);
-    case ActionKind::kWaitGather:
-      spent_[unit].exposed_gather +=
-          timeline_.Wait(unit, states_[unit].gathered_at);
-      return;
-    case ActionKind::kFree:
-      return;
-    case ActionKind::kShrink:
-      states_[unit].has_part = true;
-      return Copy(unit, 2 * bytes.part);
-    case ActionKind::kDropPart:
-      states_[unit].has_part = false;
-      return;
-    case ActionKind::kAccumulate:
-      FillBuffer(unit);
-      states_[unit].has_whole_gradients = true;
-      return;
-    case ActionKind::kFillReduceBuffer:
-      FillBuffer(unit);
-      states_[unit].has_whole_gradients = false;
-      return;
-    case ActionKind::kReduce:
-      return Reduce(unit);
-    case ActionKind::kReplicate:
-      return Replicate(unit);
-    case ActionKind::kWaitReduce:
-      return WaitReduce(unit);
-    case ActionKind::kKeepSums:  // only users ask for it
-    case ActionKind::kReplicateSums:
-      return;
-    case ActionKind::kStep:
-      return StepOptimizer(unit);
-    case ActionKind::kOpenShards:
-      for (auto& state : states_) state.copy_is_current = false;
-      return PassFence(unit);
-    case ActionKind::kCloseShards:
-      return PassFence(unit);
-  }
-}
-
-void RankClock::PassFence(int unit) {
-  const double seconds = costs_.options().fence_seconds;
-  spent_[unit].gather += seconds;
-  spent_[unit].exposed_gather +=
-      timeline_.Wait(unit, timeline_.now() + seconds);
-}
-
-// Follows Gatherer::GatherFlat() and GatherShared().
-void RankClock::Gather(int unit) {
-  const UnitMessages& messages = sharded_.messages[unit];
-  if (sharded_.units[unit].shares_memory) {
-    states_[unit].gathered_at = 0;
-    if (!sharded_.casts() || states_[unit].copy_is_current) return;
-    states_[unit].copy_is_current = true;
-  }
-  const bool from_part = states_[unit].has_part;
-  const Group& group = from_part ? sharded_.part : sharded_.shard;
-  if (!from_part && sharded_.casts()) {
-    Copy(unit,
-         sharded_.bytes[unit].shard + messages.gather / sharded_.shard.size);
-  }
-  const double seconds =
-      costs_.CollectiveSeconds(Collective::kAllGather, group, messages.gather);
-  spent_[unit].gather += seconds;
-  spent_[unit].gathered_bytes +=
-      costs_.BytesSent(Collective::kAllGather, group, messages.gather);
-  states_[unit].gathered_at =
-      timeline_.Communicate(SpanKind::kGather, unit, seconds);
-  if (!costs_.options().overlap) {
-    spent_[unit].exposed_gather +=
-        timeline_.Wait(unit, states_[unit].gathered_at);
-  }
-}
-
-// Follows GradientBuffer::Fill() and Add().
-void RankClock::FillBuffer(int unit) {
-  const UnitMessages& messages = sharded_.messages[unit];
-  if (states_[unit].has_whole_gradients) {
-    return Copy(unit, messages.gradients + 2 * messages.reduce);
-  }
-  Copy(unit, messages.gradients + messages.reduce);
-}
-
-void RankClock::Reduce(int unit) {
-  const int64_t bytes = sharded_.messages[unit].reduce;
-  const double seconds = costs_.CollectiveSeconds(Collective::kReduceScatter,
-                                                  sharded_.shard, bytes);
-  spent_[unit].reduced_bytes +=
-      costs_.BytesSent(Collective::kReduceScatter, sharded_.shard, bytes);
-  StartReduction(SpanKind::kReduce, unit, seconds);
-  reductions_.push_back({unit, reduced_at_});
-}
-
-// Waits for the reduce-scatter, as the runtime does.
-void RankClock::Replicate(int unit) {
-  const auto reduction = std::find_if(
-      reductions_.begin(), reductions_.end(),
-      [unit](const Reduction& other) { return other.unit == unit; });
-  FSDP_CHECK(reduction != reductions_.end());
-  spent_[unit].exposed_reduce += timeline_.Wait(unit, reduction->done_at);
-  const int64_t bytes = sharded_.messages[unit].segment;
-  const double seconds = costs_.CollectiveSeconds(Collective::kAllReduce,
-                                                  sharded_.replicate, bytes);
-  spent_[unit].replicated_bytes +=
-      costs_.BytesSent(Collective::kAllReduce, sharded_.replicate, bytes);
-  StartReduction(SpanKind::kReplicate, unit, seconds);
-  reduction->done_at = reduced_at_;
-}
-
-void RankClock::StartReduction(SpanKind kind, int unit, double seconds) {
-  spent_[unit].reduce += seconds;
-  reduced_at_ = timeline_.Communicate(kind, unit, seconds);
-  if (!costs_.options().overlap) {
-    spent_[unit].exposed_reduce += timeline_.Wait(unit, reduced_at_);
-  }
-}
-
-// Follows ShardGradient::AccumulateMean().
-void RankClock::WaitReduce(int unit) {
-  FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
-  spent_[unit].exposed_reduce +=
-      timeline_.Wait(unit, reductions_.front().done_at);
-  reductions_.pop_front();
-  const bool direct =
-      sharded_.units[unit].shares_memory && !sharded_.units[unit].replicated;
-  if (direct) return;
-  Copy(unit, sharded_.messages[unit].segment + sharded_.bytes[unit].shard);
-}
-
-// Counts reading the gradient, and reading and writing parameters and state.
-void RankClock::StepOptimizer(int unit) {
-  const UnitBytes& bytes = sharded_.bytes[unit];
-  if (!bytes.trainable) return;
-  const double seconds = costs_.OptimizerSeconds(static_cast<double>(
-      bytes.shard + 2 * (bytes.shard + OptimizerState(bytes))));
-  spent_[unit].optimizer += seconds;
-  timeline_.Compute(SpanKind::kOptimizer, unit, seconds);
-}
-
-void RankClock::Compute(SpanKind kind, int unit, const Work& work,
-                        double share) {
-  const double seconds = share * costs_.ComputeSeconds(work);
-  spent_[unit].compute += seconds;
-  timeline_.Compute(kind, unit, seconds);
-}
-
-void RankClock::Copy(int unit, int64_t bytes) {
-  const double seconds = costs_.CopySeconds(static_cast<double>(bytes));
-  spent_[unit].copies += seconds;
-  timeline_.Compute(SpanKind::kCopy, unit, seconds);
 }
 
 absl::StatusOr<StepResult> Simulate(const Scenario& scenario) {

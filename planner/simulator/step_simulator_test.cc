@@ -136,20 +136,6 @@ TEST(StepBytesTest, FullShardingMovesThreeTimesTheModel) {
   }
 }
 
-// The sizes are divisible by 16384 * 8, so that only flags remain.
-TEST(StepBytesTest, WithoutPaddingItIsTheFormulaOfZero3) {
-  const ModelShape model = Chain(3, int64_t{16384} * 8 * 3, 0);
-  const int64_t psi = model.num_elements();
-  for (int ranks = 1; ranks <= 16384; ranks *= 2) {
-    ShardingOptions sharding = Over(ranks, 2);
-    sharding.reshard_root = true;
-    const Spent total = Simulate(model, sharding, Free()).total;
-    const int64_t flags =
-        4 * FlatLayout::kAlignmentBytes * static_cast<int64_t>(ranks - 1);
-    EXPECT_EQ(total.bytes() - flags, 6 * psi / ranks * (ranks - 1));
-  }
-}
-
 TEST(StepBytesTest, KeepingUnitsAfterForwardSavesAGather) {
   const ModelShape model = Chain(5, 100003, 0);
   const int64_t psi = model.num_elements();
@@ -336,43 +322,6 @@ TEST(StepTimeTest, PartsAddUp) {
   }
 }
 
-TEST(StepTimeTest, PrefetchingNeverCostsTime) {
-  for (const double compute : {0.0, 1e-3, 1e-2, 0.1}) {
-    for (const double latency : {0.0, 1e-3, 1e-2}) {
-      for (const Strategy strategy : {Strategy::kFull, Strategy::kGradients}) {
-        const ModelShape model = Chain(6, 10000, compute);
-        const CostOptions costs = Network(latency, 1e6);
-        ShardingOptions sharding = Over(4);
-        sharding.strategy = strategy;
-        const double without =
-            Simulate(model, sharding, costs, WithoutPrefetch()).seconds;
-        const double with = Simulate(model, sharding, costs).seconds;
-        EXPECT_LE(with, without * (1 + 1e-12));
-      }
-    }
-  }
-}
-
-TEST(StepTimeTest, GrowsWithLatencyAndShrinksWithBandwidth) {
-  const ModelShape model = Chain(6, 10000, 1e-3);
-  for (const int ranks : {2, 3, 64}) {
-    double before = 0;
-    for (const double latency : {0.0, 1e-6, 1e-4, 1e-3, 1e-2}) {
-      const double seconds =
-          Simulate(model, Over(ranks), Network(latency, 1e7)).seconds;
-      EXPECT_GE(seconds, before);
-      before = seconds;
-    }
-    before = kInfinity;
-    for (const double bandwidth : {1e5, 1e6, 1e7, 1e9, kInfinity}) {
-      const double seconds =
-          Simulate(model, Over(ranks), Network(1e-4, bandwidth)).seconds;
-      EXPECT_LE(seconds, before);
-      before = seconds;
-    }
-  }
-}
-
 TEST(StepTimeTest, CopiesAndTheOptimizerReadAndWriteMemory) {
   CostOptions costs = Free();
   costs.memory_bandwidth = 1;
@@ -401,23 +350,6 @@ TEST(StepTimeTest, InPlaceInSharedMemoryOnlyFencesAreLeft) {
   EXPECT_DOUBLE_EQ(step.total.exposed_gather, 2 * 0.25);
   EXPECT_DOUBLE_EQ(step.total.exposed_reduce, 4 * 0.25);
   EXPECT_DOUBLE_EQ(step.seconds, 4 * 3 + 6 * 0.25);
-}
-
-TEST(SimulateStepTest, TakesThousandsOfRanksAndHundredsOfUnits) {
-  const ModelShape model = Chain(200, 12345678, 1e-3);
-  ShardingOptions sharding = Over(16384, 2);
-  sharding.shard_ranks = 128;
-  const StepResult step = Simulate(model, sharding, Network(1e-5, 1e11));
-  EXPECT_EQ(step.units.size(), 201u);
-  EXPECT_GE(step.seconds, 201 * 3e-3);
-}
-
-TEST(SimulateStepTest, IsTheSameEveryTime) {
-  const ModelShape model = Chain(9, 12345, 1e-3);
-  const StepResult one = Simulate(model, Over(8), Network(1e-5, 1e7));
-  const StepResult two = Simulate(model, Over(8), Network(1e-5, 1e7));
-  EXPECT_EQ(one.seconds, two.seconds);
-  ASSERT_EQ(one.timeline.size(), two.timeline.size());
 }
 
 TEST(SimulateStepTest, RefusesNumbersWithoutMeaning) {

@@ -185,30 +185,34 @@ absl::StatusOr<NetworkLevel> ParseLevel(absl::string_view text) {
   return level;
 }
 
-absl::StatusOr<ShardingOptions> ReadSharding() {
-  ShardingOptions options;
-  options.shard_ranks = absl::GetFlag(FLAGS_shard_ranks);
-  options.reshard_root = absl::GetFlag(FLAGS_reshard_root);
-  options.backward_group_size = absl::GetFlag(FLAGS_backward_group);
+absl::StatusOr<Settings> ReadFlags() {
+  Settings settings;
+  settings.gpt = {absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_dim),
+                  absl::GetFlag(FLAGS_vocab),  absl::GetFlag(FLAGS_seq),
+                  absl::GetFlag(FLAGS_batch),  absl::GetFlag(FLAGS_recompute)};
+  settings.units = ResolvePath(absl::GetFlag(FLAGS_units));
+  FSDP_ASSIGN_OR_RETURN(settings.ranks, ParseRanks(absl::GetFlag(FLAGS_ranks)));
+
+  ShardingOptions& sharding = settings.scenario.sharding;
+  sharding.shard_ranks = absl::GetFlag(FLAGS_shard_ranks);
+  sharding.reshard_root = absl::GetFlag(FLAGS_reshard_root);
+  sharding.backward_group_size = absl::GetFlag(FLAGS_backward_group);
   FSDP_ASSIGN_OR_RETURN(
-      options.strategy,
+      sharding.strategy,
       Choose<Strategy>("sharding", absl::GetFlag(FLAGS_sharding),
                        {{"full", Strategy::kFull},
                         {"gradients", Strategy::kGradients},
                         {"optimizer", Strategy::kOptimizer},
                         {"replicated", Strategy::kReplicated}}));
-  FSDP_ASSIGN_OR_RETURN(options.stored_bytes,
+  FSDP_ASSIGN_OR_RETURN(sharding.stored_bytes,
                         ElementBytes("stored", absl::GetFlag(FLAGS_stored)));
   FSDP_ASSIGN_OR_RETURN(
-      options.compute_bytes,
+      sharding.compute_bytes,
       ElementBytes("computed", absl::GetFlag(FLAGS_computed)));
-  FSDP_ASSIGN_OR_RETURN(options.reduce_bytes,
+  FSDP_ASSIGN_OR_RETURN(sharding.reduce_bytes,
                         ElementBytes("reduced", absl::GetFlag(FLAGS_reduced)));
-  return options;
-}
 
-absl::StatusOr<CostOptions> ReadCosts() {
-  CostOptions costs;
+  CostOptions& costs = settings.scenario.costs;
   costs.flops_per_second = absl::GetFlag(FLAGS_tflops) * 1e12;
   costs.memory_bandwidth = absl::GetFlag(FLAGS_memory_gbps) * kGiga;
   costs.host_memory_bandwidth = absl::GetFlag(FLAGS_host_memory_gbps) * kGiga;
@@ -226,11 +230,8 @@ absl::StatusOr<CostOptions> ReadCosts() {
                         {{"ring", Algorithm::kRing},
                          {"hierarchical", Algorithm::kHierarchical},
                          {"recursive", Algorithm::kRecursive}}));
-  return costs;
-}
 
-StepOptions ReadStep() {
-  StepOptions step;
+  StepOptions& step = settings.scenario.step;
   step.schedule.forward_prefetch = absl::GetFlag(FLAGS_forward_prefetch);
   step.schedule.backward_prefetch = absl::GetFlag(FLAGS_backward_prefetch);
   step.schedule.max_gathered_units = absl::GetFlag(FLAGS_max_gathered_units);
@@ -238,19 +239,7 @@ StepOptions ReadStep() {
   step.schedule.step_in_backward = absl::GetFlag(FLAGS_step_in_backward);
   step.memory.backwards_per_step = absl::GetFlag(FLAGS_backwards);
   step.memory.optimizer_state = absl::GetFlag(FLAGS_optimizer_state);
-  return step;
-}
 
-absl::StatusOr<Settings> ReadFlags() {
-  Settings settings;
-  settings.gpt = {absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_dim),
-                  absl::GetFlag(FLAGS_vocab),  absl::GetFlag(FLAGS_seq),
-                  absl::GetFlag(FLAGS_batch),  absl::GetFlag(FLAGS_recompute)};
-  settings.units = ResolvePath(absl::GetFlag(FLAGS_units));
-  FSDP_ASSIGN_OR_RETURN(settings.ranks, ParseRanks(absl::GetFlag(FLAGS_ranks)));
-  FSDP_ASSIGN_OR_RETURN(settings.scenario.sharding, ReadSharding());
-  FSDP_ASSIGN_OR_RETURN(settings.scenario.costs, ReadCosts());
-  settings.scenario.step = ReadStep();
   settings.per_unit = absl::GetFlag(FLAGS_per_unit);
   settings.csv = ResolvePath(absl::GetFlag(FLAGS_csv));
   return settings;

@@ -21,7 +21,7 @@
 #include "planner/simulator/model_shape.h"
 #include "planner/simulator/step_simulator.h"
 #include "planner/tool/unit_file.h"
-#include "testing/gpt/model/model.h"
+#include "testing/gpt/model.h"
 
 namespace fsdp::simulator {
 namespace {

@@ -33,13 +33,6 @@ constexpr char kUsage[] =
     "  simulate --units=measured.csv --ranks=4 --network=any:50us:1.2 "
     "--computed=fp32 --cores=2";
 
-absl::StatusOr<ModelShape> LoadModel(const Settings& settings) {
-  if (settings.units.empty()) return MakeGpt(settings.gpt);
-  FSDP_ASSIGN_OR_RETURN(const std::string text,
-                        ReadRegularFile(settings.units));
-  return ParseUnits(text, settings.units);
-}
-
 absl::StatusOr<ReportRow> SimulateRanks(Scenario scenario, int ranks) {
   scenario.sharding.ranks = ranks;
   absl::StatusOr<StepResult> step = Simulate(scenario);
@@ -63,7 +56,13 @@ absl::StatusOr<ReportRow> SimulateRanks(Scenario scenario, int ranks) {
 absl::Status Run(int argc, char** argv) {
   FSDP_ASSIGN_OR_RETURN(Settings settings, ParseFlags(argc, argv));
   Scenario& scenario = settings.scenario;
-  FSDP_ASSIGN_OR_RETURN(scenario.model, LoadModel(settings));
+  if (settings.units.empty()) {
+    FSDP_ASSIGN_OR_RETURN(scenario.model, MakeGpt(settings.gpt));
+  } else {
+    FSDP_ASSIGN_OR_RETURN(const std::string text,
+                          ReadRegularFile(settings.units));
+    FSDP_ASSIGN_OR_RETURN(scenario.model, ParseUnits(text, settings.units));
+  }
   std::vector<ReportRow> rows;
   for (const int ranks : settings.ranks) {
     FSDP_ASSIGN_OR_RETURN(rows.emplace_back(), SimulateRanks(scenario, ranks));

@@ -28,14 +28,6 @@ const char* const kColumns[] = {"name",       "parent",        "elements",
 // Bytes of so many elements fit 64 bits.
 constexpr int64_t kMostElements = int64_t{1} << 44;
 
-std::vector<std::string> SplitLine(absl::string_view line) {
-  std::vector<std::string> cells;
-  for (const absl::string_view cell : absl::StrSplit(line, ',')) {
-    cells.emplace_back(absl::StripAsciiWhitespace(cell));
-  }
-  return cells;
-}
-
 // Reads a file line by line; errors name the line.
 class UnitReader {
  public:
@@ -45,7 +37,10 @@ class UnitReader {
     ++number_;
     line = absl::StripAsciiWhitespace(line);
     if (line.empty() || line[0] == '#') return absl::OkStatus();
-    std::vector<std::string> cells = SplitLine(line);
+    std::vector<std::string> cells;
+    for (const absl::string_view cell : absl::StrSplit(line, ',')) {
+      cells.emplace_back(absl::StripAsciiWhitespace(cell));
+    }
     if (columns_.empty()) return ReadColumns(std::move(cells));
     if (cells.size() != columns_.size()) {
       return Error(absl::StrCat("has ", cells.size(), " values for ",
@@ -185,28 +180,24 @@ absl::Status CheckSize(const char* what, int64_t value, int64_t least,
                                                  least, " to ", most));
 }
 
-void AddLinear(const std::string& name, int64_t in, int64_t out,
-               UnitShape& unit) {
-  unit.parameters.push_back(Parameter(name + ".weight", {out, in}));
+void AddPair(const std::string& name, std::vector<int64_t> weight,
+             UnitShape& unit) {
+  const int64_t out = weight.front();
+  unit.parameters.push_back(Parameter(name + ".weight", std::move(weight)));
   unit.parameters.push_back(Parameter(name + ".bias", {out}));
 }
 
-void AddNorm(const std::string& name, int64_t dim, UnitShape& unit) {
-  unit.parameters.push_back(Parameter(name + ".weight", {dim}));
-  unit.parameters.push_back(Parameter(name + ".bias", {dim}));
-}
-
-// The parameters are in the order of testing/gpt/model/model.cc.
+// The parameters are in the order of testing/gpt/model.cc.
 UnitShape MakeBlock(const GptShape& gpt, int64_t index) {
   UnitShape block;
   block.name = absl::StrCat("blocks.", index);
   block.parent = 0;
-  AddNorm("ln1", gpt.dim, block);
-  AddLinear("qkv", gpt.dim, 3 * gpt.dim, block);
-  AddLinear("proj", gpt.dim, gpt.dim, block);
-  AddNorm("ln2", gpt.dim, block);
-  AddLinear("fc", gpt.dim, 4 * gpt.dim, block);
-  AddLinear("out", 4 * gpt.dim, gpt.dim, block);
+  AddPair("ln1", {gpt.dim}, block);
+  AddPair("qkv", {3 * gpt.dim, gpt.dim}, block);
+  AddPair("proj", {gpt.dim, gpt.dim}, block);
+  AddPair("ln2", {gpt.dim}, block);
+  AddPair("fc", {4 * gpt.dim, gpt.dim}, block);
+  AddPair("out", {gpt.dim, 4 * gpt.dim}, block);
   const double dim = static_cast<double>(gpt.dim);
   const double seq = static_cast<double>(gpt.seq);
   const double tokens = static_cast<double>(gpt.batch) * seq;
@@ -230,7 +221,7 @@ absl::StatusOr<ModelShape> MakeGpt(const GptShape& gpt) {
   root.name = "root";
   root.parameters.push_back(Parameter("wte.weight", {gpt.vocab, gpt.dim}));
   root.parameters.push_back(Parameter("wpe.weight", {gpt.seq, gpt.dim}));
-  AddNorm("ln", gpt.dim, root);
+  AddPair("ln", {gpt.dim}, root);
   root.parameters.push_back(Parameter("head.weight", {gpt.vocab, gpt.dim}));
   root.forward.flops =
       2.0 * static_cast<double>(gpt.batch) * static_cast<double>(gpt.seq) *

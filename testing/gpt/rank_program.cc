@@ -1,12 +1,19 @@
 #include "testing/gpt/rank_program.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/multinomial.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +22,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -30,20 +38,11 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/trace/trace.h"
-#include "testing/gpt/data/batch.h"
-#include "testing/gpt/data/count_data.h"
-#include "testing/gpt/data/device_batches.h"
-#include "testing/gpt/data/part_batches.h"
-#include "testing/gpt/data/text_batches.h"
-#include "testing/gpt/model/model.h"
-#include "testing/gpt/model/sampler.h"
-#include "testing/gpt/model/trainable_model.h"
-#include "testing/gpt/report/offload_traffic.h"
-#include "testing/gpt/report/progress.h"
-#include "testing/gpt/report/rank_numbers.h"
-#include "testing/gpt/report/report.h"
-#include "testing/gpt/training/checkpoints.h"
-#include "testing/gpt/training/trainer.h"
+#include "testing/gpt/batches.h"
+#include "testing/gpt/model.h"
+#include "testing/gpt/report.h"
+#include "testing/gpt/trainable_model.h"
+#include "testing/gpt/trainer.h"
 
 namespace gpt {
 namespace {
@@ -55,12 +54,48 @@ constexpr int64_t kValidationTokens = 1 << 15;
 constexpr int64_t kPromptBytes = 64;
 // How often it looks whether another replica has written the model.
 constexpr absl::Duration kExportPause = absl::Milliseconds(100);
+constexpr absl::Duration kShowInterval = absl::Seconds(10);
+constexpr double kTemperature = 0.8;
 
 // Returns up to kPromptBytes from the beginning of a line, if there is one.
 std::string Prompt(absl::string_view text) {
   const size_t newline = text.substr(0, text.size() / 2).find('\n');
   if (newline != absl::string_view::npos) text.remove_prefix(newline + 1);
   return std::string(text.substr(0, kPromptBytes));
+}
+
+// Returns `text` with '?' for what a terminal could take for a command and for
+// what is not ASCII; newlines and tabs stay.
+std::string Printable(absl::string_view text) {
+  std::string printable(text);
+  for (char& byte : printable) {
+    if (byte != '\n' && byte != '\t' &&
+        !absl::ascii_isprint(static_cast<unsigned char>(byte))) {
+      byte = '?';
+    }
+  }
+  return printable;
+}
+
+// Returns `mine` of each rank, by rank. Collective; all pass equally many.
+absl::StatusOr<std::vector<std::vector<int64_t>>> GatherNumbers(
+    const std::vector<int64_t>& mine, absl::string_view label,
+    Communicator& communicator) {
+  const int64_t count = static_cast<int64_t>(mine.size());
+  const at::Tensor all =
+      at::empty({communicator.world_size() * count}, at::kLong);
+  FSDP_ASSIGN_OR_RETURN(
+      std::unique_ptr<fsdp::comm::Work> work,
+      communicator.AllGather(all, at::tensor(mine, at::kLong), label));
+  FSDP_RETURN_IF_ERROR(
+      work->Wait(absl::Now() + communicator.default_timeout()));
+  const int64_t* next = all.const_data_ptr<int64_t>();
+  std::vector<std::vector<int64_t>> by_rank;
+  for (int rank = 0; rank < communicator.world_size(); ++rank) {
+    by_rank.emplace_back(next, next + count);
+    next += count;
+  }
+  return by_rank;
 }
 
 // Is one rank's run: it has the steps of RunRank() as methods, in their order.
@@ -90,7 +125,6 @@ class RankRun {
  private:
   bool IsFirst() const { return communicator_.rank() == 0; }
   BatchShape Shape() const { return {options_.batch, options_.model.seq}; }
-  std::ostream& Out() const { return *context_.out; }
 
   absl::Status Agree(const absl::Status& mine, absl::string_view what) {
     return fsdp::comm::Agree(communicator_, mine, what,
@@ -170,7 +204,7 @@ class RankRun {
       model->to(context_.device);
     });
     FSDP_RETURN_IF_ERROR(Agree(made, "making the model"));
-    if (options_.sharding != Sharding::kNone) return absl::OkStatus();
+    if (options_.sharding.has_value()) return absl::OkStatus();
     return Agree(fsdp::Materialize(*model), "making the model");
   }
 
@@ -183,16 +217,8 @@ class RankRun {
     absl::Status read =
         fsdp::checkpoint::LoadModel(options_.init, model_->module());
     // Ranks of a sharded model have agreed in LoadModel().
-    if (options_.sharding != Sharding::kNone) return read;
+    if (options_.sharding.has_value()) return read;
     return Agree(read, "reading the initial parameters");
-  }
-
-  absl::Status WriteInit() {
-    if (options_.save_init.empty()) return absl::OkStatus();
-    fsdp::checkpoint::ExportOptions exported;
-    exported.ranks = &communicator_;
-    return fsdp::checkpoint::ExportFile(options_.save_init, model_->module(),
-                                        exported);
   }
 
   absl::Status MakeModel() {
@@ -201,22 +227,14 @@ class RankRun {
     for (const at::Tensor& parameter : model->parameters()) {
       report_.num_parameters += parameter.numel();
     }
-    if (options_.sharding == Sharding::kNone) {
-      model_ = MakeUnsharded(std::move(model));
-    } else if (options_.automatic) {
-      const AutoSharding wanted{options_.auto_memory, options_.precision,
-                                options_.offload.directory, options_.model,
-                                options_.batch};
-      FSDP_ASSIGN_OR_RETURN(
-          model_, MakeAutomatic(model, context_.communicator, wanted, Out()));
-    } else {
-      FSDP_ASSIGN_OR_RETURN(
-          model_, MakeSharded(model, context_.communicator, options_.sharding,
-                              options_.precision, options_.offload,
-                              options_.recompute));
-    }
+    FSDP_ASSIGN_OR_RETURN(model_, MakeTrainable(options_, std::move(model),
+                                                context_.communicator));
     FSDP_RETURN_IF_ERROR(ReadInit());
-    return WriteInit();
+    if (options_.save_init.empty()) return absl::OkStatus();
+    fsdp::checkpoint::ExportOptions exported;
+    exported.ranks = &communicator_;
+    return fsdp::checkpoint::ExportFile(options_.save_init, model_->module(),
+                                        exported);
   }
 
   // Makes the stream of a part of each step. Part p of n ranks has the streams
@@ -244,33 +262,26 @@ class RankRun {
   ReplicaHooks Replica() const {
     ReplicaHooks replica = context_.replica;
     if (!IsFirst()) return replica;
-    replica.on_members = [this](int64_t step, const std::string& members) {
-      Out() << "from step " << step << " on replicas " << members << std::endl;
+    replica.on_members = [](int64_t step, const std::string& members) {
+      std::cout << "from step " << step << " on replicas " << members
+                << std::endl;
     };
     return replica;
   }
 
   absl::Status TrainModel() {
     PrintIntroduction();
-    Progress::Options shown;
-    shown.columns = context_.columns;
-    shown.num_steps = options_.warmup + options_.steps;
-    shown.tokens_per_step =
-        communicator_.world_size() * options_.batch * options_.model.seq;
-    if (shown.columns.has_value()) shown.interval = absl::Milliseconds(200);
-    Progress progress(shown, context_.out);
     TrainerOptions trainer;
     if (model_->offload() != nullptr) trainer.done = model_->offload()->step();
     trainer.warmup = options_.warmup;
     trainer.steps = options_.steps;
-    trainer.lr = options_.lr;
     trainer.signal = context_.signal;
     trainer.saving = Saving();
     std::optional<Traffic> before_timed;
     trainer.on_timed_begin = [&] { before_timed = TrafficSoFar(); };
     if (IsFirst()) {
-      trainer.on_step = [&progress](int64_t step, double loss) {
-        progress.Update(step, loss, absl::Now());
+      trainer.on_step = [this](int64_t step, double loss) {
+        ShowStep(step, loss);
       };
     }
     trainer.replica = Replica();
@@ -279,15 +290,32 @@ class RankRun {
     if (!options_.trace.empty()) {
       FSDP_ASSIGN_OR_RETURN(trace, fsdp::Trace::Start({communicator_.rank()}));
     }
-    FSDP_ASSIGN_OR_RETURN(result_,
-                          Train(trainer, *model_, batches, communicator_));
-    progress.Finish();
+    FSDP_ASSIGN_OR_RETURN(
+        result_, Train(trainer, *model_, batches, context_.communicator));
     if (trace != nullptr) {
       trace->Stop();
       FSDP_RETURN_IF_ERROR(fsdp::WriteTrace(
           *trace, communicator_, options_.trace, options_.trace_steps));
     }
     return ReportTraffic(before_timed.value_or(TrafficSoFar()));
+  }
+
+  // Prints a line now and then.
+  void ShowStep(int64_t step, double loss) {
+    const absl::Time now = absl::Now();
+    const int64_t last = options_.warmup + options_.steps;
+    if (step < last && now - shown_ < kShowInterval) return;
+    std::cout << absl::StrFormat("step %d/%d  loss %.3f", step, last, loss);
+    if (shown_ != absl::InfinitePast()) {
+      const auto tokens = static_cast<double>(
+          (step - shown_step_) * communicator_.world_size() * options_.batch *
+          options_.model.seq);
+      std::cout << absl::StrFormat(
+          "  %.0f tokens/s", tokens / absl::ToDoubleSeconds(now - shown_));
+    }
+    std::cout << std::endl;
+    shown_ = now;
+    shown_step_ = step;
   }
 
   SavingOptions Saving() const {
@@ -302,10 +330,10 @@ class RankRun {
                     {"--seed", absl::StrCat(options_.seed)},
                     {"--seq", absl::StrCat(options_.model.seq)}};
     if (IsFirst()) {
-      saving.on_resumed = [this](int64_t step,
-                                 const std::vector<std::string>& odd) {
-        Out() << "goes on after step " << step << std::endl;
-        for (const std::string& line : odd) Out() << line << std::endl;
+      saving.on_resumed = [](int64_t step,
+                             const std::vector<std::string>& odd) {
+        std::cout << "goes on after step " << step << std::endl;
+        for (const std::string& line : odd) std::cout << line << std::endl;
       };
     }
     return saving;
@@ -313,23 +341,23 @@ class RankRun {
 
   void PrintIntroduction() const {
     if (!IsFirst()) return;
-    Out() << absl::StrFormat(
+    std::cout << absl::StrFormat(
         "%.1f million parameters, %s, %s\n",
         static_cast<double>(report_.num_parameters) / 1e6,
-        options_.sharding == Sharding::kNone ? "not sharded" : "sharded",
+        options_.sharding.has_value() ? "sharded" : "not sharded",
         communicator_.ToString());
     if (corpus_ != nullptr) {
-      Out() << absl::StrFormat(
+      std::cout << absl::StrFormat(
           "text: %d files, %.1f MB to train on, %.1f MB held out\n",
           corpus_->num_files, static_cast<double>(corpus_->train.size()) / 1e6,
           static_cast<double>(corpus_->validation.size()) / 1e6);
     }
     const fsdp::OffloadSpace* const offload = model_->offload();
-    if (offload != nullptr) Out() << offload->Describe();
+    if (offload != nullptr) std::cout << offload->Describe();
     if (offload != nullptr && offload->step() > 0) {
-      Out() << "goes on after step " << offload->step() << "\n";
+      std::cout << "goes on after step " << offload->step() << "\n";
     }
-    Out() << std::flush;
+    std::cout << std::flush;
   }
 
   // Counts from the start of the run.
@@ -358,9 +386,29 @@ class RankRun {
                            to.bytes_gathered - from.bytes_gathered,
                            to.bytes_reduced - from.bytes_reduced};
     if (model_->offload() == nullptr) return absl::OkStatus();
+    const fsdp::OffloadStats now = model_->offload()->stats();
+    const fsdp::OffloadStats& then = before.offload;
+    const double waited =
+        now.memory.waited_seconds - then.memory.waited_seconds;
+    std::vector<int64_t> mine = {static_cast<int64_t>(waited * 1e6)};
+    for (int kind = 0; kind < fsdp::kNumRestingKinds; ++kind) {
+      mine.push_back(now.stores[kind].reads.bytes -
+                     then.stores[kind].reads.bytes);
+      mine.push_back(now.stores[kind].writes.bytes -
+                     then.stores[kind].writes.bytes);
+    }
     FSDP_ASSIGN_OR_RETURN(
-        report_.offload,
-        ReportOffload(*model_->offload(), before.offload, communicator_));
+        const std::vector<std::vector<int64_t>> by_rank,
+        GatherNumbers(mine, "bytes read and written", communicator_));
+    OffloadReport& offload = report_.offload.emplace();
+    offload.plan = model_->offload()->plan();
+    for (const std::vector<int64_t>& numbers : by_rank) {
+      offload.waited_seconds.push_back(static_cast<double>(numbers[0]) / 1e6);
+      for (int kind = 0; kind < fsdp::kNumRestingKinds; ++kind) {
+        offload.bytes_read[kind] += numbers[1 + 2 * kind];
+        offload.bytes_written[kind] += numbers[2 + 2 * kind];
+      }
+    }
     return absl::OkStatus();
   }
 
@@ -401,7 +449,7 @@ class RankRun {
     report_.losses = result_.mean_losses;
     report_.loss_rank0 = result_.own_losses;
     report_.step_seconds = result_.step_seconds;
-    Out() << ToTable(report_) << std::flush;
+    std::cout << ToTable(report_) << std::flush;
     if (!json_.has_value()) return absl::OkStatus();
     return json_->Write(ToJson(report_).ToString() + "\n");
   }
@@ -410,23 +458,30 @@ class RankRun {
   absl::Status SampleText() {
     if (corpus_ == nullptr || options_.sample == 0) return absl::OkStatus();
     const std::string prompt = Prompt(corpus_->validation);
-    SamplerOptions sampler;
-    sampler.num_bytes = options_.sample;
-    sampler.seq = options_.model.seq;
-    sampler.seed = options_.seed;
-    std::string sample;
+    std::string text = prompt;
     FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("sampling", [&] {
-      sample = Sample(
-          [this](const at::Tensor& tokens) {
-            return model_->Forward(tokens.to(context_.device)).cpu();
-          },
-          prompt, sampler);
+      const c10::NoGradGuard no_grad;
+      auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed);
+      for (int64_t i = 0; i < options_.sample; ++i) {
+        const auto context =
+            std::min(static_cast<int64_t>(text.size()), options_.model.seq);
+        const Batch last = WindowsAt(
+            text, {static_cast<int64_t>(text.size()) - context}, context);
+        const at::Tensor logits =
+            model_->Forward(last.inputs.to(context_.device)).cpu();
+        // Tokens that are no bytes cannot be text.
+        const at::Tensor bytes = logits.select(1, context - 1).slice(1, 0, 256);
+        text.push_back(static_cast<char>(
+            at::multinomial(at::softmax(bytes.div(kTemperature), /*dim=*/-1), 1,
+                            /*replacement=*/true, generator)
+                .item<int64_t>()));
+      }
     }));
     if (IsFirst()) {
-      Out() << "--- held-out text ---\n"
-            << Printable(prompt) << "\n--- as the model continues it ---\n"
-            << Printable(sample) << "\n"
-            << std::flush;
+      std::cout << "--- held-out text ---\n"
+                << Printable(prompt) << "\n--- as the model continues it ---\n"
+                << Printable(text.substr(prompt.size())) << "\n"
+                << std::flush;
     }
     return absl::OkStatus();
   }
@@ -439,6 +494,8 @@ class RankRun {
   std::unique_ptr<fsdp::checkpoint::Checkpointer> checkpoints_;  // or null
   TrainingResult result_;
   Report report_;
+  absl::Time shown_ = absl::InfinitePast();  // when a step was
+  int64_t shown_step_ = 0;
   // Set on the first rank if they are asked for.
   std::optional<fsdp::OutputFile> json_;
   std::optional<fsdp::OutputFile> trace_;  // keeps a FIFO's reader

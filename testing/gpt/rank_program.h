@@ -6,16 +6,14 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
-#include <ostream>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "comm/testing/recording_communicator.h"
-#include "testing/gpt/data/text_corpus.h"
-#include "testing/gpt/flags/options.h"
-#include "testing/gpt/training/trainer.h"
+#include "testing/gpt/options.h"
+#include "testing/gpt/text_corpus.h"
+#include "testing/gpt/trainer.h"
 
 namespace gpt {
 
@@ -27,10 +25,7 @@ struct RankContext {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   int ranks_on_host = 1;
   // Null for synthetic data. An error of one rank becomes that of all.
-  absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;
-  // Rank 0 prints here: to a terminal of `columns`, or to no terminal.
-  std::ostream* out = nullptr;
-  std::optional<int> columns;
+  absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus = nullptr;
   std::function<int()> signal;
   // The same job has run before, until a rank failed.
   bool is_restarted = false;
@@ -38,7 +33,8 @@ struct RankContext {
   ReplicaHooks replica;
 };
 
-// Trains, validates, samples, and reports. Collective. Returns Cancelled when
+// Trains, validates, samples, and reports, on rank 0's standard output.
+// Collective. Returns Cancelled when
 // the ranks were asked to stop. On an error the communicator is aborted, so
 // that no rank waits for this one.
 absl::Status RunRank(const TrainOptions& options, const RankContext& context);

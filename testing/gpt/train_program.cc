@@ -27,30 +27,24 @@
 #include "comm/communicator.h"
 #include "comm/inspection/inspection_signals.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_stop_request.h"
 #include "comm/local/local_communicator.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/recording_communicator.h"
-#include "comm/testing/staged/staged_communicator.h"
 #include "replicas/launcher/run_replicas.h"
 #include "replicas/replicas.h"
-#include "testing/gpt/data/default_data.h"
-#include "testing/gpt/data/text_corpus.h"
-#include "testing/gpt/flags/flags.h"
-#include "testing/gpt/flags/options.h"
-#include "testing/gpt/flags/replica_options.h"
+#include "testing/gpt/options.h"
 #include "testing/gpt/rank_program.h"
-#include "testing/gpt/training/checkpoints.h"
-#include "testing/gpt/training/trainer.h"
+#include "testing/gpt/text_corpus.h"
+#include "testing/gpt/trainable_model.h"
 
 namespace gpt {
 namespace {
 
+using ::fsdp::comm::Backend;
 using ::fsdp::comm::CollectiveLog;
 using ::fsdp::comm::Communicator;
-using ::fsdp::comm::DeviceChoice;
 using ::fsdp::comm::Environment;
 using ::fsdp::comm::NcclOn;
 using ::fsdp::comm::StopRequest;
@@ -68,29 +62,13 @@ absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
   return std::make_shared<const TextCorpus>(std::move(corpus));
 }
 
-struct Place {
-  c10::Device device = c10::Device(c10::DeviceType::CPU);
-  int ranks_on_host = 1;
-  const StopRequest& stop;
-  absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;
-  bool is_restarted = false;
-  ReplicaHooks replica;
-};
-
-absl::Status RunOne(const TrainOptions& options, const Place& place,
+// Runs a rank in a place that all ranks of this process share.
+absl::Status RunOne(const TrainOptions& options, const RankContext& place,
                     std::unique_ptr<Communicator> communicator) {
   CollectiveLog log(/*max_trace=*/0);
-  RankContext context;
+  RankContext context = place;
   context.communicator = fsdp::comm::Record(std::move(communicator), &log);
   context.log = &log;
-  context.device = place.device;
-  context.ranks_on_host = place.ranks_on_host;
-  context.corpus = place.corpus;
-  context.is_restarted = place.is_restarted;
-  context.replica = place.replica;
-  context.out = &std::cout;
-  context.columns = fsdp::comm::TerminalColumns();
-  context.signal = [&place] { return place.stop.signal(); };
   return RunRank(options, context);
 }
 
@@ -99,9 +77,10 @@ absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop,
                         const std::string& argv0) {
   FSDP_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Communicator>> group,
                         fsdp::comm::CreateLocalGroup(options.ranks));
-  const Place place{
-      c10::Device(c10::DeviceType::CPU), options.ranks,          stop,
-      ReadCorpus(options, argv0),        /*is_restarted=*/false, {}};
+  RankContext place;
+  place.ranks_on_host = options.ranks;
+  place.signal = [&stop] { return stop.signal(); };
+  place.corpus = ReadCorpus(options, argv0);
   std::vector<absl::Status> results(group.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < group.size(); ++rank) {
@@ -122,30 +101,6 @@ absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop,
     if (first.ok() || absl::IsAborted(first)) first = result;
   }
   return first;
-}
-
-fsdp::comm::Backend BackendOf(const TrainOptions& options) {
-  switch (options.backend) {
-    case Backend::kAuto:
-      return fsdp::comm::Backend::kAuto;
-    case Backend::kLocal:
-      return fsdp::comm::Backend::kLocal;
-    case Backend::kSharedMemory:
-      return fsdp::comm::Backend::kSharedMemory;
-    case Backend::kGloo:
-      return fsdp::comm::Backend::kGloo;
-  }
-  return fsdp::comm::Backend::kAuto;
-}
-
-absl::StatusOr<DeviceChoice> DeviceChoiceOf(const TrainOptions& options,
-                                            const Environment& environment,
-                                            const NcclOn& nccl_on) {
-  auto found = fsdp::comm::ChooseDevice(
-      options.device == Device::kCuda ? c10::kCUDA : c10::kCPU, environment,
-      options.staged ? fsdp::comm::StagedBackend : nccl_on);
-  if (found.ok()) return found;
-  return fsdp::Annotate(found.status(), "--device=cuda");
 }
 
 // Replicas are connected by `between`.
@@ -180,10 +135,11 @@ absl::Status RunProcess(const TrainOptions& options,
                         const TrainHooks& hooks) {
   fsdp::comm::ConnectOptions connect;
   if (hooks.connecting) hooks.connecting(connect);
-  connect.backend = BackendOf(options);
-  FSDP_ASSIGN_OR_RETURN(const DeviceChoice device,
-                        DeviceChoiceOf(options, environment, nccl_on));
-  connect.device = device.connect;
+  connect.backend = options.backend;
+  const auto device =
+      fsdp::comm::ChooseDevice(options.device, environment, nccl_on);
+  if (!device.ok()) return fsdp::Annotate(device.status(), "--device=cuda");
+  connect.device = device->connect;
   const auto signals =
       fsdp::comm::InspectionSignals::Install(environment.inspection_folder);
   if (!signals.ok()) std::cerr << signals.status() << std::endl;
@@ -192,22 +148,20 @@ absl::Status RunProcess(const TrainOptions& options,
   connect.stop_requested = [&stop] { return stop.requested(); };
   if (signals.ok()) (*signals)->Show(*communicator);
   if (hooks.connected) communicator = hooks.connected(std::move(communicator));
-  const Place place{device.device,
-                    environment.local_world_size,
-                    stop,
-                    ReadCorpus(options, argv0),
-                    environment.restart_count > 0,
-                    ReplicaOf(options, environment, connect, hooks)};
+  RankContext place;
+  place.device = device->device;
+  place.ranks_on_host = environment.local_world_size;
+  place.signal = [&stop] { return stop.signal(); };
+  place.corpus = ReadCorpus(options, argv0);
+  place.is_restarted = environment.restart_count > 0;
+  place.replica = ReplicaOf(options, environment, connect, hooks);
   return RunOne(options, place, std::move(communicator));
 }
 
 fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
   fsdp::comm::RestartOptions restarts;
   restarts.max_restarts = options.max_restarts;
-  restarts.min_ranks = options.min_ranks;
-  if (options.restart_ranks == RestartRanks::kFewer) {
-    restarts.on_restart = fsdp::comm::RanksLeft;
-  }
+  if (options.restart_fewer) restarts.on_restart = fsdp::comm::RanksLeft;
   // What others train meanwhile is not a replica's own progress.
   if (options.replicas > 0) {
     restarts.max_without_progress = restarts.max_restarts + 1;
@@ -220,21 +174,6 @@ fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
     return newest.ok() ? newest->value_or(-1) : -1;
   };
   return restarts;
-}
-
-// Starts this program once more for every rank.
-int Launch(const TrainOptions& options, const ReplicaCounts& counts, int argc,
-           char** argv) {
-  if (options.max_restarts > 0) {
-    // Restarted ranks take an export that is there for the job's own.
-    const absl::Status exportable = CheckExport(options, options.ranks);
-    if (!exportable.ok()) {
-      return fsdp::comm::TellEnd(fsdp::comm::AsAgreed(exportable),
-                                 /*local_rank=*/0);
-    }
-  }
-  return fsdp::replicas::RunReplicas(argc, argv, counts, /*fn=*/nullptr, {},
-                                     RestartsOf(options));
 }
 
 }  // namespace
@@ -266,12 +205,22 @@ int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
                       (options->backend == Backend::kAuto && is_alone));
   const bool is_rank =
       environment->started_by != fsdp::comm::StartedBy::kNobody ||
-      (is_alone &&
-       (is_replica || options->device == Device::kCuda || !threads));
+      (is_alone && (is_replica || options->device == c10::kCUDA || !threads));
   // Ranks that are told to end save before they do.
   const StopRequest stop(options->save.empty() ? absl::Seconds(10)
                                                : absl::Minutes(2));
-  if (!is_rank && !threads) return Launch(*options, counts, argc, argv);
+  if (!is_rank && !threads) {
+    // Restarted ranks take an export that is there for the job's own.
+    const absl::Status exportable = options->max_restarts > 0
+                                        ? CheckExport(*options, options->ranks)
+                                        : absl::OkStatus();
+    if (!exportable.ok()) {
+      return fsdp::comm::TellEnd(fsdp::comm::AsAgreed(exportable),
+                                 /*local_rank=*/0);
+    }
+    return fsdp::replicas::RunReplicas(argc, argv, counts, /*fn=*/nullptr, {},
+                                       RestartsOf(*options));
+  }
   return fsdp::comm::TellEnd(is_rank ? RunProcess(*options, *environment, stop,
                                                   argv[0], nccl_on, hooks)
                                      : RunThreads(*options, stop, argv[0]),

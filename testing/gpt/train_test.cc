@@ -1,11 +1,15 @@
 // Runs the program as a user does. It is this test's runfile testing/gpt/train,
 // below the directory that the test starts in.
 #include <ATen/Parallel.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <spawn.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -19,15 +23,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/check.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "comm/launcher/launch_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/gpt/data/batch.h"
-#include "testing/gpt/flags/options.h"
-#include "testing/gpt/testing/child_process.h"
 #include "testing/gpt/testing/plain_training.h"
 
 namespace gpt {
@@ -37,8 +40,7 @@ using ::fsdp::Json;
 using ::fsdp::comm::kUsageErrorExitCode;
 using ::testing::AllOf;
 using ::testing::AnyOf;
-using testing::ChildProcess;
-using ::testing::Contains;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::Gt;
 using ::testing::HasSubstr;
@@ -51,6 +53,76 @@ using ::testing::SizeIs;
 constexpr char kProgram[] = "testing/gpt/train";
 constexpr int kSteps = 10;
 
+// A program that a test runs and listens to; the destructor kills one that
+// still runs.
+class ChildProcess {
+ public:
+  // Runs argv[0], a path, with both output streams in one. Ends the test
+  // program if that is not possible.
+  explicit ChildProcess(std::vector<std::string> argv) {
+    int pipe_fds[2];
+    FSDP_CHECK(pipe2(pipe_fds, O_CLOEXEC) == 0);
+    output_fd_ = pipe_fds[0];
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, pipe_fds[1], STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, pipe_fds[1], STDERR_FILENO);
+    std::vector<char*> pointers;
+    pointers.reserve(argv.size() + 1);
+    for (std::string& argument : argv) pointers.push_back(&argument[0]);
+    pointers.push_back(nullptr);
+    FSDP_CHECK(posix_spawn(&pid_, pointers[0], &actions, nullptr,
+                           pointers.data(), environ) == 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(pipe_fds[1]);
+  }
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
+  ~ChildProcess() {
+    if (pid_ >= 0) {
+      Signal(SIGKILL);
+      Wait();
+    }
+    close(output_fd_);
+  }
+
+  // Reads until the output has `text`; returns false if it ends without it.
+  bool ReadUntil(absl::string_view text) {
+    while (!absl::StrContains(output_, text)) {
+      if (!ReadSome()) return false;
+    }
+    return true;
+  }
+  void Signal(int signal) { kill(pid_, signal); }
+  // Waits for the end. Returns the exit code, or 128 + the signal.
+  int Wait() {
+    while (ReadSome()) {
+    }
+    int status = 0;
+    FSDP_CHECK(waitpid(std::exchange(pid_, -1), &status, 0) > 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+  // Returns what has been read so far, all of it after Wait().
+  const std::string& output() const { return output_; }
+
+ private:
+  bool ReadSome() {
+    char buffer[4096];
+    ssize_t count = 0;
+    do {
+      count = read(output_fd_, buffer, sizeof(buffer));
+    } while (count < 0 && errno == EINTR);
+    if (count <= 0) return false;
+    output_.append(buffer, count);
+    return true;
+  }
+
+  pid_t pid_ = -1;
+  int output_fd_ = -1;
+  std::string output_;
+};
+
 class TrainTest : public ::testing::Test {
  protected:
   TrainTest() { std::filesystem::create_directory(directory_); }
@@ -60,29 +132,37 @@ class TrainTest : public ::testing::Test {
     return absl::StrCat(directory_, "/", name);
   }
 
-  // Returns a command line for a model that takes no time.
-  static std::vector<std::string> Command(std::vector<std::string> flags) {
-    std::vector<std::string> command = {
-        kProgram,   "--layers=2",  "--dim=16",    "--heads=2",
-        "--seq=12", "--vocab=256", "--batch=2",   "--threads=1",
-        "--seed=3", "--steps=10",  "--sample=20", "--warmup=0"};
-    command.insert(command.end(), flags.begin(), flags.end());
-    return command;
+  // Returns a command line for a model that takes no time. `flags` are
+  // separated by blanks.
+  static std::vector<std::string> Command(
+      absl::string_view flags, absl::string_view program = kProgram) {
+    return absl::StrSplit(
+        absl::StrCat(program,
+                     " --layers=2 --dim=16 --heads=2 --seq=12 --vocab=256 "
+                     "--batch=2 --threads=1 --seed=3 --steps=10 --sample=20 "
+                     "--warmup=0 ",
+                     flags),
+        ' ', absl::SkipEmpty());
   }
 
-  // Runs the program to its end, which has to be a good one, and returns its
-  // --json.
-  Json Run(std::vector<std::string> flags) {
-    flags.push_back(absl::StrCat("--json=", Path("report.json")));
-    ChildProcess train(Command(std::move(flags)));
-    const int exit_code = train.Wait();
-    EXPECT_EQ(exit_code, 0) << train.output();
+  // Runs the program to its end, which has to be this one, and returns what it
+  // has printed.
+  static std::string OutputOf(absl::string_view flags, int exit_code = 0) {
+    ChildProcess train(Command(flags));
+    EXPECT_EQ(train.Wait(), exit_code) << flags << "\n" << train.output();
+    return train.output();
+  }
+
+  // Runs the program to a good end, and returns its --json.
+  Json Run(absl::string_view flags) const {
+    OutputOf(absl::StrCat(flags, " --json=", Path("report.json")));
     std::stringstream text;
     text << std::ifstream(Path("report.json")).rdbuf();
     absl::StatusOr<Json> json = Json::Parse(text.str());
     EXPECT_OK(json);
     return json.value_or(Json());
   }
+  std::vector<double> Losses(absl::string_view flags) const;
 
   const std::string directory_ =
       absl::StrCat(::testing::TempDir(), "/train_test.", getpid());
@@ -98,19 +178,28 @@ std::vector<double> Numbers(const Json& report, absl::string_view key) {
   return numbers;
 }
 
+std::vector<double> TrainTest::Losses(absl::string_view flags) const {
+  return Numbers(Run(flags), "losses");
+}
+
 // The number of threads is the program's, since the bits depend on it.
 std::vector<double> Plain(int ranks, Optimizer optimizer) {
   at::set_num_threads(1);
-  testing::PlainTraining training{};
-  training.model = {/*vocab=*/256, /*dim=*/16, /*layers=*/2, /*heads=*/2,
-                    /*seq=*/12};
-  training.shape = {/*batch=*/2, /*seq=*/12};
-  training.ranks = ranks;
-  training.steps = kSteps;
-  training.seed = 3;
-  training.lr = 3e-4;
-  training.optimizer = optimizer;
-  return PlainLosses(training);
+  return PlainLosses({{/*vocab=*/256, /*dim=*/16, /*layers=*/2, /*heads=*/2,
+                       /*seq=*/12},
+                      {/*batch=*/2, /*seq=*/12},
+                      ranks,
+                      kSteps,
+                      /*seed=*/3,
+                      optimizer});
+}
+
+void ExpectNear(const std::vector<double>& losses,
+                const std::vector<double>& expected, double relative) {
+  ASSERT_EQ(losses.size(), expected.size());
+  for (size_t i = 0; i < losses.size(); ++i) {
+    EXPECT_NEAR(losses[i], expected[i], relative * expected[i]) << i;
+  }
 }
 
 class TrainOracleTest
@@ -119,14 +208,11 @@ class TrainOracleTest
 
 TEST_P(TrainOracleTest, LossesAreThoseOfPlainTrainingOnAllBatches) {
   const auto [backend, ranks] = GetParam();
-  const Json report = Run({"--data=count", absl::StrCat("--backend=", backend),
-                           absl::StrCat("--ranks=", ranks)});
+  const Json report =
+      Run(absl::StrCat("--data=count --backend=", backend, " --ranks=", ranks));
   const std::vector<double> losses = Numbers(report, "losses");
-  const std::vector<double> plain = Plain(ranks, Optimizer::kTorch);
   ASSERT_THAT(losses, SizeIs(kSteps));
-  for (int step = 0; step < kSteps; ++step) {
-    EXPECT_NEAR(losses[step], plain[step], 1e-5 * plain[step]) << step;
-  }
+  ExpectNear(losses, Plain(ranks, Optimizer::kTorch), 1e-5);
   if (ranks == 1) {
     EXPECT_EQ(losses, Plain(1, Optimizer::kFused)) << "not the same bits";
   }
@@ -135,7 +221,8 @@ TEST_P(TrainOracleTest, LossesAreThoseOfPlainTrainingOnAllBatches) {
   const int communicating = ranks == 1 ? 0 : kSteps;
   EXPECT_EQ(report.Find("all_gathers")->NumberOr(-1), 5 * communicating);
   EXPECT_EQ(report.Find("reduce_scatters")->NumberOr(-1), 3 * communicating);
-  EXPECT_THAT(Numbers(report, "peak_rss_mb"), SizeIs(ranks));
+  EXPECT_THAT(Numbers(report, "peak_rss_mb"),
+              AllOf(SizeIs(ranks), Each(Gt(0))));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TrainOracleTest,
@@ -144,85 +231,63 @@ INSTANTIATE_TEST_SUITE_P(All, TrainOracleTest,
 
 TEST_F(TrainTest, GoesOnFromTheInitialParametersOfAnotherRun) {
   const std::string init = Path("init.safetensors");
-  const Json first = Run({"--data=count", "--save-init", init});
   // The other seed would make other parameters, were it not for the file.
-  const Json second = Run({"--data=count", "--init", init, "--seed=4",
-                           "--ranks=3", "--backend=local"});
-  const Json third = Run({"--data=count", "--seed=4"});
-  const auto loss0 = [](const Json& report) {
-    return report.Find("loss0")->NumberOr(0);
-  };
-  EXPECT_EQ(loss0(first), loss0(second));
-  EXPECT_NE(loss0(first), loss0(third));
+  const Json first = Run("--data=count --save-init " + init);
+  const Json second =
+      Run("--data=count --seed=4 --ranks=3 --backend=local "
+          "--init " +
+          init);
+  const Json third = Run("--data=count --seed=4");
+  EXPECT_EQ(*first.Find("loss0"), *second.Find("loss0"));
+  EXPECT_FALSE(*first.Find("loss0") == *third.Find("loss0"));
 }
 
 TEST_F(TrainTest, DefaultTextIsThereAndTheModelContinuesIt) {
-  ChildProcess train(Command({"--steps=2"}));
-  EXPECT_EQ(train.Wait(), 0) << train.output();
-  EXPECT_THAT(train.output(),
+  EXPECT_THAT(OutputOf("--steps=2"),
               AllOf(HasSubstr("step 2/2"), HasSubstr("validation loss"),
                     HasSubstr("as the model continues it")));
 }
 
 TEST_F(TrainTest, WithoutShardingNothingIsGathered) {
-  const Json report = Run({"--data=count", "--sharding=none", "--ranks=1"});
+  const Json report = Run("--data=count --sharding=none --ranks=1");
   EXPECT_EQ(report.Find("impl")->ToString(), "\"none\"");
   EXPECT_EQ(report.Find("all_gathers")->NumberOr(-1), 0);
   EXPECT_EQ(Numbers(report, "losses"), Plain(1, Optimizer::kFused));
 }
 
-TEST_F(TrainTest, TrainsAlikeByWhatItChooses) {
-  const std::vector<double> plain = Plain(2, Optimizer::kTorch);
+TEST_F(TrainTest, TrainsAlikeByWhatItChoosesAndSaysWhatItHasConsidered) {
+  const std::string flags = "--data=count --auto --auto-memory=";
   for (const char* backend : {"local", "shared_memory"}) {
-    const std::vector<double> losses =
-        Numbers(Run({"--data=count", "--auto", "--auto-memory=64MiB",
-                     "--ranks=2", absl::StrCat("--backend=", backend)}),
-                "losses");
-    ASSERT_THAT(losses, SizeIs(kSteps));
-    for (int step = 0; step < kSteps; ++step) {
-      EXPECT_NEAR(losses[step], plain[step], 1e-5 * plain[step]) << step;
-    }
+    ExpectNear(Losses(absl::StrCat(flags, "64MiB --backend=", backend)),
+               Plain(2, Optimizer::kTorch), 1e-5);
   }
-}
-
-TEST_F(TrainTest, SaysWhatItHasConsidered) {
-  ChildProcess train(
-      Command({"--data=count", "--auto", "--auto-memory=64MiB"}));
-  EXPECT_EQ(train.Wait(), 0) << train.output();
-  EXPECT_THAT(train.output(),
+  EXPECT_THAT(OutputOf(flags + "64MiB"),
               AllOf(HasSubstr("of 64.00 MiB"), HasSubstr("root and 2"),
                     HasSubstr("chosen"), HasSubstr("slower")));
-  ChildProcess poor(Command({"--data=count", "--auto", "--auto-memory=4KiB"}));
+  ChildProcess poor(Command(flags + "4KiB"));
   EXPECT_NE(poor.Wait(), 0);
   EXPECT_THAT(poor.output(), HasSubstr("combinations of options fits"));
 }
 
 TEST_F(TrainTest, EveryStrategyTrainsAlike) {
-  const std::vector<double> full = Numbers(Run({"--data=count"}), "losses");
-  for (const char* sharding : {"gradients", "optimizer", "replicated"}) {
-    const Json report =
-        Run({"--data=count", absl::StrCat("--sharding=", sharding)});
-    EXPECT_EQ(Numbers(report, "losses"), full) << sharding;
+  const std::vector<double> full = Losses("--data=count");
+  for (const char* flag : {"--sharding=gradients", "--sharding=optimizer",
+                           "--sharding=replicated", "--recompute"}) {
+    EXPECT_EQ(Losses(absl::StrCat("--data=count ", flag)), full) << flag;
   }
-}
-
-TEST_F(TrainTest, Bf16LearnsAsWell) {
-  const std::vector<double> losses =
-      Numbers(Run({"--data=count", "--precision=bf16"}), "losses");
-  const std::vector<double> full = Numbers(Run({"--data=count"}), "losses");
-  ASSERT_EQ(losses.size(), full.size());
+  const std::vector<double> bf16 = Losses("--data=count --precision=bf16");
+  ASSERT_EQ(bf16.size(), full.size());
   for (size_t i = 0; i < full.size(); ++i) {
-    EXPECT_NEAR(losses[i], full[i], 0.05) << "step " << i;
+    EXPECT_NEAR(bf16[i], full[i], 0.05) << "step " << i;
   }
 }
 
 TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
-  const std::vector<double> unbroken =
-      Numbers(Run({"--data=count", "--steps=40"}), "losses");
-  const std::vector<std::string> flags = {
-      "--data=count",    "--steps=40",
-      "--backend=local", "--offload=ssd",
-      "--keep=run",      absl::StrCat("--offload-dir=", directory_)};
+  const std::vector<double> unbroken = Losses("--data=count --steps=40");
+  const std::string flags = absl::StrCat(
+      "--data=count --steps=40 --backend=local --offload=ssd --keep=run "
+      "--offload-dir=",
+      directory_);
   for (int kill = 0; kill < 3; ++kill) {
     ChildProcess train(Command(flags));
     ASSERT_TRUE(train.ReadUntil("step ")) << train.output();
@@ -230,7 +295,7 @@ TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
     train.Wait();
   }
   // These are the steps that were left, none if the last kill came too late.
-  const std::vector<double> rest = Numbers(Run(flags), "losses");
+  const std::vector<double> rest = Losses(flags);
   ASSERT_LE(rest.size(), unbroken.size());
   EXPECT_TRUE(std::equal(rest.rbegin(), rest.rend(), unbroken.rbegin()));
   // Another start of a run that is done takes no step, and says so.
@@ -238,9 +303,7 @@ TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
   EXPECT_THAT(Numbers(done, "losses"), SizeIs(0));
   EXPECT_EQ(*done.Find("step_ms"), Json());
   EXPECT_EQ(done.Find("world")->NumberOr(0), 2);
-  ChildProcess again(Command(flags));
-  EXPECT_EQ(again.Wait(), 0) << again.output();
-  EXPECT_THAT(again.output(), HasSubstr("goes on after step 40"));
+  EXPECT_THAT(OutputOf(flags), HasSubstr("goes on after step 40"));
 }
 
 // Returns what --save has made, sorted.
@@ -255,62 +318,30 @@ std::vector<std::string> Steps(const std::string& folder) {
 }
 
 TEST_F(TrainTest, GoesOnFromItsNewestCheckpoint) {
-  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
-    const std::vector<double> unbroken =
-        Numbers(Run({backend, "--steps=12"}), "losses");
+  for (const std::string backend : {"--backend=local", "--backend=gloo"}) {
+    const std::vector<double> unbroken = Losses(backend + " --steps=12");
     ASSERT_THAT(unbroken, SizeIs(12));
-    const std::string save = absl::StrCat("--save=", Path(backend));
-    Run({backend, "--steps=7", "--save-every=3", "--keep-last=2", save});
+    const std::string save = backend + " --save=" + Path(backend);
+    Run(save + " --steps=7 --save-every=3 --keep-last=2");
     EXPECT_THAT(Steps(Path(backend)), ElementsAre("step-6", "step-7"));
-    const std::string exported = Path(absl::StrCat(backend, ".export"));
-    const Json second =
-        Run({backend, "--steps=12", "--resume", save, "--warmup=0",
-             absl::StrCat("--export=", exported)});
-    EXPECT_EQ(Numbers(second, "losses"),
-              std::vector<double>(unbroken.begin() + 7, unbroken.end()));
+    const std::string exported = Path(backend + ".export");
+    EXPECT_EQ(
+        Losses(save + " --steps=12 --resume --warmup=0 --export=" + exported),
+        std::vector<double>(unbroken.begin() + 7, unbroken.end()));
     EXPECT_TRUE(std::filesystem::exists(exported + "/config.json"));
     // The trained model is where a longer run is after its 12th step; a
     // training of its own takes it up. Both kinds of folder work.
-    const Json from_export =
-        Run({backend, "--steps=1", absl::StrCat("--init=", exported)});
-    const Json from_step =
-        Run({backend, "--steps=1",
-             absl::StrCat("--init=", Path(backend), "/step-12")});
-    EXPECT_THAT(Numbers(from_export, "losses"), SizeIs(1));
-    EXPECT_EQ(Numbers(from_export, "losses"), Numbers(from_step, "losses"));
+    const std::string init = backend + " --steps=1 --init=";
+    const std::vector<double> from_export = Losses(init + exported);
+    EXPECT_THAT(from_export, SizeIs(1));
+    EXPECT_EQ(from_export, Losses(init + Path(backend) + "/step-12"));
   }
-}
-
-TEST_F(TrainTest, AKilledRunGoesOnFromItsNewestCheckpoint) {
-  const std::vector<double> unbroken =
-      Numbers(Run({"--data=count", "--steps=40"}), "losses");
-  const std::vector<std::string> flags = {
-      "--data=count",
-      "--steps=40",
-      "--backend=local",
-      "--resume",
-      "--keep-last=2",
-      "--save-every=3",
-      absl::StrCat("--save=", Path("runs"))};
-  for (int kill = 0; kill < 3; ++kill) {
-    ChildProcess train(Command(flags));
-    ASSERT_TRUE(train.ReadUntil("step ")) << train.output();
-    train.Signal(SIGKILL);
-    train.Wait();
-  }
-  const std::vector<double> rest = Numbers(Run(flags), "losses");
-  ASSERT_LE(rest.size(), unbroken.size());
-  EXPECT_TRUE(std::equal(rest.rbegin(), rest.rend(), unbroken.rbegin()));
-  // The checkpoint that was loaded stays, too.
-  EXPECT_THAT(Steps(Path("runs")),
-              AllOf(Contains("step-39"), Contains("step-40")));
 }
 
 TEST_F(TrainTest, ARunThatIsToldToEndSavesFirst) {
-  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
-    const std::string save = absl::StrCat("--save=", Path(backend));
-    ChildProcess train(
-        Command({backend, "--data=count", "--steps=1000000", save}));
+  for (const std::string backend : {"--backend=local", "--backend=gloo"}) {
+    const std::string flags = backend + " --data=count --save=" + Path(backend);
+    ChildProcess train(Command(flags + " --steps=1000000"));
     ASSERT_TRUE(train.ReadUntil("step 1/")) << train.output();
     train.Signal(SIGTERM);
     EXPECT_EQ(train.Wait(), 128 + SIGTERM) << train.output();
@@ -321,75 +352,53 @@ TEST_F(TrainTest, ARunThatIsToldToEndSavesFirst) {
                 HasSubstr(absl::StrCat(
                     "stopped by signal 15 (SIGTERM) after step ", step,
                     ", of which there is a checkpoint in ", Path(backend))));
-    ChildProcess again(Command({backend, "--data=count", "--resume", save,
-                                "--steps=" + step, "--seed=7"}));
-    EXPECT_EQ(again.Wait(), 0) << again.output();
     EXPECT_THAT(
-        again.output(),
+        OutputOf(flags + " --resume --seed=7 --steps=" + step),
         AllOf(HasSubstr("goes on after step " + step),
               HasSubstr("--seed=7: the checkpoint is of a run "
                         "with --seed="),
               Not(HasSubstr("--data")),
               HasSubstr("nothing to train: the checkpoint has step " + step)));
-    ChildProcess refused(Command({backend, "--data=count", save}));
-    EXPECT_EQ(refused.Wait(), kUsageErrorExitCode);
-    EXPECT_THAT(refused.output(), HasSubstr("--resume goes on from it"));
+    EXPECT_THAT(OutputOf(flags, kUsageErrorExitCode),
+                HasSubstr("--resume goes on from it"));
   }
 }
 
 TEST_F(TrainTest, WhatRestsOnTheDiskMakesNoDifference) {
-  const std::vector<double> losses = Numbers(Run({"--data=count"}), "losses");
-  const auto run = [&](std::vector<std::string> flags) {
-    flags.insert(flags.end(), {"--data=count", "--offload-dir", directory_});
-    const Json report = Run(flags);
-    EXPECT_EQ(Numbers(report, "losses"), losses) << absl::StrJoin(flags, " ");
+  const std::vector<double> losses = Losses("--data=count");
+  const auto run = [&](const std::string& flags) {
+    const Json report =
+        Run(absl::StrCat(flags, " --data=count --offload-dir ", directory_));
+    EXPECT_EQ(Numbers(report, "losses"), losses) << flags;
     const Json offload = *report.Find("offload");
     EXPECT_THAT(Numbers(offload, "waited_seconds_per_step"), SizeIs(2));
     return std::make_pair(
         offload.Find("optimizer")->Find("ssd")->NumberOr(-1),
         offload.Find("written_per_step")->Find("optimizer")->NumberOr(-1));
   };
-  for (const char* flag :
-       {"--backend=local", "--backend=gloo", "--offload-kinds=optimizer",
-        "--sharding=gradients"}) {
-    EXPECT_THAT(run({"--offload=ssd", flag}), Pair(Gt(0), Gt(0))) << flag;
+  for (const std::string flag :
+       {"--backend=local", "--backend=gloo", "--sharding=gradients"}) {
+    EXPECT_THAT(run("--offload=ssd " + flag), Pair(Gt(0), Gt(0))) << flag;
   }
-  EXPECT_THAT(run({"--offload=ssd", "--memory-budget=1MiB"}), Pair(0, 0))
+  EXPECT_THAT(run("--offload=ssd --memory-budget=1MiB"), Pair(0, 0))
       << "all of it fits";
-  EXPECT_THAT(run({"--offload=cpu"}), Pair(0, 0));
+  EXPECT_THAT(run("--offload=cpu"), Pair(0, 0));
 }
 
 TEST_F(TrainTest, ThePlanIsPrintedBeforeTheFirstStep) {
-  ChildProcess train(Command({"--data=count", "--offload=ssd",
-                              absl::StrCat("--offload-dir=", directory_)}));
-  EXPECT_EQ(train.Wait(), 0);
-  const std::string& output = train.output();
+  const std::string output = OutputOf(
+      absl::StrCat("--data=count --offload=ssd --offload-dir=", directory_));
   EXPECT_THAT(output, AllOf(HasSubstr("buffers for transfers"),
                             HasSubstr("optimizer in scratch file"),
                             HasSubstr("read, per step   parameters")));
   EXPECT_LT(output.find("buffers for transfers"), output.find("step 1/10"));
 }
 
-TEST_F(TrainTest, WhatCannotRestWhereItShouldEndsAllRanks) {
-  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
-    ChildProcess missing(Command({backend, "--data=count", "--offload=ssd",
-                                  "--offload-dir=/no/such/disk"}));
-    EXPECT_EQ(missing.Wait(), kUsageErrorExitCode);
-    EXPECT_THAT(missing.output(), AllOf(HasSubstr("making the store of"),
-                                        HasSubstr("/no/such/disk")));
-    ChildProcess small(Command(
-        {backend, "--data=count", "--offload=ssd", "--memory-budget=1KiB"}));
-    EXPECT_EQ(small.Wait(), kUsageErrorExitCode);
-    EXPECT_THAT(small.output(),
-                HasSubstr("a memory budget of 1024 bytes is too small"));
-  }
-}
-
 TEST_F(TrainTest, TracesItsLastStepsOnAllRanks) {
   for (const char* backend : {"local", "shared_memory"}) {
     const std::string path = Path("trace.json");
-    Run({"--data=count", absl::StrCat("--backend=", backend),
-         absl::StrCat("--trace=", path), "--trace-steps=3"});
+    Run(absl::StrCat("--data=count --trace-steps=3 --backend=", backend,
+                     " --trace=", path));
     std::stringstream text;
     text << std::ifstream(path).rdbuf();
     ASSERT_OK_AND_ASSIGN(const Json trace, Json::Parse(text.str()));
@@ -408,93 +417,97 @@ TEST_F(TrainTest, TracesItsLastStepsOnAllRanks) {
   }
 }
 
-TEST_F(TrainTest, EndsOnEveryRankWithTheReason) {
-  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
-    ChildProcess missing(Command({backend, "--data=/no/such/text"}));
-    EXPECT_EQ(missing.Wait(), kUsageErrorExitCode);
-    EXPECT_THAT(missing.output(), HasSubstr("/no/such/text"));
-    std::ofstream(Path("empty")).flush();
-    ChildProcess empty(Command({backend, "--data", Path("empty")}));
-    EXPECT_EQ(empty.Wait(), kUsageErrorExitCode);
-    EXPECT_THAT(empty.output(), HasSubstr("0 bytes are too few"));
-    ChildProcess small(Command({backend, "--vocab=100"}));
-    EXPECT_EQ(small.Wait(), kUsageErrorExitCode);
-    EXPECT_THAT(small.output(), HasSubstr("--vocab=100 is too small"));
-  }
-}
-
-TEST_F(TrainTest, FilesToWriteAreTriedBeforeTheTraining) {
+TEST_F(TrainTest, WhatCannotBeEndsEveryRankWithTheReasonBeforeTheTraining) {
+  std::ofstream(Path("empty")).flush();
   ASSERT_EQ(mkfifo(Path("fifo").c_str(), 0600), 0);
-  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
-    for (const char* flag : {"--json=", "--trace="}) {
-      for (const std::string& path :
-           {std::string("/no/such/file"), directory_, Path("fifo")}) {
-        // It would never end if it began.
-        ChildProcess train(
-            Command({backend, "--data=count", "--steps=1000000000",
-                     absl::StrCat(flag, path)}));
-        EXPECT_EQ(train.Wait(), kUsageErrorExitCode);
-        EXPECT_THAT(train.output(), HasSubstr(absl::StrCat("writing ", path)));
-      }
+  std::vector<std::pair<std::string, std::string>> cases = {
+      {"--data=/no/such/text", "/no/such/text"},
+      {"--data " + Path("empty"), "0 bytes are too few"},
+      {"--vocab=100", "--vocab=100 is too small"},
+      {"--data=count --offload=ssd --offload-dir=/no/such/disk",
+       "making the store of"},
+      {"--data=count --offload=ssd --offload-dir=/no/such/disk",
+       "/no/such/disk"},
+      {"--data=count --offload=ssd --memory-budget=1KiB",
+       "a memory budget of 1024 bytes is too small"},
+      {"--data=count --export=" + directory_, directory_ + " is there already"},
+  };
+  for (const std::string flag : {"--json=", "--trace="}) {
+    for (const std::string& path :
+         {std::string("/no/such/file"), directory_, Path("fifo")}) {
+      cases.emplace_back("--data=count " + flag + path, "writing " + path);
     }
   }
-  ChildProcess train(
-      Command({"--backend=gloo", "--data=count", "--steps=1000000000",
-               absl::StrCat("--export=", directory_)}));
-  EXPECT_EQ(train.Wait(), kUsageErrorExitCode);
-  EXPECT_THAT(train.output(),
-              HasSubstr(absl::StrCat(directory_, " is there already")));
+  for (const std::string backend : {"--backend=local ", "--backend=gloo "}) {
+    for (const auto& [flags, why] : cases) {
+      // It would never end if it began.
+      EXPECT_THAT(OutputOf(backend + "--steps=1000000000 " + flags,
+                           kUsageErrorExitCode),
+                  HasSubstr(why));
+    }
+  }
 }
 
 // Runs the program below a shell that sets what a user may have set.
-class TrainUnderShellTest : public TrainTest {
- protected:
-  int RunBelow(const std::string& before, const std::string& after,
-               std::vector<std::string> flags) {
-    ChildProcess shell(
-        {"/bin/sh", "-c",
-         absl::StrCat(before, "exec ",
-                      absl::StrJoin(Command(std::move(flags)), " "), after)});
-    const int exit_code = shell.Wait();
-    output_ = shell.output();
-    return exit_code;
-  }
+std::string OutputBelow(const std::string& before,
+                        const std::vector<std::string>& command,
+                        const std::string& after) {
+  ChildProcess shell(
+      {"/bin/sh", "-c",
+       absl::StrCat(before, "exec ", absl::StrJoin(command, " "), after)});
+  EXPECT_EQ(shell.Wait(), 1);
+  return shell.output();
+}
 
-  std::string output_;
-};
-
-TEST_F(TrainUnderShellTest, AFullDiskBehindStandardOutputIsAFailure) {
-  for (const char* backend : {"--backend=local", "--backend=shared_memory"}) {
-    EXPECT_EQ(RunBelow("", " > /dev/full", {"--data=count", backend}), 1);
-    EXPECT_THAT(output_, AnyOf(HasSubstr("not all could be printed"),
-                               HasSubstr("could not be written: No space")))
+TEST_F(TrainTest, AFullDiskBehindStandardOutputIsAFailure) {
+  for (const std::string backend :
+       {"--backend=local", "--backend=shared_memory"}) {
+    EXPECT_THAT(
+        OutputBelow("", Command("--data=count " + backend), " > /dev/full"),
+        AnyOf(HasSubstr("not all could be printed"),
+              HasSubstr("could not be written: No space")))
         << backend;
   }
 }
 
-TEST_F(TrainUnderShellTest, ALimitOnTheSizeOfFilesIsAnErrorThatSaysSo) {
-  for (const char* backend : {"--backend=local", "--backend=shared_memory"}) {
-    EXPECT_EQ(RunBelow("ulimit -f 8; ", "",
-                       {"--data=count", backend, "--offload=ssd",
-                        absl::StrCat("--offload-dir=", directory_)}),
-              1);
+TEST_F(TrainTest, ALimitOnTheSizeOfFilesIsAnErrorThatSaysSo) {
+  for (const std::string backend :
+       {"--backend=local", "--backend=shared_memory"}) {
     // Memory that ranks share counts, too.
-    EXPECT_THAT(output_, AllOf(AnyOf(HasSubstr("reserve"),
-                                     HasSubstr("of shared memory")),
-                               HasSubstr("ulimit -f")))
+    EXPECT_THAT(
+        OutputBelow("ulimit -f 8; ",
+                    Command("--data=count --offload=ssd --offload-dir=" +
+                            directory_ + " " + backend),
+                    ""),
+        AllOf(AnyOf(HasSubstr("reserve"), HasSubstr("of shared memory")),
+              HasSubstr("ulimit -f")))
         << backend;
   }
-  EXPECT_EQ(
-      RunBelow("ulimit -f 1; ", "",
-               {"--data=count", "--backend=local", "--trace", Path("trace")}),
-      1);
-  EXPECT_THAT(output_, HasSubstr("ulimit -f"));
+  EXPECT_THAT(
+      OutputBelow(
+          "ulimit -f 1; ",
+          Command("--data=count --backend=local --trace " + Path("trace")), ""),
+      HasSubstr("ulimit -f"));
   EXPECT_FALSE(std::filesystem::exists(Path("trace")));
 }
 
+// A launcher gets SIGQUIT and SIGUSR1 when ranks have not started, or have
+// ended.
+TEST_F(TrainTest, QuestionsEndNoLauncher) {
+  setenv("GPT_ASK", "1", 1);
+  ChildProcess train(Command("--backend=gloo --data=count --steps=1",
+                             "testing/gpt/testing/train_with_faults"));
+  unsetenv("GPT_ASK");
+  EXPECT_EQ(train.Wait(), 0);
+  EXPECT_THAT(train.output(),
+              AllOf(HasSubstr("[0] the launcher is ready for questions"),
+                    HasSubstr("[1] the launcher is ready for questions"),
+                    HasSubstr("\nthe launcher has survived\n")));
+}
+
 TEST_F(TrainTest, InterruptEndsAllRanksBetweenTwoSteps) {
-  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
-    ChildProcess train(Command({backend, "--data=count", "--steps=1000000"}));
+  for (const std::string backend : {"--backend=local", "--backend=gloo"}) {
+    ChildProcess train(Command(backend + " --data=count --steps=1000000"));
     ASSERT_TRUE(train.ReadUntil("step 1/")) << train.output();
     train.Signal(SIGINT);
     EXPECT_EQ(train.Wait(), 128 + SIGINT) << train.output();

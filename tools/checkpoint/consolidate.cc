@@ -1,10 +1,10 @@
 #include "tools/checkpoint/consolidate.h"
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -33,29 +33,6 @@ absl::StatusOr<std::string> CheckpointAt(FileSystem& files,
   if (latest.has_value()) return latest->path;
   return absl::NotFoundError(absl::StrCat(
       path, " has no checkpoint that is whole: see checkpoint ls"));
-}
-
-bool HasPieces(const Catalog& catalog) {
-  const auto& files = catalog.files();
-  const auto& tensors = catalog.tensors();
-  return std::any_of(files.begin(), files.end(),
-                     [](const StoredFile& file) {
-                       return absl::StartsWith(file.name, "shard-");
-                     }) ||
-         std::any_of(tensors.begin(), tensors.end(),
-                     [](const StoredTensor& t) { return t.boxes.size() > 1; });
-}
-
-// Refuses what the disk has no room for, once what a killed program has left
-// there is gone.
-absl::Status Claim(NewPath& output, FileSystem& files, int64_t bytes) {
-  FSDP_RETURN_IF_ERROR(output.Claim("writes a model"));
-  FSDP_ASSIGN_OR_RETURN(const int64_t space,
-                        files.FreeBytes(FolderOf(output.path())));
-  if (space >= bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      output.path(), " will have ", SizeText(bytes), ", and the disk has ",
-      SizeText(space), ": free space there or choose another folder"));
 }
 
 // Where the files have the bytes of a tensor.
@@ -118,7 +95,15 @@ absl::StatusOr<std::string> Consolidate(FileSystem& files,
   FSDP_ASSIGN_OR_RETURN(const Catalog catalog, has_manifest
                                                    ? folder.ReadStem("model")
                                                    : folder.ReadModel());
-  if (!HasPieces(catalog)) {
+  const bool has_pieces =
+      absl::c_any_of(catalog.files(),
+                     [](const StoredFile& file) {
+                       return absl::StartsWith(file.name, "shard-");
+                     }) ||
+      absl::c_any_of(catalog.tensors(), [](const StoredTensor& tensor) {
+        return tensor.boxes.size() > 1;
+      });
+  if (!has_pieces) {
     return absl::InvalidArgumentError(
         absl::StrCat(path,
                      " has no files of single ranks, and is read as it is; "
@@ -138,7 +123,15 @@ absl::StatusOr<std::string> Consolidate(FileSystem& files,
     bytes += file.bytes;
     paths.push_back(JoinPath(output.incomplete(), file.name));
   }
-  FSDP_RETURN_IF_ERROR(Claim(output, files, bytes));
+  // What a killed program has left there makes room first.
+  FSDP_RETURN_IF_ERROR(output.Claim("writes a model"));
+  FSDP_ASSIGN_OR_RETURN(const int64_t space,
+                        files.FreeBytes(FolderOf(output.path())));
+  if (space < bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        output.path(), " will have ", SizeText(bytes), ", and the disk has ",
+        SizeText(space), ": free space there or choose another folder"));
+  }
   RangeReaderOptions reading;
   reading.advice = "take another checkpoint";
   FSDP_ASSIGN_OR_RETURN(const auto reader, folder.Open(catalog, reading));

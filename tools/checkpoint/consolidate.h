@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/files/file_system.h"
-#include "tools/checkpoint/runs.h"
+#include "tools/checkpoint/tool.h"
 
 namespace fsdp::checkpoint::tool {
 

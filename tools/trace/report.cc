@@ -16,6 +16,152 @@
 namespace fsdp::trace_report {
 namespace {
 
+// Says whether a moment may belong to a span, and which open span it belongs
+// to: one of kOwn before one of kAround.
+enum class Claim { kNone, kAround, kOwn };
+
+Claim ClaimOf(TraceCategory category) {
+  switch (category) {
+    case TraceCategory::kForward:
+    case TraceCategory::kRecompute:
+    case TraceCategory::kBackward:
+    case TraceCategory::kGatherWait:
+    case TraceCategory::kReduceWait:
+    case TraceCategory::kFence:
+    case TraceCategory::kAgreement:
+    case TraceCategory::kCopy:
+    case TraceCategory::kStart:
+    case TraceCategory::kFree:
+    case TraceCategory::kOptimizer:
+      return Claim::kOwn;
+    case TraceCategory::kBookkeeping:
+    case TraceCategory::kUser:
+      return Claim::kAround;
+    case TraceCategory::kPhase:
+    case TraceCategory::kStep:
+    case TraceCategory::kGathering:
+    case TraceCategory::kReducing:
+      return Claim::kNone;
+  }
+  return Claim::kNone;
+}
+
+}  // namespace
+
+std::vector<Slice> SlicesOf(const RankTrace& trace, double begin, double end) {
+  struct Edge {
+    double time;
+    bool begins;
+    std::pair<Claim, size_t> span;  // a moment belongs to the greatest open one
+  };
+  std::vector<Edge> edges;
+  for (size_t i = 0; i < trace.spans.size(); ++i) {
+    const Span& span = trace.spans[i];
+    const Claim claim = ClaimOf(span.category);
+    if (claim == Claim::kNone || span.end <= begin || span.begin >= end) {
+      continue;
+    }
+    edges.push_back({std::max(span.begin, begin), true, {claim, i}});
+    edges.push_back({std::min(span.end, end), false, {claim, i}});
+  }
+  std::sort(edges.begin(), edges.end(),
+            [](const Edge& a, const Edge& b) { return a.time < b.time; });
+  std::vector<Slice> slices;
+  std::set<std::pair<Claim, size_t>> open;
+  double now = begin;
+  // Appends a slice until then, or extends the last one that it continues.
+  const auto append = [&](double until) {
+    if (!(until > now)) return;
+    Slice slice = {now, until, std::string(kOther), "", ""};
+    if (!open.empty()) {
+      const Span& span = trace.spans[open.rbegin()->second];
+      slice.what = span.category == TraceCategory::kUser ? span.name
+                                                         : Name(span.category);
+      slice.unit = span.unit;
+      slice.name = span.name;
+    }
+    if (!slices.empty() && slices.back().end == now &&
+        slices.back().what == slice.what && slices.back().name == slice.name) {
+      slices.back().end = until;
+    } else {
+      slices.push_back(std::move(slice));
+    }
+  };
+  for (const Edge& edge : edges) {
+    append(edge.time);
+    now = edge.time;
+    if (edge.begins) {
+      open.insert(edge.span);
+    } else {
+      open.erase(edge.span);
+    }
+  }
+  append(end);
+  return slices;
+}
+
+double StepTimes::Of(absl::string_view what) const {
+  const auto found = times.find(std::string(what));
+  return found == times.end() ? 0 : found->second;
+}
+
+double StepTimes::exposed() const {
+  return Of(Name(TraceCategory::kGatherWait)) +
+         Of(Name(TraceCategory::kReduceWait)) +
+         Of(Name(TraceCategory::kFence)) + Of(Name(TraceCategory::kAgreement));
+}
+
+double StepTimes::compute() const {
+  return Of(Name(TraceCategory::kForward)) +
+         Of(Name(TraceCategory::kRecompute)) +
+         Of(Name(TraceCategory::kBackward));
+}
+
+std::vector<StepTimes> BreakDown(absl::Span<const RankTrace> traces) {
+  std::vector<StepTimes> steps;
+  for (const RankTrace& trace : traces) {
+    for (const Span& span : trace.spans) {
+      if (span.category != TraceCategory::kStep) continue;
+      StepTimes& step = steps.emplace_back();
+      step.rank = trace.rank;
+      step.step = span.step;
+      step.begin = span.begin;
+      step.end = span.end;
+      for (const Slice& slice : SlicesOf(trace, span.begin, span.end)) {
+        step.times[slice.what] += slice.end - slice.begin;
+        if (slice.unit.empty()) continue;
+        step.units[slice.unit][slice.what] += slice.end - slice.begin;
+      }
+      for (const Span& other : trace.spans) {
+        if (other.category != TraceCategory::kGathering) continue;
+        if (other.begin < span.begin || other.begin >= span.end) continue;
+        step.bytes_gathered[other.unit] += other.bytes;
+      }
+    }
+  }
+  return steps;
+}
+
+std::vector<std::string> KindsOf(absl::Span<const StepTimes> steps) {
+  std::set<std::string> seen;
+  for (const StepTimes& step : steps) {
+    for (const auto& [what, seconds] : step.times) seen.insert(what);
+  }
+  std::vector<std::string> kinds;
+  const auto take = [&](absl::string_view name) {
+    if (seen.erase(std::string(name)) > 0) kinds.emplace_back(name);
+  };
+  const bool has_other = seen.erase(std::string(kOther)) > 0;
+  for (int i = 0; i < kNumTraceCategories; ++i) {
+    take(Name(static_cast<TraceCategory>(i)));
+  }
+  kinds.insert(kinds.end(), seen.begin(), seen.end());
+  if (has_other) kinds.emplace_back(kOther);
+  return kinds;
+}
+
+namespace {
+
 std::string Ms(double seconds) {
   return absl::StrFormat("%.2f", seconds * 1e3);
 }
@@ -51,21 +197,26 @@ class Table {
 
 using Steps = std::vector<const StepTimes*>;
 
-double Mean(const Steps& steps, double (*value)(const StepTimes&)) {
+template <typename Value>
+double Mean(const Steps& steps, const Value& value_of) {
   double sum = 0;
-  for (const StepTimes* step : steps) sum += value(*step);
+  for (const StepTimes* step : steps) sum += value_of(*step);
   return sum / static_cast<double>(steps.size());
 }
 
 double MeanOf(const Steps& steps, const std::string& kind) {
-  double sum = 0;
-  for (const StepTimes* step : steps) sum += step->Of(kind);
-  return sum / static_cast<double>(steps.size());
+  return Mean(steps, [&](const StepTimes& step) { return step.Of(kind); });
 }
 
 double Seconds(const StepTimes& step) { return step.seconds(); }
-double Exposed(const StepTimes& step) { return step.exposed(); }
 double Compute(const StepTimes& step) { return step.compute(); }
+
+// Returns 0 for what is not there.
+template <typename Map>
+auto ValueOf(const Map& map, const std::string& key) {
+  const auto found = map.find(key);
+  return found == map.end() ? typename Map::mapped_type{} : found->second;
+}
 
 class Report {
  public:
@@ -81,16 +232,6 @@ class Report {
   }
 
   std::string ToString() {
-    Introduction();
-    StepTable();
-    Exposure();
-    if (by_rank_.size() > 1) RankTable();
-    UnitTable();
-    return std::move(text_);
-  }
-
- private:
-  void Introduction() {
     absl::StrAppendFormat(&text_, "%d step%s of %d rank%s\n", by_step_.size(),
                           by_step_.size() == 1 ? "" : "s", by_rank_.size(),
                           by_rank_.size() == 1 ? "" : "s");
@@ -102,8 +243,14 @@ class Report {
           "incomplete (TraceOptions::capacity)\n",
           trace.rank, trace.num_dropped);
     }
+    StepTable();
+    Exposure();
+    if (by_rank_.size() > 1) RankTable();
+    UnitTable();
+    return std::move(text_);
   }
 
+ private:
   std::vector<std::string> Header(const std::string& first) const {
     std::vector<std::string> cells = {first, "time"};
     cells.insert(cells.end(), kinds_.begin(), kinds_.end());
@@ -112,7 +259,7 @@ class Report {
 
   std::vector<std::string> Row(std::string first, const Steps& steps) const {
     std::vector<std::string> cells = {std::move(first),
-                                      Ms(Mean(steps, &Seconds))};
+                                      Ms(Mean(steps, Seconds))};
     for (const std::string& kind : kinds_) {
       cells.push_back(Ms(MeanOf(steps, kind)));
     }
@@ -131,8 +278,9 @@ class Report {
   }
 
   void Exposure() {
-    const double step = Mean(all_, &Seconds);
-    const double exposed = Mean(all_, &Exposed);
+    const double step = Mean(all_, Seconds);
+    const double exposed =
+        Mean(all_, [](const StepTimes& each) { return each.exposed(); });
     absl::StrAppendFormat(&text_,
                           "\nExposed communication: %s ms a step, %.1f %% of "
                           "it",
@@ -163,32 +311,27 @@ class Report {
     int slowest_rank = 0;
     for (const auto& [rank, steps] : by_rank_) {
       table.AddRow(Row(absl::StrCat(rank), steps));
-      const double compute = Mean(steps, &Compute);
+      const double compute = Mean(steps, Compute);
       if (compute <= slowest) continue;
       slowest = compute;
       slowest_rank = rank;
     }
-    const double mean = Mean(all_, &Compute);
+    double skew = 0;
+    for (const auto& [key, steps] : by_step_) {
+      const auto [first, last] =
+          std::minmax_element(steps.begin(), steps.end(),
+                              [](const StepTimes* a, const StepTimes* b) {
+                                return a->begin < b->begin;
+                              });
+      skew = std::max(skew, (*last)->begin - (*first)->begin);
+    }
+    const double mean = Mean(all_, Compute);
     absl::StrAppendFormat(
         &text_,
         "%srank %d computes longest, %.1f %% above the mean; ranks begin a "
         "step up to %s ms apart\n",
         table.ToString(), slowest_rank,
-        mean > 0 ? 100 * (slowest / mean - 1) : 0, Ms(LargestSkew()));
-  }
-
-  double LargestSkew() const {
-    double largest = 0;
-    for (const auto& [key, steps] : by_step_) {
-      double first = steps.front()->begin;
-      double last = first;
-      for (const StepTimes* step : steps) {
-        first = std::min(first, step->begin);
-        last = std::max(last, step->begin);
-      }
-      largest = std::max(largest, last - first);
-    }
-    return largest;
+        mean > 0 ? 100 * (slowest / mean - 1) : 0, Ms(skew));
   }
 
   void UnitTable() {
@@ -214,34 +357,17 @@ class Report {
     for (const std::string& unit : units) {
       std::vector<std::string> cells = {unit};
       for (size_t i = 1; i + 1 < header.size(); ++i) {
-        cells.push_back(Ms(MeanOfUnit(unit, header[i])));
+        cells.push_back(Ms(Mean(all_, [&](const StepTimes& step) {
+          return ValueOf(ValueOf(step.units, unit), header[i]);
+        })));
       }
-      cells.push_back(absl::StrFormat("%.2f", MeanGathered(unit) / 1e6));
+      const double gathered = Mean(all_, [&](const StepTimes& step) {
+        return static_cast<double>(ValueOf(step.bytes_gathered, unit));
+      });
+      cells.push_back(absl::StrFormat("%.2f", gathered / 1e6));
       table.AddRow(std::move(cells));
     }
     text_ += table.ToString();
-  }
-
-  double MeanOfUnit(const std::string& unit, const std::string& kind) const {
-    double sum = 0;
-    for (const StepTimes* step : all_) {
-      const auto times = step->units.find(unit);
-      if (times == step->units.end()) continue;
-      const auto seconds = times->second.find(kind);
-      if (seconds != times->second.end()) sum += seconds->second;
-    }
-    return sum / static_cast<double>(all_.size());
-  }
-
-  double MeanGathered(const std::string& unit) const {
-    double sum = 0;
-    for (const StepTimes* step : all_) {
-      const auto bytes = step->bytes_gathered.find(unit);
-      if (bytes != step->bytes_gathered.end()) {
-        sum += static_cast<double>(bytes->second);
-      }
-    }
-    return sum / static_cast<double>(all_.size());
   }
 
   const absl::Span<const RankTrace> traces_;

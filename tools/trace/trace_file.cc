@@ -31,6 +31,7 @@ std::optional<int64_t> IntegerAt(const Json& json, absl::string_view key) {
 }
 
 absl::Status Annotate(const absl::Status& status, absl::string_view what) {
+  if (status.ok()) return status;
   return absl::Status(status.code(),
                       absl::StrCat(what, ": ", status.message()));
 }
@@ -38,10 +39,6 @@ absl::Status Annotate(const absl::Status& status, absl::string_view what) {
 bool IsNumber(const Json* json) {
   return json != nullptr &&
          (json->As<int64_t>() != nullptr || json->As<double>() != nullptr);
-}
-
-int64_t Nanoseconds(const Json& microseconds) {
-  return std::llround(microseconds.NumberOr(0) * 1e3);
 }
 
 class Reader {
@@ -69,11 +66,8 @@ class Reader {
     }
     int64_t index = 0;
     for (const Json& event : *events->As<Json::Array>()) {
-      const absl::Status status = ReadSpan(event);
-      if (!status.ok()) {
-        return Annotate(status, absl::StrCat("event ", index));
-      }
-      ++index;
+      FSDP_RETURN_IF_ERROR(
+          Annotate(ReadSpan(event), absl::StrCat("event ", index++)));
     }
     return absl::OkStatus();
   }
@@ -168,9 +162,12 @@ class Reader {
     span.category = *known;
     span.name = *name;
     // Whole nanoseconds make spans that touch do so exactly.
-    const int64_t begin_ns = shift->second + Nanoseconds(*begin);
+    const auto nanoseconds = [](const Json& microseconds) {
+      return std::llround(microseconds.NumberOr(0) * 1e3);
+    };
+    const int64_t begin_ns = shift->second + nanoseconds(*begin);
     span.begin = static_cast<double>(begin_ns) * 1e-9;
-    span.end = static_cast<double>(begin_ns + Nanoseconds(*length)) * 1e-9;
+    span.end = static_cast<double>(begin_ns + nanoseconds(*length)) * 1e-9;
     if (const Json* args = event.Find("args")) {
       if (const std::string* unit = StringAt(*args, "unit")) span.unit = *unit;
       span.bytes = IntegerAt(*args, "bytes").value_or(0);
@@ -192,10 +189,8 @@ absl::StatusOr<std::vector<RankTrace>> ParseTraces(
     absl::Span<const TraceText> files) {
   Reader reader;
   for (const TraceText& file : files) {
-    const absl::Status status = reader.Read(file);
-    if (!status.ok()) {
-      return Annotate(status, absl::StrCat("trace ", file.path));
-    }
+    FSDP_RETURN_IF_ERROR(
+        Annotate(reader.Read(file), absl::StrCat("trace ", file.path)));
   }
   return reader.Finish();
 }
@@ -205,9 +200,7 @@ absl::StatusOr<std::vector<RankTrace>> ReadTraces(
   std::vector<TraceText> files;
   for (const std::string& path : paths) {
     absl::StatusOr<std::string> text = ReadRegularFile(path);
-    if (!text.ok()) {
-      return Annotate(text.status(), absl::StrCat("trace ", path));
-    }
+    FSDP_RETURN_IF_ERROR(Annotate(text.status(), absl::StrCat("trace ", path)));
     files.push_back({path, *std::move(text)});
   }
   return ParseTraces(files);

@@ -1,6 +1,6 @@
 // The readers of catalogs under libFuzzer, whose flags come before DIR, which
 // keeps what it finds:
-//   ./bazelw run --config=fuzz //checkpoint/catalog/testing:catalog_fuzz --
+//   ./bazelw run --config=fuzz //checkpoint/format/testing:catalog_fuzz --
 //     -max_total_time=600 -rss_limit_mb=512 DIR
 #include <algorithm>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // Runs the parser of safetensors headers under libFuzzer, whose flags come
 // before DIR, which keeps what it finds:
-//   ./bazelw run --config=fuzz //checkpoint/safetensors/testing:header_fuzz --
+//   ./bazelw run --config=fuzz //checkpoint/format/testing:header_fuzz --
 //     -max_total_time=600 -rss_limit_mb=512 DIR
 #include <cstddef>
 #include <cstdint>

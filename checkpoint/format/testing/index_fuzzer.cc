@@ -1,6 +1,6 @@
 // Runs the parser of indices under libFuzzer, whose flags come before DIR,
 // which keeps what it finds:
-//   ./bazelw run --config=fuzz //checkpoint/huggingface/testing:index_fuzz --
+//   ./bazelw run --config=fuzz //checkpoint/format/testing:index_fuzz --
 //     -max_total_time=600 -rss_limit_mb=512 DIR
 #include <cstddef>
 #include <cstdint>

@@ -2,17 +2,176 @@
 
 #include <ATen/ops/full.h>
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "examples/llama/data/window_rows.h"
 
 namespace llama {
+namespace {
+
+absl::Status CheckSeq(int64_t seq) {
+  if (seq >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rows of ", seq, " tokens: at least 1 is needed"));
+}
+
+// Is the output function of SplitMix64 (Steele, Lea, Flood: Fast Splittable
+// Pseudorandom Number Generators, OOPSLA 2014).
+uint64_t Mix(uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+  return value ^ (value >> 31);
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const WindowRows>> WindowRows::Create(
+    TokenFile file, int64_t seq, LastWindow last) {
+  FSDP_RETURN_IF_ERROR(CheckSeq(seq));
+  const int64_t num_targets = file.num_tokens() - 1;
+  int64_t num_rows = num_targets > 0 ? num_targets / seq : 0;
+  if (last == LastWindow::kPadded && num_targets > num_rows * seq) ++num_rows;
+  if (num_rows == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokens of ", file.path(), ": there are ", file.num_tokens(),
+        ", too few for one row of ", seq,
+        " and the token after it: take shorter rows or more text"));
+  }
+  return std::shared_ptr<const WindowRows>(
+      new WindowRows(std::move(file), seq, num_rows));
+}
+
+WindowRows::WindowRows(TokenFile file, int64_t seq, int64_t num_rows)
+    : file_(std::move(file)), seq_(seq), num_rows_(num_rows) {}
+
+absl::Status WindowRows::Read(int64_t index, Row& row) const {
+  FSDP_CHECK(index >= 0 && index < num_rows_);
+  const int64_t begin = index * seq_;
+  const int64_t count = std::min(seq_, file_.num_tokens() - 1 - begin);
+  FSDP_RETURN_IF_ERROR(file_.Read(begin, row.tokens.first(count)));
+  FSDP_RETURN_IF_ERROR(file_.Read(begin + 1, row.targets.first(count)));
+  std::fill(row.tokens.begin() + count, row.tokens.end(), kPadding);
+  std::fill(row.targets.begin() + count, row.targets.end(), kNoTarget);
+  return absl::OkStatus();
+}
+
+uint64_t MixSeeds(uint64_t seed, uint64_t number) {
+  return Mix(Mix(seed + 0x9e3779b97f4a7c15) + number);
+}
+
+Permutation::Permutation(int64_t size, uint64_t seed) : size_(size) {
+  FSDP_CHECK(size >= 1 && size <= int64_t{1} << 62);
+  while (int64_t{1} << 2 * half_bits_ < size) ++half_bits_;
+  for (int round = 0; round < kRounds; ++round) {
+    keys_[round] = MixSeeds(seed, round);
+  }
+}
+
+uint64_t Permutation::Encrypt(uint64_t value) const {
+  const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
+  uint64_t left = value >> half_bits_, right = value & mask;
+  for (uint64_t key : keys_) {
+    const uint64_t next = left ^ (Mix(key ^ right) & mask);
+    left = right;
+    right = next;
+  }
+  return left << half_bits_ | right;
+}
+
+int64_t Permutation::operator()(int64_t place) const {
+  FSDP_CHECK(place >= 0 && place < size_);
+  auto value = static_cast<uint64_t>(place);
+  do {
+    value = Encrypt(value);
+  } while (value >= static_cast<uint64_t>(size_));
+  return static_cast<int64_t>(value);
+}
+
+absl::StatusOr<std::shared_ptr<const PackedRows>> PackedRows::Create(
+    TokenFile file, int64_t seq, uint64_t seed) {
+  FSDP_RETURN_IF_ERROR(CheckSeq(seq));
+  const std::shared_ptr<PackedRows> rows(
+      new PackedRows(std::move(file), seq, seed));
+  FSDP_RETURN_IF_ERROR(rows->Pack());
+  if (rows->begins_.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tokens of ", rows->file_.path(),
+                     ": no document has two tokens, of which one could be "
+                     "predicted: take more text"));
+  }
+  return rows;
+}
+
+PackedRows::PackedRows(TokenFile file, int64_t seq, uint64_t seed)
+    : file_(std::move(file)), seq_(seq), order_(file_.num_documents(), seed) {}
+
+int64_t PackedRows::PieceSize(const TokenRange& document,
+                              int64_t offset) const {
+  const int64_t left = document.size() - offset;
+  return left < 2 ? 0 : std::min(seq_, left);
+}
+
+absl::Status PackedRows::Pack() {
+  int64_t used = seq_;  // tokens of the open row
+  for (int64_t i = 0; i < file_.num_documents(); ++i) {
+    FSDP_ASSIGN_OR_RETURN(const TokenRange document, file_.Document(order_(i)));
+    int64_t offset = 0;
+    while (const int64_t size = PieceSize(document, offset)) {
+      if (size > seq_ - used) {
+        begins_.push_back({i, offset});
+        used = 0;
+      }
+      used += size;
+      offset += size;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PackedRows::Read(int64_t index, Row& row) const {
+  FSDP_CHECK(index >= 0 && index < num_rows());
+  const Place end = index + 1 < num_rows() ? begins_[index + 1]
+                                           : Place{file_.num_documents(), 0};
+  int64_t used = 0;
+  for (Place place = begins_[index]; !(place == end);) {
+    FSDP_ASSIGN_OR_RETURN(const TokenRange document,
+                          file_.Document(order_(place.document)));
+    const int64_t size = PieceSize(document, place.offset);
+    if (size == 0) {
+      place = {place.document + 1, 0};
+      continue;
+    }
+    row.documents.push_back(used);
+    FSDP_RETURN_IF_ERROR(ReadPiece(document, place.offset,
+                                   row.tokens.subspan(used, size),
+                                   row.targets.subspan(used, size)));
+    used += size;
+    place.offset += size;
+  }
+  std::fill(row.tokens.begin() + used, row.tokens.end(), kPadding);
+  std::fill(row.targets.begin() + used, row.targets.end(), kNoTarget);
+  return absl::OkStatus();
+}
+
+absl::Status PackedRows::ReadPiece(const TokenRange& document, int64_t offset,
+                                   absl::Span<int64_t> tokens,
+                                   absl::Span<int64_t> targets) const {
+  const int64_t begin = document.begin + offset;
+  const auto count = static_cast<int64_t>(tokens.size());
+  const int64_t num_targets = std::min(count, document.end - begin - 1);
+  FSDP_RETURN_IF_ERROR(file_.Read(begin, tokens));
+  FSDP_RETURN_IF_ERROR(file_.Read(begin + 1, targets.first(num_targets)));
+  std::fill(targets.begin() + num_targets, targets.end(), kNoTarget);
+  return absl::OkStatus();
+}
 
 absl::Status CheckShare(const BatchShare& share) {
   const bool is_rank = share.rank >= 0 && share.rank < share.world_size;
@@ -47,12 +206,6 @@ absl::StatusOr<Batch> ReadBatch(const RowSource& source,
   return batch;
 }
 
-namespace {
-
-constexpr int64_t kMaxPosition = int64_t{1} << 62;
-
-}  // namespace
-
 absl::StatusOr<TokenBatches> TokenBatches::Create(
     std::shared_ptr<const RowSource> source, const BatchShare& share,
     uint64_t seed) {
@@ -65,7 +218,7 @@ TokenBatches::TokenBatches(std::shared_ptr<const RowSource> source,
     : source_(std::move(source)), share_(share), seed_(seed) {}
 
 absl::Status TokenBatches::Seek(int64_t position) {
-  if (position < 0 || position > kMaxPosition) {
+  if (position < 0 || position > int64_t{1} << 62) {
     return absl::InvalidArgumentError(
         absl::StrCat("the position ", position,
                      " in the data: it has to be from 0 to 2^62; "

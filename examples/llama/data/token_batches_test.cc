@@ -1,13 +1,17 @@
 #include "examples/llama/data/token_batches.h"
 
+#include <ATen/core/Tensor.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <numeric>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "examples/llama/data/window_rows.h"
 #include "examples/llama/testing/numbered_rows.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -16,10 +20,45 @@ namespace llama {
 namespace {
 
 using ::fsdp::testing::StatusIs;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 constexpr int kWorldSizes[] = {1, 2, 3, 5, 8};
+
+TEST(BatchTest, HasTheRowsThatAreAskedForAndPadding) {
+  ASSERT_OK_AND_ASSIGN(const Batch batch,
+                       ReadBatch(NumberedRows(4), {3, 0, 4}));
+  EXPECT_EQ(batch.tokens.sizes(), (at::IntArrayRef{3, 2}));
+  EXPECT_EQ(batch.targets.sizes(), (at::IntArrayRef{3, 2}));
+  EXPECT_EQ(batch.tokens.scalar_type(), at::kLong);
+  EXPECT_EQ(batch.targets.scalar_type(), at::kLong);
+  EXPECT_THAT(ValuesOf(batch.tokens),
+              ElementsAre(31, 32, 1, 2, kPadding, kPadding));
+  EXPECT_THAT(ValuesOf(batch.targets),
+              ElementsAre(32, 33, 2, 3, kNoTarget, kNoTarget));
+  EXPECT_THAT(batch.documents,
+              ElementsAre(ElementsAre(0, 1), IsEmpty(), IsEmpty()));
+}
+
+TEST(BatchTest, RanksShareRowsEqually) {
+  EXPECT_OK(CheckShare({1, 0, 1}));
+  EXPECT_OK(CheckShare({6, 2, 3}));
+  const auto source = std::make_shared<NumberedRows>(10);
+  for (const BatchShare& share :
+       {BatchShare{0, 0, 1}, BatchShare{-2, 0, 2}, BatchShare{5, 0, 2},
+        BatchShare{1, 0, 2}, BatchShare{6, 3, 3}, BatchShare{6, -1, 3},
+        BatchShare{6, 0, 0}}) {
+    const auto refuses = StatusIs(absl::StatusCode::kInvalidArgument,
+                                  HasSubstr(absl::StrCat(share.rows, " rows")));
+    EXPECT_THAT(TokenBatches::Create(source, share, 5), refuses);
+    EXPECT_THAT(EvaluationBatches::Create(source, share), refuses);
+  }
+  const BatchShare share = {6, 2, 3};
+  EXPECT_EQ(share.own_rows(), 2);
+  EXPECT_EQ(share.first_row(), 4);
+}
 
 std::vector<TokenBatches> AllRanks(int64_t num_rows, int64_t batch_rows,
                                    int world_size, uint64_t seed) {
@@ -58,7 +97,7 @@ std::vector<int64_t> Order(int64_t num_rows, int64_t batch_rows, int world_size,
   return order;
 }
 
-TEST(TokenBatchesTest, EveryEpochHasEachRowOnce) {
+TEST(TokenBatchesTest, EveryEpochHasEachRowOnceOnAnyNumberOfRanks) {
   for (int64_t num_rows : {1, 2, 3, 7, 16, 31, 100, 121}) {
     std::vector<int64_t> all(num_rows);
     std::iota(all.begin(), all.end(), 0);
@@ -69,19 +108,10 @@ TEST(TokenBatchesTest, EveryEpochHasEachRowOnce) {
       std::sort(epoch.begin(), epoch.end());
       EXPECT_EQ(epoch, all) << "from " << begin;
     }
-  }
-}
-
-TEST(TokenBatchesTest, AnyNumberOfRanksTrainsTheSameRows) {
-  for (int64_t num_rows : {1, 7, 31, 121}) {
-    const std::vector<int64_t> order = Order(num_rows, 120, 1, 5, 4);
     for (int world_size : kWorldSizes) {
       EXPECT_EQ(Order(num_rows, 120, world_size, 5, 4), order);
     }
   }
-}
-
-TEST(TokenBatchesTest, BatchesOfAnySizeFollowTheSameOrder) {
   EXPECT_EQ(Order(31, 120, 3, 5, 1), Order(31, 8, 2, 5, 15));
 }
 
@@ -103,7 +133,6 @@ TEST(TokenBatchesTest, GoesOnFromEveryPosition) {
     std::vector<TokenBatches> unbroken = AllRanks(31, 120, world_size, 5);
     for (int step = 0; step < 6; ++step) {
       EXPECT_EQ(unbroken[0].position(), 120 * step);
-      EXPECT_EQ(unbroken[0].epoch(), 120 * step / 31);
       std::vector<TokenBatches> resumed = AllRanks(31, 120, world_size, 5);
       for (TokenBatches& rank : resumed) {
         ASSERT_OK(rank.Seek(unbroken[0].position()));
@@ -113,14 +142,6 @@ TEST(TokenBatchesTest, GoesOnFromEveryPosition) {
       EXPECT_EQ(resumed[0].position(), unbroken[0].position());
     }
   }
-}
-
-TEST(TokenBatchesTest, OtherRanksGoOn) {
-  std::vector<TokenBatches> before = AllRanks(31, 24, 3, 5);
-  NextOf(before);
-  std::vector<TokenBatches> after = AllRanks(31, 24, 2, 5);
-  for (TokenBatches& rank : after) ASSERT_OK(rank.Seek(before[0].position()));
-  EXPECT_EQ(NextOf(after), NextOf(before));
 }
 
 TEST(TokenBatchesTest, PositionsHaveLimits) {
@@ -135,7 +156,7 @@ TEST(TokenBatchesTest, PositionsHaveLimits) {
   EXPECT_EQ(ranks[0].position(), (int64_t{1} << 62) + 24);
 }
 
-TEST(TokenBatchesTest, AnErrorLeavesThePosition) {
+TEST(TokenBatchesTest, AnErrorOfTheSourceLeavesThePosition) {
   const auto source = std::make_shared<NumberedRows>(10);
   ASSERT_OK_AND_ASSIGN(TokenBatches batches,
                        TokenBatches::Create(source, {4, 0, 1}, 5));
@@ -146,10 +167,31 @@ TEST(TokenBatchesTest, AnErrorLeavesThePosition) {
   EXPECT_EQ(batches.position(), 4);
 }
 
-TEST(TokenBatchesTest, RanksShareEqually) {
-  EXPECT_THAT(
-      TokenBatches::Create(std::make_shared<NumberedRows>(10), {4, 0, 3}, 5),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("4 rows")));
+TEST(EvaluationBatchesTest, EveryRowComesOnceInOrderOnAnyNumberOfRanks) {
+  for (int world_size : kWorldSizes) {
+    for (int64_t num_rows : {1, 7, 119, 120, 121, 240, 257}) {
+      const auto source = std::make_shared<NumberedRows>(num_rows);
+      std::vector<EvaluationBatches> ranks;
+      for (int rank = 0; rank < world_size; ++rank) {
+        ranks.push_back(
+            EvaluationBatches::Create(source, {120, rank, world_size}).value());
+      }
+      std::vector<int64_t> rows;
+      for (int64_t i = 0; i < ranks[0].num_batches(); ++i) {
+        for (const EvaluationBatches& rank : ranks) {
+          EXPECT_EQ(rank.num_batches(), ranks[0].num_batches());
+          ASSERT_OK_AND_ASSIGN(const Batch batch, rank.Read(i));
+          EXPECT_EQ(batch.tokens.size(0), 120 / world_size);
+          for (int64_t row : NumbersOf(batch.tokens)) rows.push_back(row);
+        }
+      }
+      ASSERT_GE(rows.size(), num_rows);
+      EXPECT_LT(rows.size(), num_rows + 120);
+      for (int64_t i = 0; i < static_cast<int64_t>(rows.size()); ++i) {
+        EXPECT_EQ(rows[i], i < num_rows ? i : -1);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -4,16 +4,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 
+#include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
@@ -21,6 +22,7 @@
 #include "base/json.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
+#include "mbedtls/md.h"
 
 namespace llama {
 namespace {
@@ -62,34 +64,6 @@ bool IsNull(const fsdp::Json& json, absl::string_view key) {
   return value != nullptr && *value == fsdp::Json();
 }
 
-absl::StatusOr<std::optional<int64_t>> TokenOf(const fsdp::Json& json,
-                                               absl::string_view key,
-                                               int64_t vocab_size) {
-  if (IsNull(json, key)) return std::optional<int64_t>();
-  FSDP_ASSIGN_OR_RETURN(const int64_t token,
-                        IntegerOf(json, key, 0, vocab_size - 1));
-  return std::optional<int64_t>(token);
-}
-
-absl::StatusOr<std::string> Sha256Of(const fsdp::Json& json,
-                                     absl::string_view key) {
-  if (IsNull(json, key)) return std::string();
-  FSDP_ASSIGN_OR_RETURN(std::string digits, TextOf(json, key));
-  bool is_right = digits.size() == kSha256Digits;
-  for (char digit : digits) {
-    is_right &= absl::ascii_isxdigit(digit) && !absl::ascii_isupper(digit);
-  }
-  if (!is_right) return Wrong(key, "null or 64 hexadecimal digits");
-  return digits;
-}
-
-absl::StatusOr<int> TokenBytesOf(const fsdp::Json& json) {
-  FSDP_ASSIGN_OR_RETURN(const std::string dtype, TextOf(json, "dtype"));
-  if (dtype == "uint16") return 2;
-  if (dtype == "uint32") return 4;
-  return Wrong("dtype", "\"uint16\" or \"uint32\"");
-}
-
 }  // namespace
 
 absl::StatusOr<TokenDescription> ParseTokenDescription(absl::string_view json) {
@@ -105,7 +79,11 @@ absl::StatusOr<TokenDescription> ParseTokenDescription(absl::string_view json) {
         ": take a newer one, or make the file with its tokenize_text.py"));
   }
   TokenDescription description;
-  FSDP_ASSIGN_OR_RETURN(description.token_bytes, TokenBytesOf(value));
+  FSDP_ASSIGN_OR_RETURN(const std::string dtype, TextOf(value, "dtype"));
+  if (dtype != "uint16" && dtype != "uint32") {
+    return Wrong("dtype", "\"uint16\" or \"uint32\"");
+  }
+  description.token_bytes = dtype == "uint16" ? 2 : 4;
   FSDP_ASSIGN_OR_RETURN(description.num_tokens,
                         IntegerOf(value, "num_tokens", 0, kMaxCount));
   FSDP_ASSIGN_OR_RETURN(
@@ -114,12 +92,20 @@ absl::StatusOr<TokenDescription> ParseTokenDescription(absl::string_view json) {
   FSDP_ASSIGN_OR_RETURN(description.vocab_size,
                         IntegerOf(value, "vocab_size", 1,
                                   int64_t{1} << 8 * description.token_bytes));
-  FSDP_ASSIGN_OR_RETURN(description.bos_id,
-                        TokenOf(value, "bos_id", description.vocab_size));
-  FSDP_ASSIGN_OR_RETURN(description.eos_id,
-                        TokenOf(value, "eos_id", description.vocab_size));
+  for (const char* const key : {"bos_id", "eos_id"}) {
+    if (IsNull(value, key)) continue;
+    FSDP_RETURN_IF_ERROR(
+        IntegerOf(value, key, 0, description.vocab_size - 1).status());
+  }
+  if (IsNull(value, "tokenizer_sha256")) return description;
   FSDP_ASSIGN_OR_RETURN(description.tokenizer_sha256,
-                        Sha256Of(value, "tokenizer_sha256"));
+                        TextOf(value, "tokenizer_sha256"));
+  if (description.tokenizer_sha256.size() != kSha256Digits ||
+      !absl::c_all_of(description.tokenizer_sha256, [](char digit) {
+        return absl::ascii_isxdigit(digit) && !absl::ascii_isupper(digit);
+      })) {
+    return Wrong("tokenizer_sha256", "null or 64 hexadecimal digits");
+  }
   return description;
 }
 
@@ -152,32 +138,22 @@ namespace {
 constexpr int64_t kDocumentBytes = 8;
 constexpr size_t kMaxDescriptionBytes = 1 << 20;
 
-template <int kBytes>
-uint64_t LittleEndian(const char* bytes) {
+uint64_t LittleEndian(const char* bytes, int size) {
   uint64_t value = 0;
-  for (int i = 0; i < kBytes; ++i) {
+  for (int i = 0; i < size; ++i) {
     value |= uint64_t{static_cast<unsigned char>(bytes[i])} << 8 * i;
   }
   return value;
 }
 
-template <int kBytes>
-void Decode(const char* bytes, absl::Span<int64_t> out) {
-  for (int64_t& token : out) {
-    token = static_cast<int64_t>(LittleEndian<kBytes>(bytes));
-    bytes += kBytes;
-  }
-}
-
-void Decode(int token_bytes, const char* bytes, absl::Span<int64_t> out) {
-  switch (token_bytes) {
-    case 1:
-      return Decode<1>(bytes, out);
-    case 2:
-      return Decode<2>(bytes, out);
-    default:
-      return Decode<4>(bytes, out);
-  }
+// Returns the digest in hexadecimal.
+std::string Sha256(absl::string_view bytes) {
+  std::array<unsigned char, 32> digest;
+  FSDP_CHECK(mbedtls_md(mbedtls_md_info_from_type(MBEDTLS_MD_SHA256),
+                        reinterpret_cast<const unsigned char*>(bytes.data()),
+                        bytes.size(), digest.data()) == 0);
+  return absl::BytesToHexString(absl::string_view(
+      reinterpret_cast<const char*>(digest.data()), digest.size()));
 }
 
 absl::Status Prefixed(const absl::Status& status, absl::string_view path,
@@ -233,34 +209,22 @@ absl::StatusOr<TokenFile> TokenFile::Open(const std::string& path) {
   FSDP_RETURN_IF_ERROR(CheckSize(*file.tokens_, path,
                                  file.description_.num_tokens,
                                  file.description_.token_bytes));
-  file.part_.end = file.description_.num_tokens;
   if (file.description_.num_documents > 0) {
-    FSDP_RETURN_IF_ERROR(file.MapDocuments(absl::StrCat(name, ".idx")));
+    const std::string index = absl::StrCat(name, ".idx");
+    FSDP_ASSIGN_OR_RETURN(file.documents_, MappedFile::Open(index));
+    FSDP_RETURN_IF_ERROR(CheckSize(*file.documents_, index,
+                                   file.description_.num_documents,
+                                   kDocumentBytes));
   }
   return file;
-}
-
-absl::Status TokenFile::MapDocuments(const std::string& path) {
-  FSDP_ASSIGN_OR_RETURN(documents_, MappedFile::Open(path));
-  return CheckSize(*documents_, path, description_.num_documents,
-                   kDocumentBytes);
 }
 
 absl::StatusOr<TokenFile> TokenFile::OpenBytes(const std::string& path) {
   TokenFile file;
   file.path_ = path;
   FSDP_ASSIGN_OR_RETURN(file.tokens_, MappedFile::Open(path));
-  file.part_.end = static_cast<int64_t>(file.tokens_->bytes().size());
-  file.description_.num_tokens = file.part_.end;
-  return file;
-}
-
-TokenFile TokenFile::Part(TokenRange range) const {
-  FSDP_CHECK(range.begin >= 0 && range.begin <= range.end &&
-             range.end <= num_tokens());
-  TokenFile file = *this;
-  file.part_ = {part_.begin + range.begin, part_.begin + range.end};
-  file.documents_ = nullptr;
+  file.description_.num_tokens =
+      static_cast<int64_t>(file.tokens_->bytes().size());
   return file;
 }
 
@@ -268,16 +232,17 @@ absl::Status TokenFile::Read(int64_t begin, absl::Span<int64_t> out) const {
   const auto count = static_cast<int64_t>(out.size());
   FSDP_CHECK(begin >= 0 && begin <= num_tokens() &&
              count <= num_tokens() - begin);
-  if (count == 0) return absl::OkStatus();
-  const int64_t first = part_.begin + begin;
-  Decode(description_.token_bytes,
-         tokens_->bytes().data() + first * description_.token_bytes, out);
-  const auto wrong = std::find_if(out.begin(), out.end(), [this](int64_t id) {
-    return id >= description_.vocab_size;
-  });
+  const char* bytes =
+      tokens_->bytes().data() + begin * description_.token_bytes;
+  for (int64_t& token : out) {
+    token = static_cast<int64_t>(LittleEndian(bytes, description_.token_bytes));
+    bytes += description_.token_bytes;
+  }
+  const auto* const wrong = absl::c_find_if(
+      out, [this](int64_t id) { return id >= description_.vocab_size; });
   if (wrong == out.end()) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
-      "tokens of ", path_, ": number ", first + (wrong - out.begin()), " is ",
+      "tokens of ", path_, ": number ", begin + (wrong - out.begin()), " is ",
       *wrong, ", but there are only ", description_.vocab_size,
       ": the file is damaged or not what its .json says; make it anew"));
 }
@@ -290,8 +255,8 @@ int64_t TokenFile::num_documents() const {
 // if the position is outside the file.
 int64_t TokenFile::DocumentBegin(int64_t index) const {
   if (index == description_.num_documents) return description_.num_tokens;
-  const uint64_t begin = LittleEndian<kDocumentBytes>(
-      documents_->bytes().data() + index * kDocumentBytes);
+  const uint64_t begin = LittleEndian(
+      documents_->bytes().data() + index * kDocumentBytes, kDocumentBytes);
   const bool is_inside = begin < static_cast<uint64_t>(num_tokens());
   return is_inside ? static_cast<int64_t>(begin) : -1;
 }
@@ -308,6 +273,19 @@ absl::StatusOr<TokenRange> TokenFile::Document(int64_t index) const {
       "tokens of ", path_, ": document ", index,
       " does not begin or end where one can: the .idx beside it is damaged or "
       "another file's; make all of them anew with tools/tokenize_text.py"));
+}
+
+absl::Status CheckTokenizer(const TokenFile& tokens,
+                            const std::string& tokenizer_json) {
+  FSDP_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(tokenizer_json));
+  const std::string& expected = tokens.description().tokenizer_sha256;
+  if (Sha256(file->bytes()) == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("tokens of ", tokens.path(), ": they are ",
+                   expected.empty() ? "bytes" : "another tokenizer's",
+                   ", not those of ", tokenizer_json,
+                   ": make them anew with tools/tokenize_text.py --tokenizer=",
+                   tokenizer_json));
 }
 
 }  // namespace llama

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -18,11 +17,8 @@ namespace llama {
 struct TokenDescription {
   int token_bytes = 1;
   int64_t num_tokens = 0;
-  int64_t num_documents = 0;  // 0: it is not known where they begin
-  int64_t vocab_size = 256;   // every token is below it
-  // The tokens that begin and end each document.
-  std::optional<int64_t> bos_id;
-  std::optional<int64_t> eos_id;
+  int64_t num_documents = 0;     // 0: it is not known where they begin
+  int64_t vocab_size = 256;      // every token is below it
   std::string tokenizer_sha256;  // hexadecimal; empty: tokens are bytes
 };
 
@@ -73,13 +69,8 @@ class TokenFile {
   // Opens a file whose bytes are the tokens, 256 of them, in one document.
   static absl::StatusOr<TokenFile> OpenBytes(const std::string& path);
 
-  // Returns the range, within [0, num_tokens()], as one document.
-  TokenFile Part(TokenRange range) const;
-
   const std::string& path() const { return path_; }
-  int64_t num_tokens() const { return part_.size(); }
-  // vocab_size and the members behind it hold here, too; counts are of the
-  // whole file.
+  int64_t num_tokens() const { return description_.num_tokens; }
   const TokenDescription& description() const { return description_; }
 
   // Reads the tokens from `begin` on, as many as `out` holds, all within
@@ -96,15 +87,18 @@ class TokenFile {
  private:
   TokenFile() = default;
 
-  absl::Status MapDocuments(const std::string& path);
   int64_t DocumentBegin(int64_t index) const;
 
   std::string path_;
   TokenDescription description_;
   std::shared_ptr<const MappedFile> tokens_;
   std::shared_ptr<const MappedFile> documents_;  // null: one document
-  TokenRange part_;                              // of the file
 };
+
+// InvalidArgument, naming both: the tokens were not made with this
+// tokenizer.json, byte for byte. If it cannot be read, what the system says.
+absl::Status CheckTokenizer(const TokenFile& tokens,
+                            const std::string& tokenizer_json);
 
 }  // namespace llama
 

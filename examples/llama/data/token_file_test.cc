@@ -5,13 +5,19 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/testing/written_tokens.h"
 #include "gmock/gmock.h"
@@ -33,38 +39,32 @@ absl::StatusOr<std::vector<int64_t>> Read(const TokenFile& file, int64_t begin,
   return tokens;
 }
 
+TokenFile Written(absl::string_view name, const WrittenTokens& tokens) {
+  return TokenFile::Open(WriteTokens(name, tokens)).value();
+}
+
 std::vector<int64_t> All(const TokenFile& file) {
   return Read(file, 0, file.num_tokens()).value();
 }
 
 TEST(TokenFileTest, ReadsTokensOfBothSizes) {
   const std::vector<int64_t> small = {0, 1, 255, 256, 65535};
-  ASSERT_OK_AND_ASSIGN(
-      const TokenFile narrow,
-      TokenFile::Open(WriteTokens("narrow", {small, {}, 2, 65536})));
-  EXPECT_EQ(All(narrow), small);
-
+  EXPECT_EQ(All(Written("narrow", {small, {}, 2, 65536})), small);
   const std::vector<int64_t> large = {65536, 0, 0x12345678, 0xFFFFFFFF};
-  ASSERT_OK_AND_ASSIGN(
-      const TokenFile wide,
-      TokenFile::Open(WriteTokens("wide", {large, {}, 4, int64_t{1} << 32})));
+  const TokenFile wide = Written("wide", {large, {}, 4, int64_t{1} << 32});
   EXPECT_EQ(All(wide), large);
   EXPECT_THAT(Read(wide, 1, 2).value(), ElementsAre(0, 0x12345678));
   EXPECT_THAT(Read(wide, 4, 0).value(), ElementsAre());
+  EXPECT_THAT(All(Written("none", {})), ElementsAre());
 }
 
 TEST(TokenFileTest, ATokenThatTheVocabularyLacksIsNamed) {
-  ASSERT_OK_AND_ASSIGN(
-      const TokenFile file,
-      TokenFile::Open(WriteTokens("foreign", {{5, 9, 10, 3}, {}, 2, 10})));
+  const TokenFile file = Written("foreign", {{5, 9, 10, 3}, {}, 2, 10});
   EXPECT_OK(Read(file, 0, 2));
   EXPECT_OK(Read(file, 3, 1));
   EXPECT_THAT(Read(file, 1, 3), StatusIs(absl::StatusCode::kDataLoss,
                                          AllOf(HasSubstr(file.path()),
                                                HasSubstr("number 2 is 10"))));
-  EXPECT_THAT(
-      Read(file.Part({1, 4}), 1, 1),
-      StatusIs(absl::StatusCode::kDataLoss, HasSubstr("number 2 is 10")));
 }
 
 TEST(TokenFileTest, AnyFileIsBytes) {
@@ -79,37 +79,17 @@ TEST(TokenFileTest, AnyFileIsBytes) {
   EXPECT_EQ(file.Document(0)->end, 3);
 }
 
-TEST(TokenFileTest, PartsAreFilesOfTheirOwn) {
-  ASSERT_OK_AND_ASSIGN(
-      const TokenFile file,
-      TokenFile::Open(WriteTokens("whole", {{10, 11, 12, 13, 14}, {0, 2}})));
-  const TokenFile part = file.Part({1, 4});
-  EXPECT_THAT(All(part), ElementsAre(11, 12, 13));
-  ASSERT_EQ(part.num_documents(), 1);
-  EXPECT_EQ(part.Document(0)->size(), 3);
-  EXPECT_THAT(All(part.Part({1, 3})), ElementsAre(12, 13));
-  EXPECT_THAT(All(part.Part({3, 3})), ElementsAre());
-}
-
-TEST(TokenFileTest, NothingIsReadOutsideOfThePart) {
-  ASSERT_OK_AND_ASSIGN(
-      const TokenFile file,
-      TokenFile::Open(WriteTokens("limits", {{10, 11, 12, 13, 14}, {0, 2}})));
-  const TokenFile part = file.Part({1, 4});
-  EXPECT_DEATH((void)Read(part, -1, 1), "broken invariant");
-  EXPECT_DEATH((void)Read(part, 2, 2), "broken invariant");
-  EXPECT_DEATH((void)Read(part, 4, 0), "broken invariant");
-  EXPECT_DEATH(part.Part({-1, 2}), "broken invariant");
-  EXPECT_DEATH(part.Part({2, 1}), "broken invariant");
-  EXPECT_DEATH(part.Part({0, 4}), "broken invariant");
+TEST(TokenFileTest, NothingIsReadOutsideOfIt) {
+  const TokenFile file = Written("limits", {{10, 11, 12}, {0, 2}});
+  EXPECT_DEATH((void)Read(file, -1, 1), "broken invariant");
+  EXPECT_DEATH((void)Read(file, 2, 2), "broken invariant");
+  EXPECT_DEATH((void)Read(file, 4, 0), "broken invariant");
   EXPECT_DEATH((void)file.Document(-1), "broken invariant");
   EXPECT_DEATH((void)file.Document(2), "broken invariant");
 }
 
 TEST(TokenFileTest, KnowsItsDocuments) {
-  ASSERT_OK_AND_ASSIGN(
-      const TokenFile file,
-      TokenFile::Open(WriteTokens("documents", {{1, 2, 3, 4}, {0, 1, 3}})));
+  const TokenFile file = Written("documents", {{1, 2, 3, 4}, {0, 1, 3}});
   ASSERT_EQ(file.num_documents(), 3);
   const std::vector<int64_t> begins = {0, 1, 3, 4};
   for (int i = 0; i < 3; ++i) {
@@ -117,13 +97,9 @@ TEST(TokenFileTest, KnowsItsDocuments) {
     EXPECT_EQ(range.begin, begins[i]);
     EXPECT_EQ(range.end, begins[i + 1]);
   }
-}
-
-TEST(TokenFileTest, WithoutAnIndexThereIsOneDocument) {
-  ASSERT_OK_AND_ASSIGN(const TokenFile file, TokenFile::Open(WriteTokens(
-                                                 "unknown", {{1, 2, 3}, {}})));
-  ASSERT_EQ(file.num_documents(), 1);
-  EXPECT_EQ(file.Document(0)->size(), 3);
+  const TokenFile without = Written("unknown", {{1, 2, 3}, {}});
+  ASSERT_EQ(without.num_documents(), 1);
+  EXPECT_EQ(without.Document(0)->size(), 3);
 }
 
 // Of three documents, those in `damaged` are refused when the second begins
@@ -158,13 +134,6 @@ TEST(TokenFileTest, AnIndexThatIsOutOfOrderIsDamaged) {
   EXPECT_OK(file.Document(0));
   EXPECT_FALSE(file.Document(1).ok());
   EXPECT_FALSE(file.Document(2).ok());
-}
-
-TEST(TokenFileTest, AFileWithoutTokensIsOne) {
-  ASSERT_OK_AND_ASSIGN(const TokenFile file,
-                       TokenFile::Open(WriteTokens("none", {})));
-  EXPECT_EQ(file.num_tokens(), 0);
-  EXPECT_THAT(All(file), ElementsAre());
 }
 
 TEST(TokenFileTest, OnlyNamesOfTheFormatAreTaken) {
@@ -224,15 +193,6 @@ TEST(TokenFileTest, ADescriptionThatIsNoneIsNamed) {
   }
 }
 
-TEST(TokenFileTest, CopiesOutliveTheFirst) {
-  absl::StatusOr<TokenFile> file =
-      TokenFile::Open(WriteTokens("copied", {{1, 2, 3}}));
-  ASSERT_OK(file);
-  const TokenFile part = file->Part({1, 3});
-  file = absl::UnknownError("gone");
-  EXPECT_THAT(All(part), ElementsAre(2, 3));
-}
-
 std::string Digits() { return std::string(63, '0') + "f"; }
 
 std::string Good() {
@@ -258,17 +218,10 @@ TEST(TokenDescriptionTest, ReadsWhatIsThere) {
   EXPECT_EQ(description.num_tokens, 7);
   EXPECT_EQ(description.num_documents, 2);
   EXPECT_EQ(description.vocab_size, 300);
-  EXPECT_EQ(description.bos_id, std::nullopt);
-  EXPECT_EQ(description.eos_id, 299);
   EXPECT_EQ(description.tokenizer_sha256, Digits());
-}
-
-TEST(TokenDescriptionTest, ReadsTheOthers) {
   EXPECT_EQ(ParseTokenDescription(With("uint16", "uint32"))->token_bytes, 4);
-  EXPECT_EQ(
-      ParseTokenDescription(With("\"bos_id\": null", "\"bos_id\": 0"))->bos_id,
-      0);
-  EXPECT_EQ(ParseTokenDescription(With("299", "null"))->eos_id, std::nullopt);
+  EXPECT_OK(ParseTokenDescription(With("\"bos_id\": null", "\"bos_id\": 0")));
+  EXPECT_OK(ParseTokenDescription(With("299", "null")));
   EXPECT_EQ(ParseTokenDescription(With('"' + Digits() + '"', "null"))
                 ->tokenizer_sha256,
             "");
@@ -341,8 +294,6 @@ TEST(TokenDescriptionTest, WhatIsNoObjectIsRefused) {
   }
 }
 
-using ::testing::IsEmpty;
-
 TEST(MappedFileTest, HasTheBytesAlsoOfAFileWithoutAName) {
   const std::string bytes = std::string(10000, 'a') + std::string("\0\xFF", 2);
   WriteFile(PathFor("bytes"), bytes);
@@ -352,25 +303,76 @@ TEST(MappedFileTest, HasTheBytesAlsoOfAFileWithoutAName) {
   EXPECT_EQ(file->bytes(), bytes);
 }
 
-TEST(MappedFileTest, AnEmptyFileHasNone) {
-  WriteFile(PathFor("empty"), "");
-  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<const MappedFile> file,
-                       MappedFile::Open(PathFor("empty")));
-  EXPECT_THAT(file->bytes(), IsEmpty());
-}
-
-TEST(MappedFileTest, WhatIsNotThereIsNotFound) {
-  EXPECT_THAT(
-      MappedFile::Open(PathFor("missing")),
-      StatusIs(absl::StatusCode::kNotFound, HasSubstr(PathFor("missing"))));
-}
-
 TEST(MappedFileTest, OnlyFilesAreFiles) {
   ASSERT_EQ(mkfifo(PathFor("fifo").c_str(), 0600), 0);
   for (const std::string& path : {PathFor("fifo"), PathFor(".")}) {
     EXPECT_THAT(MappedFile::Open(path),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(path)));
   }
+}
+
+// What tools/tokenize_text.py has written.
+std::string Sample(absl::string_view name) {
+  return absl::StrCat("examples/llama/data/samples/", name);
+}
+
+std::vector<std::vector<int64_t>> Documents(const TokenFile& file) {
+  std::vector<std::vector<int64_t>> documents;
+  for (int64_t i = 0; i < file.num_documents(); ++i) {
+    const TokenRange range = file.Document(i).value();
+    documents.push_back(Read(file, range.begin, range.size()).value());
+  }
+  return documents;
+}
+
+TEST(SamplesTest, BytesAreTheText) {
+  ASSERT_OK_AND_ASSIGN(const TokenFile file,
+                       TokenFile::Open(Sample("bytes.bin")));
+  EXPECT_EQ(file.description().token_bytes, 4);
+  EXPECT_EQ(file.description().vocab_size, 256);
+  EXPECT_EQ(file.description().tokenizer_sha256, "");
+  std::vector<std::string> texts;
+  for (const std::vector<int64_t>& tokens : Documents(file)) {
+    texts.emplace_back(tokens.begin(), tokens.end());
+  }
+  std::vector<std::string> expected;
+  std::ifstream lines(Sample("text.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    ASSERT_OK_AND_ASSIGN(const fsdp::Json json, fsdp::Json::Parse(line));
+    const std::string& text = *json.Find("text")->As<std::string>();
+    if (!text.empty()) expected.push_back(text);
+  }
+  EXPECT_EQ(texts.size(), 5);
+  EXPECT_EQ(texts, expected);
+}
+
+TEST(SamplesTest, DocumentsBeginAndEndWithTheirTokens) {
+  ASSERT_OK_AND_ASSIGN(const TokenFile file,
+                       TokenFile::Open(Sample("bpe.bin")));
+  EXPECT_EQ(file.description().token_bytes, 2);
+  EXPECT_EQ(file.description().vocab_size, 290);
+  EXPECT_EQ(file.num_documents(), 5);
+  for (const std::vector<int64_t>& tokens : Documents(file)) {
+    EXPECT_EQ(tokens.front(), 0);
+    EXPECT_EQ(tokens.back(), 1);
+  }
+}
+
+TEST(TokenizerCheckTest, TakesTheTokenizerThatHasMadeTheTokens) {
+  ASSERT_OK_AND_ASSIGN(const TokenFile bpe, TokenFile::Open(Sample("bpe.bin")));
+  ASSERT_OK_AND_ASSIGN(const TokenFile bytes,
+                       TokenFile::Open(Sample("bytes.bin")));
+  EXPECT_OK(CheckTokenizer(bpe, Sample("tokenizer.json")));
+  EXPECT_THAT(CheckTokenizer(bpe, Sample("tokenizer_config.json")),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr(Sample("bpe.bin")),
+                             HasSubstr("another tokenizer's"),
+                             HasSubstr(Sample("tokenizer_config.json")))));
+  EXPECT_THAT(CheckTokenizer(bytes, Sample("tokenizer.json")),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("they are bytes")));
+  EXPECT_THAT(CheckTokenizer(bpe, Sample("none.json")),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("none.json")));
 }
 
 }  // namespace

@@ -1,12 +1,19 @@
-#include "examples/llama/data/window_rows.h"
-
+#include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <numeric>
+#include <random>
+#include <set>
 #include <vector>
 
+#include "absl/algorithm/container.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
+#include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
 #include "examples/llama/testing/written_tokens.h"
 #include "gmock/gmock.h"
@@ -17,23 +24,27 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+
+using RowsPtr = std::shared_ptr<const PackedRows>;
 
 struct Values {
   std::vector<int64_t> tokens;
   std::vector<int64_t> targets;
+  std::vector<int64_t> documents;
 };
 
 absl::StatusOr<Values> Read(const RowSource& source, int64_t index) {
   const auto seq = static_cast<size_t>(source.seq());
   // A value that nobody writes is neither a token nor a target.
-  Values values = {std::vector<int64_t>(seq, -1),
-                   std::vector<int64_t>(seq, -1)};
+  Values values = {
+      std::vector<int64_t>(seq, -1), std::vector<int64_t>(seq, -1), {}};
   Row row = {absl::MakeSpan(values.tokens), absl::MakeSpan(values.targets), {}};
   const absl::Status status = source.Read(index, row);
   if (!status.ok()) return status;
-  EXPECT_THAT(row.documents, IsEmpty());
+  values.documents = row.documents;
   return values;
 }
 
@@ -49,6 +60,7 @@ void ExpectRows(const RowSource& source, int64_t num_tokens, bool padded) {
   int64_t next = 0;
   for (int64_t i = 0; i < source.num_rows(); ++i) {
     ASSERT_OK_AND_ASSIGN(const Values row, Read(source, i));
+    EXPECT_THAT(row.documents, IsEmpty());
     for (int64_t k = 0; k < source.seq(); ++k) {
       const bool is_there = next + 1 < num_tokens;
       EXPECT_TRUE(is_there || (padded && i + 1 == source.num_rows() && k > 0));
@@ -87,9 +99,6 @@ TEST(WindowRowsTest, TooFewTokensAreNone) {
                          HasSubstr(absl::StrCat("there are ", num_tokens)))));
     }
   }
-}
-
-TEST(WindowRowsTest, RowsHaveTokens) {
   ASSERT_OK_AND_ASSIGN(const TokenFile file, Counting(5));
   EXPECT_THAT(WindowRows::Create(file, 0, LastWindow::kPadded),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -111,6 +120,230 @@ TEST(WindowRowsTest, DamageIsSaidWhereItIs) {
                        WindowRows::Create(file, 3, LastWindow::kLeftOut));
   EXPECT_THAT(Read(*longer, 0), StatusIs(absl::StatusCode::kDataLoss,
                                          HasSubstr("number 3 is 9")));
+}
+
+// Has documents of these lengths; token i of the file is i + 1.
+struct Text {
+  explicit Text(std::vector<int64_t> lengths) {
+    written.token_bytes = 4;
+    written.vocab_size = int64_t{1} << 32;
+    for (int64_t length : lengths) {
+      written.begins.push_back(written.tokens.size());
+      for (int64_t i = 0; i < length; ++i) {
+        written.tokens.push_back(written.tokens.size() + 1);
+      }
+    }
+  }
+
+  absl::StatusOr<TokenFile> File() const {
+    return TokenFile::Open(WriteTokens("text", written));
+  }
+  // Returns the tokens of the document that a token is of.
+  TokenRange DocumentOf(int64_t token) const {
+    const auto end = std::upper_bound(written.begins.begin(),
+                                      written.begins.end(), token - 1);
+    return {*(end - 1) + 1,
+            end == written.begins.end()
+                ? static_cast<int64_t>(written.tokens.size()) + 1
+                : *end + 1};
+  }
+
+  WrittenTokens written;
+};
+
+// A piece of a document, and the row in which it is.
+struct Piece {
+  int64_t row;
+  TokenRange range;
+};
+
+// Appends the pieces of one row; fails for what is wrong in the row itself.
+void AppendPieces(const Text& text, int64_t index, const Values& row,
+                  std::vector<Piece>& pieces) {
+  const auto padding =
+      std::find(row.tokens.begin(), row.tokens.end(), kPadding);
+  const int64_t used = padding - row.tokens.begin();
+  EXPECT_TRUE(std::all_of(padding, row.tokens.end(),
+                          [](int64_t token) { return token == kPadding; }));
+  ASSERT_FALSE(row.documents.empty());
+  EXPECT_EQ(row.documents.front(), 0);
+  for (size_t d = 0; d < row.documents.size(); ++d) {
+    const bool is_last = d + 1 == row.documents.size();
+    const int64_t begin = row.documents[d];
+    const int64_t end = is_last ? used : row.documents[d + 1];
+    ASSERT_LT(begin, end);
+    const int64_t first = row.tokens[begin];
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t token = first + i - begin;
+      const bool has_next = token + 1 < text.DocumentOf(first).end;
+      EXPECT_EQ(row.tokens[i], token);
+      EXPECT_EQ(row.targets[i], has_next ? token + 1 : kNoTarget);
+    }
+    pieces.push_back({index, {first, first + end - begin}});
+  }
+  for (size_t i = used; i < row.targets.size(); ++i) {
+    EXPECT_EQ(row.targets[i], kNoTarget);
+  }
+}
+
+// Documents are there from begin to end: in one row or, if they are longer, in
+// whole rows and the rest. A last token that would be alone is left out.
+void ExpectDocuments(const Text& text, int64_t seq,
+                     const std::vector<Piece>& pieces) {
+  std::map<int64_t, int64_t> ends;  // end of what is there, by begin
+  for (const Piece& piece : pieces) {
+    const TokenRange document = text.DocumentOf(piece.range.begin);
+    const auto [end, is_new] = ends.emplace(document.begin, document.begin);
+    EXPECT_EQ(piece.range.begin, end->second);
+    end->second = piece.range.end;
+    EXPECT_LE(piece.range.end, document.end);
+    const bool is_last = piece.range.end + 1 >= document.end;
+    EXPECT_TRUE(is_last || piece.range.size() == seq);
+    EXPECT_GE(piece.range.end - (piece.range.end == document.end),
+              piece.range.begin + 1);
+  }
+  for (int64_t begin : text.written.begins) {
+    const TokenRange document = text.DocumentOf(begin + 1);
+    if (document.size() == 1) {
+      EXPECT_EQ(ends.count(document.begin), 0);
+    } else {
+      ASSERT_EQ(ends.count(document.begin), 1);
+      const int64_t alone = document.size() % seq == 1 || seq == 1 ? 1 : 0;
+      EXPECT_EQ(ends[document.begin], document.end - alone);
+    }
+  }
+}
+
+// A row ends where the next piece does not fit.
+void ExpectGreedy(int64_t seq, const std::vector<Piece>& pieces) {
+  int64_t used = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const bool begins_row = i == 0 || pieces[i].row != pieces[i - 1].row;
+    if (i > 0) {
+      EXPECT_EQ(begins_row, used + pieces[i].range.size() > seq);
+    }
+    used = (begins_row ? 0 : used) + pieces[i].range.size();
+  }
+}
+
+std::vector<std::vector<int64_t>> RandomLengths(int64_t seq) {
+  std::vector<std::vector<int64_t>> texts = {
+      {2}, {seq + 1}, {1, 2}, {seq, seq, 2, seq}, {3 * seq + 1, 1, 2 * seq, 2}};
+  std::mt19937 random(seq);
+  for (int64_t count : {7, 30, 101}) {
+    std::vector<int64_t>& lengths = texts.emplace_back();
+    for (int64_t i = 0; i < count; ++i) {
+      lengths.push_back(1 + random() % (random() % 4 == 0 ? 3 * seq + 2 : seq));
+    }
+    lengths.push_back(2);
+  }
+  return texts;
+}
+
+TEST(PackedRowsTest, HaveAllDocumentsAsGreedilyAsTheyCome) {
+  for (int64_t seq : {1, 2, 3, 8, 31}) {
+    for (const std::vector<int64_t>& lengths : RandomLengths(seq)) {
+      const Text text(lengths);
+      ASSERT_OK_AND_ASSIGN(const TokenFile file, text.File());
+      ASSERT_OK_AND_ASSIGN(const RowsPtr rows,
+                           PackedRows::Create(file, seq, /*seed=*/3));
+      std::vector<Piece> pieces;
+      for (int64_t i = 0; i < rows->num_rows(); ++i) {
+        ASSERT_OK_AND_ASSIGN(const Values row, Read(*rows, i));
+        AppendPieces(text, i, row, pieces);
+      }
+      ExpectDocuments(text, seq, pieces);
+      ExpectGreedy(seq, pieces);
+    }
+  }
+}
+
+TEST(PackedRowsTest, TheSeedShuffles) {
+  const Text text(std::vector<int64_t>(50, 4));
+  ASSERT_OK_AND_ASSIGN(const TokenFile file, text.File());
+  const auto first_tokens = [&file](uint64_t seed) {
+    const RowsPtr rows = PackedRows::Create(file, 4, seed).value();
+    std::vector<int64_t> tokens;
+    for (int64_t i = 0; i < rows->num_rows(); ++i) {
+      tokens.push_back(Read(*rows, i)->tokens[0]);
+    }
+    return tokens;
+  };
+  EXPECT_EQ(first_tokens(1), first_tokens(1));
+  EXPECT_NE(first_tokens(1), first_tokens(2));
+  EXPECT_FALSE(absl::c_is_sorted(first_tokens(1)));
+}
+
+TEST(PackedRowsTest, WithoutAnythingToPredictThereAreNone) {
+  ASSERT_OK_AND_ASSIGN(const TokenFile single, Text({1, 1, 1}).File());
+  EXPECT_THAT(PackedRows::Create(single, 4, 1),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr(single.path()),
+                             HasSubstr("no document has two tokens"))));
+  ASSERT_OK_AND_ASSIGN(const TokenFile none,
+                       TokenFile::Open(WriteTokens("none", {})));
+  EXPECT_THAT(PackedRows::Create(none, 4, 1),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")));
+  ASSERT_OK_AND_ASSIGN(const TokenFile good, Text({2}).File());
+  EXPECT_THAT(PackedRows::Create(good, 0, 1),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("rows of 0 tokens")));
+}
+
+TEST(PackedRowsTest, DamageIsFound) {
+  ASSERT_OK_AND_ASSIGN(
+      const TokenFile index,
+      TokenFile::Open(WriteTokens("index", {{1, 2, 3, 4}, {0, 3, 2}})));
+  EXPECT_THAT(PackedRows::Create(index, 4, 1),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("document 1")));
+  // The wrong token is read as a token and, where a document was cut, as the
+  // target of a piece.
+  ASSERT_OK_AND_ASSIGN(
+      const TokenFile tokens,
+      TokenFile::Open(WriteTokens("tokens", {{1, 2, 3, 9, 5}, {0}, 2, 9})));
+  ASSERT_OK_AND_ASSIGN(const RowsPtr rows, PackedRows::Create(tokens, 3, 1));
+  for (int64_t i : {0, 1}) {
+    EXPECT_THAT(Read(*rows, i), StatusIs(absl::StatusCode::kDataLoss,
+                                         HasSubstr("number 3 is 9")));
+  }
+}
+
+constexpr int64_t kLargest = int64_t{1} << 62;
+
+std::vector<int64_t> All(int64_t size, uint64_t seed) {
+  const Permutation permutation(size, seed);
+  std::vector<int64_t> values;
+  for (int64_t i = 0; i < size; ++i) values.push_back(permutation(i));
+  return values;
+}
+
+TEST(PermutationTest, HasEachValueOnce) {
+  std::vector<int64_t> sizes = {255, 256, 257, 1021, 4095, 4096, 4097, 10007};
+  for (int64_t size = 1; size <= 70; ++size) sizes.push_back(size);
+  for (int64_t size : sizes) {
+    for (uint64_t seed : {0, 1, 99}) {
+      const std::vector<int64_t> values = All(size, seed);
+      const std::set<int64_t> distinct(values.begin(), values.end());
+      EXPECT_EQ(distinct.size(), size);
+      EXPECT_EQ(*distinct.begin(), 0);
+      EXPECT_EQ(*distinct.rbegin(), size - 1);
+    }
+  }
+}
+
+// Another program computed these, with which earlier checkpoints go on.
+TEST(PermutationTest, IsWhatItHasAlwaysBeen) {
+  EXPECT_THAT(All(11, 42), ElementsAre(10, 0, 6, 5, 4, 2, 7, 3, 1, 9, 8));
+  const Permutation large(1000000000000, 1);
+  EXPECT_EQ(large(0), 99093225364);
+  EXPECT_EQ(large(1), 91979019719);
+  EXPECT_EQ(large(999999999999), 988403898570);
+  const Permutation largest(kLargest, 7);
+  EXPECT_EQ(largest(0), 1092590721977327156);
+  EXPECT_EQ(largest(1), 2720665911475575978);
+  EXPECT_EQ(largest(kLargest - 1), 3426793995687316288);
+  EXPECT_EQ(MixSeeds(0, 0), 0x48218226ff3cd4bf);
+  EXPECT_EQ(MixSeeds(1, 2), 0x81a5c1377856b73);
 }
 
 }  // namespace

@@ -8,22 +8,29 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/TensorOptions.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "base/utf8.h"
 #include "examples/llama/model/attention.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
@@ -80,47 +87,6 @@ absl::StatusOr<int64_t> Sampler::Next(const at::Tensor& logits) {
       .item<int64_t>();
 }
 
-namespace {
-
-class Sequence {
- public:
-  Sequence(CausalLmImpl& model, const LlamaConfig& config,
-           const SamplingOptions& sampling)
-      : model_(model), config_(config), sampler_(sampling) {}
-
-  // Makes room for so many tokens.
-  absl::Status Reserve(int64_t tokens) {
-    return fsdp::TorchToStatus("making room for keys and values", [&] {
-      cache_ = MakeKvCache(config_, /*batch=*/1, tokens,
-                           model_.parameters().front().options());
-    });
-  }
-
-  // Returns the token behind `tokens`, which follow those of earlier calls.
-  absl::StatusOr<int64_t> Next(const std::vector<int64_t>& tokens) {
-    at::Tensor logits;
-    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("computing logits", [&] {
-      const c10::Device device = model_.parameters().front().device();
-      logits =
-          model_.Continue(at::tensor(tokens).unsqueeze(0).to(device), cache_)[0]
-              .cpu();
-    }));
-    return sampler_.Next(logits);
-  }
-
-  bool Ends(int64_t token) const {
-    return absl::c_linear_search(config_.eos_token_ids, token);
-  }
-
- private:
-  CausalLmImpl& model_;
-  const LlamaConfig& config_;
-  Sampler sampler_;
-  KvCache cache_;
-};
-
-}  // namespace
-
 absl::Status CheckPrompt(const std::vector<int64_t>& prompt,
                          const LlamaConfig& config) {
   if (prompt.empty()) {
@@ -153,20 +119,32 @@ absl::StatusOr<Generated> Generate(CausalLmImpl& model,
   const auto prompt_tokens = static_cast<int64_t>(prompt.size());
   const int64_t room = config.max_position_embeddings - prompt_tokens;
   const int64_t most = std::min(max_tokens, room);
-  Sequence sequence(model, config, sampling);
-  FSDP_RETURN_IF_ERROR(sequence.Reserve(prompt_tokens + most));
+  const at::TensorOptions parameters = model.parameters().front().options();
+  KvCache cache;
+  FSDP_RETURN_IF_ERROR(
+      fsdp::TorchToStatus("making room for keys and values", [&] {
+        cache =
+            MakeKvCache(config, /*batch=*/1, prompt_tokens + most, parameters);
+      }));
 
   Generated generated;
   generated.ending =
       room < max_tokens ? Ending::kMaxPositions : Ending::kMaxTokens;
   const absl::Time begin = absl::Now();
   absl::Time first = begin;
-  std::vector<int64_t> tokens = prompt;
+  Sampler sampler(sampling);
+  std::vector<int64_t> tokens = prompt;  // that the cache does not have
   while (generated.tokens < most) {
-    FSDP_ASSIGN_OR_RETURN(const int64_t token, sequence.Next(tokens));
+    at::Tensor logits;
+    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("computing logits", [&] {
+      const at::Tensor next =
+          at::tensor(tokens).unsqueeze(0).to(parameters.device());
+      logits = model.Continue(next, cache)[0].cpu();
+    }));
+    FSDP_ASSIGN_OR_RETURN(const int64_t token, sampler.Next(logits));
     if (++generated.tokens == 1) first = absl::Now();
     FSDP_RETURN_IF_ERROR(on_token(token));
-    if (sequence.Ends(token)) {
+    if (absl::c_linear_search(config.eos_token_ids, token)) {
       generated.ending = Ending::kEos;
       break;
     }
@@ -175,6 +153,73 @@ absl::StatusOr<Generated> Generate(CausalLmImpl& model,
   generated.prompt_time = first - begin;
   generated.time = absl::Now() - first;
   return generated;
+}
+
+namespace {
+
+// Returns the length of the UTF-8 sequence that `first` begins, or else 1.
+size_t LengthBy(unsigned char first) {
+  if (first < 0xC2 || first > 0xF4) return 1;
+  return first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+}
+
+bool MayBecomeCharacter(absl::string_view text) {
+  return text.size() < LengthBy(static_cast<unsigned char>(text[0])) &&
+         absl::c_all_of(text.substr(1), [](unsigned char byte) {
+           return (byte & 0xC0) == 0x80;
+         });
+}
+
+// `character` is one character of UTF-8.
+std::string Shown(absl::string_view character) {
+  const auto first = static_cast<unsigned char>(character[0]);
+  const bool is_shown =
+      character.size() == 1
+          ? absl::ascii_isprint(first) || first == '\n' || first == '\t'
+          // U+0080 to U+009F are control characters, too.
+          : first != 0xC2 || static_cast<unsigned char>(character[1]) >= 0xA0;
+  return is_shown ? std::string(character) : "?";
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<int64_t>> ParseTokens(absl::string_view text) {
+  std::vector<int64_t> tokens;
+  for (const absl::string_view part :
+       absl::StrSplit(text, absl::ByAnyChar(", \t\r\n"), absl::SkipEmpty())) {
+    if (!absl::SimpleAtoi(part, &tokens.emplace_back())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "\"", part, "\" is no token: tokens are numbers, such as 1,2,3"));
+    }
+  }
+  return tokens;
+}
+
+std::vector<int64_t> BytesOf(absl::string_view text) {
+  std::vector<int64_t> bytes;
+  bytes.reserve(text.size());
+  for (const char byte : text) bytes.push_back(static_cast<uint8_t>(byte));
+  return bytes;
+}
+
+std::string PrintableText::Add(int64_t token) {
+  if (token > 255) return absl::StrCat(Finish(), "?");
+  waiting_.push_back(static_cast<char>(token));
+  std::string shown;
+  while (!waiting_.empty()) {
+    const size_t length = fsdp::Utf8Length(waiting_);
+    if (length == 0 && MayBecomeCharacter(waiting_)) break;
+    const size_t done = length == 0 ? 1 : length;
+    shown += length == 0 ? "?" : Shown(waiting_.substr(0, length));
+    waiting_.erase(0, done);
+  }
+  return shown;
+}
+
+std::string PrintableText::Finish() {
+  const std::string shown = waiting_.empty() ? "" : "?";
+  waiting_.clear();
+  return shown;
 }
 
 }  // namespace llama

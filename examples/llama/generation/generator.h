@@ -1,4 +1,4 @@
-// Continues a sequence of tokens.
+// Continues a sequence of tokens, which people may write and read.
 #ifndef EXAMPLES_LLAMA_GENERATION_GENERATOR_H_
 #define EXAMPLES_LLAMA_GENERATION_GENERATOR_H_
 
@@ -7,18 +7,19 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 
-// How the next token is chosen.
-
 namespace llama {
 
+// How the next token is chosen.
 struct SamplingOptions {
   // Logits are divided by it: below 1, likely tokens become likelier. 0: the
   // likeliest token is always taken, whatever the rest says.
@@ -84,6 +85,29 @@ absl::StatusOr<Generated> Generate(CausalLmImpl& model,
                                    int64_t max_tokens,
                                    const SamplingOptions& sampling,
                                    const OnToken& on_token);
+
+// Tokens as people write and read them.
+
+// Parses "1, 2 3": integers with commas or white space between them.
+// InvalidArgument: something else is there.
+absl::StatusOr<std::vector<int64_t>> ParseTokens(absl::string_view text);
+
+// Returns each byte as a token.
+std::vector<int64_t> BytesOf(absl::string_view text);
+
+// Turns tokens that are bytes into text for a terminal: each character of UTF-8
+// when it is whole, and '?' for bytes that a terminal could take as a command
+// or that are no text.
+class PrintableText {
+ public:
+  // Returns what can be shown after this token.
+  std::string Add(int64_t token);
+  // Returns what is left at the end.
+  std::string Finish();
+
+ private:
+  std::string waiting_;  // the beginning of a character
+};
 
 }  // namespace llama
 

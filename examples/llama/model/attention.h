@@ -1,4 +1,5 @@
-// Grouped-query attention, with its position embeddings, cache and norm.
+// Grouped-query attention inside of documents, with its position embeddings,
+// cache and norm.
 #ifndef EXAMPLES_LLAMA_MODEL_ATTENTION_H_
 #define EXAMPLES_LLAMA_MODEL_ATTENTION_H_
 
@@ -12,15 +13,35 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "adapters/linear.h"
-#include "examples/llama/model/documents.h"
 #include "examples/llama/model/llama_config.h"
-#include "examples/llama/model/rope_config.h"
+
+namespace llama {
+
+// Rows of tokens with several documents in each.
+
+// The beginnings of documents: ascending indices into all tokens of a batch,
+// row by row. {0, 3, 8, 10} are two documents in each of two rows of 8 tokens.
+// Padding at the end of a row counts as a document. Empty: every row is one
+// document.
+using DocumentStarts = std::vector<int64_t>;
+
+// InvalidArgument: they do not ascend, are outside of the `rows` x `tokens`, or
+// a row does not begin with a document.
+absl::Status CheckDocumentStarts(absl::Span<const int64_t> starts, int64_t rows,
+                                 int64_t tokens);
+
+// Returns the number of tokens of each document, of `all` tokens.
+std::vector<int64_t> DocumentLengths(absl::Span<const int64_t> starts,
+                                     int64_t all);
+// Returns the position in its document of each of `all` tokens.
+std::vector<int64_t> DocumentPositions(absl::Span<const int64_t> starts,
+                                       int64_t all);
 
 // Rotary position embeddings turn pairs of a head's elements by angles that
 // grow with the position.
-
-namespace llama {
 
 // Returns radians per token of each pair, float32 [head_dim / 2] on `device`,
 // rounded as in transformers. They are computed where needed, and no parameter

@@ -25,17 +25,48 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
-#include "examples/llama/model/documents.h"
-#include "examples/llama/model/rope_config.h"
+#include "examples/llama/model/llama_config.h"
 #include "fsdp/testing/memory_meter.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace llama {
 namespace {
 
+using ::fsdp::Json;
 using ::fsdp::testing::MemoryMeter;
+using ::fsdp::testing::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(DocumentsTest, LengthsAndPositionsBeginAnewWithEachDocument) {
+  const DocumentStarts starts = {0, 3, 4};
+  EXPECT_THAT(DocumentLengths(starts, 9), ElementsAre(3, 1, 5));
+  EXPECT_THAT(DocumentPositions(starts, 9),
+              ElementsAre(0, 1, 2, 0, 0, 1, 2, 3, 4));
+  EXPECT_THAT(DocumentPositions({}, 0), IsEmpty());
+}
+
+TEST(DocumentsTest, EveryRowBeginsWithADocument) {
+  EXPECT_OK(CheckDocumentStarts({}, 2, 4));
+  EXPECT_OK(CheckDocumentStarts({0, 4}, 2, 4));
+  EXPECT_OK(CheckDocumentStarts({0, 1, 4, 7}, 2, 4));
+  const auto refuses = [](const char* part) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(part));
+  };
+  EXPECT_THAT(CheckDocumentStarts({0, 3}, 2, 4),
+              refuses("row 1 does not begin with a document: no start is 4"));
+  EXPECT_THAT(CheckDocumentStarts({1, 4}, 2, 4), refuses("row 0"));
+  EXPECT_THAT(CheckDocumentStarts({-1, 0, 4}, 2, 4), refuses("-1"));
+  EXPECT_THAT(CheckDocumentStarts({0, 4, 4}, 2, 4), refuses("ascend"));
+  EXPECT_THAT(CheckDocumentStarts({0, 4, 2}, 2, 4), refuses("at 4 and then"));
+  EXPECT_THAT(CheckDocumentStarts({0, 4, 8}, 2, 4),
+              refuses("at 8 of 2 rows of 4 tokens"));
+}
 
 // Returns queries, keys and values of 6 and 2 heads of 4 elements.
 std::vector<at::Tensor> Inputs(int64_t batch, int64_t tokens,
@@ -82,9 +113,8 @@ void ExpectAsDefined(int64_t batch, const DocumentStarts& starts) {
   }
 }
 
-TEST(AttentionTest, IsCausalAndGrouped) { ExpectAsDefined(2, {}); }
-
-TEST(AttentionTest, StaysInsideOfDocuments) {
+TEST(AttentionTest, IsCausalAndGroupedInsideOfDocuments) {
+  ExpectAsDefined(2, {});
   ExpectAsDefined(1, {0, 1, 7});
   ExpectAsDefined(1, {0});
 }
@@ -123,13 +153,25 @@ TEST(AttentionTest, MemoryGrowsWithTokensNotTheirSquare) {
   }
 }
 
-using ::fsdp::Json;
+Json Recorded(const std::string& name) {
+  std::ifstream file("examples/llama/testing/recorded/" + name);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto json = Json::Parse(text);
+  EXPECT_OK(json) << name;
+  return *json;
+}
+
+std::vector<double> Numbers(const Json& list) {
+  std::vector<double> numbers;
+  for (const Json& one : *list.As<Json::Array>()) {
+    numbers.push_back(one.NumberOr(0));
+  }
+  return numbers;
+}
 
 // The configurations are in use; transformers has computed the numbers.
 TEST(RotaryTest, InverseFrequenciesAreThoseOfTransformers) {
-  std::ifstream file("examples/llama/testing/recorded/rope.json");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  ASSERT_OK_AND_ASSIGN(const Json json, Json::Parse(text));
+  const Json json = Recorded("rope.json");
   int scaled = 0;
   for (const Json& recorded : *json.As<Json::Array>()) {
     const auto number = [&recorded](const char* name) {
@@ -144,14 +186,11 @@ TEST(RotaryTest, InverseFrequenciesAreThoseOfTransformers) {
           number("low_freq_factor"), number("high_freq_factor"),
           static_cast<int64_t>(number("original_max_position_embeddings"))};
     }
-    std::vector<float> expected;
-    for (const Json& frequency :
-         *recorded.Find("inverse_frequencies")->As<Json::Array>()) {
-      expected.push_back(static_cast<float>(frequency.NumberOr(0)));
-    }
+    const at::Tensor expected =
+        at::tensor(Numbers(*recorded.Find("inverse_frequencies")));
     const at::Tensor frequencies = InverseFrequencies(
         rope, static_cast<int64_t>(number("head_dim")), c10::DeviceType::CPU);
-    EXPECT_TRUE(frequencies.allclose(at::tensor(expected), /*rtol=*/1e-6,
+    EXPECT_TRUE(frequencies.allclose(expected.to(at::kFloat), /*rtol=*/1e-6,
                                      /*atol=*/0))
         << recorded.ToString();
   }
@@ -160,16 +199,7 @@ TEST(RotaryTest, InverseFrequenciesAreThoseOfTransformers) {
 
 // The file is of transformers 5; older ones have "type" and a theta outside.
 TEST(RotaryTest, TablesOfEveryTypeAreThoseOfTransformers) {
-  std::ifstream file("examples/llama/testing/recorded/rope_types.json");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  ASSERT_OK_AND_ASSIGN(const Json json, Json::Parse(text));
-  const auto numbers = [](const Json& list) {
-    std::vector<double> found;
-    for (const Json& one : *list.As<Json::Array>()) {
-      found.push_back(one.NumberOr(0));
-    }
-    return found;
-  };
+  const Json json = Recorded("rope_types.json");
   EXPECT_EQ(json.As<Json::Array>()->size(), 10);
   for (const Json& recorded : *json.As<Json::Array>()) {
     const Json& parameters = *recorded.Find("rope_parameters");
@@ -189,14 +219,14 @@ TEST(RotaryTest, TablesOfEveryTypeAreThoseOfTransformers) {
           ParseRopeConfig(config, /*max_position_embeddings=*/64));
       const RotaryTables tables = MakeRotaryTables(
           rope, 16,
-          at::tensor(numbers(*recorded.Find("positions"))).to(at::kLong),
+          at::tensor(Numbers(*recorded.Find("positions"))).to(at::kLong),
           at::kFloat);
       for (const bool is_cos : {true, false}) {
         const at::Tensor actual = is_cos ? tables.cos : tables.sin;
         const auto& rows =
             *recorded.Find(is_cos ? "cos" : "sin")->As<Json::Array>();
         for (size_t row = 0; row < rows.size(); ++row) {
-          const at::Tensor expected = at::tensor(numbers(rows[row]));
+          const at::Tensor expected = at::tensor(Numbers(rows[row]));
           // An angle of 200 has an error of 1e-5 in float32.
           EXPECT_TRUE(actual[static_cast<int64_t>(row)]
                           .to(at::kDouble)
@@ -206,29 +236,6 @@ TEST(RotaryTest, TablesOfEveryTypeAreThoseOfTransformers) {
       }
     }
   }
-}
-
-TEST(RotaryTest, TurnsPairsByAnglesThatGrowWithThePosition) {
-  const RopeConfig rope{/*theta=*/100.0, {}};
-  const RotaryTables tables = MakeRotaryTables(
-      rope, 4, at::tensor(std::vector<int64_t>{0, 7, 7000}), at::kFloat);
-  const at::Tensor x = at::arange(24, at::kFloat).view({1, 2, 3, 4});
-  const at::Tensor y = Rotate(x, tables);
-  const std::vector<double> positions = {0, 7, 7000}, frequencies = {1, 0.1};
-  for (int head = 0; head < 2; ++head) {
-    for (int token = 0; token < 3; ++token) {
-      for (int pair = 0; pair < 2; ++pair) {
-        const double angle = positions[token] * frequencies[pair];
-        const double a = x[0][head][token][pair].item<double>();
-        const double b = x[0][head][token][pair + 2].item<double>();
-        EXPECT_NEAR(y[0][head][token][pair].item<double>(),
-                    a * std::cos(angle) - b * std::sin(angle), 0.05);
-        EXPECT_NEAR(y[0][head][token][pair + 2].item<double>(),
-                    b * std::cos(angle) + a * std::sin(angle), 0.05);
-      }
-    }
-  }
-  EXPECT_TRUE(y.select(2, 0).equal(x.select(2, 0)));
 }
 
 // bfloat16 has no positions beyond 256.

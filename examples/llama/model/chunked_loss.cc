@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -25,100 +26,61 @@ using fsdp::StatusError;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Sums the loss and its gradients over chunks. At the end the sums are divided
-// by the number of targets that count.
-class Sums {
- public:
-  Sums(const at::Tensor& hidden, const at::Tensor& weight, bool hidden_gradient,
-       bool weight_gradient)
-      : hidden_(hidden), weight_(weight) {
-    const auto options = hidden.options();
-    loss_ = at::zeros({}, options.dtype(at::kDouble));
-    if (hidden_gradient) hidden_gradient_ = at::empty_like(hidden);
-    if (weight_gradient) {
-      weight_gradient_ = at::zeros(weight.sizes(), options.dtype(Exact()));
-    }
-  }
-
-  // Adds rows `begin` to `end`. `counts` says which of them are not ignored,
-  // `targets` what they are to be; ignored rows may have any target. Both are
-  // [rows, 1].
-  void Add(int64_t begin, int64_t end, const at::Tensor& targets,
-           const at::Tensor& counts) {
-    const at::Tensor hidden = hidden_.slice(0, begin, end);
-    // Logits, their exponentials and their gradient share one memory.
-    at::Tensor logits = at::mm(hidden, weight_.t()).to(Exact());
-    logits.sub_(logits.amax(1, /*keepdim=*/true));
-    const at::Tensor of_targets = logits.gather(1, targets);
-    const at::Tensor sums = logits.exp_().sum(1, /*keepdim=*/true);
-    loss_ += (sums.log() - of_targets).masked_fill(~counts, 0).sum();
-    if (!hidden_gradient_.defined() && !weight_gradient_.defined()) return;
-    logits.div_(sums);
-    logits.scatter_add_(1, targets, at::zeros_like(of_targets).sub_(1));
-    logits.masked_fill_(~counts, 0);
-    AddGradients(begin, end, hidden, logits.to(hidden.scalar_type()));
-  }
-
-  at::Tensor Loss(const at::Tensor& number) const {
-    return (loss_ / number).to(Exact());
-  }
-  // The gradients, undefined if they are not wanted, are divided by `number`,
-  // which is not 0. Each has the dtype of what it is a gradient of.
-  at::Tensor HiddenGradient(const at::Tensor& number) {
-    if (!hidden_gradient_.defined()) return {};
-    return hidden_gradient_.div_(number);
-  }
-  at::Tensor WeightGradient(const at::Tensor& number) {
-    if (!weight_gradient_.defined()) return {};
-    return weight_gradient_.div_(number).to(weight_.scalar_type());
-  }
-
- private:
-  c10::ScalarType Exact() const {
-    return at::toOpMathType(hidden_.scalar_type());
-  }
-
-  void AddGradients(int64_t begin, int64_t end, const at::Tensor& hidden,
-                    const at::Tensor& logits) {
-    if (hidden_gradient_.defined()) {
-      at::Tensor rows = hidden_gradient_.slice(0, begin, end);
-      at::mm_out(rows, logits, weight_);
-    }
-    if (!weight_gradient_.defined()) return;
-    if (weight_gradient_.scalar_type() == hidden.scalar_type()) {
-      weight_gradient_.addmm_(logits.t(), hidden);
-    } else {
-      weight_gradient_ += at::mm(logits.t(), hidden);
-    }
-  }
-
-  const at::Tensor& hidden_;
-  const at::Tensor& weight_;
-  at::Tensor loss_;
-  at::Tensor hidden_gradient_;
-  at::Tensor weight_gradient_;
-};
-
+// The gradients are sums over chunks, which at the end are divided by the
+// number of targets that count.
 class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& hidden,
                             const at::Tensor& weight, const at::Tensor& targets,
                             int64_t chunk_rows, bool hidden_gradient,
                             bool weight_gradient) {
-    Sums sums(hidden, weight, hidden_gradient, weight_gradient);
+    const c10::ScalarType exact = at::toOpMathType(hidden.scalar_type());
+    const at::TensorOptions options = hidden.options();
+    at::Tensor loss = at::zeros({}, options.dtype(at::kDouble));
+    at::Tensor of_hidden, of_weight;  // gradients; undefined: not wanted
+    if (hidden_gradient) of_hidden = at::empty_like(hidden);
+    if (weight_gradient) {
+      of_weight = at::zeros(weight.sizes(), options.dtype(exact));
+    }
     const at::Tensor counts = targets.ne(kIgnoredTarget).unsqueeze(1);
+    // Ignored rows may have any target.
     const at::Tensor classes = targets.unsqueeze(1).masked_fill(~counts, 0);
     const int64_t rows = hidden.size(0);
     for (int64_t begin = 0; begin < rows; begin += chunk_rows) {
       const int64_t end = std::min(begin + chunk_rows, rows);
-      sums.Add(begin, end, classes.slice(0, begin, end),
-               counts.slice(0, begin, end));
+      const at::Tensor x = hidden.slice(0, begin, end);
+      const at::Tensor chosen = classes.slice(0, begin, end);
+      const at::Tensor ignored = ~counts.slice(0, begin, end);
+      // Logits, their exponentials and their gradient share one memory.
+      at::Tensor logits = at::mm(x, weight.t()).to(exact);
+      logits.sub_(logits.amax(1, /*keepdim=*/true));
+      const at::Tensor of_targets = logits.gather(1, chosen);
+      const at::Tensor sums = logits.exp_().sum(1, /*keepdim=*/true);
+      loss += (sums.log() - of_targets).masked_fill(ignored, 0).sum();
+      if (!hidden_gradient && !weight_gradient) continue;
+      logits.div_(sums);
+      logits.scatter_add_(1, chosen, at::zeros_like(of_targets).sub_(1));
+      logits.masked_fill_(ignored, 0);
+      const at::Tensor gradient = logits.to(hidden.scalar_type());
+      if (hidden_gradient) {
+        at::Tensor out = of_hidden.slice(0, begin, end);
+        at::mm_out(out, gradient, weight);
+      }
+      if (weight_gradient && exact == hidden.scalar_type()) {
+        of_weight.addmm_(gradient.t(), x);
+      } else if (weight_gradient) {
+        of_weight += at::mm(gradient.t(), x);
+      }
     }
+    // Each gradient has the dtype of what it is a gradient of.
     const at::Tensor number = counts.sum();
     const at::Tensor divisor = number.clamp_min(1);
-    context->save_for_backward(
-        {sums.HiddenGradient(divisor), sums.WeightGradient(divisor)});
-    return sums.Loss(number);
+    if (hidden_gradient) of_hidden.div_(divisor);
+    if (weight_gradient) {
+      of_weight = of_weight.div_(divisor).to(weight.scalar_type());
+    }
+    context->save_for_backward({of_hidden, of_weight});
+    return (loss / number).to(exact);
   }
 
   static variable_list backward(AutogradContext* context,

@@ -19,7 +19,6 @@
 #include "base/status_error.h"
 #include "examples/llama/model/attention.h"
 #include "examples/llama/model/chunked_loss.h"
-#include "examples/llama/model/documents.h"
 #include "examples/llama/model/llama_config.h"
 #include "fsdp/model/forward.h"
 
@@ -44,17 +43,6 @@ void CheckTokens(const at::Tensor& tokens, const DocumentStarts& starts,
   }
   fsdp::ThrowIfError(
       CheckDocumentStarts(starts, tokens.size(0), tokens.size(1)));
-}
-
-void CheckRoom(const at::Tensor& tokens, const KvCache& cache) {
-  if (tokens.size(0) == cache.batch && tokens.size(1) > 0 &&
-      tokens.size(1) <= cache.max_tokens - cache.tokens) {
-    return;
-  }
-  throw fsdp::StatusError(absl::InvalidArgumentError(absl::StrCat(
-      "tokens are [", absl::StrJoin(tokens.sizes(), ", "),
-      "]: the cache is for a batch of ", cache.batch, " and has room for ",
-      cache.max_tokens - cache.tokens, " more tokens")));
 }
 
 EmbeddingOptions EmbeddingOf(const LlamaConfig& config) {
@@ -130,7 +118,13 @@ at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,
 at::Tensor CausalLmImpl::Continue(const at::Tensor& tokens, KvCache& cache) {
   const c10::NoGradGuard no_grad;
   CheckTokens(tokens, /*starts=*/{}, /*targets=*/{});
-  CheckRoom(tokens, cache);
+  if (tokens.size(0) != cache.batch || tokens.size(1) == 0 ||
+      tokens.size(1) > cache.max_tokens - cache.tokens) {
+    throw fsdp::StatusError(absl::InvalidArgumentError(absl::StrCat(
+        "tokens are [", absl::StrJoin(tokens.sizes(), ", "),
+        "]: the cache is for a batch of ", cache.batch, " and has room for ",
+        cache.max_tokens - cache.tokens, " more tokens")));
+  }
   const at::Tensor x = model_->Continue(tokens, cache);
   // The logits of all tokens of a prompt would be larger than the model.
   return at::linear(x.select(1, -1), HeadWeight());
@@ -156,8 +150,6 @@ void InitializeParameters(CausalLmImpl& model, uint64_t seed, double stddev) {
     }
   }
 }
-
-using torch::nn::LinearOptions;
 
 MlpImpl::MlpImpl(const LlamaConfig& config)
     : gate_proj_(LinearOptions(config.hidden_size, config.intermediate_size)

@@ -23,7 +23,6 @@
 
 #include "adapters/linear.h"
 #include "examples/llama/model/attention.h"
-#include "examples/llama/model/documents.h"
 #include "examples/llama/model/llama_config.h"
 
 namespace llama {

@@ -1,24 +1,251 @@
 #include "examples/llama/model/llama_config.h"
 
-#include <c10/core/ScalarType.h>
-
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "examples/llama/model/rope_config.h"
 
 namespace llama {
 namespace {
 
 using fsdp::Json;
+
+// The members of a JSON object, with checks. A member that is null counts as
+// absent. For an absent member `otherwise` is returned; without `otherwise`
+// that is an error. Errors are InvalidArgument, and name the member, its value
+// and what it may be.
+class ConfigFields {
+ public:
+  // `object` is an object and outlives this. `prefix` precedes names in errors:
+  // "rope_scaling.".
+  explicit ConfigFields(const Json& object, std::string prefix = "")
+      : object_(object), prefix_(std::move(prefix)) {}
+
+  // Returns null if there is no such member.
+  const Json* Find(absl::string_view name) const {
+    const Json* value = object_.Find(name);
+    return value == nullptr || *value == Json() ? nullptr : value;
+  }
+  // Returns whether there is such a member, even if it is null.
+  bool Has(absl::string_view name) const {
+    return object_.Find(name) != nullptr;
+  }
+
+  // A value from `least` to 2^31 - 1, so that products of two fit.
+  absl::StatusOr<int64_t> Integer(
+      absl::string_view name, std::optional<int64_t> otherwise = std::nullopt,
+      int64_t least = 1) const {
+    const Json* value = Find(name);
+    if (value == nullptr && otherwise.has_value()) return *otherwise;
+    const auto* number = value == nullptr ? nullptr : value->As<int64_t>();
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    if (number == nullptr || *number < least || *number > kMost) {
+      return Invalid(name, absl::StrCat("it has to be an integer from ", least,
+                                        " to ", kMost));
+    }
+    return *number;
+  }
+  // A value above zero and finite.
+  absl::StatusOr<double> Positive(
+      absl::string_view name,
+      std::optional<double> otherwise = std::nullopt) const {
+    const Json* value = Find(name);
+    if (value == nullptr && otherwise.has_value()) return *otherwise;
+    const double number = value == nullptr ? 0 : value->NumberOr(0);
+    if (std::isfinite(number) && number > 0) return number;
+    return Invalid(name, "it has to be a number above 0");
+  }
+  absl::StatusOr<bool> Bool(absl::string_view name, bool otherwise) const {
+    const Json* value = Find(name);
+    if (value == nullptr) return otherwise;
+    if (const bool* truth = value->As<bool>()) return *truth;
+    return Invalid(name, "it has to be true or false");
+  }
+  absl::StatusOr<std::string> Text(
+      absl::string_view name,
+      std::optional<absl::string_view> otherwise = std::nullopt) const {
+    const Json* value = Find(name);
+    if (value == nullptr && otherwise.has_value()) {
+      return std::string(*otherwise);
+    }
+    const auto* text = value == nullptr ? nullptr : value->As<std::string>();
+    if (text == nullptr) return Invalid(name, "it has to be a string");
+    return *text;
+  }
+
+  // Returns Unimplemented: "`name` is VALUE: `supported`".
+  absl::Status Unsupported(absl::string_view name,
+                           absl::string_view supported) const {
+    return absl::UnimplementedError(Told(name, supported));
+  }
+  // Returns InvalidArgument in the same words.
+  absl::Status Invalid(absl::string_view name,
+                       absl::string_view expected) const {
+    return absl::InvalidArgumentError(Told(name, expected));
+  }
+
+ private:
+  std::string Told(absl::string_view name, absl::string_view expected) const {
+    // A stranger's file may have anything of any length here.
+    constexpr size_t kShown = 80;
+    const Json* value = object_.Find(name);
+    std::string shown = value == nullptr ? "missing" : value->ToString();
+    if (shown.size() > kShown) shown = shown.substr(0, kShown) + "...";
+    return absl::StrCat(prefix_, name, " is ", shown, ": ", expected);
+  }
+
+  const Json& object_;
+  const std::string prefix_;
+};
+
+// --- Rope --------------------------------------------------------------------
+
+constexpr absl::string_view kOriginal = "original_max_position_embeddings";
+
+// Members that each type may have.
+constexpr absl::string_view kCommon[] = {"rope_type", "type", "rope_theta",
+                                         "partial_rotary_factor"};
+// A type other than "default", and its further members.
+struct TypeNames {
+  absl::string_view type;
+  RopeScaling::Type is;
+  std::vector<absl::string_view> names;
+};
+const TypeNames kTypes[] = {
+    {"linear", RopeScaling::Type::kLinear, {"factor"}},
+    {"dynamic", RopeScaling::Type::kDynamic, {"factor", kOriginal}},
+    {"yarn",
+     RopeScaling::Type::kYarn,
+     {"factor", kOriginal, "beta_slow", "beta_fast", "attention_factor"}},
+    {"llama3",
+     RopeScaling::Type::kLlama3,
+     {"factor", kOriginal, "low_freq_factor", "high_freq_factor"}}};
+
+// Returns the name of the member with the parameters, null if there is none.
+absl::StatusOr<const char*> FindParameters(const ConfigFields& config) {
+  const char* found = nullptr;
+  for (const char* name : {"rope_scaling", "rope_parameters"}) {
+    const Json* value = config.Find(name);
+    if (value == nullptr) continue;
+    const auto* members = value->As<Json::Object>();
+    if (members == nullptr) {
+      return config.Invalid(name, "it has to be an object");
+    }
+    if (members->empty()) continue;
+    if (found != nullptr && !(*value == *config.Find(found))) {
+      return config.Invalid(name, absl::StrCat("it contradicts ", found));
+    }
+    found = name;
+  }
+  return found;
+}
+
+// Returns the type of the parameters, null for "default".
+absl::StatusOr<const TypeNames*> ParseType(const ConfigFields& fields,
+                                           const Json& parameters) {
+  const char* key = fields.Find("rope_type") != nullptr ? "rope_type" : "type";
+  FSDP_ASSIGN_OR_RETURN(const std::string text, fields.Text(key, "default"));
+  const auto* type = absl::c_find_if(
+      kTypes, [&](const TypeNames& known) { return known.type == text; });
+  if (type == std::end(kTypes)) type = nullptr;
+  if (type == nullptr && text != "default") {
+    return fields.Unsupported(
+        key, "default, linear, dynamic, yarn and llama3 are supported");
+  }
+  for (const auto& [name, value] : *parameters.As<Json::Object>()) {
+    if (absl::c_linear_search(kCommon, name)) continue;
+    if (type != nullptr && absl::c_linear_search(type->names, name)) continue;
+    return fields.Unsupported(name, absl::StrCat("rope of type ", text,
+                                                 " is only supported without "
+                                                 "it"));
+  }
+  const Json* part = fields.Find("partial_rotary_factor");
+  if (part != nullptr && part->NumberOr(0) != 1) {
+    return fields.Unsupported("partial_rotary_factor", "only 1 is supported");
+  }
+  return type;
+}
+
+absl::StatusOr<RopeScaling> ParseScaling(RopeScaling::Type type,
+                                         const ConfigFields& fields,
+                                         const ConfigFields& config,
+                                         int64_t max_position_embeddings) {
+  using Type = RopeScaling::Type;
+  RopeScaling scaling{type, 1};
+  FSDP_ASSIGN_OR_RETURN(scaling.factor, fields.Positive("factor"));
+  scaling.tokens = max_position_embeddings;
+  if (type == Type::kLinear || type == Type::kDynamic) return scaling;
+  const bool is_yarn = type == Type::kYarn;
+  const char* const low = is_yarn ? "beta_slow" : "low_freq_factor";
+  const char* const high = is_yarn ? "beta_fast" : "high_freq_factor";
+  std::optional<double> default_low;
+  std::optional<double> default_high;
+  if (is_yarn) {
+    default_low = 1;
+    default_high = 32;
+    const double more = scaling.factor > 1 ? std::log(scaling.factor) : 0;
+    FSDP_ASSIGN_OR_RETURN(scaling.attention_factor,
+                          fields.Positive("attention_factor", 0.1 * more + 1));
+  }
+  FSDP_ASSIGN_OR_RETURN(scaling.low, fields.Positive(low, default_low));
+  FSDP_ASSIGN_OR_RETURN(scaling.high, fields.Positive(high, default_high));
+  if (scaling.high <= scaling.low) {
+    return fields.Invalid(high, absl::StrCat("it has to be above ", low,
+                                             ", which is ", scaling.low));
+  }
+  // transformers 5 prefers the value outside, 4 does not read it.
+  FSDP_ASSIGN_OR_RETURN(const int64_t outside,
+                        config.Integer(kOriginal, max_position_embeddings));
+  FSDP_ASSIGN_OR_RETURN(scaling.tokens, fields.Integer(kOriginal, outside));
+  if (config.Find(kOriginal) != nullptr && outside != scaling.tokens) {
+    return fields.Invalid(kOriginal, absl::StrCat("outside it is ", outside));
+  }
+  return scaling;
+}
+
+}  // namespace
+
+absl::StatusOr<RopeConfig> ParseRopeConfig(const Json& config,
+                                           int64_t max_position_embeddings) {
+  const ConfigFields outer(config);
+  RopeConfig rope;
+  FSDP_ASSIGN_OR_RETURN(rope.theta, outer.Positive("rope_theta", rope.theta));
+  FSDP_ASSIGN_OR_RETURN(const char* const name, FindParameters(outer));
+  if (name == nullptr) return rope;
+  const Json& parameters = *outer.Find(name);
+  const ConfigFields fields(parameters, absl::StrCat(name, "."));
+  FSDP_ASSIGN_OR_RETURN(const double theta,
+                        fields.Positive("rope_theta", rope.theta));
+  if (outer.Find("rope_theta") != nullptr && theta != rope.theta) {
+    return fields.Invalid("rope_theta",
+                          absl::StrCat("outside it is ", rope.theta));
+  }
+  rope.theta = theta;
+  FSDP_ASSIGN_OR_RETURN(const TypeNames* const type,
+                        ParseType(fields, parameters));
+  if (type != nullptr) {
+    FSDP_ASSIGN_OR_RETURN(rope.scaling, ParseScaling(type->is, fields, outer,
+                                                     max_position_embeddings));
+  }
+  return rope;
+}
+
+// --- The rest ----------------------------------------------------------------
+
+namespace {
 
 enum class Architecture { kLlama, kQwen2, kQwen3 };
 
@@ -84,6 +311,8 @@ constexpr OnlyValue kOnlyValues[] = {
     {"n_routed_experts", 0, kDense},
     {"partial_rotary_factor", 1, "only 1 is supported"},
 };
+constexpr absl::string_view kDtypes[] = {"float32", "bfloat16", "float16",
+                                         "float64"};
 
 // Refuses what would be computed in another way than here.
 absl::Status CheckSupported(const ConfigFields& fields) {
@@ -106,32 +335,32 @@ absl::Status CheckSupported(const ConfigFields& fields) {
   if (act != "silu") {
     return fields.Unsupported("hidden_act", "only silu is supported");
   }
-  return absl::OkStatus();
+  // The member has the name of transformers 5 or that of its predecessors.
+  const char* name = fields.Find("dtype") != nullptr ? "dtype" : "torch_dtype";
+  FSDP_ASSIGN_OR_RETURN(const std::string dtype, fields.Text(name, "float32"));
+  if (absl::c_linear_search(kDtypes, dtype)) return absl::OkStatus();
+  return fields.Unsupported(
+      name, "float32, bfloat16, float16 and float64 are supported");
 }
 
+// Defaults are those of transformers.
 absl::Status ParseSizes(const ConfigFields& fields, Architecture architecture,
                         LlamaConfig& config) {
+  const bool is_llama = architecture == Architecture::kLlama;
+  const bool is_qwen3 = architecture == Architecture::kQwen3;
   FSDP_ASSIGN_OR_RETURN(config.vocab_size, fields.Integer("vocab_size"));
   FSDP_ASSIGN_OR_RETURN(config.hidden_size, fields.Integer("hidden_size"));
   FSDP_ASSIGN_OR_RETURN(config.intermediate_size,
                         fields.Integer("intermediate_size"));
   FSDP_ASSIGN_OR_RETURN(config.num_hidden_layers,
                         fields.Integer("num_hidden_layers"));
-  const bool is_llama = architecture == Architecture::kLlama;
   FSDP_ASSIGN_OR_RETURN(
       config.max_position_embeddings,
       fields.Integer("max_position_embeddings", is_llama ? 2048 : 32768));
-  return absl::OkStatus();
-}
-
-// Needs the sizes. Defaults are those of transformers.
-absl::Status ParseHeads(const ConfigFields& fields, Architecture architecture,
-                        LlamaConfig& config) {
   FSDP_ASSIGN_OR_RETURN(config.num_attention_heads,
                         fields.Integer("num_attention_heads"));
   // A null means as many as there are query heads, also for Qwen.
-  const bool as_queries =
-      architecture == Architecture::kLlama || fields.Has("num_key_value_heads");
+  const bool as_queries = is_llama || fields.Has("num_key_value_heads");
   FSDP_ASSIGN_OR_RETURN(
       config.num_key_value_heads,
       fields.Integer("num_key_value_heads",
@@ -143,7 +372,6 @@ absl::Status ParseHeads(const ConfigFields& fields, Architecture architecture,
             "it has to be a multiple of num_key_value_heads, which is ",
             config.num_key_value_heads));
   }
-  const bool is_qwen3 = architecture == Architecture::kQwen3;
   if (!is_qwen3 && fields.Find("head_dim") == nullptr &&
       config.hidden_size % config.num_attention_heads != 0) {
     return fields.Invalid("hidden_size",
@@ -155,12 +383,10 @@ absl::Status ParseHeads(const ConfigFields& fields, Architecture architecture,
   const int64_t divided = config.hidden_size / config.num_attention_heads;
   FSDP_ASSIGN_OR_RETURN(config.head_dim,
                         fields.Integer("head_dim", is_qwen3 ? 128 : divided));
-  if (config.head_dim % 2 != 0) {
-    return fields.Invalid("head_dim",
-                          absl::StrCat("heads have ", config.head_dim,
-                                       " elements, which has to be even"));
-  }
-  return absl::OkStatus();
+  if (config.head_dim % 2 == 0) return absl::OkStatus();
+  return fields.Invalid("head_dim",
+                        absl::StrCat("heads have ", config.head_dim,
+                                     " elements, which has to be even"));
 }
 
 absl::Status ParseBiases(const ConfigFields& fields, Architecture architecture,
@@ -170,28 +396,13 @@ absl::Status ParseBiases(const ConfigFields& fields, Architecture architecture,
     return fields.Unsupported("mlp_bias", "no Qwen has one");
   }
   const bool is_qwen2 = architecture == Architecture::kQwen2;
-  FSDP_ASSIGN_OR_RETURN(const bool attention_bias,
+  FSDP_ASSIGN_OR_RETURN(config.qkv_bias,
                         fields.Bool("attention_bias", is_qwen2));
-  if (is_qwen2 && !attention_bias) {
+  if (is_qwen2 && !config.qkv_bias) {
     return fields.Unsupported("attention_bias", "every Qwen2 has one");
   }
-  config.qkv_bias = attention_bias;
-  config.output_bias = attention_bias && !is_qwen2;
+  config.output_bias = config.qkv_bias && !is_qwen2;
   return absl::OkStatus();
-}
-
-// The member has the name of transformers 5 or that of its predecessors.
-absl::StatusOr<std::optional<c10::ScalarType>> ParseDtype(
-    const ConfigFields& fields) {
-  const char* name = fields.Find("dtype") != nullptr ? "dtype" : "torch_dtype";
-  if (fields.Find(name) == nullptr) return std::nullopt;
-  FSDP_ASSIGN_OR_RETURN(const std::string text, fields.Text(name));
-  if (text == "float32") return c10::kFloat;
-  if (text == "bfloat16") return c10::kBFloat16;
-  if (text == "float16") return c10::kHalf;
-  if (text == "float64") return c10::kDouble;
-  return fields.Unsupported(
-      name, "float32, bfloat16, float16 and float64 are supported");
 }
 
 absl::StatusOr<int64_t> ParseToken(const ConfigFields& fields, const char* name,
@@ -206,11 +417,6 @@ absl::StatusOr<int64_t> ParseToken(const ConfigFields& fields, const char* name,
 }
 
 absl::Status ParseTokens(const ConfigFields& fields, LlamaConfig& config) {
-  if (const Json* id = fields.Find("bos_token_id")) {
-    FSDP_ASSIGN_OR_RETURN(
-        config.bos_token_id,
-        ParseToken(fields, "bos_token_id", *id, config.vocab_size));
-  }
   if (const Json* id = fields.Find("pad_token_id")) {
     // The first Llama has -1, which LibTorch counts from the end.
     const bool is_last = *id == Json(-1);
@@ -246,7 +452,6 @@ absl::StatusOr<LlamaConfig> ParseLlamaConfig(absl::string_view text) {
   FSDP_RETURN_IF_ERROR(CheckSupported(fields));
   LlamaConfig config;
   FSDP_RETURN_IF_ERROR(ParseSizes(fields, architecture, config));
-  FSDP_RETURN_IF_ERROR(ParseHeads(fields, architecture, config));
   FSDP_RETURN_IF_ERROR(
       CheckWindows(fields, architecture, config.num_hidden_layers));
   FSDP_RETURN_IF_ERROR(ParseBiases(fields, architecture, config));
@@ -259,7 +464,6 @@ absl::StatusOr<LlamaConfig> ParseLlamaConfig(absl::string_view text) {
                         fields.Positive("initializer_range", 0.02));
   FSDP_ASSIGN_OR_RETURN(config.rope,
                         ParseRopeConfig(json, config.max_position_embeddings));
-  FSDP_ASSIGN_OR_RETURN(config.dtype, ParseDtype(fields));
   FSDP_RETURN_IF_ERROR(ParseTokens(fields, config));
   return config;
 }

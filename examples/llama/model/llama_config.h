@@ -2,17 +2,39 @@
 #ifndef EXAMPLES_LLAMA_MODEL_LLAMA_CONFIG_H_
 #define EXAMPLES_LLAMA_MODEL_LLAMA_CONFIG_H_
 
-#include <c10/core/ScalarType.h>
-
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "examples/llama/model/rope_config.h"
+#include "base/json.h"
 
 namespace llama {
+
+// A scaling makes some wavelengths `factor` times as long.
+struct RopeScaling {
+  enum class Type {
+    kLinear,   // all
+    kDynamic,  // none: theta grows with a sequence longer than `tokens`
+    kYarn,     // those of pairs that turn less than `low` times in `tokens`,
+               // not of those that turn more than `high` times
+               // (arXiv:2309.00071)
+    kLlama3,   // those above `tokens` / `low`, and not those below `tokens` /
+               // `high`
+  };
+  Type type;
+  double factor;
+  double low = 0;
+  double high = 0;  // above `low`
+  int64_t tokens = 0;
+  double attention_factor = 1;  // multiplies cosines and sines
+};
+
+struct RopeConfig {
+  double theta = 10000.0;
+  std::optional<RopeScaling> scaling;  // unset: type "default"
+};
 
 // Made by ParseLlamaConfig(): sizes are from 1 to 2^31 - 1.
 struct LlamaConfig {
@@ -34,12 +56,10 @@ struct LlamaConfig {
   bool mlp_bias;
   bool qk_norm;  // queries and keys are normalized, head by head
 
-  std::optional<c10::ScalarType> dtype;  // of the weights in the files
   double initializer_range;  // standard deviation of initial weights
   // Token ids are below vocab_size. The padding token's embedding gets no
   // gradient.
   std::optional<int64_t> pad_token_id;
-  std::optional<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_ids;
 };
 
@@ -49,6 +69,15 @@ struct LlamaConfig {
 // architectures, sliding windows, dropout or quantized weights.
 // InvalidArgument: it is no JSON object, or a member is missing or impossible.
 absl::StatusOr<LlamaConfig> ParseLlamaConfig(absl::string_view text);
+
+// Reads the rotary position embedding of a whole config.json, an object:
+// "rope_theta" and "rope_scaling", or "rope_parameters" as in transformers 5.
+// `max_position_embeddings` replaces an absent
+// original_max_position_embeddings. Unimplemented: another type, or an unknown
+// parameter. InvalidArgument: an impossible value, or two that contradict each
+// other.
+absl::StatusOr<RopeConfig> ParseRopeConfig(const fsdp::Json& config,
+                                           int64_t max_position_embeddings);
 
 }  // namespace llama
 

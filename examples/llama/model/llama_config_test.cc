@@ -1,7 +1,6 @@
 #include "examples/llama/model/llama_config.h"
 
-#include <c10/core/ScalarType.h>
-
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
+#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -61,8 +61,6 @@ TEST(LlamaConfigTest, ReadsSizesAndHasTheDefaultsOfTransformers) {
   EXPECT_EQ(config.initializer_range, 0.02);
   EXPECT_EQ(config.rope.theta, 10000);
   EXPECT_FALSE(config.tie_word_embeddings);
-  EXPECT_EQ(config.dtype, std::nullopt);
-  EXPECT_EQ(config.bos_token_id, std::nullopt);
   EXPECT_EQ(config.pad_token_id, std::nullopt);
   EXPECT_THAT(config.eos_token_ids, IsEmpty());
 }
@@ -84,8 +82,6 @@ TEST(LlamaConfigTest, ReadsWhatIsThere) {
   EXPECT_EQ(config.rms_norm_eps, 1e-5);
   EXPECT_EQ(config.initializer_range, 0.5);
   EXPECT_TRUE(config.tie_word_embeddings);
-  EXPECT_EQ(config.dtype, at::kBFloat16);
-  EXPECT_EQ(config.bos_token_id, 128000);
   EXPECT_EQ(config.pad_token_id, 128004);
   EXPECT_THAT(config.eos_token_ids, ElementsAre(128001, 128008));
   EXPECT_EQ(config.rope.theta, 500000);
@@ -193,6 +189,7 @@ TEST(LlamaConfigTest, RefusesWhatWouldBeComputedOtherwise) {
       {"sliding_window", "4096"},
       {"layer_types", R"(["full_attention", "sliding_attention"])"},
       {"rope_scaling", R"({"type": "longrope"})"},
+      {"dtype", R"("float8_e4m3fn")"},
       {"torch_dtype", R"("float8_e4m3fn")"}};
   for (const auto& [name, value] : changes) {
     EXPECT_THAT(ParseLlamaConfig(With("llama", name, value)),
@@ -214,6 +211,9 @@ TEST(LlamaConfigTest, TakesTheSameWhereItChangesNothing) {
       {"sliding_window", "null"},
       {"use_sliding_window", "false"},
       {"anything_else", "[1]"},
+      {"dtype", R"("float32")"},
+      {"torch_dtype", R"("float16")"},
+      {"torch_dtype", R"("float64")"},
       {"layer_types", R"(["full_attention", "full_attention"])"}};
   for (const auto& [name, value] : changes) {
     EXPECT_OK(ParseLlamaConfig(With("llama", name, value))) << name << value;
@@ -245,24 +245,8 @@ TEST(LlamaConfigTest, AWindowCountsWhereALayerHasIt) {
               Refuses(absl::StatusCode::kInvalidArgument, "layer_types"));
 }
 
-TEST(LlamaConfigTest, ReadsDtypesUnderBothNames) {
-  const std::vector<std::pair<std::string, c10::ScalarType>> dtypes = {
-      {"float32", at::kFloat},
-      {"bfloat16", at::kBFloat16},
-      {"float16", at::kHalf},
-      {"float64", at::kDouble}};
-  for (const char* name : {"dtype", "torch_dtype"}) {
-    for (const auto& [text, dtype] : dtypes) {
-      ASSERT_OK_AND_ASSIGN(const LlamaConfig config,
-                           ParseLlamaConfig(With(
-                               "llama", name, absl::StrCat("\"", text, "\""))));
-      EXPECT_EQ(config.dtype, dtype) << text;
-    }
-  }
-}
-
 TEST(LlamaConfigTest, TokensAreBelowTheVocabulary) {
-  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+  for (const char* name : {"eos_token_id", "pad_token_id"}) {
     EXPECT_OK(ParseLlamaConfig(With("llama", name, "99")));
     EXPECT_OK(ParseLlamaConfig(With("llama", name, "0")));
     for (const char* value : {"100", "-2", "1.5"}) {
@@ -297,6 +281,135 @@ TEST(LlamaConfigTest, RefusesWhatIsNoConfiguration) {
   const absl::StatusOr<LlamaConfig> refused = ParseLlamaConfig(With(
       "llama", "vocab_size", absl::StrCat("\"", std::string(9999, 'x'), "\"")));
   EXPECT_LT(refused.status().message().size(), 200u);
+}
+
+absl::StatusOr<RopeConfig> Parse(const std::string& text) {
+  FSDP_ASSIGN_OR_RETURN(const Json json, Json::Parse(text));
+  return ParseRopeConfig(json, /*max_position_embeddings=*/4096);
+}
+
+std::string Llama3(const std::string& more = "") {
+  return absl::StrCat(
+      R"("rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, )",
+      R"("high_freq_factor": 4.0)", more);
+}
+
+TEST(RopeConfigTest, ThetaIsReadWhereEitherVersionHasIt) {
+  const std::pair<const char*, double> cases[] = {
+      {"{}", 10000},
+      {R"({"rope_scaling": null})", 10000},
+      {R"({"rope_parameters": {}})", 10000},
+      {R"({"rope_scaling": {"type": "default"}})", 10000},
+      {R"({"rope_theta": 500000})", 500000},
+      {R"({"rope_parameters": {"rope_theta": 500000.0}})", 500000},
+      {R"({"rope_theta": 500000, "rope_parameters":
+           {"rope_type": "default", "rope_theta": 500000.0}})",
+       500000}};
+  for (const auto& [text, theta] : cases) {
+    ASSERT_OK_AND_ASSIGN(const RopeConfig rope, Parse(text));
+    EXPECT_EQ(rope.theta, theta) << text;
+    EXPECT_FALSE(rope.scaling.has_value()) << text;
+  }
+}
+
+TEST(RopeConfigTest, ReadsLlama3OfBothVersions) {
+  const std::string inner =
+      Llama3(R"(, "original_max_position_embeddings": 8192)");
+  for (const std::string& text :
+       {absl::StrCat(R"({"rope_theta": 3.0, "rope_scaling": {)", inner, "}}"),
+        absl::StrCat(R"({"rope_parameters": {"rope_theta": 3.0, )", inner,
+                     "}}"),
+        absl::StrCat(R"({"rope_theta": 3.0, "rope_scaling": {)", inner,
+                     R"(}, "rope_parameters": {)", inner, "}}")}) {
+    ASSERT_OK_AND_ASSIGN(const RopeConfig rope, Parse(text));
+    EXPECT_EQ(rope.theta, 3) << text;
+    ASSERT_TRUE(rope.scaling.has_value()) << text;
+    EXPECT_EQ(rope.scaling->factor, 8);
+    EXPECT_EQ(rope.scaling->low, 1);
+    EXPECT_EQ(rope.scaling->high, 4);
+    EXPECT_EQ(rope.scaling->tokens, 8192);
+  }
+}
+
+TEST(RopeConfigTest, TheOriginalLengthMayBeOutsideOrAbsent) {
+  ASSERT_OK_AND_ASSIGN(
+      const RopeConfig outside,
+      Parse(absl::StrCat(R"({"original_max_position_embeddings": 512, )",
+                         R"("rope_scaling": {)", Llama3(), "}}")));
+  EXPECT_EQ(outside.scaling->tokens, 512);
+  ASSERT_OK_AND_ASSIGN(
+      const RopeConfig absent,
+      Parse(absl::StrCat(R"({"rope_scaling": {)", Llama3(), "}}")));
+  EXPECT_EQ(absent.scaling->tokens, 4096);
+}
+
+TEST(RopeConfigTest, RefusesOtherTypesAndParameters) {
+  const std::pair<std::string, std::string> cases[] = {
+      {R"("rope_scaling": {"type": "longrope"})",
+       "rope_scaling.type is \"longrope\": default, linear, dynamic, yarn and "
+       "llama3"},
+      // The old name does not hide the new one.
+      {R"("rope_parameters": {"rope_type": "mrope", "type": "default"})",
+       "rope_parameters.rope_type"},
+      {R"("rope_scaling": {"partial_rotary_factor": 0.5})",
+       "rope_scaling.partial_rotary_factor is 0.5: only 1"},
+      {R"("rope_scaling": {"factor": 2.0})", "rope_scaling.factor is 2.0"},
+      {R"("rope_scaling": {"type": "dynamic", "factor": 2, "mscale": 1})",
+       "mscale"},
+      {R"("rope_scaling": {)" + Llama3(R"(, "attention_factor": 1)") + "}",
+       "attention_factor"},
+      {R"("rope_parameters": {"full_attention": {}})", "full_attention"}};
+  for (const auto& [text, part] : cases) {
+    EXPECT_THAT(Parse(absl::StrCat("{", text, "}")),
+                Refuses(absl::StatusCode::kUnimplemented, part));
+  }
+  EXPECT_OK(Parse(R"({"rope_scaling": {"partial_rotary_factor": 1.0}})"));
+}
+
+TEST(RopeConfigTest, RefusesWhatIsMissingOrContradictsItself) {
+  const std::string original = R"("original_max_position_embeddings": )";
+  const std::pair<std::string, std::string> cases[] = {
+      {R"("rope_scaling": 3)", "rope_scaling is 3: it has to be an object"},
+      {R"("rope_scaling": {"type": "linear"})",
+       "rope_scaling.factor is missing"},
+      {R"("rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": 1})",
+       "above beta_slow, which is 1"},
+      {R"("rope_theta": 2.0, "rope_parameters": {"rope_theta": 3.0})",
+       "rope_parameters.rope_theta is 3.0: outside it is 2"},
+      {R"("rope_parameters": {"rope_theta": 3.0}, "rope_scaling": {)" +
+           Llama3() + "}",
+       "contradicts rope_scaling"},
+      {original + R"(512, "rope_scaling": {)" + Llama3(", " + original + "8") +
+           "}",
+       "original_max_position_embeddings is 8: outside it is 512"}};
+  for (const auto& [text, part] : cases) {
+    EXPECT_THAT(Parse(absl::StrCat("{", text, "}")),
+                Refuses(absl::StatusCode::kInvalidArgument, part));
+  }
+}
+
+TEST(RopeConfigTest, RefusesNumbersThatCannotBe) {
+  const auto of = [](const std::string& name, const std::string& value) {
+    std::string inner =
+        Llama3(R"(, "rope_theta": 3.0, "original_max_position_embeddings": 8)");
+    const size_t begin = inner.find(absl::StrCat("\"", name, "\": "));
+    const size_t end = inner.find(',', begin);
+    inner.replace(begin, end - begin, absl::StrCat("\"", name, "\": ", value));
+    return Parse(absl::StrCat(R"({"rope_scaling": {)", inner, "}}"));
+  };
+  ASSERT_OK(of("factor", "2"));
+  for (const char* name :
+       {"rope_theta", "factor", "low_freq_factor", "high_freq_factor",
+        "original_max_position_embeddings"}) {
+    for (const char* value : {"0", "-1", "\"8\""}) {
+      EXPECT_THAT(of(name, value),
+                  StatusIs(absl::StatusCode::kInvalidArgument,
+                           AllOf(HasSubstr(name), HasSubstr(value))));
+    }
+  }
+  EXPECT_THAT(of("high_freq_factor", "1.0"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("above low_freq_factor, which is 1")));
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
@@ -20,7 +19,6 @@
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "examples/llama/model/attention.h"
-#include "examples/llama/model/documents.h"
 #include "examples/llama/model/llama_config.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -94,32 +92,6 @@ TEST(LlamaTest, ATokenChangesWhatIsBehindItInItsDocument) {
   };
   EXPECT_THAT(differs({}), ElementsAre(0, 1, 1, 1, 1, 0, 0, 0, 0, 0));
   EXPECT_THAT(differs({0, 3, 5}), ElementsAre(0, 1, 1, 0, 0, 0, 0, 0, 0, 0));
-}
-
-TEST(LlamaTest, WithTargetsItIsTheLossOfTheLogits) {
-  for (const char* more : {"", R"(, "tie_word_embeddings": true)"}) {
-    CausalLm model(Small("llama", more));
-    const at::Tensor tokens = at::arange(8).view({2, 4});
-    at::Tensor targets = tokens + 1;
-    targets[1][3] = -100;
-    for (const auto& starts : {DocumentStarts(), {0, 2, 4}}) {
-      const at::Tensor logits = model->forward(tokens, starts);
-      EXPECT_EQ(logits.sizes(), (std::vector<int64_t>{2, 4, 11}));
-      const at::Tensor expected =
-          at::cross_entropy_loss(logits.view({8, 11}), targets.view({8}));
-      EXPECT_NEAR(model->forward(tokens, starts, targets).item<double>(),
-                  expected.item<double>(), 1e-5);
-    }
-  }
-}
-
-TEST(LlamaTest, EveryParameterGetsAGradient) {
-  CausalLm model(Small("qwen3", R"(, "attention_bias": true)"));
-  const at::Tensor tokens = at::arange(8).view({2, 4});
-  model->forward(tokens, {}, tokens).backward();
-  for (const auto& item : model->named_parameters()) {
-    EXPECT_TRUE(item.value().grad().defined()) << item.key();
-  }
 }
 
 TEST(LlamaTest, RefusesArgumentsThatDoNotFit) {

@@ -29,10 +29,8 @@
 #include "checkpoint/model_files.h"
 #include "examples/llama/model/attention.h"
 #include "examples/llama/model/chunked_loss.h"
-#include "examples/llama/model/documents.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
-#include "fsdp/deferred/deferred_init.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -150,18 +148,6 @@ TEST_P(RecordedModelsTest, LossAndGradientsAreThoseOfTransformers) {
   }
 }
 
-TEST_P(RecordedModelsTest, GeneratesTheSameTokens) {
-  ASSERT_OK_AND_ASSIGN(CausalLm model, Load());
-  const c10::NoGradGuard no_grad;
-  at::Tensor all = tokens_;
-  const at::Tensor expected = Integers(*recorded_.Find("generated"));
-  for (int64_t i = 0; i < expected.size(1); ++i) {
-    const at::Tensor last = model->forward(all).select(1, -1);
-    all = at::cat({all, last.argmax(-1, /*keepdim=*/true)}, 1);
-  }
-  EXPECT_TRUE(all.slice(1, kTokens).equal(expected)) << all << expected;
-}
-
 // Continues after the first tokens, so many at a time; the logits of the last
 // one are each time those of the whole.
 void ContinueInChunks(CausalLm& model, const LlamaConfig& config,
@@ -219,19 +205,6 @@ TEST_P(RecordedModelsTest, LogitsInBfloat16AreWithinItsRounding) {
   RecordProperty("difference", absl::StrCat(difference));
   RecordProperty("rounding", absl::StrCat(rounding));
   EXPECT_LT(difference, rounding);
-}
-
-TEST_P(RecordedModelsTest, LoadsIntoADeferredModel) {
-  ASSERT_OK_AND_ASSIGN(const LlamaConfig config, Config());
-  CausalLm model{nullptr};
-  {
-    const fsdp::DeferredInit deferred({/*min_bytes=*/0});
-    model = CausalLm(config);
-  }
-  ASSERT_OK(LoadModel(absl::StrCat(folder_, "model.safetensors"), *model));
-  const c10::NoGradGuard no_grad;
-  EXPECT_LT(MaxDifference(model->forward(tokens_), logits_.logits),
-            RoundingOf(logits_.logits));
 }
 
 TEST_P(RecordedModelsTest, PackedDocumentsAreThoseOfRowsOfTheirOwn) {

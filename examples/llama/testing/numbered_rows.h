@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "examples/llama/data/window_rows.h"
+#include "examples/llama/data/token_batches.h"
 
 namespace llama {
 

@@ -24,7 +24,6 @@
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "examples/llama/data/token_batches.h"
-#include "examples/llama/data/window_rows.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/model.h"
 #include "examples/llama/training/trainer.h"

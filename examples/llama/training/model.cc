@@ -8,28 +8,32 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 #include "adapters/lora.h"
 #include "adapters/peft_files.h"
 #include "adapters/quantized_base.h"
+#include "base/json.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "checkpoint/model_files.h"
 #include "comm/communicator.h"
-#include "examples/llama/model/documents.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "fsdp/deferred/deferred_init.h"
@@ -41,10 +45,13 @@
 namespace llama {
 namespace {
 
+namespace fs = std::filesystem;
+
+using ::fsdp::Json;
+
 fsdp::Options ShardingOf(const ModelOptions& options) {
   fsdp::Options sharding;
   sharding.wrap_policy = fsdp::WrapModules<DecoderLayerImpl>();
-  sharding.unit.strategy = options.strategy;
   if (options.compute != c10::kFloat) {
     sharding.unit.precision = fsdp::ComputeIn(options.compute);
   }
@@ -76,20 +83,13 @@ absl::StatusOr<fsdp::Options> Choose(
   return choice.options;
 }
 
-absl::Status Adapt(const ModelOptions& options, CausalLmImpl& net) {
-  if (options.int8_base.has_value()) {
-    FSDP_RETURN_IF_ERROR(fsdp::adapters::QuantizeBase(net, *options.int8_base));
-  }
-  return fsdp::adapters::AddLora(net, *options.lora);
-}
-
 // Refuses sizes that the files cannot fill, before they cost memory and time:
 // each number has at least a byte there.
 absl::Status CheckFitsFiles(const LlamaConfig& config,
                             const std::string& folder) {
   double bytes = 0;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
     std::error_code no_file;
     const uintmax_t size = entry.file_size(no_file);
     if (!no_file) bytes += static_cast<double>(size);
@@ -102,9 +102,46 @@ absl::Status CheckFitsFiles(const LlamaConfig& config,
   if (numbers <= bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
       "its sizes make a model of at least %.4g parameters, and all files "
-      "beside "
-      "it have %.4g bytes: fetch the model again, or take --from_scratch",
+      "beside it have %.4g bytes: fetch the model again, or take "
+      "--from_scratch",
       numbers, bytes));
+}
+
+constexpr uintmax_t kMaxTextBytes = uintmax_t{64} << 20;
+
+// Endings of files of weights and of their indices, ours and others'.
+constexpr absl::string_view kEndingsOfWeights[] = {
+    ".safetensors", ".index.json", ".bin",  ".pt", ".pth",    ".ckpt",
+    ".distcp",      ".gguf",       ".onnx", ".h5", ".msgpack"};
+constexpr absl::string_view kOfOtherFolders[] = {
+    "adapter_config.json", "manifest.json", "training.json"};
+
+bool IsText(absl::string_view name) {
+  return name[0] != '.' && !absl::c_linear_search(kOfOtherFolders, name) &&
+         absl::c_none_of(kEndingsOfWeights, [name](absl::string_view ending) {
+           return absl::EndsWith(name, ending);
+         });
+}
+
+// Returns `config` with `dtype` as that of the weights, under the name that the
+// member has there.
+absl::StatusOr<std::string> WithDtype(const std::string& config,
+                                      c10::ScalarType dtype) {
+  FSDP_ASSIGN_OR_RETURN(const Json json, Json::Parse(config));
+  const auto* const members = json.As<Json::Object>();
+  if (members == nullptr) {
+    return absl::InvalidArgumentError("config.json is no JSON object");
+  }
+  const Json name(dtype == c10::kBFloat16 ? "bfloat16" : "float32");
+  Json::Object changed = *members;
+  bool found = false;
+  for (auto& [key, value] : changed) {
+    if (key != "torch_dtype" && key != "dtype") continue;
+    value = name;
+    found = true;
+  }
+  if (!found) changed.emplace_back("torch_dtype", name);
+  return Json(std::move(changed)).ToString();
 }
 
 }  // namespace
@@ -132,7 +169,11 @@ absl::StatusOr<Model> MakeModel(
         InitializeParameters(*net, options.seed, config.initializer_range);
         if (options.lora.has_value()) {
           net->to(options.compute);
-          FSDP_RETURN_IF_ERROR(Adapt(options, *net));
+          if (options.int8_base.has_value()) {
+            FSDP_RETURN_IF_ERROR(
+                fsdp::adapters::QuantizeBase(*net, *options.int8_base));
+          }
+          FSDP_RETURN_IF_ERROR(fsdp::adapters::AddLora(*net, *options.lora));
         }
         MoveTo(options.device, *net);
         return absl::OkStatus();
@@ -180,6 +221,38 @@ absl::Status LoadBase(const std::string& folder, const LlamaConfig& config,
         return recipe;
       };
   return fsdp::checkpoint::LoadModel(folder, model, options);
+}
+
+absl::StatusOr<std::map<std::string, std::string>> TextsBeside(
+    const std::string& folder) {
+  std::map<std::string, std::string> texts;
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(folder, error);
+       !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    std::error_code ignored;
+    const uintmax_t size = entry->file_size(ignored);
+    if (!IsText(name) || entry->is_directory(ignored) ||
+        (entry->is_regular_file(ignored) && size > kMaxTextBytes)) {
+      continue;
+    }
+    FSDP_ASSIGN_OR_RETURN(texts[name], fsdp::ReadRegularFile(entry->path()));
+  }
+  if (!error) return texts;
+  return absl::ErrnoToStatus(error.value(), absl::StrCat("listing ", folder));
+}
+
+absl::Status ExportTrained(const std::string& folder,
+                           std::map<std::string, std::string> texts,
+                           c10::ScalarType dtype, Model& model,
+                           bool has_adapters) {
+  fsdp::checkpoint::ExportOptions options;
+  options.dtype = dtype;
+  FSDP_ASSIGN_OR_RETURN(texts["config.json"],
+                        WithDtype(texts["config.json"], dtype));
+  options.texts = std::move(texts);
+  return has_adapters ? fsdp::adapters::ExportMerged(folder, *model, options)
+                      : fsdp::checkpoint::ExportModel(folder, *model, options);
 }
 
 }  // namespace llama

@@ -1,4 +1,5 @@
-// Makes the model that is trained, with each decoder layer as a unit.
+// Makes the model that is trained from a Hugging Face folder, with each decoder
+// layer as a unit, and writes such a folder.
 #ifndef EXAMPLES_LLAMA_TRAINING_MODEL_H_
 #define EXAMPLES_LLAMA_TRAINING_MODEL_H_
 
@@ -8,11 +9,13 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <ostream>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "adapters/lora_config.h"
 #include "adapters/quantized_base.h"
@@ -20,7 +23,6 @@
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 
 namespace llama {
 
@@ -37,7 +39,6 @@ struct AutoSharding {
 
 struct ModelOptions {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
-  fsdp::ShardingStrategy strategy = fsdp::ShardingStrategy::kFullShard;
   // The dtype of compute. Shards and reductions are float32.
   c10::ScalarType compute = c10::kFloat;
   // If true, backward recomputes each layer instead of keeping its values.
@@ -75,6 +76,21 @@ absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder,
 // files may repeat a tied head.
 absl::Status LoadBase(const std::string& folder, const LlamaConfig& config,
                       torch::nn::Module& model);
+
+// Returns the files of a model's folder that are neither weights nor an index,
+// by name: config.json, the tokenizer's, processors', licence. It leaves out
+// folders, hidden files, files larger than 64 MiB, and files that would make
+// the folder an adapter or a checkpoint. Errors name the file.
+absl::StatusOr<std::map<std::string, std::string>> TextsBeside(
+    const std::string& folder);
+
+// Writes the model in `dtype` to a new folder, with the `texts` of the model it
+// was made from. Adapters are merged into the model, which stays so.
+// Collective.
+absl::Status ExportTrained(const std::string& folder,
+                           std::map<std::string, std::string> texts,
+                           c10::ScalarType dtype, Model& model,
+                           bool has_adapters);
 
 }  // namespace llama
 

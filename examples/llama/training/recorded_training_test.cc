@@ -35,7 +35,6 @@
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "examples/llama/data/token_batches.h"
-#include "examples/llama/data/window_rows.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/testing/numbered_rows.h"

@@ -22,8 +22,6 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "examples/llama/data/token_batches.h"
-#include "examples/llama/data/window_rows.h"
-#include "examples/llama/model/documents.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optimizer_check.h"
@@ -33,7 +31,7 @@ namespace {
 
 torch::optim::AdamWOptions OptionsOf(const TrainerOptions& options) {
   return torch::optim::AdamWOptions(options.learning_rate)
-      .betas({options.beta1, options.beta2})
+      .betas({0.9, 0.95})
       .weight_decay(options.weight_decay);
 }
 
@@ -95,7 +93,13 @@ absl::StatusOr<StepResult> Trainer::Step(int64_t step,
   result.targets = static_cast<int64_t>(targets);
   FSDP_ASSIGN_OR_RETURN(const double loss, Backward(batches, targets));
   FSDP_ASSIGN_OR_RETURN(result.loss, fsdp::comm::Sum(*ranks_, loss));
-  FSDP_RETURN_IF_ERROR(ClipGradients(result));
+  // A norm of infinity only measures.
+  FSDP_ASSIGN_OR_RETURN(
+      const at::Tensor norm,
+      model_->ClipGradNorm(options_.max_grad_norm > 0
+                               ? options_.max_grad_norm
+                               : std::numeric_limits<double>::infinity()));
+  result.grad_norm = norm.item<double>();
   result.learning_rate = optimizer_.param_groups()[0].options().get_lr();
   if (guard != nullptr) {
     FSDP_ASSIGN_OR_RETURN(const bool may_step,
@@ -130,16 +134,6 @@ absl::StatusOr<double> Trainer::Backward(const std::vector<Batch>& batches,
     if (targets > 0) sum += loss.item<double>() / ranks_->world_size();
   }
   return sum;
-}
-
-absl::Status Trainer::ClipGradients(StepResult& result) {
-  // A norm of infinity only measures.
-  const double max_norm = options_.max_grad_norm > 0
-                              ? options_.max_grad_norm
-                              : std::numeric_limits<double>::infinity();
-  FSDP_ASSIGN_OR_RETURN(const at::Tensor norm, model_->ClipGradNorm(max_norm));
-  result.grad_norm = norm.item<double>();
-  return absl::OkStatus();
 }
 
 absl::StatusOr<double> Trainer::Evaluate(const EvaluationBatches& data) {

@@ -23,8 +23,6 @@ namespace llama {
 struct TrainerOptions {
   double learning_rate = 2e-5;  // the highest of the schedule
   fsdp::WarmUpCosineOptions schedule;
-  double beta1 = 0.9;
-  double beta2 = 0.95;
   double weight_decay = 0.1;
   double max_grad_norm = 1;  // 0: gradients are not clipped
   c10::Device device = c10::Device(c10::DeviceType::CPU);  // of the model
@@ -44,9 +42,9 @@ struct StepResult {
   bool left_out = false;  // the optimizer has not stepped: see RunGuard
 };
 
-// Trains by AdamW. The loss of a step is the mean over all its targets, however
-// they are spread over ranks and micro-batches, as if in one large batch.
-// Thread-compatible. Whatever it borrows outlives it.
+// Trains by AdamW, with betas of 0.9 and 0.95. The loss of a step is the mean
+// over all its targets, however they are spread over ranks and micro-batches,
+// as if in one large batch. Thread-compatible. Whatever it borrows outlives it.
 class Trainer {
  public:
   Trainer(Model model, TokenBatches* data,
@@ -69,7 +67,6 @@ class Trainer {
   // loss.
   absl::StatusOr<double> Backward(const std::vector<Batch>& batches,
                                   double all_targets);
-  absl::Status ClipGradients(StepResult& result);
 
   Model model_;
   TokenBatches& data_;

@@ -6,32 +6,16 @@
 #include <vector>
 
 #include "fsdp/optim/fused_optimizer.h"
-#include "testing/gpt/data/count_data.h"
-#include "testing/gpt/model/model.h"
+#include "testing/gpt/trainer.h"
 
 namespace gpt::testing {
-namespace {
-
-// Returns the next batches of all ranks as one.
-Batch NextOfAll(std::vector<CountData>& streams) {
-  std::vector<at::Tensor> inputs, targets;
-  for (CountData& stream : streams) {
-    const Batch batch = stream.Next();
-    inputs.push_back(batch.inputs);
-    targets.push_back(batch.targets);
-  }
-  return {at::cat(inputs), at::cat(targets)};
-}
-
-}  // namespace
-
 std::vector<double> PlainLosses(const PlainTraining& training) {
   Gpt model(training.model);
   InitializeParameters(*model, training.seed);
   fsdp::FusedAdamW fused(model->parameters(),
-                         torch::optim::AdamWOptions(training.lr));
+                         torch::optim::AdamWOptions(kLearningRate));
   torch::optim::AdamW reference(model->parameters(),
-                                torch::optim::AdamWOptions(training.lr));
+                                torch::optim::AdamWOptions(kLearningRate));
   std::vector<CountData> streams;
   streams.reserve(training.ranks);
   for (int rank = 0; rank < training.ranks; ++rank) {
@@ -39,9 +23,14 @@ std::vector<double> PlainLosses(const PlainTraining& training) {
   }
   std::vector<double> losses;
   for (int64_t step = 0; step < training.steps; ++step) {
-    const Batch batch = NextOfAll(streams);
+    std::vector<at::Tensor> inputs, targets;
+    for (CountData& stream : streams) {
+      const Batch batch = stream.Next();
+      inputs.push_back(batch.inputs);
+      targets.push_back(batch.targets);
+    }
     const at::Tensor loss =
-        NextTokenLoss(model->forward(batch.inputs), batch.targets);
+        NextTokenLoss(model->forward(at::cat(inputs)), at::cat(targets));
     loss.backward();
     if (training.optimizer == Optimizer::kFused) {
       fused.step();

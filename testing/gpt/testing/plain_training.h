@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "testing/gpt/data/batch.h"
-#include "testing/gpt/flags/options.h"
+#include "testing/gpt/batches.h"
+#include "testing/gpt/model.h"
 
 namespace gpt::testing {
 
@@ -21,7 +21,6 @@ struct PlainTraining {
   int ranks;         // their batches of synthetic data make one
   int64_t steps;
   uint64_t seed;
-  double lr = 3e-4;
   Optimizer optimizer = Optimizer::kTorch;
 };
 

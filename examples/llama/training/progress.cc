@@ -1,0 +1,128 @@
+#include "examples/llama/training/progress.h"
+
+#include <cerrno>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <ios>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "base/json.h"
+#include "examples/llama/model/llama_config.h"
+#include "examples/llama/training/trainer.h"
+
+namespace llama {
+
+using ::fsdp::Json;
+
+absl::StatusOr<std::unique_ptr<Progress>> Progress::Open(
+    const ProgressOptions& options, std::ostream* out) {
+  auto progress = absl::WrapUnique(new Progress(options, out));
+  if (options.metrics.empty()) return progress;
+  progress->metrics_.open(options.metrics, std::ios::app);
+  if (progress->metrics_) return progress;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--metrics=", options.metrics, ": ", std::strerror(errno)));
+}
+
+Progress::Progress(const ProgressOptions& options, std::ostream* out)
+    : options_(options), out_(*out) {}
+
+void Progress::WriteMetrics(Json::Object line) {
+  if (!metrics_.is_open()) return;
+  metrics_ << Json(std::move(line)).ToString() << "\n" << std::flush;
+}
+
+void Progress::GoesOn(int64_t step) {
+  WriteMetrics({{"goes_on_after", step}});
+  out_ << "goes on after step " << step << std::endl;
+}
+
+void Progress::Begin(absl::Time now) { begin_ = last_end_ = now; }
+
+void Progress::Step(int64_t step, const StepResult& result, absl::Time now) {
+  const double seconds = absl::ToDoubleSeconds(now - last_end_);
+  last_end_ = now;
+  if (first_end_ == absl::InfinitePast()) {
+    first_end_ = now;
+    first_step_ = step;
+  }
+  const auto tokens = static_cast<double>(result.tokens);
+  const double rate = tokens / seconds;
+  Json::Object line = {
+      {"step", step}, {"loss", result.loss}, {"grad_norm", result.grad_norm}};
+  if (result.left_out) line.emplace_back("left_out", true);
+  line.insert(line.end(), {{"lr", result.learning_rate},
+                           {"targets", result.targets},
+                           {"tokens", result.tokens},
+                           {"seconds", seconds},
+                           {"tokens_per_second", rate},
+                           {"tflops", rate * options_.flops_per_token / 1e12}});
+  WriteMetrics(std::move(line));
+  if (step % options_.every != 0 && step != options_.steps) return;
+  const absl::Duration each =
+      step == first_step_
+          ? now - begin_
+          : (now - first_end_) / static_cast<double>(step - first_step_);
+  out_ << absl::StrFormat(
+              "step %d/%d  loss %.4f  grad %.3f  lr %.2e  %.0f tokens/s  %.3f "
+              "TFLOP/s  %s left\n",
+              step, options_.steps, result.loss, result.grad_norm,
+              result.learning_rate, tokens / absl::ToDoubleSeconds(each),
+              tokens / absl::ToDoubleSeconds(each) * options_.flops_per_token /
+                  1e12,
+              Clock(each * static_cast<double>(options_.steps - step)))
+       << std::flush;
+}
+
+void Progress::Evaluated(int64_t step, double loss) {
+  WriteMetrics(
+      {{"step", step}, {"eval_loss", loss}, {"perplexity", std::exp(loss)}});
+  out_ << absl::StrFormat("step %d: evaluation loss %.4f, perplexity %.2f\n",
+                          step, loss, std::exp(loss))
+       << std::flush;
+}
+
+absl::Status Progress::Finish() {
+  if (!metrics_.is_open() || metrics_.flush()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "not all could be written to ", options_.metrics, ": is a disk full?"));
+}
+
+std::string Clock(absl::Duration duration) {
+  const int64_t seconds = absl::ToInt64Seconds(duration);
+  if (seconds < 3600) {
+    return absl::StrFormat("%d:%02d", seconds / 60, seconds % 60);
+  }
+  return absl::StrFormat("%d:%02d:%02d", seconds / 3600, seconds / 60 % 60,
+                         seconds % 60);
+}
+
+int64_t MatmulWeights(const LlamaConfig& config) {
+  const int64_t queries = config.num_attention_heads * config.head_dim;
+  const int64_t keys = config.num_key_value_heads * config.head_dim;
+  const int64_t attention = config.hidden_size * (2 * queries + 2 * keys);
+  const int64_t mlp = 3 * config.hidden_size * config.intermediate_size;
+  return config.num_hidden_layers * (attention + mlp) +
+         config.hidden_size * config.vocab_size;
+}
+
+double FlopsPerToken(const LlamaConfig& config, int64_t seq, bool frozen_base) {
+  const double weights = static_cast<double>(MatmulWeights(config));
+  const double attention =
+      12.0 *
+      static_cast<double>(config.num_hidden_layers *
+                          config.num_attention_heads * config.head_dim * seq);
+  return (frozen_base ? 4 : 6) * weights + attention;
+}
+
+}  // namespace llama

@@ -1,0 +1,116 @@
+// A byte-level GPT: pre-LayerNorm transformer blocks between token and position
+// embeddings and an untied head. Names, shapes and initial values are those of
+// the PyTorch program in benchmarks/peers/peer_gpt.py.
+#ifndef TESTING_GPT_MODEL_H_
+#define TESTING_GPT_MODEL_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+namespace gpt {
+
+// Shape of the model.
+struct GptConfig {
+  int64_t vocab = 256;
+  int64_t dim = 256;  // a multiple of heads
+  int64_t layers = 4;
+  int64_t heads = 4;
+  int64_t seq = 64;  // the longest input
+};
+
+// Slows down a chain of layers on one rank, for benchmarks: what do ranks lose
+// that wait for each other? Every layer's forward and backward, which run in
+// the same thread, take longer by a part of their own CPU time that is uniform
+// in [0, share).
+class Jitter {
+ public:
+  // `share` is at least 0.
+  Jitter(double share, uint64_t seed);
+
+  // `x` is about to enter the first layer.
+  void Begin(const at::Tensor& x);
+  // `x` leaves a layer and enters the next one. Prolongs that layer's forward,
+  // and the next layer's backward if x needs a gradient.
+  void Next(const at::Tensor& x);
+
+ private:
+  class Clock;
+
+  void ProlongBackward(const at::Tensor& x) const;
+
+  const std::shared_ptr<Clock> clock_;  // graphs may outlive this
+};
+
+// torch::nn::Linear adds its bias to inputs of three dimensions by a kernel of
+// its own; here the matrix product adds it, as in Python.
+class LinearImpl : public torch::nn::LinearImpl {
+ public:
+  using torch::nn::LinearImpl::LinearImpl;
+
+  at::Tensor forward(const at::Tensor& x);
+};
+TORCH_MODULE(Linear);
+
+class BlockImpl : public torch::nn::Module {
+ public:
+  BlockImpl(int64_t dim, int64_t heads);
+
+  // Keeps the shape [batch, tokens, dim].
+  at::Tensor forward(const at::Tensor& x);
+
+  void set_jitter(const Jitter& jitter) { jitter_.emplace(jitter); }
+
+ private:
+  at::Tensor Attention(const at::Tensor& x);
+
+  const int64_t heads_;
+  torch::nn::LayerNorm ln1_, ln2_;
+  Linear qkv_, proj_, fc_, out_;
+  std::optional<Jitter> jitter_;
+};
+TORCH_MODULE(Block);
+
+class GptImpl : public torch::nn::Module {
+ public:
+  // With `checkpointing` each block keeps only its input for backward, without
+  // the library's sharding.
+  explicit GptImpl(const GptConfig& config, bool checkpointing = false);
+
+  // Turns tokens [batch, tokens] in [0, vocab), int64, at most config.seq of
+  // them, into logits [batch, tokens, vocab].
+  at::Tensor forward(const at::Tensor& tokens);
+
+  // Slows every block down by `jitter` from then on.
+  void set_jitter(const Jitter& jitter);
+
+ private:
+  const bool checkpointing_;
+  torch::nn::Embedding wte_, wpe_;
+  torch::nn::ModuleList blocks_;
+  torch::nn::LayerNorm ln_;
+  torch::nn::Linear head_;
+  std::optional<Jitter> jitter_;
+};
+TORCH_MODULE(Gpt);
+
+// Sets every parameter to what `torch.manual_seed(seed)` followed by the
+// construction of the model gives. Unlike the constructors, which draw from the
+// generator that all threads of a process share, it depends on `seed` alone.
+void InitializeParameters(GptImpl& model, uint64_t seed);
+
+// Returns the mean cross entropy in nats of logits [batch, tokens, vocab]
+// against targets [batch, tokens].
+at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& targets);
+
+}  // namespace gpt
+
+#endif  // TESTING_GPT_MODEL_H_

@@ -1,0 +1,451 @@
+#include "testing/gpt/options.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage_config.h"
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "base/output_file.h"
+#include "base/status_macros.h"
+
+ABSL_FLAG(int, ranks, gpt::TrainOptions().ranks,
+          "Ranks to start on this host, unless torchrun or another launcher "
+          "does.");
+ABSL_FLAG(std::string, backend, "auto",
+          "local (threads of one process), shared_memory, gloo, or auto.");
+ABSL_FLAG(std::string, device, "cpu",
+          "cpu, or cuda, in //testing/gpt:train_cuda.");
+ABSL_FLAG(std::string, sharding, "full",
+          "full, gradients (parameters whole from forward to backward), "
+          "optimizer (whole until backward reduces), replicated (all whole), "
+          "or none: every rank trains a model of its own.");
+ABSL_FLAG(std::string, precision, "fp32",
+          "fp32, or bf16: gather and compute in bf16, reduce and step in "
+          "fp32.");
+ABSL_FLAG(std::string, offload, "none",
+          "Where all rests that nothing computes with: none (where the model "
+          "is), cpu, or ssd.");
+ABSL_FLAG(std::string, offload_dir, "",
+          "With --offload=ssd, and for --auto: a directory for files. "
+          "Default: $TMPDIR, or /tmp.");
+ABSL_FLAG(std::string, memory_budget, "0",
+          "With --offload: bytes of memory for what rests and for its "
+          "transfers, such as 8GiB.");
+ABSL_FLAG(std::string, keep, "",
+          "With --offload=ssd: the name of files that outlive the run; one "
+          "that finds them goes on.");
+ABSL_FLAG(bool, recompute, false,
+          "Keep a block's input only, and run its forward again in backward.");
+ABSL_FLAG(bool, auto, false,
+          "Choose units, sharding, prefetching, recomputation and what rests "
+          "in files so that --auto-memory is enough.");
+ABSL_FLAG(std::string, auto_memory, "0",
+          "With --auto: bytes of memory that a rank may use, such as 8GiB.");
+ABSL_FLAG(int64_t, layers, gpt::GptConfig().layers, "Transformer blocks.");
+ABSL_FLAG(int64_t, dim, gpt::GptConfig().dim, "Width of the model.");
+ABSL_FLAG(int64_t, heads, gpt::GptConfig().heads,
+          "Attention heads; they divide --dim.");
+ABSL_FLAG(int64_t, seq, gpt::GptConfig().seq, "Tokens per row.");
+ABSL_FLAG(int64_t, vocab, gpt::GptConfig().vocab,
+          "Different tokens; 256 for any bytes.");
+ABSL_FLAG(int64_t, batch, gpt::TrainOptions().batch, "Rows per rank and step.");
+ABSL_FLAG(int64_t, steps, gpt::TrainOptions().steps,
+          "Training steps that are timed.");
+ABSL_FLAG(int64_t, warmup, gpt::TrainOptions().warmup,
+          "Training steps before those, not timed.");
+ABSL_FLAG(uint64_t, seed, gpt::TrainOptions().seed,
+          "Seed of the initial parameters and of the order of the text.");
+ABSL_FLAG(int, threads, gpt::TrainOptions().threads,
+          "Compute threads per rank; 0: the host's cores divided among its "
+          "ranks.");
+ABSL_FLAG(double, jitter, gpt::TrainOptions().jitter,
+          "Blocks of rank --jitter-rank take longer by a part of their time "
+          "that is random between 0 and this.");
+ABSL_FLAG(int, jitter_rank, gpt::TrainOptions().jitter_rank,
+          "With --jitter: the rank that is slower.");
+ABSL_FLAG(std::string, data, "",
+          "A text file, a directory of them, or \"count\" for synthetic rows. "
+          "Default: the C++ headers of LibTorch.");
+ABSL_FLAG(std::string, json, "",
+          "Write the report to this file as JSON. Counts of collectives are "
+          "those of the timed steps.");
+ABSL_FLAG(std::string, save_init, "",
+          "Write the initial parameters to this safetensors file.");
+ABSL_FLAG(std::string, init, "",
+          "Read the initial parameters from this safetensors file, or from "
+          "the folder of a Hugging Face model or of a step of --save.");
+ABSL_FLAG(std::string, save, "",
+          "Keep checkpoints in this folder: when the run ends or is stopped "
+          "by SIGTERM or SIGINT.");
+ABSL_FLAG(int64_t, save_every, 0,
+          "With --save: also after each so many steps; 0: only at the end.");
+ABSL_FLAG(bool, save_async, true,
+          "With --save: write beside the next steps, from a copy in memory.");
+ABSL_FLAG(int64_t, keep_last, 0,
+          "With --save: remove all but the newest so many; 0: keep all.");
+ABSL_FLAG(bool, object_store, false,
+          "With --save: its folder is on a mounted object store.");
+ABSL_FLAG(bool, resume, false,
+          "With --save: go on from the newest checkpoint, if there is one.");
+ABSL_FLAG(int, max_restarts, 0,
+          "With --save --resume, --keep or --replicas: start the ranks again "
+          "when one has failed, at most so often.");
+ABSL_FLAG(std::string, restart_ranks, "same",
+          "With --max-restarts: as many ranks (same), or without those that "
+          "have failed (fewer).");
+ABSL_FLAG(int, replicas, 0,
+          "Start so many replicas of --ranks ranks each, which outlive each "
+          "other. What each writes has its number: --json=x is x.0. 0: one "
+          "run.");
+ABSL_FLAG(std::string, replica_history, "",
+          "With --replicas: write who took part in which steps to this "
+          "folder, of this run alone.");
+ABSL_FLAG(std::string, replica_replay, "",
+          "With --replicas: train as the run did that has written such a "
+          "folder, losses of replicas included, to the same bits.");
+ABSL_FLAG(std::string, export, "",
+          "Write the trained model to this new folder, as a Hugging Face "
+          "model with a config.json.");
+ABSL_FLAG(std::string, trace, "",
+          "Write what all ranks gather, wait for and compute to this file, "
+          "for ui.perfetto.dev and //tools:trace_report.");
+ABSL_FLAG(int64_t, trace_steps, gpt::TrainOptions().trace_steps,
+          "With --trace: the last so many steps.");
+ABSL_FLAG(int64_t, sample, gpt::TrainOptions().sample,
+          "Bytes of text to sample at the end.");
+
+namespace gpt {
+namespace {
+
+using ::fsdp::ResolvePath;
+using ::fsdp::ShardingStrategy;
+using ::fsdp::comm::Backend;
+using ::fsdp::comm::Environment;
+
+// Turns "--save-init=x" into "--save_init=x", but leaves dashes of the value.
+void UseUnderscores(std::string& argument) {
+  if (!absl::StartsWith(argument, "--")) return;
+  const auto end = std::find(argument.begin(), argument.end(), '=');
+  std::replace(argument.begin() + 2, end, '-', '_');
+}
+
+// Sets `out` to what `value`, which the flag has, stands for.
+template <typename T>
+absl::Status Choose(absl::string_view flag, const std::string& value,
+                    const std::map<std::string, T>& choices, T* out) {
+  const auto found = choices.find(value);
+  if (found != choices.end()) {
+    *out = found->second;
+    return absl::OkStatus();
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, unused] : choices) names.push_back(name);
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", value,
+                                                 ": expected one of ",
+                                                 absl::StrJoin(names, ", ")));
+}
+
+absl::StatusOr<int64_t> ParseBytes(absl::string_view flag,
+                                   const std::string& value) {
+  absl::string_view number = value;
+  int64_t scale = 1;
+  if (absl::ConsumeSuffix(&number, "GiB")) {
+    scale = int64_t{1} << 30;
+  } else if (absl::ConsumeSuffix(&number, "MiB")) {
+    scale = int64_t{1} << 20;
+  } else if (absl::ConsumeSuffix(&number, "KiB")) {
+    scale = int64_t{1} << 10;
+  }
+  int64_t bytes = 0;
+  if (absl::SimpleAtoi(number, &bytes) && bytes >= 0 &&
+      bytes <= std::numeric_limits<int64_t>::max() / scale) {
+    return bytes * scale;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=", value,
+                   ": expected a number of bytes, such as 8GiB, 512MiB, 64KiB "
+                   "or 4096"));
+}
+
+// The directory may be used by --auto, too.
+absl::StatusOr<fsdp::OffloadOptions> ReadOffloadFlags() {
+  fsdp::OffloadOptions options;
+  fsdp::Tier tier = fsdp::Tier::kDevice;
+  FSDP_RETURN_IF_ERROR(Choose(
+      "offload", absl::GetFlag(FLAGS_offload),
+      {{"none", tier}, {"cpu", fsdp::Tier::kCpu}, {"ssd", fsdp::Tier::kSsd}},
+      &tier));
+  options.parameters = options.gradients = options.optimizer = tier;
+  const std::string budget = absl::GetFlag(FLAGS_memory_budget);
+  FSDP_ASSIGN_OR_RETURN(const int64_t bytes,
+                        ParseBytes("memory-budget", budget));
+  if (bytes > 0) options.memory_budget = bytes;
+  options.keep = !absl::GetFlag(FLAGS_keep).empty();
+  if (options.keep) options.name = absl::GetFlag(FLAGS_keep);
+  options.directory = ResolvePath(absl::GetFlag(FLAGS_offload_dir));
+  if (!options.any()) {
+    const std::string useless =
+        bytes > 0      ? absl::StrCat("--memory-budget=", budget)
+        : options.keep ? absl::StrCat("--keep=", options.name)
+        : !options.directory.empty() && !absl::GetFlag(FLAGS_auto)
+            ? absl::StrCat("--offload-dir=", options.directory)
+            : "";
+    if (useless.empty()) return options;
+    return absl::InvalidArgumentError(absl::StrCat(
+        useless, " without --offload: say where to, by --offload=ssd"));
+  }
+  if (options.directory.empty()) {
+    std::error_code error;
+    const auto path = std::filesystem::temp_directory_path(error);
+    options.directory = error ? "/tmp" : path.string();
+  }
+  return options;
+}
+
+absl::StatusOr<TrainOptions> ReadFlags() {
+  TrainOptions options;
+  options.model = {absl::GetFlag(FLAGS_vocab), absl::GetFlag(FLAGS_dim),
+                   absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_heads),
+                   absl::GetFlag(FLAGS_seq)};
+  options.ranks = absl::GetFlag(FLAGS_ranks);
+  FSDP_ASSIGN_OR_RETURN(options.backend,
+                        fsdp::comm::ParseBackend(absl::GetFlag(FLAGS_backend)));
+  FSDP_RETURN_IF_ERROR(Choose("device", absl::GetFlag(FLAGS_device),
+                              {{"cpu", c10::kCPU}, {"cuda", c10::kCUDA}},
+                              &options.device));
+  using Sharding = std::optional<ShardingStrategy>;
+  FSDP_RETURN_IF_ERROR(
+      Choose<Sharding>("sharding", absl::GetFlag(FLAGS_sharding),
+                       {{"full", ShardingStrategy::kFullShard},
+                        {"gradients", ShardingStrategy::kShardGradOp},
+                        {"optimizer", ShardingStrategy::kShardOptimizer},
+                        {"replicated", ShardingStrategy::kNoShard},
+                        {"none", std::nullopt}},
+                       &options.sharding));
+  FSDP_RETURN_IF_ERROR(Choose("precision", absl::GetFlag(FLAGS_precision),
+                              {{"fp32", false}, {"bf16", true}},
+                              &options.bf16));
+  FSDP_ASSIGN_OR_RETURN(options.offload, ReadOffloadFlags());
+  options.recompute = absl::GetFlag(FLAGS_recompute);
+  options.automatic = absl::GetFlag(FLAGS_auto);
+  FSDP_ASSIGN_OR_RETURN(
+      options.auto_memory,
+      ParseBytes("auto-memory", absl::GetFlag(FLAGS_auto_memory)));
+  options.batch = absl::GetFlag(FLAGS_batch);
+  options.steps = absl::GetFlag(FLAGS_steps);
+  options.warmup = absl::GetFlag(FLAGS_warmup);
+  options.seed = absl::GetFlag(FLAGS_seed);
+  options.threads = absl::GetFlag(FLAGS_threads);
+  options.jitter = absl::GetFlag(FLAGS_jitter);
+  options.jitter_rank = absl::GetFlag(FLAGS_jitter_rank);
+  options.data = absl::GetFlag(FLAGS_data);
+  if (options.data != kCountDataName) options.data = ResolvePath(options.data);
+  options.json = ResolvePath(absl::GetFlag(FLAGS_json));
+  options.save_init = ResolvePath(absl::GetFlag(FLAGS_save_init));
+  options.init = ResolvePath(absl::GetFlag(FLAGS_init));
+  options.save = ResolvePath(absl::GetFlag(FLAGS_save));
+  options.save_every = absl::GetFlag(FLAGS_save_every);
+  options.save_async = absl::GetFlag(FLAGS_save_async);
+  options.keep_last = absl::GetFlag(FLAGS_keep_last);
+  options.object_store = absl::GetFlag(FLAGS_object_store);
+  options.resume = absl::GetFlag(FLAGS_resume);
+  options.max_restarts = absl::GetFlag(FLAGS_max_restarts);
+  FSDP_RETURN_IF_ERROR(
+      Choose("restart-ranks", absl::GetFlag(FLAGS_restart_ranks),
+             {{"same", false}, {"fewer", true}}, &options.restart_fewer));
+  options.replicas = absl::GetFlag(FLAGS_replicas);
+  options.replica_history = ResolvePath(absl::GetFlag(FLAGS_replica_history));
+  options.replica_replay = ResolvePath(absl::GetFlag(FLAGS_replica_replay));
+  options.export_dir = ResolvePath(absl::GetFlag(FLAGS_export));
+  options.trace = ResolvePath(absl::GetFlag(FLAGS_trace));
+  options.trace_steps = absl::GetFlag(FLAGS_trace_steps);
+  options.sample = absl::GetFlag(FLAGS_sample);
+  return options;
+}
+
+absl::Status CheckRanges(const TrainOptions& o) {
+  // Far more than any machine can train, little enough for 64-bit products.
+  constexpr int64_t kMany = 1 << 20;
+  const std::tuple<absl::string_view, int64_t, int64_t, int64_t> ranges[] = {
+      {"layers", o.model.layers, 1, kMany},
+      {"dim", o.model.dim, 1, kMany},
+      {"heads", o.model.heads, 1, kMany},
+      {"seq", o.model.seq, 1, kMany},
+      {"vocab", o.model.vocab, 1, kMany},
+      {"ranks", o.ranks, 1, 1024},
+      {"batch", o.batch, 1, kMany},
+      {"steps", o.steps, 1, 1 << 30},
+      {"warmup", o.warmup, 0, 1 << 30},
+      {"threads", o.threads, 0, 1024},
+      {"jitter-rank", o.jitter_rank, 0, 1023},
+      {"sample", o.sample, 0, kMany},
+      {"trace-steps", o.trace_steps, 1, 1 << 30},
+      {"save-every", o.save_every, 0, 1 << 30},
+      {"keep-last", o.keep_last, 0, 1 << 30},
+      {"max-restarts", o.max_restarts, 0, kMany},
+      {"replicas", o.replicas, 0, 1024},
+  };
+  for (const auto& [flag, value, least, most] : ranges) {
+    if (value >= least && value <= most) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--", flag, "=", value, ": expected ", least, " to ", most));
+  }
+  if (o.jitter >= 0 && o.jitter <= 100) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--jitter=", o.jitter, ": expected 0 to 100"));
+}
+
+// Refuses flags that contradict each other, or would have no effect.
+absl::Status CheckOptions(const TrainOptions& o) {
+  FSDP_RETURN_IF_ERROR(CheckRanges(o));
+  const bool are_threads = o.backend == Backend::kLocal && o.ranks > 1;
+  // A replica can take from another one what it has not saved.
+  const bool goes_on =
+      o.resume || o.offload.keep || (o.replicas > 0 && o.save.empty());
+  constexpr char kNoFolder[] =
+      " without --save, which names the folder of "
+      "checkpoints";
+  constexpr char kChosen[] =
+      ", which it chooses itself: leave one of them away";
+  constexpr char kUnlike[] =
+      ": replicas are processes that train on the CPU, each with as many ranks "
+      "as the others, and take model and optimizer from each other";
+  constexpr char kNotSharded[] =
+      " with --sharding=none: only for models that are sharded. --ranks=1 "
+      "--sharding=full shards over one rank";
+  const std::pair<bool, std::string> refused[] = {
+      {o.model.dim % o.model.heads != 0,
+       absl::StrCat("--heads=", o.model.heads, " does not divide --dim=",
+                    o.model.dim, ": each head gets an equal part of it")},
+      {o.device != c10::kCPU && are_threads,
+       absl::StrCat("--backend=local with --device=cuda and --ranks=", o.ranks,
+                    ": ranks that use GPUs are processes; leave --backend "
+                    "away")},
+      {o.resume && o.offload.keep,
+       "--resume with --keep: a run goes on from checkpoints, or from the "
+       "files that --offload=ssd has kept; leave one of them away"},
+      {o.save.empty() && o.resume, absl::StrCat("--resume", kNoFolder)},
+      {o.save.empty() && o.save_every > 0,
+       absl::StrCat("--save-every", kNoFolder)},
+      {o.save.empty() && o.keep_last > 0,
+       absl::StrCat("--keep-last", kNoFolder)},
+      {o.restart_fewer && o.max_restarts == 0,
+       "--restart-ranks=fewer without --max-restarts, which says how often a "
+       "run is started again"},
+      {o.max_restarts > 0 && are_threads,
+       "--max-restarts with --backend=local: ranks that are threads of one "
+       "process end together; leave --backend away"},
+      {o.restart_fewer && o.offload.keep,
+       "--restart-ranks=fewer with --keep, whose files are for one number of "
+       "ranks: --save --resume goes on with any"},
+      {o.max_restarts > 0 && !goes_on,
+       "--max-restarts without --save and --resume, or --keep, or --replicas: "
+       "there would be nothing to go on from"},
+      {o.replicas > 0 && o.backend == Backend::kLocal,
+       absl::StrCat("--replicas with --backend=local", kUnlike)},
+      {o.replicas > 0 && o.device != c10::kCPU,
+       absl::StrCat("--replicas with --device=cuda", kUnlike)},
+      {o.replicas > 0 && o.offload.keep,
+       absl::StrCat("--replicas with --keep", kUnlike)},
+      {o.replicas > 0 && o.restart_fewer,
+       absl::StrCat("--replicas with --restart-ranks=fewer", kUnlike)},
+      {o.auto_memory > 0 && !o.automatic,
+       "--auto-memory without --auto, which chooses how to use it"},
+      {o.automatic && o.auto_memory == 0,
+       "--auto needs --auto-memory: the bytes that a rank may use, such as "
+       "--auto-memory=8GiB"},
+      {o.automatic && o.sharding != ShardingStrategy::kFullShard,
+       absl::StrCat("--auto with --sharding", kChosen)},
+      {o.automatic && o.offload.any(),
+       absl::StrCat("--auto with --offload", kChosen)},
+      {o.automatic && o.recompute,
+       absl::StrCat("--auto with --recompute", kChosen)},
+      {o.automatic && o.replicas > 0,
+       "--auto with --replicas: replicas have to be alike, and each would "
+       "choose for itself"},
+      {!o.sharding.has_value() && o.bf16,
+       absl::StrCat("--precision=bf16", kNotSharded)},
+      {!o.sharding.has_value() && o.offload.any(),
+       absl::StrCat("--offload", kNotSharded)},
+      {!o.sharding.has_value() && o.recompute,
+       absl::StrCat("--recompute", kNotSharded)},
+  };
+  for (const auto& [is_refused, why] : refused) {
+    if (is_refused) return absl::InvalidArgumentError(why);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<TrainOptions> ParseFlags(int argc, char** argv) {
+  std::vector<std::string> arguments(argv, argv + argc);
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) {
+    UseUnderscores(argument);
+    pointers.push_back(&argument[0]);
+  }
+  absl::FlagsUsageConfig config;
+  config.contains_help_flags = [](absl::string_view file) {
+    return absl::EndsWith(file, "testing/gpt/options.cc");
+  };
+  absl::SetFlagsUsageConfig(config);
+  const std::vector<char*> left = absl::ParseCommandLine(
+      static_cast<int>(pointers.size()), pointers.data());
+  if (left.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unexpected argument \"", left[1], "\": see --help for the flags"));
+  }
+  FSDP_ASSIGN_OR_RETURN(TrainOptions options, ReadFlags());
+  FSDP_RETURN_IF_ERROR(CheckOptions(options));
+  return options;
+}
+
+absl::StatusOr<TrainOptions> OptionsOfReplica(TrainOptions options,
+                                              const Environment& environment) {
+  const bool is_started =
+      environment.started_by != fsdp::comm::StartedBy::kNobody ||
+      environment.replicas > 0;
+  if (options.replicas > 0 && is_started &&
+      options.replicas != environment.replicas) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--replicas=", options.replicas,
+                     ": this process was started as one of ",
+                     environment.replicas, " replicas (FSDP_REPLICAS)"));
+  }
+  if (environment.replicas == 0) {
+    const bool is_for_replicas =
+        !options.replica_history.empty() || !options.replica_replay.empty();
+    if (options.replicas > 0 || !is_for_replicas) return options;
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.replica_history.empty() ? "--replica-replay"
+                                                     : "--replica-history",
+                     " without --replicas: a run alone has no other replicas"));
+  }
+  options.replicas = environment.replicas;
+  FSDP_RETURN_IF_ERROR(CheckOptions(options));
+  for (std::string* path :
+       {&options.json, &options.trace, &options.save_init, &options.save}) {
+    if (!path->empty()) absl::StrAppend(path, ".", environment.replica);
+  }
+  return options;
+}
+
+}  // namespace gpt

@@ -1,0 +1,303 @@
+#include "testing/gpt/options.h"
+
+#include <c10/core/DeviceType.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/flags/reflection.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_split.h"
+#include "base/testing/status_matchers.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/startup/environment.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/options/options.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gpt {
+namespace {
+
+using ::fsdp::Tier;
+using ::fsdp::comm::Environment;
+using ::fsdp::comm::StartedBy;
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+// `flags` are separated by blanks.
+absl::StatusOr<TrainOptions> Parse(const std::string& flags) {
+  absl::FlagSaver restore;
+  std::vector<std::string> arguments =
+      absl::StrSplit("train " + flags, ' ', absl::SkipEmpty());
+  std::vector<char*> argv;
+  argv.reserve(arguments.size());
+  for (std::string& argument : arguments) argv.push_back(&argument[0]);
+  return ParseFlags(static_cast<int>(argv.size()), argv.data());
+}
+
+class OptionsTest : public ::testing::Test {
+ protected:
+  OptionsTest() { unsetenv("BUILD_WORKING_DIRECTORY"); }
+};
+
+TEST_F(OptionsTest, ReadsEveryFlag) {
+  ASSERT_OK_AND_ASSIGN(
+      const TrainOptions options,
+      Parse("--ranks=3 --backend=gloo --sharding=optimizer --layers=5 --dim=12 "
+            "--heads=6 --seq=7 --batch=8 --vocab=9 --steps=10 --warmup=11 "
+            "--seed=12 --threads=13 --data=a-b --json=c --save-init=d-e "
+            "--init f --save=s-t --save-every=16 --nosave_async --keep-last=17 "
+            "--object_store --resume --max-restarts=18 --restart-ranks=same "
+            "--replicas=4 --replica-history=h --replica-replay=i --export=x "
+            "--sample=14 --precision=bf16 --recompute --trace=t "
+            "--trace-steps=15 --offload=ssd --offload-dir=o "
+            "--memory-budget=16MiB --jitter=0.05 --jitter-rank=1"));
+  EXPECT_EQ(options.ranks, 3);
+  EXPECT_EQ(options.backend, fsdp::comm::Backend::kGloo);
+  EXPECT_EQ(options.sharding, fsdp::ShardingStrategy::kShardOptimizer);
+  EXPECT_TRUE(options.bf16);
+  EXPECT_TRUE(options.recompute);
+  EXPECT_EQ(options.model.layers, 5);
+  EXPECT_EQ(options.model.dim, 12);
+  EXPECT_EQ(options.model.heads, 6);
+  EXPECT_EQ(options.model.seq, 7);
+  EXPECT_EQ(options.batch, 8);
+  EXPECT_EQ(options.model.vocab, 9);
+  EXPECT_EQ(options.steps, 10);
+  EXPECT_EQ(options.warmup, 11);
+  EXPECT_EQ(options.seed, 12);
+  EXPECT_EQ(options.threads, 13);
+  EXPECT_EQ(options.data, "a-b");
+  EXPECT_EQ(options.json, "c");
+  EXPECT_EQ(options.save_init, "d-e");
+  EXPECT_EQ(options.init, "f");
+  EXPECT_EQ(options.save, "s-t");
+  EXPECT_EQ(options.save_every, 16);
+  EXPECT_FALSE(options.save_async);
+  EXPECT_EQ(options.keep_last, 17);
+  EXPECT_TRUE(options.object_store);
+  EXPECT_TRUE(options.resume);
+  EXPECT_EQ(options.max_restarts, 18);
+  EXPECT_FALSE(options.restart_fewer);
+  EXPECT_EQ(options.replicas, 4);
+  EXPECT_EQ(options.replica_history, "h");
+  EXPECT_EQ(options.replica_replay, "i");
+  EXPECT_EQ(options.export_dir, "x");
+  EXPECT_EQ(options.sample, 14);
+  EXPECT_EQ(options.trace, "t");
+  EXPECT_EQ(options.trace_steps, 15);
+  EXPECT_EQ(options.offload.parameters, Tier::kSsd);
+  EXPECT_EQ(options.offload.gradients, Tier::kSsd);
+  EXPECT_EQ(options.offload.optimizer, Tier::kSsd);
+  EXPECT_EQ(options.offload.directory, "o");
+  EXPECT_EQ(options.offload.memory_budget, 16 << 20);
+  EXPECT_EQ(options.jitter, 0.05);
+  EXPECT_EQ(options.jitter_rank, 1);
+}
+
+TEST_F(OptionsTest, ReadsTheFlagsThatDoNotGoWithThose) {
+  ASSERT_OK_AND_ASSIGN(TrainOptions options,
+                       Parse("--device=cuda --save=s --resume --max-restarts=1 "
+                             "--restart-ranks=fewer --sharding=none"));
+  EXPECT_EQ(options.device, c10::kCUDA);
+  EXPECT_TRUE(options.restart_fewer);
+  EXPECT_EQ(options.sharding, std::nullopt);
+  EXPECT_FALSE(options.offload.any());
+  ASSERT_OK_AND_ASSIGN(options, Parse("--auto --auto-memory=3KiB"));
+  EXPECT_TRUE(options.automatic);
+  EXPECT_EQ(options.auto_memory, 3 << 10);
+  EXPECT_EQ(options.offload.directory, "");
+  ASSERT_OK_AND_ASSIGN(options,
+                       Parse("--auto --auto-memory=8GiB --offload-dir=/x"));
+  EXPECT_EQ(options.auto_memory, int64_t{8} << 30);
+  EXPECT_FALSE(options.offload.any());
+  EXPECT_EQ(options.offload.directory, "/x");
+  ASSERT_OK_AND_ASSIGN(options, Parse("--offload=ssd --keep=name"));
+  EXPECT_TRUE(options.offload.keep);
+  EXPECT_EQ(options.offload.name, "name");
+  EXPECT_NE(options.offload.directory, "") << "the one for temporary files";
+}
+
+TEST_F(OptionsTest, RelativePathsAreTheUsers) {
+  setenv("BUILD_WORKING_DIRECTORY", "/home/user", 1);
+  ASSERT_OK_AND_ASSIGN(
+      TrainOptions options,
+      Parse("--data=text --json=/abs/report --init=sub/init --trace=t.json "
+            "--offload=ssd --offload-dir=scratch --save=runs --export=model "
+            "--replicas=2 --replica-history=history "
+            "--replica-replay=/abs/history"));
+  EXPECT_EQ(options.data, "/home/user/text");
+  EXPECT_EQ(options.json, "/abs/report");
+  EXPECT_EQ(options.init, "/home/user/sub/init");
+  EXPECT_EQ(options.trace, "/home/user/t.json");
+  EXPECT_EQ(options.offload.directory, "/home/user/scratch");
+  EXPECT_EQ(options.save, "/home/user/runs");
+  EXPECT_EQ(options.export_dir, "/home/user/model");
+  EXPECT_EQ(options.replica_history, "/home/user/history");
+  EXPECT_EQ(options.replica_replay, "/abs/history");
+  EXPECT_EQ(options.save_init, "");
+  ASSERT_OK_AND_ASSIGN(options, Parse("--data=count"));
+  EXPECT_EQ(options.data, "count");
+}
+
+TEST_F(OptionsTest, AcceptsWhatGoesTogether) {
+  for (const char* flags :
+       {"", "--device=cuda --backend=local --ranks=1",
+        "--save=s --resume --keep-last=2 --save-every=5",
+        "--save=s --resume --max-restarts=3 --restart-ranks=fewer",
+        "--save=s --resume --max-restarts=3 --backend=local --ranks=1",
+        "--max-restarts=3 --offload=ssd --keep=x",
+        "--max-restarts=3 --replicas=2",
+        "--max-restarts=3 --replicas=2 --save=s --resume",
+        "--replicas=2 --offload=ssd"}) {
+    EXPECT_OK(Parse(flags)) << flags;
+  }
+}
+
+TEST_F(OptionsTest, RefusesWhatIsWrongAndNamesIt) {
+  const struct {
+    const char* flags;
+    const char* why;
+  } cases[] = {
+      {"stray", "\"stray\""},
+      {"--backend=mpi", "expected auto, local, shared_memory or gloo"},
+      {"--device=tpu", "--device=tpu: expected one of cpu, cuda"},
+      {"--offload=SSD", "--offload=SSD: expected one of cpu, none, ssd"},
+      {"--memory-budget=8GB", "such as 8GiB"},
+      {"--memory-budget=GiB", "such as 8GiB"},
+      {"--memory-budget=-1", "such as 8GiB"},
+      {"--memory-budget=8589934592GiB", "such as 8GiB"},
+      {"--memory-budget=3MiB", "--memory-budget=3MiB without --offload"},
+      {"--auto --auto-memory=1GiB --memory-budget=1GiB",
+       "--memory-budget=1GiB without --offload"},
+      {"--offload-dir=/x", "--offload-dir=/x without --offload"},
+      {"--keep=x", "--keep=x without --offload"},
+      {"--layers=0", "--layers=0: expected 1 to 1048576"},
+      {"--dim=-1", "--dim=-1: expected 1"},
+      {"--heads=0", "--heads=0: expected 1"},
+      {"--seq=1099511627776", "--seq=1099511627776: expected 1"},
+      {"--vocab=0", "--vocab=0: expected 1"},
+      {"--heads=3 --dim=10", "--heads=3 does not divide --dim=10"},
+      {"--ranks=0", "--ranks=0"},
+      {"--batch=0", "--batch=0"},
+      {"--steps=0", "--steps=0"},
+      {"--warmup=-1", "--warmup=-1: expected 0"},
+      {"--threads=-1", "--threads=-1: expected 0"},
+      {"--sample=-1", "--sample=-1: expected 0"},
+      {"--trace-steps=0", "--trace-steps=0"},
+      {"--jitter-rank=-1", "--jitter-rank=-1"},
+      {"--jitter=-0.1", "--jitter="},
+      {"--jitter=nan", "--jitter="},
+      {"--save-every=5", "--save-every without --save"},
+      {"--save-every=-1", "--save-every=-1: expected 0"},
+      {"--keep-last=1", "--keep-last without --save"},
+      {"--keep-last=-1", "--keep-last=-1: expected 0"},
+      {"--resume", "--resume without --save"},
+      {"--resume --save=s --offload=ssd --keep=x", "--resume with --keep"},
+      {"--max-restarts=-1", "--max-restarts=-1"},
+      {"--max-restarts=3", "nothing to go on from"},
+      {"--max-restarts=3 --replicas=2 --save=s", "nothing to go on from"},
+      {"--max-restarts=3 --save=s --resume --backend=local",
+       "--max-restarts with --backend=local"},
+      {"--restart-ranks=fewer", "--restart-ranks=fewer without"},
+      {"--max-restarts=3 --offload=ssd --keep=x --restart-ranks=fewer",
+       "--restart-ranks=fewer with --keep"},
+      {"--device=cuda --backend=local",
+       "--backend=local with --device=cuda and --ranks=2"},
+      {"--replicas=-1", "--replicas=-1: expected 0"},
+      {"--replicas=2 --backend=local", "--replicas with --backend=local"},
+      {"--replicas=2 --device=cuda", "--replicas with --device=cuda"},
+      {"--replicas=2 --offload=ssd --keep=x", "--replicas with --keep"},
+      {"--replicas=2 --max-restarts=1 --restart-ranks=fewer",
+       "--replicas with --restart-ranks=fewer"},
+      {"--sharding=none --offload=ssd", "--offload with --sharding=none"},
+      {"--sharding=none --recompute", "--recompute with --sharding=none"},
+      {"--sharding=none --precision=bf16",
+       "--precision=bf16 with --sharding=none"},
+      {"--auto-memory=1", "--auto-memory without --auto"},
+      {"--auto", "--auto needs --auto-memory"},
+      {"--auto --auto-memory=1 --sharding=optimizer", "--auto with --sharding"},
+      {"--auto --auto-memory=1 --offload=ssd", "--auto with --offload"},
+      {"--auto --auto-memory=1 --recompute", "--auto with --recompute"},
+      {"--auto --auto-memory=1 --replicas=2", "--auto with --replicas"},
+  };
+  for (const auto& c : cases) {
+    EXPECT_THAT(Parse(c.flags), StatusIs(kInvalid, HasSubstr(c.why)))
+        << c.flags;
+  }
+  EXPECT_EXIT(Parse("--layer=3").IgnoreError(), ::testing::ExitedWithCode(1),
+              "layer");
+}
+
+Environment Replica(int replica, int replicas) {
+  Environment environment;
+  environment.started_by = StartedBy::kRanksFlag;
+  environment.replica = replica;
+  environment.replicas = replicas;
+  return environment;
+}
+
+TEST(OptionsOfReplicaTest, WhatEachWritesHasItsNumber) {
+  TrainOptions options;
+  options.json = "report.json";
+  options.save = "/runs/gpt";
+  options.save_init = "init";
+  options.init = "here";
+  options.export_dir = "model";
+  options.replica_history = "history";
+  ASSERT_OK_AND_ASSIGN(const TrainOptions mine,
+                       OptionsOfReplica(options, Replica(2, 3)));
+  EXPECT_EQ(mine.replicas, 3);
+  EXPECT_EQ(mine.json, "report.json.2");
+  EXPECT_EQ(mine.save, "/runs/gpt.2");
+  EXPECT_EQ(mine.save_init, "init.2");
+  EXPECT_EQ(mine.trace, "");
+  // All read these, one of them writes them, or they have numbers anyway.
+  EXPECT_EQ(mine.init, "here");
+  EXPECT_EQ(mine.export_dir, "model");
+  EXPECT_EQ(mine.replica_history, "history");
+  // A run alone, and what starts replicas, is as it was.
+  for (const int replicas : {0, 2}) {
+    options.replicas = replicas;
+    if (replicas == 0) options.replica_history = "";
+    ASSERT_OK_AND_ASSIGN(const TrainOptions alone,
+                         OptionsOfReplica(options, {}));
+    EXPECT_EQ(alone.replicas, replicas);
+    EXPECT_EQ(alone.json, "report.json");
+  }
+}
+
+TEST(OptionsOfReplicaTest, RefusesWhatWasNotStartedSo) {
+  TrainOptions options;
+  options.replicas = 2;
+  EXPECT_OK(OptionsOfReplica(options, Replica(1, 2)));
+  EXPECT_THAT(OptionsOfReplica(options, Replica(1, 3)),
+              StatusIs(kInvalid, HasSubstr("one of 3 replicas")));
+  Environment rank;
+  rank.started_by = StartedBy::kTorchrun;
+  EXPECT_THAT(OptionsOfReplica(options, rank),
+              StatusIs(kInvalid, HasSubstr("--replicas=2")));
+  options = {};
+  options.device = c10::kCUDA;
+  EXPECT_OK(OptionsOfReplica(options, {}));
+  EXPECT_THAT(OptionsOfReplica(options, Replica(0, 2)),
+              StatusIs(kInvalid, HasSubstr("--replicas with --device=cuda")));
+  options = {};
+  options.replica_history = "history";
+  EXPECT_OK(OptionsOfReplica(options, Replica(0, 1)));
+  EXPECT_THAT(OptionsOfReplica(options, {}),
+              StatusIs(kInvalid, HasSubstr("--replica-history without")));
+  options = {};
+  options.replica_replay = "history";
+  EXPECT_THAT(OptionsOfReplica(options, {}),
+              StatusIs(kInvalid, HasSubstr("--replica-replay without")));
+}
+
+}  // namespace
+}  // namespace gpt

@@ -1,0 +1,200 @@
+#include "testing/gpt/report.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/resting/offload_plan.h"
+
+namespace gpt {
+namespace {
+
+using ::fsdp::Json;
+using ::fsdp::RestingKind;
+// Is indexed by fsdp::RestingKind.
+using BytesByKind = std::array<int64_t, fsdp::kNumRestingKinds>;
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half]
+                                : (values[half - 1] + values[half]) / 2;
+}
+
+// Returns null for no numbers.
+template <typename Function>
+Json OfAny(const std::vector<double>& values, const Function& function) {
+  return values.empty() ? Json() : Json(function(values));
+}
+
+double TokensPerSecond(const Report& report) {
+  const auto tokens = static_cast<double>(report.world * report.options.batch *
+                                          report.options.model.seq);
+  return tokens / Median(report.step_seconds);
+}
+
+void AppendRow(absl::string_view name, absl::string_view value,
+               std::string& table) {
+  absl::StrAppendFormat(&table, "  %-16s %s\n", name, value);
+}
+
+template <typename Number>
+double PerStep(Number total, const Report& report) {
+  return static_cast<double>(total) /
+         static_cast<double>(std::max<size_t>(1, report.step_seconds.size()));
+}
+
+Json PerStepByKind(const BytesByKind& bytes, const Report& report) {
+  Json::Object json;
+  for (int kind = 0; kind < fsdp::kNumRestingKinds; ++kind) {
+    json.emplace_back(fsdp::ToString(static_cast<RestingKind>(kind)),
+                      PerStep(bytes[kind], report));
+  }
+  return json;
+}
+
+std::vector<double> WaitsPerStep(const Report& report) {
+  std::vector<double> waits;
+  for (const double seconds : report.offload->waited_seconds) {
+    waits.push_back(PerStep(seconds, report));
+  }
+  return waits;
+}
+
+Json OffloadToJson(const Report& report) {
+  const OffloadReport& offload = *report.offload;
+  Json::Object json;
+  for (int i = 0; i < fsdp::kNumRestingKinds; ++i) {
+    const auto kind = static_cast<RestingKind>(i);
+    const fsdp::OffloadPlan::Bytes& bytes = offload.plan.of(kind);
+    json.emplace_back(
+        fsdp::ToString(kind),
+        Json::Object{
+            {"device", bytes.device}, {"cpu", bytes.cpu}, {"ssd", bytes.ssd}});
+  }
+  json.emplace_back("buffers", offload.plan.buffer_bytes);
+  json.emplace_back("memory_budget", offload.plan.budget);
+  json.emplace_back("read_per_step", PerStepByKind(offload.bytes_read, report));
+  json.emplace_back("written_per_step",
+                    PerStepByKind(offload.bytes_written, report));
+  json.emplace_back("waited_seconds_per_step", WaitsPerStep(report));
+  return json;
+}
+
+// Returns "parameters 12.0 MB, gradients 6.0 MB, optimizer 12.0 MB".
+std::string MegabytesPerStep(const BytesByKind& bytes, const Report& report) {
+  std::vector<std::string> parts;
+  parts.reserve(fsdp::kNumRestingKinds);
+  for (int kind = 0; kind < fsdp::kNumRestingKinds; ++kind) {
+    parts.push_back(absl::StrFormat(
+        "%s %.1f MB", fsdp::ToString(static_cast<RestingKind>(kind)),
+        PerStep(bytes[kind], report) / 1e6));
+  }
+  return absl::StrJoin(parts, ", ");
+}
+
+void AppendOffload(const Report& report, std::string& table) {
+  AppendRow("read, per step",
+            MegabytesPerStep(report.offload->bytes_read, report), table);
+  AppendRow("written", MegabytesPerStep(report.offload->bytes_written, report),
+            table);
+  const auto milliseconds = [](std::string* out, double seconds) {
+    absl::StrAppendFormat(out, "%.1f", seconds * 1e3);
+  };
+  AppendRow(
+      "waited for disks",
+      absl::StrCat(absl::StrJoin(WaitsPerStep(report), ", ", milliseconds),
+                   " ms, by rank"),
+      table);
+}
+
+}  // namespace
+
+Json ToJson(const Report& report) {
+  const auto median_ms = [](auto& seconds) { return Median(seconds) * 1e3; };
+  const auto min_ms = [](auto& seconds) {
+    return *std::min_element(seconds.begin(), seconds.end()) * 1e3;
+  };
+  const auto rate = [&](auto&) { return TokensPerSecond(report); };
+  const auto first = [](auto& losses) { return losses.front(); };
+  const auto last = [](auto& losses) { return losses.back(); };
+  const bool sharded = report.options.sharding.has_value();
+  Json::Object json = {
+      {"impl", sharded ? "libtorch_fsdp" : "none"},
+      {"world", report.world},
+      {"params", report.num_parameters},
+      {"bf16", report.options.bf16},
+      {"batch", report.options.batch},
+      {"seq", report.options.model.seq},
+      {"step_ms", OfAny(report.step_seconds, median_ms)},
+      {"min_ms", OfAny(report.step_seconds, min_ms)},
+      {"tok_s", OfAny(report.step_seconds, rate)},
+      {"peak_rss_mb", report.peak_rss_mb},
+      {"loss0", OfAny(report.loss_rank0, first)},
+      {"loss", OfAny(report.loss_rank0, last)},
+      {"losses", report.losses},
+      {"loss_rank0", report.loss_rank0},
+      {"all_gathers", report.collectives.all_gathers},
+      {"reduce_scatters", report.collectives.reduce_scatters},
+      {"bytes_gathered", report.collectives.bytes_gathered},
+      {"bytes_reduced", report.collectives.bytes_reduced},
+  };
+  if (report.offload.has_value()) {
+    json.emplace_back("offload", OffloadToJson(report));
+  }
+  if (report.validation_loss.has_value()) {
+    json.emplace_back("validation_loss", *report.validation_loss);
+  }
+  return json;
+}
+
+std::string ToTable(const Report& report) {
+  std::string table = absl::StrFormat(
+      "%d steps on %d rank%s, %d parameters\n", report.losses.size(),
+      report.world, report.world == 1 ? "" : "s", report.num_parameters);
+  if (!report.losses.empty()) {
+    AppendRow("training loss",
+              absl::StrFormat("%.3f, at first %.3f (nats per token)",
+                              report.losses.back(), report.losses.front()),
+              table);
+  }
+  if (report.validation_loss.has_value()) {
+    AppendRow("validation loss",
+              absl::StrFormat("%.3f", *report.validation_loss), table);
+  }
+  const bool is_timed = !report.step_seconds.empty();
+  if (is_timed) {
+    AppendRow("step, median",
+              absl::StrFormat("%.1f ms", Median(report.step_seconds) * 1e3),
+              table);
+    AppendRow("tokens/s", absl::StrFormat("%.0f", TokensPerSecond(report)),
+              table);
+  }
+  AppendRow(
+      "peak memory",
+      absl::StrCat(absl::StrJoin(report.peak_rss_mb, ", "), " MB, by rank"),
+      table);
+  if (!is_timed) return table;
+  const CollectiveCounts& counts = report.collectives;
+  AppendRow("per step",
+            absl::StrFormat("%g all-gathers (%.1f MB), %g reduce-scatters "
+                            "(%.1f MB)",
+                            PerStep(counts.all_gathers, report),
+                            PerStep(counts.bytes_gathered, report) / 1e6,
+                            PerStep(counts.reduce_scatters, report),
+                            PerStep(counts.bytes_reduced, report) / 1e6),
+            table);
+  if (report.offload.has_value() && report.offload->plan.ssd_bytes() > 0) {
+    AppendOffload(report, table);
+  }
+  return table;
+}
+
+}  // namespace gpt

@@ -1,0 +1,63 @@
+// What a run trains, and where it goes: the model as the training loop sees it,
+// checkpoints to go on from, and the trained model for others.
+#ifndef TESTING_GPT_TRAINABLE_MODEL_H_
+#define TESTING_GPT_TRAINABLE_MODEL_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/checkpointer.h"
+#include "comm/communicator.h"
+#include "fsdp/resting/offload_space.h"
+#include "testing/gpt/model.h"
+#include "testing/gpt/options.h"
+
+namespace gpt {
+
+// Thread-compatible. With several ranks every call is collective.
+class TrainableModel {
+ public:
+  virtual ~TrainableModel() = default;
+
+  // Turns tokens into logits. Throws, as forwards do.
+  virtual at::Tensor Forward(const at::Tensor& tokens) = 0;
+  virtual absl::Status Backward(const at::Tensor& loss) = 0;
+  // Returns the leaves for an element-wise optimizer.
+  virtual std::vector<at::Tensor> OptimizerParameters() = 0;
+  // Returns the module that is saved and loaded.
+  virtual torch::nn::Module& module() = 0;
+  // Returns the space for what rests elsewhere, null if nothing may.
+  virtual const fsdp::OffloadSpace* offload() const { return nullptr; }
+};
+
+// Shards as the options say: every block is a unit; the embeddings and the head
+// are the root's. With options.automatic rank 0 prints the table of what
+// fsdp::ChooseOptions() has considered. Without sharding every rank has all of
+// the model. Collective.
+absl::StatusOr<std::unique_ptr<TrainableModel>> MakeTrainable(
+    const TrainOptions& options, Gpt model,
+    const std::shared_ptr<fsdp::comm::Communicator>& ranks);
+
+// Refuses what ParseFlags() cannot know: models that differ between ranks and,
+// without --resume, a folder that has checkpoints. Null without --save.
+// Collective.
+absl::StatusOr<std::unique_ptr<fsdp::checkpoint::Checkpointer>> OpenCheckpoints(
+    const TrainOptions& options,
+    const std::shared_ptr<fsdp::comm::Communicator>& ranks);
+
+// Returns what would keep ExportTrained() from writing --export, as far as that
+// is known before the training. Not collective.
+absl::Status CheckExport(const TrainOptions& options, int world_size);
+
+// Writes the folder --export. Collective.
+absl::Status ExportTrained(const TrainOptions& options, TrainableModel& model,
+                           fsdp::comm::Communicator& ranks);
+
+}  // namespace gpt
+
+#endif  // TESTING_GPT_TRAINABLE_MODEL_H_

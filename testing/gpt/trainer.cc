@@ -1,0 +1,312 @@
+#include "testing/gpt/trainer.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/adamw.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/device_streams.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/run/run.h"
+#include "checkpoint/run_guard.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/trace/trace.h"
+#include "replicas/replicas.h"
+#include "testing/gpt/model.h"
+
+namespace gpt {
+namespace {
+
+using ::fsdp::comm::Communicator;
+
+// Losses on their way from the device to the host. A host that reads each loss
+// at once makes the device wait for its next step; one that reads them a step
+// late does not.
+class LossQueue {
+ public:
+  // Starts to copy the loss of a step, one number, to the host.
+  void Push(const at::Tensor& loss) {
+    const c10::NoGradGuard no_grad;
+    Loss pushed;
+    pushed.value = at::empty(
+        {}, at::TensorOptions(at::kDouble).pinned_memory(!loss.is_cpu()));
+    pushed.value.copy_(loss.detach().to(at::kDouble), /*non_blocking=*/true);
+    pushed.there.Record(loss.device());
+    losses_.push_back(std::move(pushed));
+  }
+
+  size_t size() const { return losses_.size(); }
+
+  // Waits until the device has computed the oldest loss, of which there is one,
+  // and takes it. DeadlineExceeded: it has not; Internal: it has failed.
+  absl::StatusOr<double> Pop(absl::Time deadline) {
+    const Loss loss = std::move(losses_.front());
+    losses_.pop_front();
+    bool is_there = false;
+    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus(
+        "reading the loss", [&] { is_there = loss.there.Wait(deadline); }));
+    if (is_there) return *loss.value.const_data_ptr<double>();
+    return absl::DeadlineExceededError(
+        "reading the loss: the device has not computed it");
+  }
+
+ private:
+  struct Loss {
+    at::Tensor value;  // on the host after `there`
+    fsdp::DeviceEvent there;
+  };
+
+  std::deque<Loss> losses_;
+};
+
+// Makes the activity record the optimizer's steps.
+fsdp::FusedOptions Noted(const Communicator& communicator) {
+  fsdp::FusedOptions options;
+  options.activity = communicator.activity();
+  return options;
+}
+
+// Runs forward and backward. Returns this rank's loss, which a device may not
+// have computed yet. `replicas` may be null.
+absl::StatusOr<at::Tensor> Gradients(const Batch& batch, TrainableModel& model,
+                                     fsdp::Replicas* replicas) {
+  at::Tensor loss;
+  FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("forward", [&] {
+    loss = NextTokenLoss(model.Forward(batch.inputs), batch.targets);
+  }));
+  FSDP_RETURN_IF_ERROR(model.Backward(loss));
+  if (replicas != nullptr) FSDP_RETURN_IF_ERROR(replicas->FinishStep());
+  return loss.detach();
+}
+
+class Training {
+ public:
+  Training(const TrainerOptions& options, TrainableModel& model,
+           const std::shared_ptr<Communicator>& ranks)
+      : options_(options),
+        model_(model),
+        timeout_(ranks->default_timeout()),
+        optimizer_(model.OptimizerParameters(),
+                   torch::optim::AdamWOptions(kLearningRate), Noted(*ranks)),
+        done_(options.done),
+        guard_(ranks, options.saving.checkpoints, &run_, GuardOptions()) {
+    run_.model = &model.module();
+    run_.optimizer = &optimizer_;
+  }
+
+  absl::StatusOr<TrainingResult> Run(BatchSource& data) {
+    FSDP_RETURN_IF_ERROR(Resume());
+    FSDP_RETURN_IF_ERROR(Join(data));
+    begun_ = done_;
+    while (result_.stopped.ok()) {
+      FSDP_ASSIGN_OR_RETURN(const bool is_over, BeginStep());
+      if (is_over) break;
+      if (begun_ > options_.warmup && !is_timed_) {
+        is_timed_ = true;
+        if (options_.on_timed_begin) options_.on_timed_begin();
+      }
+      FSDP_RETURN_IF_ERROR(Step(begun_, data));
+      result_.stopped = guard_.EndStep(begun_, begun_ == last_step());
+      if (!absl::IsCancelled(result_.stopped)) {
+        FSDP_RETURN_IF_ERROR(result_.stopped);
+      }
+    }
+    while (losses_.size() > 0) FSDP_RETURN_IF_ERROR(EndStep());
+    if (options_.saving.checkpoints != nullptr) {
+      FSDP_RETURN_IF_ERROR(options_.saving.checkpoints->Wait());
+    }
+    result_.last_step = done_;
+    result_.finished = done_ >= last_step();
+    return std::move(result_);
+  }
+
+ private:
+  int64_t last_step() const { return options_.warmup + options_.steps; }
+  int signal() const { return options_.signal ? options_.signal() : 0; }
+
+  // Joins the other replicas if there are any, else advances `data` to where
+  // the run is.
+  absl::Status Join(BatchSource& data) {
+    if (!options_.replica.join) {
+      for (int64_t step = 1; step <= done_; ++step) data.Next();
+      return absl::OkStatus();
+    }
+    FSDP_ASSIGN_OR_RETURN(replicas_,
+                          options_.replica.join(&run_, last_step(), done_));
+    return absl::OkStatus();
+  }
+
+  // Returns true if no step is left, else begun_ is the step.
+  absl::StatusOr<bool> BeginStep() {
+    if (replicas_ == nullptr) {
+      if (begun_ >= last_step()) return true;
+      ++begun_;
+      return false;
+    }
+    const auto part = replicas_->BeginStep();
+    FSDP_RETURN_IF_ERROR(UnlessStopped(part.status()));
+    if (!part->has_value()) return true;
+    const fsdp::Replicas::Step& step = **part;
+    // The state of another replica may just have brought this one here.
+    done_ = step.step;
+    begun_ = step.step + 1;
+    options_.replica.on_part(step.step, step.index);
+    return false;
+  }
+
+  // Replicas stop one after the other, which breaks off what others have begun.
+  absl::Status UnlessStopped(const absl::Status& status) const {
+    if (status.ok() || replicas_ == nullptr || signal() == 0) return status;
+    return absl::CancelledError(absl::StrCat("stopped: ", status.message()));
+  }
+
+  fsdp::checkpoint::RunGuardOptions GuardOptions() {
+    fsdp::checkpoint::RunGuardOptions guard;
+    guard.save_every = options_.saving.every;
+    guard.save_async = options_.saving.async;
+    guard.before_save = [this](int64_t /*step*/) {
+      return IsFirst() || guard_.signal() != 0;
+    };
+    guard.signal = [this] { return signal(); };
+    return guard;
+  }
+
+  bool IsFirst() const {
+    if (replicas_ == nullptr) return true;
+    const std::string members = replicas_->Members();
+    const int number = options_.replica.number;
+    return members.empty()
+               ? number == 0
+               : absl::StartsWith(members, absl::StrCat(number, "."));
+  }
+
+  void TellMembers() {
+    if (replicas_ == nullptr || !options_.replica.on_members) return;
+    const std::string members = replicas_->Members();
+    if (members == members_) return;
+    members_ = members;
+    options_.replica.on_members(done_, members);
+  }
+
+  absl::Status Step(int64_t step, BatchSource& data) {
+    const fsdp::TraceStep traced(step);
+    Batch batch;
+    {
+      const fsdp::TraceSpan span("data");
+      batch = data.Next();
+    }
+    begins_.push_back(absl::Now());
+    const absl::StatusOr<at::Tensor> loss =
+        Gradients(batch, model_, replicas_.get());
+    if (!loss.ok()) return InStep(step, UnlessStopped(loss.status()));
+    FSDP_RETURN_IF_ERROR(InStep(
+        step, fsdp::TorchToStatus("loss", [&] { losses_.Push(*loss); })));
+    if (loss->is_cpu()) FSDP_RETURN_IF_ERROR(EndStep());
+    FSDP_RETURN_IF_ERROR(InStep(step, fsdp::TorchToStatus("optimizer", [this] {
+                                  const fsdp::TraceSpan span("optimizer");
+                                  optimizer_.step();
+                                  optimizer_.zero_grad();
+                                })));
+    return losses_.size() > 1 ? EndStep() : absl::OkStatus();
+  }
+
+  absl::Status Resume() {
+    const SavingOptions& saving = options_.saving;
+    std::optional<int64_t> step;
+    if (saving.checkpoints != nullptr && saving.resume) {
+      FSDP_ASSIGN_OR_RETURN(step, saving.checkpoints->LoadLatest(run_));
+    }
+    done_ = step.value_or(done_);
+    const auto odd =
+        fsdp::checkpoint::NoteFlags(saving.flags, done_, last_step(), &run_);
+    if (step.has_value() && saving.on_resumed) saving.on_resumed(*step, odd);
+    return absl::OkStatus();
+  }
+
+  static absl::Status InStep(int64_t step, const absl::Status& status) {
+    return status.ok() ? status
+                       : fsdp::Annotate(status, absl::StrCat("step ", step));
+  }
+
+  // Waits for the loss of the oldest step that is not done.
+  absl::Status EndStep() {
+    const int64_t step = done_ + 1;
+    absl::StatusOr<double> loss = losses_.Pop(absl::Now() + timeout_);
+    if (!loss.ok()) return InStep(step, loss.status());
+    FSDP_RETURN_IF_ERROR(guard_.MayStep(step, *loss).status());
+    const absl::Time now = absl::Now();
+    if (step > options_.warmup) {
+      result_.step_seconds.push_back(
+          absl::ToDoubleSeconds(now - std::max(begins_.front(), last_end_)));
+    }
+    begins_.pop_front();
+    last_end_ = now;
+    done_ = step;
+    TellMembers();
+    result_.own_losses.push_back(*loss);
+    result_.mean_losses.push_back(guard_.mean_loss());
+    if (options_.on_step) options_.on_step(step, result_.mean_losses.back());
+    return absl::OkStatus();
+  }
+
+  const TrainerOptions& options_;
+  TrainableModel& model_;
+  const absl::Duration timeout_;
+  fsdp::FusedAdamW optimizer_;
+  LossQueue losses_;               // of the steps that are not done
+  std::deque<absl::Time> begins_;  // of the steps that are not done
+  absl::Time last_end_ = absl::InfinitePast();
+  int64_t done_;
+  int64_t begun_ = 0;  // the last step that has begun
+  bool is_timed_ = false;
+  fsdp::checkpoint::TrainingRun run_;
+  std::unique_ptr<fsdp::Replicas> replicas_;  // or null
+  std::string members_;                       // of replicas_, as last told
+  fsdp::checkpoint::RunGuard guard_;
+  TrainingResult result_;
+};
+
+}  // namespace
+
+absl::StatusOr<TrainingResult> Train(
+    const TrainerOptions& options, TrainableModel& model, BatchSource& data,
+    const std::shared_ptr<Communicator>& ranks) {
+  return Training(options, model, ranks).Run(data);
+}
+
+absl::StatusOr<double> ValidationLoss(TrainableModel& model,
+                                      absl::Span<const Batch> batches,
+                                      Communicator& communicator) {
+  const c10::NoGradGuard no_grad;
+  at::Tensor sum;
+  double own = 0;
+  FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("validation", [&] {
+    for (const Batch& batch : batches) {
+      const at::Tensor loss =
+          NextTokenLoss(model.Forward(batch.inputs), batch.targets)
+              .to(at::kDouble);
+      sum = sum.defined() ? sum.add(loss) : loss;
+    }
+    own = sum.item<double>() / static_cast<double>(batches.size());
+  }));
+  return fsdp::comm::Mean(communicator, own);
+}
+
+}  // namespace gpt
