@@ -83,7 +83,8 @@ absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::Make(
 absl::StatusOr<std::shared_ptr<ActivationOffload>>
 ActivationOffload::MakeInHostMemory(int64_t capacity, c10::Device device,
                                     const ActivationOffloadOptions& options) {
-  auto pages = absl::make_unique<LockedPages>(device);
+  std::unique_ptr<offload::PageAllocator> pages =
+      absl::make_unique<LockedPages>(device);
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<offload::HostStore> store,
                         offload::HostStore::Make(capacity, *pages));
   offload::HostStore* const memory = store.get();
@@ -102,7 +103,7 @@ ActivationOffload::MakeInFile(const std::string& directory, int64_t capacity,
 }
 
 absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::MakeAt(
-    std::unique_ptr<offload::PageAllocator> pages,
+    std::unique_ptr<offload::PageAllocator>&& pages,
     std::unique_ptr<offload::ParamStore> store, offload::HostStore* memory,
     const ActivationOffloadOptions& options) {
   if (options.min_bytes < 0 || options.window_bytes < 0 ||

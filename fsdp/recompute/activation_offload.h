@@ -147,8 +147,9 @@ class ActivationOffload
                     std::unique_ptr<offload::ParamStore> store,
                     offload::HostStore* memory,
                     const ActivationOffloadOptions& options);
+  // `pages` stays the caller's where options are refused: it outlives `store`.
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> MakeAt(
-      std::unique_ptr<offload::PageAllocator> pages,
+      std::unique_ptr<offload::PageAllocator>&& pages,
       std::unique_ptr<offload::ParamStore> store, offload::HostStore* memory,
       const ActivationOffloadOptions& options);
 

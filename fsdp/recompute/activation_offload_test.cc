@@ -169,6 +169,11 @@ TEST(ActivationOffloadTest, RefusesOptionsBelowZero) {
   const auto make = [](auto change) {
     ActivationOffloadOptions options;
     change(options);
+    // Memory of the store's own is given back before who gave it.
+    EXPECT_EQ(ActivationOffload::MakeInHostMemory(1 << 16, at::kCPU, options)
+                  .status()
+                  .code(),
+              Code::kInvalidArgument);
     return ActivationOffload::Make(Host(), options).status();
   };
   using Options = ActivationOffloadOptions;
