@@ -193,6 +193,16 @@ TEST_F(StagedCommunicatorTest, CallsReturnWhileTheDeviceComputesTheirInput) {
   }
 }
 
+TEST_F(StagedCommunicatorTest, OverwritingTheInputWithoutAWaitIsARace) {
+  ASSERT_OK_AND_ASSIGN(const Group group, Create(1));
+  const at::Tensor in = OnDevice(5, 1);
+  const at::Tensor out = OnDevice(5, 0);
+  ASSERT_OK_AND_ASSIGN(const auto work, group[0]->AllGather(out, in, "w"));
+  in.add_(1);
+  ASSERT_OK(work->Wait(absl::Now() + absl::Seconds(30)));
+  EXPECT_THAT(FakeDevice::Races(), Not(IsEmpty()));
+}
+
 TEST_F(StagedCommunicatorTest, ReadingTheResultWithoutAWaitIsARace) {
   ASSERT_OK_AND_ASSIGN(const Group group, Create(1));
   const at::Tensor sum = OnDevice(5, 1);
