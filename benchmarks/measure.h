@@ -1,4 +1,4 @@
-// What benchmarks measure with.
+// Benchmarks measure time and compare it with these functions.
 #ifndef BENCHMARKS_MEASURE_H_
 #define BENCHMARKS_MEASURE_H_
 
@@ -10,7 +10,7 @@ namespace fsdp {
 
 double Seconds(const std::function<void()>& fn);
 
-// Of at least one value.
+// `values` has at least one; of an even number this is the upper middle one.
 double Median(std::vector<double> values);
 
 // Returns the median of over[i] / under[i].

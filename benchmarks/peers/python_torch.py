@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 VERSION = "2.11.0"
-# Of Hugging Face's, which the checks import beside torch.
+# The checks import these of Hugging Face beside torch.
 LIBRARIES = ("safetensors", "tokenizers", "transformers", "peft")
 INSTALL_SECONDS = 3600
 PRINT_VERSION = "import torch, torch.distributed; print(torch.__version__)"

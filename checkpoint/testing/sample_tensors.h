@@ -26,8 +26,8 @@ std::string LineOf(const SampleTensor& tensor);
 // Dtypes and shapes of all sorts that PyTorch has, with bytes that differ.
 std::vector<SampleTensor> PatternTensors();
 
-// Of a folder: what SourceFolder::ReadModel() finds. Of a file: of its index,
-// or of a safetensors file.
+// `path` is a folder, which SourceFolder::ReadModel() reads, an index, or a
+// safetensors file.
 absl::StatusOr<std::vector<SampleTensor>> ReadSample(const std::string& path);
 
 // "safetensors": one file in the folder `path`; "huggingface": several and an

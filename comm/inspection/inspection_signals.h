@@ -51,7 +51,8 @@ class InspectionSignals {
 
   const std::string folder_;
   int fd_ = -1;
-  // Of SIGQUIT and SIGUSR1: whether this has the signal, and who had it before.
+  // SIGQUIT and SIGUSR1 in this order: is the signal this object's, and who had
+  // it before?
   std::array<bool, 2> taken_ = {};
   std::array<struct sigaction, 2> previous_ = {};
   std::thread thread_;

@@ -1,5 +1,5 @@
 // Ranks that are threads and connect by Connect(). (Those of
-// bootstrap_launcher_test.cc are processes.)
+// run_ranks_test.cc are processes.)
 #ifndef COMM_TESTING_RANKS_IN_THREADS_H_
 #define COMM_TESTING_RANKS_IN_THREADS_H_
 

@@ -1,6 +1,5 @@
-// What becomes of a planned unit: its flat parameters (Sharder makes them with
-// values, others to predict them without), its groups of ranks, and what the
-// schedule is told of it.
+// A planned unit becomes flat parameters (Sharder makes them with values,
+// others to predict them without), groups of ranks, and a unit of the schedule.
 #ifndef FSDP_SETUP_PLANNED_UNIT_H_
 #define FSDP_SETUP_PLANNED_UNIT_H_
 

@@ -1,5 +1,5 @@
-// What replicas keep in registers: the log of rosters, notices to each other,
-// and signs of life.
+// Replicas keep the log of rosters, notices to each other and signs of life in
+// registers.
 #ifndef REPLICAS_MEMBERSHIP_ROSTER_LOG_H_
 #define REPLICAS_MEMBERSHIP_ROSTER_LOG_H_
 

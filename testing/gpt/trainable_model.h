@@ -1,5 +1,5 @@
-// What a run trains, and where it goes: the model as the training loop sees it,
-// checkpoints to go on from, and the trained model for others.
+// The model of a run as the training loop sees it, with the checkpoints to go
+// on from and the trained model for others.
 #ifndef TESTING_GPT_TRAINABLE_MODEL_H_
 #define TESTING_GPT_TRAINABLE_MODEL_H_
 

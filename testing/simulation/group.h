@@ -92,7 +92,7 @@ class Group : public std::enable_shared_from_this<Group> {
     std::string text;
     absl::StatusCode code_of_others;
   };
-  // What ranks bring to a call that moves no bytes, and what they get.
+  // Ranks bring colors or memory to a call that moves no bytes and get seats.
   struct Meeting {
     std::vector<std::pair<int, int>> colors;  // and keys, by rank
     std::vector<std::pair<std::shared_ptr<Group>, int>> seats;

@@ -19,7 +19,7 @@ struct SmallTensor {
   std::string bytes;  // row-major
 };
 
-// Of F32.
+// Returns a tensor of dtype F32.
 SmallTensor Floats(std::string name, std::vector<int64_t> shape,
                    const std::vector<float>& values);
 
