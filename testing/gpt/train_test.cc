@@ -471,6 +471,11 @@ TEST_F(TrainTest, AFullDiskBehindStandardOutputIsAFailure) {
 }
 
 TEST_F(TrainTest, ALimitOnTheSizeOfFilesIsAnErrorThatSaysSo) {
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+  GTEST_SKIP() << "ThreadSanitizer maps a file above the limit";
+#endif
+#endif
   for (const std::string backend :
        {"--backend=local", "--backend=shared_memory"}) {
     // Memory that ranks share counts, too.
