@@ -2,10 +2,8 @@
 //   ./bazelw run --config=fuzz //comm/tests:call_fuzz -- DIR
 // Stops the program if another call is taken for one's own, or a text is longer
 // than its place.
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 
@@ -24,7 +22,7 @@ namespace {
 
 void CheckImage(absl::string_view input) {
   CallImage image = {};
-  std::memcpy(&image, input.data(), std::min(input.size(), sizeof(image)));
+  input.copy(reinterpret_cast<char*>(&image), sizeof(image));
   const Call call = CallOf(image);
   FSDP_CHECK(call.label.size() <= 188 && call.dtype.size() <= 12 &&
              call.detail.size() <= 28);
