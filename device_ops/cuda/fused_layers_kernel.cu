@@ -12,7 +12,7 @@ namespace fsdp::device_ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// The threads of a row of logits; four such blocks fill a multiprocessor.
+// The threads of a row of logits.
 constexpr int kRowThreads = 512;
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffff;
@@ -242,7 +242,7 @@ __device__ Softmax<Exact<T>> SoftmaxOf(const T* row, int64_t classes) {
 // Takes a block for a row, which it reads once for the sum of exponentials and
 // once more for the gradient.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 4 : 2)
+__global__ void __launch_bounds__(kRowThreads)
     CrossEntropyKernel(int64_t classes, T* logits, const int64_t* targets,
                        int64_t ignored, bool gradient, Exact<T>* losses) {
   constexpr int kSize = kVector<T>;
