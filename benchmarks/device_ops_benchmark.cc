@@ -4,12 +4,16 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_chunk_cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -19,7 +23,9 @@
 
 #include "benchmark/benchmark.h"
 #include "device_ops/block_quantization.h"
+#include "device_ops/fused_layers.h"
 #include "device_ops/pack.h"
+#include "device_ops/testing/fused_layer_cases.h"
 
 namespace fsdp::device_ops {
 namespace {
@@ -156,6 +162,57 @@ struct Blocks {
   const at::Tensor scales;
 };
 
+// Measures forward and backward, which read and write the first leaf's bytes
+// `passes` times if they are one operator each.
+void MeasureLayer(benchmark::State& state,
+                  const torch::autograd::variable_list& leaves, int64_t passes,
+                  const std::function<at::Tensor()>& forward) {
+  const at::Tensor gradient = at::ones_like(forward());
+  Measure(state, leaves[0].device(),
+          passes * static_cast<int64_t>(leaves[0].nbytes()),
+          [&] { torch::autograd::grad({forward()}, leaves, {gradient}); });
+}
+
+// Adds layers of a Llama with 1.2 billion parameters, on the CPU of fewer
+// tokens and classes.
+template <typename Add>
+void AddLayers(c10::Device device, at::ScalarType dtype, bool fused,
+               const std::string& ending, const Add& add) {
+  const int64_t tokens = device.is_cpu() ? 128 : 8192;
+  const int64_t classes = device.is_cpu() ? 16'032 : 128'256;
+  const auto leaf = [=](at::IntArrayRef sizes) {
+    return at::ones(sizes, On(device, dtype)).requires_grad_();
+  };
+  add("rotate" + ending, [=](benchmark::State& state) {
+    const at::Tensor x = leaf({1, tokens, 32, 64});
+    const at::Tensor table = at::ones({tokens, 64}, On(device, dtype));
+    MeasureLayer(state, {x}, /*passes=*/4, [&] {
+      const at::Tensor heads = x.transpose(1, 2);
+      return fused ? RotateHalves(heads, table, table)
+                   : testing::PlainRotation(heads, table, table);
+    });
+  });
+  add("swiglu" + ending, [=](benchmark::State& state) {
+    const at::Tensor gate = leaf({tokens, 8192}), up = leaf({tokens, 8192});
+    MeasureLayer(state, {gate, up}, /*passes=*/8, [&] {
+      return fused ? SwiGlu(gate, up) : testing::PlainSwiGlu(gate, up);
+    });
+  });
+  add("cross_entropy" + ending, [=](benchmark::State& state) {
+    const at::Tensor logits = leaf({tokens / 4, classes});
+    const at::Tensor targets = at::zeros({tokens / 4}, On(device, at::kLong));
+    if (fused) {
+      Measure(state, device, 3 * static_cast<int64_t>(logits.nbytes()), [&] {
+        CrossEntropyOfRows(logits, targets, /*ignored=*/-100, true);
+      });
+    } else {
+      MeasureLayer(state, {logits}, /*passes=*/3, [&] {
+        return at::cross_entropy_loss(logits.to(at::kFloat), targets);
+      });
+    }
+  });
+}
+
 void RegisterAll(c10::Device device) {
   struct Types {
     const char* name;
@@ -214,6 +271,8 @@ void RegisterAll(c10::Device device) {
             .copy_(rows.to(at::kFloat).div(scales).round_());
       });
     });
+    AddLayers(device, dtype, /*fused=*/true, "/" + name, add);
+    AddLayers(device, dtype, /*fused=*/false, "_by_operators/" + name, add);
     add("dequantize/" + name, [=](benchmark::State& state) {
       const Blocks blocks(device, dtype, 1, size);
       Measure(state, device, blocks.bytes(), [&] {

@@ -37,4 +37,25 @@ std::vector<PackItem> PackItems(at::TensorList sources, c10::IntArrayRef pieces,
   return items;
 }
 
+RotatedHeads RotationOf(const at::Tensor& out, const at::Tensor& x,
+                        const at::Tensor& cos, const at::Tensor& sin,
+                        bool inverse) {
+  RotatedHeads heads = {};
+  heads.batch = x.size(0);
+  heads.heads = x.size(1);
+  heads.tokens = x.size(2);
+  heads.half = x.size(3) / 2;
+  for (int i = 0; i < 3; ++i) {
+    // The stride of a single element may be any, and means nothing.
+    heads.x_strides[i] = x.size(i) == 1 ? 0 : x.stride(i);
+    heads.out_strides[i] = x.size(i) == 1 ? 0 : out.stride(i);
+  }
+  heads.x = x.const_data_ptr();
+  heads.cos = cos.const_data_ptr();
+  heads.sin = sin.const_data_ptr();
+  heads.out = out.mutable_data_ptr();
+  heads.inverse = inverse;
+  return heads;
+}
+
 }  // namespace fsdp::device_ops::cuda

@@ -19,6 +19,11 @@ Element ElementOf(c10::ScalarType dtype);
 std::vector<PackItem> PackItems(at::TensorList sources, c10::IntArrayRef pieces,
                                 c10::IntArrayRef zeros, c10::IntArrayRef ones);
 
+// Converts the arguments of libtorch_fsdp::rotate_halves_.
+RotatedHeads RotationOf(const at::Tensor& out, const at::Tensor& x,
+                        const at::Tensor& cos, const at::Tensor& sin,
+                        bool inverse);
+
 }  // namespace fsdp::device_ops::cuda
 
 #endif  // DEVICE_OPS_CUDA_ARGUMENTS_H_

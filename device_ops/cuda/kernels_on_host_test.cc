@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "device_ops/cuda/block_quantization_kernel.h"
 #include "device_ops/cuda/divider.cuh"
 #include "device_ops/cuda/element.h"
+#include "device_ops/cuda/fused_layers_kernel.h"
 #include "device_ops/cuda/operator_checks.h"
 #include "device_ops/cuda/pack_kernel.h"
 #include "device_ops/row_layout.h"
@@ -212,7 +214,36 @@ TEST_F(KernelsOnHostTest, LaunchesAreOnTheStreamAndAsFewAsCanBe) {
                              &value, source, 1, false, stream),
             cudaSuccess);
   ASSERT_EQ(launches.size(), 2u);
+  const int64_t target = 0;
+  const RotatedHeads heads = {1,      1,      1,      1,   {1, 1, 1}, {1, 1, 1},
+                              source, source, source, out, false};
+  const RotatedHeads no_heads = {};
+  for (const int64_t numel : {0, 1}) {
+    EXPECT_EQ(
+        LaunchRotate(numel == 0 ? no_heads : heads, Element::kFloat, stream),
+        cudaSuccess);
+    EXPECT_EQ(LaunchSwiGlu(numel, Element::kFloat, source, source, out, stream),
+              cudaSuccess);
+    EXPECT_EQ(LaunchSwiGluBackward(numel, Element::kFloat, source, source,
+                                   source, out, out + 1, stream),
+              cudaSuccess);
+    EXPECT_EQ(LaunchCrossEntropy(numel, 1, Element::kFloat, out, &target, -1,
+                                 true, out + 1, stream),
+              cudaSuccess);
+    EXPECT_EQ(launches.size(), numel == 0 ? 2u : 6u);
+  }
   for (const auto& launch : launches) EXPECT_EQ(launch.stream, stream);
+}
+
+TEST_F(KernelsOnHostTest, TargetsOutsideOfTheClassesHaveTheLossNan) {
+  float logits[] = {1, 2, 3, 3, 2, 1};
+  float losses[] = {0, 0};
+  const int64_t targets[] = {3, -2};
+  ASSERT_EQ(LaunchCrossEntropy(2, 3, Element::kFloat, logits, targets, -1, true,
+                               losses, nullptr),
+            cudaSuccess);
+  for (const float loss : losses) EXPECT_TRUE(std::isnan(loss));
+  EXPECT_FLOAT_EQ(logits[0] + logits[1] + logits[2], 1);
 }
 
 // Nothing outside of a source is read, which the sanitizer of addresses sees,

@@ -8,6 +8,7 @@
 
 #include "device_ops/block_quantization.h"
 #include "device_ops/pack.h"
+#include "device_ops/testing/fused_layer_cases.h"
 #include "device_ops/testing/operator_cases.h"
 #include "gtest/gtest.h"
 
@@ -180,6 +181,14 @@ TEST_P(OperatorsTest, WhatIsNotFiniteMakesItsBlockNan) {
       in[0][300] = bad;
       ExpectSameQuantization(in, 256, 0);
     }
+  }
+}
+
+TEST_P(OperatorsTest, FusedLayersRoundOnce) {
+  for (at::ScalarType dtype : kDtypes) {
+    testing::ExpectRotationsRoundOnce(Device(), dtype);
+    testing::ExpectSwiGlusRoundOnce(Device(), dtype);
+    testing::ExpectCrossEntropiesRoundOnce(Device(), dtype);
   }
 }
 

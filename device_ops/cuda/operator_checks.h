@@ -1,5 +1,6 @@
-// Compares a device's kernels with the CPU's, bit by bit. A test links
-// operator_checks and names its devices:
+// Compares a device's kernels with the CPU's, bit by bit, and those of
+// fused_layers.h with float64. A test links operator_checks and names its
+// devices:
 //
 //   INSTANTIATE_TEST_SUITE_P(Name, OperatorsTest, ::testing::Values(...));
 #ifndef DEVICE_OPS_CUDA_OPERATOR_CHECKS_H_

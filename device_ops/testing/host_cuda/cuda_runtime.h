@@ -82,6 +82,7 @@ inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
 }
 
 inline uint32_t max(uint32_t a, uint32_t b) { return a < b ? b : a; }
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 // NOLINTEND
 
 #endif  // DEVICE_OPS_TESTING_HOST_CUDA_CUDA_RUNTIME_H_

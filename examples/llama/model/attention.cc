@@ -7,6 +7,7 @@
 #include <ATen/ops/mean.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
+#include <ATen/ops/rms_norm.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/where.h>
@@ -26,6 +27,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/check.h"
+#include "device_ops/fused_layers.h"
 #include "examples/llama/model/llama_config.h"
 
 namespace llama {
@@ -152,9 +154,7 @@ RotaryTables MakeRotaryTables(const RopeConfig& rope, int64_t head_dim,
 }
 
 at::Tensor Rotate(const at::Tensor& x, const RotaryTables& tables) {
-  const std::vector<at::Tensor> halves = x.chunk(2, -1);
-  const at::Tensor turned = at::cat({-halves[1], halves[0]}, -1);
-  return x * tables.cos + turned * tables.sin;
+  return fsdp::device_ops::RotateHalves(x, tables.cos, tables.sin);
 }
 
 KvCache MakeKvCache(const LlamaConfig& config, int64_t batch,
@@ -177,6 +177,10 @@ RmsNormImpl::RmsNormImpl(int64_t dim, double eps)
     : weight(register_parameter("weight", at::ones({dim}))), eps_(eps) {}
 
 at::Tensor RmsNormImpl::forward(const at::Tensor& x) {
+  // LibTorch's kernel takes one dtype.
+  if (x.is_cuda() && x.scalar_type() == weight.scalar_type()) {
+    return at::rms_norm(x, weight.sizes(), weight, eps_);
+  }
   const at::Tensor exact = x.to(at::kFloat);
   const at::Tensor mean_square = exact.square().mean(-1, /*keepdim=*/true);
   return weight * (exact * (mean_square + eps_).rsqrt()).to(x.scalar_type());
@@ -235,9 +239,10 @@ at::Tensor CausalAttention(const at::Tensor& queries, const at::Tensor& keys,
   std::vector<at::Tensor> outputs;
   outputs.reserve(lengths.size());
   for (size_t i = 0; i < lengths.size(); ++i) {
-    outputs.push_back(OfOneDocument(q[i], k[i], v[i]));
+    outputs.push_back(OfOneDocument(q[i], k[i], v[i]).transpose(1, 2));
   }
-  return at::cat(outputs, 2);
+  // Tokens come first in memory, as the next layer wants them.
+  return at::cat(outputs, 1).transpose(1, 2);
 }
 
 at::Tensor ContinuedAttention(const at::Tensor& queries, const at::Tensor& keys,

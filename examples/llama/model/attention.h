@@ -69,8 +69,8 @@ RotaryTables MakeRotaryTables(const RopeConfig& rope, int64_t head_dim,
                               const at::Tensor& positions,
                               c10::ScalarType dtype);
 
-// Returns `x` [batch, heads, tokens, head_dim], turned. Element i is paired
-// with element i + head_dim / 2.
+// Returns `x` [batch, heads, tokens, head_dim], turned, as
+// fsdp::device_ops::RotateHalves() does.
 at::Tensor Rotate(const at::Tensor& x, const RotaryTables& tables);
 
 // A cache keeps keys and values of the tokens that a model has seen, so that
@@ -104,8 +104,9 @@ class RmsNormImpl : public torch::nn::Module {
   RmsNormImpl(int64_t dim, double eps);
 
   // [..., dim] -> the same. Computed in float32 and rounded to the dtype of `x`
-  // before it is multiplied by the weight; at::rms_norm multiplies first, which
-  // differs in bfloat16.
+  // before it is multiplied by the weight, and rounded again. CUDA's kernel
+  // behind at::rms_norm(), which reads and writes `x` once, multiplies first:
+  // its results in bfloat16 lack the first rounding.
   at::Tensor forward(const at::Tensor& x);
 
   at::Tensor weight;  // [dim], ones at first

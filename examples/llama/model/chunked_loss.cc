@@ -2,10 +2,11 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
@@ -18,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_error.h"
+#include "device_ops/fused_layers.h"
 
 namespace llama {
 namespace {
@@ -25,6 +27,18 @@ namespace {
 using fsdp::StatusError;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+// Adds a * b to `sum`, whose dtype is theirs or float32.
+void AddProduct(const at::Tensor& a, const at::Tensor& b, at::Tensor& sum) {
+  if (sum.scalar_type() == a.scalar_type()) {
+    sum.addmm_(a, b);
+  } else if (sum.is_cuda()) {
+    // Other devices have no product of halves that is not rounded to them.
+    at::addmm_out(sum, sum, a, b, /*out_dtype=*/at::kFloat);
+  } else {
+    sum += at::mm(a, b);
+  }
+}
 
 // The gradients are sums over chunks, which at the end are divided by the
 // number of targets that count.
@@ -42,42 +56,31 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     if (weight_gradient) {
       of_weight = at::zeros(weight.sizes(), options.dtype(exact));
     }
-    const at::Tensor counts = targets.ne(kIgnoredTarget).unsqueeze(1);
-    // Ignored rows may have any target.
-    const at::Tensor classes = targets.unsqueeze(1).masked_fill(~counts, 0);
+    const bool wants_gradient = hidden_gradient || weight_gradient;
     const int64_t rows = hidden.size(0);
     for (int64_t begin = 0; begin < rows; begin += chunk_rows) {
       const int64_t end = std::min(begin + chunk_rows, rows);
       const at::Tensor x = hidden.slice(0, begin, end);
-      const at::Tensor chosen = classes.slice(0, begin, end);
-      const at::Tensor ignored = ~counts.slice(0, begin, end);
-      // Logits, their exponentials and their gradient share one memory.
-      at::Tensor logits = at::mm(x, weight.t()).to(exact);
-      logits.sub_(logits.amax(1, /*keepdim=*/true));
-      const at::Tensor of_targets = logits.gather(1, chosen);
-      const at::Tensor sums = logits.exp_().sum(1, /*keepdim=*/true);
-      loss += (sums.log() - of_targets).masked_fill(ignored, 0).sum();
-      if (!hidden_gradient && !weight_gradient) continue;
-      logits.div_(sums);
-      logits.scatter_add_(1, chosen, at::zeros_like(of_targets).sub_(1));
-      logits.masked_fill_(ignored, 0);
-      const at::Tensor gradient = logits.to(hidden.scalar_type());
+      const at::Tensor logits = at::mm(x, weight.t());
+      loss += fsdp::device_ops::CrossEntropyOfRows(
+                  logits, targets.slice(0, begin, end), kIgnoredTarget,
+                  wants_gradient)
+                  .sum();
+      // The logits have become their gradient.
       if (hidden_gradient) {
         at::Tensor out = of_hidden.slice(0, begin, end);
-        at::mm_out(out, gradient, weight);
+        at::mm_out(out, logits, weight);
       }
-      if (weight_gradient && exact == hidden.scalar_type()) {
-        of_weight.addmm_(gradient.t(), x);
-      } else if (weight_gradient) {
-        of_weight += at::mm(gradient.t(), x);
-      }
+      if (weight_gradient) AddProduct(logits.t(), x, of_weight);
     }
-    // Each gradient has the dtype of what it is a gradient of.
-    const at::Tensor number = counts.sum();
+    const at::Tensor number = targets.ne(kIgnoredTarget).sum();
     const at::Tensor divisor = number.clamp_min(1);
     if (hidden_gradient) of_hidden.div_(divisor);
     if (weight_gradient) {
-      of_weight = of_weight.div_(divisor).to(weight.scalar_type());
+      // Each gradient has the dtype of what it is a gradient of.
+      const at::Tensor sum = of_weight;
+      if (exact != weight.scalar_type()) of_weight = at::empty_like(weight);
+      at::div_out(of_weight, sum, divisor);
     }
     context->save_for_backward({of_hidden, of_weight});
     return (loss / number).to(exact);

@@ -24,14 +24,14 @@ inline constexpr int64_t kIgnoredTarget = -100;
 // The gradients are computed along with the loss, `chunk_rows` tokens at a
 // time, and backward only scales them: it comes next, so nothing else is in
 // memory for it, and logits are multiplied once, not twice. Neither `weight`
-// nor `hidden` is kept. Memory besides the gradients: about 1.5 chunks of
-// logits in bfloat16, otherwise one; and in bfloat16, until the loss is there,
-// the gradient of `weight` in float32.
+// nor `hidden` is kept. Memory besides the gradients: one chunk of logits, and
+// in bfloat16 one more in float32 where device_ops has no kernel; and in
+// bfloat16, until the loss is there, the gradient of `weight` in float32.
 //
 // Throws StatusError: InvalidArgument for other shapes and dtypes;
 // Unimplemented in backward, if gradients of gradients are asked for. For a
-// target outside of the vocabulary it does what at::gather does, which throws
-// on CPUs.
+// target outside of the vocabulary it does what
+// fsdp::device_ops::CrossEntropyOfRows() does, which throws on CPUs.
 at::Tensor ChunkedCrossEntropy(const at::Tensor& hidden,
                                const at::Tensor& weight,
                                const at::Tensor& targets,

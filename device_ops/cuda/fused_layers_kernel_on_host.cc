@@ -1,0 +1,1 @@
+#include "device_ops/cuda/fused_layers_kernel.cu"
