@@ -1,6 +1,7 @@
 """A Llama of random weights and tokens for it, in files that //examples/llama and transformers read alike."""
 import array
 import json
+import math
 import pathlib
 import random
 import struct
@@ -27,10 +28,6 @@ def shapes(config):
         yield "lm_head.weight", (config["vocab_size"], hidden)
 
 
-def size_of(shape):
-    return shape[0] * (shape[1] if len(shape) > 1 else 1)
-
-
 def numbers(count, source):
     """bfloat16 of either sign from 2^-7 to 2^-5, whose standard deviation is 0.019."""
     drawn = bytearray(source.randbytes(2 * count))
@@ -42,7 +39,7 @@ def write_weights(path, config):
     """Matrices of numbers(), norms of 1, in bfloat16; always the same."""
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in shapes(config):
-        begin, end = end, end + 2 * size_of(shape)
+        begin, end = end, end + 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -50,7 +47,7 @@ def write_weights(path, config):
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for _, shape in shapes(config):
-            left = size_of(shape)
+            left = math.prod(shape)
             if len(shape) == 1:
                 file.write(ONE * left)
                 continue

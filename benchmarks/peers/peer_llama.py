@@ -40,10 +40,8 @@ def make_model(args):
                                    task_type="CAUSAL_LM")
         model = peft.get_peft_model(model, adapters, autocast_adapter_dtype=False)
     model.train()
-    return shard(model, args) if sharded else plain(model, args)
-
-
-def plain(model, args):
+    if sharded:
+        return shard(model, args)
     if args.recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model

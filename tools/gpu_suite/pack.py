@@ -60,9 +60,9 @@ PYTORCH = {
 DRY = {
     GPU_BENCHMARKS: "--device=privateuseone --turns=2 --layers=3 --dim=8 --heads=2 --seq=8 --batch=2 --vocab=16 --units=2 "
                     "--large_layers=3 --large_dim=8 --large_heads=2 --large_batch=2 --matrix=8 --rows=4 --largest_mib=1",
-    DEVICE_OPS: "--benchmark_filter=^cpu/copy --benchmark_min_time=0.001", TRAIN: "--device=cpu", GENERATE: "--device=cpu",
-    PEERS[0]: "--device=cpu --layers=2 --dim=16 --heads=2 --seq=8 --batch=2 --vocab=16 --steps=2 --warmup=1 --threads=1",
-    PEERS[1]: "--device=cpu"}
+    DEVICE_OPS: "--benchmark_filter=^cpu/copy --benchmark_min_time=0.001",
+    **dict.fromkeys((TRAIN, GENERATE, PEERS[1]), "--device=cpu --precision=fp32"),
+    PEERS[0]: "--device=cpu --layers=2 --dim=16 --heads=2 --seq=8 --batch=2 --vocab=16 --steps=2 --warmup=1 --threads=1"}
 # A model whose tokens are bytes; training begins with random parameters.
 LLAMA = {"model_type": "llama", "vocab_size": 256, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
