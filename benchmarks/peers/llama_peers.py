@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 
+import llama_files
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PEER = REPOSITORY / "benchmarks/peers/peer_llama.py"
 # 19 million parameters.
@@ -35,25 +37,25 @@ def run(command, environment=None):
     return done.stdout
 
 
-def ours(args, folder, tokens, rows, ranks):
-    metrics = pathlib.Path(folder) / "metrics.jsonl"
+def ours(args, ranks):
+    return [args.train, "--from_scratch", f"--ranks={ranks}"]
+
+
+def theirs(args, ranks):
+    if ranks == 1 and args.precision == "fp32":
+        return [sys.executable, PEER]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", PEER, "--impl=fsdp2"]
+
+
+def rate(program, args, folder, tokens, rows, ranks):
+    """Tokens per second of `program`, ours or theirs."""
+    metrics, threads = pathlib.Path(f"{folder}.metrics"), 2 // ranks
     metrics.unlink(missing_ok=True)
-    run([args.train, f"--model={folder}", "--from_scratch", f"--data={folder}/text", f"--seq={tokens}",
-         f"--batch={rows}", f"--steps={WARMUP + STEPS}", f"--ranks={ranks}", f"--threads={2 // ranks}",
-         f"--precision={args.precision}", f"--metrics={metrics}"])
+    run([*program(args, ranks), f"--model={folder}", f"--data={folder}.bin", f"--seq={tokens}", f"--batch={rows}",
+         f"--steps={WARMUP + STEPS}", f"--threads={threads}", f"--precision={args.precision}", f"--metrics={metrics}"],
+        {"OMP_NUM_THREADS": str(threads)})
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     return tokens * rows / statistics.median(line["seconds"] for line in lines[WARMUP:])
-
-
-def theirs(args, folder, tokens, rows, ranks):
-    start = [sys.executable]
-    if ranks > 1 or args.precision == "bf16":
-        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    threads = 2 // ranks
-    output = run([*start, PEER, pathlib.Path(folder) / "config.json", f"--seq={tokens}", f"--batch={rows}",
-                  f"--steps={STEPS}", f"--threads={threads}", f"--precision={args.precision}"],
-                 {"OMP_NUM_THREADS": str(threads)})
-    return json.loads([line for line in output.splitlines() if line.startswith("{")][-1])["tokens_per_second"]
 
 
 def main():
@@ -68,16 +70,16 @@ def main():
         args.train = REPOSITORY / "bazel-bin/examples/llama/train"
     contenders = {"ours, 2 ranks": (ours, 2), "FSDP2, 2 ranks": (theirs, 2), "ours, 1 rank": (ours, 1),
                   "PyTorch, 1 process": (theirs, 1)}
-    with tempfile.TemporaryDirectory() as folder:
-        (pathlib.Path(folder) / "config.json").write_text(json.dumps(CONFIG))
-        (pathlib.Path(folder) / "text").write_bytes(bytes(range(256)) * 4096)
+    with tempfile.TemporaryDirectory() as scratch:
         print(f"| tokens x rows | {' | '.join(contenders)} | ours / FSDP2 | 2 ranks / 1 rank |", flush=True)
         print("|---" * (len(contenders) + 3) + "|", flush=True)
         for tokens, rows in ROWS:
+            folder = f"{scratch}/{tokens}x{rows}"
+            llama_files.write(folder, CONFIG, rows, tokens, weights=False)
             figures = {name: [] for name in contenders}
             for _ in range(args.turns):
-                for name, (measure, ranks) in contenders.items():
-                    figures[name].append(measure(args, folder, tokens, rows, ranks))
+                for name, (program, ranks) in contenders.items():
+                    figures[name].append(rate(program, args, folder, tokens, rows, ranks))
             medians = [statistics.median(figures[name]) for name in contenders]
             print(f"| {tokens} x {rows} | {' | '.join(f'{median:.0f}' for median in medians)} | "
                   f"{medians[0] / medians[1]:.2f} | {medians[0] / medians[2]:.2f} |", flush=True)

@@ -278,6 +278,7 @@ class TrainRun {
       options.flops_per_token =
           FlopsPerToken(config_, flags_.seq, HasAdapters());
       options.metrics = flags_.metrics;
+      options.device = device_;
       auto progress = Progress::Open(options, &std::cout);
       opened = progress.status();
       if (progress.ok()) progress_ = *std::move(progress);

@@ -22,8 +22,24 @@ RUNS = "#!/bin/sh\necho '[ RUN      ] A.B'\n"
 SCRIPTS = {
     "out/bin/third_party.cuda.smoke_test": RUNS + "echo begun\nsleep 600\n",
     "compute-sanitizer": '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n',
-    "python": f"#!{sys.executable}\nimport sys\nsys.path.insert(0, sys.argv[1].rpartition('/')[0])\nimport peer_flags\n"
-              "assert peer_flags.parse(sys.argv[2:], '').layers == 2\nprint('{\"step_ms\": 2.5, \"tok_s\": 1000.5}')\n"}
+    "python": f"#!{sys.executable}\n" + """
+import json, pathlib, sys
+program, argv = pathlib.Path(sys.argv[1]), sys.argv[2:]
+sys.path.insert(0, str(program.parent))
+import peer_flags
+if program.name == 'peer_gpt.py':
+    assert peer_flags.parse(argv, '').layers == 2
+    print('{"step_ms": 2.5, "tok_s": 1000.5}')
+    sys.exit()
+args = peer_flags.parse_llama(argv, '')
+assert pathlib.Path(args.model, 'config.json').exists()
+if args.max_tokens:
+    print('then: 256 tokens in 0.25 s (1024 tokens/s)')
+else:
+    assert pathlib.Path(args.data).stat().st_size == 4 * (args.batch * args.seq + 1)
+    line = {"loss": 5.5, "tokens": 32, "seconds": 0.5, "tokens_per_second": 64, "peak_allocated_mib": 7, "peak_reserved_mib": 9}
+    pathlib.Path(args.metrics).write_text(args.steps * (json.dumps(line) + '\\n'))
+"""}
 
 
 class PackTest(unittest.TestCase):
@@ -62,17 +78,31 @@ class PackTest(unittest.TestCase):
 
         self.write("out/bin/third_party.cuda.smoke_test", RUNS + "echo x.cc:3\necho '[  FAILED  ] A.B (3 ms)'\nexit 1\n")
         code, said, results, report = self.run_suite()
-        self.assertEqual((code, {name for name, one in results.items() if one["outcome"] != pack.PASSED}), (1, {SMOKE}), report)
+        good = (pack.PASSED, pack.SKIPPED)
+        self.assertEqual((code, {name for name, one in results.items() if one["outcome"] not in good}), (1, {SMOKE}), report)
+        llamas = [f"Llama {group}: {row}" for group, (_, rows) in pack.BESIDE_TRANSFORMERS.items() for row in rows]
+        skipped = {name for name, one in results.items() if one["outcome"] == pack.SKIPPED}
+        self.assertLessEqual(skipped, {name for name in llamas if "captured" in name or "offload" in name})
         self.assertIn("1 of them failed.", report)
         self.assertNotIn("Not run", report)
         self.assertIn("  - A.B\n\n    ```\n    x.cc:3\n    ```\n", report)
-        self.assertEqual(list(results), [*(label[2:] for label in TESTS), "operators_test under compute-sanitizer", "llama: train",
-                                         "llama: generate", *pack.CASES, "device_ops", *pack.PYTORCH])
+        names = [*(label[2:] for label in TESTS), "operators_test under compute-sanitizer", "llama: train", "llama: generate",
+                 *pack.CASES, "device_ops", *pack.PYTORCH]
+        self.assertEqual(list(results)[:len(names) + 1], [*names, "Llama 1.2B: ours"])
+        self.assertEqual(list(results)[-1], "Llama 1.2B, generating: ours, again")
+        self.assertLessEqual(set(llamas), set(results))
         self.assertEqual(len(results["a/b:last_test"]["cases"]), 2)
-        beside = report.partition("## Beside PyTorch")[2].partition("## All figures")[0]
+        beside, _, llama = report.partition("## Beside PyTorch")[2].partition("## All figures")[0].partition("## Llama beside")
         self.assertEqual(set(re.findall(r"^\| \S+ \| ([^|]+) \| [\d.]", beside, re.MULTILINE)),
                          {"ours", "plain LibTorch", *pack.PYTORCH}, report)
-        self.assertRegex(report, r"last_loss \| tokens_per_s \|\n.*\n\| llama: train \| [1-9]\.\d+ \| [\d.,]+ \|\n")
+        self.assertRegex(report, r"\| last_loss \| tokens_per_s \| .*\n.*\n\| llama: train \| [1-9]\.\d+ \| [\d.,]+ \| ")
+        self.assertEqual({f"Llama {group}: {row}" for group, row in re.findall(r"^\| (\S+B[^|]*) \| ([^|]+) \| [\d.| ]*\d", llama,
+                                                                             re.MULTILINE)} | skipped, set(results) - set(names))
+        self.assertRegex(llama, r"\n\| 1.2B \| tokens_per_s over FSDP2, compiled \| >= 1.05 \| [\d.,]+ \| (not )?met \|\n")
+        self.assertIn("| 1.2B, generating 8 rows | tokens_per_s over transformers | >= 1.5 |  | not run |", llama)
+        if os.environ.get("PEERS_PYTHON"):  # The weights, the rows and the optimizer are the same.
+            losses = [results[f"Llama 1.2B: {row}"]["cases"][0]["figures"]["loss_3"] for row in ("ours", "FSDP2")]
+            self.assertAlmostEqual(*losses, places=4)
         self.assertRegex(report, r"tokens_per_s \|\n.*\n\| llama: generate \| [\d.,]+ \|\n")
 
         self.write("out/bin/third_party.cuda.smoke_test", RUNS + "echo '[       OK ] A.B (3 ms)'\n")
@@ -80,6 +110,18 @@ class PackTest(unittest.TestCase):
         code, said, _, report = self.run_suite("--only=smoke_test")
         self.assertEqual((code, "What failed" in report), (0, False), said)
         self.assertEqual(self.run_suite()[:2], (0, f"{self.folder}/results/report.md\n"))
+
+    def test_the_worse_of_both_runs_is_held_to_a_bound(self):
+        def verdicts(**figures):
+            found = {f"Llama 1.2B: {row.replace('_', ' ')}": dict(zip(("tokens_per_s", "peak_allocated_mib"), values))
+                     for row, values in figures.items()}
+            return [bound[-2:] for bound in pack.bounds({name.replace("FSDP2", "FSDP2, compiled").replace(
+                "ours again", pack.AGAIN): values for name, values in found.items()})][:2]
+
+        self.assertEqual(verdicts(ours=(210, 75), FSDP2=(200, 100)), [(1.05, "met"), (0.75, "met")])
+        self.assertEqual(verdicts(ours=(220, 70), ours_again=(200, 80), FSDP2=(200, 100)), [(1, "not met"), (0.8, "not met")])
+        self.assertEqual(verdicts(ours=(220,), FSDP2=(200, 100)), [(1.1, "met"), ("", "not run")])
+        self.assertEqual(verdicts(FSDP2=(200, 100)), [("", "not run")] * 2)
 
     def test_libraries_that_the_other_machine_may_lack(self):
         needed = " 0x1 (NEEDED)  Shared library: [libtorch_cuda.so]\n 0x1 (NEEDED)  Shared library: [liburing.so.2]\n"

@@ -1,7 +1,12 @@
 #include "examples/llama/training/progress.h"
 
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
+
 #include <cerrno>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <ios>
@@ -23,6 +28,23 @@
 namespace llama {
 
 using ::fsdp::Json;
+
+namespace {
+
+void AddPeaks(c10::Device device, Json::Object& line) {
+  if (device.is_cpu()) return;
+  auto* const allocator =
+      dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator == nullptr) return;
+  const auto stats = allocator->getDeviceStats(device.index());
+  constexpr auto kAll =
+      static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  line.emplace_back("peak_allocated_mib",
+                    stats.allocated_bytes[kAll].peak >> 20);
+  line.emplace_back("peak_reserved_mib", stats.reserved_bytes[kAll].peak >> 20);
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Progress>> Progress::Open(
     const ProgressOptions& options, std::ostream* out) {
@@ -67,6 +89,7 @@ void Progress::Step(int64_t step, const StepResult& result, absl::Time now) {
                            {"seconds", seconds},
                            {"tokens_per_second", rate},
                            {"tflops", rate * options_.flops_per_token / 1e12}});
+  AddPeaks(options_.device, line);
   WriteMetrics(std::move(line));
   if (step % options_.every != 0 && step != options_.steps) return;
   const absl::Duration each =

@@ -2,6 +2,9 @@
 #ifndef EXAMPLES_LLAMA_TRAINING_PROGRESS_H_
 #define EXAMPLES_LLAMA_TRAINING_PROGRESS_H_
 
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
+
 #include <cstdint>
 #include <fstream>
 #include <memory>
@@ -21,6 +24,9 @@ struct ProgressOptions {
   int64_t steps = 1;  // of the run
   int64_t every = 1;  // steps between two lines
   double flops_per_token = 0;
+  // Where the model is. If its allocator counts, as a GPU's does, metrics have
+  // the most that tensors took and that it held so far, in MiB.
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
   // A file to which lines of JSON are appended; empty: none. When a run goes
   // on, it writes {"goes_on_after": step}: earlier lines of later steps are
   // void.
