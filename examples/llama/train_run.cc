@@ -60,8 +60,6 @@
 #include "examples/llama/training/progress.h"
 #include "examples/llama/training/trainer.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/sharded_model.h"
-#include "fsdp/resting/offload_space.h"
 #include "ranges/tensor_range.h"
 
 namespace llama {
@@ -149,10 +147,8 @@ class TrainRun {
   absl::Status Run() {
     FSDP_RETURN_IF_ERROR(Agree(Prepare(), "preparing"));
     FSDP_ASSIGN_OR_RETURN(model_made_, MakeModel(config_, model_, ranks_));
-    const fsdp::OffloadSpace* const space =
-        model_made_->sharded_model().offload();
-    if (IsFirst() && space != nullptr) {
-      std::cout << space->Describe() << std::flush;
+    if (IsFirst() && model_made_->offload_stats().has_value()) {
+      std::cout << model_made_->Describe() << std::flush;
     }
     TrainerOptions options;
     options.learning_rate = flags_.lr;
