@@ -115,12 +115,10 @@ ABSL_FLAG(bool, auto, llama::TrainFlags().automatic,
           "takes as little time as that allows. Prints what was considered, "
           "and why it was not taken. Measures some steps first. Not with "
           "--recompute and --offload.");
-ABSL_FLAG(
-    double, auto_memory, llama::TrainFlags().auto_memory_gib,
-    "With --auto: GiB of memory, the GPU's for a model there, that a rank "
-    "may use for parameters, "
-    "gradients, optimizer state, buffers and activations; the program "
-    "and its data come on top.");
+ABSL_FLAG(double, auto_memory, llama::TrainFlags().auto_memory_gib,
+          "With --auto: GiB of memory, the GPU's for a model there, that a "
+          "rank may use for parameters, gradients, optimizer state, buffers "
+          "and activations; the program and its data come on top.");
 ABSL_FLAG(double, auto_host, llama::TrainFlags().auto_host_gib,
           "With --auto on a GPU: GiB of the host's memory in which parameters, "
           "gradients and optimizer state of a rank may rest. --offload_dir "
