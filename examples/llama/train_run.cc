@@ -7,6 +7,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/ScalarType.h>
 #include <torch/utils.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +35,7 @@
 #include "absl/time/clock.h"
 #include "adapters/lora_config.h"
 #include "adapters/peft_files.h"
+#include "base/device_streams.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -57,6 +59,7 @@
 #include "examples/llama/training/model.h"
 #include "examples/llama/training/progress.h"
 #include "examples/llama/training/trainer.h"
+#include "fsdp/memory/resting_memory.h"
 #include "ranges/tensor_range.h"
 
 namespace llama {
@@ -113,16 +116,40 @@ absl::StatusOr<std::shared_ptr<const RowSource>> RowsOf(const TokenFile& tokens,
   return WindowRows::Create(tokens, seq, last);
 }
 
+int64_t BytesOf(double gib) {
+  return static_cast<int64_t>(gib * double{1 << 30});
+}
+
+// Refuses an --offload_dir in which no file can be made.
+absl::Status CheckCanHoldFiles(const std::string& folder) {
+  std::error_code ignored;
+  if (folder.empty() || (std::filesystem::is_directory(folder, ignored) &&
+                         access(folder.c_str(), W_OK | X_OK) == 0)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--offload_dir=", folder,
+      ": there is no such folder, or this process may not make files in it: "
+      "name one on a local SSD"));
+}
+
 // Has the steps of TrainRank() as methods, in their order.
 class TrainRun {
  public:
   TrainRun(const TrainFlags& flags, c10::Device device,
-           std::shared_ptr<Communicator> ranks)
-      : flags_(flags), device_(device), ranks_(std::move(ranks)) {}
+           std::shared_ptr<Communicator> ranks,
+           const fsdp::DeviceGraphMaker& make_graph)
+      : flags_(flags),
+        device_(device),
+        ranks_(std::move(ranks)),
+        make_graph_(make_graph) {}
 
   absl::Status Run() {
     FSDP_RETURN_IF_ERROR(Agree(Prepare(), "preparing"));
     FSDP_ASSIGN_OR_RETURN(model_made_, MakeModel(config_, model_, ranks_));
+    if (IsFirst() && model_made_->offload_stats().has_value()) {
+      std::cout << model_made_->Describe() << std::flush;
+    }
     TrainerOptions options;
     options.learning_rate = flags_.lr;
     options.schedule = {flags_.warmup, flags_.steps, flags_.lr_floor};
@@ -132,6 +159,11 @@ class TrainRun {
     options.no_sync = flags_.no_sync;
     options.device = device_;
     trainer_.emplace(model_made_, &*data_, ranks_, options);
+    if (flags_.capture) {
+      FSDP_RETURN_IF_ERROR(
+          Agree(fsdp::Annotate(trainer_->Capture(make_graph_), "--capture"),
+                "capturing steps"));
+    }
     FSDP_RETURN_IF_ERROR(Begin());
     FSDP_RETURN_IF_ERROR(Train());
     FSDP_RETURN_IF_ERROR(Export());
@@ -161,11 +193,13 @@ class TrainRun {
                              IsFirst() ? &std::cerr : nullptr);
     model_.device = device_;
     model_.recompute = flags_.recompute;
+    model_.offload = flags_.offload;
+    FSDP_RETURN_IF_ERROR(CheckCanHoldFiles(flags_.offload.directory));
     if (flags_.automatic) {
       const int ranks = ranks_->world_size();
       AutoSharding& automatic = model_.automatic.emplace();
-      automatic.memory_bytes =
-          static_cast<int64_t>(flags_.auto_memory_gib * double{1 << 30});
+      automatic.memory_bytes = BytesOf(flags_.auto_memory_gib);
+      automatic.host_bytes = BytesOf(flags_.auto_host_gib);
       automatic.rows = (flags_.batch + ranks - 1) / ranks;
       automatic.seq = flags_.seq;
       automatic.backwards = flags_.no_sync ? flags_.micro_batches : 1;
@@ -408,18 +442,28 @@ class TrainRun {
     if (!absl::IsAlreadyExists(saved) || first_step_ < flags_.steps) {
       return saved;
     }
-    std::vector<std::pair<at::Tensor, at::Tensor>> values;
-    for (const fsdp::TensorRange& named : model_made_->Ranges()) {
-      if (!named.values.requires_grad()) continue;
-      const at::Tensor shard = named.values.detach();
-      values.emplace_back(shard, shard.clone());
-    }
+    const auto mine = TrainedValues();
     const absl::Status loaded = fsdp::adapters::LoadAdapter(
         flags_.save_adapter, *model_made_, *model_.lora);
-    const bool same = absl::c_all_of(values, [](const auto& one) {
-      return at::equal(one.first, one.second);
-    });
-    return Agree(loaded.ok() && same ? loaded : saved, "comparing adapters");
+    const auto theirs = TrainedValues();
+    const bool same =
+        loaded.ok() && mine.ok() && theirs.ok() &&
+        absl::c_equal(*mine, *theirs, [](const auto& one, const auto& other) {
+          return at::equal(one, other);
+        });
+    return Agree(same ? loaded : saved, "comparing adapters");
+  }
+
+  // Returns copies of what this rank has of the adapters.
+  absl::StatusOr<std::vector<at::Tensor>> TrainedValues() const {
+    std::vector<at::Tensor> values;
+    for (const fsdp::TensorRange& named : model_made_->Ranges()) {
+      if (!named.values.requires_grad()) continue;
+      FSDP_ASSIGN_OR_RETURN(const fsdp::Resident resident,
+                            fsdp::Resident::Of(named.values, fsdp::Use::kRead));
+      values.push_back(named.values.detach().clone());
+    }
+    return values;
   }
 
   // Replaces the base in int8, whose memory is needed, by the weights of the
@@ -439,6 +483,7 @@ class TrainRun {
   const TrainFlags& flags_;
   const c10::Device device_;
   const std::shared_ptr<Communicator> ranks_;
+  const fsdp::DeviceGraphMaker& make_graph_;
   LlamaConfig config_{};
   std::map<std::string, std::string> texts_;  // from beside the weights
   ModelOptions model_;
@@ -456,17 +501,19 @@ class TrainRun {
 }  // namespace
 
 absl::Status TrainRank(const TrainFlags& flags, c10::Device device,
-                       const std::shared_ptr<Communicator>& ranks) {
+                       const std::shared_ptr<Communicator>& ranks,
+                       const fsdp::DeviceGraphMaker& make_graph) {
   const c10::DeviceGuard guard(device);
   FSDP_ASSIGN_OR_RETURN(const fsdp::comm::Environment environment,
                         fsdp::comm::ReadEnvironment(std::getenv));
   at::set_num_threads(flags.threads > 0 ? flags.threads
                                         : fsdp::comm::ThreadsPerRank(
                                               environment.local_world_size));
-  return TrainRun(flags, device, ranks).Run();
+  return TrainRun(flags, device, ranks, make_graph).Run();
 }
 
-int TrainProgram(int argc, char** argv, const fsdp::comm::NcclOn& nccl_on) {
+int TrainProgram(int argc, char** argv, const fsdp::comm::NcclOn& nccl_on,
+                 const fsdp::DeviceGraphMaker& make_graph) {
   const fsdp::comm::StopRequest stop;
   const absl::StatusOr<TrainFlags> flags = ReadTrainFlags(argc, argv);
   if (!flags.ok()) {
@@ -490,7 +537,7 @@ int TrainProgram(int argc, char** argv, const fsdp::comm::NcclOn& nccl_on) {
   return fsdp::comm::RunRanks(
       argc, argv, flags->ranks,
       [&](const std::shared_ptr<Communicator>& ranks) {
-        return TrainRank(*flags, device->device, ranks);
+        return TrainRank(*flags, device->device, ranks, make_graph);
       },
       connect, restarts);
 }

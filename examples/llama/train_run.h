@@ -7,20 +7,24 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "base/device_streams.h"
 #include "comm/communicator.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/flags/train_flags.h"
 
 namespace llama {
 
-// Runs one rank's part, on its device. Collective.
+// Runs one rank's part, on its device. --capture needs `make_graph`.
+// Collective.
 absl::Status TrainRank(const TrainFlags& flags, c10::Device device,
-                       const std::shared_ptr<fsdp::comm::Communicator>& ranks);
+                       const std::shared_ptr<fsdp::comm::Communicator>& ranks,
+                       const fsdp::DeviceGraphMaker& make_graph = nullptr);
 
-// Runs the program and returns its exit code. `nccl_on` is null in a program
-// without NCCL.
+// Runs the program and returns its exit code. Both functions are null in a
+// program without CUDA.
 int TrainProgram(int argc, char** argv,
-                 const fsdp::comm::NcclOn& nccl_on = nullptr);
+                 const fsdp::comm::NcclOn& nccl_on = nullptr,
+                 const fsdp::DeviceGraphMaker& make_graph = nullptr);
 
 }  // namespace llama
 

@@ -86,7 +86,9 @@ class Measurement {
     costs.memory_bandwidth = 2.0 * kMostBytes / Least([&] { to.copy_(from); });
     costs.host_bandwidth = kInfinity;
     if (device_.is_cpu()) return;
-    const at::Tensor host = at::ones({kMostBytes}, at::kByte);
+    // Page-locked, as OffloadOptions::lock_pages has it.
+    const at::Tensor host = at::ones(
+        {kMostBytes}, at::TensorOptions(at::kByte).pinned_memory(true));
     costs.host_bandwidth = 1.0 * kMostBytes / Least([&] { host.copy_(from); });
   }
 

@@ -249,7 +249,9 @@ at::Tensor ZerosLike(const at::Tensor& like, c10::ScalarType dtype) {
   if (like.is_cpu() && like.is_non_overlapping_and_dense()) {
     return UntouchedZeros(like, dtype);
   }
-  return at::zeros({}, like.options().dtype(dtype).requires_grad(false))
+  // All rows are one, whose bytes a model may view in another dtype.
+  return at::zeros(like.sizes().slice(std::max<int64_t>(0, like.dim() - 1)),
+                   like.options().dtype(dtype).requires_grad(false))
       .expand(like.sizes());
 }
 

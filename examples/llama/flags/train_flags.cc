@@ -1,10 +1,12 @@
 #include "examples/llama/flags/train_flags.h"
 
-#include <cmath>
+#include <c10/core/DeviceType.h>
+
 #include <cstdint>
 #include <string>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,6 +18,7 @@
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "examples/llama/flags/command_line.h"
+#include "fsdp/options/offload_options.h"
 
 namespace llama {
 
@@ -107,14 +110,37 @@ ABSL_FLAG(llama::Precision, precision, llama::TrainFlags().precision,
 ABSL_FLAG(bool, recompute, llama::TrainFlags().recompute,
           "Backward runs each layer again instead of keeping its activations.");
 ABSL_FLAG(bool, auto, llama::TrainFlags().automatic,
-          "Choose units, sharding, prefetching and recomputation, so that a "
-          "rank needs at most --auto_memory and a step takes as little time as "
-          "that allows. Prints what was considered, and why it was not taken. "
-          "Measures some steps first. Not with --recompute.");
+          "Choose units, sharding, prefetching, recomputation and what rests "
+          "elsewhere, so that a rank needs at most --auto_memory and a step "
+          "takes as little time as that allows. Prints what was considered, "
+          "and why it was not taken. Measures some steps first. Not with "
+          "--recompute and --offload.");
 ABSL_FLAG(double, auto_memory, llama::TrainFlags().auto_memory_gib,
-          "With --auto: GiB of memory that a rank may use for parameters, "
-          "gradients, optimizer state, buffers and activations; the program "
-          "and its data come on top.");
+          "With --auto: GiB of memory, the GPU's for a model there, that a "
+          "rank may use for parameters, gradients, optimizer state, buffers "
+          "and activations; the program and its data come on top.");
+ABSL_FLAG(double, auto_host, llama::TrainFlags().auto_host_gib,
+          "With --auto on a GPU: GiB of the host's memory in which parameters, "
+          "gradients and optimizer state of a rank may rest. --offload_dir "
+          "lets --auto use files, too.");
+ABSL_FLAG(std::string, offload, "none",
+          "Where parameters, gradients and optimizer state rest while nothing "
+          "computes with them: none (where the model is), cpu (memory of the "
+          "host) or ssd (files), or one of these for each, as in "
+          "parameters=ssd,gradients=cpu,optimizer=cpu. Losses have the "
+          "same bits.");
+ABSL_FLAG(double, offload_budget, 0,
+          "With --offload: GiB of memory where the model is, for what rests "
+          "there and for transfers. What fits stays, parameters first and "
+          "optimizer state last; 0: nothing stays.");
+ABSL_FLAG(std::string, offload_dir, "",
+          "With ssd in --offload, and for --auto: a folder on a local SSD for "
+          "files that vanish with the run.");
+ABSL_FLAG(bool, capture, llama::TrainFlags().capture,
+          "On a GPU: give it each step as one CUDA graph, so that it does not "
+          "wait for the host. Not with --offload, --rows=packed and "
+          "--skip_nonfinite: numbers that are not finite end the run behind "
+          "the optimizer's step.");
 ABSL_FLAG(int64_t, lora_rank, 0,
           "Train low-rank adapters (LoRA) of this rank, the rest frozen; 0: "
           "train everything.");
@@ -209,6 +235,8 @@ TrainFlags ReadAll() {
   flags.recompute = absl::GetFlag(FLAGS_recompute);
   flags.automatic = absl::GetFlag(FLAGS_auto);
   flags.auto_memory_gib = absl::GetFlag(FLAGS_auto_memory);
+  flags.auto_host_gib = absl::GetFlag(FLAGS_auto_host);
+  flags.capture = absl::GetFlag(FLAGS_capture);
   flags.adapter = ResolvePath(absl::GetFlag(FLAGS_adapter));
   flags.base = absl::GetFlag(FLAGS_base);
   flags.base_block = absl::GetFlag(FLAGS_base_block);
@@ -260,8 +288,74 @@ absl::Status CheckNumbers(const TrainFlags& flags) {
   FSDP_RETURN_IF_ERROR(Within("lr", flags.lr, 1e3));
   FSDP_RETURN_IF_ERROR(Within("lr_floor", flags.lr_floor, 1));
   FSDP_RETURN_IF_ERROR(Within("auto_memory", flags.auto_memory_gib, 1e6));
+  FSDP_RETURN_IF_ERROR(Within("auto_host", flags.auto_host_gib, 1e6));
   FSDP_RETURN_IF_ERROR(Within("weight_decay", flags.weight_decay, 1e3));
   return Within("clip", flags.clip, 1e9);
+}
+
+constexpr fsdp::RestingKind kKinds[] = {fsdp::RestingKind::kParameters,
+                                        fsdp::RestingKind::kGradients,
+                                        fsdp::RestingKind::kOptimizer};
+
+absl::Status CheckAuto(const TrainFlags& flags) {
+  if (flags.automatic != (flags.auto_memory_gib > 0)) {
+    return Wrong("--auto needs --auto_memory=GIB, which is for --auto alone");
+  }
+  if (flags.auto_host_gib > 0 && !flags.automatic) {
+    return Wrong(
+        "--auto_host is for --auto alone: --offload=cpu says what "
+        "rests in the host's memory");
+  }
+  if (!flags.automatic || (!flags.recompute && !flags.offload.any())) {
+    return absl::OkStatus();
+  }
+  return Wrong(
+      absl::StrCat("--auto with --", flags.recompute ? "recompute" : "offload",
+                   ", which it chooses itself: leave one of them away"));
+}
+
+absl::Status CheckOffload(const TrainFlags& flags) {
+  const fsdp::OffloadOptions& offload = flags.offload;
+  if (offload.memory_budget.has_value() && !offload.any()) {
+    return Wrong(
+        "--offload_budget without --offload: say where to, by "
+        "--offload=cpu or --offload=ssd");
+  }
+  const bool on_ssd = absl::c_any_of(kKinds, [&](fsdp::RestingKind kind) {
+    return offload.tier(kind) == fsdp::Tier::kSsd;
+  });
+  if (on_ssd && offload.directory.empty()) {
+    return Wrong(
+        "--offload to ssd needs --offload_dir=DIR, a folder on a "
+        "local SSD, for files that vanish with the run");
+  }
+  if (!on_ssd && !flags.automatic && !offload.directory.empty()) {
+    return Wrong(
+        "--offload_dir without ssd in --offload, and without --auto: "
+        "nothing would lie there");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCapture(const TrainFlags& flags) {
+  if (!flags.capture) return absl::OkStatus();
+  const std::pair<bool, const char*> refused[] = {
+      {flags.device == c10::DeviceType::CPU,
+       " needs --device=cuda: there a host queues work, which a graph saves"},
+      {flags.offload.any() || !flags.offload.directory.empty() ||
+           flags.auto_host_gib > 0,
+       " with --offload, --offload_dir or --auto_host: the host moves what "
+       "rests elsewhere"},
+      {flags.rows == Rows::kPacked,
+       " with --rows=packed, whose documents begin elsewhere in each step: "
+       "take --rows=stream"},
+      {flags.skip_nonfinite > 0,
+       " with --skip_nonfinite: a captured step is looked at when the "
+       "optimizer has made it"}};
+  for (const auto& [is_refused, why] : refused) {
+    if (is_refused) return Wrong(absl::StrCat("--capture", why));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckAdapters(const TrainFlags& flags) {
@@ -311,14 +405,9 @@ absl::Status CheckFolders(const TrainFlags& flags) {
 
 absl::Status Check(const TrainFlags& flags) {
   FSDP_RETURN_IF_ERROR(CheckNumbers(flags));
-  if (flags.automatic != (flags.auto_memory_gib > 0)) {
-    return Wrong("--auto needs --auto_memory=GIB, which is for --auto alone");
-  }
-  if (flags.automatic && flags.recompute) {
-    return Wrong(
-        "--auto with --recompute, which it chooses itself: leave one of them "
-        "away");
-  }
+  FSDP_RETURN_IF_ERROR(CheckAuto(flags));
+  FSDP_RETURN_IF_ERROR(CheckOffload(flags));
+  FSDP_RETURN_IF_ERROR(CheckCapture(flags));
   if (flags.model.empty()) {
     return Wrong("name the folder of a model: --model=DIR");
   }
@@ -339,6 +428,38 @@ absl::Status Check(const TrainFlags& flags) {
   return CheckAdapters(flags);
 }
 
+absl::StatusOr<fsdp::OffloadOptions> ParseOffload(absl::string_view text) {
+  fsdp::OffloadOptions options;
+  const std::pair<fsdp::RestingKind, fsdp::Tier*> kinds[] = {
+      {kKinds[0], &options.parameters},
+      {kKinds[1], &options.gradients},
+      {kKinds[2], &options.optimizer}};
+  const std::pair<absl::string_view, fsdp::Tier> tiers[] = {
+      {"none", fsdp::Tier::kDevice},
+      {"cpu", fsdp::Tier::kCpu},
+      {"ssd", fsdp::Tier::kSsd}};
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    bool is_known = false;
+    for (const auto& [kind, tier] : kinds) {
+      for (const auto& [name, value] : tiers) {
+        if (part != name &&
+            part != absl::StrCat(fsdp::ToString(kind), "=", name)) {
+          continue;
+        }
+        *tier = value;
+        is_known = true;
+      }
+    }
+    if (is_known) continue;
+    return Wrong(
+        absl::StrCat("--offload=", text,
+                     ": expected none, cpu or ssd, or one of these for "
+                     "each of parameters, gradients and optimizer, as in "
+                     "parameters=ssd,optimizer=cpu"));
+  }
+  return options;
+}
+
 absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {
   FSDP_RETURN_IF_ERROR(ParseFlags(
       argc, argv,
@@ -347,6 +468,15 @@ absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {
       "train_flags"));
   TrainFlags flags = ReadAll();
   FSDP_ASSIGN_OR_RETURN(flags.device, ParseDevice(absl::GetFlag(FLAGS_device)));
+  FSDP_ASSIGN_OR_RETURN(flags.offload,
+                        ParseOffload(absl::GetFlag(FLAGS_offload)));
+  flags.offload.directory = ResolvePath(absl::GetFlag(FLAGS_offload_dir));
+  const double budget = absl::GetFlag(FLAGS_offload_budget);
+  FSDP_RETURN_IF_ERROR(Within("offload_budget", budget, 1e6));
+  if (budget > 0) {
+    flags.offload.memory_budget =
+        static_cast<int64_t>(budget * double{1 << 30});
+  }
   FSDP_RETURN_IF_ERROR(Check(flags));
   return flags;
 }

@@ -10,8 +10,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "adapters/lora_config.h"
 #include "examples/llama/flags/command_line.h"
+#include "fsdp/options/offload_options.h"
 
 namespace llama {
 
@@ -44,6 +46,9 @@ struct TrainFlags {
   bool recompute = false;
   bool automatic = false;      // choose how the model is sharded
   double auto_memory_gib = 0;  // of a rank
+  double auto_host_gib = 0;    // of the host's memory, for a rank
+  fsdp::OffloadOptions offload;
+  bool capture = false;
 
   std::optional<fsdp::adapters::LoraConfig> lora;
   std::string adapter;  // a folder to begin from, whose config `lora` then is
@@ -67,6 +72,10 @@ struct TrainFlags {
 // relative paths as the user meant them, also under `bazel run`.
 // InvalidArgument: Check() refuses.
 absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv);
+
+// Parses none, cpu or ssd, or one of them for some of the kinds of memory, such
+// as parameters=ssd,optimizer=cpu. InvalidArgument: other words.
+absl::StatusOr<fsdp::OffloadOptions> ParseOffload(absl::string_view text);
 
 // InvalidArgument: a number is impossible, or a flag needs another.
 absl::Status Check(const TrainFlags& flags);

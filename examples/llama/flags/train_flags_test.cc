@@ -1,13 +1,17 @@
 #include "examples/llama/flags/train_flags.h"
 
+#include <c10/core/DeviceType.h>
+
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "adapters/lora_config.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/flags/command_line.h"
+#include "fsdp/options/offload_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -15,6 +19,7 @@ namespace llama {
 namespace {
 
 using ::fsdp::testing::StatusIs;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TrainFlags Sound() {
@@ -24,10 +29,19 @@ TrainFlags Sound() {
   return flags;
 }
 
+using Change = std::function<void(TrainFlags&)>;
+
+Change Captured(const Change& change) {
+  return [change](TrainFlags& flags) {
+    flags.device = c10::DeviceType::CUDA;
+    flags.capture = true;
+    change(flags);
+  };
+}
+
 TEST(TrainFlagsTest, TheDefaultsAreSound) { EXPECT_OK(Check(Sound())); }
 
 TEST(TrainFlagsTest, SaysWhatCannotBe) {
-  using Change = std::function<void(TrainFlags&)>;
   const std::pair<Change, std::string> cases[] = {
       {[](TrainFlags& f) { f.model = ""; }, "--model=DIR"},
       {[](TrainFlags& f) { f.data = ""; }, "--data=FILE"},
@@ -49,6 +63,25 @@ TEST(TrainFlagsTest, SaysWhatCannotBe) {
          f.auto_memory_gib = 1;
        },
        "--auto with --recompute"},
+      {[](TrainFlags& f) {
+         f.automatic = true;
+         f.auto_memory_gib = 1;
+         f.offload.optimizer = fsdp::Tier::kCpu;
+       },
+       "--auto with --offload"},
+      {[](TrainFlags& f) { f.auto_host_gib = 1; }, "for --auto alone"},
+      {[](TrainFlags& f) { f.offload.gradients = fsdp::Tier::kSsd; },
+       "needs --offload_dir=DIR"},
+      {[](TrainFlags& f) { f.offload.directory = "d"; }, "--offload_dir"},
+      {[](TrainFlags& f) { f.offload.memory_budget = 1; },
+       "--offload_budget without --offload"},
+      {[](TrainFlags& f) { f.capture = true; }, "--capture needs --device"},
+      {Captured([](TrainFlags& f) { f.offload.optimizer = fsdp::Tier::kCpu; }),
+       "--capture with --offload"},
+      {Captured([](TrainFlags& f) { f.rows = Rows::kPacked; }),
+       "--capture with --rows=packed"},
+      {Captured([](TrainFlags& f) { f.skip_nonfinite = 1; }),
+       "--capture with --skip_nonfinite"},
       {[](TrainFlags& f) { f.eval_every = 3; }, "--eval_data"},
       {[](TrainFlags& f) { f.resume = Resume::kIfThere; }, "need --save"},
       {[](TrainFlags& f) { f.resume = Resume::kRequired; }, "need --save"},
@@ -93,6 +126,27 @@ TEST(TrainFlagsTest, SaysWhatCannotBe) {
     change(flags);
     EXPECT_THAT(Check(flags),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+  }
+}
+
+TEST(TrainFlagsTest, OffloadNamesTiersForAllKindsOrForEach) {
+  using fsdp::Tier;
+  const std::pair<const char*, std::vector<Tier>> cases[] = {
+      {"none", {Tier::kDevice, Tier::kDevice, Tier::kDevice}},
+      {"cpu", {Tier::kCpu, Tier::kCpu, Tier::kCpu}},
+      {"optimizer=cpu", {Tier::kDevice, Tier::kDevice, Tier::kCpu}},
+      {"ssd,gradients=none", {Tier::kSsd, Tier::kDevice, Tier::kSsd}}};
+  for (const auto& [text, tiers] : cases) {
+    ASSERT_OK_AND_ASSIGN(const fsdp::OffloadOptions offload,
+                         ParseOffload(text));
+    EXPECT_THAT(tiers, ElementsAre(offload.parameters, offload.gradients,
+                                   offload.optimizer))
+        << text;
+  }
+  for (const char* const text : {"", "disk", "states=cpu", "optimizer"}) {
+    EXPECT_THAT(ParseOffload(text),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("expected none, cpu or ssd")));
   }
 }
 

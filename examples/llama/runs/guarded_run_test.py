@@ -185,6 +185,21 @@ class GuardedRunTest(unittest.TestCase):
                 self.assertFalse((self.root / "metrics").exists())
         self.assertIn(f"--metrics={missing}: No such file or directory", output)
 
+    def test_what_rests_in_files_trains_alike(self):
+        flags = ("--steps=4", "--lr=1e-3")
+        self.run_program(*flags, f"--metrics={self.root / 'whole'}")
+        for tiers in ("ssd", "parameters=ssd,gradients=cpu,optimizer=ssd"):
+            metrics = self.root / tiers
+            output = self.run_program(*flags, f"--metrics={metrics}", f"--offload={tiers}",
+                                      f"--offload_dir={self.root}")
+            self.assertIn("rests, in MiB", output)
+            self.assertEqual(self.losses(metrics), self.losses(self.root / "whole"))
+        for wrong, text in {("--offload=disk",): "--offload=disk: expected none, cpu or ssd",
+                            ("--offload=ssd",): "--offload to ssd needs --offload_dir=DIR",
+                            ("--offload=ssd", f"--offload_dir={self.root / 'text'}"): "there is no such folder",
+                            ("--capture",): "--capture needs --device=cuda"}.items():
+            self.assertIn(text, self.run_program(*wrong, code=2))
+
     def test_a_signal_after_the_last_step_changes_nothing_and_the_export_can_be_made_again(self):
         for ranks in (1, 2):
             self.save = self.root / f"save{ranks}"

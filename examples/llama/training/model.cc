@@ -58,6 +58,10 @@ fsdp::Options ShardingOf(const ModelOptions& options) {
   if (options.recompute) {
     sharding.recompute.units = fsdp::WrapModules<DecoderLayerImpl>();
   }
+  // Nothing but dropout draws random numbers, which captures cannot repeat.
+  sharding.recompute.options.preserve_rng_state =
+      options.lora.has_value() && options.lora->dropout > 0;
+  sharding.offload = options.offload;
   return sharding;
 }
 
@@ -68,6 +72,7 @@ absl::StatusOr<fsdp::Options> Choose(
   const AutoSharding& automatic = *options.automatic;
   fsdp::AutoOptions wanted;
   wanted.memory_bytes = automatic.memory_bytes;
+  wanted.host_bytes = automatic.host_bytes;
   wanted.rows = automatic.rows;
   wanted.memory.backwards_per_step = static_cast<int>(automatic.backwards);
   wanted.loss = [&](int64_t rows) {

@@ -35,6 +35,7 @@ struct AutoSharding {
   int64_t seq = 1;
   int64_t backwards = 1;        // per step; gradients are whole until the last
   std::ostream* out = nullptr;  // rank 0 writes what was considered
+  int64_t host_bytes = 0;       // of the host's memory, for a model on a device
 };
 
 struct ModelOptions {
@@ -43,6 +44,9 @@ struct ModelOptions {
   c10::ScalarType compute = c10::kFloat;
   // If true, backward recomputes each layer instead of keeping its values.
   bool recompute = false;
+  // Where shards, gradients and optimizer states rest. With `automatic` it may
+  // name a directory, whose files may then be used, and no tiers.
+  fsdp::OffloadOptions offload = {};
   uint64_t seed = 0;  // of the initial values
   // If true, only adapters get initial values: LoadModel() brings the others.
   bool loaded_later = false;
@@ -50,7 +54,7 @@ struct ModelOptions {
   std::optional<fsdp::adapters::LoraConfig> lora = std::nullopt;
   // With `lora`: the weights of the base's linear layers are int8.
   std::optional<fsdp::adapters::Int8Options> int8_base = std::nullopt;
-  // If set, strategy and recomputation are chosen.
+  // If set, strategy, recomputation and tiers are chosen.
   std::optional<AutoSharding> automatic = std::nullopt;
 };
 

@@ -2,6 +2,7 @@
 #ifndef EXAMPLES_LLAMA_TRAINING_TRAINER_H_
 #define EXAMPLES_LLAMA_TRAINING_TRAINER_H_
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <torch/optim/adamw.h>
@@ -10,11 +11,14 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/device_streams.h"
 #include "checkpoint/run_guard.h"
 #include "comm/communicator.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/training/model.h"
+#include "fsdp/capture/step_capture.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optim/warm_up_cosine.h"
 
@@ -44,12 +48,21 @@ struct StepResult {
 
 // Trains by AdamW, with betas of 0.9 and 0.95. The loss of a step is the mean
 // over all its targets, however they are spread over ranks and micro-batches,
-// as if in one large batch. Thread-compatible. Whatever it borrows outlives it.
+// as if in one large batch. The host waits for a device once a step, before the
+// optimizer's. Thread-compatible. Whatever it borrows outlives it.
 class Trainer {
  public:
   Trainer(Model model, TokenBatches* data,
           std::shared_ptr<fsdp::comm::Communicator> ranks,
           const TrainerOptions& options);
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  // Makes later steps replays of one, of data without documents. Errors are
+  // those of fsdp::CapturedStep::Make(), whose rules hold. Numbers that are not
+  // finite are found behind the optimizer's step, so that a guard may refuse
+  // the step, but not leave it out.
+  absl::Status Capture(const fsdp::DeviceGraphMaker& make_graph);
 
   // Makes step number `step`, from 0. `guard` may refuse it or leave it out; it
   // may be null. Collective. An error of one rank ends the others' steps, too.
@@ -63,10 +76,18 @@ class Trainer {
   fsdp::WarmUpCosine& scheduler() { return scheduler_; }
 
  private:
-  // Sums the gradients of all micro-batches; returns this rank's part of the
-  // loss.
-  absl::StatusOr<double> Backward(const std::vector<Batch>& batches,
-                                  double all_targets);
+  // Tokens and targets, [micro-batches, rows, seq], and the weight of each
+  // micro-batch in the loss, on the device.
+  using Inputs = fsdp::CapturedStep::Inputs;
+
+  Inputs InputsOf(const std::vector<Batch>& batches, double all_targets) const;
+  // Sums the gradients of all micro-batches and clips them. Returns this rank's
+  // loss, of which the mean over the ranks is that of the step, and the norm:
+  // two float64 on the device.
+  absl::StatusOr<at::Tensor> Gradients(
+      const Inputs& inputs, const std::vector<DocumentStarts>& starts);
+  // Copies the two numbers to the host when they are computed.
+  absl::StatusOr<at::Tensor> Await(const at::Tensor& numbers);
 
   Model model_;
   TokenBatches& data_;
@@ -74,6 +95,7 @@ class Trainer {
   const TrainerOptions options_;
   fsdp::FusedAdamW optimizer_;
   fsdp::WarmUpCosine scheduler_;
+  std::unique_ptr<fsdp::CapturedStep> captured_;  // null: steps run
 };
 
 // Returns where documents begin in all rows together, as

@@ -1,0 +1,107 @@
+// Steps on a device with streams: nothing is unordered, the host only polls for
+// the loss, and a captured step has the numbers of one that runs.
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "base/testing/fake_device.h"
+#include "base/testing/fake_device_graph.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/loopback_communicator.h"
+#include "examples/llama/data/token_batches.h"
+#include "examples/llama/model/llama_config.h"
+#include "examples/llama/training/model.h"
+#include "examples/llama/training/trainer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace llama {
+namespace {
+
+using ::fsdp::testing::FakeDevice;
+using ::fsdp::testing::FakeDeviceGraph;
+using ::testing::IsEmpty;
+
+constexpr int64_t kSteps = 6;
+
+class Counting final : public RowSource {
+ public:
+  int64_t seq() const override { return 8; }
+  int64_t num_rows() const override { return 12; }
+  absl::Status Read(int64_t index, Row& row) const override {
+    for (int64_t i = 0; i < seq(); ++i) {
+      row.tokens.at(i) = (index * 7 + i) % 40;
+      row.targets.at(i) = (index * 7 + i + 1) % 40;
+    }
+    return absl::OkStatus();
+  }
+};
+
+// Returns losses and norms of the steps, of which the first two allocate.
+absl::StatusOr<std::vector<double>> Train(const ModelOptions& options,
+                                          bool captures) {
+  fsdp::comm::LoopbackOptions loopback;
+  loopback.device = options.device;
+  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<fsdp::comm::Communicator> ranks,
+                        fsdp::comm::CreateLoopback(loopback));
+  FSDP_ASSIGN_OR_RETURN(const LlamaConfig config, ParseLlamaConfig(R"({
+      "model_type": "llama", "vocab_size": 40, "hidden_size": 16,
+      "intermediate_size": 32, "num_hidden_layers": 2,
+      "num_attention_heads": 2, "num_key_value_heads": 2})"));
+  FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(config, options, ranks));
+  FSDP_ASSIGN_OR_RETURN(
+      TokenBatches data,
+      TokenBatches::Create(std::make_shared<Counting>(), {2, 0, 1}, 3));
+  TrainerOptions training;
+  // A captured step takes a float.
+  training.learning_rate = 0.0078125;
+  training.schedule = {/*warm_up=*/0, kSteps, /*floor=*/1};
+  training.micro_batches = 2;
+  training.no_sync = true;
+  training.device = options.device;
+  Trainer trainer(model, &data, ranks, training);
+  if (captures) {
+    FSDP_RETURN_IF_ERROR(trainer.Capture(FakeDeviceGraph::Make));
+  }
+  std::vector<double> numbers;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    if (step == 2) FakeDevice::Reset();
+    FSDP_ASSIGN_OR_RETURN(const StepResult result, trainer.Step(step));
+    numbers.insert(numbers.end(), {result.loss, result.grad_norm});
+  }
+  return numbers;
+}
+
+TEST(TrainerDeviceTest, TheHostWaitsForNothingButTheLoss) {
+  FakeDevice::Register();
+  // Only the CPU has it, and it rounds otherwise.
+  at::globalContext().setSDPUseFlash(false);
+  ModelOptions options;
+  options.recompute = true;
+  ASSERT_OK_AND_ASSIGN(const std::vector<double> expected,
+                       Train(options, /*captures=*/false));
+  options.device = FakeDevice::device();
+  for (const bool captures : {false, true}) {
+    FakeDevice::Reset();
+    ASSERT_OK_AND_ASSIGN(const std::vector<double> numbers,
+                         Train(options, captures));
+    EXPECT_EQ(numbers, expected);
+    EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+    EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+  }
+}
+
+TEST(TrainerDeviceTest, OnTheCpuNothingIsCaptured) {
+  EXPECT_THAT(Train({}, /*captures=*/true).status().message(),
+              ::testing::HasSubstr("it is on cpu, which computes at once"));
+}
+
+}  // namespace
+}  // namespace llama
