@@ -20,6 +20,7 @@
 #include "adapters/lora_config.h"
 #include "base/json.h"
 #include "base/testing/fake_device.h"
+#include "base/testing/fake_device_graph.h"
 #include "base/testing/this_program.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/run_ranks/run_ranks.h"
@@ -107,7 +108,8 @@ int Generate() {
   flags.device = TypeOf(Variable("TRAIN_DEVICE"));
   std::istringstream none;
   std::ostringstream log;
-  const absl::Status status = RunGenerate(flags, none, std::cout, log);
+  const absl::Status status = RunGenerate(flags, none, std::cout, log,
+                                          fsdp::testing::FakeDeviceGraph::Make);
   if (!status.ok()) std::cout << status << std::endl;
   return status.ok() ? 0 : 1;
 }
