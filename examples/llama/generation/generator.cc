@@ -174,8 +174,6 @@ class Sequences {
       fsdp::Synchronize(device_);
     }).IgnoreError();
   }
-  Sequences(const Sequences&) = delete;
-  Sequences& operator=(const Sequences&) = delete;
 
   // Lets the device draw a token behind each prompt. Comes first.
   absl::Status Begin(const Prompts& prompts);

@@ -86,15 +86,15 @@ using Prompts = std::vector<std::vector<int64_t>>;
 absl::Status CheckPrompts(const Prompts& prompts, const LlamaConfig& config);
 
 // Generates at most `max_tokens` tokens, which is at least 1, behind each of
-// `prompts`, at least one, all together; the likeliest tokens are those of each
-// prompt alone. Hands tokens to `on_token` as soon as they are drawn; on the
-// CPU before the next ones are computed, on other devices meanwhile. There a
-// graph of `make_graph`, which may be null, replays the steps. `model`, of
-// `config`, is not sharded.
-// InvalidArgument: CheckPrompts() or Check(sampling) refuses.
-// FailedPrecondition: logits are not finite, as in a model whose training has
-// diverged. ResourceExhausted: there is no memory. Other errors are those of
-// graphs and of `on_token`.
+// `prompts`, at least one, all together; but for rounding, the likeliest tokens
+// are those of each prompt alone, except that a dynamic rope scaling goes by
+// the longest prompt, as in transformers. Hands tokens to `on_token` as soon as
+// they are drawn; on the CPU before the next ones are computed, on other
+// devices meanwhile. There a graph of `make_graph`, which may be null, replays
+// the steps. `model`, of `config`, is not sharded. InvalidArgument:
+// CheckPrompts() or Check(sampling) refuses. FailedPrecondition: logits are not
+// finite, as in a model whose training has diverged. ResourceExhausted: there
+// is no memory. Other errors are those of graphs and of `on_token`.
 absl::StatusOr<Generated> Generate(CausalLmImpl& model,
                                    const LlamaConfig& config,
                                    const Prompts& prompts, int64_t max_tokens,
