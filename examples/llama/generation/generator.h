@@ -88,7 +88,7 @@ absl::Status CheckPrompts(const Prompts& prompts, const LlamaConfig& config);
 // Generates at most `max_tokens` tokens, which is at least 1, behind each of
 // `prompts`, at least one, all together; but for rounding, the likeliest tokens
 // are those of each prompt alone, except that a dynamic rope scaling goes by
-// the longest prompt, as in transformers. Hands tokens to `on_token` as soon as
+// the longest prompt. Hands tokens to `on_token` as soon as
 // they are drawn; on the CPU before the next ones are computed, on other
 // devices meanwhile. There a graph of `make_graph`, which may be null, replays
 // the steps. `model`, of `config`, is not sharded. InvalidArgument:
