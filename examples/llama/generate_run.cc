@@ -4,8 +4,10 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <iostream>
 #include <istream>
 #include <iterator>
 #include <optional>
@@ -14,16 +16,21 @@
 #include <system_error>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "adapters/lora.h"
 #include "adapters/lora_config.h"
 #include "adapters/peft_files.h"
 #include "adapters/quantized_base.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/startup/rank_device.h"
@@ -104,11 +111,19 @@ absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
   return model;
 }
 
-absl::StatusOr<std::vector<int64_t>> PromptOf(const GenerateFlags& flags,
-                                              std::istream& in) {
-  if (!flags.prompt.empty()) return BytesOf(flags.prompt);
-  if (flags.tokens != "-") return ParseTokens(flags.tokens);
-  return ParseTokens(std::string(std::istreambuf_iterator<char>(in), {}));
+absl::StatusOr<Prompts> PromptsOf(const GenerateFlags& flags,
+                                  std::istream& in) {
+  if (!flags.prompt.empty()) return Prompts{BytesOf(flags.prompt)};
+  const std::string text =
+      flags.tokens == "-" ? std::string(std::istreambuf_iterator<char>(in), {})
+                          : flags.tokens;
+  std::vector<absl::string_view> parts = {text};
+  if (flags.batch) parts = absl::StrSplit(absl::StripSuffix(text, "\n"), '\n');
+  Prompts prompts;
+  for (const absl::string_view part : parts) {
+    FSDP_ASSIGN_OR_RETURN(prompts.emplace_back(), ParseTokens(part));
+  }
+  return prompts;
 }
 
 absl::Status Write(const std::string& text, std::ostream& out) {
@@ -134,23 +149,35 @@ absl::string_view Reason(Ending ending) {
   return "";
 }
 
-void Report(int64_t prompt_tokens, const Generated& generated,
+void Report(const Prompts& prompts, const Generated& generated,
             std::ostream& log) {
+  int64_t prompt_tokens = 0;
+  for (const auto& prompt : prompts) {
+    prompt_tokens += static_cast<int64_t>(prompt.size());
+  }
   log << "prompt: " << Rate(prompt_tokens, generated.prompt_time)
       << ", which gives the first token\n";
-  if (generated.tokens > 1) {
-    log << "then: " << Rate(generated.tokens - 1, generated.time) << "\n";
+  const auto firsts = static_cast<int64_t>(prompts.size());
+  if (generated.tokens > firsts) {
+    log << "then: " << Rate(generated.tokens - firsts, generated.time) << "\n";
   }
-  log << Reason(generated.ending) << std::endl;
+  for (const Ending ending :
+       {Ending::kEos, Ending::kMaxTokens, Ending::kMaxPositions}) {
+    const auto count = absl::c_count(generated.endings, ending);
+    if (count == 0) continue;
+    log << (firsts > 1 ? absl::StrCat(count, " ") : "") << Reason(ending)
+        << std::endl;
+  }
 }
 
 }  // namespace
 
 absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
-                         std::ostream& out, std::ostream& log) {
+                         std::ostream& out, std::ostream& log,
+                         const fsdp::DeviceGraphMaker& make_graph) {
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   const bool is_text = !flags.prompt.empty();
-  FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> prompt, PromptOf(flags, in));
+  FSDP_ASSIGN_OR_RETURN(const Prompts prompts, PromptsOf(flags, in));
   std::string base = flags.model;
   std::string adapter = flags.adapter;
   if (HasAdaptersAlone(flags.model)) {
@@ -163,23 +190,46 @@ absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
   if (is_text) {
     FSDP_RETURN_IF_ERROR(CheckTokensAreBytes(flags.model, config, log));
   }
-  FSDP_RETURN_IF_ERROR(CheckPrompt(prompt, config));
+  FSDP_RETURN_IF_ERROR(CheckPrompts(prompts, config));
   FSDP_ASSIGN_OR_RETURN(CausalLm model,
                         LoadWholeModel(base, config, adapter, flags, log));
   PrintableText text;
-  FSDP_ASSIGN_OR_RETURN(const Generated generated,
-                        Generate(*model, config, prompt, flags.max_tokens,
-                                 flags.sampling, [&](int64_t token) {
-                                   return Write(is_text
-                                                    ? text.Add(token)
-                                                    : absl::StrCat(token, "\n"),
-                                                out);
-                                 }));
+  Prompts lines(prompts.size());
+  FSDP_ASSIGN_OR_RETURN(
+      const Generated generated,
+      Generate(*model, config, prompts, flags.max_tokens, flags.sampling,
+               make_graph, [&](size_t prompt, int64_t token) {
+                 if (flags.batch) {
+                   lines[prompt].push_back(token);
+                   return absl::OkStatus();
+                 }
+                 return Write(
+                     is_text ? text.Add(token) : absl::StrCat(token, "\n"),
+                     out);
+               }));
   if (is_text) {
     FSDP_RETURN_IF_ERROR(Write(absl::StrCat(text.Finish(), "\n"), out));
   }
-  Report(static_cast<int64_t>(prompt.size()), generated, log);
+  for (const auto& line : lines) {
+    if (!flags.batch) break;
+    FSDP_RETURN_IF_ERROR(Write(absl::StrJoin(line, ",") + "\n", out));
+  }
+  Report(prompts, generated, log);
   return absl::OkStatus();
+}
+
+int GenerateProgram(int argc, char** argv,
+                    const fsdp::DeviceGraphMaker& make_graph) {
+  const absl::StatusOr<GenerateFlags> flags = ReadGenerateFlags(argc, argv);
+  if (!flags.ok()) {
+    std::cerr << flags.status().message() << std::endl;
+    return 2;
+  }
+  const absl::Status status =
+      RunGenerate(*flags, std::cin, std::cout, std::cerr, make_graph);
+  if (status.ok()) return 0;
+  std::cerr << "generate: " << status.message() << std::endl;
+  return 1;
 }
 
 }  // namespace llama

@@ -6,16 +6,24 @@
 #include <ostream>
 
 #include "absl/status/status.h"
+#include "base/device_streams.h"
 #include "examples/llama/flags/generate_flags.h"
 
 namespace llama {
 
-// Reads the model, continues the prompt of `flags` or `in`, writes the tokens
-// to `out` as they come, and everything else to `log`. InvalidArgument: the
-// model's tokens are no bytes. Other errors are those of ReadConfig(),
-// LoadWholeModel() and Generate(), and DataLoss if `out` cannot be written.
+// Reads the model, continues the prompts of `flags` or `in`, writes the tokens
+// to `out`, those of a single prompt as they come, and everything else to
+// `log`. `make_graph`: see Generate(). InvalidArgument: the model's tokens are
+// no bytes. Other errors are those of ReadConfig(), LoadWholeModel() and
+// Generate(), and DataLoss if `out` cannot be written.
 absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
-                         std::ostream& out, std::ostream& log);
+                         std::ostream& out, std::ostream& log,
+                         const fsdp::DeviceGraphMaker& make_graph = nullptr);
+
+// Runs the program and returns its exit code. `make_graph` is null in a program
+// without CUDA.
+int GenerateProgram(int argc, char** argv,
+                    const fsdp::DeviceGraphMaker& make_graph = nullptr);
 
 }  // namespace llama
 

@@ -74,6 +74,19 @@ class GenerateTest(unittest.TestCase):
                 flag = "--tokens=" + ",".join(map(str, prompt))
                 self.assertEqual(self.tokens(RECORDED / model, flag, *GREEDY), expected, model)
 
+    def test_a_batch_is_its_prompts_alone(self):
+        for model in MODELS:
+            recorded = json.loads((RECORDED / model / "recorded.json").read_text())
+            prompts = [",".join(map(str, prompt)) for prompt in (*recorded["tokens"], [5], recorded["tokens"][0][:7])]
+            output, said = self.succeed(f"--model={RECORDED / model}", "--tokens=-", "--batch", *GREEDY,
+                                        given="\n".join(prompts) + "\n")
+            lines = [list(map(int, line.split(","))) for line in output.splitlines()]
+            self.assertEqual(lines[:2], recorded["generated"], model)
+            for prompt, line in zip(prompts[2:], lines[2:]):
+                self.assertEqual(self.tokens(RECORDED / model, f"--tokens={prompt}", *GREEDY), line, model)
+            self.assertEqual(len(lines), 4)
+            self.assertRegex(said, r"prompt: 40 tokens in .*\nthen: 60 tokens in .*\n4 ended by --max_tokens\n")
+
     def test_reads_tokens_from_standard_input(self):
         expected = self.tokens(QWEN3, PROMPT, *GREEDY)
         for given in ("5 6 7", "5,6,\n7\n", "5\n6\n7\n"):
@@ -235,6 +248,7 @@ class GenerateTest(unittest.TestCase):
         self.refuse("token 195 of the prompt", model, "--prompt=ö")
         self.refuse('"x" is no token', model, "--tokens=1,x")
         self.refuse("the prompt is empty", model, "--tokens=-", given=" \n")
+        self.refuse("prompt 2: the prompt is empty", model, "--tokens=-", "--batch", given="1,2\n\n3\n")
         with_tokenizer = self.copy_of(QWEN3)
         (with_tokenizer / "tokenizer.json").write_text("{}")
         self.refuse("--encode TEXT --tokenizer", f"--model={with_tokenizer}", "--prompt=Hello")
@@ -243,6 +257,7 @@ class GenerateTest(unittest.TestCase):
         model = f"--model={QWEN3}"
         self.refuse("--model=DIR", PROMPT, code=2)
         self.refuse("--prompt=TEXT", model, code=2)
+        self.refuse("--batch takes its prompts from standard input", model, PROMPT, "--batch", code=2)
         self.refuse("--top_k=-1", model, PROMPT, "--top_k=-1", code=2)
         self.refuse("what is 5?", model, PROMPT, "5", code=2)
         self.refuse("expected auto, fp32 or bf16", model, PROMPT, "--precision=fp8", code=1)
@@ -251,8 +266,8 @@ class GenerateTest(unittest.TestCase):
     def test_help_names_every_flag_of_ours(self):
         done = self.run_program("--help")
         flags = set(re.findall(r"^ +--(\w+) ", done.stdout, re.MULTILINE))
-        self.assertEqual(flags, {"model", "adapter", "prompt", "tokens", "max_tokens", "temperature", "top_k", "top_p",
-                                 "seed", "precision", "device", "base", "threads"})
+        self.assertEqual(flags, {"model", "adapter", "prompt", "tokens", "batch", "max_tokens", "temperature", "top_k",
+                                 "top_p", "seed", "precision", "device", "base", "threads"})
         self.assertIn("in one process", done.stdout)
 
 

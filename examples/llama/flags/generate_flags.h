@@ -20,6 +20,7 @@ struct GenerateFlags {
   // One of these two is set.
   std::string prompt;
   std::string tokens;  // "-": from standard input
+  bool batch = false;  // each line of it is a prompt
 
   int64_t max_tokens = 256;
   SamplingOptions sampling;

@@ -31,6 +31,7 @@ TEST(GenerateFlagsTest, SaysWhatCannotBe) {
       {[](GenerateFlags& f) { f.model = ""; }, "--model=DIR"},
       {[](GenerateFlags& f) { f.prompt = ""; }, "--prompt=TEXT"},
       {[](GenerateFlags& f) { f.tokens = "1"; }, "either"},
+      {[](GenerateFlags& f) { f.batch = true; }, "add --tokens=-"},
       {[](GenerateFlags& f) { f.max_tokens = 0; }, "--max_tokens=0"},
       {[](GenerateFlags& f) { f.threads = -1; }, "--threads=-1"},
       {[](GenerateFlags& f) { f.sampling.temperature = -1; },

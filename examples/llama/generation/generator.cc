@@ -1,13 +1,17 @@
 #include "examples/llama/generation/generator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/multinomial.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
 
@@ -15,7 +19,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -28,6 +36,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "base/utf8.h"
@@ -57,35 +66,45 @@ at::Tensor Probabilities(const at::Tensor& logits,
                          const SamplingOptions& options) {
   const at::Tensor exact = logits.to(at::kDouble);
   // Values are at most 0, so that no temperature makes infinities that cancel.
-  const at::Tensor scaled = (exact - exact.max()) / options.temperature;
-  const int64_t vocab = scaled.size(0);
+  const at::Tensor scaled =
+      (exact - exact.amax(-1, /*keepdim=*/true)) / options.temperature;
+  const int64_t vocab = scaled.size(-1);
   const int64_t k = options.top_k > 0 ? std::min(options.top_k, vocab) : vocab;
-  if (k == vocab && options.top_p == 1) return at::softmax(scaled, 0);
+  if (k == vocab && options.top_p == 1) return at::softmax(scaled, -1);
   const auto [values, tokens] = at::topk(scaled, k);
-  at::Tensor allowed = at::softmax(values, 0);
+  at::Tensor allowed = at::softmax(values, -1);
   if (options.top_p < 1) {
-    const at::Tensor before = allowed.cumsum(0) - allowed;
+    const at::Tensor before = allowed.cumsum(-1) - allowed;
     allowed = allowed.masked_fill(before >= options.top_p, 0);
-    allowed = allowed / allowed.sum();
+    allowed = allowed / allowed.sum(-1, /*keepdim=*/true);
   }
-  return at::zeros_like(scaled).scatter(0, tokens, allowed);
+  return at::zeros_like(scaled).scatter(-1, tokens, allowed);
 }
 
-Sampler::Sampler(const SamplingOptions& options)
-    : options_(options),
-      generator_(at::make_generator<at::CPUGeneratorImpl>(options.seed)) {}
-
-absl::StatusOr<int64_t> Sampler::Next(const at::Tensor& logits) {
-  if (!at::isfinite(logits).all().item<bool>()) {
-    return absl::FailedPreconditionError(
-        "the model's logits are not finite: its training has diverged, or its "
-        "files are of another model");
+Sampler::Sampler(const SamplingOptions& options, c10::Device device)
+    : options_(options) {
+  if (device.is_cpu()) {
+    generator_ = at::make_generator<at::CPUGeneratorImpl>(options.seed);
+    return;
   }
-  if (options_.temperature == 0) return logits.argmax().item<int64_t>();
-  return at::multinomial(Probabilities(logits, options_), /*num_samples=*/1,
-                         /*replacement=*/true, generator_)
-      .item<int64_t>();
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_current_seed(options.seed);
 }
+
+at::Tensor Sampler::Draw(const at::Tensor& logits) {
+  at::Tensor scores = logits;
+  if (options_.temperature != 0) {
+    // It is at::multinomial() without the host's look at the probabilities.
+    const at::Tensor probabilities = Probabilities(logits, options_);
+    scores = probabilities /
+             at::empty_like(probabilities).exponential_(1, generator_);
+  }
+  return scores.argmax(-1).masked_fill(
+      at::isfinite(logits).all(-1).logical_not(), kNotFinite);
+}
+
+namespace {
 
 absl::Status CheckPrompt(const std::vector<int64_t>& prompt,
                          const LlamaConfig& config) {
@@ -108,47 +127,250 @@ absl::Status CheckPrompt(const std::vector<int64_t>& prompt,
   return absl::OkStatus();
 }
 
+}  // namespace
+
+absl::Status CheckPrompts(const Prompts& prompts, const LlamaConfig& config) {
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const absl::Status status = CheckPrompt(prompts[i], config);
+    if (status.ok()) continue;
+    return prompts.size() == 1
+               ? status
+               : fsdp::Annotate(status, absl::StrCat("prompt ", i + 1));
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+using fsdp::TorchToStatus;
+
+// A captured step looks at so many tokens of the cache, at twice as many when
+// these are full, and so on: a generation has few captures.
+constexpr int64_t kLeastCaptured = 256;
+// GPUs take masks of such lengths as they are.
+constexpr int64_t kMaskAlignment = 64;
+
+// Draws tokens of all sequences of a batch, one of each at a time.
+//
+// Steps are CausalLmImpl::Step(), which finds tokens and positions on the
+// device. Without a graph and for prompts of one length they are Continue(),
+// whose position the host knows: it has no mask, and is faster on CPUs.
+class Sequences {
+ public:
+  // `graph` is null if steps are not to be captured. `cache` has room for all
+  // tokens but those drawn last.
+  Sequences(CausalLmImpl& model, KvCache cache, const SamplingOptions& sampling,
+            std::unique_ptr<fsdp::DeviceGraph> graph)
+      : model_(model),
+        cache_(std::move(cache)),
+        device_(cache_.layers.front().keys.device()),
+        sampler_(sampling, device_),
+        graph_(std::move(graph)),
+        stream_(device_) {}
+
+  // Memory goes, which the device may still use.
+  ~Sequences() {
+    TorchToStatus("waiting for the device", [this] {
+      fsdp::Synchronize(device_);
+    }).IgnoreError();
+  }
+
+  // Lets the device draw a token behind each prompt. Comes first.
+  absl::Status Begin(const Prompts& prompts);
+  // Lets it draw the token behind that.
+  absl::Status Step();
+  // Counts the calls of these whose tokens were not taken.
+  size_t waiting() const { return readings_.size(); }
+  // Waits for the oldest of these tokens: int64 [batch] on the CPU.
+  absl::StatusOr<at::Tensor> Take();
+
+ private:
+  struct Reading {
+    at::Tensor tokens;
+    fsdp::DeviceEvent is_done;
+  };
+
+  absl::Status Run(int64_t end);
+  absl::Status RunAndCapture(int64_t end);
+  absl::Status Read();
+
+  CausalLmImpl& model_;
+  KvCache cache_;
+  const c10::Device device_;
+  Sampler sampler_;
+  bool is_even_ = true;   // all prompts have one length
+  int64_t tokens_ = 0;    // that the longest sequence has in the cache
+  at::Tensor drawn_;      // [batch], the last tokens, on the device
+  at::Tensor positions_;  // [batch], where these go
+  std::deque<Reading> readings_;
+  const std::unique_ptr<fsdp::DeviceGraph> graph_;
+  fsdp::SideStream stream_;  // for captures
+  int64_t captured_ = 0;     // the graph looks at so many tokens
+};
+
+absl::Status Sequences::Begin(const Prompts& prompts) {
+  for (const auto& prompt : prompts) {
+    is_even_ = is_even_ && prompt.size() == prompts.front().size();
+    tokens_ = std::max(tokens_, static_cast<int64_t>(prompt.size()));
+  }
+  // No token sees the padding behind its prompt, and later ones replace it.
+  std::vector<int64_t> padded, last, sizes;
+  for (const auto& prompt : prompts) {
+    padded.insert(padded.end(), prompt.begin(), prompt.end());
+    last.push_back(static_cast<int64_t>(padded.size()) - 1);
+    sizes.push_back(static_cast<int64_t>(prompt.size()));
+    padded.resize(sizes.size() * static_cast<size_t>(tokens_));
+  }
+  FSDP_RETURN_IF_ERROR(TorchToStatus("computing logits", [&] {
+    const auto there = [&](const std::vector<int64_t>& values) {
+      return at::tensor(values).to(device_);
+    };
+    positions_ = there(sizes);
+    drawn_ = sampler_.Draw(model_.Continue(
+        there(padded).view({cache_.batch, tokens_}), cache_, there(last)));
+  }));
+  return Read();
+}
+
+absl::Status Sequences::Step() {
+  const int64_t needed = std::min(++tokens_, cache_.max_tokens);
+  if (graph_ == nullptr) {
+    FSDP_RETURN_IF_ERROR(Run(needed));
+    return Read();
+  }
+  int64_t end = kLeastCaptured;
+  while (end < needed) end *= 2;
+  end = std::min(end, cache_.max_tokens);
+  FSDP_RETURN_IF_ERROR(end == captured_ ? graph_->Replay()
+                                        : RunAndCapture(end));
+  return Read();
+}
+
+// Computes and draws. Step() looks at tokens before `end`.
+absl::Status Sequences::Run(int64_t end) {
+  return TorchToStatus("computing logits", [&] {
+    const at::Tensor tokens = drawn_.clamp_min(0);  // kNotFinite is no token
+    const at::Tensor logits =
+        graph_ == nullptr && is_even_
+            ? model_.Continue(tokens.unsqueeze(1), cache_)
+            : model_.Step(tokens, positions_, cache_, end);
+    drawn_.copy_(sampler_.Draw(logits));
+    // Sequences that are over go on until all are.
+    positions_.add_(1).clamp_max_(cache_.max_tokens - 1);
+  });
+}
+
+// Does a step, in which libraries set up what they need for its sizes and
+// stream, and captures those that follow.
+absl::Status Sequences::RunAndCapture(int64_t end) {
+  const absl::Status status =
+      TorchToStatus("capturing a step", [&]() -> absl::Status {
+        fsdp::Synchronize(device_);  // replays use the graph's memory
+        graph_->Reset();
+        stream_.FollowCurrentStream();
+        {
+          const fsdp::SideStream::Scope scope(stream_);
+          FSDP_RETURN_IF_ERROR(Run(end));
+          FSDP_RETURN_IF_ERROR(graph_->BeginCapture());
+          FSDP_RETURN_IF_ERROR(Run(end));
+          FSDP_RETURN_IF_ERROR(graph_->EndCapture());
+        }
+        stream_.BlockCurrentStream();
+        captured_ = end;
+        return absl::OkStatus();
+      });
+  if (!status.ok()) graph_->Reset();
+  return status;
+}
+
+absl::Status Sequences::Read() {
+  return TorchToStatus("reading tokens", [&] {
+    Reading reading;
+    reading.tokens = at::empty(
+        drawn_.sizes(),
+        at::TensorOptions(at::kLong).pinned_memory(!device_.is_cpu()));
+    reading.tokens.copy_(drawn_, /*non_blocking=*/true);
+    reading.is_done.Record(device_);
+    readings_.push_back(std::move(reading));
+  });
+}
+
+absl::StatusOr<at::Tensor> Sequences::Take() {
+  const Reading reading = std::move(readings_.front());
+  readings_.pop_front();
+  FSDP_RETURN_IF_ERROR(TorchToStatus("waiting for tokens", [&] {
+    reading.is_done.Wait(absl::InfiniteFuture());
+  }));
+  return reading.tokens;
+}
+
+}  // namespace
+
 absl::StatusOr<Generated> Generate(CausalLmImpl& model,
                                    const LlamaConfig& config,
-                                   const std::vector<int64_t>& prompt,
-                                   int64_t max_tokens,
+                                   const Prompts& prompts, int64_t max_tokens,
                                    const SamplingOptions& sampling,
+                                   const fsdp::DeviceGraphMaker& make_graph,
                                    const OnToken& on_token) {
   FSDP_RETURN_IF_ERROR(Check(sampling));
-  FSDP_RETURN_IF_ERROR(CheckPrompt(prompt, config));
-  const auto prompt_tokens = static_cast<int64_t>(prompt.size());
-  const int64_t room = config.max_position_embeddings - prompt_tokens;
-  const int64_t most = std::min(max_tokens, room);
-  const at::TensorOptions parameters = model.parameters().front().options();
-  KvCache cache;
-  FSDP_RETURN_IF_ERROR(
-      fsdp::TorchToStatus("making room for keys and values", [&] {
-        cache =
-            MakeKvCache(config, /*batch=*/1, prompt_tokens + most, parameters);
-      }));
-
+  FSDP_RETURN_IF_ERROR(CheckPrompts(prompts, config));
   Generated generated;
-  generated.ending =
-      room < max_tokens ? Ending::kMaxPositions : Ending::kMaxTokens;
+  std::vector<int64_t> most;  // tokens behind each prompt
+  int64_t longest = 0;        // of the prompts with these
+  for (const auto& prompt : prompts) {
+    const auto size = static_cast<int64_t>(prompt.size());
+    const int64_t room = config.max_position_embeddings - size;
+    most.push_back(std::min(max_tokens, room));
+    longest = std::max(longest, size + most.back());
+    generated.endings.push_back(room < max_tokens ? Ending::kMaxPositions
+                                                  : Ending::kMaxTokens);
+  }
+  const int64_t draws = *absl::c_max_element(most);
+  const at::TensorOptions parameters = model.parameters().front().options();
+  const bool has_streams = fsdp::HasStreams(parameters.device());
+  std::unique_ptr<fsdp::DeviceGraph> graph;
+  if (has_streams && make_graph != nullptr) {
+    FSDP_ASSIGN_OR_RETURN(graph, make_graph(parameters.device()));
+  }
+  KvCache cache;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("making room for keys and values", [&] {
+    cache = MakeKvCache(
+        config, static_cast<int64_t>(prompts.size()),
+        (longest + kMaskAlignment - 1) / kMaskAlignment * kMaskAlignment,
+        parameters);
+  }));
+
   const absl::Time begin = absl::Now();
   absl::Time first = begin;
-  Sampler sampler(sampling);
-  std::vector<int64_t> tokens = prompt;  // that the cache does not have
-  while (generated.tokens < most) {
-    at::Tensor logits;
-    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("computing logits", [&] {
-      const at::Tensor next =
-          at::tensor(tokens).unsqueeze(0).to(parameters.device());
-      logits = model.Continue(next, cache)[0].cpu();
-    }));
-    FSDP_ASSIGN_OR_RETURN(const int64_t token, sampler.Next(logits));
-    if (++generated.tokens == 1) first = absl::Now();
-    FSDP_RETURN_IF_ERROR(on_token(token));
-    if (absl::c_linear_search(config.eos_token_ids, token)) {
-      generated.ending = Ending::kEos;
-      break;
+  Sequences sequences(model, std::move(cache), sampling, std::move(graph));
+  FSDP_RETURN_IF_ERROR(sequences.Begin(prompts));
+  std::vector<bool> is_over(prompts.size(), false);
+  size_t running = prompts.size();
+  int64_t drawn = 1;
+  for (int64_t n = 1; running > 0; ++n) {
+    // Behind the first token, a device computes the next one while the host
+    // hands one out.
+    const size_t ahead = has_streams && n > 1 ? 2 : 1;
+    for (; sequences.waiting() < ahead && drawn < draws; ++drawn) {
+      FSDP_RETURN_IF_ERROR(sequences.Step());
     }
-    tokens = {token};
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor tokens, sequences.Take());
+    if (n == 1) first = absl::Now();
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      if (is_over[i]) continue;
+      const int64_t token = tokens.const_data_ptr<int64_t>()[i];
+      if (token == kNotFinite) {
+        return absl::FailedPreconditionError(
+            "the model's logits are not finite: its training has diverged, or "
+            "its files are of another model");
+      }
+      ++generated.tokens;
+      FSDP_RETURN_IF_ERROR(on_token(i, token));
+      const bool is_eos = absl::c_linear_search(config.eos_token_ids, token);
+      if (is_eos) generated.endings[i] = Ending::kEos;
+      is_over[i] = is_eos || n == most[i];
+      if (is_over[i]) --running;
+    }
   }
   generated.prompt_time = first - begin;
   generated.time = absl::Now() - first;

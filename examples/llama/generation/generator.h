@@ -1,12 +1,15 @@
-// Continues a sequence of tokens, which people may write and read.
+// Continues sequences of tokens, which people may write and read.
 #ifndef EXAMPLES_LLAMA_GENERATION_GENERATOR_H_
 #define EXAMPLES_LLAMA_GENERATION_GENERATOR_H_
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/device_streams.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 
@@ -34,24 +38,29 @@ struct SamplingOptions {
 // InvalidArgument names the flag with an impossible number.
 absl::Status Check(const SamplingOptions& options);
 
-// Returns float64 [vocab] for finite logits [vocab] on the CPU: 0 for tokens
-// that are not allowed, with a sum of 1. The temperature is not 0. Of tokens
-// that are as likely as the last allowed one, any may be allowed.
+// Returns float64 [..., vocab] for finite logits [..., vocab]: 0 for tokens
+// that are not allowed, with a sum of 1. The temperature is not 0. If several
+// tokens are as likely as the last allowed one, any of them may be allowed.
 at::Tensor Probabilities(const at::Tensor& logits,
                          const SamplingOptions& options);
 
-// Draws one token after another, the same for the same logits and seed.
+// Stands for the token of logits that are not finite.
+inline constexpr int64_t kNotFinite = -1;
+
+// Draws tokens one after another, the same for the same logits and seed on the
+// same device. On the CPU it has a generator of its own; on another device it
+// seeds the default one, which is the one that graphs know.
 class Sampler {
  public:
-  explicit Sampler(const SamplingOptions& options);
+  Sampler(const SamplingOptions& options, c10::Device device);
 
-  // Draws a token from logits [vocab]. FailedPrecondition: they are not finite,
-  // as in a model whose training has diverged.
-  absl::StatusOr<int64_t> Next(const at::Tensor& logits);
+  // Draws a token from each row of logits [batch, vocab]: int64 [batch]. The
+  // host sees no values, so that a DeviceGraph can capture it.
+  at::Tensor Draw(const at::Tensor& logits);
 
  private:
   const SamplingOptions options_;
-  at::Generator generator_;
+  std::optional<at::Generator> generator_;  // unset: the default one
 };
 
 enum class Ending {
@@ -61,29 +70,36 @@ enum class Ending {
 };
 
 struct Generated {
-  int64_t tokens = 0;
-  Ending ending = Ending::kMaxTokens;
-  absl::Duration prompt_time;  // until the first token
-  absl::Duration time;         // of the other tokens
+  int64_t tokens = 0;           // behind all prompts
+  std::vector<Ending> endings;  // one for each prompt
+  absl::Duration prompt_time;   // until each has a token
+  absl::Duration time;          // of the other tokens
 };
 
-// Gets each token. An error ends the generation.
-using OnToken = std::function<absl::Status(int64_t token)>;
+// Gets each token, and the index of its prompt. An error ends the generation.
+using OnToken = std::function<absl::Status(size_t prompt, int64_t token)>;
 
-// InvalidArgument: the prompt is empty, leaves no room in
+using Prompts = std::vector<std::vector<int64_t>>;
+
+// InvalidArgument: a prompt is empty, leaves no room in
 // max_position_embeddings, or has tokens outside of the vocabulary.
-absl::Status CheckPrompt(const std::vector<int64_t>& prompt,
-                         const LlamaConfig& config);
+absl::Status CheckPrompts(const Prompts& prompts, const LlamaConfig& config);
 
-// Generates at most `max_tokens` tokens behind `prompt`, and hands each to
-// `on_token` as soon as it is drawn. `model`, of `config`, is not sharded.
-// InvalidArgument: CheckPrompt() or Check(sampling) refuses. ResourceExhausted:
-// there is no memory. Other errors are those of Sampler and of `on_token`.
+// Generates at most `max_tokens` tokens, which is at least 1, behind each of
+// `prompts`, at least one, all together; but for rounding, the likeliest tokens
+// are those of each prompt alone, except that a dynamic rope scaling goes by
+// the longest prompt. Hands tokens to `on_token` as soon as
+// they are drawn; on the CPU before the next ones are computed, on other
+// devices meanwhile. There a graph of `make_graph`, which may be null, replays
+// the steps. `model`, of `config`, is not sharded. InvalidArgument:
+// CheckPrompts() or Check(sampling) refuses. FailedPrecondition: logits are not
+// finite, as in a model whose training has diverged. ResourceExhausted: there
+// is no memory. Other errors are those of graphs and of `on_token`.
 absl::StatusOr<Generated> Generate(CausalLmImpl& model,
                                    const LlamaConfig& config,
-                                   const std::vector<int64_t>& prompt,
-                                   int64_t max_tokens,
+                                   const Prompts& prompts, int64_t max_tokens,
                                    const SamplingOptions& sampling,
+                                   const fsdp::DeviceGraphMaker& make_graph,
                                    const OnToken& on_token);
 
 // Tokens as people write and read them.

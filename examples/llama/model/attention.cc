@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
@@ -11,6 +10,7 @@
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
@@ -157,16 +157,40 @@ at::Tensor Rotate(const at::Tensor& x, const RotaryTables& tables) {
   return fsdp::device_ops::RotateHalves(x, tables.cos, tables.sin);
 }
 
+namespace {
+
+// A dynamic scaling depends on how long the sequence is.
+RotaryTables TablesOfLastTokens(const LlamaConfig& config, int64_t tokens,
+                                const at::TensorOptions& options) {
+  const bool is_dynamic = config.rope.scaling.has_value() &&
+                          config.rope.scaling->type == Type::kDynamic;
+  std::vector<at::Tensor> cos, sin;
+  for (const at::Tensor& positions :
+       at::arange(tokens, options.dtype(at::kLong))
+           .split(is_dynamic ? 1 : tokens)) {
+    const RotaryTables tables =
+        MakeRotaryTables(config.rope, config.head_dim, positions,
+                         c10::typeMetaToScalarType(options.dtype()));
+    cos.push_back(tables.cos);
+    sin.push_back(tables.sin);
+  }
+  return {at::cat(cos), at::cat(sin)};
+}
+
+}  // namespace
+
 KvCache MakeKvCache(const LlamaConfig& config, int64_t batch,
                     int64_t max_tokens, const at::TensorOptions& options) {
+  // What is masked must be finite.
   const auto make = [&] {
-    return at::empty(
+    return at::zeros(
         {batch, config.num_key_value_heads, max_tokens, config.head_dim},
         options);
   };
   KvCache cache;
   cache.batch = batch;
   cache.max_tokens = max_tokens;
+  cache.tables = TablesOfLastTokens(config, max_tokens, options);
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     cache.layers.push_back({make(), make()});
   }
@@ -206,14 +230,15 @@ at::Tensor OfOneDocument(const at::Tensor& queries, const at::Tensor& keys,
                 /*is_causal=*/true);
 }
 
-// Computes attention of one token, which sees all. The queries that share a key
-// are treated as tokens, so that no kernel repeats keys for them.
+// Computes attention of one token, which sees all but what `mask` excludes. The
+// queries that share a key are treated as tokens, so that no kernel repeats
+// keys for them.
 at::Tensor OfLastToken(const at::Tensor& queries, const at::Tensor& keys,
-                       const at::Tensor& values) {
+                       const at::Tensor& values,
+                       const std::optional<at::Tensor>& mask) {
   const at::Tensor grouped =
       queries.squeeze(2).unflatten(1, {keys.size(1), -1});
-  return Attend(grouped, keys, values, /*mask=*/std::nullopt,
-                /*is_causal=*/false)
+  return Attend(grouped, keys, values, mask, /*is_causal=*/false)
       .flatten(1, 2)
       .unsqueeze(2);
 }
@@ -249,7 +274,7 @@ at::Tensor ContinuedAttention(const at::Tensor& queries, const at::Tensor& keys,
                               const at::Tensor& values) {
   const int64_t tokens = queries.size(2), all = keys.size(2);
   if (tokens == all) return OfOneDocument(queries, keys, values);
-  if (tokens == 1) return OfLastToken(queries, keys, values);
+  if (tokens == 1) return OfLastToken(queries, keys, values, std::nullopt);
   const at::Tensor sees =
       at::ones({tokens, all}, queries.options().dtype(at::kBool))
           .tril(all - tokens);
@@ -291,13 +316,23 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x,
 
 at::Tensor AttentionImpl::Continue(const at::Tensor& x,
                                    const RotaryTables& tables,
-                                   const LayerCache& cache, int64_t past) {
+                                   const LayerCache& cache,
+                                   const CachePlace& place) {
   const Heads heads = Project(x, tables);
-  const int64_t end = past + x.size(1);
-  cache.keys.slice(2, past, end).copy_(heads.keys);
-  cache.values.slice(2, past, end).copy_(heads.values);
-  return Output(ContinuedAttention(heads.queries, cache.keys.slice(2, 0, end),
-                                   cache.values.slice(2, 0, end)));
+  const at::Tensor keys = cache.keys.slice(2, 0, place.end);
+  const at::Tensor values = cache.values.slice(2, 0, place.end);
+  if (!place.slots.defined()) {
+    const int64_t past = place.end - x.size(1);
+    keys.slice(2, past).copy_(heads.keys);
+    values.slice(2, past).copy_(heads.values);
+    return Output(ContinuedAttention(heads.queries, keys, values));
+  }
+  // A row of one token of each sequence becomes sequences of one token.
+  keys.scatter_(2, place.slots, heads.keys.transpose(0, 2));
+  values.scatter_(2, place.slots, heads.values.transpose(0, 2));
+  return Output(
+      OfLastToken(heads.queries.transpose(0, 2), keys, values, place.mask)
+          .transpose(0, 2));
 }
 
 AttentionImpl::Heads AttentionImpl::Project(const at::Tensor& x,

@@ -76,19 +76,19 @@ at::Tensor Rotate(const at::Tensor& x, const RotaryTables& tables);
 // A cache keeps keys and values of the tokens that a model has seen, so that
 // each new token costs only itself.
 
-// Both are [batch, num_key_value_heads, max_tokens, head_dim]. Tokens behind
-// KvCache::tokens are undefined.
+// Both are [batch, num_key_value_heads, max_tokens, head_dim].
 struct LayerCache {
   at::Tensor keys;
   at::Tensor values;
 };
 
-// The cache of a batch of equally long sequences. Set `tokens` to 0 to begin
-// anew, or to fewer to go back.
+// The cache of a batch of sequences. Set `tokens` to 0 to begin anew, or to
+// fewer to go back.
 struct KvCache {
-  int64_t tokens = 0;  // that each sequence has
+  int64_t tokens = 0;  // that each sequence has got by Continue()
   int64_t batch = 0;
   int64_t max_tokens = 0;
+  RotaryTables tables;  // of each position, as the last one of a sequence
   std::vector<LayerCache> layers;
 };
 
@@ -96,6 +96,18 @@ struct KvCache {
 // parameters.
 KvCache MakeKvCache(const LlamaConfig& config, int64_t batch,
                     int64_t max_tokens, const at::TensorOptions& options);
+
+// Where new tokens go in a cache, and what they see there: either equally many
+// of each sequence, which go right before `end` and see what is before them, or
+// one of each sequence, as a row of `batch` tokens, by `slots` and `mask`.
+struct CachePlace {
+  int64_t end = 0;  // the tokens that are looked at come before it
+  // int64 [batch, num_key_value_heads, 1, head_dim]: the token's position.
+  at::Tensor slots = {};
+  // [batch, 1, 1, end], added to what the softmax gets: 0, or -infinity for
+  // tokens that are not seen.
+  at::Tensor mask = {};
+};
 
 // RMSNorm as Hugging Face's Llama computes it.
 
@@ -138,9 +150,9 @@ class AttentionImpl : public torch::nn::Module {
   // [batch, tokens, hidden_size] -> the same. `starts`: see CausalAttention().
   at::Tensor forward(const at::Tensor& x, const RotaryTables& tables,
                      const DocumentStarts& starts);
-  // Computes `x` behind the first `past` tokens of `cache`, and adds it there.
+  // Computes `x` at its place in `cache`, and adds it there.
   at::Tensor Continue(const at::Tensor& x, const RotaryTables& tables,
-                      const LayerCache& cache, int64_t past);
+                      const LayerCache& cache, const CachePlace& place);
 
  private:
   // Each is [batch, heads, tokens, head_dim]; queries and keys are turned.

@@ -5,11 +5,13 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -85,15 +87,42 @@ at::Tensor DecoderImpl::forward(const at::Tensor& tokens,
 
 at::Tensor DecoderImpl::Continue(const at::Tensor& tokens, KvCache& cache) {
   const int64_t end = cache.tokens + tokens.size(1);
-  at::Tensor x = embed_tokens_->forward(tokens);
   const RotaryTables tables = MakeRotaryTables(
       rope_, head_dim_, at::arange(cache.tokens, end, tokens.options()),
-      x.scalar_type());
+      embedding().scalar_type());
+  at::Tensor x = RunLayers(tokens, tables, cache, {end});
+  cache.tokens = end;
+  return x;
+}
+
+at::Tensor DecoderImpl::Step(const at::Tensor& tokens,
+                             const at::Tensor& positions, const KvCache& cache,
+                             int64_t end) {
+  const at::Tensor& keys = cache.layers.front().keys;
+  const at::Tensor is_behind =
+      at::arange(end, positions.options()) > positions.unsqueeze(1);
+  CachePlace place;
+  place.end = end;
+  place.slots =
+      positions.view({-1, 1, 1, 1}).expand({-1, keys.size(1), 1, keys.size(3)});
+  place.mask =
+      at::zeros(is_behind.sizes(), keys.options())
+          .masked_fill_(is_behind, -std::numeric_limits<double>::infinity())
+          .view({-1, 1, 1, end});
+  const RotaryTables tables = {cache.tables.cos.index_select(0, positions),
+                               cache.tables.sin.index_select(0, positions)};
+  return RunLayers(tokens.unsqueeze(0), tables, cache, place).squeeze(0);
+}
+
+at::Tensor DecoderImpl::RunLayers(const at::Tensor& tokens,
+                                  const RotaryTables& tables,
+                                  const KvCache& cache,
+                                  const CachePlace& place) {
+  at::Tensor x = embed_tokens_->forward(tokens);
   for (size_t i = 0; i < layers_->size(); ++i) {
     x = layers_->at<DecoderLayerImpl>(i).Continue(x, tables, cache.layers[i],
-                                                  cache.tokens);
+                                                  place);
   }
-  cache.tokens = end;
   return norm_->forward(x);
 }
 
@@ -118,7 +147,8 @@ at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,
                              /*chunk_rows=*/x.is_cuda() ? 2048 : 512);
 }
 
-at::Tensor CausalLmImpl::Continue(const at::Tensor& tokens, KvCache& cache) {
+at::Tensor CausalLmImpl::Continue(const at::Tensor& tokens, KvCache& cache,
+                                  const at::Tensor& last) {
   const c10::NoGradGuard no_grad;
   CheckTokens(tokens, /*starts=*/{}, /*targets=*/{});
   if (tokens.size(0) != cache.batch || tokens.size(1) == 0 ||
@@ -130,7 +160,16 @@ at::Tensor CausalLmImpl::Continue(const at::Tensor& tokens, KvCache& cache) {
   }
   const at::Tensor x = model_->Continue(tokens, cache);
   // The logits of all tokens of a prompt would be larger than the model.
-  return at::linear(x.select(1, -1), HeadWeight());
+  return at::linear(
+      last.defined() ? x.flatten(0, 1).index_select(0, last) : x.select(1, -1),
+      HeadWeight());
+}
+
+at::Tensor CausalLmImpl::Step(const at::Tensor& tokens,
+                              const at::Tensor& positions, const KvCache& cache,
+                              int64_t end) {
+  const c10::NoGradGuard no_grad;
+  return at::linear(model_->Step(tokens, positions, cache, end), HeadWeight());
 }
 
 const at::Tensor& CausalLmImpl::HeadWeight() const {
@@ -191,9 +230,10 @@ at::Tensor DecoderLayerImpl::forward(const at::Tensor& x,
 
 at::Tensor DecoderLayerImpl::Continue(const at::Tensor& x,
                                       const RotaryTables& tables,
-                                      const LayerCache& cache, int64_t past) {
+                                      const LayerCache& cache,
+                                      const CachePlace& place) {
   return AddMlp(x + self_attn_->Continue(input_layernorm_->forward(x), tables,
-                                         cache, past));
+                                         cache, place));
 }
 
 at::Tensor DecoderLayerImpl::AddMlp(const at::Tensor& x) {

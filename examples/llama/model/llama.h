@@ -38,10 +38,16 @@ class DecoderImpl : public torch::nn::Module {
   // Does what CausalLmImpl::Continue() does, but returns [batch, tokens,
   // hidden_size].
   at::Tensor Continue(const at::Tensor& tokens, KvCache& cache);
+  // Does what CausalLmImpl::Step() does, but returns [batch, hidden_size].
+  at::Tensor Step(const at::Tensor& tokens, const at::Tensor& positions,
+                  const KvCache& cache, int64_t end);
 
   const at::Tensor& embedding() const { return embed_tokens_->weight; }
 
  private:
+  at::Tensor RunLayers(const at::Tensor& tokens, const RotaryTables& tables,
+                       const KvCache& cache, const CachePlace& place);
+
   const RopeConfig rope_;
   const int64_t head_dim_;
   torch::nn::Embedding embed_tokens_;
@@ -69,10 +75,21 @@ class CausalLmImpl : public torch::nn::Module {
 
   // `tokens` are int64 [batch, tokens], at least one, which come behind those
   // in `cache` and are added to it. Returns the logits of the last one, [batch,
-  // vocab_size], as forward() of all tokens does, without gradients. Not for
-  // sharded models. Throws StatusError (InvalidArgument), with the cache as it
-  // was, for other shapes and dtypes, and if there is no room.
-  at::Tensor Continue(const at::Tensor& tokens, KvCache& cache);
+  // vocab_size], as forward() of all tokens does, without gradients; or those
+  // of `last`, int64, indices into all of `tokens`. Not for sharded models.
+  // Throws StatusError (InvalidArgument), with the cache as it was, for other
+  // shapes and dtypes, and if there is no room.
+  at::Tensor Continue(const at::Tensor& tokens, KvCache& cache,
+                      const at::Tensor& last = {});
+
+  // Computes one token of each sequence, `tokens` [batch], at `positions`
+  // [batch], both int64, and adds it to `cache` there, whose KvCache::tokens
+  // stays: sequences may be of different lengths, and what a sequence has at
+  // and behind its position does not count. Positions are below `end`, which is
+  // at most KvCache::max_tokens. Returns logits [batch, vocab_size], without
+  // gradients. The host sees no values, so that a DeviceGraph can capture it.
+  at::Tensor Step(const at::Tensor& tokens, const at::Tensor& positions,
+                  const KvCache& cache, int64_t end);
 
  private:
   const at::Tensor& HeadWeight() const;
@@ -114,7 +131,7 @@ class DecoderLayerImpl : public torch::nn::Module {
                      const DocumentStarts& starts);
   // See AttentionImpl::Continue().
   at::Tensor Continue(const at::Tensor& x, const RotaryTables& tables,
-                      const LayerCache& cache, int64_t past);
+                      const LayerCache& cache, const CachePlace& place);
 
  private:
   at::Tensor AddMlp(const at::Tensor& x);

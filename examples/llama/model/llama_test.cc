@@ -4,7 +4,10 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
@@ -16,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "examples/llama/model/attention.h"
@@ -27,6 +31,7 @@ namespace llama {
 namespace {
 
 using ::fsdp::TorchToStatus;
+using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -172,6 +177,70 @@ TEST(LlamaTest, ContinuesOnlyWhatItsCacheHasRoomFor) {
   EXPECT_EQ(CausalLm(Small("llama"))->Continue(tokens, cache).sizes(),
             at::IntArrayRef({2, 11}));
   EXPECT_EQ(cache.tokens, 5);
+}
+
+// Two sequences, of two and of four tokens, are continued by two tokens.
+void ExpectStepsToContinue(const LlamaConfig& config, c10::Device device,
+                           int64_t end) {
+  CausalLm model(config);
+  InitializeParameters(*model, 7, 0.5);
+  const at::Tensor tokens = at::arange(12).remainder(11).view({2, 6});
+  const auto logits_behind = [&](int64_t row, int64_t count) {
+    KvCache alone = MakeKvCache(config, 1, count, at::kFloat);
+    return model->Continue(tokens.slice(0, row, row + 1).slice(1, 0, count),
+                           alone)[0];
+  };
+  std::vector<at::Tensor> expected;
+  for (int64_t i = 0; i < 3; ++i) {
+    expected.push_back(
+        at::stack({logits_behind(0, 2 + i), logits_behind(1, 4 + i)}));
+  }
+  if (!device.is_cpu()) FakeDevice::Move(model->parameters());
+  KvCache cache =
+      MakeKvCache(config, 2, 8, at::TensorOptions(at::kFloat).device(device));
+  // The first row's third and fourth token do not count.
+  const at::Tensor last =
+      model->Continue(tokens.slice(1, 0, 4).to(device), cache,
+                      at::tensor({1, 7}, at::kLong).to(device));
+  EXPECT_TRUE(last.cpu().allclose(expected[0], 1e-5, 1e-5));
+  for (int64_t i = 0; i < 2; ++i) {
+    const at::Tensor next = at::stack({tokens[0][2 + i], tokens[1][4 + i]});
+    const at::Tensor logits = model->Step(
+        next.to(device), at::tensor({2 + i, 4 + i}, at::kLong).to(device),
+        cache, end);
+    EXPECT_TRUE(logits.cpu().allclose(expected[i + 1], 1e-5, 1e-5)) << i;
+    EXPECT_EQ(cache.tokens, 4);
+  }
+}
+
+TEST(LlamaTest, AStepContinuesSequencesOfAnyLengths) {
+  FakeDevice::Register();
+  for (const char* const type : {"llama", "qwen2", "qwen3"}) {
+    for (const c10::Device device :
+         {c10::Device(at::kCPU), FakeDevice::device()}) {
+      for (const int64_t end : {6, 8}) {
+        SCOPED_TRACE(absl::StrCat(type, " on ", device.str(), " to ", end));
+        ExpectStepsToContinue(Small(type), device, end);
+      }
+    }
+  }
+}
+
+TEST(LlamaTest, ACacheHasTheTablesOfLastTokens) {
+  LlamaConfig config = Small("llama");
+  for (const bool is_dynamic : {false, true}) {
+    if (is_dynamic) {
+      config.rope.scaling = RopeScaling{RopeScaling::Type::kDynamic, 3};
+      config.rope.scaling->tokens = 4;
+    }
+    const KvCache cache = MakeKvCache(config, 1, 8, at::kFloat);
+    for (int64_t i = 0; i < 8; ++i) {
+      const RotaryTables tables = MakeRotaryTables(
+          config.rope, config.head_dim, at::arange(i + 1), at::kFloat);
+      EXPECT_TRUE(cache.tables.cos[i].allclose(tables.cos[i], 1e-6)) << i;
+      EXPECT_TRUE(cache.tables.sin[i].allclose(tables.sin[i], 1e-6)) << i;
+    }
+  }
 }
 
 TEST(LlamaTest, ContinuesAnewAndFromBefore) {

@@ -152,7 +152,8 @@ int Generate() {
   flags.device = TypeOf(Variable("TRAIN_DEVICE"));
   std::istringstream none;
   std::ostringstream log;
-  const absl::Status status = RunGenerate(flags, none, std::cout, log);
+  const absl::Status status = RunGenerate(flags, none, std::cout, log,
+                                          fsdp::testing::FakeDeviceGraph::Make);
   if (!status.ok()) std::cout << status << std::endl;
   return status.ok() ? 0 : 1;
 }

@@ -103,17 +103,18 @@ ADAPTED = {**FULL, "adapter": Run.adapter_loads, "merged": Run.merges,
 
 
 def same_tokens(generate, model, text, *flags):
-    """Whether `model` goes on from pieces of the text as the program does with these flags."""
-    same = True
-    for begin in range(0, 3 * PROMPT, PROMPT):
-        prompt = torch.tensor(list(text.read_bytes()[begin:begin + PROMPT]))[None]
-        tokens = ",".join(map(str, prompt[0].tolist()))
-        ours = subprocess.run([generate, *flags, f"--tokens={tokens}", "--temperature=0", f"--max_tokens={GENERATED}",
-                               "--precision=fp32", "--threads=1"], check=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL).stdout
-        theirs = model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False,
-                                max_new_tokens=GENERATED, pad_token_id=0)[0, PROMPT:].tolist()
-        same = same and len(theirs) == GENERATED and list(map(int, ours.split())) == theirs
+    """Whether the program, with these flags, goes on from pieces of the text together as `model` does from each."""
+    text = list(text.read_bytes())
+    prompts = [text[begin:begin + PROMPT + begin // PROMPT] for begin in range(0, 3 * PROMPT, PROMPT)]
+    ours = subprocess.run([generate, *flags, "--tokens=-", "--batch", "--temperature=0", f"--max_tokens={GENERATED}",
+                           "--precision=fp32", "--threads=1"], check=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, text=True,
+                          input="".join(",".join(map(str, prompt)) + "\n" for prompt in prompts)).stdout
+    theirs = [model.generate(input_ids=torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)).long(),
+                             do_sample=False, max_new_tokens=GENERATED, pad_token_id=0)[0, len(prompt):].tolist()
+              for prompt in prompts]
+    same = all(len(tokens) == GENERATED for tokens in theirs) and theirs == [
+        list(map(int, line.split(","))) for line in ours.splitlines()]
     return same, "the same" if same else "OTHERS"
 
 
