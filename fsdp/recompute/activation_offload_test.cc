@@ -1,34 +1,20 @@
 // Offloads tensors without a graph. For regions see checkpoint_offload_test.cc.
 #include "fsdp/recompute/activation_offload.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <memory>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "base/testing/status_matchers.h"
 #include "base/testing/warnings.h"
 #include "flat_param/guarded_storage.h"
 #include "fsdp/testing/activation_offload_calls.h"
-#include "fsdp/testing/check_tensor.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 #include "offload/testing/temporary_file.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::numbered_tensors::Host;
@@ -39,21 +25,10 @@ using ::fsdp::numbered_tensors::MoveRegions;
 using ::fsdp::numbered_tensors::Numbers;
 using ::fsdp::numbered_tensors::WeakStorage;
 using ::fsdp::offload::testing::TemporaryFile;
-using ::fsdp::testing::CheckMovesIn;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::Make;
-using ::fsdp::testing::MoveOne;
-using ::fsdp::testing::MoveOut;
-using ::fsdp::testing::SmallOptions;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::StoreComesTo;
-using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 using ::fsdp::offload::testing::Fault;
 using ::fsdp::offload::testing::FaultOf;
 using ::fsdp::offload::testing::WithFaults;
-using ::fsdp::testing::Warnings;
-using ::testing::AllOf;
 
 TEST(ActivationOffloadTest, MemoryGoesAndComesBackWithTheSameBits) {
   const auto offload = Make(Host());
@@ -511,4 +486,4 @@ INSTANTIATE_TEST_SUITE_P(Effects, FailingStoreTest,
                                            Fault::Effect::kShorten));
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

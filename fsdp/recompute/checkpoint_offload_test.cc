@@ -1,36 +1,20 @@
 // Regions with offloaded arguments compute and promise the same as without. For
 // units see checkpoint_offload_units_test.cc.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/tanh.h>
 #include <c10/core/Device.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "base/testing/status_matchers.h"
 #include "base/testing/users_error.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/activation_offload_calls.h"
 #include "fsdp/testing/offloaded_regions.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::offload::ParamStore;
@@ -46,16 +30,10 @@ using ::fsdp::offloaded_regions::Same;
 using ::fsdp::offloaded_regions::Step;
 using ::fsdp::offloaded_regions::WeakStorage;
 using ::fsdp::offloaded_regions::With;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::StoreComesTo;
-using ::fsdp::testing::UsersError;
-using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 using ::fsdp::offload::testing::Fault;
 using ::fsdp::offload::testing::FaultOf;
 using ::fsdp::offload::testing::WithFaults;
-using ::testing::AllOf;
 
 // Waits until `memory` is freed; returns whether it was.
 bool IsFreed(ActivationOffload& offload, const WeakStorage& memory) {
@@ -348,4 +326,4 @@ INSTANTIATE_TEST_SUITE_P(Effects, FaultTest,
                                            Fault::Effect::kShorten));
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing
