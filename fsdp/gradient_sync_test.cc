@@ -131,8 +131,7 @@ std::vector<bool> None() { return std::vector<bool>(kUnits, false); }
 
 absl::StatusOr<FullyShardedDataParallel<Net>> MakeModel(
     ShardingStrategy strategy, std::shared_ptr<Communicator> world) {
-  Options options;
-  options.wrap_policy = WrapModules<LayerImpl>();
+  Options options = UnitsOf<LayerImpl>();
   options.unit.strategy = strategy;
   FSDP_ASSIGN_OR_RETURN(
       const Mesh mesh,

@@ -121,8 +121,7 @@ std::vector<Scenario> Scenarios() {
 
 absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
     const Scenario& scenario, Communicator& communicator) {
-  Options options;
-  options.wrap_policy = WrapModules<Layer>();
+  Options options = UnitsOf<Layer>();
   options.abort_on_failure = false;
   const auto body = [body = scenario.body](Net& net, const at::Tensor& x) {
     return body(net, net.embed->forward(x));

@@ -51,8 +51,7 @@ std::shared_ptr<Net> MakeNet(const Scenario& scenario) {
 
 absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
     const Scenario& scenario, Communicator& communicator) {
-  Options options;
-  options.wrap_policy = WrapModules<Layer>();
+  Options options = UnitsOf<Layer>();
   options.unit.strategy = scenario.strategy;
   options.transparent = scenario.transparent;
   if (!scenario.ignored.empty()) {
