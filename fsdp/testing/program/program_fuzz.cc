@@ -3,14 +3,12 @@
 //   ./bazelw run //fsdp/testing/program:program_fuzz -- --help
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
@@ -38,9 +36,9 @@ ABSL_FLAG(std::string, off, "",
           "features that are not drawn: \"tied,unit0.child\"");
 ABSL_FLAG(std::string, set, "",
           "features with a value of their own: \"micro=2,step0.style=retain\"");
-ABSL_FLAG(std::string, held, "",
-          "features to draw although they are known to fail: \"all\" or names; "
-          "\"list\" prints them");
+ABSL_FLAG(bool, held, false,
+          "draw also checkpointed regions of transparent models, which are "
+          "known to fail");
 ABSL_FLAG(int, ranks, 0, "so many ranks; 0: drawn");
 ABSL_FLAG(std::string, backend, "drawn",
           "drawn, local, shared, gloo, shared_hosts, local_hosts");
@@ -81,14 +79,7 @@ absl::StatusOr<FuzzOptions> ReadOptions() {
   if (backend != "drawn") absl::StrAppend(&forced, " group=", backend);
   FSDP_ASSIGN_OR_RETURN(const auto more, ParseSettings(forced));
   for (const auto& [name, value] : more) options.draw.set[name] = value;
-  for (const auto& [name, text] : Held()) {
-    const std::string held = absl::GetFlag(FLAGS_held);
-    const std::vector<std::string> names = absl::StrSplit(held, ',');
-    if (held == "all" ||
-        std::find(names.begin(), names.end(), name) != names.end()) {
-      options.draw.held.insert(name);
-    }
-  }
+  options.draw.held = absl::GetFlag(FLAGS_held);
   return options;
 }
 
@@ -113,12 +104,6 @@ int RunOneProgram(const ProgramRun& run) {
 }
 
 int Main() {
-  if (absl::GetFlag(FLAGS_held) == "list") {
-    for (const auto& [name, text] : Held()) {
-      std::printf("%s: %s\n", name.c_str(), text.c_str());
-    }
-    return 0;
-  }
   const absl::StatusOr<FuzzOptions> options = ReadOptions();
   if (!options.ok()) {
     std::fprintf(stderr, "%s\n", options.status().ToString().c_str());

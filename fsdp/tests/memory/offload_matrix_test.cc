@@ -23,8 +23,7 @@ namespace {
 
 using ::fsdp::offload::testing::Fault;
 
-// --- A training whose results are recorded exactly
-// ----------------------------
+// --- A training whose results are recorded exactly --------------------------
 
 using ToyModel = FullyShardedDataParallel<NetImpl>;
 
