@@ -35,16 +35,5 @@ void BM_ScopeOfAnAction(benchmark::State& state) {
 }
 BENCHMARK(BM_ScopeOfAnAction)->Arg(0)->Arg(1);
 
-// Measures a full buffer; the figure is per span.
-void BM_Events(benchmark::State& state) {
-  const std::unique_ptr<Trace> trace = TraceIf(true);
-  for (int i = 0; i < 1 << 12; ++i) const TraceSpan span("data");
-  for (auto _ : state) {
-    benchmark::DoNotOptimize(trace->Events(0, /*last_steps=*/0));
-  }
-  state.SetItemsProcessed(state.iterations() * (1 << 12));
-}
-BENCHMARK(BM_Events)->Unit(benchmark::kMillisecond);
-
 }  // namespace
 }  // namespace fsdp

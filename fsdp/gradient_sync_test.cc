@@ -2,52 +2,11 @@
 // the group of shards, with plain LibTorch.
 #include "fsdp/gradient_sync.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
-
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Collective;
-using ::fsdp::comm::CollectiveLog;
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::Mesh;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::MeanGradient;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::Eq;
-using ::testing::HasSubstr;
-using ::testing::Le;
 
 constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
 constexpr int64_t kDim = 10;
@@ -172,8 +131,7 @@ std::vector<bool> None() { return std::vector<bool>(kUnits, false); }
 
 absl::StatusOr<FullyShardedDataParallel<Net>> MakeModel(
     ShardingStrategy strategy, std::shared_ptr<Communicator> world) {
-  Options options;
-  options.wrap_policy = WrapModules<LayerImpl>();
+  Options options = UnitsOf<LayerImpl>();
   options.unit.strategy = strategy;
   FSDP_ASSIGN_OR_RETURN(
       const Mesh mesh,
@@ -353,4 +311,4 @@ TEST(GradientSyncErrorsTest, AreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

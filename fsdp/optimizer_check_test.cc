@@ -1,55 +1,20 @@
 #include "fsdp/optimizer_check.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/randn_like.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
 #include "base/testing/warnings.h"
-#include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::fsdp::testing::Warnings;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 using Missing = OptimizerCheckOptions::Missing;
 using Model = FullyShardedDataParallel<NetImpl>;
@@ -357,4 +322,4 @@ TEST(CheckOptimizerTest, WarnsOfTrainableShardsOrAcceptsThem) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

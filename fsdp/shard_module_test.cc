@@ -1,47 +1,17 @@
 // Sharding refuses with a clear error, the same on every rank, and changes
 // nothing.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
-#include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
 #include "base/testing/warnings.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
 constexpr int64_t kDim = 4;
@@ -230,4 +200,4 @@ TEST(ShardModuleTest, SaysThatUpdatesOfHalvesVanish) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,43 +1,14 @@
 #include "fsdp/tie.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include <memory>
-#include <string>
-
-#include "absl/status/status.h"
-#include "base/status_error.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::kDim;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::UnitImpl;
-using ::fsdp::testing::UnitsOf;
-using ::fsdp::testing::Unowned;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 
 // An embedding and a head in units of their own.
 class TiedNet : public torch::nn::Module {
@@ -172,4 +143,4 @@ TEST(TieTest, RefusesWhatDiffersOrIsInUse) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

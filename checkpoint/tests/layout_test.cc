@@ -35,7 +35,7 @@
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/checkpoint/consolidate.h"
+#include "tools/checkpoint/tool.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {

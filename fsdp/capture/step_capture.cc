@@ -14,14 +14,16 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/device_streams.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "fsdp/model/model_capture.h"
+#include "comm/communicator.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/capturable_optimizer.h"
 #include "fsdp/resting/resting_places.h"
+#include "fsdp/runtime/runtime.h"
 #include "fsdp/runtime/step_log.h"
 
 namespace fsdp {
@@ -39,7 +41,142 @@ const void* AddressOf(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr() : nullptr;
 }
 
+absl::Status Cannot(const std::string& what) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("a step of this model cannot be captured: ", what));
+}
+
+absl::Status CheckGroup(const comm::Communicator* group) {
+  if (group == nullptr || group->CanBeCaptured()) return absl::OkStatus();
+  return Cannot(absl::StrCat(
+      "operations of the group (", group->ToString(),
+      ") are not of the device alone. Use NCCL for the device, and no log and "
+      "no extension of quantised gathers"));
+}
+
 }  // namespace
+
+// Gives a captured step what it needs of its model besides the public calls.
+class ModelCapture {
+ public:
+  explicit ModelCapture(ShardedModel& model) : model_(model) {}
+
+  // FailedPrecondition names what of the model cannot be captured.
+  absl::Status CheckCapturable() const;
+  // Frees what is gathered. FailedPrecondition inside a forward, a backward or
+  // a scope of full parameters, or if NoSync() has left gradients.
+  absl::Status PrepareStep();
+  // Between these calls `log` gets what is carried out. Steps that begin so and
+  // do the same use the same buffers.
+  void BeginLoggedStep(StepLog& log) {
+    model_.runtime_->BeginAlike();
+    model_.runtime_->SetStepLog(&log);
+  }
+  void EndLoggedStep() { model_.runtime_->SetStepLog(nullptr); }
+  // Finishes the check of the order of steps that is under way. Collective.
+  absl::Status FinishOrder() { return model_.order_check_.Finish(); }
+
+  // Does PrepareStep(), when the device has done all that it was given. Until
+  // End() a failure aborts nothing, because nothing has been sent.
+  absl::Status Begin();
+  // Call these on the captured stream, at the beginning and at the end of what
+  // is recorded: the model's streams are captured with it.
+  void ForkStreams() { model_.runtime_->ForkStreams(); }
+  void JoinStreams() { model_.runtime_->JoinStreams(); }
+  // Ends the capture. If it is not `sound`, the captured step is given up.
+  void End(bool sound);
+
+  // Returns the memory that steps gather into, reduce from and keep gradients
+  // in.
+  std::vector<at::Tensor> StepMemory() const {
+    return model_.runtime_->StepMemory();
+  }
+  // Notes that shards were written by ways that LibTorch does not see.
+  void NoteReplay();
+
+ private:
+  ShardedModel& model_;
+};
+
+absl::Status ModelCapture::CheckCapturable() const {
+  const Runtime& runtime = *model_.runtime_;
+  if (!HasStreams(runtime.device())) {
+    return Cannot(absl::StrCat("it is on ", runtime.device().str(),
+                               ", which computes at once. Replays save time "
+                               "where a host queues work for a device"));
+  }
+  if (model_.offload() != nullptr) {
+    return Cannot(
+        "Options::offload is set, and the host moves what rests elsewhere");
+  }
+  if (runtime.hooks().reduce_scatter || runtime.hooks().all_reduce) {
+    return Cannot(
+        "SetReductionHooks() was called, and what the host does in a hook "
+        "would be done once");
+  }
+  FSDP_RETURN_IF_ERROR(CheckGroup(&runtime.communicator()));
+  for (int unit = 0; unit < model_.num_units(); ++unit) {
+    const Placement& placement = runtime.placement(unit);
+    FSDP_RETURN_IF_ERROR(CheckGroup(placement.shard.get()));
+    FSDP_RETURN_IF_ERROR(CheckGroup(placement.replicate.get()));
+    FSDP_RETURN_IF_ERROR(CheckGroup(placement.part.get()));
+    FSDP_RETURN_IF_ERROR(CheckGroup(placement.quantized.get()));
+    if (!model_.recomputes(unit)) continue;
+    if (model_.recompute_options().offload != nullptr) {
+      return Cannot(
+          absl::StrCat("unit ", model_.unit_name(unit),
+                       " is recomputed from arguments that rest elsewhere "
+                       "(recompute.options.offload), which the host moves"));
+    }
+    if (model_.recompute_options().preserve_rng_state) {
+      return Cannot(absl::StrCat(
+          "unit ", model_.unit_name(unit),
+          " is recomputed with the same random numbers, for which the host "
+          "reads the device's generator. Where it draws none, turn "
+          "recompute.options.preserve_rng_state off"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelCapture::PrepareStep() {
+  FSDP_RETURN_IF_ERROR(model_.CheckIdle("CapturedStep::Run()"));
+  FSDP_RETURN_IF_ERROR(model_.CheckBinding());
+  model_.GiveUpStaleBackward();
+  const Runtime& runtime = *model_.runtime_;
+  bool any_gathered = false;
+  for (int unit = 0; unit < model_.num_units(); ++unit) {
+    any_gathered |= model_.schedule_.IsUnsharded(unit);
+    if (!runtime.HasWholeGradients(unit) && !runtime.HasSums(unit)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "CapturedStep::Run() while unit ", model_.unit_name(unit),
+        " has gradients that NoSync() or SetRequiresAllReduce() has left: "
+        "reduce them, or drop them by zero_grad() of the model"));
+  }
+  return any_gathered ? model_.ReleaseUnsharded() : absl::OkStatus();
+}
+
+absl::Status ModelCapture::Begin() {
+  FSDP_RETURN_IF_ERROR(PrepareStep());
+  model_.runtime_->BeginAlike();
+  model_.runtime_->ForgetEarlierSteps();
+  model_.captures_ = true;
+  return absl::OkStatus();
+}
+
+void ModelCapture::End(bool sound) {
+  if (!sound) {
+    model_.GiveUpIteration(absl::OkStatus(), ShardedModel::InFlight::kDrop);
+  }
+  model_.runtime_->ForgetEarlierSteps();
+  model_.captures_ = false;
+}
+
+void ModelCapture::NoteReplay() {
+  for (const TensorRange& named : model_.Ranges()) {
+    named.values.unsafeGetTensorImpl()->bump_version();
+  }
+}
 
 absl::StatusOr<std::unique_ptr<CapturedStep>> CapturedStep::Make(
     ShardedModuleBase& model, torch::optim::Optimizer& optimizer, Step step,

@@ -1,53 +1,20 @@
 // Captures are refused by name: before the first step because of options or
 // model, instead of the first replay because of steps, and instead of a replay
 // because something has changed.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/testing/loopback_communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/capture/step_capture.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/captured_training.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CapturedOnTheFakeDevice;
-using ::fsdp::testing::DeviceProgram;
-using ::fsdp::testing::FakeDevice;
-using ::fsdp::testing::FakeDeviceWorld;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::StartTraining;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Training;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
 
@@ -383,4 +350,4 @@ TEST_F(StepCaptureRefusalsTest, OptionsThatChange) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

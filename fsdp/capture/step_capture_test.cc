@@ -2,48 +2,20 @@
 // N ranks.
 #include "fsdp/capture/step_capture.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <stdexcept>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/fake_device_graph.h"
-#include "base/testing/status_matchers.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/testing/captured_training.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::testing::CapturedOnTheFakeDevice;
-using ::fsdp::testing::DeviceProgram;
-using ::fsdp::testing::DevicePrograms;
-using ::fsdp::testing::FakeDevice;
-using ::fsdp::testing::FakeDeviceGraph;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::NameOfCase;
-using ::fsdp::testing::StartTraining;
-using ::fsdp::testing::Training;
-using ::testing::IsEmpty;
 
 constexpr int64_t kDim = Training::kDim;
 
@@ -254,4 +226,4 @@ TEST_F(StepCaptureTest, EveryCaptureIsOfTheSameOperationsOnTheSameMemory) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

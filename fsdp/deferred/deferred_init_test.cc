@@ -1,20 +1,14 @@
 #include "fsdp/deferred/deferred_init.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
-#include <c10/core/GradMode.h>
 #include <torch/nn/init.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/rnn.h>
 #include <torch/nn/modules/transformercoder.h>
 #include <torch/nn/modules/transformerlayer.h>
@@ -22,28 +16,14 @@
 #include <torch/utils.h>
 
 #include <cmath>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing/random_operators.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
 #include "fsdp/deferred/deferred_tensor.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using ::torch::indexing::None;
 using ::torch::indexing::Slice;
 using Code = absl::StatusCode;
@@ -508,4 +488,4 @@ TEST(DeferredInitTest, WhatItWasMadeFromMustNotChange) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,13 +1,10 @@
 #include "fsdp/optim/fused_optimizer.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/ones.h>
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -15,41 +12,17 @@
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <new>
 #include <set>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
-#include "base/status_error.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
 #include "fsdp/optim/fused_runs.h"
 #include "fsdp/testing/fused_optimizer_cases.h"
 #include "fsdp/testing/memory_meter.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::testing::FusedOptimizerTest;
-using ::fsdp::testing::Kind;
-using ::fsdp::testing::Kinds;
-using ::fsdp::testing::Load;
-using ::fsdp::testing::MemoryMeter;
-using ::fsdp::testing::Of;
-using ::fsdp::testing::Random;
-using ::fsdp::testing::Saved;
-using ::fsdp::testing::Shards;
-using ::fsdp::testing::Sizes;
-using ::fsdp::testing::SomeAt;
-using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
 using torch::optim::AdamOptions;
 using torch::optim::AdamWOptions;
 using torch::optim::Optimizer;
@@ -558,4 +531,4 @@ TEST_P(FusedOptimizerTest, StepsAsIfNothingWasAfterRunningOutOfMemory) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,11 +1,9 @@
 #include "fsdp/optim/grad_scaler.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -13,38 +11,15 @@
 #include <torch/optim/sgd.h>
 
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <memory>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
-#include "base/testing/status_check.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/recording_communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 #include "ranges/tensor_range.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::Check;
-using ::fsdp::testing::IsOk;
-using ::fsdp::testing::StatusIs;
-using ::testing::Each;
-using ::testing::HasSubstr;
 using ::testing::Not;
-using ::testing::SizeIs;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -340,4 +315,4 @@ TEST(ShardedGradScalerOfRanksTest, TakesOneAllReduce) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

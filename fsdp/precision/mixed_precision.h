@@ -60,9 +60,6 @@ struct MixedPrecision {
                ? reduce_dtype.value_or(ParamDtype(stored))
                : stored;
   }
-  c10::ScalarType GradientDtype(c10::ScalarType stored) const {
-    return keep_low_precision_grads ? ReduceDtype(stored) : stored;
-  }
   bool Keeps(const torch::nn::Module& module) const;
 
   // Returns "param BFloat16, reduce Float, inputs cast at the root".

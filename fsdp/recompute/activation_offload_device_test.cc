@@ -1,51 +1,28 @@
 // Offloads tensors of a device with streams: copies run beside computation,
 // streams leave nothing unordered, and the host never waits for the device.
 // Also with a store that fails, or a device that takes too long.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/device_streams.h"
 #include "base/testing/fake_device.h"
-#include "base/testing/status_matchers.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/testing/activation_offload_calls.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 #include "offload/testing/forwarding_store.h"
 #include "offload/testing/temporary_file.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::offload::HostStore;
 using ::fsdp::offload::ParamStore;
 using ::fsdp::offload::testing::TemporaryFile;
-using ::fsdp::testing::FakeDevice;
-using ::fsdp::testing::MoveOne;
-using ::fsdp::testing::SmallOptions;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::StoreComesTo;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using Code = absl::StatusCode;
 using Regions = std::vector<std::unique_ptr<MovedArguments>>;
 
@@ -293,8 +270,6 @@ using StraightTest = DeviceTest;
 using ::fsdp::offload::testing::Fault;
 using ::fsdp::offload::testing::FaultOf;
 using ::fsdp::offload::testing::WithFaults;
-using ::fsdp::testing::Make;
-using ::testing::AllOf;
 
 // Runs two steps of a host that is far ahead: it sees nothing of the first.
 TEST_F(StraightTest, AHostThatIsAheadWaitsForNothingAndMemoryIsBounded) {
@@ -517,4 +492,4 @@ TEST_F(DeviceTest, WhatIsAbandonedWhileTheStoreWritesIsErasedAfterwards) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

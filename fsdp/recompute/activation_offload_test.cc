@@ -1,59 +1,61 @@
 // Offloads tensors without a graph. For regions see checkpoint_offload_test.cc.
 #include "fsdp/recompute/activation_offload.h"
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/intrusive_ptr.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <memory>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "base/testing/status_matchers.h"
 #include "base/testing/warnings.h"
 #include "flat_param/guarded_storage.h"
 #include "fsdp/testing/activation_offload_calls.h"
-#include "fsdp/testing/check_tensor.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
+#include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 #include "offload/testing/temporary_file.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::numbered_tensors::Host;
-using ::fsdp::numbered_tensors::kBytes;
-using ::fsdp::numbered_tensors::kElements;
-using ::fsdp::numbered_tensors::MemoryOf;
-using ::fsdp::numbered_tensors::MoveRegions;
-using ::fsdp::numbered_tensors::Numbers;
-using ::fsdp::numbered_tensors::WeakStorage;
 using ::fsdp::offload::testing::TemporaryFile;
-using ::fsdp::testing::CheckMovesIn;
-using ::fsdp::testing::CheckTensor;
-using ::fsdp::testing::Make;
-using ::fsdp::testing::MoveOne;
-using ::fsdp::testing::MoveOut;
-using ::fsdp::testing::SmallOptions;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::StoreComesTo;
-using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 using ::fsdp::offload::testing::Fault;
 using ::fsdp::offload::testing::FaultOf;
 using ::fsdp::offload::testing::WithFaults;
-using ::fsdp::testing::Warnings;
-using ::testing::AllOf;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+constexpr int64_t kElements = 64;
+constexpr int64_t kBytes = kElements * sizeof(float);
+
+// Returns a tensor that counts from `first`.
+at::Tensor Numbers(int64_t first, int64_t elements = kElements) {
+  return at::arange(first, first + elements, at::kFloat);
+}
+
+// Returns a store with room for `tensors` tensors of kBytes.
+std::unique_ptr<offload::ParamStore> Host(int64_t tensors = 64) {
+  return offload::HostStore::Make(tensors * offload::StoredBytes(kBytes))
+      .value();
+}
+
+WeakStorage MemoryOf(const at::Tensor& tensor) {
+  return tensor.storage().getWeakStorageImpl();
+}
+
+// Moves out regions 0, 1, ... with one tensor each.
+std::vector<std::unique_ptr<MovedArguments>> MoveRegions(
+    ActivationOffload& offload, int count) {
+  std::vector<std::unique_ptr<MovedArguments>> regions;
+  regions.reserve(count);
+  for (int i = 0; i < count; ++i) {
+    regions.push_back(MoveOne(offload, Numbers(i)));
+  }
+  return regions;
+}
 
 TEST(ActivationOffloadTest, MemoryGoesAndComesBackWithTheSameBits) {
   const auto offload = Make(Host());
@@ -511,4 +513,4 @@ INSTANTIATE_TEST_SUITE_P(Effects, FailingStoreTest,
                                            Fault::Effect::kShorten));
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

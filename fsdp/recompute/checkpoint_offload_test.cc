@@ -1,61 +1,132 @@
 // Regions with offloaded arguments compute and promise the same as without. For
 // units see checkpoint_offload_units_test.cc.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/tanh.h>
 #include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "base/testing/status_matchers.h"
 #include "base/testing/users_error.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/activation_offload_calls.h"
-#include "fsdp/testing/offloaded_regions.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
+#include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
+#include "offload/testing/temporary_file.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::offload::ParamStore;
-using ::fsdp::offloaded_regions::Backward;
-using ::fsdp::offloaded_regions::Chain;
-using ::fsdp::offloaded_regions::File;
-using ::fsdp::offloaded_regions::Host;
-using ::fsdp::offloaded_regions::kDim;
-using ::fsdp::offloaded_regions::kRows;
-using ::fsdp::offloaded_regions::MemoryOf;
-using ::fsdp::offloaded_regions::Offload;
-using ::fsdp::offloaded_regions::Same;
-using ::fsdp::offloaded_regions::Step;
-using ::fsdp::offloaded_regions::WeakStorage;
-using ::fsdp::offloaded_regions::With;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::StoreComesTo;
-using ::fsdp::testing::UsersError;
-using ::testing::HasSubstr;
 using Code = absl::StatusCode;
+using ::fsdp::offload::HostStore;
 using ::fsdp::offload::testing::Fault;
 using ::fsdp::offload::testing::FaultOf;
+using ::fsdp::offload::testing::TemporaryFile;
 using ::fsdp::offload::testing::WithFaults;
-using ::testing::AllOf;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+constexpr int64_t kRows = 3;
+constexpr int64_t kDim = 5;
+
+// These return stores with room for `regions` arguments of up to a page.
+std::unique_ptr<ParamStore> Host(int64_t regions = 64) {
+  return HostStore::Make(regions * offload::kPageBytes).value();
+}
+
+std::unique_ptr<ParamStore> File() {
+  return TemporaryFile(64 * offload::kPageBytes);
+}
+
+std::shared_ptr<ActivationOffload> Offload(
+    std::unique_ptr<ParamStore> store,
+    absl::Duration timeout = absl::Seconds(60)) {
+  ActivationOffloadOptions options = SmallOptions();
+  options.timeout = timeout;
+  return Make(std::move(store), options);
+}
+
+CheckpointOptions With(std::shared_ptr<ActivationOffload> offload) {
+  CheckpointOptions options;
+  options.offload = std::move(offload);
+  return options;
+}
+
+WeakStorage MemoryOf(const at::Tensor& tensor) {
+  return tensor.storage().getWeakStorageImpl();
+}
+
+absl::Status Backward(const at::Tensor& loss, bool retain_graph = false) {
+  return TorchToStatus("backward", [&] { loss.backward({}, retain_graph); });
+}
+
+// Layers in regions of their own, one after another.
+class Chain {
+ public:
+  explicit Chain(int length) {
+    for (int i = 0; i < length; ++i) {
+      layers_.push_back(Linear(kDim, kDim));
+      FillParameters(*layers_.back(), 3 * i);
+    }
+  }
+
+  // Returns the loss of a forward. Sets `memory` to the memory of the regions'
+  // arguments.
+  at::Tensor Loss(const CheckpointOptions& options,
+                  std::vector<WeakStorage>* memory = nullptr) {
+    at::Tensor x = input_.mul(2);
+    for (Linear& layer : layers_) {
+      if (memory != nullptr) memory->push_back(MemoryOf(x));
+      x = CheckpointWith(
+          options,
+          [layer](const at::Tensor& x) mutable {
+            return at::tanh(layer->forward(x));
+          },
+          x);
+    }
+    return x.square().mean();
+  }
+
+  // Returns the gradients of the parameters and the input, which then have
+  // none.
+  std::vector<at::Tensor> TakeGradients() {
+    std::vector<at::Tensor> gradients = {input_.grad()};
+    input_.mutable_grad().reset();
+    for (Linear& layer : layers_) {
+      for (at::Tensor& parameter : layer->parameters()) {
+        gradients.push_back(parameter.grad());
+        parameter.mutable_grad().reset();
+      }
+    }
+    return gradients;
+  }
+
+ private:
+  at::Tensor input_ = Rows(1, kRows, kDim).requires_grad_();
+  std::vector<Linear> layers_;
+};
+
+// Returns the loss and all gradients of a step.
+std::vector<at::Tensor> Step(Chain& chain, const CheckpointOptions& options) {
+  const at::Tensor loss = chain.Loss(options);
+  loss.backward();
+  std::vector<at::Tensor> results = chain.TakeGradients();
+  results.push_back(loss.detach());
+  return results;
+}
+
+bool Same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!a[i].defined() || !b[i].defined() || !at::equal(a[i], b[i])) {
+      return false;
+    }
+  }
+  return true;
+}
 
 // Waits until `memory` is freed; returns whether it was.
 bool IsFreed(ActivationOffload& offload, const WeakStorage& memory) {
@@ -348,4 +419,4 @@ INSTANTIATE_TEST_SUITE_P(Effects, FaultTest,
                                            Fault::Effect::kShorten));
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

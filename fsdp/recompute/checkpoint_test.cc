@@ -4,46 +4,22 @@
 // they refuse. For units see checkpoint_units_test.cc.
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/tanh.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/nn/modules/linear.h>
 
-#include <functional>
-#include <memory>
-#include <optional>
 #include <stdexcept>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "base/testing/status_matchers.h"
 #include "base/testing/users_error.h"
-#include "base/torch_status.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::UsersError;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::torch::nn::Linear;
 using Code = absl::StatusCode;
 
 constexpr int64_t kDim = 3;
@@ -424,4 +400,4 @@ TEST(CheckpointTest, ExceptionsKeepTheirTypeAndLeaveGraphsUsable) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

@@ -1,35 +1,15 @@
 #include "fsdp/resting/kept_files.h"
 
-#include <cstdint>
 #include <filesystem>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 #include "offload/file_store.h"
 #include "offload/testing/store_calls.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
 namespace fs = std::filesystem;
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
-using ::testing::SizeIs;
 
 constexpr absl::Duration kTimeout = absl::Seconds(30);
 
@@ -276,4 +256,4 @@ TEST_F(KeptFilesTest, AllGoBackToTheLastStageThatEveryFileHas) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

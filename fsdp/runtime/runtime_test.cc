@@ -1,39 +1,19 @@
 #include "fsdp/runtime/runtime.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 
-#include <memory>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
-#include "base/status_macros.h"
-#include "base/testing/check_that.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/run_ranks.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/testing/check_tensor.h"
-#include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::flat_param::FlatParameter;
-using ::testing::Eq;
-using ::testing::HasSubstr;
 
 constexpr absl::Duration kTimeout = absl::Seconds(20);
 

@@ -152,13 +152,6 @@ void ExpectSameGradients(const std::function<std::shared_ptr<Net>()>& make_net,
   }
 }
 
-template <typename Net>
-std::shared_ptr<Net> Filled() {
-  auto net = std::make_shared<Net>();
-  FillParameters(*net, 1);
-  return net;
-}
-
 inline at::Tensor SquareLoss(const Forwarding& forward) {
   return forward(Rows(0, 3, kDim)).square().mean();
 }
@@ -171,13 +164,6 @@ class UnitImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }
   torch::nn::Linear linear;
 };
-
-template <typename... Units>
-Options UnitsOf() {
-  Options options;
-  options.wrap_policy = WrapModules<Units...>();
-  return options;
-}
 
 class UsedTwice : public torch::nn::Module {
  public:

@@ -65,11 +65,7 @@ at::Tensor Loss(const at::Tensor& output, const at::Tensor& input) {
   return (output - input.tanh()).square().mean();
 }
 
-Options BlockUnits() {
-  Options options;
-  options.wrap_policy = WrapModules<BlockImpl>();
-  return options;
-}
+Options BlockUnits() { return UnitsOf<BlockImpl>(); }
 
 std::shared_ptr<comm::Communicator> Unowned(comm::Communicator& communicator) {
   return {std::shared_ptr<void>(), &communicator};

@@ -42,6 +42,13 @@ class NetImpl : public torch::nn::Module {
 // and on `seed` only.
 void FillParameters(torch::nn::Module& module, int seed);
 
+template <typename Net>
+std::shared_ptr<Net> Filled() {
+  auto net = std::make_shared<Net>();
+  FillParameters(*net, 1);
+  return net;
+}
+
 std::shared_ptr<NetImpl> MakeNet(int64_t dim, int num_blocks, int seed = 0);
 
 // Returns rows [begin, begin + rows) of an endless fixed data set of `dim`
@@ -50,6 +57,13 @@ at::Tensor Rows(int64_t begin, int64_t rows, int64_t dim);
 
 // Returns the mean squared distance of the net's output from tanh of its input.
 at::Tensor Loss(const at::Tensor& output, const at::Tensor& input);
+
+template <typename... Units>
+Options UnitsOf() {
+  Options options;
+  options.wrap_policy = WrapModules<Units...>();
+  return options;
+}
 
 Options BlockUnits();
 

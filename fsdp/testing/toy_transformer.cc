@@ -104,10 +104,6 @@ at::Tensor TransformerLoss(
       sequences.narrow(1, 1, kToyTokens).reshape({-1}));
 }
 
-Options LayerUnits() {
-  Options options;
-  options.wrap_policy = WrapModules<LayerImpl>();
-  return options;
-}
+Options LayerUnits() { return UnitsOf<LayerImpl>(); }
 
 }  // namespace fsdp::testing

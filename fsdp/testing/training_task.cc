@@ -12,8 +12,8 @@ namespace {
 
 absl::Status CheckNumbers(absl::string_view what,
                           const std::vector<double>& actual,
-                          const std::vector<double>& expected,
-                          double relative) {
+                          const std::vector<double>& expected, double relative,
+                          double absolute) {
   if (actual.size() != expected.size()) {
     return absl::InternalError(
         absl::StrCat(actual.size(), " of ", what, ", not ", expected.size()));
@@ -21,7 +21,7 @@ absl::Status CheckNumbers(absl::string_view what,
   for (size_t step = 0; step < expected.size(); ++step) {
     const double error = std::abs(actual[step] - expected[step]);
     // This form also refuses NaN.
-    if (error <= relative * std::abs(expected[step])) continue;
+    if (error <= relative * std::abs(expected[step]) + absolute) continue;
     return absl::InternalError(absl::StrCat(
         what, " of step ", step, ": ", actual[step], ", not ", expected[step]));
   }
@@ -79,11 +79,12 @@ absl::StatusOr<double> SumOverRanks(comm::Communicator& world, double value) {
 }
 
 absl::Status CheckSameRecord(const TaskRecord& actual,
-                             const TaskRecord& expected, double relative) {
+                             const TaskRecord& expected, double relative,
+                             double absolute) {
   FSDP_RETURN_IF_ERROR(
-      CheckNumbers("loss", actual.losses, expected.losses, relative));
+      CheckNumbers("loss", actual.losses, expected.losses, relative, absolute));
   FSDP_RETURN_IF_ERROR(
-      CheckNumbers("norm", actual.norms, expected.norms, relative));
+      CheckNumbers("norm", actual.norms, expected.norms, relative, absolute));
   if (actual.parameters.empty() && !expected.parameters.empty()) {
     return absl::InternalError("the model has no parameters");
   }
@@ -92,12 +93,29 @@ absl::Status CheckSameRecord(const TaskRecord& actual,
     if (found == expected.parameters.end()) {
       return absl::InternalError(absl::StrCat("unexpected parameter ", name));
     }
-    if (at::allclose(value, found->second, relative, 1e-6)) continue;
+    if (at::allclose(value, found->second, relative, absolute)) continue;
     return absl::InternalError(absl::StrCat(
         "parameter ", name, " is ",
         (value - found->second).abs().max().item<double>(), " off"));
   }
   return absl::OkStatus();
+}
+
+TrainingTask ToyTask(int64_t dim) {
+  TrainingTask task;
+  task.loss = [dim](const TensorFunction& forward, int64_t part) {
+    const at::Tensor x = Rows(part * 4, 4, dim);
+    return Loss(forward(x).to(at::kFloat), x);
+  };
+  task.optimizer = AdamW();
+  return task;
+}
+
+absl::Status CheckToy(const TrainingTask& task, const comm::Mesh& mesh,
+                      const Options& options, double relative,
+                      double absolute) {
+  return CheckTask<NetImpl>(
+      task, [] { return MakeNet(7, 3); }, mesh, options, relative, absolute);
 }
 
 }  // namespace fsdp::testing

@@ -5,6 +5,8 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/optimizer.h>
 
+#include <type_traits>
+
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
@@ -31,8 +33,12 @@ struct TrainingTask {
   std::function<at::Tensor(const TensorFunction& forward, int64_t part)> loss;
   OptimizerFactory optimizer = Sgd();
   int steps = 5;
-  int backwards = 1;  // per step, all but the last one under NoSync()
+  int backwards = 1;    // per step
+  bool no_sync = true;  // for all of them but the last
+  bool step_in_backward = false;
   std::optional<ClipBy> clip;
+  // If set, called after sharding.
+  std::function<absl::Status(ShardedModuleBase&)> prepare;
   // If set, called between the last backward of a step and the optimizer's
   // step.
   std::function<void(const NamedTensors&)> before_step;
@@ -54,9 +60,21 @@ std::vector<at::Tensor> TensorsOf(const NamedTensors& named);
 absl::StatusOr<double> SumOverRanks(comm::Communicator& world, double value);
 
 // Returns Internal with the first number that is off by more than `relative`
-// times the expected one (for parameters, and 1e-6).
+// times the expected one and `absolute`.
 absl::Status CheckSameRecord(const TaskRecord& actual,
-                             const TaskRecord& expected, double relative);
+                             const TaskRecord& expected, double relative,
+                             double absolute = 1e-6);
+
+// Calls a forward that takes and returns one tensor, as itself or as a
+// TorchScript value.
+template <typename Model>
+at::Tensor Output(Model& model, const at::Tensor& x) {
+  if constexpr (std::is_same_v<decltype(model.forward({x})), at::Tensor>) {
+    return model.forward(x);
+  } else {
+    return model.forward({x}).toTensor();
+  }
+}
 
 // Trains in one process on the parts of `world_size` ranks.
 template <typename Net>
@@ -64,7 +82,7 @@ TaskRecord RunPlain(const TrainingTask& task, const std::shared_ptr<Net>& net,
                     int world_size) {
   TaskRecord record;
   const TensorFunction forward = [&net](const at::Tensor& x) {
-    return net->forward(x);
+    return Output(*net, x);
   };
   const NamedTensors parameters = DistinctParameters(*net);
   const auto optimizer = task.optimizer(parameters);
@@ -99,16 +117,26 @@ absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
   TaskRecord record;
   comm::Communicator& world = model->communicator();
   const TensorFunction forward = [&model](const at::Tensor& x) {
-    return model->forward(x);
+    return Output(*model, x);
   };
   const NamedTensors shards = Shards(*model);
   const auto optimizer = task.optimizer(shards);
+  if (task.prepare) FSDP_RETURN_IF_ERROR(task.prepare(*model));
+  if (task.step_in_backward) {
+    FSDP_RETURN_IF_ERROR(model->StepInBackward([&](auto) {
+      optimizer->step();
+      optimizer->zero_grad();
+      return absl::OkStatus();
+    }));
+  }
   for (int step = 0; step < task.steps; ++step) {
-    optimizer->zero_grad();
+    if (!task.step_in_backward) optimizer->zero_grad();
     double sum = 0;
     for (int i = 0; i < task.backwards; ++i) {
       std::optional<NoSyncScope> no_sync;
-      if (i + 1 < task.backwards) no_sync.emplace(model->NoSync());
+      if (task.no_sync && i + 1 < task.backwards) {
+        no_sync.emplace(model->NoSync());
+      }
       const int64_t part =
           (step * task.backwards + i) * world.world_size() + world.rank();
       const at::Tensor loss = task.loss(forward, part) / task.backwards;
@@ -124,7 +152,10 @@ absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
       record.norms.push_back(norm.template item<double>());
     }
     if (task.before_step) task.before_step(shards);
-    optimizer->step();
+    if (!task.step_in_backward) optimizer->step();
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(model->memory_stats().parameters.in_use_bytes,
+                  ::testing::Eq(0), "bytes of parameters after a step"));
     FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().gradients.in_use_bytes,
                                    ::testing::Eq(0),
                                    "bytes of gradients after a step"));
@@ -134,9 +165,6 @@ absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
         record.parameters[name] = value.clone();
         return absl::OkStatus();
       }));
-  FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().parameters.in_use_bytes,
-                                 ::testing::Eq(0),
-                                 "bytes of parameters after training"));
   return record;
 }
 
@@ -146,14 +174,22 @@ template <typename Net>
 absl::Status CheckTask(const TrainingTask& task,
                        const std::function<std::shared_ptr<Net>()>& make,
                        const comm::Mesh& mesh, const Options& options,
-                       double relative = 1e-5) {
+                       double relative = 1e-5, double absolute = 1e-6) {
   FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
                         FullyShard(make(), mesh, options));
   FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, RunSharded(task, model));
   const TaskRecord expected =
       RunPlain(task, make(), mesh.world()->world_size());
-  return CheckSameRecord(actual, expected, relative);
+  return CheckSameRecord(actual, expected, relative, absolute);
 }
+
+// Trains a toy net of `dim` columns by AdamW, on four rows in each part.
+TrainingTask ToyTask(int64_t dim = 7);
+
+// Does CheckTask() with a toy net of seven columns and three blocks.
+absl::Status CheckToy(const TrainingTask& task, const comm::Mesh& mesh,
+                      const Options& options, double relative = 1e-4,
+                      double absolute = 1e-5);
 
 }  // namespace fsdp::testing
 

@@ -20,7 +20,6 @@
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "fsdp/trace/trace_buffer.h"
-#include "fsdp/trace/trace_json.h"
 #include "fsdp/trace/trace_timeline.h"
 
 namespace fsdp {

@@ -59,7 +59,7 @@ class Trace {
   // Writes a file of this rank alone, complete or not at all, with the last
   // `last_steps` steps; 0 means all.
   absl::Status Write(const std::string& path, int64_t last_steps = 0) const;
-  // Returns the events of such a file (trace_json.h). Times count from
+  // Returns the events of such a file (trace_timeline.h). Times count from
   // `base_ns`, in nanoseconds since 1970.
   std::string Events(int64_t base_ns, int64_t last_steps) const;
   int64_t start_ns() const { return start_ns_; }

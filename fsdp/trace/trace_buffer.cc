@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -116,16 +115,9 @@ const char* Name(TraceCategory category) {
       "fence",     "agreement",   "copy",     "start",       "free",
       "optimizer", "bookkeeping", "user",     "phase",       "step",
       "gathering", "reducing"};
-  static_assert(std::size(kNames) == kNumTraceCategories);
+  static_assert(std::size(kNames) ==
+                static_cast<int>(TraceCategory::kReducing) + 1);
   return kNames[static_cast<int>(category)];
-}
-
-std::optional<TraceCategory> TraceCategoryOf(absl::string_view name) {
-  for (int i = 0; i < kNumTraceCategories; ++i) {
-    const auto category = static_cast<TraceCategory>(i);
-    if (name == Name(category)) return category;
-  }
-  return std::nullopt;
 }
 
 }  // namespace fsdp

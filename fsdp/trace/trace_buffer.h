@@ -4,7 +4,6 @@
 #define FSDP_TRACE_TRACE_BUFFER_H_
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -111,12 +110,8 @@ enum class TraceCategory {
   kGathering,
   kReducing,
 };
-inline constexpr int kNumTraceCategories =
-    static_cast<int>(TraceCategory::kReducing) + 1;
 
 const char* Name(TraceCategory category);
-// Returns the category of that name, if there is one.
-std::optional<TraceCategory> TraceCategoryOf(absl::string_view name);
 
 }  // namespace fsdp
 

@@ -1,5 +1,3 @@
-#include "fsdp/trace/trace_json.h"
-
 #include <cstdint>
 #include <set>
 #include <string>
@@ -9,8 +7,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "base/json.h"
 #include "fsdp/trace/trace_buffer.h"
+#include "fsdp/trace/trace_timeline.h"
 
 namespace fsdp {
 namespace {

@@ -1,5 +1,6 @@
-// Makes a timeline of what a rank has done, from the scopes it has been in. It
-// needs no torch.
+// Makes a timeline of what a rank has done, from the scopes it has been in, and
+// writes it for Perfetto and chrome://tracing ("Trace Event Format"). It needs
+// no torch.
 #ifndef FSDP_TRACE_TRACE_TIMELINE_H_
 #define FSDP_TRACE_TRACE_TIMELINE_H_
 
@@ -7,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "fsdp/trace/trace_buffer.h"
 
 namespace fsdp {
@@ -36,6 +38,20 @@ struct TraceTimeline {
 // Makes the timeline of the last `last_steps` TraceSteps and of what came after
 // them; of everything, if that is 0 or there are fewer steps.
 TraceTimeline MakeTimeline(const TraceBuffer& buffer, int64_t last_steps);
+
+struct TraceOfRank {
+  int rank = 0;
+  // The zero of the file's times, in nanoseconds since 1970.
+  int64_t base_ns = 0;
+  int64_t num_dropped = 0;  // scopes, the oldest ones
+};
+
+// Returns the events of one rank, separated by commas. The rank is their
+// process.
+std::string TraceEvents(const TraceTimeline& timeline, const TraceOfRank& of);
+
+// Returns a whole file from the TraceEvents() of each rank.
+std::string TraceFile(absl::Span<const std::string> events);
 
 }  // namespace fsdp
 

@@ -1,68 +1,31 @@
 #include "planner/choose/choose_options.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/nn/functional/dropout.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstdlib>
-#include <functional>
-#include <memory>
 #include <ostream>
 #include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/describe/memory_plan.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/memory_meter.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tie.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "planner/choose/step_costs.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::MemoryMeter;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr int64_t kDim = 128;
@@ -511,4 +474,4 @@ TEST(ChooseOptionsTest, NothingFitsIsTheErrorOfAll) {
 }
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

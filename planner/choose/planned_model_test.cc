@@ -1,43 +1,17 @@
 // The sharded model says of itself what was planned before sharding.
 #include "planner/choose/planned_model.h"
 
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <ostream>
-#include <string>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "comm/testing/run_ranks.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/describe/memory_plan.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/setup/shard_plan.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tie.h"
-#include "gtest/gtest.h"
 
-namespace fsdp {
+namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Unowned;
 
 constexpr int64_t kDim = 131;  // a prime: everything is padded
 constexpr int kBlocks = 8;
@@ -200,4 +174,4 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 }  // namespace
-}  // namespace fsdp
+}  // namespace fsdp::testing

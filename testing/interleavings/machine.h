@@ -98,7 +98,6 @@ class Machine {
   std::string DescribeTrace() const;
   Candidates PendingSteps() const;
   bool was_killed(int rank) const { return is_dead_[rank]; }
-  bool time_has_jumped() const { return time_has_jumped_; }
   // Returns whether all threads that live have ended, as the search wanted it.
   bool has_completed() const { return has_completed_; }
   int64_t num_steps() const { return num_steps_; }

@@ -59,7 +59,6 @@ class RanksScenario final : public Scenario {
 
  private:
   void Connect(Machine& machine);
-  void NamePlaces(Machine& machine) const;
 
   const Options options_;
   const std::vector<RankThread> threads_;

@@ -7,87 +7,40 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
-#include <optional>
 #include <string>
 #include <system_error>
 
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/seed_run.h"
 #include "testing/simulation/workers.h"
 
+ABSL_FLAG(int64_t, seeds, 1000, "as many seeds from --first on");
+ABSL_FLAG(int64_t, first, 0, "the first seed");
+ABSL_FLAG(int64_t, minutes, 0, "as many seeds as there is time for");
+ABSL_FLAG(int, jobs, 1, "processes, each of which simulates a seed at a time");
+ABSL_FLAG(int64_t, seed, -1, "one seed, with all that happens in it");
+ABSL_FLAG(bool, hashes, false,
+          "print that of each seed, to compare two builds");
+ABSL_FLAG(bool, programs, false,
+          "those of //fsdp/testing/program, without faults");
+ABSL_FLAG(bool, guarded, false,
+          "runs with a RunGuard, signals, NaN and ranks that finish");
+ABSL_FLAG(int, mutant, 0,
+          "with a planted bug (mutant.h): ends well where it is found");
+ABSL_FLAG(bool, keep_going, false, "go on behind a seed that has a problem");
+
 namespace fsdp::simulation {
 namespace {
-
-constexpr char kUsage[] =
-    "--seeds=N    seeds from --first on, 1000\n"
-    "--first=N    the first seed, 0\n"
-    "--minutes=N  as many seeds as there is time for\n"
-    "--jobs=N     processes, each of which simulates a seed at a time, 1\n"
-    "--seed=N     one seed, with all that happens in it\n"
-    "--hashes     that of each seed, to compare two builds\n"
-    "--programs   those of //fsdp/testing/program, without faults\n"
-    "--guarded    runs with a RunGuard, signals, NaN and ranks that finish\n"
-    "--mutant=N   with a planted bug (mutant.h): ends well where it is found\n"
-    "--keep_going goes on behind a seed that has a problem\n";
-
-struct Flags {
-  int64_t seeds = 1000;
-  int64_t first = 0;
-  int64_t minutes = 0;
-  int64_t mutant = 0;
-  int64_t jobs = 1;
-  std::optional<int64_t> seed;
-  bool hashes = false;
-  bool keep_going = false;
-  bool programs = false;
-  bool guarded = false;
-};
-
-std::optional<Flags> ParseFlags(int argc, char** argv) {
-  Flags flags;
-  const std::map<absl::string_view, bool*> switches = {
-      {"--keep_going", &flags.keep_going},
-      {"--programs", &flags.programs},
-      {"--guarded", &flags.guarded},
-      {"--hashes", &flags.hashes}};
-  for (int i = 1; i < argc; ++i) {
-    absl::string_view text = argv[i];
-    int64_t seed = 0;
-    const auto named = switches.find(text);
-    if (named != switches.end()) {
-      *named->second = true;
-      continue;
-    }
-    const auto number = [&text](absl::string_view name, int64_t* value) {
-      absl::string_view rest = text;
-      return absl::ConsumePrefix(&rest, name) && absl::SimpleAtoi(rest, value);
-    };
-    if (number("--seed=", &seed)) {
-      flags.seed = seed;
-      continue;
-    }
-    if (number("--seeds=", &flags.seeds) || number("--first=", &flags.first) ||
-        number("--minutes=", &flags.minutes) ||
-        number("--jobs=", &flags.jobs) || number("--mutant=", &flags.mutant)) {
-      continue;
-    }
-    std::cerr << "unknown: " << text << "\n" << kUsage;
-    return std::nullopt;
-  }
-  if (flags.mutant < 0 || flags.mutant >= kNumMutants || flags.jobs < 1) {
-    std::cerr << kUsage;
-    return std::nullopt;
-  }
-  return flags;
-}
 
 // Is a folder that is removed at the end.
 class Scratch {
@@ -111,23 +64,23 @@ class Scratch {
 
 class Batch {
  public:
-  explicit Batch(const Flags& flags) : flags_(flags) {
-    options_.mutant = static_cast<Mutant>(flags.mutant);
+  Batch() {
+    options_.mutant = static_cast<Mutant>(absl::GetFlag(FLAGS_mutant));
     options_.scratch = scratch_.path();
-    options_.keep_log = flags.seed.has_value();
+    options_.keep_log = absl::GetFlag(FLAGS_seed) >= 0;
   }
 
   int Run() {
-    if (flags_.seed.has_value()) return RunOne(*flags_.seed);
+    if (options_.keep_log) return RunOne(absl::GetFlag(FLAGS_seed));
     const absl::Time begin = absl::Now();
     absl::Time next_word = begin + absl::Seconds(10);
     WorkersOptions workers;
-    workers.jobs = static_cast<int>(flags_.jobs);
-    workers.first = flags_.first;
-    if (flags_.minutes > 0) {
-      workers.until = begin + absl::Minutes(flags_.minutes);
+    workers.jobs = absl::GetFlag(FLAGS_jobs);
+    workers.first = absl::GetFlag(FLAGS_first);
+    if (absl::GetFlag(FLAGS_minutes) > 0) {
+      workers.until = begin + absl::Minutes(absl::GetFlag(FLAGS_minutes));
     } else {
-      workers.end = flags_.first + flags_.seeds;
+      workers.end = workers.first + absl::GetFlag(FLAGS_seeds);
     }
     workers.simulate = [this](int64_t seed) { return Simulate(seed); };
     workers.take = [&](int64_t seed, const SeedResult& result) {
@@ -136,7 +89,7 @@ class Batch {
         next_word += absl::Seconds(10);
         std::cout << Progress(absl::Now() - begin) << std::endl;
       }
-      return problems_ == 0 || flags_.keep_going;
+      return problems_ == 0 || absl::GetFlag(FLAGS_keep_going);
     };
     RunWorkers(workers);
     for (const auto& [name, count] : features_) {
@@ -148,12 +101,12 @@ class Batch {
 
  private:
   SeedResult Simulate(int64_t seed) {
-    return flags_.programs ? RunProgramSeed(seed, options_)
-                           : RunSeed(Draw(seed), options_);
+    return programs_ ? RunProgramSeed(seed, options_)
+                     : RunSeed(Draw(seed), options_);
   }
 
   Scenario Draw(int64_t seed) const {
-    return flags_.guarded ? DrawGuarded(seed) : DrawScenario(seed);
+    return guarded_ ? DrawGuarded(seed) : DrawScenario(seed);
   }
 
   int RunOne(int64_t seed) {
@@ -171,7 +124,7 @@ class Batch {
     ++seeds_;
     events_ += result.events;
     for (const std::string& feature : result.features) ++features_[feature];
-    if (flags_.hashes) {
+    if (absl::GetFlag(FLAGS_hashes)) {
       std::cout << absl::StrFormat("seed %d log %016x, %d events\n", seed,
                                    result.log_hash, result.events);
     }
@@ -179,13 +132,12 @@ class Batch {
     ++problems_;
     std::cout << Describe(seed) << "\nPROBLEM: " << result.problem
               << "\nreplay: ./bazelw run //testing/simulation -- --seed="
-              << seed << (flags_.programs ? " --programs" : "")
-              << (flags_.guarded ? " --guarded" : "") << std::endl;
+              << seed << (programs_ ? " --programs" : "")
+              << (guarded_ ? " --guarded" : "") << std::endl;
   }
 
   std::string Describe(int64_t seed) const {
-    return flags_.programs ? absl::StrCat("program ", seed)
-                           : ToString(Draw(seed));
+    return programs_ ? absl::StrCat("program ", seed) : ToString(Draw(seed));
   }
 
   std::string Progress(absl::Duration took) const {
@@ -196,7 +148,8 @@ class Batch {
         seeds_ == 0 ? 0 : events_ / seeds_, problems_);
   }
 
-  const Flags flags_;
+  const bool programs_ = absl::GetFlag(FLAGS_programs);
+  const bool guarded_ = absl::GetFlag(FLAGS_guarded);
   const Scratch scratch_;
   SeedOptions options_;
   std::map<std::string, int64_t> features_;
@@ -209,12 +162,22 @@ class Batch {
 }  // namespace fsdp::simulation
 
 int main(int argc, char** argv) {
-  if (argc == 2 && absl::string_view(argv[1]) == "--help") {
-    std::cout << fsdp::simulation::kUsage;
-    return 0;
+  using fsdp::simulation::kNumMutants;
+  absl::SetProgramUsageMessage(
+      "Simulates training runs, one per seed. Ends with 1 at the first seed "
+      "that has a problem.");
+  absl::FlagsUsageConfig config;
+  config.contains_help_flags = [](absl::string_view file) {
+    return absl::EndsWith(file, "testing/simulation/main.cc");
+  };
+  absl::SetFlagsUsageConfig(config);
+  absl::ParseCommandLine(argc, argv);
+  const int mutant = absl::GetFlag(FLAGS_mutant);
+  if (mutant < 0 || mutant >= kNumMutants || absl::GetFlag(FLAGS_jobs) < 1) {
+    std::cerr << "--mutant: expected 0 to " << kNumMutants - 1
+              << "; --jobs: expected a number from 1\n";
+    return 2;
   }
-  const auto flags = fsdp::simulation::ParseFlags(argc, argv);
-  if (!flags.has_value()) return 2;
   fsdp::simulation::PrepareProcess();
-  return fsdp::simulation::Batch(*flags).Run();
+  return fsdp::simulation::Batch().Run();
 }

@@ -1,11 +1,12 @@
-#include "tools/checkpoint/consolidate.h"
-
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -13,6 +14,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/range_writer.h"
@@ -21,6 +23,7 @@
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/load/source_folder.h"
 #include "ranges/file_place.h"
+#include "tools/checkpoint/tool.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {

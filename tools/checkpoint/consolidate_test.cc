@@ -1,5 +1,3 @@
-#include "tools/checkpoint/consolidate.h"
-
 #include <cerrno>
 #include <cstdint>
 #include <memory>
@@ -16,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/checkpoint/testing/small_checkpoint.h"
+#include "tools/checkpoint/tool.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {

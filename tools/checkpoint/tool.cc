@@ -16,7 +16,6 @@
 #include "base/status_macros.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
-#include "tools/checkpoint/consolidate.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {

@@ -227,7 +227,9 @@ Program DrawProgram(uint32_t seed, const DrawOptions& options) {
     const auto set = options.set.find(field.name);
     if (set != options.set.end()) *field.value = set->second;
   }
-  TakeBackHeld(options.held, program);
+  if (program.transparent && !options.held) {
+    for (ProgramUnit& unit : program.units) unit.checkpoint = 0;
+  }
   MakeValid(program);
   return program;
 }

@@ -161,22 +161,18 @@ Program PlainProgram();
 struct DrawOptions {
   std::set<std::string> off;       // fields that stay plain
   std::map<std::string, int> set;  // fields with a value of their own
-  std::set<std::string> held;      // see Held()
+  // Draws also checkpointed regions of transparent models, which the library is
+  // known not to do right.
+  bool held = false;
 };
 
 // Returns a valid program, the same for a seed and options on every machine.
 Program DrawProgram(uint32_t seed, const DrawOptions& options = DrawOptions());
 
-// Returns what is drawn only on request, because the library is known not to do
-// it right: names for DrawOptions::held and their meanings.
-const std::map<std::string, std::string>& Held();
-
 // Takes back features that exclude each other, so that the program means
 // something for a plain model and is permitted for a sharded one. Leaves valid
 // programs as they are.
 void MakeValid(Program& program);
-// Takes back what only `held` allows.
-void TakeBackHeld(const std::set<std::string>& held, Program& program);
 
 // Returns the number for which a value of `rows` or `hosts` stands.
 int CountOf(int choice, int ranks);

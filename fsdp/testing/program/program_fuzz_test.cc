@@ -1,9 +1,5 @@
 // Compares random training programs, sharded and plain, for fixed seeds.
 // //fsdp/testing/program:program_fuzz runs others.
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "base/testing/status_matchers.h"
@@ -19,20 +15,13 @@
 namespace fsdp::testing {
 namespace {
 
-ProgramOutcome Outcome(const Program& program) {
-  return RunProgram(program, ::testing::TempDir());
-}
-
 TEST(ProgramFuzzTest, RandomProgramsGiveWhatPlainLibTorchGives) {
   FuzzOptions options;
   options.end = 150;
   options.max_failures = 1;
-  const FuzzReport report =
-      Fuzz(options, [](const std::vector<Program>& programs) -> BatchEnd {
-        ProgramOutcome outcome = Outcome(programs[0]);
-        const bool same = outcome.kind == ProgramOutcome::kSame;
-        return {same ? size_t{1} : size_t{0}, std::move(outcome)};
-      });
+  const FuzzReport report = Fuzz(options, [](const Program& program) {
+    return RunProgram(program, ::testing::TempDir());
+  });
   for (const FuzzFailure& failure : report.failures) {
     ADD_FAILURE() << "seed " << failure.seed << ": " << failure.outcome.text
                   << "\n"

@@ -97,7 +97,7 @@ constexpr int kAttempts = 3;
 
 class Fuzzer {
  public:
-  Fuzzer(const FuzzOptions& options, const BatchRun& run)
+  Fuzzer(const FuzzOptions& options, const ProgramRun& run)
       : options_(options), run_(run), start_(absl::Now()) {}
 
   FuzzReport Run() {
@@ -105,7 +105,7 @@ class Fuzzer {
     uint32_t seed = options_.begin;
     while (seed < options_.end && absl::Now() - start_ < options_.limit &&
            static_cast<int>(report_.failures.size()) < options_.max_failures) {
-      seed += RunSome(seed);
+      RunOne(seed++);
       if (absl::Now() < next_line) continue;
       next_line = absl::Now() + absl::Seconds(10);
       PrintProgress(seed);
@@ -115,30 +115,19 @@ class Fuzzer {
   }
 
  private:
-  // Returns how many have run.
-  uint32_t RunSome(uint32_t first) {
-    std::vector<Program> programs;
-    for (uint32_t seed = first;
-         seed < options_.end &&
-         seed - first < static_cast<uint32_t>(options_.batch);
-         ++seed) {
-      programs.push_back(DrawProgram(seed, options_.draw));
-      if (!options_.verbose) continue;
+  void RunOne(uint32_t seed) {
+    const Program program = DrawProgram(seed, options_.draw);
+    if (options_.verbose) {
       std::fprintf(options_.out, "seed %u: %s\n", seed,
-                   ToString(programs.back()).c_str());
+                   ToString(program).c_str());
     }
-    const BatchEnd end = run_(programs);
-    const bool all = end.index == programs.size();
-    const uint32_t count = static_cast<uint32_t>(end.index) + (all ? 0 : 1);
-    report_.seeds += static_cast<int>(count);
-    if (all) return count;
-    const uint32_t seed = first + static_cast<uint32_t>(end.index);
-    if (end.outcome.is_failure()) {
-      OnFailure(seed, programs[end.index], end.outcome);
-    } else {
-      OnRefusal(seed, end.outcome);
+    const ProgramOutcome outcome = run_(program);
+    ++report_.seeds;
+    if (outcome.is_failure()) {
+      OnFailure(seed, program, outcome);
+    } else if (outcome.kind == ProgramOutcome::kRefused) {
+      OnRefusal(seed, outcome);
     }
-    return count;
   }
 
   void OnRefusal(uint32_t seed, const ProgramOutcome& outcome) {
@@ -154,7 +143,7 @@ class Fuzzer {
     FuzzFailure failure{seed, program, outcome};
     const auto fails = [&](const Program& candidate) {
       for (int i = 0; i < kAttempts; ++i) {
-        const ProgramOutcome now = run_({candidate}).outcome;
+        const ProgramOutcome now = run_(candidate);
         if (now.kind != outcome.kind) continue;
         failure.outcome = now;
         return true;
@@ -191,14 +180,14 @@ class Fuzzer {
   }
 
   const FuzzOptions options_;
-  const BatchRun& run_;  // owned by the caller
+  const ProgramRun& run_;  // owned by the caller
   const absl::Time start_;
   FuzzReport report_;
 };
 
 }  // namespace
 
-FuzzReport Fuzz(const FuzzOptions& options, const BatchRun& run) {
+FuzzReport Fuzz(const FuzzOptions& options, const ProgramRun& run) {
   return Fuzzer(options, run).Run();
 }
 

@@ -3,7 +3,6 @@
 #ifndef FSDP_TESTING_PROGRAM_PROGRAM_FUZZER_H_
 #define FSDP_TESTING_PROGRAM_PROGRAM_FUZZER_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -35,13 +34,6 @@ struct ProgramOutcome {
 // Returns the outcome for a status of RunShardedProgram().
 ProgramOutcome OutcomeOf(const absl::Status& status);
 
-// The end of a run of several programs: the first that is not kSame, or the
-// position behind the last.
-struct BatchEnd {
-  size_t index = 0;
-  ProgramOutcome outcome;
-};
-
 // Returns whether a program fails in the way that matters.
 using ProgramFails = absl::FunctionRef<bool(const Program&)>;
 
@@ -53,7 +45,6 @@ struct FuzzOptions {
   uint32_t begin = 0;
   uint32_t end = 100;
   absl::Duration limit = absl::InfiniteDuration();
-  int batch = 1;  // programs for one call
   int max_failures = 10;
   int max_shrinks = 120;  // runs for each failure; 0 for none
   DrawOptions draw;
@@ -74,9 +65,8 @@ struct FuzzReport {
   std::vector<FuzzFailure> failures;
 };
 
-// Runs programs, one after the other, until one differs from plain LibTorch.
-using BatchRun = std::function<BatchEnd(const std::vector<Program>&)>;
-FuzzReport Fuzz(const FuzzOptions& options, const BatchRun& run);
+using ProgramRun = std::function<ProgramOutcome(const Program&)>;
+FuzzReport Fuzz(const FuzzOptions& options, const ProgramRun& run);
 
 }  // namespace fsdp::testing
 

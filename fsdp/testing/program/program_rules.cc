@@ -1,9 +1,4 @@
 #include <algorithm>
-#include <functional>
-#include <map>
-#include <set>
-#include <string>
-#include <vector>
 
 #include "fsdp/testing/program/program.h"
 
@@ -26,25 +21,6 @@ bool HasStyle(const Program& p, int style) {
 template <typename Predicate>
 bool AnyUnit(const Program& p, Predicate predicate) {
   return std::any_of(p.units.begin(), p.units.begin() + p.num_units, predicate);
-}
-
-void TakeBackRegionsOfTransparent(Program& p) {
-  if (!p.transparent) return;
-  for (ProgramUnit& unit : p.units) unit.checkpoint = 0;
-}
-
-struct HeldFeature {
-  std::string text;
-  std::function<void(Program&)> take_back;
-};
-
-const std::map<std::string, HeldFeature>& HeldFeatures() {
-  static const auto* const features = new std::map<std::string, HeldFeature>{
-      {"transparent_regions",
-       {"checkpointed regions of transparent models",
-        TakeBackRegionsOfTransparent}},
-  };
-  return *features;
 }
 
 void MakeGroupValid(Program& p) {
@@ -211,23 +187,6 @@ void MakeCallsValid(const Program& p, ProgramStep& step) {
 }
 
 }  // namespace
-
-const std::map<std::string, std::string>& Held() {
-  static const auto* const held = [] {
-    auto* texts = new std::map<std::string, std::string>;
-    for (const auto& [name, feature] : HeldFeatures()) {
-      (*texts)[name] = feature.text;
-    }
-    return texts;
-  }();
-  return *held;
-}
-
-void TakeBackHeld(const std::set<std::string>& held, Program& program) {
-  for (const auto& [name, feature] : HeldFeatures()) {
-    if (held.count(name) == 0) feature.take_back(program);
-  }
-}
 
 void MakeValid(Program& p) {
   MakeGroupValid(p);

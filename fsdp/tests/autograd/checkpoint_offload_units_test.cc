@@ -2,18 +2,13 @@
 // gradients of all ranks have the same bits as with arguments in memory.
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tanh.h>
-#include <c10/core/StorageImpl.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <ostream>
 
-#include "fsdp/autograd/autograd.h"
 #include "fsdp/recompute/activation_offload.h"
-#include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/activation_offload_calls.h"
-#include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/tests/autograd/layer_regions.h"
+#include "fsdp/tests/autograd/checkpoint_scenario.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
@@ -25,32 +20,8 @@ namespace {
 using ::fsdp::offload::ParamStore;
 using ::fsdp::offload::testing::Fault;
 using ::fsdp::offload::testing::TemporaryFile;
-using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 constexpr int64_t kRows = 3;
-
-// This rank's offload of regions, and the memory of their arguments outside of
-// backward.
-thread_local std::shared_ptr<ActivationOffload> offload_of_rank;
-thread_local std::vector<WeakStorage> arguments_of_rank;
-
-template <typename Fn, typename... More>
-at::Tensor Region(Fn fn, const at::Tensor& x, const More&... more) {
-  if (!InsideBackward()) {
-    arguments_of_rank.push_back(x.storage().getWeakStorageImpl());
-  }
-  CheckpointOptions options;
-  options.offload = offload_of_rank;
-  return CheckpointWith(options, std::move(fn), x, more...);
-}
-
-const auto kRegion = [](auto fn, const at::Tensor& x) {
-  return Region(std::move(fn), x);
-};
-
-at::Tensor InThreeRegions(Layer& layer, const at::Tensor& x) {
-  return LayerInThree(kRegion, layer, x);
-}
 
 // The unit's own memory is an argument.
 at::Tensor WithItsWeightAsArgument(Layer& layer, const at::Tensor& x) {
@@ -63,29 +34,10 @@ at::Tensor WithItsWeightAsArgument(Layer& layer, const at::Tensor& x) {
   return WholeLayer(layer, y);
 }
 
-at::Tensor EachLayer(Net& net, const at::Tensor& x) {
-  at::Tensor y = x;
-  for (const auto& layer : net.layers) y = Forward(layer, y);
-  return y;
-}
-
-at::Tensor EachLayerInARegion(Net& net, const at::Tensor& x) {
-  at::Tensor y = x;
-  for (const auto& layer : net.layers) {
-    y = Region([&](const at::Tensor& y) { return Forward(layer, y); }, y);
-  }
-  return y;
-}
-
-at::Tensor NestedRegions(Net& net, const at::Tensor& x) {
-  const auto first = [](const at::Tensor& x) { return x; };
-  return LayersNested(kRegion, first, net, x);
-}
-
 // All regions share one argument.
 at::Tensor RegionsWithASharedArgument(Net& net, const at::Tensor& x) {
-  const at::Tensor shared = at::tanh(x);
-  at::Tensor y = x;
+  at::Tensor y = net.embed->forward(x);
+  const at::Tensor shared = at::tanh(y);
   for (const auto& layer : net.layers) {
     y = Region(
         [&](const at::Tensor& y, const at::Tensor& shared) {
@@ -96,40 +48,26 @@ at::Tensor RegionsWithASharedArgument(Net& net, const at::Tensor& x) {
   return y;
 }
 
-struct Scenario {
-  std::string name;
-  LayerBody layer;
-  NetBody body;
+struct OffloadScenario {
+  Scenario scenario;
   int tensors;  // moved out in one forward and backward
 };
 
-std::ostream& operator<<(std::ostream& out, const Scenario& scenario) {
-  return out << scenario.name;
+std::ostream& operator<<(std::ostream& out, const OffloadScenario& offload) {
+  return out << offload.scenario;
 }
 
-std::vector<Scenario> Scenarios() {
+std::vector<OffloadScenario> Scenarios() {
   return {
-      {"Around", WholeLayer, EachLayerInARegion, 3},
-      {"Inside", InThreeRegions, EachLayer, 9},
-      {"Nested", WholeLayer, NestedRegions, 3},
-      {"AroundAndInside", InThreeRegions, EachLayerInARegion, 3 + 9},
-      {"NestedAndInside", InThreeRegions, NestedRegions, 3 + 9},
-      {"WeightAsArgument", WithItsWeightAsArgument, EachLayer, 3},
-      {"SharedArgument", WholeLayer, RegionsWithASharedArgument, 4},
+      {{"Around", WholeLayer, EachLayerInARegion}, 3},
+      {{"Inside", LayerInThreeRegions, EachLayer}, 9},
+      {{"Nested", WholeLayer, NestedRegionsBehindTheFirst}, 3},
+      {{"AroundAndInside", LayerInThreeRegions, EachLayerInARegion}, 3 + 9},
+      {{"NestedAndInside", LayerInThreeRegions, NestedRegionsBehindTheFirst},
+       3 + 9},
+      {{"WeightAsArgument", WithItsWeightAsArgument, EachLayer}, 3},
+      {{"SharedArgument", WholeLayer, RegionsWithASharedArgument}, 4},
   };
-}
-
-absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
-    const Scenario& scenario, Communicator& communicator) {
-  Options options;
-  options.wrap_policy = WrapModules<Layer>();
-  options.abort_on_failure = false;
-  const auto body = [body = scenario.body](Net& net, const at::Tensor& x) {
-    return body(net, net.embed->forward(x));
-  };
-  auto net = std::make_shared<Net>(scenario.layer, body);
-  FillParameters(*net, 1);
-  return FullyShard(std::move(net), Unowned(communicator), options);
 }
 
 std::unique_ptr<ParamStore> Host() {
@@ -185,15 +123,17 @@ absl::Status CheckEmpty(ActivationOffload& offload) {
 using MakeStore = std::unique_ptr<ParamStore> (*)();
 
 class OffloadedUnitsTest
-    : public ::testing::TestWithParam<std::tuple<Scenario, MakeStore>> {};
+    : public ::testing::TestWithParam<std::tuple<OffloadScenario, MakeStore>> {
+};
 
 TEST_P(OffloadedUnitsTest, TrainWithTheBitsOfThoseInMemory) {
-  const auto& [scenario, make_store] = GetParam();
+  const auto& [offload_scenario, make_store] = GetParam();
+  const auto& [scenario, tensors] = offload_scenario;
   for (int world_size : {1, 2, 3}) {
     SCOPED_TRACE(world_size);
     EXPECT_OK(RunAllRanks(
         world_size,
-        [&, &scenario = scenario,
+        [&, &scenario = scenario, tensors = tensors,
          &make_store = make_store](Communicator& world) -> absl::Status {
           FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, world));
           FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, world));
@@ -212,7 +152,7 @@ TEST_P(OffloadedUnitsTest, TrainWithTheBitsOfThoseInMemory) {
           const ActivationOffloadStats stats = offload->stats();
           // A region may share an argument that is still being written with the
           // region around it.
-          const int64_t most = int64_t{4} * scenario.tensors;
+          const int64_t most = int64_t{4} * tensors;
           return Check(
               stats.failed == 0 && stats.full == 0 &&
                   stats.tensors_out <= most &&
@@ -227,36 +167,38 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, OffloadedUnitsTest,
                          ::testing::Combine(::testing::ValuesIn(Scenarios()),
                                             ::testing::Values(&Host, &File)),
                          [](const auto& info) {
-                           return absl::StrCat(std::get<0>(info.param).name,
-                                               std::get<1>(info.param) == &Host
-                                                   ? "Host"
-                                                   : "File");
+                           return absl::StrCat(
+                               std::get<0>(info.param).scenario.name,
+                               std::get<1>(info.param) == &Host ? "Host"
+                                                                : "File");
                          });
 
 TEST(OffloadedMemoryTest, ArgumentsOfAllRegionsAreGoneAfterForward) {
-  for (const Scenario& scenario : Scenarios()) {
+  for (const auto& [scenario, tensors] : Scenarios()) {
     SCOPED_TRACE(scenario.name);
-    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, world));
-      offload_of_rank = Make(Host());
-      arguments_of_rank.clear();
-      const at::Tensor loss = Loss(model, 0, world.rank());
-      int alive = 0;
-      for (const WeakStorage& memory : arguments_of_rank) {
-        if (!memory.expired()) ++alive;
-      }
-      FSDP_RETURN_IF_ERROR(model->Backward(loss));
-      offload_of_rank = nullptr;
-      // A unit's residual connection saves nothing, and the product with the
-      // shared argument is computed in the region.
-      return Check(alive == 0, absl::StrCat(alive, " arguments are in memory"));
-    }));
+    EXPECT_OK(RunAllRanks(
+        2, [&scenario = scenario](Communicator& world) -> absl::Status {
+          FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, world));
+          offload_of_rank = Make(Host());
+          arguments_of_rank.clear();
+          const at::Tensor loss = Loss(model, 0, world.rank());
+          int alive = 0;
+          for (const auto& memory : arguments_of_rank) {
+            if (!memory.expired()) ++alive;
+          }
+          FSDP_RETURN_IF_ERROR(model->Backward(loss));
+          offload_of_rank = nullptr;
+          // A unit's residual connection saves nothing, and the product with
+          // the shared argument is computed in the region.
+          return Check(alive == 0,
+                       absl::StrCat(alive, " arguments are in memory"));
+        }));
   }
 }
 
 // The read fails alike on all ranks, so that their collectives stay in step.
 TEST(OffloadedFaultTest, AReadThatFailsNamesTheUnitAndTheNextStepIsExact) {
-  const Scenario scenario = {"", InThreeRegions, EachLayer, 9};
+  const Scenario scenario = {"", LayerInThreeRegions, EachLayer};
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, world));
     FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, world));

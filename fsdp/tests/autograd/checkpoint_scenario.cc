@@ -1,24 +1,21 @@
 #include "fsdp/tests/autograd/checkpoint_scenario.h"
 
+#include <ATen/ops/tanh.h>
+
 #include "fsdp/testing/layered_net.h"
-#include "fsdp/tests/autograd/layer_regions.h"
 
 namespace fsdp::testing {
-
-namespace {
-
-const auto kRegion = [](auto fn, const at::Tensor& x) {
-  return Region(std::move(fn), x);
-};
-
-}  // namespace
 
 at::Tensor LayerInOneRegion(Layer& layer, const at::Tensor& x) {
   return Region([&](const at::Tensor& x) { return WholeLayer(layer, x); }, x);
 }
 
 at::Tensor LayerInThreeRegions(Layer& layer, const at::Tensor& x) {
-  return LayerInThree(kRegion, layer, x);
+  at::Tensor y =
+      Region([&](const at::Tensor& x) { return layer.fc->forward(x); }, x);
+  y = Region([](const at::Tensor& y) { return at::tanh(y); }, y);
+  return x +
+         Region([&](const at::Tensor& y) { return layer.out->forward(y); }, y);
 }
 
 at::Tensor EachLayer(Net& net, const at::Tensor& x) {
@@ -35,11 +32,38 @@ at::Tensor EachLayerInARegion(Net& net, const at::Tensor& x) {
   return y;
 }
 
+namespace {
+
+// Regions outlive the call, so they hold copies of `first`.
+template <typename First>
+at::Tensor Nested(First first, Net& net, const at::Tensor& x) {
+  return Region(
+      [first, &net](const at::Tensor& x) {
+        const at::Tensor y = Forward(net.layers[0], first(x));
+        return Region(
+            [&net](const at::Tensor& y) {
+              const at::Tensor z = Forward(net.layers[1], y);
+              return Region(
+                  [&net](const at::Tensor& z) {
+                    return Forward(net.layers[2], z);
+                  },
+                  z);
+            },
+            y);
+      },
+      x);
+}
+
+}  // namespace
+
 at::Tensor LayersInNestedRegions(Net& net, const at::Tensor& x) {
-  const auto embed = [&net](const at::Tensor& x) {
-    return net.embed->forward(x);
-  };
-  return LayersNested(kRegion, embed, net, x);
+  return Nested([&net](const at::Tensor& x) { return net.embed->forward(x); },
+                net, x);
+}
+
+at::Tensor NestedRegionsBehindTheFirst(Net& net, const at::Tensor& x) {
+  return Nested([](const at::Tensor& x) { return x; }, net,
+                net.embed->forward(x));
 }
 
 std::shared_ptr<Net> MakeNet(const Scenario& scenario) {
@@ -51,8 +75,7 @@ std::shared_ptr<Net> MakeNet(const Scenario& scenario) {
 
 absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
     const Scenario& scenario, Communicator& communicator) {
-  Options options;
-  options.wrap_policy = WrapModules<Layer>();
+  Options options = UnitsOf<Layer>();
   options.unit.strategy = scenario.strategy;
   options.transparent = scenario.transparent;
   if (!scenario.ignored.empty()) {

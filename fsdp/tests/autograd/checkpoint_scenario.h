@@ -4,9 +4,13 @@
 #define FSDP_TESTS_AUTOGRAD_CHECKPOINT_SCENARIO_H_
 
 #include <ATen/Context.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <ostream>
 
+#include "fsdp/autograd/autograd.h"
+#include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/sharded_test.h"
@@ -16,10 +20,21 @@ namespace fsdp::testing {
 // Each rank has its own switch, so that one model runs with its regions and
 // without.
 inline thread_local bool regions_are_on = true;
+// This rank's offload of regions, or null, and the memory of their first
+// arguments outside of backward.
+inline thread_local std::shared_ptr<ActivationOffload> offload_of_rank;
+inline thread_local std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>
+    arguments_of_rank;
 
-template <typename Fn>
-at::Tensor Region(Fn fn, const at::Tensor& x) {
-  return regions_are_on ? Checkpoint(std::move(fn), x) : fn(x);
+template <typename Fn, typename... More>
+at::Tensor Region(Fn fn, const at::Tensor& x, const More&... more) {
+  if (!regions_are_on) return fn(x, more...);
+  if (!InsideBackward()) {
+    arguments_of_rank.push_back(x.storage().getWeakStorageImpl());
+  }
+  CheckpointOptions options;
+  options.offload = offload_of_rank;
+  return CheckpointWith(options, std::move(fn), x, more...);
 }
 
 at::Tensor LayerInOneRegion(Layer& layer, const at::Tensor& x);
@@ -27,7 +42,10 @@ at::Tensor LayerInThreeRegions(Layer& layer, const at::Tensor& x);
 
 at::Tensor EachLayer(Net& net, const at::Tensor& x);
 at::Tensor EachLayerInARegion(Net& net, const at::Tensor& x);
+// Runs each of three layers in a region inside that of the layer before, with
+// what precedes the first in its region or before it.
 at::Tensor LayersInNestedRegions(Net& net, const at::Tensor& x);
+at::Tensor NestedRegionsBehindTheFirst(Net& net, const at::Tensor& x);
 
 // The all-gathers and reduce-scatters of one step.
 struct Counts {

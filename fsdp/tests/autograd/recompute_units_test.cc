@@ -103,8 +103,7 @@ at::Tensor RowsOf(int rank, int micro) {
 }
 
 Options BlockUnits(ShardingStrategy strategy = ShardingStrategy::kFullShard) {
-  Options options;
-  options.wrap_policy = WrapModules<BlockImpl>();
+  Options options = UnitsOf<BlockImpl>();
   options.unit.strategy = strategy;
   options.abort_on_failure = false;
   return options;

@@ -119,8 +119,7 @@ absl::StatusOr<Values> Train(const Program& program, const Offload& offload,
       std::make_shared<Net>(program.layer(offload), program.net(offload));
   FillParameters(*net, 1);
   if (!device.is_cpu()) FakeDevice::Move(net->parameters());
-  Options options;
-  options.wrap_policy = WrapModules<Layer>();
+  Options options = UnitsOf<Layer>();
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, world, options));
   FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(1e-2));
   std::vector<at::Tensor> batches;

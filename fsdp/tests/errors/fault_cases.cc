@@ -175,8 +175,7 @@ void Save(Trainer& trainer, int64_t) {
 }
 
 Options UnitsWith(ShardingStrategy strategy) {
-  Options options;
-  options.wrap_policy = WrapModules<Block>();
+  Options options = UnitsOf<Block>();
   options.unit.strategy = strategy;
   options.timeout = absl::Seconds(20);
   return options;

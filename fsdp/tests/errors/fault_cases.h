@@ -8,7 +8,6 @@
 #include "absl/synchronization/mutex.h"
 #include "fsdp/testing/fault_injector.h"
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/tests/errors/fault_cases.h"
 
 namespace fsdp::testing::faults {
 

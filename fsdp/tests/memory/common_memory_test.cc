@@ -5,8 +5,8 @@
 
 #include "absl/synchronization/notification.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/testing/plain_oracle.h"
 #include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
 namespace {
@@ -43,19 +43,18 @@ class CommonMemoryTest : public ::testing::TestWithParam<Case> {
 
 TEST_P(CommonMemoryTest, TrainsBitForBitAsWithCopies) {
   for (const bool no_sync : {false, true}) {
-    TrainingPlan plan;
-    plan.backwards = 3;
-    plan.no_sync = no_sync;
+    TrainingTask task = ToyTask();
+    task.backwards = 3;
+    task.no_sync = no_sync;
     EXPECT_OK(RunSharing(world_size(), [&](Communicator& world) {
-      TrainingRecord records[2];
+      TaskRecord records[2];
       for (const bool share : {false, true}) {
         Options with = options();
         with.share_memory = share;
-        FSDP_ASSIGN_OR_RETURN(const Mesh mesh,
-                              Mesh::Create(Unowned(world), {{"shard", -1}}));
-        FSDP_RETURN_IF_ERROR(TrainSharded(plan, mesh, with, &records[share]));
+        FSDP_ASSIGN_OR_RETURN(Net model, ShardedNet(world, with));
+        FSDP_ASSIGN_OR_RETURN(records[share], RunSharded(task, model));
       }
-      return CheckSameTraining(records[1], records[0], 0, 0);
+      return CheckSameRecord(records[1], records[0], 0, 0);
     }));
   }
 }

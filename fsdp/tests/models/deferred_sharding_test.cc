@@ -79,11 +79,7 @@ std::shared_ptr<NetImpl> MakeDeferred(uint64_t seed, int64_t dim = kDim,
   return std::make_shared<NetImpl>(dim, layers);
 }
 
-Options LayerUnits() {
-  Options options;
-  options.wrap_policy = WrapModules<LayerImpl>();
-  return options;
-}
+Options LayerUnits() { return UnitsOf<LayerImpl>(); }
 
 Values ValuesOf(const torch::nn::Module& module) {
   Values values;

@@ -25,13 +25,6 @@ inline TrainingTask RowsTask(int64_t dim = kDim) {
   return task;
 }
 
-template <typename Net>
-std::shared_ptr<Net> Filled() {
-  auto net = std::make_shared<Net>();
-  FillParameters(*net, 1);
-  return net;
-}
-
 inline Options UnitsAt(std::set<std::string> paths) {
   Options options;
   options.wrap_policy = [paths = std::move(paths)](const WrapCandidate& c) {

@@ -18,18 +18,7 @@ using ::torch::nn::Sequential;
 constexpr int64_t kDim = 4;
 constexpr int kRanks = 2;
 
-template <typename Net>
-std::shared_ptr<Net> Filled() {
-  auto net = std::make_shared<Net>();
-  FillParameters(*net, 1);
-  return net;
-}
-
-Options LinearUnits() {
-  Options options;
-  options.wrap_policy = WrapModules<LinearImpl>();
-  return options;
-}
+Options LinearUnits() { return UnitsOf<LinearImpl>(); }
 
 // Checks that a step of a sharded `make()` gives the mean of the gradients on
 // all ranks' data, and bounds its memory.
@@ -187,8 +176,7 @@ class RecurrentNet : public torch::nn::Module {
 
 TEST(SequentialTest, RunsAUnitThatReturnsTensorsInTuples) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) {
-    Options options;
-    options.wrap_policy = WrapModules<torch::nn::LSTMImpl, LastOutputImpl>();
+    Options options = UnitsOf<torch::nn::LSTMImpl, LastOutputImpl>();
     return CheckGradients<RecurrentNet>(world, options);
   }));
 }
@@ -291,8 +279,7 @@ class UsesItsState : public torch::nn::Module {
 
 TEST(KeptTensorTest, HasTheGradientsOfPlainLibTorch) {
   for (const bool transparent : {false, true}) {
-    Options options;
-    options.wrap_policy = WrapModules<KeepsALossImpl, KeepsItsStateImpl>();
+    Options options = UnitsOf<KeepsALossImpl, KeepsItsStateImpl>();
     options.transparent = transparent;
     EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
       FSDP_RETURN_IF_ERROR(CheckGradients<SumsKeptLosses>(world, options));

@@ -21,11 +21,7 @@ class ThrowsOnDemand : public torch::nn::Module {
   std::shared_ptr<NetImpl> net;
 };
 
-Options NetAndBlockUnits() {
-  Options options;
-  options.wrap_policy = WrapModules<NetImpl, BlockImpl>();
-  return options;
-}
+Options NetAndBlockUnits() { return UnitsOf<NetImpl, BlockImpl>(); }
 
 TEST(ShardedModelTest, AnExceptionKeepsItsTypeAndTheNextIterationIsExact) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {

@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/trace/trace_json.h"
+#include "fsdp/trace/trace_timeline.h"
 
 namespace fsdp::testing {
 namespace {

@@ -24,11 +24,7 @@ template <typename Net>
 Training<Net> TrainingOf(Options options) {
   Training<Net> training;
   training.options = std::move(options);
-  training.make_net = [] {
-    auto net = std::make_shared<Net>();
-    FillParameters(*net, 1);
-    return net;
-  };
+  training.make_net = Filled<Net>;
   return training;
 }
 

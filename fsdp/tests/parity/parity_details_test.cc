@@ -234,8 +234,7 @@ class TiedSiblings : public torch::nn::Module {
 
 TEST(TiedTest, WhetherItIsGatheredIsOneAnswerForAllNames) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Options options;
-    options.wrap_policy = WrapModules<TiedSiblings::Scaling>();
+    Options options = UnitsOf<TiedSiblings::Scaling>();
     options.prefetch.forward = false;
     FSDP_ASSIGN_OR_RETURN(
         auto model,
@@ -389,8 +388,7 @@ TEST(OneElementTest, OfShape1TiedOverTwoModulesTrainsAsInOneProcess) {
     EXPECT_OK(RunAllRanks(
         world_size,
         [&](Communicator& world) -> absl::Status {
-          Options options;
-          options.wrap_policy = WrapModules<OneElement::Inner>();
+          Options options = UnitsOf<OneElement::Inner>();
           FSDP_ASSIGN_OR_RETURN(auto model,
                                 FullyShard(std::make_shared<OneElement>(),
                                            Unowned(world), options));

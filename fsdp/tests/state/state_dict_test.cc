@@ -53,8 +53,7 @@ class VariedImpl : public torch::nn::Module {
 
 Options VariedOptions(
     ShardingStrategy strategy = ShardingStrategy::kFullShard) {
-  Options options;
-  options.wrap_policy = WrapModules<InnerImpl>();
+  Options options = UnitsOf<InnerImpl>();
   options.unit.strategy = strategy;
   return options;
 }

@@ -37,8 +37,7 @@ TEST(UnshardTest, AChildTakenFromASequentialIsItsUnit) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     torch::nn::Sequential net(torch::nn::Linear(kDim, kDim),
                               torch::nn::Linear(kDim, kDim));
-    Options options;
-    options.wrap_policy = WrapModules<torch::nn::LinearImpl>();
+    Options options = UnitsOf<torch::nn::LinearImpl>();
     FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     FSDP_RETURN_IF_ERROR(Unshard(*net->ptr(0)).status());
     FSDP_RETURN_IF_ERROR(Reshard(*net->ptr(0)));

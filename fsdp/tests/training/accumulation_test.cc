@@ -54,11 +54,7 @@ class TestNet : public torch::nn::Module {
 using Model = FullyShardedDataParallel<TestNet>;
 using Gradients = std::map<std::string, at::Tensor>;
 
-Options Units() {
-  Options options;
-  options.wrap_policy = WrapModules<LayerImpl>();
-  return options;
-}
+Options Units() { return UnitsOf<LayerImpl>(); }
 
 at::Tensor LossOn(TestNet& net, const std::function<at::Tensor(at::Tensor)>& f,
                   int64_t index, int64_t rows, bool uses_all) {

@@ -59,8 +59,7 @@ class ProbedNet : public torch::nn::Module {
 };
 
 Options Probed(const MixedPrecision& precision) {
-  Options options;
-  options.wrap_policy = WrapModules<ProbeImpl>();
+  Options options = UnitsOf<ProbeImpl>();
   options.unit.precision = precision;
   return options;
 }

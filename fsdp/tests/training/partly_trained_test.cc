@@ -126,8 +126,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeGroup(
 }
 
 Options LayerUnits(const Case& c) {
-  Options options;
-  options.wrap_policy = WrapModules<LayerImpl>();
+  Options options = UnitsOf<LayerImpl>();
   if (c.offloads) {
     options.offload.gradients = Tier::kSsd;
     options.offload.directory = std::getenv("TEST_TMPDIR");

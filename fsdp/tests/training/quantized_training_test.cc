@@ -3,40 +3,35 @@
 #include <cmath>
 
 #include "fsdp/gradient_sync.h"
-#include "fsdp/testing/plain_oracle.h"
 #include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/training_task.h"
 #include "fsdp/tests/training/quantized_net.h"
 
 namespace fsdp::testing::quantized_net {
 namespace {
 
-absl::StatusOr<TrainingRecord> Train(Communicator& world,
-                                     const Options& options,
-                                     const TrainingPlan& plan) {
+absl::StatusOr<TaskRecord> Train(Communicator& world, const Options& options,
+                                 const TrainingTask& task) {
   FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
-  TrainingRecord record;
-  FSDP_RETURN_IF_ERROR(TrainSharded(plan, mesh, options, &record));
-  return record;
+  FSDP_ASSIGN_OR_RETURN(Net model,
+                        FullyShard(MakeNet(kDim, kBlocks), mesh, options));
+  return RunSharded(task, model);
 }
 
 // Momentum magnifies errors of one sign, so there must be none.
-TrainingPlan LongTraining() {
-  TrainingPlan plan;
-  plan.dim = kDim;
-  plan.blocks = kBlocks;
-  plan.steps = 30;
-  plan.adam = false;
-  return plan;
+TrainingTask LongTraining() {
+  TrainingTask task = ToyTask(kDim);
+  task.steps = 30;
+  task.optimizer = Sgd();
+  return task;
 }
 
 absl::Status ExpectSame(Communicator& world, const Options& options,
                         const Options& expected) {
-  const TrainingPlan plan = LongTraining();
-  FSDP_ASSIGN_OR_RETURN(const TrainingRecord actual,
-                        Train(world, options, plan));
-  FSDP_ASSIGN_OR_RETURN(const TrainingRecord record,
-                        Train(world, expected, plan));
-  return CheckSameTraining(actual, record, 0, 0);
+  const TrainingTask task = LongTraining();
+  FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, Train(world, options, task));
+  FSDP_ASSIGN_OR_RETURN(const TaskRecord record, Train(world, expected, task));
+  return CheckSameRecord(actual, record, 0, 0);
 }
 
 // --- What is learned ---------------------------------------------------------
@@ -63,25 +58,24 @@ TEST_P(QuantizedTrainingTest, ConvergesAsExactTrainingDoes) {
   const auto& [setting, world_size] = GetParam();
   EXPECT_OK(RunAllRanks(
       world_size, [&, &setting = setting](Communicator& world) -> absl::Status {
-        TrainingPlan plan = LongTraining();
-        plan.backwards = setting.backwards;
-        plan.no_sync = true;
+        TrainingTask task = LongTraining();
+        task.backwards = setting.backwards;
         Options options = BlockUnits();
         options.unit.strategy = setting.strategy;
         if (setting.mixed) options.unit.precision = ComputeIn(at::kBFloat16);
-        FSDP_ASSIGN_OR_RETURN(const TrainingRecord exact,
-                              Train(world, options, plan));
+        FSDP_ASSIGN_OR_RETURN(const TaskRecord exact,
+                              Train(world, options, task));
         options.quantize = Both();
         options.quantize.gather = setting.gather;
         options.quantize.reduce = setting.reduce;
-        FSDP_ASSIGN_OR_RETURN(const TrainingRecord actual,
-                              Train(world, options, plan));
+        FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
+                              Train(world, options, task));
         FSDP_RETURN_IF_ERROR(
-            CheckSameTraining(actual, exact, kRelative, kAbsolute));
+            CheckSameRecord(actual, exact, kRelative, kAbsolute));
         FSDP_RETURN_IF_ERROR(CheckThat(
             actual.losses.back(), Le(actual.losses.front() / 2), "last loss"));
         // A difference shows that int8 was sent.
-        const bool same = CheckSameTraining(actual, exact, 0, 0).ok();
+        const bool same = CheckSameRecord(actual, exact, 0, 0).ok();
         return Check(same == (world.world_size() == 1),
                      same ? "exact" : "quantised alone");
       }));
@@ -115,17 +109,16 @@ TEST(QuantizedTrainingTest, SmallUnitsReplicatedOnesAndUserHooksAreExact) {
     return ExpectSame(world, Quantized(replicated), replicated);
   }));
   EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
-    TrainingPlan plan = LongTraining();
-    plan.prepare = [](ShardedModuleBase& model) {
+    TrainingTask task = LongTraining();
+    task.prepare = [](ShardedModuleBase& model) {
       return model.SetReductionHooks(CompressedReduceScatter(at::kBFloat16));
     };
     Options sums = Quantized();
     sums.quantize.gather = false;
-    FSDP_ASSIGN_OR_RETURN(const TrainingRecord actual,
-                          Train(world, sums, plan));
-    FSDP_ASSIGN_OR_RETURN(const TrainingRecord expected,
-                          Train(world, BlockUnits(), plan));
-    return CheckSameTraining(actual, expected, 0, 0);
+    FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, Train(world, sums, task));
+    FSDP_ASSIGN_OR_RETURN(const TaskRecord expected,
+                          Train(world, BlockUnits(), task));
+    return CheckSameRecord(actual, expected, 0, 0);
   }));
 }
 
@@ -140,13 +133,13 @@ TEST(QuantizedTrainingTest, ASmallerGroupGivesBackwardWhatForwardHad) {
 
 // --- Ranks of one host, and refusals -----------------------------------------
 
-absl::StatusOr<TrainingRecord> TrainOn(
+absl::StatusOr<TaskRecord> TrainOn(
     const std::vector<std::unique_ptr<Communicator>>& group,
     const Options& options) {
-  TrainingRecord record;
+  TaskRecord record;
   FSDP_RETURN_IF_ERROR(
       AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(TrainingRecord own,
+        FSDP_ASSIGN_OR_RETURN(TaskRecord own,
                               Train(world, options, LongTraining()));
         if (world.rank() == 0) record = std::move(own);
         return absl::OkStatus();
@@ -159,11 +152,10 @@ TEST(QuantizedSharedMemoryTest, GivesTheBitsOfRanksThatShareNone) {
     Options options = Quantized();
     options.quantize.gather = gather;
     ASSERT_OK_AND_ASSIGN(const auto sharing, CreateSharedMemoryGroup(2));
-    ASSERT_OK_AND_ASSIGN(const TrainingRecord shared,
-                         TrainOn(sharing, options));
+    ASSERT_OK_AND_ASSIGN(const TaskRecord shared, TrainOn(sharing, options));
     ASSERT_OK_AND_ASSIGN(const auto local, comm::CreateLocalGroup(2));
-    ASSERT_OK_AND_ASSIGN(const TrainingRecord apart, TrainOn(local, options));
-    EXPECT_OK(CheckSameTraining(shared, apart, 0, 0));
+    ASSERT_OK_AND_ASSIGN(const TaskRecord apart, TrainOn(local, options));
+    EXPECT_OK(CheckSameRecord(shared, apart, 0, 0));
   }
 }
 

@@ -6,8 +6,8 @@
 
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/gradient_sync.h"
-#include "fsdp/testing/plain_oracle.h"
 #include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
 namespace {
@@ -24,17 +24,17 @@ TEST(ReductionHookTest, CompressedReductionsTrainAlikeWithAndWithoutReplicas) {
       FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
       Options options = BlockUnits();
       options.unit.strategy = strategy;
-      TrainingPlan plan;
-      plan.adam = false;
-      plan.prepare = [](ShardedModuleBase& model) {
+      TrainingTask task = ToyTask();
+      task.optimizer = Sgd();
+      task.prepare = [](ShardedModuleBase& model) {
         return model.SetReductionHooks(CompressedReduceScatter(at::kBFloat16),
                                        CompressedAllReduce(at::kBFloat16));
       };
-      FSDP_RETURN_IF_ERROR(CheckAgainstPlain(plan, mesh, options,
-                                             /*relative=*/0.02,
-                                             /*absolute=*/0.005));
+      FSDP_RETURN_IF_ERROR(CheckToy(task, mesh, options,
+                                    /*relative=*/0.02,
+                                    /*absolute=*/0.005));
       // Rounding shows that the hooks were called.
-      return CheckAgainstPlain(plan, mesh, options, 1e-7, 1e-8).ok()
+      return CheckToy(task, mesh, options, 1e-7, 1e-8).ok()
                  ? absl::InternalError("nothing was rounded")
                  : absl::OkStatus();
     }));
@@ -60,12 +60,12 @@ TEST(DivideFactorsTest, AnySplitGivesTheMeanAndOneGivesTheSum) {
       FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
       Options options = BlockUnits();
       options.gradients.predivide_factor = before;
-      FSDP_RETURN_IF_ERROR(CheckAgainstPlain(TrainingPlan(), mesh, options));
-      TrainingPlan set_later;
+      FSDP_RETURN_IF_ERROR(CheckToy(ToyTask(), mesh, options));
+      TrainingTask set_later = ToyTask();
       set_later.prepare = [&](ShardedModuleBase& model) {
         return model.SetGradientDivideFactors(before, 3 / before);
       };
-      return CheckAgainstPlain(set_later, mesh, BlockUnits());
+      return CheckToy(set_later, mesh, BlockUnits());
     }));
   }
   EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {

@@ -49,8 +49,7 @@ using Model = FullyShardedDataParallel<TestNet>;
 absl::StatusOr<Model> MakeModel(Communicator& world,
                                 ShardingStrategy strategy) {
   FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
-  Options options;
-  options.wrap_policy = WrapModules<LayerImpl>();
+  Options options = UnitsOf<LayerImpl>();
   options.unit.strategy = strategy;
   options.abort_on_failure = false;
   return FullyShard(std::make_shared<TestNet>(), mesh, options);

@@ -2,8 +2,8 @@
 // promises.
 
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/testing/plain_oracle.h"
 #include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
 namespace {
@@ -24,15 +24,15 @@ class StrategyTest : public ::testing::TestWithParam<
 
 TEST_P(StrategyTest, TrainsAsOneProcessDoes) {
   const auto& [world_size, strategy, accumulation] = GetParam();
-  TrainingPlan plan;
-  plan.backwards = accumulation.backwards;
-  plan.no_sync = accumulation.no_sync;
-  plan.step_in_backward = accumulation.step_in_backward;
+  TrainingTask task = ToyTask();
+  task.backwards = accumulation.backwards;
+  task.no_sync = accumulation.no_sync;
+  task.step_in_backward = accumulation.step_in_backward;
   Options options = BlockUnits();
   options.unit.strategy = strategy;
   EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
-    return CheckAgainstPlain(plan, mesh, options);
+    return CheckToy(task, mesh, options);
   }));
 }
 
@@ -61,12 +61,11 @@ TEST(StrategiesTest, UnitsMayDifferAndSgdWorksToo) {
       if (path == "blocks.1") unit.strategy = ShardingStrategy::kHybridShard;
       if (path == "blocks.2") unit.backward_group_size = 2;
     };
-    TrainingPlan plan;
-    plan.adam = false;
-    FSDP_RETURN_IF_ERROR(CheckAgainstPlain(plan, mesh, options));
-    plan.backwards = 2;
-    plan.no_sync = true;
-    return CheckAgainstPlain(plan, mesh, options);
+    TrainingTask task = ToyTask();
+    task.optimizer = Sgd();
+    FSDP_RETURN_IF_ERROR(CheckToy(task, mesh, options));
+    task.backwards = 2;
+    return CheckToy(task, mesh, options);
   }));
 }
 
@@ -78,7 +77,7 @@ TEST(StrategiesTest, BackwardGathersWithinTheSmallerGroup) {
       Options options = BlockUnits();
       options.unit.backward_group_size = group;
       options.reshard_root_after_forward = true;
-      return CheckAgainstPlain(TrainingPlan(), mesh, options);
+      return CheckToy(ToyTask(), mesh, options);
     }));
   }
 }
