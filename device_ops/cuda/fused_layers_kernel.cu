@@ -202,7 +202,6 @@ __device__ Softmax<Computed> Merged(const Softmax<Computed>& a,
 template <typename Computed>
 __device__ Softmax<Computed> MergedOverLanes(Softmax<Computed> mine,
                                              int lanes) {
-#pragma unroll
   for (int offset = lanes / 2; offset > 0; offset /= 2) {
     Softmax<Computed> other;
     other.largest = __shfl_xor_sync(kAllLanes, mine.largest, offset);

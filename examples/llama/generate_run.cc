@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <iostream>
 #include <istream>
 #include <iterator>
 #include <optional>
@@ -216,20 +215,6 @@ absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
   }
   Report(prompts, generated, log);
   return absl::OkStatus();
-}
-
-int GenerateProgram(int argc, char** argv,
-                    const fsdp::DeviceGraphMaker& make_graph) {
-  const absl::StatusOr<GenerateFlags> flags = ReadGenerateFlags(argc, argv);
-  if (!flags.ok()) {
-    std::cerr << flags.status().message() << std::endl;
-    return 2;
-  }
-  const absl::Status status =
-      RunGenerate(*flags, std::cin, std::cout, std::cerr, make_graph);
-  if (status.ok()) return 0;
-  std::cerr << "generate: " << status.message() << std::endl;
-  return 1;
 }
 
 }  // namespace llama
