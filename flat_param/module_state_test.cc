@@ -1,6 +1,4 @@
 // State dicts, archives and clones of flattened modules.
-#include "flat_param/module_state.h"
-
 #include <ATen/ATen.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/container/sequential.h>
