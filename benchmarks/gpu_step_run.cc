@@ -13,7 +13,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/device_streams.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "benchmarks/gpu_benchmarks.h"
 #include "benchmarks/gpu_run.h"

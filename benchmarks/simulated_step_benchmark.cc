@@ -23,7 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "benchmark/benchmark.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/sharded_mlp.h"

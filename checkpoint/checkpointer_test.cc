@@ -23,7 +23,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/largest_difference.h"

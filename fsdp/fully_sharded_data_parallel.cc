@@ -14,7 +14,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"

@@ -18,7 +18,7 @@
 //
 // Threads: a model belongs to the thread that runs its forward. Errors: calls
 // return absl::Status; forward() and autograd nodes, which cannot, throw
-// StatusError (base/status_error.h) with the same Status inside.
+// StatusError (base/status_macros.h) with the same Status inside.
 #ifndef FSDP_FULLY_SHARDED_DATA_PARALLEL_H_
 #define FSDP_FULLY_SHARDED_DATA_PARALLEL_H_
 
@@ -43,7 +43,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/forward_like.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/memory/memory_stats.h"

@@ -12,7 +12,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"

@@ -14,7 +14,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"

@@ -25,7 +25,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "fsdp/optim/fused_runs.h"

@@ -21,7 +21,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"

@@ -13,7 +13,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"

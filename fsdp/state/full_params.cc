@@ -18,7 +18,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/normal_mode.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"

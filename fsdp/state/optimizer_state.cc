@@ -14,7 +14,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "fsdp/memory/resting_memory.h"

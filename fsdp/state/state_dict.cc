@@ -18,7 +18,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/span.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"

@@ -23,7 +23,6 @@
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/device_streams.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"

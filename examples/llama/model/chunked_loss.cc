@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 
 namespace llama {
 namespace {

@@ -18,7 +18,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "adapters/lora_config.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "benchmark/benchmark.h"
 #include "comm/communicator.h"
