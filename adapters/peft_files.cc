@@ -19,7 +19,6 @@
 #include "adapters/layers.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
-#include "adapters/lora_config.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/files/file_system.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "adapters/lora_config.h"
+#include "adapters/lora.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "checkpoint/model_files.h"
 

@@ -1,6 +1,4 @@
 // Held against plain layers of the numbers that the int8 weights stand for.
-#include "adapters/quantized_base.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>

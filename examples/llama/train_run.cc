@@ -32,7 +32,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "adapters/lora_config.h"
+#include "adapters/lora.h"
 #include "adapters/peft_files.h"
 #include "base/json.h"
 #include "base/status_macros.h"

@@ -45,7 +45,6 @@
 #include "fsdp/tie.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "planner/choose/step_costs.h"
 
 namespace fsdp {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "adapters/lora_config.h"
+#include "adapters/lora.h"
 #include "examples/llama/flags/command_line.h"
 
 namespace llama {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "adapters/lora_config.h"
+#include "adapters/lora.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/flags/command_line.h"
 #include "gmock/gmock.h"

@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "adapters/lora_config.h"
+#include "adapters/lora.h"
 #include "base/status_macros.h"
 #include "benchmark/benchmark.h"
 #include "comm/communicator.h"
