@@ -20,7 +20,7 @@
 #include "fsdp/describe/describe.h"
 #include "fsdp/model/order_check.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/optim/grad_clip.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/state/module_archive.h"
 

@@ -50,7 +50,6 @@
 #include "fsdp/options/options.h"
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/state/full_params.h"
-#include "fsdp/state/optimizer_state.h"
 #include "fsdp/state/state_dict.h"
 #include "ranges/tensor_range.h"
 
@@ -115,7 +114,7 @@ class ShardedModuleBase : public torch::nn::Module {
   // for it. A norm that is infinite or NaN makes gradients zero or NaN, as
   // torch's clip_grad_norm_ does. If the all-reduce fails, gradients do not
   // change. InvalidArgument, on this rank alone: a number is not positive.
-  // fsdp/optim/grad_clip.h has more choices.
+  // fsdp/optim/training_step.h has more choices.
   absl::StatusOr<at::Tensor> ClipGradNorm(double max_norm,
                                           double norm_type = 2.0);
 
@@ -192,8 +191,7 @@ class ShardedModuleBase : public torch::nn::Module {
     return fsdp::LoadShardedStateDict(*model_, wrapped(), pieces, others);
   }
 
-  // These do the same for states of an optimizer over Parameters()
-  // (optimizer_state.h).
+  // These do the same for states of an optimizer over Parameters().
   absl::StatusOr<OptimizerStateDict> GatherOptimizerState(
       torch::optim::Optimizer& optimizer,
       const StateDictOptions& options = StateDictOptions()) const {

@@ -32,7 +32,7 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optim/warm_up_cosine.h"
+#include "fsdp/optim/training_step.h"
 
 namespace gpt {
 namespace {

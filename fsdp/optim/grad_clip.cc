@@ -1,5 +1,3 @@
-#include "fsdp/optim/grad_clip.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -26,6 +24,7 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/optim/shard_gradients.h"
+#include "fsdp/optim/training_step.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {

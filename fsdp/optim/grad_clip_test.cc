@@ -1,5 +1,3 @@
-#include "fsdp/optim/grad_clip.h"
-
 #include <ATen/ATen.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -29,6 +27,7 @@
 #include "comm/testing/run_ranks.h"
 #include "comm/testing/run_refused_ranks.h"
 #include "fsdp/optim/shard_gradients.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/testing/check_tensor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,5 +1,3 @@
-#include "fsdp/optim/grad_scaler.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
@@ -28,6 +26,7 @@
 #include "comm/rank_activity.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/shard_gradients.h"
+#include "fsdp/optim/training_step.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {

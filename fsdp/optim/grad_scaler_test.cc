@@ -1,5 +1,3 @@
-#include "fsdp/optim/grad_scaler.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_amp_update_scale.h>
@@ -28,6 +26,7 @@
 #include "comm/local/local_communicator.h"
 #include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "fsdp/optim/training_step.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "ranges/tensor_range.h"

@@ -1,5 +1,3 @@
-#include "fsdp/optim/weight_average.h"
-
 #include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_lerp.h>
@@ -16,6 +14,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/optim/training_step.h"
 
 namespace fsdp {
 namespace {

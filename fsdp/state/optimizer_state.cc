@@ -1,5 +1,3 @@
-#include "fsdp/state/optimizer_state.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/optim/optimizer.h>
@@ -20,6 +18,7 @@
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
+#include "fsdp/state/state_dict.h"
 #include "fsdp/state/whole_access.h"
 #include "ranges/tensor_range.h"
 

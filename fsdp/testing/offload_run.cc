@@ -6,7 +6,7 @@
 
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optim/grad_scaler.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"
 

@@ -16,7 +16,7 @@
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optim/warm_up_cosine.h"
+#include "fsdp/optim/training_step.h"
 
 namespace llama {
 

@@ -16,7 +16,6 @@
 #include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/state/full_params.h"
-#include "fsdp/state/optimizer_state.h"
 #include "fsdp/state/state_dict.h"
 #include "fsdp/testing/program/plain_program.h"
 #include "fsdp/testing/program/program.h"

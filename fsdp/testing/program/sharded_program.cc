@@ -28,7 +28,7 @@
 #include "comm/mesh.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/optim/grad_scaler.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/schedule/testing/choices.h"
 #include "fsdp/state/full_params.h"
