@@ -23,6 +23,7 @@
 #define FSDP_FULLY_SHARDED_DATA_PARALLEL_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
@@ -129,9 +130,10 @@ class ShardedModuleBase : public torch::nn::Module {
   // OffloadOptions::keep.
   absl::Status StepInBackward(
       std::function<absl::Status(absl::Span<const TensorRange>)> step);
-  // Replaces the communicator's reductions, for example by those of
-  // gradient_sync.h; null keeps the communicator's. FailedPrecondition: the
-  // model has hooks already, or is inside a forward or backward.
+  // Replaces the communicator's reductions, for example by
+  // CompressedReduceScatter(); null keeps the communicator's.
+  // FailedPrecondition: the model has hooks already, or is inside a forward or
+  // backward.
   absl::Status SetReductionHooks(ReduceScatterHook reduce_scatter,
                                  AllReduceHook all_reduce = nullptr);
   // Sets what gradients are divided by before and after reductions, in place of
@@ -360,6 +362,33 @@ absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
     const Options& options = Options()) {
   return FullyShard(module.ptr(), std::forward<Ranks>(ranks), options);
 }
+
+// These two choose the units whose gradients backwards reduce, and how far, as
+// PyTorch's set_requires_gradient_sync() and set_requires_all_reduce() do. They
+// apply to the unit that `module` is and, with `recurse`, to all units inside
+// it, from the next backward on. For a sharded model pass its module(). All
+// ranks make the same calls, between steps. FailedPrecondition: there is no
+// such unit, or it is inside a forward or backward.
+
+// Sets whether backwards reduce the units' gradients. If not, gradients stay
+// whole on each rank until a backward reduces the sum. Inside NoSync() nothing
+// is reduced in any case.
+absl::Status SetRequiresGradientSync(torch::nn::Module& module, bool required,
+                                     bool recurse = true);
+
+// Sets whether backwards that reduce gradients also all-reduce them over the
+// replicate group, for units that have one (hybrid sharding, kNoShard). If not,
+// the reduce-scattered gradients are kept, one shard in the reduce dtype, until
+// a backward all-reduces the sum.
+absl::Status SetRequiresAllReduce(torch::nn::Module& module, bool required,
+                                  bool recurse = true);
+
+// These hooks, for SetReductionHooks(), reduce gradients in `dtype`, fp16 or
+// bf16, although they are kept in a wider one. They send half the bytes, and
+// the sums are rounded. They follow PyTorch's fp16_compress_hook and
+// bf16_compress_hook.
+ReduceScatterHook CompressedReduceScatter(c10::ScalarType dtype);
+AllReduceHook CompressedAllReduce(c10::ScalarType dtype);
 
 }  // namespace fsdp
 

@@ -1,7 +1,5 @@
 // Compares backwards that reduce gradients of some units only, or only within
 // the group of shards, with plain LibTorch.
-#include "fsdp/gradient_sync.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <torch/nn/module.h>

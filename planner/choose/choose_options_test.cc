@@ -37,12 +37,12 @@
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/memory_meter.h"
 #include "fsdp/testing/toy_model.h"
-#include "fsdp/tie.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

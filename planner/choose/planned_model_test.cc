@@ -21,11 +21,11 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/forward.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/testing/toy_model.h"
-#include "fsdp/tie.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {

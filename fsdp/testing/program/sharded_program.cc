@@ -28,6 +28,7 @@
 #include "comm/mesh.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/forward.h"
 #include "fsdp/optim/training_step.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/schedule/testing/choices.h"
@@ -38,7 +39,6 @@
 #include "fsdp/testing/program/program_optimizers.h"
 #include "fsdp/testing/program/sharded_run.h"
 #include "fsdp/testing/toy_model.h"
-#include "fsdp/tie.h"
 
 namespace fsdp::testing {
 namespace {
