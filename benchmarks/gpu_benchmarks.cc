@@ -7,7 +7,7 @@
 #include <memory>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "base/cuda_graph.h"
+#include "base/device_graph.h"
 #include "base/status_macros.h"
 #include "benchmarks/gpu_run.h"
 #include "comm/communicator.h"

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
@@ -81,12 +82,12 @@ CapturedStep::CapturedStep(ShardedModuleBase& model,
       step_(std::move(step)),
       options_(options),
       graph_(std::move(graph)),
-      stream_(model.sharded_model().device()) {}
+      stream_(std::make_unique<SideStream>(model.sharded_model().device())) {}
 
 // The current stream must follow the replays before their memory is freed.
 CapturedStep::~CapturedStep() {
   TorchToStatus("ordering the end of a captured step", [this] {
-    stream_.FollowCurrentStream();
+    stream_->FollowCurrentStream();
   }).IgnoreError();
 }
 
@@ -165,13 +166,13 @@ absl::Status CapturedStep::WarmUp() {
   before_last_ = std::exchange(last_, {});
   capture_->BeginLoggedStep(last_);
   gradients_ = Gradients();
-  stream_.FollowCurrentStream();
+  stream_->FollowCurrentStream();
   absl::Status status;
   {
-    const SideStream::Scope scope(stream_);
+    const SideStream::Scope scope(*stream_);
     status = CallStep();
   }
-  stream_.BlockCurrentStream();
+  stream_->BlockCurrentStream();
   capture_->EndLoggedStep();
   // Two steps are compared, which must follow each other.
   steps_ = status.ok() ? steps_ + 1 : 0;
@@ -230,8 +231,8 @@ absl::Status CapturedStep::AwaitDevice() {
   bool is_reached = false;
   FSDP_RETURN_IF_ERROR(TorchToStatus("waiting for the device", [&] {
     capture_->JoinStreams();
-    stream_.FollowCurrentStream();
-    const SideStream::Scope scope(stream_);
+    stream_->FollowCurrentStream();
+    const SideStream::Scope scope(*stream_);
     reached.Record(sharded.device());
     is_reached = reached.Wait(absl::Now() + sharded.timeout());
   }));
@@ -250,7 +251,7 @@ absl::Status CapturedStep::Capture() {
   status = CaptureHere();
   // The current stream waits for what the captured stream did around the
   // capture.
-  status.Update(TorchToStatus(kWhat, [&] { stream_.BlockCurrentStream(); }));
+  status.Update(TorchToStatus(kWhat, [&] { stream_->BlockCurrentStream(); }));
   const absl::Status agreed = Agree(status);
   if (!agreed.ok()) {
     graph_->Reset();
@@ -270,7 +271,7 @@ absl::Status CapturedStep::Capture() {
 
 absl::Status CapturedStep::CaptureHere() {
   FSDP_RETURN_IF_ERROR(capture_->Begin());
-  const SideStream::Scope scope(stream_);
+  const SideStream::Scope scope(*stream_);
   const absl::StatusOr<int64_t> capture = optimizer_.BeginCapture();
   absl::Status status = capture.status();
   if (status.ok()) optimizer_capture_ = *capture;
