@@ -64,7 +64,7 @@ struct ConnectOptions {
 
   // Called again and again while the ranks connect, in the thread that calls
   // Connect(). It returns true once this program is to end, as a StopRequest
-  // (comm/launcher/launcher_stop_request.h) knows.
+  // (comm/launcher/launch_options.h) knows.
   std::function<bool()> stop_requested;
 
   // Ranks with different names here are never taken to be on one host, whatever

@@ -25,7 +25,6 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_stop_request.h"
 #include "examples/gpt/data.h"
 #include "examples/gpt/flags.h"
 #include "examples/gpt/model.h"

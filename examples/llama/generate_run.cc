@@ -24,7 +24,7 @@
 #include "adapters/peft_files.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/startup/rank_device.h"
+#include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/flags/command_line.h"
 #include "examples/llama/flags/generate_flags.h"
 #include "examples/llama/generation/generator.h"

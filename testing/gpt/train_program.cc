@@ -27,7 +27,6 @@
 #include "comm/communicator.h"
 #include "comm/inspection/inspection_signals.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_stop_request.h"
 #include "comm/local/local_communicator.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
