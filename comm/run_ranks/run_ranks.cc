@@ -21,7 +21,6 @@
 #include "comm/agreement.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
-#include "comm/inspection/inspection_signals.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
 #include "comm/local/local_communicator.h"
