@@ -1,5 +1,3 @@
-#include "adapters/peft_files.h"
-
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 

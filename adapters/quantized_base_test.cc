@@ -27,7 +27,6 @@
 #include "absl/strings/str_cat.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
-#include "adapters/peft_files.h"
 #include "adapters/testing/adapted_net.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"

@@ -50,8 +50,7 @@
 #include "fsdp/model/forward.h"
 #include "fsdp/options/options.h"
 #include "fsdp/runtime/reduction_hooks.h"
-#include "fsdp/state/full_params.h"
-#include "fsdp/state/state_dict.h"
+#include "fsdp/state/whole_model.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {
@@ -167,13 +166,13 @@ class ShardedModuleBase : public torch::nn::Module {
     return fsdp::ForEachFullParameter(*model_, visit, options);
   }
   // Provides all full parameters at once, while the scope lives. Collective.
-  // fsdp::SummonFullParams() (full_params.h) does so for a module inside.
+  // fsdp::SummonFullParams() (whole_model.h) does so for a module inside.
   absl::StatusOr<FullParamsScope> SummonFullParams(
       const SummonOptions& options = SummonOptions()) {
     return fsdp::SummonFullParams(wrapped(), options);
   }
 
-  // These make and load state dicts in memory, between steps (state_dict.h).
+  // These make and load state dicts in memory, between steps (whole_model.h).
   // Collective. A dict that does not fit is refused on all ranks, with nothing
   // changed. This form has values of the parameters' own shapes.
   absl::StatusOr<StateDict> GatherStateDict(
@@ -226,7 +225,7 @@ class ShardedModuleBase : public torch::nn::Module {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  // Gathers all units ahead of use; see full_params.h. Collective. An error may
+  // Gathers all units ahead of use; see whole_model.h. Collective. An error may
   // concern this rank alone.
   absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams() {
     return fsdp::RebuildFullParams(*model_);

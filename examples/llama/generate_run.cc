@@ -21,7 +21,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "adapters/lora.h"
-#include "adapters/peft_files.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/run_ranks/run_ranks.h"

@@ -33,7 +33,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "adapters/lora.h"
-#include "adapters/peft_files.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"

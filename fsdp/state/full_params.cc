@@ -1,5 +1,3 @@
-#include "fsdp/state/full_params.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -28,6 +26,7 @@
 #include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/whole_access.h"
+#include "fsdp/state/whole_model.h"
 
 namespace fsdp {
 namespace {

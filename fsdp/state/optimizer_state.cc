@@ -18,8 +18,8 @@
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
-#include "fsdp/state/state_dict.h"
 #include "fsdp/state/whole_access.h"
+#include "fsdp/state/whole_model.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {

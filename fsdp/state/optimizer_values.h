@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "fsdp/state/state_dict.h"
+#include "fsdp/state/whole_model.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {

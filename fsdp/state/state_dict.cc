@@ -1,5 +1,3 @@
-#include "fsdp/state/state_dict.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -27,6 +25,7 @@
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
 #include "fsdp/state/whole_access.h"
+#include "fsdp/state/whole_model.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {

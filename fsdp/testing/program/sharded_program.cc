@@ -32,7 +32,7 @@
 #include "fsdp/optim/training_step.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/schedule/testing/choices.h"
-#include "fsdp/state/full_params.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/program/plain_program.h"
 #include "fsdp/testing/program/program.h"
 #include "fsdp/testing/program/program_model.h"

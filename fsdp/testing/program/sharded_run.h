@@ -19,7 +19,7 @@
 #include "fsdp/options/options.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/schedule/testing/choices.h"
-#include "fsdp/state/state_dict.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/program/plain_program.h"
 #include "fsdp/testing/program/program.h"
 #include "fsdp/testing/program/program_model.h"

@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "fsdp/options/offload_options.h"
-#include "fsdp/state/full_params.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/offload_run.h"
 #include "fsdp/testing/sharded_test.h"
 #include "offload/host_store.h"

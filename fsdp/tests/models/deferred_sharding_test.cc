@@ -14,7 +14,7 @@
 #include "base/testing/random_operators.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/model/forward.h"
-#include "fsdp/state/state_dict.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/memory_meter.h"
 #include "fsdp/testing/sharded_test.h"
 #include "ranges/tensor_range.h"

@@ -10,7 +10,7 @@
 
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/state/model_values.h"
-#include "fsdp/state/state_dict.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
