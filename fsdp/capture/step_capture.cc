@@ -56,7 +56,7 @@ absl::StatusOr<std::unique_ptr<CapturedStep>> CapturedStep::Make(
   if (options.make_graph == nullptr || step == nullptr) {
     return absl::InvalidArgumentError(
         "CapturedStep needs a step and CaptureOptions::make_graph, "
-        "MakeCudaGraph (base/cuda_graph.h) for a GPU");
+        "MakeCudaGraph (base/device_graph.h) for a GPU");
   }
   if (options.warm_up_steps < kLeastWarmUp) {
     return absl::InvalidArgumentError(absl::StrCat(
