@@ -8,11 +8,11 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "adapters/linear.h"
-#include "adapters/lora_config.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/state/model_values.h"
 
@@ -44,6 +44,12 @@ const torch::nn::Module& Unwrapped(const torch::nn::Module& module) {
 
 bool IsSharded(const torch::nn::Module& module) {
   return absl::c_any_of(module.parameters(), IsOfShardedModel);
+}
+
+bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names) {
+  return absl::c_any_of(names, [name](const std::string& one) {
+    return name == one || absl::EndsWith(name, absl::StrCat(".", one));
+  });
 }
 
 absl::Status CheckNames(const torch::nn::Module& module,

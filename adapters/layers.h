@@ -26,6 +26,9 @@ const torch::nn::Module& Unwrapped(const torch::nn::Module& module);
 // Returns whether `module` is what FullyShard() was given, or a part of that.
 bool IsSharded(const torch::nn::Module& module);
 
+// Returns whether one of `names` is the module's name or the end of it.
+bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names);
+
 // InvalidArgument: one of `names` names no module, by IsNamedBy(). Its text
 // begins with `what`, the purpose of the names.
 absl::Status CheckNames(const torch::nn::Module& module,

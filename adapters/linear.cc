@@ -18,7 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "device_ops/block_quantization.h"
 
 namespace fsdp::adapters {

@@ -17,7 +17,6 @@
 #include "absl/strings/strip.h"
 #include "adapters/layers.h"
 #include "adapters/linear.h"
-#include "adapters/lora_config.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/fully_sharded_data_parallel.h"

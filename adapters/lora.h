@@ -13,11 +13,66 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "adapters/lora_config.h"
+#include "checkpoint/load/tensor_recipe.h"
+#include "checkpoint/model_files.h"
 
 namespace fsdp::adapters {
+
+// The low-rank adapters that a model gets, in the form that Python's PEFT
+// writes to adapter_config.json.
+struct LoraConfig {
+  int64_t rank = 8;
+  double alpha = 8;
+  double dropout = 0;
+  // Scales by alpha / sqrt(rank) instead of alpha / rank (Kalajdzievski 2023,
+  // arXiv:2312.03732).
+  bool rank_stabilized = false;
+  // Names of layers, or the ends of names: "q_proj" matches
+  // "model.layers.0.self_attn.q_proj". kAllLinear alone means all but
+  // "lm_head".
+  std::vector<std::string> targets = {};
+  // A regular expression of layers' complete names, instead of `targets`.
+  std::string target_pattern = {};
+  // Restricts `targets` to layers of these numbers, except complete names;
+  // empty: no restriction.
+  std::vector<int64_t> layers = {};
+  // Other ranks and alphas for some layers. The first expression that matches a
+  // layer's name, or the end of it, decides.
+  std::vector<std::pair<std::string, double>> ranks = {};
+  std::vector<std::pair<std::string, double>> alphas = {};
+  // Modules that are trained whole; names as in `targets`.
+  std::vector<std::string> trained_whole = {};
+  // For readers of the file: where the base model comes from, and what PEFT
+  // takes it for ("CAUSAL_LM" if transformers generates with it).
+  std::string base_model = {};
+  std::string task_type = {};
+
+  double Scale() const;
+  // Returns whether `name` is a target's; not for kAllLinear.
+  bool IsTarget(absl::string_view name) const;
+  // Returns this configuration with that layer's rank and alpha.
+  LoraConfig Of(absl::string_view layer) const;
+};
+
+inline constexpr char kAllLinear[] = "all-linear";
+
+// InvalidArgument: the rank is below 1, dropout is not in [0, 1), the scale is
+// not finite, there are no targets, or an expression is invalid.
+absl::Status Check(const LoraConfig& config);
+
+// Parses PEFT's JSON. InvalidArgument: it is not such JSON, a number is
+// impossible, or a feature that it names is missing here and would change the
+// result (DoRA, trained biases and so on).
+absl::StatusOr<LoraConfig> ParseLoraConfig(absl::string_view json);
+std::string ToJson(const LoraConfig& config);
 
 // Adds an adapter to each adapters::Linear that config.targets name, its first
 // factor drawn from the default generator, and freezes all parameters except
@@ -41,6 +96,78 @@ bool IsFactor(absl::string_view parameter);
 // sharded one, or is sharded with an int8 base, whose shards have no room for
 // numbers.
 absl::Status MergeLora(torch::nn::Module& module);
+
+// A frozen base in int8, as in QLoRA (Dettmers et al. 2023, arXiv:2305.14314,
+// which takes 4 bits). Weights of linear layers rest, and are gathered, as int8
+// with a scale for each block. One weight at a time becomes numbers, while its
+// layer computes.
+//
+//   status = fsdp::adapters::QuantizeBase(*net);
+//   status = fsdp::adapters::AddLora(*net, config);
+//   auto model = fsdp::FullyShard(net, ranks, options);
+//   load.mapping = fsdp::adapters::OfBaseModel(*model);
+struct Int8Options {
+  // The most numbers of a row that share a scale of 4 bytes. No number is off
+  // by more than 1/254 of the largest in its block.
+  int64_t block = 64;
+  // Layers that are not quantized; names as in LoraConfig::targets. Name a
+  // layer here if the model reads its weight directly.
+  std::vector<std::string> kept = {"lm_head"};
+};
+
+// Makes the weight of every adapters::Linear int8 and frozen, one after the
+// other, except those that are kept. Call it before AddLora() and FullyShard(),
+// within a DeferredInit or outside; weights that have no values yet get them as
+// int8.
+//
+// After an error nothing has changed. InvalidArgument: `block` is out of range;
+// no module has a name in `kept`; no layer is left; another module has the
+// weight too; a weight has a NaN or an infinity. FailedPrecondition: the model
+// is sharded, has adapters or is int8 already.
+absl::Status QuantizeBase(torch::nn::Module& module,
+                          const Int8Options& options = Int8Options());
+
+// Adapters in the files of Python's PEFT: a folder with adapter_config.json and
+// adapter_model.safetensors, which holds what is trained and nothing of the
+// base model.
+
+// Reads the configuration from a folder of PEFT or SaveAdapter(). Null `files`
+// are this machine's. NotFound: there is no such file. InvalidArgument: as
+// ParseLoraConfig(), or a rank that the weights in the folder do not have.
+absl::StatusOr<LoraConfig> ReadLoraConfig(
+    const std::string& folder, checkpoint::FileSystem* files = nullptr);
+
+// Writes the factors, and what config.trained_whole names, of a model that
+// AddLora() has prepared with `config` into a new folder. It is ExportModel(),
+// with its errors, but sets `options.names`, `stem` and
+// texts["adapter_config.json"]. Collective if the model is sharded.
+absl::Status SaveAdapter(
+    const std::string& folder, torch::nn::Module& model,
+    const LoraConfig& config,
+    const checkpoint::ExportOptions& options = checkpoint::ExportOptions());
+
+// Fills the factors and what config.trained_whole names from a folder of PEFT
+// or SaveAdapter(), or from step-N of a run that saved them alone
+// (CheckpointerOptions::saves); `config` is that of the folder
+// (ReadLoraConfig()). It is LoadModel(), with its errors, but sets
+// `options.mapping`.
+absl::Status LoadAdapter(const std::string& folder, torch::nn::Module& model,
+                         const LoraConfig& config,
+                         const checkpoint::LoadModelOptions& options =
+                             checkpoint::LoadModelOptions());
+
+// Returns a LoadModelOptions::mapping that fills `model`, sharded or not, from
+// a base model's files, which have no factors. An int8 base is made of the
+// files' floating-point weights, a few rows at a time; a row with a NaN or an
+// infinity is InvalidArgument.
+checkpoint::TensorMapping OfBaseModel(const torch::nn::Module& model);
+
+// Calls MergeLora(), then ExportModel() without the factors, for readers that
+// know no adapters. Errors are those of both. Collective if the model is
+// sharded.
+absl::Status ExportMerged(
+    const std::string& folder, torch::nn::Module& model,
+    const checkpoint::ExportOptions& options = checkpoint::ExportOptions());
 
 }  // namespace fsdp::adapters
 

@@ -1,5 +1,3 @@
-#include "adapters/lora_config.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -16,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "adapters/layers.h"
+#include "adapters/lora.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 
@@ -192,12 +192,6 @@ LoraConfig LoraConfig::Of(absl::string_view layer) const {
   const double* const own_alpha = NumberOf(alphas, layer);
   if (own_alpha != nullptr) own.alpha = *own_alpha;
   return own;
-}
-
-bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names) {
-  return absl::c_any_of(names, [name](const std::string& one) {
-    return name == one || absl::EndsWith(name, absl::StrCat(".", one));
-  });
 }
 
 absl::Status Check(const LoraConfig& config) {

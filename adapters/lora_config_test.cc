@@ -1,5 +1,3 @@
-#include "adapters/lora_config.h"
-
 #include <cmath>
 #include <limits>
 #include <string>
@@ -9,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
+#include "adapters/layers.h"
+#include "adapters/lora.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

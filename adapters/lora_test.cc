@@ -23,8 +23,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "adapters/linear.h"
-#include "adapters/lora_config.h"
-#include "adapters/peft_files.h"
 #include "adapters/testing/adapted_net.h"
 #include "base/json.h"
 #include "base/status_macros.h"

@@ -1,5 +1,3 @@
-#include "adapters/peft_files.h"
-
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
@@ -19,7 +17,6 @@
 #include "adapters/layers.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
-#include "adapters/lora_config.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/files/file_system.h"

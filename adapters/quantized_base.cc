@@ -1,5 +1,3 @@
-#include "adapters/quantized_base.h"
-
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
@@ -16,7 +14,7 @@
 #include "absl/strings/strip.h"
 #include "adapters/layers.h"
 #include "adapters/linear.h"
-#include "adapters/lora_config.h"
+#include "adapters/lora.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "device_ops/block_quantization.h"

@@ -1,6 +1,4 @@
 // Held against plain layers of the numbers that the int8 weights stand for.
-#include "adapters/quantized_base.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
@@ -29,7 +27,6 @@
 #include "absl/strings/str_cat.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
-#include "adapters/peft_files.h"
 #include "adapters/testing/adapted_net.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"

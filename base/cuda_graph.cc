@@ -1,5 +1,3 @@
-#include "base/cuda_graph.h"
-
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -10,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/device_graph.h"
 #include "base/torch_status.h"
 
 namespace fsdp {

@@ -1,7 +1,10 @@
-// Early-return macros for absl::Status and absl::StatusOr.
+// Passes errors on: early-return macros for absl::Status and absl::StatusOr,
+// and an exception for code that cannot return one.
 #ifndef BASE_STATUS_MACROS_H_
 #define BASE_STATUS_MACROS_H_
 
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "absl/base/optimization.h"
@@ -33,5 +36,35 @@
 
 #define FSDP_STATUS_MACROS_CONCAT_INNER_(a, b) a##b
 #define FSDP_STATUS_MACROS_CONCAT_(a, b) FSDP_STATUS_MACROS_CONCAT_INNER_(a, b)
+
+namespace fsdp {
+
+// The library's one exception type: an absl::Status for code that cannot return
+// one, such as a module's forward or an autograd node.
+class StatusError : public std::runtime_error {
+ public:
+  explicit StatusError(absl::Status status)
+      : std::runtime_error(std::string(status.message())),
+        status_(std::move(status)) {}
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  absl::Status status_;
+};
+
+// Throws StatusError when `status` is not OK.
+inline void ThrowIfError(absl::Status status) {
+  if (!status.ok()) throw StatusError(std::move(status));
+}
+
+// Returns the value of `result`; throws StatusError if there is none.
+template <typename T>
+T ValueOrThrow(absl::StatusOr<T> result) {
+  if (!result.ok()) throw StatusError(std::move(result).status());
+  return *std::move(result);
+}
+
+}  // namespace fsdp
 
 #endif  // BASE_STATUS_MACROS_H_

@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/start_thread.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 
 namespace fsdp {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
-#include "base/device_streams.h"
+#include "base/device_graph.h"
 #include "benchmarks/gpu_benchmarks.h"
 #include "benchmarks/gpu_run.h"
 #include "fsdp/options/offload_options.h"

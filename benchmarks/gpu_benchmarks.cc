@@ -7,8 +7,8 @@
 #include <memory>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "base/cuda_graph.h"
-#include "base/status_error.h"
+#include "base/device_graph.h"
+#include "base/status_macros.h"
 #include "benchmarks/gpu_run.h"
 #include "comm/communicator.h"
 #include "comm/nccl/nccl_communicator.h"

@@ -10,7 +10,7 @@
 #include <functional>
 #include <memory>
 
-#include "base/device_streams.h"
+#include "base/device_graph.h"
 #include "benchmarks/gpu_run.h"
 #include "comm/communicator.h"
 #include "fsdp/options/offload_options.h"

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "base/check.h"
 #include "base/device_streams.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "benchmarks/gpu_benchmarks.h"
 #include "benchmarks/gpu_run.h"
 #include "benchmarks/measure.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "benchmarks/gpu_benchmarks.h"
 #include "benchmarks/gpu_run.h"
 #include "benchmarks/measure.h"

@@ -23,7 +23,7 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/device_streams.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "benchmark/benchmark.h"
 #include "comm/testing/loopback_communicator.h"

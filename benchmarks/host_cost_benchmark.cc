@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "benchmark/benchmark.h"
 #include "benchmarks/measure.h"
 #include "comm/communicator.h"

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "benchmark/benchmark.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/pairs.h"

@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "benchmarks/measure.h"
 #include "comm/communicator.h"
 #include "comm/gloo/gloo_communicator.h"

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "benchmark/benchmark.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/sharded_mlp.h"

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "benchmark/benchmark.h"
 #include "fsdp/trace/trace.h"
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "benchmark/benchmark.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"

@@ -17,7 +17,6 @@
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "base/normal_mode.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/commit/checkpoint_folder.h"

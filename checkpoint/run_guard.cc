@@ -22,7 +22,6 @@
 #include "checkpoint/run/run_values.h"
 #include "comm/agreement.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_stop_request.h"
 #include "fsdp/optim/shard_gradients.h"
 
 namespace fsdp::checkpoint {

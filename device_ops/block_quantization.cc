@@ -2,12 +2,9 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
-
-#include <cmath>
 
 #include "base/check.h"
 
@@ -117,30 +114,6 @@ void DequantizeSum(const at::Tensor& out, const at::Tensor& values,
   FSDP_CHECK(rows.values.size(0) > 0);
   CallDequantize(rows.numbers, rows.values.unsqueeze(0),
                  rows.scales.unsqueeze(0), block, use);
-}
-
-double QuantizationError::relative_l2() const {
-  if (squared_error == 0) return 0;
-  return std::sqrt(squared_error / squared_norm);
-}
-
-QuantizationError MeasureQuantization(const at::Tensor& in,
-                                      const at::Tensor& values,
-                                      const at::Tensor& scales, int64_t block) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  QuantizationError error;
-  if (in.numel() == 0) return error;
-  const at::Tensor difference =
-      at::empty(in.sizes(), in.options().dtype(at::kDouble));
-  Dequantize(difference, values, scales, block);
-  const at::Tensor lost = difference.isnan();
-  error.not_finite = lost.sum().item<int64_t>();
-  difference.sub_(in).masked_fill_(lost, 0);
-  error.max_abs = difference.abs().max().item<double>();
-  error.squared_error = difference.square_().sum().item<double>();
-  error.squared_norm =
-      in.to(at::kDouble).masked_fill(lost, 0).square().sum().item<double>();
-  return error;
 }
 
 }  // namespace fsdp::device_ops

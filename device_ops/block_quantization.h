@@ -48,22 +48,6 @@ struct SumUse {
 void DequantizeSum(const at::Tensor& out, const at::Tensor& values,
                    const at::Tensor& scales, int64_t block, SumUse use = {});
 
-struct QuantizationError {
-  double max_abs = 0;        // of any element
-  double squared_error = 0;  // summed over the elements
-  double squared_norm = 0;   // of the original numbers
-  // Elements of blocks that came back as NaN, which nothing else counts.
-  int64_t not_finite = 0;
-
-  // ||dequantised - in|| / ||in||; 0 if both are 0.
-  double relative_l2() const;
-};
-
-// Measures what the values have lost. The host waits for the device.
-QuantizationError MeasureQuantization(const at::Tensor& in,
-                                      const at::Tensor& values,
-                                      const at::Tensor& scales, int64_t block);
-
 }  // namespace fsdp::device_ops
 
 #endif  // DEVICE_OPS_BLOCK_QUANTIZATION_H_

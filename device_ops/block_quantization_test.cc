@@ -264,38 +264,5 @@ TEST(DequantizeSumTest, AddsRanksInOrder) {
   }
 }
 
-TEST(MeasureQuantizationTest, TellsWhatIsLostAndCountsWhatIsNotFiniteApart) {
-  for (at::ScalarType dtype : kDtypes) {
-    for (float bad : {kNan, kInfinity}) {
-      const at::Tensor in = at::zeros({12}, dtype);
-      in[1] = 127;
-      in[2] = 0.25;
-      in[5] = bad;
-      in[6] = 1;
-      in[9] = 127;
-      const Quantized quantized = QuantizeAll(in, 4);
-      const QuantizationError error =
-          MeasureQuantization(in, quantized.values, quantized.scales, 4);
-      EXPECT_EQ(error.not_finite, 4);
-      EXPECT_EQ(error.max_abs, 0.25);
-      EXPECT_EQ(error.squared_error, 0.0625);
-      EXPECT_EQ(error.squared_norm, 2 * 127 * 127 + 0.0625);
-      EXPECT_DOUBLE_EQ(error.relative_l2(),
-                       0.25 / std::sqrt(2 * 127 * 127 + 0.0625));
-    }
-  }
-}
-
-TEST(MeasureQuantizationTest, OfNothingIsNothing) {
-  for (int64_t size : {0, 3}) {
-    const at::Tensor in = at::zeros({size});
-    const Quantized quantized = QuantizeAll(in, 2);
-    const QuantizationError error =
-        MeasureQuantization(in, quantized.values, quantized.scales, 2);
-    EXPECT_EQ(error.max_abs, 0);
-    EXPECT_EQ(error.relative_l2(), 0);
-  }
-}
-
 }  // namespace
 }  // namespace fsdp::device_ops

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "flat_param/flattened_module.h"
 

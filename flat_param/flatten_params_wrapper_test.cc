@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/testing/flat_net.h"
 #include "flat_param/testing/tied_net.h"

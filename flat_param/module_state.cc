@@ -1,5 +1,3 @@
-#include "flat_param/module_state.h"
-
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>

@@ -1,6 +1,4 @@
 // State dicts, archives and clones of flattened modules.
-#include "flat_param/module_state.h"
-
 #include <ATen/ATen.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -13,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/flatten_params_wrapper.h"
 #include "flat_param/testing/flat_net.h"

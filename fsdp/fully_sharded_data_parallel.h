@@ -18,11 +18,12 @@
 //
 // Threads: a model belongs to the thread that runs its forward. Errors: calls
 // return absl::Status; forward() and autograd nodes, which cannot, throw
-// StatusError (base/status_error.h) with the same Status inside.
+// StatusError (base/status_macros.h) with the same Status inside.
 #ifndef FSDP_FULLY_SHARDED_DATA_PARALLEL_H_
 #define FSDP_FULLY_SHARDED_DATA_PARALLEL_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
@@ -43,16 +44,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/forward_like.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/memory/memory_stats.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/options/options.h"
 #include "fsdp/runtime/reduction_hooks.h"
-#include "fsdp/state/full_params.h"
-#include "fsdp/state/optimizer_state.h"
-#include "fsdp/state/state_dict.h"
+#include "fsdp/state/whole_model.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {
@@ -116,7 +114,7 @@ class ShardedModuleBase : public torch::nn::Module {
   // for it. A norm that is infinite or NaN makes gradients zero or NaN, as
   // torch's clip_grad_norm_ does. If the all-reduce fails, gradients do not
   // change. InvalidArgument, on this rank alone: a number is not positive.
-  // fsdp/optim/grad_clip.h has more choices.
+  // fsdp/optim/training_step.h has more choices.
   absl::StatusOr<at::Tensor> ClipGradNorm(double max_norm,
                                           double norm_type = 2.0);
 
@@ -131,9 +129,10 @@ class ShardedModuleBase : public torch::nn::Module {
   // OffloadOptions::keep.
   absl::Status StepInBackward(
       std::function<absl::Status(absl::Span<const TensorRange>)> step);
-  // Replaces the communicator's reductions, for example by those of
-  // gradient_sync.h; null keeps the communicator's. FailedPrecondition: the
-  // model has hooks already, or is inside a forward or backward.
+  // Replaces the communicator's reductions, for example by
+  // CompressedReduceScatter(); null keeps the communicator's.
+  // FailedPrecondition: the model has hooks already, or is inside a forward or
+  // backward.
   absl::Status SetReductionHooks(ReduceScatterHook reduce_scatter,
                                  AllReduceHook all_reduce = nullptr);
   // Sets what gradients are divided by before and after reductions, in place of
@@ -167,13 +166,13 @@ class ShardedModuleBase : public torch::nn::Module {
     return fsdp::ForEachFullParameter(*model_, visit, options);
   }
   // Provides all full parameters at once, while the scope lives. Collective.
-  // fsdp::SummonFullParams() (full_params.h) does so for a module inside.
+  // fsdp::SummonFullParams() (whole_model.h) does so for a module inside.
   absl::StatusOr<FullParamsScope> SummonFullParams(
       const SummonOptions& options = SummonOptions()) {
     return fsdp::SummonFullParams(wrapped(), options);
   }
 
-  // These make and load state dicts in memory, between steps (state_dict.h).
+  // These make and load state dicts in memory, between steps (whole_model.h).
   // Collective. A dict that does not fit is refused on all ranks, with nothing
   // changed. This form has values of the parameters' own shapes.
   absl::StatusOr<StateDict> GatherStateDict(
@@ -193,8 +192,7 @@ class ShardedModuleBase : public torch::nn::Module {
     return fsdp::LoadShardedStateDict(*model_, wrapped(), pieces, others);
   }
 
-  // These do the same for states of an optimizer over Parameters()
-  // (optimizer_state.h).
+  // These do the same for states of an optimizer over Parameters().
   absl::StatusOr<OptimizerStateDict> GatherOptimizerState(
       torch::optim::Optimizer& optimizer,
       const StateDictOptions& options = StateDictOptions()) const {
@@ -227,7 +225,7 @@ class ShardedModuleBase : public torch::nn::Module {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  // Gathers all units ahead of use; see full_params.h. Collective. An error may
+  // Gathers all units ahead of use; see whole_model.h. Collective. An error may
   // concern this rank alone.
   absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams() {
     return fsdp::RebuildFullParams(*model_);
@@ -363,6 +361,33 @@ absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
     const Options& options = Options()) {
   return FullyShard(module.ptr(), std::forward<Ranks>(ranks), options);
 }
+
+// These two choose the units whose gradients backwards reduce, and how far, as
+// PyTorch's set_requires_gradient_sync() and set_requires_all_reduce() do. They
+// apply to the unit that `module` is and, with `recurse`, to all units inside
+// it, from the next backward on. For a sharded model pass its module(). All
+// ranks make the same calls, between steps. FailedPrecondition: there is no
+// such unit, or it is inside a forward or backward.
+
+// Sets whether backwards reduce the units' gradients. If not, gradients stay
+// whole on each rank until a backward reduces the sum. Inside NoSync() nothing
+// is reduced in any case.
+absl::Status SetRequiresGradientSync(torch::nn::Module& module, bool required,
+                                     bool recurse = true);
+
+// Sets whether backwards that reduce gradients also all-reduce them over the
+// replicate group, for units that have one (hybrid sharding, kNoShard). If not,
+// the reduce-scattered gradients are kept, one shard in the reduce dtype, until
+// a backward all-reduces the sum.
+absl::Status SetRequiresAllReduce(torch::nn::Module& module, bool required,
+                                  bool recurse = true);
+
+// These hooks, for SetReductionHooks(), reduce gradients in `dtype`, fp16 or
+// bf16, although they are kept in a wider one. They send half the bytes, and
+// the sums are rounded. They follow PyTorch's fp16_compress_hook and
+// bf16_compress_hook.
+ReduceScatterHook CompressedReduceScatter(c10::ScalarType dtype);
+AllReduceHook CompressedAllReduce(c10::ScalarType dtype);
 
 }  // namespace fsdp
 

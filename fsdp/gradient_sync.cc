@@ -1,5 +1,3 @@
-#include "fsdp/gradient_sync.h"
-
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
@@ -15,6 +13,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/runtime/gradient_buffer.h"

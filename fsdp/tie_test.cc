@@ -1,9 +1,8 @@
-#include "fsdp/tie.h"
-
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <torch/optim/sgd.h>
 
+#include "fsdp/model/forward.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 

@@ -18,7 +18,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/normal_mode.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"

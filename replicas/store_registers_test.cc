@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/meeting/job_store.h"
 #include "comm/meeting/store_server.h"

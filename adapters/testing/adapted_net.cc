@@ -22,8 +22,6 @@
 #include "absl/status/statusor.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
-#include "adapters/lora_config.h"
-#include "adapters/quantized_base.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"

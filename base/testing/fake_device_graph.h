@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/device_streams.h"
+#include "base/device_graph.h"
 
 namespace fsdp::testing {
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/device_graph.h"
 #include "base/device_streams.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"

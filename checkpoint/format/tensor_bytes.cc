@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/normal_mode.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "base/torch_status.h"
 
 namespace fsdp::checkpoint {

@@ -22,7 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
-#include "fsdp/optim/warm_up_cosine.h"
+#include "fsdp/optim/training_step.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/optim/grad_scaler.h"
-#include "fsdp/optim/weight_average.h"
+#include "fsdp/optim/training_step.h"
 
 namespace fsdp::checkpoint {
 

@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/run/optimizer_options.h"
 #include "checkpoint/run/run.h"
-#include "fsdp/optim/grad_scaler.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/state/optimizer_values.h"
 
 namespace fsdp::checkpoint {

@@ -18,7 +18,6 @@
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/start_thread.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/files/range_writer.h"

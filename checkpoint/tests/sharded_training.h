@@ -22,8 +22,7 @@
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/optim/grad_scaler.h"
-#include "fsdp/optim/weight_average.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/options/options.h"
 

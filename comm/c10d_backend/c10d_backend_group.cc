@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/group/c10d_status.h"
 

@@ -40,7 +40,6 @@
 #include "comm/meeting/store_message.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
-#include "comm/startup/rank_device.h"
 
 namespace fsdp::comm {
 namespace {

@@ -26,7 +26,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/hmac.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/group/operation_watchdog.h"
 #include "comm/meeting/store_message.h"

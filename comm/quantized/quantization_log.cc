@@ -1,12 +1,13 @@
 #include "comm/quantized/quantization_log.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace fsdp::comm {
 namespace {
 
 void AddTo(QuantizationLog::Totals& totals, int64_t count,
-           const device_ops::QuantizationError& error) {
+           const QuantizationError& error) {
   totals.count += count;
   totals.error.max_abs = std::max(totals.error.max_abs, error.max_abs);
   totals.error.squared_error += error.squared_error;
@@ -16,8 +17,13 @@ void AddTo(QuantizationLog::Totals& totals, int64_t count,
 
 }  // namespace
 
+double QuantizationError::relative_l2() const {
+  if (squared_error == 0) return 0;
+  return std::sqrt(squared_error / squared_norm);
+}
+
 void QuantizationLog::Add(Collective collective, absl::string_view label,
-                          const device_ops::QuantizationError& error) {
+                          const QuantizationError& error) {
   absl::MutexLock lock(&mutex_);
   AddTo(totals_[{collective, std::string(label)}], 1, error);
 }

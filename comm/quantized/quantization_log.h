@@ -15,21 +15,31 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "comm/communicator.h"
-#include "device_ops/block_quantization.h"
 
 namespace fsdp::comm {
+
+struct QuantizationError {
+  double max_abs = 0;        // of any element
+  double squared_error = 0;  // summed over the elements
+  double squared_norm = 0;   // of the original numbers
+  // Elements of blocks that came back as NaN, which nothing else counts.
+  int64_t not_finite = 0;
+
+  // ||dequantised - in|| / ||in||; 0 if both are 0.
+  double relative_l2() const;
+};
 
 // Adds up errors, by collective and label. Thread-safe, so that ranks may share
 // one.
 class QuantizationLog {
  public:
   struct Totals {
-    int64_t count = 0;                    // of collectives
-    device_ops::QuantizationError error;  // of all their numbers
+    int64_t count = 0;        // of collectives
+    QuantizationError error;  // of all their numbers
   };
 
   void Add(Collective collective, absl::string_view label,
-           const device_ops::QuantizationError& error);
+           const QuantizationError& error);
   void Clear();
 
   Totals TotalsOf(Collective collective) const;

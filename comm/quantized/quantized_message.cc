@@ -1,5 +1,7 @@
 #include "comm/quantized/quantized_message.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
@@ -104,12 +106,25 @@ void SumMessages(const MessageLayout& layout, const at::Tensor& messages,
   }
 }
 
-device_ops::QuantizationError MeasureMessages(const MessageLayout& layout,
-                                              const at::Tensor& numbers,
-                                              const at::Tensor& messages) {
-  return device_ops::MeasureQuantization(
-      Quantized(layout, numbers), layout.Values(messages),
-      layout.Scales(messages), layout.block());
+QuantizationError MeasureMessages(const MessageLayout& layout,
+                                  const at::Tensor& numbers,
+                                  const at::Tensor& messages) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  QuantizationError error;
+  const at::Tensor in = Quantized(layout, numbers);
+  if (in.numel() == 0) return error;
+  const at::Tensor difference =
+      at::empty(in.sizes(), in.options().dtype(at::kDouble));
+  device_ops::Dequantize(difference, layout.Values(messages),
+                         layout.Scales(messages), layout.block());
+  const at::Tensor lost = difference.isnan();
+  error.not_finite = lost.sum().item<int64_t>();
+  difference.sub_(in).masked_fill_(lost, 0);
+  error.max_abs = difference.abs().max().item<double>();
+  error.squared_error = difference.square_().sum().item<double>();
+  error.squared_norm =
+      in.to(at::kDouble).masked_fill(lost, 0).square().sum().item<double>();
+  return error;
 }
 
 }  // namespace fsdp::comm

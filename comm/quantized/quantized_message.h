@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "comm/quantized/quantization_log.h"
 #include "device_ops/block_quantization.h"
 
 namespace fsdp::comm {
@@ -56,11 +57,11 @@ void ReadMessages(const MessageLayout& layout, const at::Tensor& messages,
 void SumMessages(const MessageLayout& layout, const at::Tensor& messages,
                  device_ops::SumUse use, const at::Tensor& out);
 
-// Returns the error of the messages of `numbers`. The host waits for the
+// Returns what the messages of `numbers` have lost. The host waits for the
 // device.
-device_ops::QuantizationError MeasureMessages(const MessageLayout& layout,
-                                              const at::Tensor& numbers,
-                                              const at::Tensor& messages);
+QuantizationError MeasureMessages(const MessageLayout& layout,
+                                  const at::Tensor& numbers,
+                                  const at::Tensor& messages);
 
 }  // namespace fsdp::comm
 

@@ -18,6 +18,7 @@
 #include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
+#include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_communicator.h"
 #include "comm/quantized/quantized_message.h"
 #include "comm/testing/quantized_group.h"
@@ -263,6 +264,43 @@ TEST(QuantizedReduceScatterTest, WhatIsNotFiniteIsNotLost) {
     return absl::InternalError(
         absl::StrCat("rank ", comm.rank(), " has a sum of ", sum));
   }));
+}
+
+QuantizationError ErrorOf(const at::Tensor& numbers, int64_t block) {
+  const MessageLayout layout(numbers.numel(), /*exact=*/0, block,
+                             numbers.scalar_type());
+  const at::Tensor message = at::empty({layout.bytes()}, at::kByte);
+  WriteMessages(layout, numbers, message);
+  return MeasureMessages(layout, numbers, message);
+}
+
+TEST(MeasureMessagesTest, TellsWhatIsLostAndCountsWhatIsNotFiniteApart) {
+  for (at::ScalarType dtype : kDtypes) {
+    for (float bad : {std::numeric_limits<float>::quiet_NaN(),
+                      std::numeric_limits<float>::infinity()}) {
+      const at::Tensor in = at::zeros({16}, dtype);
+      in[1] = 127;
+      in[2] = 0.25;
+      in[5] = bad;
+      in[6] = 1;
+      in[9] = 127;
+      const QuantizationError error = ErrorOf(in, /*block=*/4);
+      EXPECT_EQ(error.not_finite, 4);
+      EXPECT_EQ(error.max_abs, 0.25);
+      EXPECT_EQ(error.squared_error, 0.0625);
+      EXPECT_EQ(error.squared_norm, 2 * 127 * 127 + 0.0625);
+      EXPECT_DOUBLE_EQ(error.relative_l2(),
+                       0.25 / std::sqrt(2 * 127 * 127 + 0.0625));
+    }
+  }
+}
+
+TEST(MeasureMessagesTest, OfNothingIsNothing) {
+  for (int64_t size : {0, 8}) {
+    const QuantizationError error = ErrorOf(at::zeros({size}), /*block=*/2);
+    EXPECT_EQ(error.max_abs, 0);
+    EXPECT_EQ(error.relative_l2(), 0);
+  }
 }
 
 }  // namespace

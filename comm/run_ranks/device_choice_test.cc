@@ -36,6 +36,26 @@ Environment SecondOf(int ranks) {
   return environment;
 }
 
+TEST(DeviceOfRankTest, RanksShareTheDevicesThatAreThere) {
+  FakeDevice::Register();
+  for (const int rank : {0, 1, 4}) {
+    ASSERT_OK_AND_ASSIGN(const c10::Device device, DeviceOfRank(kFake, rank));
+    EXPECT_EQ(device, FakeDevice::device());
+  }
+}
+
+TEST(DeviceOfRankTest, TheCpuIsOne) {
+  ASSERT_OK_AND_ASSIGN(const c10::Device device, DeviceOfRank(c10::kCPU, 3));
+  EXPECT_EQ(device, c10::Device(c10::kCPU));
+}
+
+TEST(DeviceOfRankTest, SaysHowToGetWhatIsNotBuiltIn) {
+  EXPECT_THAT(DeviceOfRank(c10::kCUDA, 0),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("without support for cuda devices; for GPUs "
+                                 "build with --config=cuda")));
+}
+
 TEST(DeviceChoiceTest, TheCpuNeedsNoBackend) {
   ASSERT_OK_AND_ASSIGN(const DeviceChoice found,
                        ChooseDevice(c10::kCPU, SecondOf(2), nullptr));

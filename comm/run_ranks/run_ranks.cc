@@ -1,11 +1,13 @@
 #include "comm/run_ranks/run_ranks.h"
 
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -19,13 +21,10 @@
 #include "comm/agreement.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
-#include "comm/inspection/inspection_signals.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
-#include "comm/launcher/launcher_stop_request.h"
 #include "comm/local/local_communicator.h"
 #include "comm/startup/environment.h"
-#include "comm/startup/rank_device.h"
 
 namespace fsdp::comm {
 namespace {
@@ -174,6 +173,26 @@ int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
   const bool is_alone = ranks == 1 && restarts.max_restarts == 0;
   if (!is_rank && !is_alone) return Launch(argc, argv, ranks, restarts);
   return TellEnd(RunRank(*environment, fn, options), environment->local_rank);
+}
+
+absl::StatusOr<c10::Device> DeviceOfRank(c10::DeviceType type, int local_rank) {
+  if (type == c10::DeviceType::CPU) return c10::Device(type);
+  const std::string name = c10::DeviceTypeName(type, /*lower_case=*/true);
+  if (!c10::impl::hasDeviceGuardImpl(type)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this program was built without support for ", name,
+                     " devices; for GPUs build with --config=cuda and link "
+                     "//third_party/libtorch:cuda"));
+  }
+  const c10::DeviceIndex count =
+      c10::impl::getDeviceGuardImpl(type)->deviceCount();
+  if (count > 0) {
+    return c10::Device(type, static_cast<c10::DeviceIndex>(local_rank % count));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("this process sees 0 ", name,
+                   " devices; is there one, does its driver run, and does "
+                   "CUDA_VISIBLE_DEVICES, where it is set, name it?"));
 }
 
 absl::StatusOr<DeviceChoice> ChooseDevice(c10::DeviceType type,

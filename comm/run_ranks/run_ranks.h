@@ -41,15 +41,15 @@ using RankMain =
 // so together. The exit code of a rank is that of TellEnd(), that of a process
 // that has started ranks is LaunchReport::exit_code().
 //
-// A program that has made a StopRequest (comm/launcher/launcher_stop_request.h)
-// is told to stop by signals and has its period() to do so. `fn` then returns
-// StoppedError() (comm/launcher/launch_options.h) or another Cancelled, and
-// the exit code is 128 + the signal, whichever process gets that. If `fn`
-// returns OK all its work was done, and the code is 0.
+// A program that has made a StopRequest (comm/launcher/launch_options.h) is
+// told to stop by signals and has its period() to do so. `fn` then returns
+// StoppedError() or another Cancelled, and the exit code is 128 + the signal,
+// whichever process gets that. If `fn` returns OK all its work was done, and
+// the code is 0.
 //
 // During the call, writes past `ulimit -f` are errors, and SIGQUIT and SIGUSR1
 // make a rank, or all ranks that this process has started, show what they do
-// (comm/inspection/inspection_signals.h). A handler that the program has for
+// (InspectionSignals). A handler that the program has for
 // one of them stays, such as that of a StopRequest for SIGUSR1. A process that
 // has started ranks ignores both signals afterwards.
 //
@@ -81,6 +81,11 @@ int TellEnd(absl::Status status, int local_rank);
 // program has been told to stop already.
 absl::StatusOr<LaunchOptions> OptionsToLaunch(int argc, char** argv, int ranks,
                                               const RestartOptions& restarts);
+
+// Returns the device of a host's rank r: device r modulo the number of those
+// that this process sees. FailedPrecondition says that there is none, or that
+// LibTorch's part for them is not linked.
+absl::StatusOr<c10::Device> DeviceOfRank(c10::DeviceType type, int local_rank);
 
 struct DeviceChoice {
   c10::Device device = c10::Device(c10::DeviceType::CPU);

@@ -23,7 +23,6 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_stop_request.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,5 +1,5 @@
-// Reads from the environment which rank this process is, and where the ranks
-// meet.
+// Reads from the environment which rank this process is, where the ranks meet,
+// and how many cores it may use.
 #ifndef COMM_STARTUP_ENVIRONMENT_H_
 #define COMM_STARTUP_ENVIRONMENT_H_
 
@@ -113,6 +113,17 @@ absl::StatusOr<Environment> ReadEnvironment(GetEnvironmentVariable get);
 // Returns the first host of a Slurm node list: "node003" for
 // "node[003-010,12]".
 absl::StatusOr<std::string> FirstSlurmHost(const std::string& node_list);
+
+// Returns how many cores this process may use, at least 1: those that it may
+// run on (its affinity, as taskset and Slurm set it), or fewer where its
+// control groups have a quota of time, as by a container's --cpus; a fraction
+// is rounded up. /proc and /sys are looked for under `root`.
+int UsableCores(const std::string& root = "");
+
+// Returns the number of compute threads of each of `ranks_on_host` ranks:
+// OMP_NUM_THREADS if that is a positive number, else UsableCores() divided by
+// the ranks, at least 1.
+int ThreadsPerRank(int ranks_on_host);
 
 }  // namespace fsdp::comm
 

@@ -16,7 +16,6 @@
 #include "absl/time/time.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
-#include "comm/launcher/launcher_stop_request.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
 

@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/fake_device.h"

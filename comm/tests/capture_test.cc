@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/device_graph.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"

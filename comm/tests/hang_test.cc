@@ -28,7 +28,6 @@
 #include "base/testing/this_program.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
-#include "comm/inspection/inspection_signals.h"
 #include "comm/rank_activity.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/testing/ranks_of_one_host.h"

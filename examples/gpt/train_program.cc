@@ -25,14 +25,13 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_stop_request.h"
 #include "examples/gpt/data.h"
 #include "examples/gpt/flags.h"
 #include "examples/gpt/model.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optim/warm_up_cosine.h"
+#include "fsdp/optim/training_step.h"
 
 namespace gpt {
 namespace {

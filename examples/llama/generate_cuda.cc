@@ -1,6 +1,6 @@
 // The program of generate.cc with CUDA.
 //   bazel run --config=cuda //examples/llama:generate_cuda -- --device=cuda
-#include "base/cuda_graph.h"
+#include "base/device_graph.h"
 #include "examples/llama/generate_run.h"
 
 int main(int argc, char** argv) {

@@ -2,7 +2,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/device_streams.h"
+#include "base/device_graph.h"
 #include "examples/llama/flags/generate_flags.h"
 #include "examples/llama/generate_run.h"
 

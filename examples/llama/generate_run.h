@@ -6,7 +6,7 @@
 #include <ostream>
 
 #include "absl/status/status.h"
-#include "base/device_streams.h"
+#include "base/device_graph.h"
 #include "examples/llama/flags/generate_flags.h"
 
 namespace llama {

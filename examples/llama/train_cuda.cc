@@ -2,7 +2,7 @@
 //   bazel run --config=cuda //examples/llama:train_cuda -- --device=cuda
 #include <c10/core/Device.h>
 
-#include "base/cuda_graph.h"
+#include "base/device_graph.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "examples/llama/train_run.h"
 

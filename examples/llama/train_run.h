@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "base/device_streams.h"
+#include "base/device_graph.h"
 #include "comm/communicator.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/flags/train_flags.h"

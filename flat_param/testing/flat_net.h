@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "flat_param/flatten_params_wrapper.h"
 #include "flat_param/testing/tied_net.h"
 

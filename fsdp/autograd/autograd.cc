@@ -18,7 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 
 namespace fsdp {
 namespace {

@@ -18,7 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/cuda_graph.h"
+#include "base/device_graph.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
@@ -186,7 +186,7 @@ absl::Status Train(Model& model, fsdp::FusedAdamW& optimizer,
                    const std::vector<at::Tensor>& batches) {
   // clang-format off
 fsdp::CaptureOptions options;
-options.make_graph = fsdp::MakeCudaGraph;  // base/cuda_graph.h
+options.make_graph = fsdp::MakeCudaGraph;  // base/device_graph.h
 FSDP_ASSIGN_OR_RETURN(
     const std::unique_ptr<fsdp::CapturedStep> step,
     fsdp::CapturedStep::Make(

@@ -15,7 +15,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/device_streams.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
@@ -193,7 +192,7 @@ absl::StatusOr<std::unique_ptr<CapturedStep>> CapturedStep::Make(
   if (options.make_graph == nullptr || step == nullptr) {
     return absl::InvalidArgumentError(
         "CapturedStep needs a step and CaptureOptions::make_graph, "
-        "MakeCudaGraph (base/cuda_graph.h) for a GPU");
+        "MakeCudaGraph (base/device_graph.h) for a GPU");
   }
   if (options.warm_up_steps < kLeastWarmUp) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -219,12 +218,12 @@ CapturedStep::CapturedStep(ShardedModuleBase& model,
       step_(std::move(step)),
       options_(options),
       graph_(std::move(graph)),
-      stream_(model.sharded_model().device()) {}
+      stream_(std::make_unique<SideStream>(model.sharded_model().device())) {}
 
 // The current stream must follow the replays before their memory is freed.
 CapturedStep::~CapturedStep() {
   TorchToStatus("ordering the end of a captured step", [this] {
-    stream_.FollowCurrentStream();
+    stream_->FollowCurrentStream();
   }).IgnoreError();
 }
 
@@ -303,13 +302,13 @@ absl::Status CapturedStep::WarmUp() {
   before_last_ = std::exchange(last_, {});
   capture_->BeginLoggedStep(last_);
   gradients_ = Gradients();
-  stream_.FollowCurrentStream();
+  stream_->FollowCurrentStream();
   absl::Status status;
   {
-    const SideStream::Scope scope(stream_);
+    const SideStream::Scope scope(*stream_);
     status = CallStep();
   }
-  stream_.BlockCurrentStream();
+  stream_->BlockCurrentStream();
   capture_->EndLoggedStep();
   // Two steps are compared, which must follow each other.
   steps_ = status.ok() ? steps_ + 1 : 0;
@@ -368,8 +367,8 @@ absl::Status CapturedStep::AwaitDevice() {
   bool is_reached = false;
   FSDP_RETURN_IF_ERROR(TorchToStatus("waiting for the device", [&] {
     capture_->JoinStreams();
-    stream_.FollowCurrentStream();
-    const SideStream::Scope scope(stream_);
+    stream_->FollowCurrentStream();
+    const SideStream::Scope scope(*stream_);
     reached.Record(sharded.device());
     is_reached = reached.Wait(absl::Now() + sharded.timeout());
   }));
@@ -388,7 +387,7 @@ absl::Status CapturedStep::Capture() {
   status = CaptureHere();
   // The current stream waits for what the captured stream did around the
   // capture.
-  status.Update(TorchToStatus(kWhat, [&] { stream_.BlockCurrentStream(); }));
+  status.Update(TorchToStatus(kWhat, [&] { stream_->BlockCurrentStream(); }));
   const absl::Status agreed = Agree(status);
   if (!agreed.ok()) {
     graph_->Reset();
@@ -408,7 +407,7 @@ absl::Status CapturedStep::Capture() {
 
 absl::Status CapturedStep::CaptureHere() {
   FSDP_RETURN_IF_ERROR(capture_->Begin());
-  const SideStream::Scope scope(stream_);
+  const SideStream::Scope scope(*stream_);
   const absl::StatusOr<int64_t> capture = optimizer_.BeginCapture();
   absl::Status status = capture.status();
   if (status.ok()) optimizer_capture_ = *capture;

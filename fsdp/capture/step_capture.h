@@ -2,7 +2,7 @@
 // collectives and the optimizer's step cost the host one launch.
 //
 //   fsdp::CaptureOptions options;
-//   options.make_graph = fsdp::MakeCudaGraph;  // base/cuda_graph.h
+//   options.make_graph = fsdp::MakeCudaGraph;  // base/device_graph.h
 //   auto step = fsdp::CapturedStep::Make(
 //       *model, optimizer,
 //       [&](const std::vector<at::Tensor>& in) -> absl::StatusOr<at::Tensor> {
@@ -28,13 +28,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/device_streams.h"
+#include "base/device_graph.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 
 namespace fsdp {
 
 class CapturableOptimizer;
 class ModelCapture;
+class SideStream;
 struct StepRecord;
 
 // These are the same on all ranks.
@@ -127,8 +128,8 @@ class CapturedStep {
   const Step step_;
   const CaptureOptions options_;
   std::unique_ptr<DeviceGraph> graph_;
-  SideStream stream_;  // for warm-up and capture
-  int steps_ = 0;      // so far in the warm-up
+  const std::unique_ptr<SideStream> stream_;  // for warm-up and capture
+  int steps_ = 0;                             // so far in the warm-up
   bool is_captured_ = false;
   int64_t replays_ = 0;
   absl::Status failure_;

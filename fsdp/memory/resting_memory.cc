@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/check.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
@@ -37,23 +38,26 @@ RestingMemory::RestingMemory(int64_t bytes, c10::Device device,
                              std::unique_ptr<RestingPlace> place,
                              std::shared_ptr<DeviceCopies> copies,
                              std::shared_ptr<OffloadSpace> space)
-    : storage_(bytes, device, error, Guarded::kResting),
+    : bytes_(bytes),
+      storage_(std::make_unique<flat_param::GuardedStorage>(
+          bytes, device, error, Guarded::kResting)),
       place_(std::move(place)),
       copies_(std::move(copies)),
       error_(error),
       space_(std::move(space)) {
   FSDP_CHECK(device.is_cpu() || copies_ != nullptr);
-  storage_.SetTag(this);
+  storage_->SetTag(this);
 }
 
 RestingMemory::RestingMemory(at::Tensor memory,
                              std::shared_ptr<OffloadSpace> space)
-    : storage_(static_cast<int64_t>(memory.nbytes()), memory.device(),
-               kNoLongerThere, Guarded::kResting),
+    : bytes_(static_cast<int64_t>(memory.nbytes())),
+      storage_(std::make_unique<flat_param::GuardedStorage>(
+          bytes_, memory.device(), kNoLongerThere, Guarded::kResting)),
       memory_(std::move(memory)),
       space_(std::move(space)) {
-  storage_.SetTag(this);
-  storage_.Fill(memory_.mutable_data_ptr());
+  storage_->SetTag(this);
+  storage_->Fill(memory_.mutable_data_ptr());
 }
 
 // Waits, because the place's memory may be reused. A device that takes longer
@@ -75,7 +79,7 @@ RestingMemory* RestingMemory::Of(const at::Tensor& tensor) {
 
 at::Tensor RestingMemory::AsTensor(c10::ScalarType dtype) const {
   const auto size = static_cast<int64_t>(c10::elementSize(dtype));
-  return TensorOver(storage_.storage(), 0, {bytes() / size}, {1}, dtype);
+  return TensorOver(storage_->storage(), 0, {bytes() / size}, {1}, dtype);
 }
 
 void RestingMemory::Prefetch() {
@@ -138,7 +142,7 @@ absl::Status RestingMemory::BringToHost(Use use) {
 absl::Status RestingMemory::BringIn(Use use) {
   FSDP_ASSIGN_OR_RETURN(char* const data, place_->Acquire(use));
   changed_ = use != Use::kRead;
-  storage_.Fill(data);
+  storage_->Fill(data);
   return absl::OkStatus();
 }
 
@@ -162,7 +166,7 @@ absl::Status RestingMemory::BringToDevice(Use use) {
   arrived_ = *std::move(arrived);
   memory_ = memory;
   changed_ = use != Use::kRead;
-  storage_.Fill(memory_.mutable_data_ptr());
+  storage_->Fill(memory_.mutable_data_ptr());
   return absl::OkStatus();
 }
 
@@ -176,7 +180,7 @@ void RestingMemory::Release(Where where) {
     host_storage_->Empty();
     return place_->Release(nullptr);
   }
-  storage_.Empty();
+  storage_->Empty();
   if (copies_ != nullptr) {
     absl::StatusOr<SharedEvent> used =
         copies_->Release(memory_, on_host_, changed);

@@ -15,12 +15,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/device_streams.h"
-#include "flat_param/guarded_storage.h"
 
 namespace fsdp {
 
+namespace flat_param {
+class GuardedStorage;
+}  // namespace flat_param
+
 class DeviceCopies;
+class DeviceEvent;
 class OffloadSpace;
 
 enum class Use {
@@ -42,7 +45,7 @@ class RestingPlace {
   virtual void MarkChanged() = 0;
   // Ends the use. A device may use the bytes until it has reached `used`, which
   // may be null; Acquire() does not wait for that.
-  virtual void Release(const SharedEvent& used) = 0;
+  virtual void Release(const std::shared_ptr<const DeviceEvent>& used) = 0;
 };
 
 // Selects where acquired memory has its values, if the model is on a device.
@@ -75,7 +78,7 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
   // memory; it has values while they are acquired there. On the CPU, and if the
   // memory stays on its device, it is `tensor` itself.
   at::Tensor OnHost(const at::Tensor& tensor);
-  int64_t bytes() const { return storage_.bytes(); }
+  int64_t bytes() const { return bytes_; }
   // Returns whether it is always in memory.
   bool stays() const { return place_ == nullptr; }
   // Returns whether it is acquired; false if it stays.
@@ -97,13 +100,16 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
   bool IsOnHost(Where where) const;
   flat_param::GuardedStorage& HostStorage();
 
-  flat_param::GuardedStorage storage_;
+  const int64_t bytes_;
+  const std::unique_ptr<flat_param::GuardedStorage> storage_;
   const std::unique_ptr<RestingPlace> place_;
   const std::shared_ptr<DeviceCopies> copies_;
-  at::Tensor memory_;    // on the device, or what stays
-  at::Tensor on_host_;   // the place's memory, while it is on the device
-  SharedEvent arrived_;  // the copy to the device is done
-  SharedEvent used_;     // the device has done with the host's memory
+  at::Tensor memory_;   // on the device, or what stays
+  at::Tensor on_host_;  // the place's memory, while it is on the device
+  std::shared_ptr<const DeviceEvent>
+      arrived_;  // the copy to the device is done
+  std::shared_ptr<const DeviceEvent>
+      used_;  // the device has done with the host's memory
   int uses_ = 0;
   // The storage of OnHost(); null until it is called.
   std::unique_ptr<flat_param::GuardedStorage> host_storage_;

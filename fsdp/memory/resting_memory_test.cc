@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/device_streams.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "flat_param/guarded_storage.h"

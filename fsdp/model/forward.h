@@ -1,4 +1,5 @@
-// fsdp::Forward(module, args...): runs any module, sharded or not.
+// What a model's author calls: fsdp::Forward(module, args...) runs any module,
+// sharded or not, and fsdp::Tie() gives two parameters one value.
 #ifndef FSDP_MODEL_FORWARD_H_
 #define FSDP_MODEL_FORWARD_H_
 
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "fsdp/autograd/tensor_tree.h"
 #include "fsdp/options/options.h"
 #include "fsdp/recompute/checkpoint.h"
@@ -230,6 +232,16 @@ auto Forward(Module&& module, Args&&... args) {
                                            std::forward<Args>(args)...);
   }
 }
+
+// Makes the parameter `tied` share the memory of `parameter`, before sharding:
+//   FSDP_RETURN_IF_ERROR(fsdp::Tie(net->embed->weight, net->head->weight));
+// Both keep their names. After sharding they are one parameter of the innermost
+// unit around both, gathered once, with the sum of the gradients; before it,
+// each collects a gradient of its own. `a->weight = b->weight` does not tie: it
+// replaces the member of `a`, but not the parameter that `a` has registered.
+// InvalidArgument: one is undefined, or sizes, dtypes or devices differ.
+// FailedPrecondition: one is sharded or has a gradient.
+absl::Status Tie(const at::Tensor& parameter, const at::Tensor& tied);
 
 }  // namespace fsdp
 

@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/autograd/tensor_tree.h"
 #include "fsdp/model/forward.h"

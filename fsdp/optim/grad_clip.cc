@@ -1,5 +1,3 @@
-#include "fsdp/optim/grad_clip.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -21,12 +19,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/optim/shard_gradients.h"
+#include "fsdp/optim/training_step.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {

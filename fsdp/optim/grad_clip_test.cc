@@ -1,5 +1,3 @@
-#include "fsdp/optim/grad_clip.h"
-
 #include <ATen/ATen.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -11,6 +9,7 @@
 
 #include "comm/testing/run_refused_ranks.h"
 #include "fsdp/optim/shard_gradients.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/testing/sharded_test.h"
 #include "ranges/tensor_range.h"
 

@@ -1,5 +1,3 @@
-#include "fsdp/optim/grad_scaler.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/arange.h>
@@ -13,6 +11,7 @@
 #include <cmath>
 #include <limits>
 
+#include "fsdp/optim/training_step.h"
 #include "fsdp/testing/sharded_test.h"
 #include "ranges/tensor_range.h"
 

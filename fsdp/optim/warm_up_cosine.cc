@@ -1,5 +1,3 @@
-#include "fsdp/optim/warm_up_cosine.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "fsdp/optim/training_step.h"
 
 namespace fsdp {
 

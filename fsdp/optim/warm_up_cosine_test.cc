@@ -1,5 +1,3 @@
-#include "fsdp/optim/warm_up_cosine.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <torch/optim/optimizer.h>
@@ -9,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "fsdp/optim/training_step.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {

@@ -1,5 +1,3 @@
-#include "fsdp/optim/weight_average.h"
-
 #include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_lerp.h>
@@ -13,10 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/optim/training_step.h"
 
 namespace fsdp {
 namespace {

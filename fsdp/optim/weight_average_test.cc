@@ -1,5 +1,3 @@
-#include "fsdp/optim/weight_average.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/ScalarType.h>
@@ -10,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
+#include "fsdp/optim/training_step.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

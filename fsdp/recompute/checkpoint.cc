@@ -29,7 +29,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/recompute/activation_offload.h"

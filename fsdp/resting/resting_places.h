@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/device_streams.h"
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"
 #include "fsdp/memory/device_copies.h"

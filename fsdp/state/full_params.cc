@@ -1,5 +1,3 @@
-#include "fsdp/state/full_params.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -18,7 +16,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/normal_mode.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
@@ -29,6 +26,7 @@
 #include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/whole_access.h"
+#include "fsdp/state/whole_model.h"
 
 namespace fsdp {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "fsdp/state/state_dict.h"
+#include "fsdp/state/whole_model.h"
 
 namespace fsdp {
 

@@ -1,5 +1,3 @@
-#include "fsdp/state/optimizer_state.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/optim/optimizer.h>
@@ -14,7 +12,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "fsdp/memory/resting_memory.h"
@@ -22,6 +19,7 @@
 #include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
 #include "fsdp/state/whole_access.h"
+#include "fsdp/state/whole_model.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {

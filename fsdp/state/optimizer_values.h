@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "fsdp/state/whole_model.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {
@@ -24,11 +25,6 @@ namespace fsdp {
 struct OptimizerSlots {
   std::map<std::string, at::Tensor> tensors;  // defined ones only
   std::map<std::string, int64_t> numbers;
-};
-
-struct OptimizerGroup {
-  std::vector<std::string> names;  // of parameters
-  std::shared_ptr<const torch::optim::OptimizerOptions> options;
 };
 
 struct OptimizerValues {

@@ -6,7 +6,7 @@
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/state/full_params.h"
+#include "fsdp/state/whole_model.h"
 #include "offload/host_store.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"

@@ -20,7 +20,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/users_error.h"
 #include "comm/communicator.h"

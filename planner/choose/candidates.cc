@@ -1,5 +1,3 @@
-#include "planner/choose/candidates.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -13,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
+#include "planner/choose/choose_options.h"
 
 namespace fsdp {
 namespace {

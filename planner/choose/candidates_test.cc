@@ -1,5 +1,3 @@
-#include "planner/choose/candidates.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -9,6 +7,7 @@
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "planner/choose/choose_options.h"
 
 namespace fsdp {
 namespace {

@@ -12,7 +12,6 @@
 #include "fsdp/testing/captured_training.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
-#include "planner/choose/candidates.h"
 #include "planner/choose/choose_options.h"
 
 namespace fsdp {

@@ -12,6 +12,7 @@
 #define PLANNER_CHOOSE_CHOOSE_OPTIONS_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -21,15 +22,86 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/options/options.h"
-#include "planner/choose/candidates.h"
-#include "planner/choose/step_costs.h"
 
 namespace fsdp {
+
+// The costs on one rank while all do the same. Rates are positive, in bytes per
+// second, and may be infinite; times are not negative, in seconds.
+struct StepCosts {
+  double memory_bandwidth = 0;  // read plus written: a copy of n bytes is 2n
+  // An all-gather or reduce-scatter of n bytes on w ranks takes
+  // latency + n (w - 1) / w / bandwidth. If ranks share memory, an all-gather
+  // takes only the latency.
+  double latency = 0;
+  double gather_bandwidth = 0;
+  double reduce_bandwidth = 0;
+  bool overlaps = false;  // collectives run beside what a rank computes
+  // To and from Tier::kCpu, for a model on a device, and Tier::kSsd.
+  double host_bandwidth = 0;
+  double ssd_bandwidth = 0;
+
+  // InvalidArgument: a rate is not positive, or a time is negative.
+  absl::Status Validate() const;
+};
+
+// The costs as text, exactly.
+std::string ToText(const StepCosts& costs);
+
+// Measures StepCosts by copies and collectives, in about a second.
+
+// Returns rank 0's numbers on all ranks. Collective. Collectives are measured
+// with `bytes`, the size of a unit. `directory` is one of an SSD; empty: none.
+// Errors are those of Work::Wait(), what LibTorch throws, and what the system
+// says of the directory.
+absl::StatusOr<StepCosts> MeasureCosts(comm::Communicator& ranks,
+                                       c10::Device device, int64_t bytes,
+                                       const std::string& directory,
+                                       absl::Duration timeout);
+
+// A combination of options, and what is predicted for one rank with it.
+struct Candidate {
+  std::string units;     // "8 units"
+  std::string strategy;  // "full shard"
+  bool prefetch = true;
+  bool recompute = false;
+  std::string rests;  // "memory", "ssd"
+
+  MemoryPlan plan;
+  int64_t activations = 0;  // bytes, with the gradients that autograd holds
+  double seconds = 0;       // of a step
+  std::string refused;      // why it is impossible; empty: it is possible
+
+  int64_t bytes() const { return plan.total() + activations; }
+  bool Fits(int64_t memory_bytes) const {
+    return refused.empty() && bytes() <= memory_bytes;
+  }
+};
+
+// Candidates whose predicted step is longer than the fastest by less than this
+// part count as equally fast: they cannot be told apart.
+inline constexpr double kSameSpeed = 0.02;
+
+// Returns the index of a candidate that fits: of those that are as fast as the
+// fastest, the one with the least memory, of equals the first.
+// ResourceExhausted says that none fits, and what the smallest lacks.
+absl::StatusOr<int> ChooseCandidate(absl::Span<const Candidate> candidates,
+                                    int64_t memory_bytes);
+
+// Returns a table of at most `max_lines` lines, with why each was not taken:
+// the chosen one; others that fit, the fastest first; those that do not, the
+// smallest first; impossible ones. Those that differ in strategy and
+// prefetching alone, to no effect, share a line. `chosen` is negative if none
+// was.
+std::string TableOf(absl::Span<const Candidate> candidates, int chosen,
+                    int64_t memory_bytes, int max_lines = 24);
 
 // The same on all ranks, except for what `loss` computes.
 struct AutoOptions {

@@ -5,10 +5,10 @@
 
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/describe/memory_plan.h"
+#include "fsdp/model/forward.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/tie.h"
 
 namespace fsdp::testing {
 namespace {

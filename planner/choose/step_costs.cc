@@ -1,5 +1,3 @@
-#include "planner/choose/step_costs.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
@@ -23,7 +21,6 @@
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/device_streams.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
@@ -31,6 +28,7 @@
 #include "offload/file_store.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
+#include "planner/choose/choose_options.h"
 
 namespace fsdp {
 absl::Status StepCosts::Validate() const {

@@ -31,7 +31,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/device_streams.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/deferred/deferred_tensor.h"

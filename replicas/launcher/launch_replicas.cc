@@ -32,7 +32,7 @@
 #include "comm/launcher/output_merger.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
-#include "comm/startup/rank_device.h"
+#include "comm/startup/environment.h"
 
 namespace fsdp::replicas {
 namespace {

@@ -23,7 +23,6 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launcher_stop_request.h"
 #include "comm/meeting/job_store.h"
 #include "comm/meeting/store_message.h"
 #include "comm/startup/environment.h"

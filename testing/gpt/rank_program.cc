@@ -34,7 +34,7 @@
 #include "checkpoint/model_files.h"
 #include "comm/agreement.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/startup/rank_device.h"
+#include "comm/startup/environment.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/trace/trace.h"

@@ -75,13 +75,15 @@ LLAMAS = {"1.2B": {**LLAMA_3, "hidden_size": 2048, "intermediate_size": 8192, "n
           "8B": {**LLAMA_3, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}}
 BATCH, DRY_BATCH = (4, 2048), (2, 16)  # rows, tokens of each
 WARMUP = 3  # steps that are not timed
-ADAPTERS, GENERATED = "--lora_rank=16 --lora_alpha=32", "--max_tokens=256 --tokens=" + ",".join(map(str, range(1, 17)))
+PROMPT = ",".join(map(str, range(1, 17)))
+ADAPTERS, GENERATED = "--lora_rank=16 --lora_alpha=32", f"--max_tokens=256 --tokens={PROMPT}"
+LINES = "--tokens=- --batch"
 FSDP2, COMPILED = "--impl=fsdp2", "--impl=fsdp2 --compile=inductor"
 # Rows of a group are compared with its "ours": {group: (flags of all rows, {row: flags})}. A group begins with its model.
 # A row whose flags a program does not know is left out. "cold": the file is not in the page cache.
 BESIDE_TRANSFORMERS = {
     "1.2B": ("", {"ours": "", "ours, captured": "--capture", "ours, offload=cpu": "--offload=cpu",
-                  "ours, offload=ssd": "--offload=ssd", "transformers, all bf16": "", "FSDP2": FSDP2,
+                  "ours, offload=ssd": "--offload=ssd --offload_dir=.", "transformers, all bf16": "", "FSDP2": FSDP2,
                   "FSDP2, compiled": COMPILED}),
     "1.2B, recomputing": ("--recompute", {"ours": "", "ours, captured": "--capture", "FSDP2": FSDP2,
                                           "FSDP2, compiled": COMPILED}),
@@ -92,8 +94,8 @@ BESIDE_TRANSFORMERS = {
     "1.2B, one step": ("--steps=1", {"its file, cold": "", "ours, cold": "", "FSDP2, cold": FSDP2, "its file": "", "ours": "",
                                      "FSDP2": FSDP2}),
     "1.2B, generating": (GENERATED, {"ours": "", "transformers": "--batch=1"}),
-    "1.2B, generating 8 rows": (GENERATED, {"transformers": "--batch=8"}),
-    "1.2B, generating 64 rows": (GENERATED, {"transformers": "--batch=64"})}
+    "1.2B, generating 8 rows": (GENERATED, {"ours": LINES, "transformers": "--batch=8"}),
+    "1.2B, generating 64 rows": (GENERATED, {"ours": LINES, "transformers": "--batch=64"})}
 # What ours has to reach: group, row, figure, of ours over the row's. Each "ours" runs first and again last; the worse counts.
 BOUNDS = (("1.2B", "FSDP2, compiled", "tokens_per_s", ">=", 1.05),
           ("1.2B", "FSDP2, compiled", "peak_allocated_mib", "<=", 0.75),
@@ -104,7 +106,8 @@ BOUNDS = (("1.2B", "FSDP2, compiled", "tokens_per_s", ">=", 1.05),
 AGAIN = "ours, again"
 # What says that a program cannot do here what it is asked for.
 NOT_HERE = {SANITIZER: "Device not supported|Unable to find injection library",
-            **dict.fromkeys(("train", "generate"), "Unknown command line flag|No module named '(transformers|peft)'")}
+            **dict.fromkeys(("train", "generate"), "Unknown command line flag|--capture needs --device|"
+                            "No module named '(transformers|peft)'")}
 
 
 def output_of(*command, **options):
@@ -210,8 +213,11 @@ def plan_llamas(add, flags):
         if ours:
             common += ["--temperature=0"] if generates else ["--ranks=1", "--warmup=0", "--lr_floor=1"]
             common += ["--from_scratch"] if model == "8B" else []
+        before = () if ours else (flags.python,)
+        if ours and group.endswith(" rows"):
+            before = ("sh", "-c", f'yes {PROMPT} | head -{group.split()[-2]} | "$0" "$@"')
         add(name, "generate" if generates else "train", (GENERATE if generates else TRAIN) if ours else PEERS[1], *common,
-            *more.split(), before=() if ours else (flags.python,), prepare=prepare)
+            *more.split(), before=before, prepare=prepare)
 
 
 def plan(labels, flags):

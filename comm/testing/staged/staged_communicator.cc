@@ -15,7 +15,7 @@
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
-#include "comm/startup/rank_device.h"
+#include "comm/run_ranks/run_ranks.h"
 #include "comm/testing/staged/staged_queue.h"
 
 namespace fsdp::comm {

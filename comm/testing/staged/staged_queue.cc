@@ -9,7 +9,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "adapters/lora_config.h"
+#include "adapters/lora.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "examples/llama/flags/command_line.h"

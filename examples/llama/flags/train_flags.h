@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "adapters/lora_config.h"
+#include "adapters/lora.h"
 #include "examples/llama/flags/command_line.h"
 #include "fsdp/options/offload_options.h"
 

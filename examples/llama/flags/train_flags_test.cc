@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "adapters/lora_config.h"
+#include "adapters/lora.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/flags/command_line.h"
 #include "fsdp/options/offload_options.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/cuda_graph.h"
+#include "base/device_graph.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/generation/generator.h"
 #include "examples/llama/model/llama.h"

@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "base/device_streams.h"
+#include "base/device_graph.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 

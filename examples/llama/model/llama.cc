@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "adapters/linear.h"
-#include "base/status_error.h"
+#include "base/status_macros.h"
 #include "device_ops/fused_layers.h"
 #include "examples/llama/model/attention.h"
 #include "examples/llama/model/chunked_loss.h"

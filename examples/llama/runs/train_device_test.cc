@@ -20,7 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "adapters/lora_config.h"
+#include "adapters/lora.h"
 #include "base/json.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/fake_device_graph.h"

@@ -51,7 +51,7 @@ def make_batches():
 
 
 def rate_at(step, options):
-    """As fsdp/optim/warm_up_cosine.h."""
+    """As WarmUpCosine of fsdp/optim/training_step.h."""
     peak, warmup, floor = options["learning_rate"], options["warmup"], options["floor"]
     if step < warmup:
         return peak * (step + 1) / warmup

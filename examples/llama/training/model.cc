@@ -25,8 +25,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "adapters/lora.h"
-#include "adapters/peft_files.h"
-#include "adapters/quantized_base.h"
 #include "base/json.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"

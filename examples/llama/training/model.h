@@ -17,8 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "adapters/lora_config.h"
-#include "adapters/quantized_base.h"
+#include "adapters/lora.h"
 #include "comm/communicator.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"

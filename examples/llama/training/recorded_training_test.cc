@@ -26,8 +26,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "adapters/lora.h"
-#include "adapters/lora_config.h"
-#include "adapters/peft_files.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"

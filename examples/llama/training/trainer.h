@@ -13,14 +13,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/device_streams.h"
+#include "base/device_graph.h"
 #include "checkpoint/run_guard.h"
 #include "comm/communicator.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/capture/step_capture.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optim/warm_up_cosine.h"
+#include "fsdp/optim/training_step.h"
 
 namespace llama {
 

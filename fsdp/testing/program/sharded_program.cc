@@ -28,17 +28,17 @@
 #include "comm/mesh.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/optim/grad_scaler.h"
+#include "fsdp/model/forward.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/schedule/testing/choices.h"
-#include "fsdp/state/full_params.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/program/plain_program.h"
 #include "fsdp/testing/program/program.h"
 #include "fsdp/testing/program/program_model.h"
 #include "fsdp/testing/program/program_optimizers.h"
 #include "fsdp/testing/program/sharded_run.h"
 #include "fsdp/testing/toy_model.h"
-#include "fsdp/tie.h"
 
 namespace fsdp::testing {
 namespace {

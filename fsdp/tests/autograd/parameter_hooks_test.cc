@@ -4,10 +4,10 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "fsdp/model/forward.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/tie.h"
 
 namespace fsdp::testing {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <stdexcept>
 
+#include "fsdp/model/forward.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/tie.h"
 
 namespace fsdp::testing {
 namespace {

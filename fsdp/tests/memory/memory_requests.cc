@@ -3,7 +3,7 @@
 #include <torch/optim/sgd.h>
 
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/state/full_params.h"
+#include "fsdp/state/whole_model.h"
 
 namespace fsdp::testing::memory_requests {
 

@@ -9,7 +9,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/state/full_params.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing::memory_requests {

@@ -10,7 +10,7 @@
 #include "comm/rank_activity.h"
 #include "comm/startup/environment.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optim/grad_scaler.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/testing/sharded_test.h"

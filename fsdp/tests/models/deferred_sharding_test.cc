@@ -13,10 +13,10 @@
 #include "absl/synchronization/mutex.h"
 #include "base/testing/random_operators.h"
 #include "fsdp/deferred/deferred_init.h"
-#include "fsdp/state/state_dict.h"
+#include "fsdp/model/forward.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/memory_meter.h"
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/tie.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp::testing {

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "comm/testing/late_communicator.h"
-#include "fsdp/optim/grad_clip.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 #include "fsdp/tests/models/model_zoo.h"

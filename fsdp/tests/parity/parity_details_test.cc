@@ -9,7 +9,7 @@
 
 #include "comm/testing/run_refused_ranks.h"
 #include "fsdp/precision/mixed_precision.h"
-#include "fsdp/state/full_params.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 

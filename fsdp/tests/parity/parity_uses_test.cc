@@ -7,7 +7,7 @@
 #include <set>
 
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/state/full_params.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 

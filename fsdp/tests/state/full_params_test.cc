@@ -1,10 +1,9 @@
-#include "fsdp/state/full_params.h"
-
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "comm/testing/run_refused_ranks.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/precision/mixed_precision.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 

@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include "fsdp/state/full_params.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 

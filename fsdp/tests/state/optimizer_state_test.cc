@@ -1,5 +1,3 @@
-#include "fsdp/state/optimizer_state.h"
-
 #include <ATen/ops/zeros.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -12,6 +10,7 @@
 
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/state/model_values.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {

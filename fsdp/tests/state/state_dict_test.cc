@@ -1,5 +1,3 @@
-#include "fsdp/state/state_dict.h"
-
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -10,6 +8,7 @@
 
 #include "comm/testing/run_refused_ranks.h"
 #include "fsdp/precision/mixed_precision.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {

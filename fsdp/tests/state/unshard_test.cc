@@ -1,6 +1,6 @@
 // Units gathered ahead of use: Unshard(), RebuildFullParams().
 
-#include "fsdp/state/full_params.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 

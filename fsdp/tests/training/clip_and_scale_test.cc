@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "fsdp/optim/grad_scaler.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {

@@ -4,7 +4,7 @@
 #include <torch/optim/sgd.h>
 
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optim/grad_scaler.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/optimizer_check.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/sharded_test.h"

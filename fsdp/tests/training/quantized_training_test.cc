@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "fsdp/gradient_sync.h"
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 #include "fsdp/tests/training/quantized_net.h"

@@ -1,5 +1,3 @@
-#include "fsdp/tie.h"
-
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
@@ -10,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/torch_status.h"
 #include "flat_param/guarded_storage.h"
+#include "fsdp/model/forward.h"
 
 namespace fsdp {
 namespace {

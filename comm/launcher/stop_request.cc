@@ -1,5 +1,3 @@
-#include "comm/launcher/launcher_stop_request.h"
-
 #include <signal.h>
 #include <time.h>
 
@@ -9,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "comm/launcher/launch_options.h"
 
 namespace fsdp::comm {
 namespace {

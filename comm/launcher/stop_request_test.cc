@@ -1,8 +1,7 @@
-#include "comm/launcher/launcher_stop_request.h"
-
 #include <signal.h>
 
 #include "absl/time/time.h"
+#include "comm/launcher/launch_options.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {

@@ -1,5 +1,3 @@
-#include "comm/inspection/inspection_signals.h"
-
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -11,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "comm/bootstrap/bootstrap.h"
 #include "comm/inspection/record_text.h"
 
 namespace fsdp::comm {

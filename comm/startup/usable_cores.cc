@@ -1,6 +1,3 @@
-#include "comm/startup/rank_device.h"
-
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -12,34 +9,13 @@
 #include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "comm/startup/environment.h"
 
 namespace fsdp::comm {
-
-absl::StatusOr<c10::Device> DeviceOfRank(c10::DeviceType type, int local_rank) {
-  if (type == c10::DeviceType::CPU) return c10::Device(type);
-  const std::string name = c10::DeviceTypeName(type, /*lower_case=*/true);
-  if (!c10::impl::hasDeviceGuardImpl(type)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("this program was built without support for ", name,
-                     " devices; for GPUs build with --config=cuda and link "
-                     "//third_party/libtorch:cuda"));
-  }
-  const c10::DeviceIndex count =
-      c10::impl::getDeviceGuardImpl(type)->deviceCount();
-  if (count > 0) {
-    return c10::Device(type, static_cast<c10::DeviceIndex>(local_rank % count));
-  }
-  return absl::FailedPreconditionError(
-      absl::StrCat("this process sees 0 ", name,
-                   " devices; is there one, does its driver run, and does "
-                   "CUDA_VISIBLE_DEVICES, where it is set, name it?"));
-}
-
 namespace {
 
 constexpr double kNoQuota = std::numeric_limits<double>::infinity();
