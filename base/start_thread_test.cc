@@ -1,7 +1,6 @@
 #include "base/start_thread.h"
 
 #include <memory>
-#include <string>
 #include <thread>
 
 #include "absl/status/status.h"

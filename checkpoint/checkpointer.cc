@@ -15,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"

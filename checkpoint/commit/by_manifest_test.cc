@@ -2,7 +2,6 @@
 // more than a mounted object store.
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -3,9 +3,7 @@
 #include <cstdint>
 #include <iostream>
 #include <map>
-#include <memory>
 #include <optional>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

@@ -3,13 +3,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <iostream>
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"

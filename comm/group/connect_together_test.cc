@@ -31,7 +31,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Code = absl::StatusCode;
 
-using StorePtr = c10::intrusive_ptr<c10d::HashStore>;
 using Connect = std::function<absl::Status(int rank)>;
 
 WaitLimits NoLimits() { return {absl::InfiniteFuture()}; }

@@ -2,7 +2,6 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>

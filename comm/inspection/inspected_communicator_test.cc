@@ -11,7 +11,6 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 #include <vector>
 

@@ -1,6 +1,5 @@
 #include "comm/local/rendezvous.h"
 
-#include <numeric>
 #include <thread>
 
 #include "absl/status/status.h"

@@ -12,7 +12,6 @@
 #include <sys/resource.h>
 
 #include <memory>
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>

@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/testing/intercepting_communicator.h"
+#include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm::testing {
 namespace {
@@ -39,10 +39,10 @@ class FailingWork final : public Work {
   const absl::Status error_;
 };
 
-class FailingCommunicator final : public InterceptingCommunicator {
+class FailingCommunicator final : public ForwardingCommunicator {
  public:
   FailingCommunicator(std::unique_ptr<Communicator> base, FailurePlan plan)
-      : InterceptingCommunicator(std::move(base)), plan_(std::move(plan)) {
+      : ForwardingCommunicator(std::move(base)), plan_(std::move(plan)) {
     FSDP_CHECK(plan_.nth || plan_.label);
   }
 

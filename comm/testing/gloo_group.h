@@ -3,7 +3,6 @@
 #ifndef COMM_TESTING_GLOO_GROUP_H_
 #define COMM_TESTING_GLOO_GROUP_H_
 
-#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"

@@ -4,7 +4,6 @@
 #define COMM_TESTING_HIERARCHICAL_RANKS_H_
 
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"

@@ -9,16 +9,16 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/testing/intercepting_communicator.h"
+#include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm::testing {
 namespace {
 
-class LateCommunicator final : public InterceptingCommunicator {
+class LateCommunicator final : public ForwardingCommunicator {
  public:
   LateCommunicator(std::unique_ptr<Communicator> base, Progress* progress,
                    std::set<Collective> late)
-      : InterceptingCommunicator(std::move(base)),
+      : ForwardingCommunicator(std::move(base)),
         progress_(progress),
         late_(std::move(late)) {}
 

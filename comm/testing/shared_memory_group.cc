@@ -1,6 +1,5 @@
 #include "comm/testing/shared_memory_group.h"
 
-#include <memory>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 #include <vector>

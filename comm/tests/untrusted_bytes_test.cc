@@ -17,7 +17,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "comm/agreement.h"

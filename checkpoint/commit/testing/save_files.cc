@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_list.h"

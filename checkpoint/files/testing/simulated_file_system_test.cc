@@ -3,7 +3,6 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <memory>
 #include <set>
 #include <string>
 

@@ -1,7 +1,6 @@
 #include <c10/core/Device.h>
 
 #include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
