@@ -23,7 +23,7 @@
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/local/local_communicator.h"
-#include "comm/testing/run_refused_ranks.h"
+#include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"

@@ -21,7 +21,7 @@
 #include "comm/communicator.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/testing/communicator_contract.h"
-#include "comm/testing/gloo_group.h"
+#include "comm/testing/connect_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

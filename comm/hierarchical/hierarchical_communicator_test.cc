@@ -27,10 +27,8 @@
 #include "comm/hierarchical/host_layout.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
-#include "comm/testing/gloo_group.h"
-#include "comm/testing/hierarchical_ranks.h"
+#include "comm/testing/connect_ranks.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/testing/shared_memory_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -27,8 +27,8 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
+#include "comm/testing/connect_ranks.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/testing/shared_memory_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

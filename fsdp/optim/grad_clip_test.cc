@@ -27,7 +27,6 @@
 #include "comm/local/local_communicator.h"
 #include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/testing/run_refused_ranks.h"
 #include "fsdp/optim/shard_gradients.h"
 #include "fsdp/testing/check_tensor.h"
 #include "gmock/gmock.h"
