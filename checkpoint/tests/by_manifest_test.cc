@@ -14,7 +14,7 @@
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/object_store_mount.h"
+#include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"

@@ -20,7 +20,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/largest_difference.h"
-#include "base/testing/no_threads.h"
+#include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/hierarchical/hierarchical_group.h"

@@ -26,7 +26,7 @@
 #include "gtest/gtest.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
-#include "offload/testing/temporary_file.h"
+#include "offload/testing/kept_file.h"
 
 namespace fsdp {
 namespace {

@@ -19,7 +19,7 @@
 #include "fsdp/testing/toy_model.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
-#include "offload/testing/temporary_file.h"
+#include "offload/testing/kept_file.h"
 
 namespace fsdp::offloaded_regions {
 

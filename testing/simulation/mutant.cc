@@ -15,7 +15,7 @@
 #include "comm/communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "offload/param_store.h"
-#include "offload/testing/forwarding_store.h"
+#include "offload/testing/faulty_store.h"
 
 namespace fsdp::simulation {
 namespace {
