@@ -46,8 +46,6 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 
 constexpr int64_t kDim = 5;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -261,7 +259,7 @@ TEST(RunGuardTest, AModelThatIsNotFiniteIsNotSaved) {
       Each(StatusIs(kRefused, AllOf(HasSubstr("step 4: blocks.1.fc.bias is "),
                                     HasSubstr("this step is not saved"),
                                     HasSubstr("If it was so from the start"),
-                                    Not(HasSubstr("optimizer"))))));
+                                    ::testing::Not(HasSubstr("optimizer"))))));
   EXPECT_EQ(StepsIn(plan.folder), std::vector<int64_t>{2});
 }
 
@@ -331,7 +329,7 @@ TEST(RunGuardTest, ASignalInTheLastStepChangesNothing) {
 TEST(RunGuardTest, FlagsThatHaveChangedAreNamed) {
   TrainingRun run;
   EXPECT_THAT(NoteFlags({{"--seed", "1"}, {"--seq", "64"}}, 0, 5, &run),
-              IsEmpty());
+              ::testing::IsEmpty());
   EXPECT_THAT(
       NoteFlags({{"--seed", "1"}, {"--seq", "32"}, {"--data", ""}}, 4, 5, &run),
       ElementsAre("--seq=32: the checkpoint is of a run with "

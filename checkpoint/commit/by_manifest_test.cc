@@ -26,7 +26,6 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using Code = absl::StatusCode;
 
 absl::StatusOr<std::unique_ptr<CheckpointFolder>> ClaimOn(
@@ -67,7 +66,7 @@ TEST_F(ByManifestTest, AStepIsACheckpointOnceItsManifestIsThere) {
       const Manifest manifest,
       WriteFiles(files_, path, 7, ContentsOf(7), /*in_order=*/true));
   EXPECT_EQ(Latest(), -1);
-  EXPECT_THAT(Steps(), IsEmpty());
+  EXPECT_THAT(Steps(), ::testing::IsEmpty());
   ASSERT_OK(folder->Commit(7, manifest));
   EXPECT_EQ(Latest(), 7);
   EXPECT_EQ(*Load(files_, "/r/step-7"), ContentsOf(7));

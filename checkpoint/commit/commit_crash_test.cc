@@ -27,8 +27,6 @@
 namespace fsdp::checkpoint::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
 constexpr char kRoot[] = "/run";
 constexpr int kSeeds = 12;
 
@@ -220,7 +218,7 @@ TEST_P(CommitCrashTest, TheDiskFailsAtEveryCall) {
         size_t done = 0;
         const absl::Status status = RunOnce(files, GetParam(), done);
         EXPECT_EQ(status.code(), code);
-        EXPECT_THAT(std::string(status.message()), HasSubstr(kRoot));
+        EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(kRoot));
         Check(*machine, done);
         if (::testing::Test::HasFailure()) return;
       }

@@ -32,7 +32,6 @@ using ::testing::ElementsAre;
 using testing::FaultyFileSystem;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using testing::SimulatedFileSystem;
 using Code = absl::StatusCode;
 using Kind = NewPath::Kind;
@@ -213,7 +212,7 @@ TEST_P(NewPathTest, WhatCannotBe) {
   EXPECT_THAT(nowhere.Claim(kWhat),
               StatusIs(Code::kNotFound,
                        AllOf(HasSubstr("there is no folder " + path_ + "/no"),
-                             Not(HasSubstr(".lock")))));
+                             ::testing::Not(HasSubstr(".lock")))));
   EXPECT_THAT(Names(), IsEmpty());
 }
 

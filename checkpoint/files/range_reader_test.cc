@@ -25,7 +25,6 @@ namespace {
 
 using ::fsdp::testing::NoThreads;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -247,7 +246,7 @@ TEST_P(DamageTest, AFlippedBitIsNamedAndNothingOfItsBlockIsHandedOut) {
       reader->Read({{0, 0, 9 * kBlockBytes}}, take),
       StatusIs(
           Code::kDataLoss,
-          AllOf(
+          ::testing::AllOf(
               HasSubstr("/f0, bytes [5242880, 6291456): their CRC32C is "),
               HasSubstr(absl::StrCat(
                   "instead of ", absl::Hex(sums_[0].blocks[5], absl::kZeroPad8),

@@ -19,7 +19,6 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kLimit = absl::Seconds(30);
@@ -60,7 +59,7 @@ TEST(OperationQueueTest, RunsOneAfterTheOther) {
   EXPECT_TRUE(Succeeds(queue, last));
   EXPECT_TRUE(queue.IsDone(*last));
   EXPECT_EQ(OperationQueue::NameOf(*last), "operation 2");
-  EXPECT_THAT(order, ElementsAre("0", "1", "2"));
+  EXPECT_THAT(order, ::testing::ElementsAre("0", "1", "2"));
 }
 
 TEST(OperationQueueTest, AnErrorIsTheOperationsAlone) {

@@ -48,7 +48,6 @@ using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using ::fsdp::comm::testing::Group;
 using ::fsdp::testing::Allocations;
 using ::fsdp::testing::FakeDevice;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -118,10 +117,10 @@ TEST(InspectedCommunicatorTest, RecordsWhatEachRankCalls) {
   for (const auto& inspector : inspectors) {
     EXPECT_THAT(
         Names(*inspector),
-        ElementsAre("all-gather #0 of blocks.0",
-                    "reduce-scatter #1 of blocks.1",
-                    "reduce-scatter #2 of blocks.2", "all-to-all #3 of experts",
-                    "all-reduce #4 of loss", "broadcast #5 of step"));
+        ::testing::ElementsAre(
+            "all-gather #0 of blocks.0", "reduce-scatter #1 of blocks.1",
+            "reduce-scatter #2 of blocks.2", "all-to-all #3 of experts",
+            "all-reduce #4 of loss", "broadcast #5 of step"));
     const RankRecord record = RecordOf(*inspector);
     for (const OperationRecord& operation : record.operations) {
       EXPECT_EQ(operation.state, OperationState::kDone);

@@ -37,7 +37,6 @@ namespace {
 
 using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -302,8 +301,8 @@ TEST(SharedMemoryTest, AFenceWaitsForEveryRankAsOftenAsThisHasArrived) {
   EXPECT_OK(common[0].fence->Wait(absl::Now()));
   EXPECT_THAT(common[1].fence->Wait(absl::Now() + absl::Milliseconds(20)),
               StatusIs(Code::kDeadlineExceeded,
-                       AllOf(HasSubstr("fence #2 on rank 1 of 2"),
-                             HasSubstr("rank 0"))));
+                       ::testing::AllOf(HasSubstr("fence #2 on rank 1 of 2"),
+                                        HasSubstr("rank 0"))));
   // The missed deadline has ended the group.
   common[0].fence->Arrive();
   common[0].fence->Arrive();

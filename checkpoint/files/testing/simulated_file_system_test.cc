@@ -21,7 +21,6 @@ namespace fsdp::checkpoint::testing {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 using Code = absl::StatusCode;
@@ -178,7 +177,7 @@ TEST(ObjectStoreMountTest, AFolderGoesWithItsLastFile) {
   ASSERT_OK(WriteNewFile(files, "/f/a", ""));
   ASSERT_OK(WriteNewFile(files, "/f/b", ""));
   EXPECT_OK(RemoveTree(files, "/f"));
-  EXPECT_THAT(*files.List("/"), ElementsAre("keep"));
+  EXPECT_THAT(*files.List("/"), ::testing::ElementsAre("keep"));
 }
 
 }  // namespace

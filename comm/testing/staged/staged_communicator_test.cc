@@ -33,12 +33,10 @@ namespace {
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
-using ::testing::Each;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using ::testing::SizeIs;
 using Code = absl::StatusCode;
 const c10::Device kCpu = c10::Device(c10::DeviceType::CPU);
 
@@ -238,8 +236,8 @@ TEST_F(StagedCommunicatorTest, HostMemoryIsUsedAgain) {
     ASSERT_OK(
         Finish(staged->AllReduce(OnDevice(size, 1), ReduceOp::kSum, "w")));
   }
-  EXPECT_THAT(buffers, SizeIs(4));
-  EXPECT_THAT(buffers, Each(buffers[0]));
+  EXPECT_THAT(buffers, ::testing::SizeIs(4));
+  EXPECT_THAT(buffers, ::testing::Each(buffers[0]));
 }
 
 TEST_F(StagedCommunicatorTest, ADefaultTimeoutNamesTheRankThatIsMissing) {
