@@ -16,6 +16,7 @@
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -27,13 +28,6 @@ using ::fsdp::testing::NoThreads;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
-
-std::string RandomBytes(size_t size) {
-  std::mt19937 random(size);
-  std::string bytes(size, '\0');
-  for (char& byte : bytes) byte = static_cast<char>(random());
-  return bytes;
-}
 
 RangeReaderOptions Small() {
   RangeReaderOptions options;

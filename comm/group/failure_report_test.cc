@@ -41,10 +41,16 @@ TEST(FailureReportTest, EncodingIsUndone) {
   EXPECT_EQ(decoded->cause, report.cause);
   EXPECT_EQ(decoded->text, report.text);
   EXPECT_EQ(decoded->position, report.position);
+  const std::string text = Encode(report);
+  for (size_t size = 0; size < text.size(); ++size) {
+    const auto part = Decode(text.substr(0, size));
+    EXPECT_TRUE(!part || part->cause == report.cause) << size;
+  }
 }
 
 TEST(FailureReportTest, OtherTextsAreNoReports) {
-  for (absl::string_view text : {"", "3", "x\na\nb", "-1\na\nb", "6\na\nb"}) {
+  for (absl::string_view text : {"", "3", "1\na", "\na\nb", "x\na\nb",
+                                 "-1\na\nb", "6\na\nb", "99\na\nb"}) {
     EXPECT_FALSE(Decode(text).has_value()) << text;
   }
 }

@@ -161,18 +161,6 @@ TEST(UntrustedBytesTest, StatusesAsText) {
   }
 }
 
-TEST(UntrustedBytesTest, FailureReports) {
-  const std::string text = Encode(
-      RankReport{Cause::kDeadline, "not done", "waited for \n all-reduce"});
-  for (size_t size = 0; size < text.size(); ++size) {
-    const auto report = Decode(text.substr(0, size));
-    EXPECT_TRUE(!report || report->cause == Cause::kDeadline) << size;
-  }
-  for (const char* wrong : {"99\na\nb", "-1\na\nb", "\na\nb", "1\na"}) {
-    EXPECT_EQ(Decode(wrong), std::nullopt) << wrong;
-  }
-}
-
 // Announces texts of `size` bytes.
 class WrongSizes final : public ForwardingCommunicator {
  public:
