@@ -1,4 +1,3 @@
-#include "base/testing/fake_device_graph.h"
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

@@ -21,7 +21,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "base/testing/fake_device.h"
-#include "base/testing/fake_device_graph.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
