@@ -2,8 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <string>
-
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"

@@ -18,7 +18,6 @@ namespace {
 
 using testing::FakeDevice;
 using ::testing::IsEmpty;
-using ::testing::Not;
 
 const c10::Device kCpu(c10::DeviceType::CPU);
 
@@ -83,7 +82,7 @@ TEST_F(DeviceStreams, AnEventStandsForItsLastRecord) {
     moved.BlockCurrentStream();
     x.sum();
   }
-  EXPECT_THAT(FakeDevice::Races(), Not(IsEmpty()));
+  EXPECT_THAT(FakeDevice::Races(), ::testing::Not(IsEmpty()));
   FakeDevice::Reset();
   x.mul_(2);
   moved.Record(FakeDevice::device());

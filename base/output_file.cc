@@ -16,7 +16,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -83,20 +82,13 @@ absl::Status WriteAll(int descriptor, absl::string_view bytes,
 
 }  // namespace
 
-PartialFile::PartialFile(std::string path, std::string temporary,
-                         int descriptor)
-    : path_(std::move(path)),
-      temporary_(std::move(temporary)),
-      descriptor_(descriptor) {}
-
 PartialFile::PartialFile(PartialFile&& other) noexcept
     : path_(std::move(other.path_)),
       temporary_(std::exchange(other.temporary_, "")),
-      descriptor_(std::exchange(other.descriptor_, -1)) {}
+      descriptor_(std::move(other.descriptor_)) {}
 
 PartialFile::~PartialFile() {
   if (!temporary_.empty()) unlink(temporary_.c_str());
-  if (descriptor_ >= 0) close(descriptor_);
 }
 
 absl::StatusOr<PartialFile> PartialFile::Create(const std::string& path) {
@@ -105,11 +97,11 @@ absl::StatusOr<PartialFile> PartialFile::Create(const std::string& path) {
     // Nobody else can have put something under this name.
     std::string temporary =
         absl::StrCat(path, ".partial.", absl::Hex(random(), absl::kZeroPad8));
-    const int descriptor =
-        open(temporary.c_str(),
-             O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (descriptor >= 0) {
-      return PartialFile(path, std::move(temporary), descriptor);
+    UniqueFd descriptor(open(temporary.c_str(),
+                             O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                             0666));
+    if (descriptor.is_open()) {
+      return PartialFile(path, std::move(temporary), std::move(descriptor));
     }
     if (errno == EACCES || errno == EPERM) {
       return absl::PermissionDeniedError(absl::StrCat(
@@ -122,15 +114,15 @@ absl::StatusOr<PartialFile> PartialFile::Create(const std::string& path) {
 }
 
 absl::Status PartialFile::Write(absl::string_view bytes) {
-  return WriteAll(descriptor_, bytes, absl::InfiniteDuration(), path_);
+  return WriteAll(descriptor(), bytes, absl::InfiniteDuration(), path_);
 }
 
 absl::Status PartialFile::Publish() {
   // Only here may a full disk be noticed. Not every file can be synced.
-  if (fsync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) {
+  if (fsync(descriptor()) != 0 && errno != EINVAL && errno != EROFS) {
     return CannotWrite(errno, path_);
   }
-  if (close(std::exchange(descriptor_, -1)) != 0 ||
+  if (close(descriptor_.Release()) != 0 ||
       std::rename(temporary_.c_str(), path_.c_str()) != 0) {
     return CannotWrite(errno, path_);
   }
@@ -138,37 +130,26 @@ absl::Status PartialFile::Publish() {
   return absl::OkStatus();
 }
 
-OutputFile::OutputFile(std::string path, int descriptor)
-    : path_(std::move(path)), descriptor_(descriptor) {}
-
-OutputFile::OutputFile(OutputFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      descriptor_(std::exchange(other.descriptor_, -1)) {}
-
-OutputFile::~OutputFile() {
-  if (descriptor_ >= 0) close(descriptor_);
-}
-
 absl::StatusOr<OutputFile> OutputFile::Open(const std::string& path) {
   struct stat found = {};
   const bool exists = stat(path.c_str(), &found) == 0;
   if (exists && (!S_ISREG(found.st_mode) || IsOfTheSystem(path))) {
-    const int descriptor = open(
-        path.c_str(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (descriptor < 0) return CannotWrite(errno, path);
-    return OutputFile(path, descriptor);
+    UniqueFd descriptor(open(
+        path.c_str(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    if (!descriptor.is_open()) return CannotWrite(errno, path);
+    return OutputFile(path, std::move(descriptor));
   }
   if (exists && access(path.c_str(), W_OK) != 0) {
     return CannotWrite(errno, path);
   }
   FSDP_RETURN_IF_ERROR(PartialFile::Create(path).status());
-  return OutputFile(path, /*descriptor=*/-1);
+  return OutputFile(path, UniqueFd());
 }
 
 absl::Status OutputFile::Write(absl::string_view contents,
                                absl::Duration patience) {
-  if (descriptor_ >= 0) {
-    return WriteAll(descriptor_, contents, patience, path_);
+  if (descriptor_.is_open()) {
+    return WriteAll(descriptor_.get(), contents, patience, path_);
   }
   FSDP_ASSIGN_OR_RETURN(PartialFile file, PartialFile::Create(path_));
   FSDP_RETURN_IF_ERROR(file.Write(contents));
@@ -204,9 +185,9 @@ int OpenRegularFile(const std::string& path, int flags) {
   return -1;
 }
 
-absl::StatusOr<int> OpenToRead(const std::string& path) {
-  const int descriptor = OpenRegularFile(path, O_RDONLY);
-  if (descriptor >= 0) return descriptor;
+absl::StatusOr<UniqueFd> OpenToRead(const std::string& path) {
+  UniqueFd descriptor(OpenRegularFile(path, O_RDONLY));
+  if (descriptor.is_open()) return descriptor;
   const std::string what = absl::StrCat("reading ", path);
   if (errno != ENXIO && errno != EISDIR) {
     return absl::ErrnoToStatus(errno, what);
@@ -217,12 +198,11 @@ absl::StatusOr<int> OpenToRead(const std::string& path) {
 
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path) {
   constexpr size_t kMaxBytes = size_t{1} << 30;
-  FSDP_ASSIGN_OR_RETURN(const int descriptor, OpenToRead(path));
-  const auto close_it = absl::MakeCleanup([descriptor] { close(descriptor); });
+  FSDP_ASSIGN_OR_RETURN(const UniqueFd descriptor, OpenToRead(path));
   std::string text;
   std::array<char, 1 << 16> block;
   ssize_t count = 0;
-  while ((count = read(descriptor, block.data(), block.size())) > 0) {
+  while ((count = read(descriptor.get(), block.data(), block.size())) > 0) {
     text.append(block.data(), count);
     if (text.size() <= kMaxBytes) continue;
     return absl::InvalidArgumentError(

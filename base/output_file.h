@@ -1,8 +1,12 @@
-// Files that programs write for people and other programs.
+// File descriptors, and files that programs write for people and other
+// programs.
 #ifndef BASE_OUTPUT_FILE_H_
 #define BASE_OUTPUT_FILE_H_
 
+#include <unistd.h>
+
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -10,6 +14,33 @@
 #include "absl/time/time.h"
 
 namespace fsdp {
+
+// Owns a file descriptor and closes it.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(other.Release()) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    Reset(other.Release());
+    return *this;
+  }
+  ~UniqueFd() { Reset(); }
+
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+
+  // Gives the descriptor to the caller.
+  int Release() { return std::exchange(fd_, -1); }
+
+  void Reset(int fd = -1) {
+    if (fd_ >= 0) close(fd_);
+    fd_ = fd;
+  }
+
+ private:
+  int fd_ = -1;
+};
 
 // A new file with a name of its own beside `path`. Publish() renames it, so
 // `path` never holds half a file; a link there is replaced, not followed.
@@ -22,7 +53,7 @@ class PartialFile {
   ~PartialFile();
 
   // Open for reading and writing.
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return descriptor_.get(); }
   // Appends `bytes`.
   absl::Status Write(absl::string_view bytes);
 
@@ -31,11 +62,14 @@ class PartialFile {
   absl::Status Publish();
 
  private:
-  PartialFile(std::string path, std::string temporary, int descriptor);
+  PartialFile(std::string path, std::string temporary, UniqueFd descriptor)
+      : path_(std::move(path)),
+        temporary_(std::move(temporary)),
+        descriptor_(std::move(descriptor)) {}
 
   std::string path_;
   std::string temporary_;  // empty: published, or moved from
-  int descriptor_;
+  UniqueFd descriptor_;
 };
 
 // A file that is written as a whole, later. Open it before a long computation
@@ -45,9 +79,6 @@ class OutputFile {
   // Changes nothing. InvalidArgument: `path` is a directory, or a FIFO that
   // nobody reads; NotFound, PermissionDenied, ... as the system says.
   static absl::StatusOr<OutputFile> Open(const std::string& path);
-  OutputFile(OutputFile&& other) noexcept;
-  OutputFile& operator=(OutputFile&&) = delete;
-  ~OutputFile();
 
   // Writes `contents`; a file holds all of them or what it held before. Devices
   // and pipes are written directly; DeadlineExceeded: nobody has taken any of
@@ -56,10 +87,11 @@ class OutputFile {
                      absl::Duration patience = absl::Seconds(30));
 
  private:
-  OutputFile(std::string path, int descriptor);
+  OutputFile(std::string path, UniqueFd descriptor)
+      : path_(std::move(path)), descriptor_(std::move(descriptor)) {}
 
   std::string path_;
-  int descriptor_;  // of a device or pipe; -1: a file
+  UniqueFd descriptor_;  // of a device or pipe; closed: a file
 };
 
 // Calls Open() and Write().
@@ -78,7 +110,7 @@ std::string ResolvePath(const std::string& path);
 int OpenRegularFile(const std::string& path, int flags);
 // Opens `path` to read it. Errors name `path`; InvalidArgument: it is no
 // regular file.
-absl::StatusOr<int> OpenToRead(const std::string& path);
+absl::StatusOr<UniqueFd> OpenToRead(const std::string& path);
 // Reads the file. InvalidArgument also if it has more than a GiB.
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path);
 

@@ -1,11 +1,10 @@
 #include "base/start_thread.h"
 
 #include <memory>
-#include <string>
 #include <thread>
 
 #include "absl/status/status.h"
-#include "base/testing/no_threads.h"
+#include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "gmock/gmock.h"

@@ -31,9 +31,7 @@
 #include "comm/communicator.h"
 #include "comm/hierarchical/host_layout.h"
 #include "comm/local/local_communicator.h"
-#include "comm/testing/gloo_group.h"
-#include "comm/testing/hierarchical_ranks.h"
-#include "comm/testing/shared_memory_group.h"
+#include "comm/testing/connect_ranks.h"
 
 namespace fsdp::comm {
 namespace {

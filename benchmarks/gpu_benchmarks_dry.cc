@@ -1,7 +1,6 @@
 // Runs the benchmarks for a GPU on the fake device, for dry runs of
 // tools/gpu_suite: their figures mean nothing.
 #include "base/testing/fake_device.h"
-#include "base/testing/fake_device_graph.h"
 #include "benchmarks/gpu_benchmarks.h"
 #include "benchmarks/gpu_run.h"
 

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "base/testing/fake_device.h"
-#include "base/testing/fake_device_graph.h"
 #include "base/testing/status_matchers.h"
 #include "benchmarks/gpu_run.h"
 #include "fsdp/deferred/deferred_init.h"

@@ -34,7 +34,7 @@
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
-#include "comm/testing/shared_memory_group.h"
+#include "comm/testing/connect_ranks.h"
 #include "replicas/replicas.h"
 
 namespace fsdp {

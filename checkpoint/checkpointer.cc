@@ -15,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -148,22 +147,21 @@ class RunPlanner {
   const SaveContext& context_;
 };
 
-}  // namespace
-
-class Checkpointer::Impl {
+class FolderCheckpointer final : public Checkpointer {
  public:
-  Impl(std::string folder, const CheckpointerOptions& options)
+  FolderCheckpointer(std::string folder, const CheckpointerOptions& options)
       : options_(options), context_(ContextOf(std::move(folder), options)) {}
-  ~Impl() {
+  ~FolderCheckpointer() override {
     const absl::Status status = Wait();
     if (!status.ok()) {
       TORCH_WARN("a checkpoint was not saved: ", std::string(status.message()));
     }
   }
 
-  const std::string& folder() const { return context_.root; }
+  const std::string& folder() const override { return context_.root; }
 
-  absl::Status Open(const std::shared_ptr<comm::Communicator>& ranks) {
+  // Call it first.
+  absl::Status Begin(const std::shared_ptr<comm::Communicator>& ranks) {
     if (ranks != nullptr) {
       // Saves run on a thread of their own, beside the ranks' other calls.
       FSDP_ASSIGN_OR_RETURN(ranks_, ranks->Split(/*color=*/0, ranks->rank()));
@@ -197,7 +195,7 @@ class Checkpointer::Impl {
     return absl::OkStatus();
   }
 
-  absl::Status Save(int64_t step, const TrainingRun& run) {
+  absl::Status Save(int64_t step, const TrainingRun& run) override {
     const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
                                  "saving");
     FSDP_RETURN_IF_ERROR(Wait());
@@ -206,31 +204,31 @@ class Checkpointer::Impl {
       const NormalMode normal;
       // They live until all is written: the save reads the live values.
       std::optional<RunValues> values;
-      saver_.Save(context_, Begin(step, run, "Save()", values));
+      saver_.Save(context_, BeginSave(step, run, "Save()", values));
     }
     return Wait();
   }
 
-  absl::Status SaveAsync(int64_t step, const TrainingRun& run) {
+  absl::Status SaveAsync(int64_t step, const TrainingRun& run) override {
     const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
                                  "copying what is saved");
     FSDP_RETURN_IF_ERROR(Wait());
     FSDP_RETURN_IF_ERROR(CheckFirst(step));
     const NormalMode normal;
     std::optional<RunValues> values;
-    SaveJob job = Begin(step, run, "SaveAsync()", values);
+    SaveJob job = BeginSave(step, run, "SaveAsync()", values);
     saver_.SaveCopies(context_, std::move(job), options_.staging_bytes);
     return absl::OkStatus();
   }
 
-  absl::Status Wait() {
+  absl::Status Wait() override {
     const std::optional<Saver::Ended> ended = saver_.Wait();
     if (!ended.has_value()) return absl::OkStatus();
     if (ended->status.ok()) abandoned_.erase(ended->step);
     return ended->status;
   }
 
-  absl::StatusOr<std::vector<int64_t>> Steps() const {
+  absl::StatusOr<std::vector<int64_t>> Steps() const override {
     FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
                           ListCheckpoints(*context_.files, context_.root));
     std::vector<int64_t> steps;
@@ -240,7 +238,7 @@ class Checkpointer::Impl {
   }
 
   absl::StatusOr<std::optional<int64_t>> LoadLatest(
-      TrainingRun& run, const LoadRunOptions& options) {
+      TrainingRun& run, const LoadRunOptions& options) override {
     FSDP_RETURN_IF_ERROR(Wait());
     FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step, LatestStep());
     if (!step.has_value()) return std::optional<int64_t>();
@@ -249,7 +247,7 @@ class Checkpointer::Impl {
   }
 
   absl::Status Load(int64_t step, TrainingRun& run,
-                    const LoadRunOptions& options) {
+                    const LoadRunOptions& options) override {
     const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
                                  "loading");
     FSDP_RETURN_IF_ERROR(Wait());
@@ -335,8 +333,8 @@ class Checkpointer::Impl {
 
   // Returns what to save, or why nothing can be. The save owns `values` as long
   // as they live.
-  SaveJob Begin(int64_t step, const TrainingRun& run, absl::string_view what,
-                std::optional<RunValues>& values) {
+  SaveJob BeginSave(int64_t step, const TrainingRun& run,
+                    absl::string_view what, std::optional<RunValues>& values) {
     SaveJob job;
     job.step = step;
     context_.overwrite = options_.overwrite || abandoned_.count(step) > 0;
@@ -375,42 +373,14 @@ class Checkpointer::Impl {
   Saver saver_;
 };
 
-Checkpointer::Checkpointer(std::unique_ptr<Impl> impl)
-    : impl_(std::move(impl)) {}
-Checkpointer::~Checkpointer() = default;
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Open(
     const std::string& folder, const std::shared_ptr<comm::Communicator>& ranks,
     const CheckpointerOptions& options) {
-  auto impl = std::make_unique<Impl>(folder, options);
-  FSDP_RETURN_IF_ERROR(impl->Open(ranks));
-  return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
-}
-
-absl::Status Checkpointer::Save(int64_t step, const TrainingRun& run) {
-  return impl_->Save(step, run);
-}
-
-absl::Status Checkpointer::SaveAsync(int64_t step, const TrainingRun& run) {
-  return impl_->SaveAsync(step, run);
-}
-
-absl::Status Checkpointer::Wait() { return impl_->Wait(); }
-
-const std::string& Checkpointer::folder() const { return impl_->folder(); }
-
-absl::StatusOr<std::vector<int64_t>> Checkpointer::Steps() const {
-  return impl_->Steps();
-}
-
-absl::StatusOr<std::optional<int64_t>> Checkpointer::LoadLatest(
-    TrainingRun& run, const LoadRunOptions& options) {
-  return impl_->LoadLatest(run, options);
-}
-
-absl::Status Checkpointer::Load(int64_t step, TrainingRun& run,
-                                const LoadRunOptions& options) {
-  return impl_->Load(step, run, options);
+  auto opened = std::make_unique<FolderCheckpointer>(folder, options);
+  FSDP_RETURN_IF_ERROR(opened->Begin(ranks));
+  return opened;
 }
 
 absl::StatusOr<std::optional<int64_t>> NewestStep(const std::string& folder) {

@@ -122,45 +122,48 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
   // Waits for a save under way, and logs its error as a warning.
-  ~Checkpointer();
+  virtual ~Checkpointer() = default;
 
   // Saves `run` as the checkpoint of `step` and returns when it is on the disk.
   // After an error all is as before, unless the text says that the step is
   // saved, as when older ones could not be removed, or may be. AlreadyExists:
   // there is a checkpoint of that step or, in the first save of a run that has
   // loaded none, of a later one.
-  absl::Status Save(int64_t step, const TrainingRun& run);
+  virtual absl::Status Save(int64_t step, const TrainingRun& run) = 0;
 
   // Returns when the values are copied, so that they may change; a thread
   // writes them. One save is under way at a time: this call first waits for an
   // earlier one, and returns its error before it begins anything.
-  absl::Status SaveAsync(int64_t step, const TrainingRun& run);
+  virtual absl::Status SaveAsync(int64_t step, const TrainingRun& run) = 0;
   // Waits until the save under way, if any, has ended. Returns its error once.
-  absl::Status Wait();
+  virtual absl::Status Wait() = 0;
 
-  const std::string& folder() const;
+  virtual const std::string& folder() const = 0;
 
   // Returns the steps that can be loaded, rising. Not collective.
-  absl::StatusOr<std::vector<int64_t>> Steps() const;
+  virtual absl::StatusOr<std::vector<int64_t>> Steps() const = 0;
 
   // Loads the newest checkpoint, as Load() does, and returns its step, or
   // nothing if there is no checkpoint.
-  absl::StatusOr<std::optional<int64_t>> LoadLatest(
-      TrainingRun& run, const LoadRunOptions& options = LoadRunOptions());
+  virtual absl::StatusOr<std::optional<int64_t>> LoadLatest(
+      TrainingRun& run, const LoadRunOptions& options) = 0;
+  absl::StatusOr<std::optional<int64_t>> LoadLatest(TrainingRun& run) {
+    return LoadLatest(run, LoadRunOptions());
+  }
   // Fills the model, the optimizer and the rest of `run`. Collective. The
   // values of single ranks, above all random states, come back only if the
   // number of ranks is the same. Every byte is checked against its checksum.
   // NotFound: there is no such step. InvalidArgument, with nothing changed,
   // lists all that does not fit. DataLoss names the damaged file and bytes; the
   // model and the optimizer may be partly filled then.
-  absl::Status Load(int64_t step, TrainingRun& run,
-                    const LoadRunOptions& options = LoadRunOptions());
+  virtual absl::Status Load(int64_t step, TrainingRun& run,
+                            const LoadRunOptions& options) = 0;
+  absl::Status Load(int64_t step, TrainingRun& run) {
+    return Load(step, run, LoadRunOptions());
+  }
 
- private:
-  class Impl;
-  explicit Checkpointer(std::unique_ptr<Impl> impl);
-
-  const std::unique_ptr<Impl> impl_;
+ protected:
+  Checkpointer() = default;
 };
 
 // Returns the step that Checkpointer::LoadLatest() would load from `folder`, or

@@ -30,7 +30,6 @@ using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 class ExportNamesTest : public ::testing::TestWithParam<int> {
  protected:
@@ -90,7 +89,7 @@ TEST_P(ExportNamesTest, WhatCannotBeIsRefused) {
   options.stem = "../model";
   EXPECT_THAT(Export(options), StatusIs(absl::StatusCode::kInvalidArgument,
                                         HasSubstr("../model")));
-  EXPECT_THAT(NamesIn(root_), IsEmpty());
+  EXPECT_THAT(NamesIn(root_), ::testing::IsEmpty());
 }
 
 }  // namespace

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
@@ -24,7 +23,7 @@
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/local/local_communicator.h"
-#include "comm/testing/run_refused_ranks.h"
+#include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
@@ -47,8 +46,6 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 
 constexpr int64_t kDim = 5;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -262,7 +259,7 @@ TEST(RunGuardTest, AModelThatIsNotFiniteIsNotSaved) {
       Each(StatusIs(kRefused, AllOf(HasSubstr("step 4: blocks.1.fc.bias is "),
                                     HasSubstr("this step is not saved"),
                                     HasSubstr("If it was so from the start"),
-                                    Not(HasSubstr("optimizer"))))));
+                                    ::testing::Not(HasSubstr("optimizer"))))));
   EXPECT_EQ(StepsIn(plan.folder), std::vector<int64_t>{2});
 }
 
@@ -332,7 +329,7 @@ TEST(RunGuardTest, ASignalInTheLastStepChangesNothing) {
 TEST(RunGuardTest, FlagsThatHaveChangedAreNamed) {
   TrainingRun run;
   EXPECT_THAT(NoteFlags({{"--seed", "1"}, {"--seq", "64"}}, 0, 5, &run),
-              IsEmpty());
+              ::testing::IsEmpty());
   EXPECT_THAT(
       NoteFlags({{"--seed", "1"}, {"--seq", "32"}, {"--data", ""}}, 4, 5, &run),
       ElementsAre("--seq=32: the checkpoint is of a run with "

@@ -32,7 +32,6 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using Code = absl::StatusCode;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
@@ -95,7 +94,7 @@ TEST(AgreeTest, AnErrorThatCannotBeToldIsKept) {
         return Barrier(communicator, "other", Soon());
       });
   EXPECT_THAT(results[1], StatusIs(Code::kDataLoss, "mine"));
-  EXPECT_THAT(results[0], Not(IsOk()));
+  EXPECT_THAT(results[0], ::testing::Not(IsOk()));
 }
 
 TEST(CheckSameTest, OkWhenTextsAreEqual) {

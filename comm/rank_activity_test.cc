@@ -13,8 +13,6 @@
 namespace fsdp::comm {
 namespace {
 
-using ::testing::ElementsAre;
-
 class Notes final : public RankActivity {
  public:
   void Note(Phase phase, absl::string_view unit,
@@ -40,9 +38,10 @@ TEST(RankActivityTest, ScopesNoteWhatTheyAre) {
     const StoreWaitScope wait(notes.get(), StoreWait::kRead, "unit blocks.3");
   }
   EXPECT_THAT(notes->texts,
-              ElementsAre("the optimizer's step blocks.3",
-                          "waits for unit blocks.3 to be read from its store",
-                          "end of 7", "outside forward and backward "));
+              ::testing::ElementsAre(
+                  "the optimizer's step blocks.3",
+                  "waits for unit blocks.3 to be read from its store",
+                  "end of 7", "outside forward and backward "));
   const PhaseScope nobodys(nullptr, Phase::kStep, "");
   const StoreWaitScope wait(nullptr, StoreWait::kRead, "");
 }

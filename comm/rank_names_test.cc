@@ -1,5 +1,3 @@
-#include <vector>
-
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"

@@ -20,7 +20,6 @@ namespace fsdp::flat_param::testing {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr char kFreed[] = "unit blocks.0 is not gathered";
@@ -311,8 +310,8 @@ TEST(CheckBindingTest, NamesAParameterThatWasConverted) {
   tensors[1].set_data(tensors[1].to(at::kDouble));
   EXPECT_THAT(rank.parameter.CheckBinding(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("parameter p1 "),
-                             HasSubstr("moved, converted"))));
+                       ::testing::AllOf(HasSubstr("parameter p1 "),
+                                        HasSubstr("moved, converted"))));
 }
 
 TEST(CheckBindingTest, ChecksEveryTiedTensor) {

@@ -21,7 +21,6 @@
 #include "absl/status/status.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "flat_param/testing/flat_net.h"
 #include "flat_param/testing/tied_net.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

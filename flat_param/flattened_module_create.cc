@@ -29,7 +29,6 @@
 #include "flat_param/guarded_storage.h"
 #include "flat_param/layout.h"
 #include "flat_param/module_walk.h"
-#include "flat_param/tied_parameters.h"
 
 namespace fsdp::flat_param {
 namespace {

@@ -245,7 +245,6 @@ TEST(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
 }
 
 using ::fsdp::testing::FakeDevice;
-using ::testing::IsEmpty;
 
 // Autograd counts the kinds of devices at the process's first backward.
 class RegistersTheFakeDevice : public ::testing::Environment {
@@ -294,7 +293,7 @@ TEST_F(GuardedStorageOnADevice, KeepsSavedTensorsValidOverARefill) {
   guarded.Fill(second.data_ptr());
   loss.backward();
   EXPECT_TRUE(parameter.grad().cpu().eq(4).all().item<bool>());
-  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+  EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
 }
 
 }  // namespace

@@ -14,7 +14,6 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/flatten_params_wrapper.h"
-#include "flat_param/testing/flat_net.h"
 #include "flat_param/testing/tied_net.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

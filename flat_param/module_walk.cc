@@ -4,14 +4,19 @@
 #include <torch/nn/module.h>
 #include <torch/ordered_dict.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
 namespace fsdp::flat_param {
+
 namespace {
 
 using ::torch::nn::Module;
@@ -57,6 +62,59 @@ torch::OrderedDict<std::string, at::Tensor>& RegisteredParameters(
 const torch::OrderedDict<std::string, at::Tensor>& RegisteredParameters(
     const Module& module) {
   return DictionaryAccess::Of(module);
+}
+
+int TiedParameters::Add(const std::string& name, const at::Tensor& tensor) {
+  const auto object = objects_.find(tensor.unsafeGetTensorImpl());
+  if (object != objects_.end()) return object->second;
+  const int next = static_cast<int>(parameters_.size());
+  int number = next;
+  if (tensor.numel() > 0) {
+    const View view{tensor.storage().unsafeGetStorageImpl(),
+                    tensor.storage_offset(), tensor.sizes().vec(),
+                    tensor.strides().vec()};
+    number = views_.try_emplace(view, next).first->second;
+  }
+  if (number == next) parameters_.push_back({name, {}});
+  parameters_[number].tensors.push_back(tensor);
+  objects_[tensor.unsafeGetTensorImpl()] = number;
+  return number;
+}
+
+// Parameters overlap if one begins between the other's first and last element.
+absl::Status TiedParameters::CheckOverlaps(absl::string_view what) const {
+  struct Extent {
+    const void* storage;
+    int64_t begin;
+    int64_t end;
+    const std::string* name;
+  };
+  std::vector<Extent> extents;
+  for (const NamedParameter& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensors.front();
+    if (tensor.numel() == 0) continue;
+    int64_t last = tensor.storage_offset();
+    for (int64_t d = 0; d < tensor.dim(); ++d) {
+      last += (tensor.size(d) - 1) * tensor.stride(d);
+    }
+    extents.push_back({tensor.storage().unsafeGetStorageImpl(),
+                       tensor.storage_offset(), last + 1, &parameter.name});
+  }
+  std::sort(
+      extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+        return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
+      });
+  for (size_t i = 1; i < extents.size(); ++i) {
+    const Extent& a = extents[i - 1];
+    const Extent& b = extents[i];
+    if (a.storage != b.storage || a.end <= b.begin) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameters ", *a.name, " and ", *b.name,
+        " are different views of the same memory: ", what,
+        " would separate them. Register the memory once and take views in "
+        "forward"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace fsdp::flat_param

@@ -71,11 +71,9 @@ void SyncDirectoryOf(const std::string& path) {
   const std::string directory = slash == std::string::npos ? "."
                                 : slash == 0               ? "/"
                                              : path.substr(0, slash);
-  const int descriptor =
-      open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return;
-  fsync(descriptor);
-  close(descriptor);
+  const UniqueFd folder(
+      open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.is_open()) fsync(folder.get());
 }
 
 }  // namespace
@@ -84,12 +82,11 @@ BackingFile::BackingFile(BackingFile&& other) noexcept
     : system_(other.system_),
       path_(std::move(other.path_)),
       unpublished_(std::exchange(other.unpublished_, "")),
-      descriptor_(std::exchange(other.descriptor_, -1)),
+      descriptor_(std::move(other.descriptor_)),
       notes_(std::move(other.notes_)) {}
 
 BackingFile::~BackingFile() {
   if (!unpublished_.empty()) unlink(unpublished_.c_str());
-  if (descriptor_ >= 0) close(descriptor_);
 }
 
 absl::StatusOr<BackingFile> BackingFile::Scratch(SystemCalls& system,
@@ -144,7 +141,7 @@ void BackingFile::ForgetSecondName() const {
   const std::string second = absl::StrCat(path_, kUnpublished);
   struct stat mine = {};
   struct stat other = {};
-  if (system_->Stat(descriptor_, &mine) != 0 || mine.st_nlink != 2) return;
+  if (system_->Stat(descriptor(), &mine) != 0 || mine.st_nlink != 2) return;
   if (lstat(second.c_str(), &other) != 0) return;
   if (mine.st_dev == other.st_dev && mine.st_ino == other.st_ino) {
     unlink(second.c_str());
@@ -153,7 +150,7 @@ void BackingFile::ForgetSecondName() const {
 
 absl::Status BackingFile::CheckTrusted() const {
   struct stat found = {};
-  if (const int error = system_->Stat(descriptor_, &found); error != 0) {
+  if (const int error = system_->Stat(descriptor(), &found); error != 0) {
     return ErrnoStatus(error, absl::StrCat("look at ", path_));
   }
   if (!S_ISREG(found.st_mode)) {
@@ -189,7 +186,7 @@ absl::Status BackingFile::CheckTrusted() const {
 absl::Status BackingFile::LockTrusted(absl::Duration patience) {
   FSDP_RETURN_IF_ERROR(CheckTrusted());
   const absl::Time deadline = absl::Now() + patience;
-  while (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+  while (flock(descriptor(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) {
       return ErrnoStatus(errno, absl::StrCat("lock ", path_));
     }
@@ -205,14 +202,14 @@ absl::Status BackingFile::LockTrusted(absl::Duration patience) {
 }
 
 absl::Status BackingFile::Reserve(int64_t bytes) {
-  const int64_t free = system_->FreeBytes(descriptor_);
+  const int64_t free = system_->FreeBytes(descriptor());
   const auto no_space = [&] {
     return absl::ResourceExhaustedError(absl::StrCat(
         "reserve ", path_, ": it needs ", bytes, " bytes, ", free,
         " are available; free space there or choose another directory"));
   };
   if (bytes > free) return no_space();
-  const int error = bytes == 0 ? 0 : system_->Allocate(descriptor_, bytes);
+  const int error = bytes == 0 ? 0 : system_->Allocate(descriptor(), bytes);
   if (error == ENOSPC || error == EDQUOT) return no_space();
   if (error == EFBIG) {
     return ErrnoStatus(error,
@@ -220,7 +217,7 @@ absl::Status BackingFile::Reserve(int64_t bytes) {
   }
   if (error == EOPNOTSUPP) {
     Note("space not reserved: the file system cannot");
-    if (ftruncate(descriptor_, bytes) == 0) return absl::OkStatus();
+    if (ftruncate(descriptor(), bytes) == 0) return absl::OkStatus();
     return ErrnoStatus(errno, absl::StrCat("reserve ", path_));
   }
   if (error != 0) return ErrnoStatus(error, absl::StrCat("reserve ", path_));
@@ -228,7 +225,7 @@ absl::Status BackingFile::Reserve(int64_t bytes) {
 }
 
 void BackingFile::BypassCache() {
-  const int error = system_->BypassCache(descriptor_);
+  const int error = system_->BypassCache(descriptor());
   if (error == 0) {
     Note("O_DIRECT");
   } else {
@@ -249,7 +246,7 @@ absl::Status BackingFile::Publish() {
 
 absl::StatusOr<int64_t> BackingFile::Bytes() const {
   struct stat found = {};
-  if (fstat(descriptor_, &found) != 0) {
+  if (fstat(descriptor(), &found) != 0) {
     return ErrnoStatus(errno, absl::StrCat("look at ", path_));
   }
   return static_cast<int64_t>(found.st_size);

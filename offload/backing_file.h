@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/output_file.h"
 #include "offload/system_calls.h"
 
 namespace fsdp::offload {
@@ -56,7 +57,7 @@ class BackingFile {
 
   absl::StatusOr<int64_t> Bytes() const;
 
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return descriptor_.get(); }
   const std::string& path() const { return path_; }
   // "O_DIRECT", or what is used instead and why.
   const std::string& notes() const { return notes_; }
@@ -73,7 +74,7 @@ class BackingFile {
   SystemCalls* system_;
   std::string path_;
   std::string unpublished_;  // a name to remove unless the file is published
-  int descriptor_;
+  UniqueFd descriptor_;
   std::string notes_;
 };
 

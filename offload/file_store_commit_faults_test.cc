@@ -25,7 +25,6 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 using Effect = DiskFault::Effect;
@@ -113,7 +112,7 @@ TEST_P(FailingDiskTest, EachWriteFailingInTurnLosesNothingThatWasFinished) {
       {
         // A record can be whole although its write was called short.
         const auto store = Reopen();
-        EXPECT_THAT(store->commit() - finished, AnyOf(0, 1)) << nth;
+        EXPECT_THAT(store->commit() - finished, ::testing::AnyOf(0, 1)) << nth;
         ExpectOneStep(*store);
       }
       {

@@ -21,7 +21,6 @@ namespace fsdp::offload::testing {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::_;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -212,7 +211,7 @@ TEST_P(FileStoreFaultsTest, ADeviceThatHangsMeetsTheDeadline) {
   ASSERT_OK_AND_ASSIGN(const auto read,
                        store->Read(kRegion, 0, absl::MakeSpan(found)));
   EXPECT_THAT(read->Wait(absl::Now() + absl::Milliseconds(20)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, _));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::_));
   system_.Release();
   EXPECT_OK(write->Wait(absl::Now() + absl::Seconds(60)));
   EXPECT_OK(read->Wait(absl::Now() + absl::Seconds(60)));

@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <memory>
 #include <random>
 #include <string>
 
@@ -23,7 +22,6 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 using Queue = FileStoreOptions::Queue;
@@ -75,7 +73,7 @@ TEST_P(FileStoreKeepTest, ReopensAtTheLastCommit) {
   }
   const auto store = Reopen();
   EXPECT_EQ(store->commit(), 1);
-  EXPECT_THAT(store->Regions(), ElementsAre("region", "unwritten"));
+  EXPECT_THAT(store->Regions(), ::testing::ElementsAre("region", "unwritten"));
   EXPECT_EQ(store->Stats().used_bytes, StoredBytes(kSize) + StoredBytes(10007));
   EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), Pattern(1, kSize));
   EXPECT_EQ(*ReadNow(*store, "unwritten", 0, 10007), std::string(10007, '\0'));

@@ -6,8 +6,6 @@
 #include <memory>
 #include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

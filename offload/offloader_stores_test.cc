@@ -6,7 +6,6 @@
 #include <random>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -20,8 +19,6 @@
 #include "offload/offloader.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
-#include "offload/testing/held_store.h"
-#include "offload/testing/offloader_calls.h"
 #include "offload/testing/store_calls.h"
 
 namespace fsdp::offload::testing {

@@ -18,7 +18,6 @@
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
-#include "offload/testing/offloader_calls.h"
 #include "offload/testing/store_calls.h"
 
 namespace fsdp::offload::testing {

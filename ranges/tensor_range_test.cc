@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -4,7 +4,6 @@
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>

@@ -35,7 +35,6 @@ using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
 using ::testing::Contains;
-using ::testing::HasSubstr;
 using ::testing::Not;
 
 absl::Time Deadline() { return absl::Now() + absl::Seconds(60); }
@@ -190,7 +189,7 @@ TEST(GradientMeansTest, OfOtherDtypesAreRefusedByAll) {
     EXPECT_THAT(status, Not(StatusIs(absl::StatusCode::kInternal, _)));
   }
   EXPECT_THAT(statuses, Contains(StatusIs(absl::StatusCode::kInvalidArgument,
-                                          HasSubstr("Half"))));
+                                          ::testing::HasSubstr("Half"))));
 }
 
 TEST(GradientMeansTest, ARankThatCannotEndsTheOthers) {

@@ -52,7 +52,6 @@ using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
 using ::testing::Each;
-using ::testing::HasSubstr;
 
 absl::Time Deadline() { return absl::Now() + absl::Seconds(60); }
 
@@ -247,7 +246,7 @@ TEST(HandoverTest, OtherModelsAreRefusedWithNothingChanged) {
     return status;
   });
   EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                                      HasSubstr("0.weight"))));
+                                      ::testing::HasSubstr("0.weight"))));
 }
 
 TEST(HandoverTest, AnotherOptimizerIsRefusedWithNothingChanged) {

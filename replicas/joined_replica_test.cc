@@ -3,7 +3,6 @@
 #include "replicas/joined_replica.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <torch/optim/adamw.h>
 
 #include <algorithm>

@@ -2,7 +2,6 @@
 #include "replicas/replicas.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <torch/optim/sgd.h>
 
 #include <cstdint>

@@ -1,8 +1,10 @@
-// EXPECT_THAT for functions that return a Status.
+// For functions that return a Status: what runs on a rank cannot use
+// GoogleTest's assertions.
 #ifndef BASE_TESTING_CHECK_THAT_H_
 #define BASE_TESTING_CHECK_THAT_H_
 
 #include <sstream>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -24,6 +26,11 @@ absl::Status CheckThat(const T& value, const Matcher& matcher,
   text << ", got " << ::testing::PrintToString(value);
   if (!why.str().empty()) text << ", " << why.str();
   return absl::InternalError(text.str());
+}
+
+// Returns OK if `condition`, otherwise Internal with the text `what`.
+inline absl::Status Check(bool condition, const std::string& what) {
+  return condition ? absl::OkStatus() : absl::InternalError(what);
 }
 
 }  // namespace fsdp::testing

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/testing/fake_device_graph.h"
+#include "base/testing/fake_device.h"
 #include "base/testing/fake_device_state.h"
 
 namespace fsdp::testing::fake_device {

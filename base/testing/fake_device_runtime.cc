@@ -7,7 +7,6 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <cstring>
-#include <utility>
 
 #include "base/testing/fake_device_state.h"
 

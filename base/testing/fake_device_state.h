@@ -93,7 +93,7 @@ class State {
   void HostMayWait(absl::string_view what);
   void HostWaitForAll(absl::string_view what);
 
-  // Captures (fake_device_graph.h). While one is under way, calls above and
+  // Captures (FakeDeviceGraph). While one is under way, calls above and
   // below that CUDA would refuse throw, and the capture cannot be used.
   // BeginCapture() returns false if another capture is under way.
   bool BeginCapture(std::shared_ptr<Capture> capture);

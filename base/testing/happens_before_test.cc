@@ -1,7 +1,6 @@
 #include "base/testing/happens_before.h"
 
 #include <random>
-#include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -10,9 +9,7 @@
 namespace fsdp::testing {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 

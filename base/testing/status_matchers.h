@@ -6,7 +6,6 @@
 #ifndef BASE_TESTING_STATUS_MATCHERS_H_
 #define BASE_TESTING_STATUS_MATCHERS_H_
 
-#include <ostream>
 #include <string>
 #include <utility>
 

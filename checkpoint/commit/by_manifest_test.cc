@@ -2,7 +2,6 @@
 // more than a mounted object store.
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,8 +15,7 @@
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/faulty_file_system.h"
-#include "checkpoint/files/testing/object_store_mount.h"
+#include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -28,7 +26,6 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using Code = absl::StatusCode;
 
 absl::StatusOr<std::unique_ptr<CheckpointFolder>> ClaimOn(
@@ -69,7 +66,7 @@ TEST_F(ByManifestTest, AStepIsACheckpointOnceItsManifestIsThere) {
       const Manifest manifest,
       WriteFiles(files_, path, 7, ContentsOf(7), /*in_order=*/true));
   EXPECT_EQ(Latest(), -1);
-  EXPECT_THAT(Steps(), IsEmpty());
+  EXPECT_THAT(Steps(), ::testing::IsEmpty());
   ASSERT_OK(folder->Commit(7, manifest));
   EXPECT_EQ(Latest(), 7);
   EXPECT_EQ(*Load(files_, "/r/step-7"), ContentsOf(7));

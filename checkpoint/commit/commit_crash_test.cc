@@ -19,16 +19,13 @@
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/faulty_file_system.h"
-#include "checkpoint/files/testing/object_store_mount.h"
+#include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr char kRoot[] = "/run";
 constexpr int kSeeds = 12;
@@ -221,7 +218,7 @@ TEST_P(CommitCrashTest, TheDiskFailsAtEveryCall) {
         size_t done = 0;
         const absl::Status status = RunOnce(files, GetParam(), done);
         EXPECT_EQ(status.code(), code);
-        EXPECT_THAT(std::string(status.message()), HasSubstr(kRoot));
+        EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(kRoot));
         Check(*machine, done);
         if (::testing::Test::HasFailure()) return;
       }

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/checksum.h"
@@ -17,15 +18,9 @@
 namespace fsdp::checkpoint {
 namespace {
 
+using ::fsdp::checkpoint::testing::RandomBytes;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
-
-std::string RandomBytes(size_t size, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::string bytes(size, '\0');
-  for (char& byte : bytes) byte = static_cast<char>(random());
-  return bytes;
-}
 
 FileSums SumsOf(absl::string_view bytes) {
   FileSums sums;

@@ -8,7 +8,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,7 +18,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/faulty_file_system.h"
+#include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -33,7 +32,6 @@ using ::testing::ElementsAre;
 using testing::FaultyFileSystem;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using testing::SimulatedFileSystem;
 using Code = absl::StatusCode;
 using Kind = NewPath::Kind;
@@ -214,7 +212,7 @@ TEST_P(NewPathTest, WhatCannotBe) {
   EXPECT_THAT(nowhere.Claim(kWhat),
               StatusIs(Code::kNotFound,
                        AllOf(HasSubstr("there is no folder " + path_ + "/no"),
-                             Not(HasSubstr(".lock")))));
+                             ::testing::Not(HasSubstr(".lock")))));
   EXPECT_THAT(Names(), IsEmpty());
 }
 

@@ -11,11 +11,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "base/testing/no_threads.h"
+#include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/faulty_file_system.h"
+#include "checkpoint/files/testing/forwarding_file_system.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -25,16 +26,8 @@ namespace {
 
 using ::fsdp::testing::NoThreads;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
-
-std::string RandomBytes(size_t size) {
-  std::mt19937 random(size);
-  std::string bytes(size, '\0');
-  for (char& byte : bytes) byte = static_cast<char>(random());
-  return bytes;
-}
 
 RangeReaderOptions Small() {
   RangeReaderOptions options;
@@ -247,7 +240,7 @@ TEST_P(DamageTest, AFlippedBitIsNamedAndNothingOfItsBlockIsHandedOut) {
       reader->Read({{0, 0, 9 * kBlockBytes}}, take),
       StatusIs(
           Code::kDataLoss,
-          AllOf(
+          ::testing::AllOf(
               HasSubstr("/f0, bytes [5242880, 6291456): their CRC32C is "),
               HasSubstr(absl::StrCat(
                   "instead of ", absl::Hex(sums_[0].blocks[5], absl::kZeroPad8),

@@ -16,11 +16,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/testing/no_threads.h"
+#include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/faulty_file_system.h"
+#include "checkpoint/files/testing/forwarding_file_system.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -34,13 +35,6 @@ using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
 constexpr int64_t kMax = int64_t{1} << 24;
-
-std::string RandomBytes(size_t size) {
-  std::mt19937 random(size);
-  std::string bytes(size, '\0');
-  for (char& byte : bytes) byte = static_cast<char>(random());
-  return bytes;
-}
 
 RangeWriterOptions Small() {
   RangeWriterOptions options;

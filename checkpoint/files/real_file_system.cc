@@ -33,20 +33,6 @@ constexpr size_t kMaxHolderBytes = 512;
 // Tries to lock a file that others remove.
 constexpr int kMaxTries = 1000;
 
-class Descriptor {
- public:
-  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  int get() const { return descriptor_; }
-
- private:
-  const int descriptor_;
-};
-
 // Alignment of memory, offset and size; no disk asks for more.
 int64_t DirectBytes() {
   static const int64_t bytes = std::max<int64_t>(4096, sysconf(_SC_PAGESIZE));
@@ -59,17 +45,14 @@ class RealFile : public File {
   static absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path,
                                                     int flags,
                                                     Caching caching) {
-    const int cached = OpenRegularFile(path, flags);
-    if (cached < 0) return FileError(errno, "open", path);
+    UniqueFd cached(OpenRegularFile(path, flags));
+    if (!cached.is_open()) return FileError(errno, "open", path);
     // If this fails, everything goes through the page cache.
-    const int direct = caching == Caching::kDirect
-                           ? OpenRegularFile(path, flags | O_DIRECT)
-                           : -1;
-    return absl::WrapUnique(new RealFile(path, cached, direct));
-  }
-  ~RealFile() override {
-    close(cached_);
-    if (direct_ >= 0) close(direct_);
+    UniqueFd direct(caching == Caching::kDirect
+                        ? OpenRegularFile(path, flags | O_DIRECT)
+                        : -1);
+    return absl::WrapUnique(
+        new RealFile(path, std::move(cached), std::move(direct)));
   }
 
   absl::Status PRead(int64_t offset, absl::Span<char> out) override {
@@ -90,14 +73,14 @@ class RealFile : public File {
 
   absl::Status SetSize(int64_t bytes) override {
     const FileSizeErrors errors;
-    while (ftruncate(cached_, bytes) != 0) {
+    while (ftruncate(cached_.get(), bytes) != 0) {
       if (errno != EINTR) return FileError(errno, "set the size of", path_);
     }
     return absl::OkStatus();
   }
 
   absl::Status Sync() override {
-    while (fdatasync(cached_) != 0) {
+    while (fdatasync(cached_.get()) != 0) {
       if (errno != EINTR) return FileError(errno, "sync", path_);
     }
     return absl::OkStatus();
@@ -105,7 +88,8 @@ class RealFile : public File {
 
   absl::StatusOr<int64_t> Size() override {
     struct stat found = {};
-    if (fstat(cached_, &found) != 0) return FileError(errno, "stat", path_);
+    if (fstat(cached_.get(), &found) != 0)
+      return FileError(errno, "stat", path_);
     return static_cast<int64_t>(found.st_size);
   }
 
@@ -114,11 +98,11 @@ class RealFile : public File {
   }
 
  private:
-  RealFile(std::string path, int cached, int direct)
+  RealFile(std::string path, UniqueFd cached, UniqueFd direct)
       : path_(std::move(path)),
-        cached_(cached),
-        direct_(direct),
-        direct_works_(direct >= 0) {}
+        cached_(std::move(cached)),
+        direct_(std::move(direct)),
+        direct_works_(direct_.is_open()) {}
 
   // MoveAll() by `call`, which is pread(2) or pwrite(2), past the page cache
   // where such bytes can go past it.
@@ -131,17 +115,17 @@ class RealFile : public File {
       const int64_t unit = direct_bytes();
       const bool is_direct =
           unit != 0 && ((offset + done) | address | (bytes - done)) % unit == 0;
-      const ssize_t count = call(is_direct ? direct_ : cached_, rest,
+      const ssize_t count = call((is_direct ? direct_ : cached_).get(), rest,
                                  bytes - done, offset + done);
       if (count >= 0 || errno != EINVAL || !is_direct) return count;
       direct_works_ = false;
-      return call(cached_, rest, bytes - done, offset + done);
+      return call(cached_.get(), rest, bytes - done, offset + done);
     });
   }
 
   const std::string path_;
-  const int cached_;
-  const int direct_;  // -1: none
+  const UniqueFd cached_;
+  const UniqueFd direct_;  // may be closed
   // Cleared if the file system takes the flag but refuses direct calls.
   std::atomic<bool> direct_works_;
 };
@@ -149,11 +133,10 @@ class RealFile : public File {
 // The lock goes when its descriptor is closed, also by the end of the process.
 class RealLock : public FileLock {
  public:
-  explicit RealLock(std::unique_ptr<Descriptor> file)
-      : file_(std::move(file)) {}
+  explicit RealLock(UniqueFd file) : file_(std::move(file)) {}
 
  private:
-  const std::unique_ptr<Descriptor> file_;
+  const UniqueFd file_;
 };
 
 // Returns false while somebody else has the lock.
@@ -254,9 +237,9 @@ class Real : public FileSystem {
   }
 
   absl::Status SyncFolder(const std::string& path) override {
-    const Descriptor folder(
+    const UniqueFd folder(
         open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (folder.get() < 0) return FileError(errno, "open folder", path);
+    if (!folder.is_open()) return FileError(errno, "open folder", path);
     while (fsync(folder.get()) != 0) {
       // Some network file systems cannot sync a folder.
       if (errno == EINVAL) break;
@@ -302,24 +285,24 @@ class Real : public FileSystem {
 
   absl::StatusOr<std::unique_ptr<FileLock>> Lock(
       const std::string& path, absl::string_view holder) override {
-    std::unique_ptr<Descriptor> file;
+    UniqueFd file;
     bool locked = false;
     bool created = false;
     // A holder may remove the file while we open it: a lock of that file would
     // keep nobody out.
-    for (int tries = 0; file == nullptr || !IsAt(path, file->get()); ++tries) {
+    for (int tries = 0; !file.is_open() || !IsAt(path, file.get()); ++tries) {
       if (tries == kMaxTries) {
         return absl::UnavailableError(
             absl::StrCat("lock ", path,
                          ": it is never the file that was opened; choose a "
                          "folder on another file system"));
       }
-      file = absl::make_unique<Descriptor>(OpenLockFile(path, &created));
-      if (file->get() < 0) return FileError(errno, "open", path);
-      FSDP_ASSIGN_OR_RETURN(locked, TryLock(path, file->get()));
+      file = UniqueFd(OpenLockFile(path, &created));
+      if (!file.is_open()) return FileError(errno, "open", path);
+      FSDP_ASSIGN_OR_RETURN(locked, TryLock(path, file.get()));
     }
-    if (!locked) return Held(path, file->get());
-    absl::Status written = WriteHolder(path, file->get(), holder);
+    if (!locked) return Held(path, file.get());
+    absl::Status written = WriteHolder(path, file.get(), holder);
     if (!written.ok()) {
       // Nobody else can have locked it yet.
       if (created) unlink(path.c_str());

@@ -24,7 +24,6 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 using Shape = std::vector<int64_t>;
 
@@ -104,7 +103,7 @@ TEST(RunsTest, KnownRuns) {
                            {{{{0, 0}, {3, 5}}, 0, 4096}}};
   EXPECT_THAT(*RunsOf(whole, 0, 15), ElementsAre(FileRun{{0, 4096, 60}, 0}));
   EXPECT_THAT(*RunsOf(whole, 4, 11), ElementsAre(FileRun{{0, 4112, 28}, 0}));
-  EXPECT_THAT(*RunsOf(whole, 7, 7), IsEmpty());
+  EXPECT_THAT(*RunsOf(whole, 7, 7), ::testing::IsEmpty());
   EXPECT_THAT(RunsOf(whole, 7, 16),
               StatusIs(kInvalid, HasSubstr("no elements 7 to 16, but 15")));
   // Columns 0-1 in one file, 2-4 in another.

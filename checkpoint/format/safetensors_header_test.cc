@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/format/tensor_info.h"
@@ -19,8 +18,6 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Pair;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
@@ -117,8 +114,8 @@ TEST(SafetensorsHeaderTest, AcceptsWhatTheFormatDoes) {
   ASSERT_OK_AND_ASSIGN(
       SafetensorsHeader header,
       ParseSafetensorsHeader(R"({"__metadata__": {"format": "pt"}})", 42));
-  EXPECT_THAT(header.tensors, IsEmpty());
-  EXPECT_THAT(header.metadata, ElementsAre(Pair("format", "pt")));
+  EXPECT_THAT(header.tensors, ::testing::IsEmpty());
+  EXPECT_THAT(header.metadata, ElementsAre(::testing::Pair("format", "pt")));
   EXPECT_EQ(header.data_begin, 42);
   EXPECT_OK(ParseSafetensorsHeader(R"({"__metadata__":null})", 29));
   constexpr absl::string_view kMore =

@@ -1,7 +1,6 @@
 #include "checkpoint/load/optimizer_loader.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
 #include <c10/core/Layout.h>
 #include <c10/core/ScalarType.h>
 

@@ -1,6 +1,5 @@
 #include "checkpoint/load/run_loader.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 

@@ -2,13 +2,11 @@
 #ifndef CHECKPOINT_LOAD_TENSOR_LOADER_H_
 #define CHECKPOINT_LOAD_TENSOR_LOADER_H_
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

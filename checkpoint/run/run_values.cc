@@ -7,7 +7,6 @@
 #include <torch/nn/module.h>
 
 #include <array>
-#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
@@ -21,7 +20,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"

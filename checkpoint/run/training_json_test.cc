@@ -1,6 +1,5 @@
 #include "checkpoint/run/training_json.h"
 
-#include <ATen/ops/zeros.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/schedulers/step_lr.h>
@@ -9,10 +8,8 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_replace.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/run/optimizer_options.h"

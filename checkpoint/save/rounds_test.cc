@@ -7,7 +7,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "base/testing/no_threads.h"
+#include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
@@ -23,7 +23,6 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
-using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr int kRanks = 3;
@@ -101,8 +100,8 @@ TEST(RoundsTest, ADiskThatStandsStillIsGivenUp) {
     EXPECT_OK(ActInRounds(world, Options(), progress, [] {}));
     return status;
   });
-  EXPECT_THAT(statuses,
-              Each(StatusIs(absl::StatusCode::kDeadlineExceeded,
+  EXPECT_THAT(statuses, ::testing::Each(StatusIs(
+                            absl::StatusCode::kDeadlineExceeded,
                             AllOf(HasSubstr("saving step 7: rank 1 has waited"),
                                   HasSubstr("12 of 45 bytes are written")))));
 }

@@ -3,7 +3,6 @@
 #ifndef CHECKPOINT_TESTING_SAMPLE_TENSORS_H_
 #define CHECKPOINT_TESTING_SAMPLE_TENSORS_H_
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -17,8 +17,6 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 using ::testing::UnorderedElementsAreArray;
 
 std::vector<std::string> Lines(const std::vector<SampleTensor>& tensors) {
@@ -76,7 +74,7 @@ TEST(SampleTensorsTest, WhatPythonWrote) {
     std::vector<std::string> expected;
     std::ifstream file(folder + "lines.txt");
     for (std::string line; std::getline(file, line);) expected.push_back(line);
-    EXPECT_THAT(expected, Not(IsEmpty())) << sample;
+    EXPECT_THAT(expected, ::testing::Not(::testing::IsEmpty())) << sample;
     ASSERT_OK_AND_ASSIGN(const std::vector<SampleTensor> read,
                          ReadSample(folder + "model"));
     EXPECT_THAT(Lines(read), UnorderedElementsAreArray(expected)) << sample;

@@ -43,11 +43,9 @@ using ::fsdp::comm::CollectiveRecord;
 using ::fsdp::comm::Communicator;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 constexpr int kRanks = 4;
 
@@ -193,9 +191,10 @@ TEST(CollectivesTest, PlansThatDiffer) {
     EXPECT_THAT(
         result,
         StatusIs(absl::StatusCode::kInvalidArgument,
-                 AllOf(HasSubstr("rank 1 from rank 0"),
-                       HasSubstr("\"model: weight F32[2, 3]\" on rank 0 and "
-                                 "\"model: weight F32[3, 3]\" on rank 1"))));
+                 ::testing::AllOf(
+                     HasSubstr("rank 1 from rank 0"),
+                     HasSubstr("\"model: weight F32[2, 3]\" on rank 0 and "
+                               "\"model: weight F32[3, 3]\" on rank 1"))));
   }
 }
 
@@ -272,7 +271,7 @@ TEST(CollectivesTest, ARankThatCannotSave) {
   };
   EXPECT_THAT(OnOddRanks(disk, act),
               Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                            StartsWith("rank 1: "))));
+                            ::testing::StartsWith("rank 1: "))));
 }
 
 // Nor for one that would send something else.

@@ -3,9 +3,7 @@
 #include <cstdint>
 #include <iostream>
 #include <map>
-#include <memory>
 #include <optional>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,8 +15,7 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/save_layout.h"
-#include "checkpoint/files/testing/faulty_file_system.h"
-#include "checkpoint/files/testing/object_store_mount.h"
+#include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"

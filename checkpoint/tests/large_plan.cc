@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 

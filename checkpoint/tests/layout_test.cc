@@ -3,17 +3,13 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
-#include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -49,7 +45,6 @@ using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::Each;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 constexpr int64_t kMaxBytes = int64_t{1} << 24;
 constexpr int64_t kMaxFileBytes = 300;  // of shared files: several
@@ -132,7 +127,7 @@ TEST(LayoutTest, LoadsAtAnyNumberOfRanks) {
       ASSERT_OK_AND_ASSIGN(const Manifest manifest,
                            ReadManifest(files, "/run/step-1"));
       EXPECT_THAT(*VerifyFiles(files, "/run/step-1", manifest, nullptr),
-                  IsEmpty());
+                  ::testing::IsEmpty());
       for (const int readers : {1, 2, 3, 5}) {
         SCOPED_TRACE(absl::StrCat(writers, " to ", readers));
         EXPECT_THAT(LoadOn(readers, files, model, saved),

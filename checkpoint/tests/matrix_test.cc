@@ -2,7 +2,6 @@
 // any model and optimizer. A part in which each two choices meet; all of ranks,
 // strategies, dtypes and tiers where the environment has
 // CHECKPOINT_MATRIX=all.
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +9,6 @@
 #include <cstdlib>
 #include <iostream>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -18,7 +16,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"

@@ -1,8 +1,15 @@
 #include "checkpoint/tests/sharded_training.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/MemoryFormat.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/conv.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -25,10 +32,10 @@
 #include "base/testing/largest_difference.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
-#include "checkpoint/tests/odd_net.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/options/options.h"
@@ -51,6 +58,78 @@ using ::fsdp::testing::ToyTransformerOptions;
 using ::fsdp::testing::TransformerImpl;
 
 constexpr int64_t kDim = 5;
+
+// A model whose parameters are of every kind that files have to get right: a
+// channels_last weight, a transposed one, one without dimensions, an empty
+// one, a frozen one, one that never has a gradient, one for no optimizer
+// ("left_out") and one that is not sharded ("ignored"); buffers of two dtypes
+// that each rank's data decide; and units.
+class OddNetImpl : public torch::nn::Module {
+ public:
+  static constexpr int64_t kColumns = 12;
+
+  explicit OddNetImpl(int seed);
+  // [rows, kColumns] to [rows, kWidth].
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  static constexpr int64_t kWidth = 7;
+
+  torch::nn::Conv2d conv_;
+  at::Tensor turned_;
+  at::Tensor scale_;
+  at::Tensor empty_;
+  at::Tensor frozen_;
+  at::Tensor unused_;
+  at::Tensor left_out_;
+  at::Tensor ignored_;
+  at::Tensor mean_;
+  at::Tensor count_;
+  torch::nn::ModuleList blocks_;
+};
+
+OddNetImpl::OddNetImpl(int seed)
+    : conv_(register_module(
+          "conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 2)))),
+      turned_(register_parameter("turned", at::empty({kWidth, 4}).t())),
+      scale_(register_parameter("scale", at::empty({}))),
+      empty_(register_parameter("empty", at::empty({0, 3}))),
+      frozen_(register_parameter("frozen", at::empty({kWidth}), false)),
+      unused_(register_parameter("unused", at::empty({3, 2}))),
+      left_out_(register_parameter("left_out", at::empty({kWidth}))),
+      ignored_(register_parameter("ignored", at::empty({kWidth}))),
+      mean_(register_buffer("mean", at::zeros({2}))),
+      count_(register_buffer("count", at::zeros({}, at::kLong))),
+      blocks_(register_module("blocks", torch::nn::ModuleList())) {
+  for (int i = 0; i < 2; ++i) {
+    blocks_->push_back(std::make_shared<BlockImpl>(kWidth));
+  }
+  const c10::NoGradGuard no_grad;
+  conv_->weight.set_data(
+      conv_->weight.detach().to(at::MemoryFormat::ChannelsLast));
+  FillParameters(*this, seed);
+}
+
+at::Tensor OddNetImpl::forward(const at::Tensor& x) {
+  const auto dtype = scale_.scalar_type();
+  {
+    const c10::NoGradGuard no_grad;
+    mean_.mul_(0.5).add_(x.sum().to(mean_.scalar_type()));
+    count_.add_(x.size(0));
+  }
+  at::Tensor y = conv_->forward(x.to(dtype).view({-1, 3, 2, 2})).view({-1, 4});
+  y = y.matmul(turned_) * scale_ + frozen_ + left_out_ + empty_.sum();
+  y = y + ignored_.detach().to(dtype);
+  for (const auto& block : *blocks_) y = Forward(*block->as<BlockImpl>(), y);
+  return y;
+}
+
+// `options` for OddNetImpl.
+void IgnoreWhatIsIgnored(Options& options) {
+  options.ignore.parameter = [](const std::string& name, const at::Tensor&) {
+    return name == "ignored";
+  };
+}
 
 // Biases are a group of their own.
 template <typename Optimizer, typename OptimizerOptions>

@@ -36,7 +36,6 @@ using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using Code = absl::StatusCode;
 
 constexpr int kRanks = 3;
@@ -134,7 +133,7 @@ TEST_P(StalledDiskTest, ASaveBesideTheTraining) {
         StatusIs(Code::kUnavailable,
                  AllOf(HasSubstr(absl::StrCat("rank ", stalled(), ": ")),
                        HasSubstr("the save of step 1, which was given up"))));
-    EXPECT_THAT(*checkpoints->Steps(), IsEmpty());
+    EXPECT_THAT(*checkpoints->Steps(), ::testing::IsEmpty());
     FSDP_RETURN_IF_ERROR(Meet(world));
     gate_.Release();
     FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());

@@ -37,7 +37,6 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Unowned;
-using ::testing::ElementsAre;
 
 constexpr char kRoot[] = "/run";
 constexpr char kBallast[] = "/ballast";
@@ -216,7 +215,7 @@ TEST_F(StepsBesideTest, ADiskThatGetsFull) {
         FSDP_RETURN_IF_ERROR(checkpoints->Wait());
         FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps,
                               checkpoints->Steps());
-        EXPECT_THAT(steps, ElementsAre(1, 5));
+        EXPECT_THAT(steps, ::testing::ElementsAre(1, 5));
         return CheckNewest(world, *checkpoints, 5, last);
       }));
     }

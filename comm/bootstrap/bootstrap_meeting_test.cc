@@ -26,7 +26,6 @@
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
-#include "comm/testing/ranks_in_threads.h"
 #include "comm/testing/ranks_of_one_host.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -42,7 +41,6 @@ using ::fsdp::comm::testing::RunInThreads;
 using ::fsdp::comm::testing::SumRanks;
 using ::fsdp::testing::IsOk;
 using ::fsdp::testing::StatusIs;
-using ::testing::_;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -265,7 +263,7 @@ TEST_F(KeptStoreTest, WhatAGroupHasLeftCanBeDeleted) {
 TEST_F(KeptStoreTest, APrefixIsUsedOnce) {
   EXPECT_THAT(ConnectAll(Group(2, "group"), Options()), Each(IsOk()));
   EXPECT_THAT(ConnectAll(Group(2, "group"), Options()),
-              Each(StatusIs(absl::StatusCode::kAlreadyExists, _)));
+              Each(StatusIs(absl::StatusCode::kAlreadyExists, ::testing::_)));
 }
 
 TEST_F(KeptStoreTest, ARankThatDoesNotKnowTheSecret) {

@@ -26,7 +26,6 @@
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/loopback_communicator.h"
-#include "comm/testing/ranks_in_threads.h"
 #include "comm/testing/ranks_of_one_host.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

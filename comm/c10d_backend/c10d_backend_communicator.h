@@ -8,7 +8,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <functional>
-#include <memory>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>

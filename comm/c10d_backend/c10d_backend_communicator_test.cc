@@ -8,8 +8,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>

@@ -5,7 +5,6 @@
 #include <time.h>
 
 #include <chrono>
-#include <string>
 #include <utility>
 #include <vector>
 

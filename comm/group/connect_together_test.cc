@@ -12,7 +12,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/testing/no_threads.h"
+#include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/group/operation_watchdog.h"
@@ -31,7 +31,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Code = absl::StatusCode;
 
-using StorePtr = c10::intrusive_ptr<c10d::HashStore>;
 using Connect = std::function<absl::Status(int rank)>;
 
 WaitLimits NoLimits() { return {absl::InfiniteFuture()}; }

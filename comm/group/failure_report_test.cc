@@ -2,7 +2,6 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -34,6 +33,8 @@ using Code = absl::StatusCode;
 
 const RankReport kLostHere = {Cause::kLost, "lost rank 2", "is in #4"};
 const RankReport kEchoThere = {Cause::kEcho, "told", "has finished #3"};
+const RankReport kLeaves = {Cause::kLeft, "", ""};
+const RankReport kFails = {Cause::kDeadline, "too late", ""};
 
 TEST(FailureReportTest, EncodingIsUndone) {
   const RankReport report = {Cause::kLeft, "two\nlines", "is in #1 of a"};
@@ -42,10 +43,16 @@ TEST(FailureReportTest, EncodingIsUndone) {
   EXPECT_EQ(decoded->cause, report.cause);
   EXPECT_EQ(decoded->text, report.text);
   EXPECT_EQ(decoded->position, report.position);
+  const std::string text = Encode(report);
+  for (size_t size = 0; size < text.size(); ++size) {
+    const auto part = Decode(text.substr(0, size));
+    EXPECT_TRUE(!part || part->cause == report.cause) << size;
+  }
 }
 
 TEST(FailureReportTest, OtherTextsAreNoReports) {
-  for (absl::string_view text : {"", "3", "x\na\nb", "-1\na\nb", "6\na\nb"}) {
+  for (absl::string_view text : {"", "3", "1\na", "\na\nb", "x\na\nb",
+                                 "-1\na\nb", "6\na\nb", "99\na\nb"}) {
     EXPECT_FALSE(Decode(text).has_value()) << text;
   }
 }
@@ -197,24 +204,11 @@ std::vector<std::unique_ptr<ReportExchange>> MakeExchanges(
   return exchanges;
 }
 
-RankReport Left() {
-  RankReport report;
-  report.cause = Cause::kLeft;
-  return report;
-}
-
-RankReport Failed() {
-  RankReport report;
-  report.cause = Cause::kDeadline;
-  report.text = "too late";
-  return report;
-}
-
 TEST(ReportExchangeTest, WhoHasFailedHearsWhoHasLeft) {
   const auto exchanges = MakeExchanges(c10::make_intrusive<c10d::HashStore>(),
                                        /*ranks=*/3);
-  exchanges[1]->Leave(Left());
-  exchanges[0]->Report(Failed(), absl::Milliseconds(50));
+  exchanges[1]->Leave(kLeaves);
+  exchanges[0]->Report(kFails, absl::Milliseconds(50));
   const ReportExchange::Findings findings =
       exchanges[0]->Await(absl::Now() + kLimit);
   EXPECT_TRUE(findings.store_answers);
@@ -231,7 +225,7 @@ TEST(ReportExchangeTest, AFailureAlarmsTheOthers) {
   ASSERT_OK(watching);
   ASSERT_OK(failing);
   ASSERT_OK((*watching)->Start([&] { alarmed.Notify(); }));
-  (*failing)->Report(Failed(), absl::Milliseconds(1));
+  (*failing)->Report(kFails, absl::Milliseconds(1));
   EXPECT_TRUE(alarmed.WaitForNotificationWithTimeout(kLimit));
 }
 
@@ -240,7 +234,7 @@ TEST(ReportExchangeTest, WhoLeavesASilentStoreIsNotHeldByIt) {
   const auto store = c10::make_intrusive<HeldStore>();
   auto exchanges = MakeExchanges(store, /*ranks=*/1);
   store->Hold();
-  exchanges[0]->Leave(Left());
+  exchanges[0]->Leave(kLeaves);
   exchanges.clear();
   EXPECT_FALSE(store->somebody_waited());
   store->LetGo();
@@ -250,7 +244,7 @@ TEST(ReportExchangeTest, WhoFailsBesideASilentStoreIsNotHeldByIt) {
   const auto store = c10::make_intrusive<HeldStore>();
   auto exchanges = MakeExchanges(store, /*ranks=*/2);
   store->Hold();
-  exchanges[0]->Report(Failed(), absl::Milliseconds(1));
+  exchanges[0]->Report(kFails, absl::Milliseconds(1));
   EXPECT_FALSE(
       exchanges[0]->Await(absl::Now() + absl::Milliseconds(1)).store_answers);
   exchanges[0].reset();
@@ -263,7 +257,7 @@ TEST(ReportExchangeTest, WhoFailsBesideASilentStoreIsNotHeldByIt) {
 TEST(ReportExchangeTest, AStoreThatFallsSilentAfterTheReportHoldsNobody) {
   const auto store = c10::make_intrusive<HeldStore>();
   auto exchanges = MakeExchanges(store, /*ranks=*/1);
-  exchanges[0]->Report(Failed(), absl::Milliseconds(1));
+  exchanges[0]->Report(kFails, absl::Milliseconds(1));
   EXPECT_TRUE(exchanges[0]->Await(absl::Now() + kLimit).store_answers);
   store->Hold();
   exchanges.clear();

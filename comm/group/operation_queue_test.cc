@@ -10,7 +10,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/testing/no_threads.h"
+#include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,7 +19,6 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kLimit = absl::Seconds(30);
@@ -60,7 +59,7 @@ TEST(OperationQueueTest, RunsOneAfterTheOther) {
   EXPECT_TRUE(Succeeds(queue, last));
   EXPECT_TRUE(queue.IsDone(*last));
   EXPECT_EQ(OperationQueue::NameOf(*last), "operation 2");
-  EXPECT_THAT(order, ElementsAre("0", "1", "2"));
+  EXPECT_THAT(order, ::testing::ElementsAre("0", "1", "2"));
 }
 
 TEST(OperationQueueTest, AnErrorIsTheOperationsAlone) {

@@ -18,7 +18,6 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 // Writes down what is asked of it, and answers `status`.
 struct FakeGroup {
@@ -94,7 +93,7 @@ TEST_F(StreamWorkTest, WhatAStreamWaitsForIsTheCallers) {
   auto work = Start();
   EXPECT_OK(work->BlockCurrentStream());
   work.reset();
-  EXPECT_THAT(group_->kept, IsEmpty());
+  EXPECT_THAT(group_->kept, ::testing::IsEmpty());
 }
 
 TEST_F(StreamWorkTest, WhatNobodyWaitsForTheGroupKeeps) {

@@ -3,9 +3,6 @@
 #ifndef COMM_HIERARCHICAL_HIERARCHICAL_COMMUNICATOR_H_
 #define COMM_HIERARCHICAL_HIERARCHICAL_COMMUNICATOR_H_
 
-#include <memory>
-
-#include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "comm/hierarchical/hierarchical_group.h"
 

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "absl/status/status.h"
-#include "base/testing/file_size_limit.h"
+#include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

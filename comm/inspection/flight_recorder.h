@@ -13,7 +13,8 @@
 
 namespace fsdp::comm {
 
-// The operations in which ranks wait for one another.
+// The operations in which ranks wait for one another: the kinds of Collective,
+// in their order, and others.
 enum class OperationKind : uint8_t {
   kAllGather,
   kReduceScatter,

@@ -212,57 +212,20 @@ class InspectedCommunicator final : public ForwardingCommunicator {
   }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
-    return Start(OperationKind::kAllGather, out, label,
-                 [&] { return base().AllGather(out, in, label); });
-  }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
-    return Start(OperationKind::kReduceScatter, in, label,
-                 [&] { return base().ReduceScatter(out, in, op, label); });
-  }
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-      absl::string_view label) override {
-    return Start(OperationKind::kReduceScatter, in, label, [&] {
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
+    return Intercept(Collective::kReduceScatter, label, in, [&] {
       return base().ReduceScatterScaled(out, in, sum, label);
     });
   }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
-    return Start(OperationKind::kAllToAll, in, label,
-                 [&] { return base().AllToAll(out, in, label); });
-  }
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
-    return Start(OperationKind::kAllReduce, tensor, label,
-                 [&] { return base().AllReduce(tensor, op, label); });
-  }
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
-    return Start(OperationKind::kBroadcast, tensor, label,
-                 [&] { return base().Broadcast(tensor, root, label); });
-  }
-
- private:
-  Recorded Begin(OperationKind kind, int64_t bytes, absl::string_view label) {
-    return Recorded(inspector_, {kind, /*dtype=*/-1, group_, bytes, label});
-  }
-
-  // `whole` is the tensor that has all the data that is moved.
-  template <typename Call>
-  absl::StatusOr<std::unique_ptr<Work>> Start(OperationKind kind,
-                                              const at::Tensor& whole,
-                                              absl::string_view label,
-                                              Call call) {
+  StartedWork Intercept(Collective collective, absl::string_view label,
+                        const at::Tensor& whole, Pass pass) override {
     Recorded recorded(inspector_,
-                      {kind, static_cast<int8_t>(whole.scalar_type()), group_,
+                      {static_cast<OperationKind>(collective),
+                       static_cast<int8_t>(whole.scalar_type()), group_,
                        static_cast<int64_t>(whole.nbytes()), label});
-    absl::StatusOr<std::unique_ptr<Work>> work = call();
+    StartedWork work = pass();
     if (!work.ok()) {
       recorded.Ends(work.status());
       return work;
@@ -270,6 +233,11 @@ class InspectedCommunicator final : public ForwardingCommunicator {
     recorded.Started((*work)->number());
     return std::unique_ptr<Work>(new (pool_) InspectedWork(
         *std::move(work), std::move(recorded), whole.device().is_cpu()));
+  }
+
+ private:
+  Recorded Begin(OperationKind kind, int64_t bytes, absl::string_view label) {
+    return Recorded(inspector_, {kind, /*dtype=*/-1, group_, bytes, label});
   }
 
   const std::shared_ptr<Inspector> inspector_;

@@ -11,7 +11,6 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 #include <vector>
 
@@ -31,9 +30,9 @@
 #include "comm/inspection/record_text.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
+#include "comm/testing/connect_ranks.h"
 #include "comm/testing/loopback_communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/testing/shared_memory_group.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -49,7 +48,6 @@ using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using ::fsdp::comm::testing::Group;
 using ::fsdp::testing::Allocations;
 using ::fsdp::testing::FakeDevice;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -119,10 +117,10 @@ TEST(InspectedCommunicatorTest, RecordsWhatEachRankCalls) {
   for (const auto& inspector : inspectors) {
     EXPECT_THAT(
         Names(*inspector),
-        ElementsAre("all-gather #0 of blocks.0",
-                    "reduce-scatter #1 of blocks.1",
-                    "reduce-scatter #2 of blocks.2", "all-to-all #3 of experts",
-                    "all-reduce #4 of loss", "broadcast #5 of step"));
+        ::testing::ElementsAre(
+            "all-gather #0 of blocks.0", "reduce-scatter #1 of blocks.1",
+            "reduce-scatter #2 of blocks.2", "all-to-all #3 of experts",
+            "all-reduce #4 of loss", "broadcast #5 of step"));
     const RankRecord record = RecordOf(*inspector);
     for (const OperationRecord& operation : record.operations) {
       EXPECT_EQ(operation.state, OperationState::kDone);

@@ -19,7 +19,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/testing/no_threads.h"
+#include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "comm/inspection/flight_recorder.h"
 #include "comm/inspection/peer_records.h"

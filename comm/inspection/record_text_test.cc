@@ -18,7 +18,6 @@ namespace fsdp::comm {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr int64_t kSecond = 1'000'000'000;
@@ -210,7 +209,7 @@ TEST(RecordTextTest, ThoseThatAreBehindComeFirstInTheJoinedText) {
   EXPECT_THAT(text, StartsWith("ranks 0, 1 are in it; rank 2 is behind by 5 "));
   EXPECT_LT(text.find("\nrank 2 is in all-gather #12"),
             text.find("\nrank 0 is in all-gather #17"));
-  EXPECT_THAT(text, Not(HasSubstr("\nrank 1 is in")));
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("\nrank 1 is in")));
   EXPECT_THAT(text, HasSubstr("and 1 more ranks\n"));
 }
 

@@ -27,8 +27,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::MatchesRegex;
-using ::testing::Not;
 
 struct Launched {
   LaunchReport report;
@@ -63,7 +61,7 @@ TEST(LauncherRestartsTest, AJobGoesOnWithAsManyRanks) {
   EXPECT_EQ(launched.report.failed_attempts.size(), 2);
   EXPECT_THAT(
       launched.report.ToString(),
-      MatchesRegex(
+      ::testing::MatchesRegex(
           "attempt 1 \\(2 ranks, [0-9]+s?\\): rank 1 exited with code 3; then "
           "rank 0 was ended by the launcher with signal 15 \\(SIGTERM\\)\n"
           "attempt 2 \\(2 ranks, [0-9]+s?\\): rank 1 exited with code 3; then "
@@ -128,7 +126,7 @@ TEST(LauncherRestartsTest, AJobThatIsToldToEndIsNotRestarted) {
   const std::optional<ProcessEnd> end = launcher.WaitForEnd();
   ASSERT_TRUE(end.has_value());
   EXPECT_EQ(end->exit_code, 128 + SIGTERM);
-  EXPECT_THAT(launcher.output(), Not(HasSubstr("restart 1")));
+  EXPECT_THAT(launcher.output(), ::testing::Not(HasSubstr("restart 1")));
 }
 
 TEST(LauncherRestartsTest, ASignalEndsThePause) {

@@ -21,9 +21,6 @@
 namespace fsdp::comm {
 namespace {
 
-using ::testing::EndsWith;
-using ::testing::StartsWith;
-
 constexpr OutputStream kOut = OutputStream::kStdout;
 constexpr OutputStream kErr = OutputStream::kStderr;
 
@@ -93,8 +90,8 @@ TEST(OutputMergerTest, EndsEndlessLines) {
   }
   const std::string line = Take(merger, kOut, 4096);
   EXPECT_EQ(line.size(), OutputMerger::kMaxLine + 5);
-  EXPECT_THAT(line, StartsWith("[0] xxx"));
-  EXPECT_THAT(line, EndsWith("xxx\n"));
+  EXPECT_THAT(line, ::testing::StartsWith("[0] xxx"));
+  EXPECT_THAT(line, ::testing::EndsWith("xxx\n"));
 }
 
 TEST(OutputMergerTest, CarriageReturnsAreBytesOutsideTerminals) {

@@ -1,6 +1,5 @@
 #include "comm/local/rendezvous.h"
 
-#include <numeric>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -16,7 +15,6 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using Code = absl::StatusCode;
 
 using OperationPtr = std::shared_ptr<Rendezvous::Operation>;
@@ -67,7 +65,7 @@ TEST(RendezvousTest, MissedDeadlineNamesWhoIsMissingAndEndsTheGroup) {
         StatusIs(Code::kDeadlineExceeded,
                  AllOf(HasSubstr("all-reduce #1 of b on rank 0 of 3"),
                        HasSubstr("rank 1 (last seen in all-reduce #0 of a)"),
-                       Not(HasSubstr("rank 2")))));
+                       ::testing::Not(HasSubstr("rank 2")))));
   }
   EXPECT_THAT(group.Wait(2, operation, Past()),
               StatusIs(Code::kAborted, HasSubstr("rank 0 gave up")));

@@ -212,7 +212,6 @@ TEST_F(StoreSessionTest, WhatIsNoMessageEndsIt) {
   EXPECT_EQ(table_.size(), 0);
 }
 
-using ::testing::IsNull;
 using ::testing::Pointee;
 
 TEST(StoreTableTest, AddsToNumbersOnly) {
@@ -259,7 +258,7 @@ TEST(StoreTableTest, HoldsSoManyBytes) {
               StatusIs(absl::StatusCode::kResourceExhausted, _));
   EXPECT_THAT(table.Add("f", 1),
               StatusIs(absl::StatusCode::kResourceExhausted, _));
-  EXPECT_THAT(table.Find("f"), IsNull());
+  EXPECT_THAT(table.Find("f"), ::testing::IsNull());
 }
 
 std::string Frame(const StoreMessage& message) {

@@ -4,10 +4,8 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <memory>
 #include <optional>
 
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 

@@ -79,9 +79,7 @@ using ::fsdp::comm::testing::FakeCuda;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Pair;
-using ::testing::UnorderedElementsAre;
 
 using Started = absl::StatusOr<std::shared_ptr<NcclGroup::Operation>>;
 
@@ -96,7 +94,7 @@ class NcclGroupTest : public ::testing::Test {
   NcclGroupTest() { FakeCuda::Reset(); }
   ~NcclGroupTest() override {
     group_.reset();
-    EXPECT_THAT(FakeCuda::Faults(), IsEmpty());
+    EXPECT_THAT(FakeCuda::Faults(), ::testing::IsEmpty());
   }
 
   absl::Status Create(absl::Duration timeout = absl::Seconds(30)) {
@@ -148,7 +146,7 @@ TEST_F(NcclGroupTest, AnOperationCostsFiveCallsOfCudaAndNoThread) {
   }
   std::map<std::string, int> calls = FakeCuda::TakeCalls();
   calls.erase("cudaEventQuery");  // by the watchdog and by Settle()
-  EXPECT_THAT(calls, UnorderedElementsAre(
+  EXPECT_THAT(calls, ::testing::UnorderedElementsAre(
                          Pair("cudaStreamIsCapturing", 2 * kOperations),
                          Pair("cudaEventRecord", 4 * kOperations),
                          Pair("cudaStreamWaitEvent", 3 * kOperations)));

@@ -3,7 +3,6 @@
 // Stops the program if the numbers are not those that the message has by
 // arithmetic, or if something beside them is written.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
 #include <cmath>

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "comm/quantized/quantization_log.h"
 

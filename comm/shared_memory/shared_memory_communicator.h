@@ -5,11 +5,9 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 

@@ -12,7 +12,6 @@
 #include <sys/resource.h>
 
 #include <memory>
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
@@ -28,8 +27,8 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
+#include "comm/testing/connect_ranks.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/testing/shared_memory_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -38,7 +37,6 @@ namespace {
 
 using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -303,8 +301,8 @@ TEST(SharedMemoryTest, AFenceWaitsForEveryRankAsOftenAsThisHasArrived) {
   EXPECT_OK(common[0].fence->Wait(absl::Now()));
   EXPECT_THAT(common[1].fence->Wait(absl::Now() + absl::Milliseconds(20)),
               StatusIs(Code::kDeadlineExceeded,
-                       AllOf(HasSubstr("fence #2 on rank 1 of 2"),
-                             HasSubstr("rank 0"))));
+                       ::testing::AllOf(HasSubstr("fence #2 on rank 1 of 2"),
+                                        HasSubstr("rank 0"))));
   // The missed deadline has ended the group.
   common[0].fence->Arrive();
   common[0].fence->Arrive();

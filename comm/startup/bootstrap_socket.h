@@ -2,43 +2,14 @@
 #ifndef COMM_STARTUP_BOOTSTRAP_SOCKET_H_
 #define COMM_STARTUP_BOOTSTRAP_SOCKET_H_
 
-#include <unistd.h>
-
 #include <string>
-#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/output_file.h"
 #include "comm/group/operation_watchdog.h"
 
 namespace fsdp::comm {
-
-// Owns a file descriptor and closes it.
-class UniqueFd {
- public:
-  UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept : fd_(other.Release()) {}
-  UniqueFd& operator=(UniqueFd&& other) noexcept {
-    Reset(other.Release());
-    return *this;
-  }
-  ~UniqueFd() { Reset(); }
-
-  int get() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-
-  // Gives the descriptor to the caller.
-  int Release() { return std::exchange(fd_, -1); }
-
-  void Reset(int fd = -1) {
-    if (fd_ >= 0) close(fd_);
-    fd_ = fd;
-  }
-
- private:
-  int fd_ = -1;
-};
 
 struct Listener {
   UniqueFd fd;  // listens already, so that peers may connect; close-on-exec

@@ -1,7 +1,6 @@
 #include "comm/startup/bootstrap_socket.h"
 
 #include <fcntl.h>
-#include <sys/socket.h>
 
 #include <utility>
 

@@ -4,14 +4,17 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/testing/intercepting_communicator.h"
+#include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm::testing {
+
 namespace {
 
 class FailingWork final : public Work {
@@ -39,10 +42,10 @@ class FailingWork final : public Work {
   const absl::Status error_;
 };
 
-class FailingCommunicator final : public InterceptingCommunicator {
+class FailingCommunicator final : public ForwardingCommunicator {
  public:
   FailingCommunicator(std::unique_ptr<Communicator> base, FailurePlan plan)
-      : InterceptingCommunicator(std::move(base)), plan_(std::move(plan)) {
+      : ForwardingCommunicator(std::move(base)), plan_(std::move(plan)) {
     FSDP_CHECK(plan_.nth || plan_.label);
   }
 
@@ -74,6 +77,64 @@ std::unique_ptr<Communicator> FailOnPlan(std::unique_ptr<Communicator> base,
                                          FailurePlan plan) {
   return std::make_unique<FailingCommunicator>(std::move(base),
                                                std::move(plan));
+}
+
+namespace {
+
+class LateCommunicator final : public ForwardingCommunicator {
+ public:
+  LateCommunicator(std::unique_ptr<Communicator> base, Progress* progress,
+                   std::set<Collective> late)
+      : ForwardingCommunicator(std::move(base)),
+        progress_(progress),
+        late_(std::move(late)) {}
+
+ private:
+  StartedWork Intercept(Collective collective, absl::string_view /*label*/,
+                        const at::Tensor& /*whole*/, Pass pass) override {
+    if (late_.count(collective) > 0) {
+      FSDP_RETURN_IF_ERROR(
+          progress_->AwaitPeers(rank(), absl::Now() + default_timeout()));
+    }
+    StartedWork work = pass();
+    if (work.ok()) progress_->Start(rank());
+    return work;
+  }
+
+  Progress* const progress_;
+  const std::set<Collective> late_;
+};
+
+}  // namespace
+
+void Progress::Start(int rank) {
+  absl::MutexLock lock(&mutex_);
+  ++started_[rank];
+}
+
+absl::Status Progress::AwaitPeers(int rank, absl::Time deadline) {
+  const auto ahead = [this, rank]() {
+    mutex_.AssertHeld();
+    for (size_t peer = 0; peer < started_.size(); ++peer) {
+      const bool behind = started_[peer] <= started_[rank];
+      if (behind && static_cast<int>(peer) != rank) return false;
+    }
+    return true;
+  };
+  absl::MutexLock lock(&mutex_);
+  if (mutex_.AwaitWithDeadline(absl::Condition(&ahead), deadline)) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "rank ", rank, " waits in vain for its peers to start collective #",
+      started_[rank]));
+}
+
+std::unique_ptr<Communicator> StartLast(std::unique_ptr<Communicator> base,
+                                        Progress* progress,
+                                        std::set<Collective> late) {
+  return std::make_unique<LateCommunicator>(std::move(base), progress,
+                                            std::move(late));
 }
 
 }  // namespace fsdp::comm::testing

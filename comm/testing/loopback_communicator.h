@@ -5,9 +5,7 @@
 #include <c10/core/Device.h>
 
 #include <functional>
-#include <memory>
 
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 

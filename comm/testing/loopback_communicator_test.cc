@@ -5,11 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -28,7 +26,6 @@ using ::fsdp::comm::testing::Finish;
 using ::fsdp::testing::FakeDevice;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using Code = absl::StatusCode;
 
 constexpr int kWorldSizes[] = {1, 2, 3, 5, 8};
@@ -294,7 +291,7 @@ TEST_F(LoopbackStreams, OperationsRunBesideTheStreamOfTheCaller) {
   const at::Tensor out = at::empty({21}, device_);
   const auto work = group->AllGather(out, in, "w").value();
   in.add_(1);  // what the gather still reads
-  EXPECT_THAT(FakeDevice::Races(), Not(IsEmpty()));
+  EXPECT_THAT(FakeDevice::Races(), ::testing::Not(IsEmpty()));
 }
 
 TEST_F(LoopbackStreams, WorkThatIsDroppedKeepsItsTensorsUntilItIsDone) {

@@ -1,12 +1,16 @@
-// Environments of ranks that have to meet, and a test that they have met.
+// Ranks of this host that have to meet, as environments and as threads, and a
+// test that they have met. (Those of run_ranks_test.cc are processes.)
 #ifndef COMM_TESTING_RANKS_OF_ONE_HOST_H_
 #define COMM_TESTING_RANKS_OF_ONE_HOST_H_
 
 #include <c10/core/Device.h>
 
+#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/startup/environment.h"
 
@@ -20,6 +24,19 @@ std::vector<Environment> RanksOfOneHost(int world_size);
 // is wrong or takes longer than 30 seconds.
 absl::Status SumRanks(Communicator& communicator,
                       c10::Device device = c10::Device(c10::kCPU));
+
+inline constexpr absl::Duration kLimit = absl::Seconds(30);
+
+ConnectOptions Options(absl::Duration connect_timeout = kLimit);
+
+// Runs fn(i) on each thread i, writes `results` and returns the first error.
+absl::Status RunInThreads(int num_threads,
+                          const std::function<absl::Status(int)>& fn,
+                          std::vector<absl::Status>* results);
+
+// Connects all ranks, adds their numbers up and returns their results.
+std::vector<absl::Status> ConnectAll(const std::vector<Environment>& ranks,
+                                     const ConnectOptions& options);
 
 }  // namespace fsdp::comm::testing
 

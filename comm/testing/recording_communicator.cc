@@ -2,19 +2,18 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/testing/intercepting_communicator.h"
+#include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm {
 namespace {
 
-class RecordingCommunicator final : public InterceptingCommunicator {
+class RecordingCommunicator final : public ForwardingCommunicator {
  public:
   RecordingCommunicator(std::unique_ptr<Communicator> base, CollectiveLog* log)
-      : InterceptingCommunicator(std::move(base)), log_(log) {}
+      : ForwardingCommunicator(std::move(base)), log_(log) {}
 
   bool CanBeCaptured() const override { return base().CanBeCaptured(); }
 

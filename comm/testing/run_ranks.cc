@@ -13,9 +13,10 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/local/local_communicator.h"
-#include "comm/testing/shared_memory_group.h"
+#include "comm/testing/connect_ranks.h"
 
 namespace fsdp::comm::testing {
+
 namespace {
 
 // The results of the ranks' threads.
@@ -116,6 +117,21 @@ absl::Status RunAllRanks(int world_size, const RankFunction& fn) {
 absl::Status Finish(StartedWork work) {
   FSDP_RETURN_IF_ERROR(work.status());
   return (*work)->Wait(absl::Now() + absl::Seconds(30));
+}
+
+std::vector<absl::Status> RunRefusedRanks(int world_size,
+                                          const RankFunction& fn) {
+  std::vector<absl::Status> refusals(world_size);
+  const absl::Status ended =
+      RunAllRanks(world_size, [&](Communicator& communicator) {
+        absl::Status refusal;
+        const absl::Status thrown =
+            TorchToStatus("a rank", [&] { refusal = fn(communicator); });
+        refusals[communicator.rank()] = thrown.ok() ? refusal : thrown;
+        return absl::OkStatus();
+      });
+  FSDP_CHECK(ended.ok());
+  return refusals;
 }
 
 }  // namespace fsdp::comm::testing

@@ -42,6 +42,11 @@ absl::Status RunAllRanks(int world_size, const RankFunction& fn);
 // which no working group needs.
 absl::Status Finish(StartedWork work);
 
+// Runs ranks that all return the same refusal, some of them while others are
+// still in the last collective, with RunRanks(). The refusal aborts nobody.
+std::vector<absl::Status> RunRefusedRanks(int world_size,
+                                          const RankFunction& fn);
+
 }  // namespace fsdp::comm::testing
 
 #endif  // COMM_TESTING_RUN_RANKS_H_

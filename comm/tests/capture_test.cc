@@ -15,7 +15,6 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
-#include "base/testing/fake_device_graph.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -18,10 +19,11 @@
 
 namespace fsdp::comm {
 
-// Passes every call on to another communicator. ReduceScatterScaled() calls
-// DoReduceScatter(), so that a subclass sees it, and makes the host wait for
-// the scaling; so CanBeCaptured() is false unless a subclass overrides it.
-// Split() gives a plain sub-group of the other communicator.
+// Passes every call on to another communicator, collectives by way of
+// Intercept(). ReduceScatterScaled() calls DoReduceScatter(), so that a
+// subclass sees it, and makes the host wait for the scaling; so CanBeCaptured()
+// is false unless a subclass overrides it. Split() gives a plain sub-group of
+// the other communicator.
 class ForwardingCommunicator : public Communicator {
  public:
   explicit ForwardingCommunicator(std::shared_ptr<Communicator> base)
@@ -59,25 +61,40 @@ class ForwardingCommunicator : public Communicator {
   Communicator& base() { return *base_; }
   const Communicator& base() const { return *base_; }
 
+  using Pass = absl::FunctionRef<StartedWork()>;
+
+  // Called for each collective, which pass() starts in base(). `whole` is the
+  // tensor that has the data of all ranks.
+  virtual StartedWork Intercept(Collective /*collective*/,
+                                absl::string_view /*label*/,
+                                const at::Tensor& /*whole*/, Pass pass) {
+    return pass();
+  }
+
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
                           absl::string_view label) override {
-    return base_->AllGather(out, in, label);
+    return Intercept(Collective::kAllGather, label, out,
+                     [&] { return base_->AllGather(out, in, label); });
   }
   StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
                               ReduceOp op, absl::string_view label) override {
-    return base_->ReduceScatter(out, in, op, label);
+    return Intercept(Collective::kReduceScatter, label, in,
+                     [&] { return base_->ReduceScatter(out, in, op, label); });
   }
   StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
                          absl::string_view label) override {
-    return base_->AllToAll(out, in, label);
+    return Intercept(Collective::kAllToAll, label, in,
+                     [&] { return base_->AllToAll(out, in, label); });
   }
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
                           absl::string_view label) override {
-    return base_->AllReduce(tensor, op, label);
+    return Intercept(Collective::kAllReduce, label, tensor,
+                     [&] { return base_->AllReduce(tensor, op, label); });
   }
   StartedWork DoBroadcast(const at::Tensor& tensor, int root,
                           absl::string_view label) override {
-    return base_->Broadcast(tensor, root, label);
+    return Intercept(Collective::kBroadcast, label, tensor,
+                     [&] { return base_->Broadcast(tensor, root, label); });
   }
 
  private:

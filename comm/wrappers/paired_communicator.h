@@ -7,7 +7,6 @@
 #include <functional>
 #include <memory>
 
-#include "absl/status/statusor.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {

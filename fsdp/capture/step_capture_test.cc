@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "base/testing/fake_device.h"
-#include "base/testing/fake_device_graph.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/testing/captured_training.h"
 #include "fsdp/testing/device_programs.h"

@@ -22,7 +22,6 @@
 #include "flat_param/flat_parameter.h"
 #include "flat_param/guarded_storage.h"
 #include "flat_param/module_walk.h"
-#include "flat_param/tied_parameters.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/deferred/recorded_op.h"

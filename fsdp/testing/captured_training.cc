@@ -3,7 +3,6 @@
 #include <torch/optim/adamw.h>
 
 #include "base/testing/fake_device.h"
-#include "base/testing/fake_device_graph.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
 

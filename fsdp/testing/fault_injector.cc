@@ -12,7 +12,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -90,39 +89,13 @@ class FaultyCommunicator final : public comm::ForwardingCommunicator {
   }
 
  private:
-  using StartedWork = absl::StatusOr<std::unique_ptr<comm::Work>>;
-
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    return Start(absl::StrCat("the all-gather of ", label),
-                 [&] { return base().AllGather(out, in, label); });
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              comm::ReduceOp op,
-                              absl::string_view label) override {
-    return Start(absl::StrCat("the reduce-scatter of ", label),
-                 [&] { return base().ReduceScatter(out, in, op, label); });
-  }
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    return Start(absl::StrCat("the all-to-all of ", label),
-                 [&] { return base().AllToAll(out, in, label); });
-  }
-  StartedWork DoAllReduce(const at::Tensor& tensor, comm::ReduceOp op,
-                          absl::string_view label) override {
-    return Start(absl::StrCat("the all-reduce of ", label),
-                 [&] { return base().AllReduce(tensor, op, label); });
-  }
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Start(absl::StrCat("the broadcast of ", label),
-                 [&] { return base().Broadcast(tensor, root, label); });
-  }
-
-  StartedWork Start(const std::string& point,
-                    absl::FunctionRef<StartedWork()> start) {
+  comm::StartedWork Intercept(comm::Collective collective,
+                              absl::string_view label,
+                              const at::Tensor& /*whole*/, Pass pass) override {
+    const std::string point =
+        absl::StrCat("the ", comm::CollectiveName(collective), " of ", label);
     FSDP_RETURN_IF_ERROR(PassPoint(point));
-    FSDP_ASSIGN_OR_RETURN(auto work, start());
+    FSDP_ASSIGN_OR_RETURN(auto work, pass());
     return std::make_unique<FaultyWork>(
         std::move(work), default_timeout(), [this, point] {
           return PassPoint(absl::StrCat("the wait for ", point));

@@ -1,4 +1,5 @@
-// A file store that is kept, and reopened, in a test's directory.
+// File stores in a test's directory: one that is kept and reopened, and one
+// that goes with the test.
 #ifndef OFFLOAD_TESTING_KEPT_FILE_H_
 #define OFFLOAD_TESTING_KEPT_FILE_H_
 
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "offload/file_store.h"
+#include "offload/param_store.h"
 
 namespace fsdp::offload::testing {
 
@@ -41,6 +43,15 @@ class KeptFile {
 
   FileStoreOptions options_;
 };
+
+// Makes a store with blocks of kPageBytes; `capacity` is a multiple of that.
+inline std::unique_ptr<ParamStore> TemporaryFile(int64_t capacity) {
+  FileStoreOptions options;
+  options.directory = ::testing::TempDir();
+  options.capacity = capacity;
+  options.block_bytes = kPageBytes;
+  return FileStore::Make(options).value();
+}
 
 }  // namespace fsdp::offload::testing
 

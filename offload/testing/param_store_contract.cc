@@ -37,7 +37,6 @@ std::unique_ptr<ParamStore> ParamStoreContract::Make(int64_t capacity) {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kSizes[] = {0,     1,     4095,     4096,         4097,
@@ -210,7 +209,7 @@ TEST_P(ParamStoreContract, ADeadlineThatPassesIsNotTheEndOfTheTransfer) {
   const absl::Status early = write->Wait(absl::InfinitePast());
   if (!early.ok()) {
     EXPECT_THAT(early, StatusIs(absl::StatusCode::kDeadlineExceeded,
-                                HasSubstr("region")));
+                                ::testing::HasSubstr("region")));
   }
   EXPECT_OK(write->Wait(absl::Now() + absl::Seconds(60)));
   EXPECT_OK(write->Wait(absl::InfinitePast())) << "a result is final";

@@ -1,6 +1,5 @@
 // The part of the contract about regions, arguments, threads, counting and
 // going back to the last flush.
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <map>

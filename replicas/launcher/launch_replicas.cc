@@ -231,7 +231,7 @@ int RunLauncher(int replica, const comm::LaunchOptions& options) {
 }
 
 // Until it is killed.
-int RunKeeper(comm::UniqueFd listener, const std::string& secret) {
+int RunKeeper(UniqueFd listener, const std::string& secret) {
   const auto keeper = comm::StartKeeper(std::move(listener), secret);
   if (keeper.ok()) {
     for (;;) pause();

@@ -28,7 +28,6 @@ namespace {
 using comm::kLimit;
 using comm::LauncherProcess;
 using comm::ProcessEnd;
-using comm::UniqueFd;
 
 using ::testing::HasSubstr;
 

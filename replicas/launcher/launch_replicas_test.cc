@@ -45,7 +45,6 @@ using comm::ProcessEnd;
 using comm::RanksLeft;
 using comm::ReadAll;
 using comm::StartKeeper;
-using comm::UniqueFd;
 
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;

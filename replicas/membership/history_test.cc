@@ -14,7 +14,6 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 constexpr char kText[] =
     "epoch 0 founded at step 3 by 1.0: replicas 0.0 1.0 2.0\n"
@@ -57,7 +56,7 @@ TEST(HistoryTest, LinesAreAsTheyAreDocumented) {
 TEST(HistoryTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(Parsed(kText).ToText(), kText);
   EXPECT_EQ(Parsed(std::string("# a comment\n\n") + kText).ToText(), kText);
-  EXPECT_THAT(Parsed("").spans(), IsEmpty());
+  EXPECT_THAT(Parsed("").spans(), ::testing::IsEmpty());
 }
 
 TEST(HistoryTest, AFoundingIsTheBeginning) {

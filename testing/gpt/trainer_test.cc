@@ -29,7 +29,6 @@
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/testing/run_refused_ranks.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/options/options.h"
 #include "gmock/gmock.h"

@@ -15,15 +15,15 @@
 #include "comm/communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "offload/param_store.h"
-#include "offload/testing/forwarding_store.h"
+#include "offload/testing/faulty_store.h"
 
 namespace fsdp::simulation {
 namespace {
 
+using comm::Collective;
 using comm::Communicator;
-using comm::ReduceOp;
+using comm::StartedWork;
 using comm::Work;
-using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
 
 class MutantWork final : public Work {
  public:
@@ -84,40 +84,26 @@ class MutantCommunicator final : public comm::ForwardingCommunicator {
   }
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    return Wrap(base().AllGather(out, in, label), Mutant::kNoGatherWait);
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Wrap(base().ReduceScatter(out, in, op, label),
-                Mutant::kNoReduceWait);
-  }
   StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
                                     comm::ScaledSum sum,
                                     absl::string_view label) override {
-    return Wrap(base().ReduceScatterScaled(out, in, sum, label),
-                Mutant::kNoReduceWait);
+    return Intercept(Collective::kReduceScatter, label, in, [&] {
+      return base().ReduceScatterScaled(out, in, sum, label);
+    });
   }
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Wrap(base().AllReduce(tensor, op, label), Mutant::kNone);
-  }
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Wrap(base().Broadcast(tensor, root, label),
-                Mutant::kNoBroadcastWait);
+  StartedWork Intercept(Collective collective, absl::string_view /*label*/,
+                        const at::Tensor& /*whole*/, Pass pass) override {
+    FSDP_ASSIGN_OR_RETURN(auto work, pass());
+    const bool forgets = (mutant_ == Mutant::kNoGatherWait &&
+                          collective == Collective::kAllGather) ||
+                         (mutant_ == Mutant::kNoReduceWait &&
+                          collective == Collective::kReduceScatter) ||
+                         (mutant_ == Mutant::kNoBroadcastWait &&
+                          collective == Collective::kBroadcast);
+    return std::make_unique<MutantWork>(std::move(work), mutant_, !forgets);
   }
 
  private:
-  // `forgets` is the mutant that does not wait for this work.
-  StartedWork Wrap(StartedWork work, Mutant forgets) const {
-    FSDP_RETURN_IF_ERROR(work.status());
-    return std::make_unique<MutantWork>(
-        *std::move(work), mutant_,
-        mutant_ == Mutant::kNone || mutant_ != forgets);
-  }
-
   const Mutant mutant_;
 };
 

@@ -8,7 +8,7 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/faulty_file_system.h"
+#include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/format/tensor_info.h"
 #include "gmock/gmock.h"

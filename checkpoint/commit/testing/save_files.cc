@@ -1,11 +1,9 @@
 #include "checkpoint/commit/testing/save_files.h"
 
 #include <memory>
-#include <random>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_list.h"
@@ -13,6 +11,7 @@
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/range_writer.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
@@ -20,18 +19,11 @@ namespace {
 
 constexpr int64_t kMaxBytes = int64_t{1} << 24;
 
-std::string RandomBytes(uint32_t seed, size_t size) {
-  std::mt19937 random(seed);
-  std::string bytes(size, '\0');
-  for (char& byte : bytes) byte = static_cast<char>(random());
-  return bytes;
-}
-
 }  // namespace
 
 Contents ContentsOf(uint32_t version) {
-  return {{"model.safetensors", RandomBytes(2 * version, 9001)},
-          {"optimizer/exp_avg.safetensors", RandomBytes(2 * version + 1, 4097)},
+  return {{"model.safetensors", RandomBytes(9001, 2 * version)},
+          {"optimizer/exp_avg.safetensors", RandomBytes(4097, 2 * version + 1)},
           {"trainer.json", absl::StrCat("{\"version\": ", version, "}")}};
 }
 

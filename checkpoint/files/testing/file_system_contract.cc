@@ -19,7 +19,6 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using Code = absl::StatusCode;
 
 void FileSystemContract::SetUp() {
@@ -200,7 +199,7 @@ TEST_P(FileSystemContract, TheFileOfALockMayBeRemoved) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_GT(had, 0);
-  EXPECT_THAT(*files_->List(folder_), IsEmpty());
+  EXPECT_THAT(*files_->List(folder_), ::testing::IsEmpty());
 }
 
 TEST_P(FileSystemContract, ATreeTooDeepStays) {

@@ -1,9 +1,12 @@
 #include "checkpoint/files/testing/forwarding_file_system.h"
 
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint::testing {
 
@@ -134,6 +137,91 @@ absl::StatusOr<std::unique_ptr<FileLock>> ForwardingFileSystem::Lock(
     const std::string& path, absl::string_view holder) {
   FSDP_RETURN_IF_ERROR(BeforeChange("lock", path));
   return base_.Lock(path, holder);
+}
+
+void FaultyFileSystem::FailCall(int64_t call, int error, bool for_good) {
+  absl::MutexLock lock(&mutex_);
+  first_ = call;
+  error_ = error;
+  for_good_ = for_good;
+}
+
+void FaultyFileSystem::StopAtCall(int64_t call) {
+  FailCall(call, /*error=*/0, /*for_good=*/true);
+}
+
+int64_t FaultyFileSystem::calls() const {
+  absl::MutexLock lock(&mutex_);
+  return calls_;
+}
+
+absl::Status FaultyFileSystem::BeforeChange(absl::string_view what,
+                                            const std::string& path) {
+  absl::MutexLock lock(&mutex_);
+  const int64_t call = calls_++;
+  const bool hit = first_ >= 0 && (for_good_ ? call >= first_ : call == first_);
+  if (!hit) return absl::OkStatus();
+  return error_ != 0 ? FileError(error_, what, path)
+                     : absl::AbortedError("the process has ended");
+}
+
+absl::Status FaultyFileSystem::BeforeReading(const std::string&) {
+  absl::MutexLock lock(&mutex_);
+  const bool ended = first_ >= 0 && error_ == 0 && calls_ > first_;
+  return ended ? absl::AbortedError("the process has ended") : absl::OkStatus();
+}
+
+namespace {
+
+absl::Status Refused(absl::string_view what, absl::string_view path) {
+  return absl::UnimplementedError(
+      absl::StrCat(what, " ", path, ": this storage cannot do that"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<File>> ObjectStoreMount::OpenForWriting(
+    const std::string& path, Caching caching) {
+  FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(base_, path));
+  if (exists) return Refused("write once more", path);
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
+                        ForwardingFileSystem::OpenForWriting(path, caching));
+  absl::MutexLock lock(&mutex_);
+  unsynced_[path] = 0;
+  return file;
+}
+
+absl::Status ObjectStoreMount::RemoveFile(const std::string& path) {
+  FSDP_RETURN_IF_ERROR(ForwardingFileSystem::RemoveFile(path));
+  {
+    absl::MutexLock lock(&mutex_);
+    unsynced_.erase(path);
+  }
+  const std::string folder = FolderOf(path);
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        base_.List(folder));
+  return names.empty() ? base_.RemoveFolder(folder) : absl::OkStatus();
+}
+
+absl::Status ObjectStoreMount::BeforeChange(absl::string_view what,
+                                            const std::string& path) {
+  if (what == "rename to" || what == "lock" || what == "set the size of") {
+    return Refused(what, path);
+  }
+  absl::MutexLock lock(&mutex_);
+  if (what == "sync") unsynced_.erase(path);
+  return absl::OkStatus();
+}
+
+absl::Status ObjectStoreMount::BeforeWrite(const std::string& path,
+                                           int64_t offset, int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  const auto next = unsynced_.find(path);
+  if (next == unsynced_.end() || next->second != offset) {
+    return Refused(absl::StrCat("write at ", offset, " of"), path);
+  }
+  next->second += bytes;
+  return absl::OkStatus();
 }
 
 }  // namespace fsdp::checkpoint::testing

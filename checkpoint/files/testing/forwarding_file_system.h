@@ -1,17 +1,21 @@
-// A file system that hands its calls on to another one, for tests that watch
-// the calls or come between.
+// File systems that hand their calls on to another one: for tests that watch
+// the calls or come between, one that fails or stops at a call, and one that
+// refuses what a mounted object store refuses.
 #ifndef CHECKPOINT_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_
 #define CHECKPOINT_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint::testing {
@@ -66,6 +70,59 @@ class ForwardingFileSystem : public FileSystem {
   std::atomic<int64_t> opened_{0};
   std::atomic<int64_t> open_{0};
   std::atomic<int64_t> most_open_{0};
+};
+
+// Thread-safe.
+class FaultyFileSystem : public ForwardingFileSystem {
+ public:
+  explicit FaultyFileSystem(FileSystem& base) : ForwardingFileSystem(base) {}
+
+  // Call number `call`, from 0, and all after it if `for_good`, do nothing and
+  // fail with `error`, an errno.
+  void FailCall(int64_t call, int error, bool for_good);
+  // Calls from number `call` on, and calls that read after it, do nothing and
+  // are Aborted: the process has ended before it.
+  void StopAtCall(int64_t call);
+
+  // Counts calls that changed something, or would have.
+  int64_t calls() const;
+
+ private:
+  // Counts the call; returns whether it may be made.
+  absl::Status BeforeChange(absl::string_view what,
+                            const std::string& path) override;
+  absl::Status BeforeReading(const std::string& path) override;
+
+  mutable absl::Mutex mutex_;
+  int64_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t first_ ABSL_GUARDED_BY(mutex_) = -1;  // -1: none
+  int error_ ABSL_GUARDED_BY(mutex_) = 0;       // 0: it stops
+  bool for_good_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// Returns Unimplemented for a rename and for a lock; for opening a file that is
+// there for writing; for a write that is not the next one of its file, or comes
+// after Sync(); and for setting a size. A folder vanishes with the last thing
+// in it. Thread-safe.
+class ObjectStoreMount : public ForwardingFileSystem {
+ public:
+  explicit ObjectStoreMount(FileSystem& base)
+      : ForwardingFileSystem(base), base_(base) {}
+
+  absl::StatusOr<std::unique_ptr<File>> OpenForWriting(
+      const std::string& path, Caching caching) override;
+  absl::Status RemoveFile(const std::string& path) override;
+
+ private:
+  absl::Status BeforeChange(absl::string_view what,
+                            const std::string& path) override;
+  absl::Status BeforeWrite(const std::string& path, int64_t offset,
+                           int64_t bytes) override;
+
+  FileSystem& base_;
+  absl::Mutex mutex_;
+  // The offset of the next write, for files that are not synced yet.
+  std::map<std::string, int64_t> unsynced_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace fsdp::checkpoint::testing

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,13 @@ std::map<std::string, std::string> ReadFilesBelow(const std::string& folder) {
     files[fs::relative(entry.path(), folder)] = ReadWholeFile(entry.path());
   }
   return files;
+}
+
+std::string RandomBytes(size_t size, uint32_t seed) {
+  std::mt19937 random(seed + static_cast<uint32_t>(size));
+  std::string bytes(size, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
 }
 
 }  // namespace fsdp::checkpoint::testing

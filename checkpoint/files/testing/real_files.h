@@ -1,7 +1,10 @@
-// Files and folders of the real disk, for tests, by the standard library only.
+// Files and folders of the real disk, for tests, by the standard library only,
+// and bytes to put into them.
 #ifndef CHECKPOINT_FILES_TESTING_REAL_FILES_H_
 #define CHECKPOINT_FILES_TESTING_REAL_FILES_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -25,6 +28,9 @@ std::string ReadWholeFile(const std::string& path);
 
 // Returns what the files below `folder` hold, by their names relative to it.
 std::map<std::string, std::string> ReadFilesBelow(const std::string& folder);
+
+// Returns the same bytes each time. Others have another seed or size.
+std::string RandomBytes(size_t size, uint32_t seed = 0);
 
 }  // namespace fsdp::checkpoint::testing
 

@@ -3,7 +3,6 @@
 #define CHECKPOINT_FILES_TESTING_SIMULATED_FILE_SYSTEM_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>

@@ -1,7 +1,6 @@
 #include <c10/core/Device.h>
 
 #include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -26,9 +25,7 @@ using ::fsdp::comm::testing::SumRanks;
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::IsOk;
 using ::fsdp::testing::StatusIs;
-using ::testing::Each;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 constexpr absl::Duration kLimit = absl::Seconds(30);
 
@@ -60,8 +57,8 @@ TEST(StagedBackendTest, RanksShareADeviceAndHaveTheHostBesides) {
           [&, rank] { results[rank] = ConnectAndSum(ranks[rank]); });
     }
     for (std::thread& thread : threads) thread.join();
-    EXPECT_THAT(results, Each(IsOk()));
-    EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+    EXPECT_THAT(results, ::testing::Each(IsOk()));
+    EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
   }
 }
 

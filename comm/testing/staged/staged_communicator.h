@@ -6,7 +6,6 @@
 
 #include <memory>
 
-#include "absl/status/statusor.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {

@@ -1,22 +1,18 @@
 #include "comm/testing/staged/staged_communicator.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
@@ -25,9 +21,8 @@
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
-#include "comm/testing/intercepting_communicator.h"
+#include "comm/testing/connect_ranks.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/testing/shared_memory_group.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -38,22 +33,20 @@ namespace {
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
-using ::testing::Each;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using ::testing::SizeIs;
 using Code = absl::StatusCode;
 const c10::Device kCpu = c10::Device(c10::DeviceType::CPU);
 
 // Tells the fake device that the host reads and writes the buffers, and notes
 // where they are.
-class WatchedCommunicator final : public InterceptingCommunicator {
+class WatchedCommunicator final : public ForwardingCommunicator {
  public:
   explicit WatchedCommunicator(std::unique_ptr<Communicator> base,
                                std::vector<void*>* buffers = nullptr)
-      : InterceptingCommunicator(std::move(base)), buffers_(buffers) {}
+      : ForwardingCommunicator(std::move(base)), buffers_(buffers) {}
 
  protected:
   StartedWork Intercept(Collective /*collective*/, absl::string_view /*label*/,
@@ -64,7 +57,7 @@ class WatchedCommunicator final : public InterceptingCommunicator {
   StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
                          absl::string_view label) override {
     Touch(out);
-    return InterceptingCommunicator::DoAllToAll(out, in, label);
+    return ForwardingCommunicator::DoAllToAll(out, in, label);
   }
 
  private:
@@ -243,8 +236,8 @@ TEST_F(StagedCommunicatorTest, HostMemoryIsUsedAgain) {
     ASSERT_OK(
         Finish(staged->AllReduce(OnDevice(size, 1), ReduceOp::kSum, "w")));
   }
-  EXPECT_THAT(buffers, SizeIs(4));
-  EXPECT_THAT(buffers, Each(buffers[0]));
+  EXPECT_THAT(buffers, ::testing::SizeIs(4));
+  EXPECT_THAT(buffers, ::testing::Each(buffers[0]));
 }
 
 TEST_F(StagedCommunicatorTest, ADefaultTimeoutNamesTheRankThatIsMissing) {

@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -11,7 +10,6 @@
 #include <string>
 
 #include "absl/algorithm/container.h"
-#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -111,18 +109,17 @@ absl::StatusOr<TokenDescription> ParseTokenDescription(absl::string_view json) {
 
 absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
     const std::string& path) {
-  FSDP_ASSIGN_OR_RETURN(const int descriptor, fsdp::OpenToRead(path));
-  const auto close_it = absl::MakeCleanup([descriptor] { close(descriptor); });
+  FSDP_ASSIGN_OR_RETURN(const fsdp::UniqueFd file, fsdp::OpenToRead(path));
   struct stat status;
   const auto error = [&path] {
     return absl::ErrnoToStatus(errno, absl::StrCat("reading ", path));
   };
-  if (fstat(descriptor, &status) != 0) return error();
+  if (fstat(file.get(), &status) != 0) return error();
   absl::string_view bytes;
   if (status.st_size > 0) {  // an empty file cannot be mapped
     const auto size = static_cast<size_t>(status.st_size);
     void* const memory =
-        mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
+        mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
     if (memory == MAP_FAILED) return error();
     bytes = absl::string_view(static_cast<const char*>(memory), size);
   }

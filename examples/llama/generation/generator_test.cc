@@ -30,7 +30,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/testing/fake_device.h"
-#include "base/testing/fake_device_graph.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"

@@ -23,7 +23,6 @@
 #include "adapters/lora.h"
 #include "base/json.h"
 #include "base/testing/fake_device.h"
-#include "base/testing/fake_device_graph.h"
 #include "base/testing/this_program.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"

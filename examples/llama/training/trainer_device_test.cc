@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
-#include "base/testing/fake_device_graph.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/loopback_communicator.h"

@@ -12,7 +12,7 @@
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
-#include "offload/testing/temporary_file.h"
+#include "offload/testing/kept_file.h"
 
 namespace fsdp::testing {
 namespace {

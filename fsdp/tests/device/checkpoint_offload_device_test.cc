@@ -14,7 +14,7 @@
 #include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/sharded_test.h"
 #include "offload/param_store.h"
-#include "offload/testing/temporary_file.h"
+#include "offload/testing/kept_file.h"
 
 namespace fsdp::testing {
 namespace {

@@ -17,7 +17,7 @@
 #include "offload/host_store.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
-#include "offload/testing/forwarding_store.h"
+#include "offload/testing/faulty_store.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp::testing {

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "comm/testing/late_communicator.h"
+#include "comm/testing/failing_communicator.h"
 #include "fsdp/optim/training_step.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"

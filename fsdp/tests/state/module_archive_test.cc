@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "comm/testing/run_refused_ranks.h"
+#include "comm/testing/run_ranks.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "comm/testing/late_communicator.h"
+#include "comm/testing/failing_communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/testing/memory_meter.h"
 #include "fsdp/testing/sharded_test.h"

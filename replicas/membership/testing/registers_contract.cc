@@ -22,7 +22,6 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
-using ::testing::ElementsAreArray;
 using ::testing::Optional;
 
 constexpr absl::Duration kSoon = absl::Milliseconds(30);
@@ -168,7 +167,7 @@ TEST_P(RegistersContract, ThreadsAddAndExchangeOneAfterTheOther) {
   }
   std::sort(all.begin(), all.end());
   for (int i = 1; i <= kThreads * kRounds; ++i) expected.push_back(i);
-  EXPECT_THAT(all, ElementsAreArray(expected));
+  EXPECT_THAT(all, ::testing::ElementsAreArray(expected));
   EXPECT_EQ(winners, kRounds);
 }
 

@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -31,10 +30,12 @@
 namespace gpt {
 namespace {
 
+using ::fsdp::comm::Collective;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::ForwardingCommunicator;
 using ::fsdp::comm::ReduceOp;
 using ::fsdp::comm::ScaledSum;
+using ::fsdp::comm::StartedWork;
 using ::fsdp::comm::Work;
 
 constexpr std::pair<absl::string_view, FaultKind> kKinds[] = {
@@ -44,11 +45,12 @@ constexpr std::pair<absl::string_view, FaultKind> kKinds[] = {
     {"exit", FaultKind::kExit},   {"nan", FaultKind::kNan},
     {"slow", FaultKind::kSlow},
 };
-constexpr std::pair<absl::string_view, Operation> kOperations[] = {
-    {"any", Operation::kAny},
-    {"all_gather", Operation::kAllGather},
-    {"reduce_scatter", Operation::kReduceScatter},
-    {"all_reduce", Operation::kAllReduce},
+constexpr std::pair<absl::string_view, std::optional<Collective>>
+    kOperations[] = {
+        {"any", std::nullopt},
+        {"all_gather", Collective::kAllGather},
+        {"reduce_scatter", Collective::kReduceScatter},
+        {"all_reduce", Collective::kAllReduce},
 };
 constexpr std::pair<absl::string_view, bool> kMoments[] = {{"start", false},
                                                            {"wait", true}};
@@ -161,32 +163,20 @@ class FaultyCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), fault_(fault) {}
 
  private:
-  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
-
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    return Start(Operation::kAllGather, nullptr,
-                 [&] { return base().AllGather(out, in, label); });
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Start(Operation::kReduceScatter, &in,
-                 [&] { return base().ReduceScatter(out, in, op, label); });
-  }
   StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
                                     ScaledSum sum,
                                     absl::string_view label) override {
-    return Start(Operation::kReduceScatter, &in, [&] {
+    return Intercept(Collective::kReduceScatter, label, in, [&] {
       return base().ReduceScatterScaled(out, in, sum, label);
     });
   }
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    const bool ends_step = absl::StartsWith(label, kStepEnd);
+  StartedWork Intercept(Collective collective, absl::string_view label,
+                        const at::Tensor& whole, Pass pass) override {
+    const bool ends_step = collective == Collective::kAllReduce &&
+                           absl::StartsWith(label, kStepEnd);
     if (ends_step) Dawdle();
-    StartedWork work = Start(Operation::kAllReduce, nullptr, [&] {
-      return base().AllReduce(tensor, op, label);
-    });
+    StartedWork work =
+        Fits(collective) ? Fail(collective, whole, pass) : pass();
     if (ends_step) {
       ++step_;
       calls_ = 0;
@@ -194,24 +184,24 @@ class FaultyCommunicator final : public ForwardingCommunicator {
     return work;
   }
 
-  StartedWork Start(Operation operation, const at::Tensor* gradients,
-                    absl::FunctionRef<StartedWork()> start) {
-    if (!Fits(operation)) return start();
+  StartedWork Fail(Collective collective, const at::Tensor& whole, Pass pass) {
     if (fault_.kind == FaultKind::kSlow) is_slow_ = true;
-    if (fault_.kind == FaultKind::kNan && gradients != nullptr) {
-      gradients->fill_(std::numeric_limits<double>::quiet_NaN());
+    if (fault_.kind == FaultKind::kNan &&
+        collective == Collective::kReduceScatter) {
+      whole.fill_(std::numeric_limits<double>::quiet_NaN());
     }
     if (!fault_.in_wait) {
       FSDP_RETURN_IF_ERROR(Strike(fault_));
-      return start();
+      return pass();
     }
-    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Work> work, start());
+    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Work> work, pass());
     return std::make_unique<FaultyWork>(std::move(work), &base(), fault_);
   }
 
-  bool Fits(Operation operation) {
-    if (step_ != fault_.step) return false;
-    if (fault_.operation != Operation::kAny && fault_.operation != operation) {
+  bool Fits(Collective collective) {
+    if (step_ != fault_.step || collective == Collective::kAllToAll ||
+        collective == Collective::kBroadcast ||
+        collective != fault_.operation.value_or(collective)) {
       return false;
     }
     return calls_++ == fault_.call;

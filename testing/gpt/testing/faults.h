@@ -28,17 +28,16 @@ enum class FaultKind {
   kSlow,   // steps of this rank take ten times as long from here on
 };
 
-enum class Operation { kAny, kAllGather, kReduceScatter, kAllReduce };
-
 // A fault comes with the `call`-th operation, from 0, of this kind in the
-// `step`-th step, from 1, that the rank takes in the attempt.
+// `step`-th step, from 1, that the rank takes in the attempt. Operations are
+// all-gathers, reduce-scatters and all-reduces.
 struct Fault {
   FaultKind kind = FaultKind::kKill;
   int restart = 0;
   int replica = 0;  // also where there are none
   int rank = 0;
   int64_t step = 1;
-  Operation operation = Operation::kAny;
+  std::optional<fsdp::comm::Collective> operation;  // unset: any
   int64_t call = 0;
   bool in_wait = false;  // in the wait for it instead of at its start
 };

@@ -27,7 +27,7 @@ TEST(FaultPlanTest, ReadsEveryField) {
   EXPECT_EQ(plan[0].replica, 4);
   EXPECT_EQ(plan[0].rank, 3);
   EXPECT_EQ(plan[0].step, 40);
-  EXPECT_EQ(plan[0].operation, Operation::kReduceScatter);
+  EXPECT_EQ(plan[0].operation, fsdp::comm::Collective::kReduceScatter);
   EXPECT_EQ(plan[0].call, 5);
   EXPECT_TRUE(plan[0].in_wait);
   EXPECT_EQ(plan[1].kind, FaultKind::kNan);

@@ -1,8 +1,11 @@
-// A process that can start no threads.
-#ifndef BASE_TESTING_NO_THREADS_H_
-#define BASE_TESTING_NO_THREADS_H_
+// Limits of this process, for a test.
+#ifndef BASE_TESTING_PROCESS_LIMITS_H_
+#define BASE_TESTING_PROCESS_LIMITS_H_
 
 #include <pthread.h>
+#include <sys/resource.h>
+
+#include <cstdint>
 
 #include "base/check.h"
 
@@ -31,6 +34,23 @@ class NoThreads {
   pthread_attr_t before_;
 };
 
+// While this exists, no file of this process grows beyond `bytes`.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(int64_t bytes) {
+    FSDP_CHECK(getrlimit(RLIMIT_FSIZE, &previous_) == 0);
+    rlimit limit = previous_;
+    limit.rlim_cur = static_cast<rlim_t>(bytes);
+    FSDP_CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+  ~FileSizeLimit() { setrlimit(RLIMIT_FSIZE, &previous_); }
+
+ private:
+  rlimit previous_;
+};
+
 }  // namespace fsdp::testing
 
-#endif  // BASE_TESTING_NO_THREADS_H_
+#endif  // BASE_TESTING_PROCESS_LIMITS_H_
