@@ -35,7 +35,7 @@ absl::Status FineTune(const std::string& folder, const std::string& tokens,
     llama::MoveTo(device, *net);
   }
   fsdp::Options options;
-  options.wrap_policy = fsdp::WrapModules<llama::DecoderLayerImpl>();
+  options.wrap_policy = llama::UnitsOf(config);
   options.unit.precision = fsdp::ComputeIn(torch::kBFloat16);
   options.init.loaded_later = [](const std::string&) { return true; };
   FSDP_ASSIGN_OR_RETURN(auto model, fsdp::FullyShard(net, ranks, options));

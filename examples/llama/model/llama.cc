@@ -53,6 +53,15 @@ EmbeddingOptions EmbeddingOf(const LlamaConfig& config) {
   return options;
 }
 
+at::Tensor ApplyHead(const at::Tensor& x, const at::Tensor& weight,
+                     const at::Tensor& targets) {
+  if (!targets.defined()) return at::linear(x, weight);
+  // For each chunk a GPU reads and writes the gradient of the weight once,
+  // which takes as long as the products of 512 rows do.
+  return ChunkedCrossEntropy(x.flatten(0, 1), weight, targets.flatten(),
+                             /*chunk_rows=*/x.is_cuda() ? 2048 : 512);
+}
+
 }  // namespace
 
 DecoderImpl::DecoderImpl(const LlamaConfig& config)
@@ -76,7 +85,7 @@ at::Tensor DecoderImpl::forward(const at::Tensor& tokens,
       starts.empty() ? at::arange(tokens.size(1), tokens.options())
                      : at::tensor(DocumentPositions(starts, tokens.numel()))
                            .to(tokens.device());
-  at::Tensor x = embed_tokens_->forward(rows);
+  at::Tensor x = fsdp::Forward(embed_tokens_, rows);
   const RotaryTables tables =
       MakeRotaryTables(rope_, head_dim_, positions, x.scalar_type());
   for (const auto& layer : *layers_) {
@@ -126,13 +135,16 @@ at::Tensor DecoderImpl::RunLayers(const at::Tensor& tokens,
   return norm_->forward(x);
 }
 
+at::Tensor HeadImpl::forward(const at::Tensor& x, const at::Tensor& targets) {
+  return ApplyHead(x, weight, targets);
+}
+
 CausalLmImpl::CausalLmImpl(const LlamaConfig& config) : model_(config) {
   register_module("model", model_);
   if (config.tie_word_embeddings) return;
   lm_head_ = register_module(
       "lm_head",
-      fsdp::adapters::Linear(
-          LinearOptions(config.hidden_size, config.vocab_size).bias(false)));
+      Head(LinearOptions(config.hidden_size, config.vocab_size).bias(false)));
 }
 
 at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,
@@ -140,11 +152,8 @@ at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,
                                  const at::Tensor& targets) {
   CheckTokens(tokens, starts, targets);
   const at::Tensor x = model_->forward(tokens, starts);
-  if (!targets.defined()) return at::linear(x, HeadWeight());
-  // For each chunk a GPU reads and writes the gradient of the weight once,
-  // which takes as long as the products of 512 rows do.
-  return ChunkedCrossEntropy(x.flatten(0, 1), HeadWeight(), targets.flatten(),
-                             /*chunk_rows=*/x.is_cuda() ? 2048 : 512);
+  return lm_head_.is_empty() ? ApplyHead(x, model_->embedding(), targets)
+                             : fsdp::Forward(lm_head_, x, targets);
 }
 
 at::Tensor CausalLmImpl::Continue(const at::Tensor& tokens, KvCache& cache,

@@ -27,7 +27,7 @@
 
 namespace llama {
 
-// Has embed_tokens, layers and norm. Calls its layers by fsdp::Forward().
+// Has embed_tokens, layers and norm. Calls the first two by fsdp::Forward().
 class DecoderImpl : public torch::nn::Module {
  public:
   explicit DecoderImpl(const LlamaConfig& config);
@@ -56,9 +56,21 @@ class DecoderImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Decoder);
 
+// The untied head. It computes with its own weight alone: without an adapter
+// and not in int8.
+class HeadImpl : public fsdp::adapters::LinearImpl {
+ public:
+  using fsdp::adapters::LinearImpl::LinearImpl;
+
+  // [batch, tokens, hidden_size] -> what CausalLmImpl::forward() returns.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& targets);
+};
+TORCH_MODULE(Head);
+
 // Has model and, unless the config ties it to the embedding, lm_head: a tied
 // head is no parameter of its own, as in the files of such models. If files
-// have a lm_head.weight all the same, use TensorRecipe::copies.
+// have a lm_head.weight all the same, use TensorRecipe::copies. Only a head
+// that is not tied, and the embedding beside it, may be units of their own.
 class CausalLmImpl : public torch::nn::Module {
  public:
   explicit CausalLmImpl(const LlamaConfig& config);
@@ -95,7 +107,7 @@ class CausalLmImpl : public torch::nn::Module {
   const at::Tensor& HeadWeight() const;
 
   Decoder model_;
-  fsdp::adapters::Linear lm_head_{nullptr};  // null if it is tied
+  Head lm_head_{nullptr};  // null if it is tied
 };
 TORCH_MODULE(CausalLm);
 

@@ -5,6 +5,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -47,13 +49,15 @@ namespace fs = std::filesystem;
 
 using ::fsdp::Json;
 
-fsdp::Options ShardingOf(const ModelOptions& options) {
+fsdp::Options ShardingOf(const LlamaConfig& config,
+                         const ModelOptions& options) {
   fsdp::Options sharding;
-  sharding.wrap_policy = fsdp::WrapModules<DecoderLayerImpl>();
+  sharding.wrap_policy = UnitsOf(config);
   if (options.compute != c10::kFloat) {
     sharding.unit.precision = fsdp::ComputeIn(options.compute);
   }
-  if (options.recompute) {
+  // Where options are chosen, these are the units that may be recomputed.
+  if (options.recompute || options.automatic.has_value()) {
     sharding.recompute.units = fsdp::WrapModules<DecoderLayerImpl>();
   }
   // Nothing but dropout draws random numbers, which captures cannot repeat.
@@ -64,7 +68,7 @@ fsdp::Options ShardingOf(const ModelOptions& options) {
 }
 
 absl::StatusOr<fsdp::Options> Choose(
-    const std::shared_ptr<CausalLmImpl>& net, int64_t vocab,
+    const std::shared_ptr<CausalLmImpl>& net, const LlamaConfig& config,
     const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
   const AutoSharding& automatic = *options.automatic;
@@ -75,11 +79,11 @@ absl::StatusOr<fsdp::Options> Choose(
   wanted.memory.backwards_per_step = static_cast<int>(automatic.backwards);
   wanted.loss = [&](int64_t rows) {
     const at::Tensor tokens =
-        at::randint(vocab, {rows, automatic.seq},
+        at::randint(config.vocab_size, {rows, automatic.seq},
                     at::TensorOptions(at::kLong).device(options.device));
     return net->forward(tokens, DocumentStarts(), tokens);
   };
-  wanted.base = ShardingOf(options);
+  wanted.base = ShardingOf(config, options);
   FSDP_ASSIGN_OR_RETURN(const fsdp::AutoChoice choice,
                         fsdp::ChooseOptions(net, ranks, wanted));
   if (ranks->rank() == 0) *automatic.out << choice.ToString() << std::flush;
@@ -149,6 +153,12 @@ absl::StatusOr<std::string> WithDtype(const std::string& config,
 
 }  // namespace
 
+fsdp::WrapPolicy UnitsOf(const LlamaConfig& config) {
+  if (config.tie_word_embeddings) return fsdp::WrapModules<DecoderLayerImpl>();
+  return fsdp::WrapModules<DecoderLayerImpl, torch::nn::EmbeddingImpl,
+                           HeadImpl>();
+}
+
 void MoveTo(c10::Device device, torch::nn::Module& module) {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> tensors = module.parameters();
@@ -181,11 +191,19 @@ absl::StatusOr<Model> MakeModel(
         MoveTo(options.device, *net);
         return absl::OkStatus();
       }));
-  fsdp::Options sharding = ShardingOf(options);
+  fsdp::Options sharding = ShardingOf(config, options);
   if (options.automatic.has_value()) {
-    FSDP_ASSIGN_OR_RETURN(sharding,
-                          Choose(net, config.vocab_size, options, ranks));
+    FSDP_ASSIGN_OR_RETURN(sharding, Choose(net, config, options, ranks));
   }
+  // Backward begins with the head, which is not gathered for that again.
+  sharding.configure_unit = [](const std::string&,
+                               const torch::nn::Module& module,
+                               fsdp::UnitOptions& unit) {
+    if (module.as<HeadImpl>() != nullptr &&
+        unit.strategy == fsdp::ShardingStrategy::kFullShard) {
+      unit.strategy = fsdp::ShardingStrategy::kShardGradOp;
+    }
+  };
   if (options.loaded_later) {
     sharding.init.loaded_later = [](const std::string& name) {
       // Factors of adapters are initialized.

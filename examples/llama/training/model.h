@@ -1,5 +1,5 @@
-// Makes the model that is trained from a Hugging Face folder, with each decoder
-// layer as a unit, and writes such a folder.
+// Makes the model that is trained from a Hugging Face folder, divided into
+// units, and writes such a folder.
 #ifndef EXAMPLES_LLAMA_TRAINING_MODEL_H_
 #define EXAMPLES_LLAMA_TRAINING_MODEL_H_
 
@@ -53,13 +53,17 @@ struct ModelOptions {
   std::optional<fsdp::adapters::LoraConfig> lora = std::nullopt;
   // With `lora`: the weights of the base's linear layers are int8.
   std::optional<fsdp::adapters::Int8Options> int8_base = std::nullopt;
-  // If set, strategy, recomputation and tiers are chosen.
+  // If set, units, strategy, recomputation and tiers are chosen.
   std::optional<AutoSharding> automatic = std::nullopt;
 };
 
 // Does what Module::to() does, for any device: that function cannot move to one
 // that is a plugin of LibTorch.
 void MoveTo(c10::Device device, torch::nn::Module& module);
+
+// Chooses the units of a model of `config`: each decoder layer and, unless the
+// head is tied to the embedding, these two. The root owns what they share.
+fsdp::WrapPolicy UnitsOf(const LlamaConfig& config);
 
 // Makes a model with the random values of InitializeParameters(), of which no
 // rank has all, or with values to be loaded later. Collective. Errors are those

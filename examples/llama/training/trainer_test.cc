@@ -4,21 +4,26 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/accumulate.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "adapters/lora.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
@@ -29,6 +34,7 @@
 #include "examples/llama/testing/numbered_rows.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/testing/memory_meter.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "ranges/tensor_range.h"
 
@@ -37,6 +43,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::testing::ElementsAre;
 
 constexpr int64_t kSeq = 12;
 constexpr int64_t kRows = 7;
@@ -224,6 +231,61 @@ TEST(TrainerModelTest, MicroBatchesTakeNoMoreThanOneUnlessGradientsStayWhole) {
   const int64_t one = peaks[{1, false}];
   EXPECT_LT(peaks[std::pair(int64_t{4}, false)], one + whole / 4);
   EXPECT_GT(peaks[std::pair(int64_t{4}, true)], one + whole / 4);
+}
+
+// The second word is the first of the strategy.
+std::vector<std::string> UnitsIn(const Model& model) {
+  const std::vector<std::string> lines =
+      absl::StrSplit(model->Describe(), '\n');
+  std::vector<std::string> units;
+  for (size_t i = 1; !absl::StartsWith(lines.at(i), "memory of"); ++i) {
+    const std::vector<std::string> words =
+        absl::StrSplit(lines[i], ' ', absl::SkipEmpty());
+    units.push_back(absl::StrCat(words.at(0), " ", words.at(1)));
+  }
+  return units;
+}
+
+TEST(TrainerModelTest, AnEmbeddingAndAHeadThatAreNotTiedAreUnits) {
+  LlamaConfig config = TinyConfig();
+  for (const bool is_tied : {false, true}) {
+    config.tie_word_embeddings = is_tied;
+    EXPECT_OK(RunAllRanks(1, [&](Communicator& world) -> absl::Status {
+      const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
+      FSDP_ASSIGN_OR_RETURN(const Model model, MakeModel(config, {}, own));
+      if (is_tied) {
+        EXPECT_THAT(UnitsIn(model),
+                    ElementsAre("root full", "model.layers.0 full",
+                                "model.layers.1 full"));
+      } else {
+        EXPECT_THAT(UnitsIn(model),
+                    ElementsAre("root full", "model.embed_tokens full",
+                                "model.layers.0 full", "model.layers.1 full",
+                                "lm_head shard"));
+      }
+      return absl::OkStatus();
+    }));
+  }
+}
+
+TEST(TrainerModelTest, GradientsOfEmbeddingAndHeadAreNotWholeAtATime) {
+  LlamaConfig config = TinyConfig();
+  config.vocab_size = 512;
+  constexpr int64_t kOne = 512 * 24 * 4;  // bytes; a layer has a third of that
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(config, {}, own));
+    const at::Tensor tokens = at::arange(8).view({2, 4});
+    FSDP_RETURN_IF_ERROR(
+        model->Backward(model->forward(tokens, DocumentStarts(), tokens)));
+    for (const int64_t peak :
+         {model->memory_stats().gradients.peak_in_use_bytes,
+          model->PlanMemory().in_flight}) {
+      EXPECT_GE(peak, kOne);
+      EXPECT_LT(peak, 2 * kOne);
+    }
+    return absl::OkStatus();
+  }));
 }
 
 // The base is frozen in bfloat16, and the loss goes down all the same.
