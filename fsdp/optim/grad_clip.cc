@@ -39,7 +39,7 @@ at::Tensor LocalTotal(const std::vector<GradientGroup>& groups, double p,
   for (const GradientGroup& group : groups) {
     std::vector<at::Tensor> each;
     ThrowIfError(ForEachInMemory(
-        group, Use::kRead, [&](const std::vector<at::Tensor>& gradients) {
+        group.each, Use::kRead, [&](const std::vector<at::Tensor>& gradients) {
           for (at::Tensor& norm :
                at::_foreach_norm(gradients, p, group.math_dtype())) {
             each.push_back(std::move(norm));
@@ -78,7 +78,7 @@ void Scale(const std::vector<GradientGroup>& groups, const at::Tensor& norm,
       (max_norm / (norm + 1e-6)).clamp_max(1.0).reshape({});
   for (const GradientGroup& group : groups) {
     const at::Tensor factor = coefficient.to(group.device, group.math_dtype());
-    ThrowIfError(ForEachInMemory(group, Use::kUpdate,
+    ThrowIfError(ForEachInMemory(group.gradients, Use::kUpdate,
                                  [&](const std::vector<at::Tensor>& gradients) {
                                    at::_foreach_mul_(gradients, factor);
                                  }));

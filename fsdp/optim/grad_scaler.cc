@@ -46,11 +46,12 @@ at::Tensor UnscaleLocally(absl::Span<const TensorRange> shards, float scale) {
   for (GradientGroup& group : GroupGradients(shards)) {
     at::Tensor found = at::zeros({1}, options(group.device));
     const at::Tensor inverse = at::full({1}, 1 / scale, options(group.device));
-    ThrowIfError(ForEachInMemory(
-        group, Use::kUpdate, [&](const std::vector<at::Tensor>& gradients) {
-          at::_amp_foreach_non_finite_check_and_unscale_(gradients, found,
-                                                         inverse);
-        }));
+    ThrowIfError(
+        ForEachInMemory(group.gradients, Use::kUpdate,
+                        [&](const std::vector<at::Tensor>& gradients) {
+                          at::_amp_foreach_non_finite_check_and_unscale_(
+                              gradients, found, inverse);
+                        }));
     CountWrites(group);
     found_inf = at::maximum(found_inf, found.to(device));
   }

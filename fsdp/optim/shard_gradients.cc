@@ -103,20 +103,19 @@ void CountWrites(const GradientGroup& group) {
 }
 
 absl::Status ForEachInMemory(
-    const GradientGroup& group, Use use,
+    const std::vector<at::Tensor>& gradients, Use use,
     absl::FunctionRef<void(const std::vector<at::Tensor>&)> visit) {
-  if (!std::any_of(group.gradients.begin(), group.gradients.end(),
-                   RestsElsewhere)) {
-    visit(group.gradients);
+  if (!std::any_of(gradients.begin(), gradients.end(), RestsElsewhere)) {
+    visit(gradients);
     return absl::OkStatus();
   }
-  const auto end = group.gradients.end();
+  const auto end = gradients.end();
   const auto next_memory = [&](auto from) {
     return std::find_if(from, end, [&](const at::Tensor& gradient) {
       return RestingMemory::Of(gradient) != RestingMemory::Of(*from);
     });
   };
-  for (auto begin = group.gradients.begin(); begin != end;) {
+  for (auto begin = gradients.begin(); begin != end;) {
     const auto next = next_memory(begin);
     if (next != end) PrefetchTensor(*next);
     FSDP_ASSIGN_OR_RETURN(const Resident resident, Resident::Of(*begin, use));

@@ -29,7 +29,8 @@ struct GradientGroup {
   at::ScalarType dtype;
   int replicas;  // TensorRange::replicas
   std::vector<at::Tensor> each;
-  // The same gradients, with neighbours in memory merged into one tensor.
+  // The same gradients, with neighbours in memory merged into one tensor. What
+  // rests elsewhere may be merged otherwise, so sums are of `each`.
   std::vector<at::Tensor> gradients = {};
 
   // The dtype to compute in: float32 for halves.
@@ -39,11 +40,11 @@ struct GradientGroup {
 // Groups the gradients of `shards`, without undefined and empty ones.
 std::vector<GradientGroup> GroupGradients(absl::Span<const TensorRange> shards);
 
-// Calls `visit` once with all of `group`. If gradients rest off the device, it
-// calls `visit` for each shard in order, with its gradients in memory. Errors
-// are those of RestingMemory.
+// Calls `visit` once with all `gradients`, which are `each` or `gradients` of a
+// group. If some rest off the device, it calls `visit` for each shard in order,
+// with its gradients in memory. Errors are those of RestingMemory.
 absl::Status ForEachInMemory(
-    const GradientGroup& group, Use use,
+    const std::vector<at::Tensor>& gradients, Use use,
     absl::FunctionRef<void(const std::vector<at::Tensor>&)> visit);
 
 // Raises the version of each gradient of `group`, after operators have written
