@@ -374,10 +374,13 @@ Held MeasureAdapters(bool is_int8) {
 TEST(AdapterMemoryTest, ARankHoldsWhatIsPlannedAndHalfOfItIfTheBaseIsInt8) {
   const Held numbers = MeasureAdapters(/*is_int8=*/false);
   const Held int8 = MeasureAdapters(/*is_int8=*/true);
+  // Beside two layers, which are gathered at a time, a free buffer is kept for
+  // the next embedding or head.
+  constexpr int64_t kKept = 512 * 256 * 2;
   for (const Held& held : {numbers, int8}) {
-    EXPECT_NEAR(
-        static_cast<double>(held.held) / static_cast<double>(held.planned), 1,
-        0.02)
+    EXPECT_NEAR(static_cast<double>(held.held - kKept) /
+                    static_cast<double>(held.planned),
+                1, 0.001)
         << held.held << " held, " << held.planned << " planned";
   }
   // A weight is 1 byte and a 64th of a 4-byte scale instead of 2 bytes.
