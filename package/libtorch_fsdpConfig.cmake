@@ -1,7 +1,8 @@
 # Defines libtorch_fsdp::libtorch_fsdp. Needs the LibTorch that the library was built for: find_package(Torch).
 include(CMakeFindDependencyMacro)
 find_dependency(Torch)
-set(_fsdp_build "or build the library for that one:  LIBTORCH=${TORCH_INSTALL_PREFIX} ./bazelw build -c opt //package:install")
+string(CONCAT _fsdp_build "or build the library for that one:  "
+  "LIBTORCH=${TORCH_INSTALL_PREFIX} ./bazelw build --config=opt //package:install")
 if(NOT Torch_VERSION MATCHES "^@TORCH@[.]")
   string(CONCAT libtorch_fsdp_NOT_FOUND_MESSAGE "this libtorch_fsdp is built for LibTorch @TORCH@, and ${Torch_DIR} has "
     "${Torch_VERSION}, whose classes are laid out otherwise: name a LibTorch @TORCH@ (pip install torch==@TORCH@.*) in "
