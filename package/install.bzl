@@ -56,7 +56,7 @@ def _install_impl(ctx):
     arguments.add(library, format = "--library=%s")
     arguments.add(ctx.file._libtorch, format = "--libtorch=%s")
     arguments.add(ctx.attr.version, format = "--version=%s")
-    arguments.add("--cuda=ON" if ctx.attr.cuda else "--cuda=OFF")
+    arguments.add("--cuda=ON" if ctx.var.get("fsdp_cuda") == "1" else "--cuda=OFF")
     headers = deps.compilation_context.headers
     arguments.add_all(public, map_each = _place, format_each = "--public=%s")
     arguments.add_all(headers, map_each = _place, format_each = "--header=%s")
@@ -77,7 +77,6 @@ def _install_impl(ctx):
 install = rule(
     implementation = _install_impl,
     attrs = {
-        "cuda": attr.bool(doc = "whether it links what LibTorch has for CUDA"),
         "deps": attr.label_list(
             providers = [CcInfo],
             doc = "whose headers are public; what they depend on is linked, and gives the headers that these include",
