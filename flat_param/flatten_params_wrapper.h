@@ -42,7 +42,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/forward_like.h"
+#include "base/module_forward.h"
 #include "base/status_macros.h"
 #include "flat_param/flattened_module.h"
 #include "flat_param/layout.h"

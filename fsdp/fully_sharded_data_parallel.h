@@ -43,7 +43,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "base/forward_like.h"
+#include "base/module_forward.h"
 #include "base/status_macros.h"
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/memory/memory_stats.h"

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "fsdp/autograd/tensor_tree.h"
+#include "base/module_forward.h"
 #include "fsdp/options/options.h"
 #include "fsdp/recompute/checkpoint.h"
 

@@ -15,9 +15,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/module_forward.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "fsdp/autograd/tensor_tree.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"

@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/autograd/tensor_tree.h"
+#include "base/module_forward.h"
 #include "fsdp/options/options.h"
 
 namespace fsdp {
@@ -121,7 +121,7 @@ auto RunRegion(const CheckpointOptions& options, const std::string& unit,
 // tensors that require grad must be arguments. `fn` and `args` are copied or
 // moved, and kept as long as the graph, so what they refer to must live as
 // long. Tensors in `args` and in the result are found as fsdp::Forward finds
-// them (see tensor_tree.h). Without grad this is a plain call.
+// them (see base/module_forward.h). Without grad this is a plain call.
 //
 // The call or its backward throws StatusError (FailedPrecondition) when `fn`
 // modifies an argument in place, when an argument is modified between forward

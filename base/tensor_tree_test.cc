@@ -1,5 +1,3 @@
-#include "fsdp/autograd/tensor_tree.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 
@@ -13,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/module_forward.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

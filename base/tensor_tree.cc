@@ -1,5 +1,3 @@
-#include "fsdp/autograd/tensor_tree.h"
-
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "base/module_forward.h"
 
 namespace fsdp::tensor_tree_internal {
 namespace {
