@@ -112,7 +112,6 @@ QuantizationError MeasureMessages(const MessageLayout& layout,
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   QuantizationError error;
   const at::Tensor in = Quantized(layout, numbers);
-  if (in.numel() == 0) return error;
   const at::Tensor difference =
       at::empty(in.sizes(), in.options().dtype(at::kDouble));
   device_ops::Dequantize(difference, layout.Values(messages),

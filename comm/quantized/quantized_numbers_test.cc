@@ -295,12 +295,10 @@ TEST(MeasureMessagesTest, TellsWhatIsLostAndCountsWhatIsNotFiniteApart) {
   }
 }
 
-TEST(MeasureMessagesTest, OfNothingIsNothing) {
-  for (int64_t size : {0, 8}) {
-    const QuantizationError error = ErrorOf(at::zeros({size}), /*block=*/2);
-    EXPECT_EQ(error.max_abs, 0);
-    EXPECT_EQ(error.relative_l2(), 0);
-  }
+TEST(MeasureMessagesTest, OfZerosNothingIsLost) {
+  const QuantizationError error = ErrorOf(at::zeros({8}), /*block=*/2);
+  EXPECT_EQ(error.max_abs, 0);
+  EXPECT_EQ(error.relative_l2(), 0);
 }
 
 }  // namespace

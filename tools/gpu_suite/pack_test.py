@@ -89,7 +89,7 @@ class PackTest(unittest.TestCase):
         names = [*(label[2:] for label in TESTS), "operators_test under compute-sanitizer", "llama: train", "llama: generate",
                  *pack.CASES, "device_ops", *pack.PYTORCH]
         self.assertEqual(list(results)[:len(names) + 1], [*names, "Llama 1.2B: ours"])
-        self.assertEqual(list(results)[-1], "Llama 1.2B, generating: ours, again")
+        self.assertEqual(list(results)[-1], "Llama 1.2B, generating 64 rows: ours, again")
         self.assertLessEqual(set(llamas), set(results))
         self.assertEqual(len(results["a/b:last_test"]["cases"]), 2)
         beside, _, llama = report.partition("## Beside PyTorch")[2].partition("## All figures")[0].partition("## Llama beside")
