@@ -42,8 +42,7 @@ class File {
 
   // Reads and writes go past the page cache if their memory, offset and size
   // are multiples of this; 0: none do. It is at least a page of the system, so
-  // that those of two processes never meet in one page of the cache. A read of
-  // bytes that are all in the cache may take them from there.
+  // that those of two processes never meet in one page of the cache.
   virtual int64_t direct_bytes() const { return 0; }
 };
 
@@ -58,7 +57,9 @@ class FileLock {
 
 enum class Caching {
   kCached,
-  kDirect,  // past the page cache if the file system can (direct_bytes())
+  kDirect,  // past the page cache if the file system can
+  // The same, but a read of bytes that the cache has takes them from there.
+  kDirectUnlessCached,
 };
 
 struct FileInfo {

@@ -49,11 +49,12 @@ class RealFile : public File {
     UniqueFd cached(OpenRegularFile(path, flags));
     if (!cached.is_open()) return FileError(errno, "open", path);
     // If this fails, everything goes through the page cache.
-    UniqueFd direct(caching == Caching::kDirect
-                        ? OpenRegularFile(path, flags | O_DIRECT)
-                        : -1);
+    UniqueFd direct(caching == Caching::kCached
+                        ? -1
+                        : OpenRegularFile(path, flags | O_DIRECT));
     return absl::WrapUnique(
-        new RealFile(path, std::move(cached), std::move(direct)));
+        new RealFile(path, std::move(cached), std::move(direct),
+                     /*looks=*/caching == Caching::kDirectUnlessCached));
   }
 
   absl::Status PRead(int64_t offset, absl::Span<char> out) override {
@@ -101,17 +102,18 @@ class RealFile : public File {
   }
 
  private:
-  RealFile(std::string path, UniqueFd cached, UniqueFd direct)
+  RealFile(std::string path, UniqueFd cached, UniqueFd direct, bool looks)
       : path_(std::move(path)),
         cached_(std::move(cached)),
         direct_(std::move(direct)),
+        looks_(looks),
         direct_works_(direct_.is_open()) {}
 
   // Returns whether the page cache has all of these bytes. Linux tells it the
   // owner of a file; to others it says so of all that they may not write.
   bool IsCached(int64_t offset, int64_t bytes) const {
     struct stat found = {};
-    if (direct_bytes() == 0 || fstat(cached_.get(), &found) != 0 ||
+    if (!looks_ || direct_bytes() == 0 || fstat(cached_.get(), &found) != 0 ||
         (geteuid() != 0 && geteuid() != found.st_uid)) {
       return false;
     }
@@ -152,6 +154,7 @@ class RealFile : public File {
   const std::string path_;
   const UniqueFd cached_;
   const UniqueFd direct_;  // may be closed
+  const bool looks_;       // for what the page cache has
   // Cleared if the file system takes the flag but refuses direct calls.
   std::atomic<bool> direct_works_;
 };

@@ -357,7 +357,7 @@ RangeReaderOptions ReaderOptionsFor(const RunValues& values, int world_size) {
               return one.replicas > 1;
             });
   RangeReaderOptions options;
-  options.caching = is_shared ? Caching::kCached : Caching::kDirect;
+  options.caching = is_shared ? Caching::kCached : Caching::kDirectUnlessCached;
   if (HasStreams(values.device())) {
     options.pages = std::make_shared<LockedPages>(values.device());
   }
