@@ -58,7 +58,7 @@ class FileLock {
 enum class Caching {
   kCached,
   kDirect,  // past the page cache if the file system can
-  // The same, but a read of bytes that the cache has takes them from there.
+  // The same, but a read takes its bytes from the cache if all are there.
   kDirectUnlessCached,
 };
 

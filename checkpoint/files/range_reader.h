@@ -38,7 +38,8 @@ struct RangeReaderOptions {
   Caching caching = Caching::kDirect;
   // Ends the text about a damaged file.
   std::string advice = "load an older checkpoint";
-  // Where the reader's memory comes from; null, or if it has none: the system.
+  // Gives the reader's memory, such as pages that a device can copy from. If it
+  // is null or has none, the system's pages are taken.
   std::shared_ptr<offload::PageAllocator> pages = nullptr;
 };
 

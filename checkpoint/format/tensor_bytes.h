@@ -50,8 +50,8 @@ class TensorSink {
   c10::Device device() const { return values_.device(); }
   // Writes the bytes from `position` on, where the last call ended. Errors are
   // those of TensorSource::Read(). A device may read `bytes` until its current
-  // stream has done its present work; page-locked, they do not keep the host
-  // waiting unless they have to be looked at for what would become infinite.
+  // stream has done its present work. The host does not wait for page-locked
+  // ones, unless it has to look for what would become infinite.
   absl::Status Write(int64_t position, absl::Span<const char> bytes);
 
  private:

@@ -305,6 +305,7 @@ class Loader {
       return Annotate(taken, absl::StrCat(reader_.PathOf(ranges[range].file),
                                           ": ", *jobs[range].name));
     };
+    // A device may still copy from what was handed out.
     const auto await_copies = [device] {
       return TorchToStatus("copying to the device", [device] {
         DeviceEvent copied;
