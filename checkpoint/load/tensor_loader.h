@@ -40,8 +40,8 @@ absl::Status LoadTensors(const LoadPlan& plan,
 
 // Returns how to read files into a run. Ranks with equal parts read the same
 // bytes, which the page cache gives to all but the first; if the model is not
-// sharded, these are all `world_size` ranks. For a device the reader's memory is
-// page-locked, if anything can lock it.
+// sharded, these are all `world_size` ranks. For a device the reader's memory
+// is page-locked, if anything can lock it.
 RangeReaderOptions ReaderOptionsFor(const RunValues& values, int world_size);
 
 // Returns memory for something laid out like `parameter`, such as an
