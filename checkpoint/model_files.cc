@@ -85,9 +85,9 @@ class ModelLoad {
         PlanLoad(catalog_, values_->model().all, options);
     if (!plan.ok()) return Annotate(plan.status(), path_);
     plan_ = *std::move(plan);
-    RangeReaderOptions reading;
-    reading.caching = CachingFor(*values_, /*world_size=*/1);
-    FSDP_ASSIGN_OR_RETURN(reader_, folder_->Open(catalog_, reading));
+    FSDP_ASSIGN_OR_RETURN(
+        reader_, folder_->Open(catalog_, ReaderOptionsFor(*values_,
+                                                          /*world_size=*/1)));
     return Annotate(CompareCopies(plan_, *reader_), path_);
   }
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
@@ -21,8 +22,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "comm/communicator.h"
@@ -43,6 +48,7 @@ using ::fsdp::checkpoint::testing::ReadWholeFile;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::LayerUnits;
 using ::fsdp::testing::MakeNet;
@@ -54,6 +60,7 @@ using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 namespace fs = std::filesystem;
@@ -183,6 +190,44 @@ TEST(ModelFilesTest, CastOnTheWay) {
     FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
     return ExpectEqual(expected, actual);
   }));
+}
+
+// Tells the fake device where the host puts what it reads.
+class NotedReads : public testing::ForwardingFileSystem {
+ public:
+  NotedReads() : ForwardingFileSystem(RealFileSystem()) {}
+
+ private:
+  void BeforeFilling(absl::Span<char> out) override {
+    FakeDevice::HostWrite(
+        at::from_blob(out.data(), {static_cast<int64_t>(out.size())},
+                      at::TensorOptions(at::kByte)),
+        "a read");
+  }
+};
+
+// The file is larger than the memory that it is read into.
+TEST(ModelFilesTest, ADeviceCopiesAndCastsWhatIsReadWithoutAWait) {
+  FakeDevice::Register();
+  const std::string root = EmptyFolder("model_files_device");
+  torch::nn::Linear saved(3072, 4096);
+  ExportOptions options;
+  options.dtype = c10::kBFloat16;
+  ASSERT_OK(ExportModel(root + "/m", *saved, options));
+  torch::nn::Linear loaded(3072, 4096);
+  FakeDevice::Move(loaded->parameters());
+  NotedReads files;
+  LoadModelOptions load;
+  load.files = &files;
+  FakeDevice::Reset();
+  ASSERT_OK(LoadModel(root + "/m", *loaded, load));
+  EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+  for (const auto& [name, value] : ValuesOf(*saved)) {
+    EXPECT_TRUE(at::equal(value.to(c10::kBFloat16).to(c10::kFloat),
+                          ValuesOf(*loaded)[name].cpu()))
+        << name;
+  }
 }
 
 TEST(ModelFilesTest, NothingIsCastToWhatHasNoFractions) {

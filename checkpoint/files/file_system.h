@@ -58,6 +58,8 @@ class FileLock {
 enum class Caching {
   kCached,
   kDirect,  // past the page cache if the file system can
+  // The same, but a read takes its bytes from the cache if all are there.
+  kDirectUnlessCached,
 };
 
 struct FileInfo {

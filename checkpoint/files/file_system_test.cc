@@ -1,10 +1,13 @@
 #include "checkpoint/files/file_system.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -16,6 +19,7 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/testing/file_system_contract.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -142,6 +146,35 @@ TEST(RealFileSystemTest, ALinkIsNotFollowedWhereSomethingIsWritten) {
   EXPECT_OK(RemoveTree(files, JoinPath(folder, "tree")));
   EXPECT_EQ(*ReadFile(files, JoinPath(folder, "away/precious"), 9), "!");
   EXPECT_OK(RemoveTree(files, folder));
+}
+
+// Where the files lie on a disk; elsewhere no blocks are counted.
+TEST(RealFileSystemTest, WhatThePageCacheHasIsNotReadFromTheDisk) {
+  constexpr int64_t kBytes = int64_t{1} << 20;
+  alignas(4096) static char memory[kBytes];
+  const std::string path = TempFolder("cached");
+  const std::string contents = RandomBytes(kBytes);
+  ASSERT_OK(WriteFile(RealFileSystem(), path, contents));
+  ASSERT_OK_AND_ASSIGN(
+      const auto file,
+      RealFileSystem().OpenForReading(path, Caching::kDirectUnlessCached));
+  const auto blocks_read = [&] {
+    rusage before = {};
+    rusage after = {};
+    getrusage(RUSAGE_THREAD, &before);
+    EXPECT_OK(file->PRead(0, absl::MakeSpan(memory)));
+    getrusage(RUSAGE_THREAD, &after);
+    EXPECT_TRUE(absl::string_view(memory, kBytes) == contents);
+    return after.ru_inblock - before.ru_inblock;
+  };
+  EXPECT_EQ(blocks_read(), 0);
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  EXPECT_EQ(posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED), 0);
+  close(descriptor);
+  // What goes past the cache is read again the next time.
+  const auto past_cache = blocks_read();
+  EXPECT_EQ(blocks_read(), past_cache);
+  EXPECT_OK(RealFileSystem().RemoveFile(path));
 }
 
 TEST(RealFileSystemTest, NobodyWaitsForAFifo) {

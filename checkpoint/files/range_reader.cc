@@ -1,6 +1,7 @@
 #include "checkpoint/files/range_reader.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <utility>
 
@@ -31,11 +32,13 @@ absl::StatusOr<std::unique_ptr<RangeReader>> RangeReader::Create(
         options.chunk_bytes, " bytes: take at least 2, of a multiple of ",
         kBlockBytes, " bytes"));
   }
-  FSDP_ASSIGN_OR_RETURN(
-      offload::PageMemory memory,
-      offload::PageMemory::Allocate(offload::PageAllocator::System(), bytes));
+  offload::PageAllocator& system = offload::PageAllocator::System();
+  absl::StatusOr<offload::PageMemory> memory = offload::PageMemory::Allocate(
+      options.pages != nullptr ? *options.pages : system, bytes);
+  if (!memory.ok()) memory = offload::PageMemory::Allocate(system, bytes);
+  FSDP_RETURN_IF_ERROR(memory.status());
   return absl::WrapUnique(new RangeReader(
-      files, std::move(sources), std::move(options), std::move(memory)));
+      files, std::move(sources), std::move(options), *std::move(memory)));
 }
 
 RangeReader::RangeReader(FileSystem& files, std::vector<SourceFile> sources,
@@ -229,8 +232,9 @@ absl::Status RangeReader::AwaitNext() {
   return chunk->status;
 }
 
-absl::Status RangeReader::ReadAll(absl::Span<const FilePlace> ranges,
-                                  Take take) {
+absl::Status RangeReader::ReadAll(
+    absl::Span<const FilePlace> ranges, Take take,
+    const std::function<absl::Status()>& before_reuse) {
   FSDP_RETURN_IF_ERROR(CheckRanges(ranges));
   Cursor taken;
   // Skips empty ranges, and takes what the call before has left.
@@ -239,7 +243,10 @@ absl::Status RangeReader::ReadAll(absl::Span<const FilePlace> ranges,
       TakeFrom(current_ != nullptr ? *current_ : nothing, ranges, taken, take));
   Cursor planned = taken;
   while (taken.range < ranges.size()) {
-    if (current_ != nullptr) free_.push_back(std::exchange(current_, nullptr));
+    if (current_ != nullptr) {
+      if (before_reuse != nullptr) FSDP_RETURN_IF_ERROR(before_reuse());
+      free_.push_back(std::exchange(current_, nullptr));
+    }
     FSDP_RETURN_IF_ERROR(StartReads(ranges, planned));
     FSDP_RETURN_IF_ERROR(AwaitNext());
     FSDP_RETURN_IF_ERROR(TakeFrom(*current_, ranges, taken, take));
@@ -256,8 +263,10 @@ void RangeReader::Drop() {
   }
 }
 
-absl::Status RangeReader::Read(absl::Span<const FilePlace> ranges, Take take) {
-  absl::Status status = ReadAll(ranges, take);
+absl::Status RangeReader::Read(
+    absl::Span<const FilePlace> ranges, Take take,
+    const std::function<absl::Status()>& before_reuse) {
+  absl::Status status = ReadAll(ranges, take, before_reuse);
   if (!status.ok()) Drop();
   return status;
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <string>
@@ -37,6 +38,9 @@ struct RangeReaderOptions {
   Caching caching = Caching::kDirect;
   // Ends the text about a damaged file.
   std::string advice = "load an older checkpoint";
+  // Gives the reader's memory, such as pages that a device can copy from. If it
+  // is null or has none, the system's pages are taken.
+  std::shared_ptr<offload::PageAllocator> pages = nullptr;
 };
 
 // Reads whole blocks of kBlockBytes of files with checksums, several blocks
@@ -73,7 +77,13 @@ class RangeReader {
   // checksum, or the file from its size. OutOfRange: a sound file does not have
   // the range. Other errors are those of FileSystem and of `take`. What was
   // handed out before an error is good.
-  absl::Status Read(absl::Span<const FilePlace> ranges, Take take);
+  //
+  // What was handed out stays until `before_reuse` is called, if that is not
+  // null, and the last of it until the next call: a device may copy it
+  // meanwhile. An error of `before_reuse` ends the read.
+  absl::Status Read(
+      absl::Span<const FilePlace> ranges, Take take,
+      const std::function<absl::Status()>& before_reuse = nullptr);
 
  private:
   // The next byte that is wanted, in a list of ranges.
@@ -116,7 +126,8 @@ class RangeReader {
   absl::Status Verify(Chunk& chunk, int64_t end) const;
   // Makes the next one of pending_ current_.
   absl::Status AwaitNext();
-  absl::Status ReadAll(absl::Span<const FilePlace> ranges, Take take);
+  absl::Status ReadAll(absl::Span<const FilePlace> ranges, Take take,
+                       const std::function<absl::Status()>& before_reuse);
   void Drop();
 
   FileSystem& files_;

@@ -159,6 +159,35 @@ TEST_P(RangeReaderTest, ABlockIsReadOnceInFileOrder) {
   EXPECT_LE(counting.read_bytes(), before + size);
 }
 
+TEST_P(RangeReaderTest, WhatWasHandedOutStaysUntilItMayGo) {
+  const auto reader = Reader(files_);
+  const FilePlace all{0, 0, static_cast<int64_t>(contents_[0].size())};
+  std::vector<std::pair<int64_t, absl::Span<const char>>> handed_out;
+  const auto take = [&](size_t, int64_t position,
+                        absl::Span<const char> bytes) {
+    handed_out.emplace_back(position, bytes);
+    return absl::OkStatus();
+  };
+  int times = 0;
+  const auto let_go = [&] {
+    for (const auto& [position, bytes] : handed_out) {
+      EXPECT_EQ(contents_[0].compare(position, bytes.size(), bytes.data(),
+                                     bytes.size()),
+                0);
+    }
+    handed_out.clear();
+    ++times;
+    return absl::OkStatus();
+  };
+  EXPECT_OK(reader->Read({all}, take, let_go));
+  EXPECT_EQ(times, 4);  // of five chunks the last stays
+  EXPECT_OK(let_go());
+  EXPECT_THAT(
+      reader->Read({all}, take, [] { return absl::CancelledError("not yet"); }),
+      StatusIs(Code::kCancelled, HasSubstr("not yet")));
+  EXPECT_OK(ReadAndCompare(*reader, {all}));
+}
+
 TEST_P(RangeReaderTest, FewOfManyFilesAreOpen) {
   constexpr int kFiles = 300;
   std::vector<SourceFile> sources;

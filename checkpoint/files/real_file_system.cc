@@ -1,6 +1,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -48,16 +49,18 @@ class RealFile : public File {
     UniqueFd cached(OpenRegularFile(path, flags));
     if (!cached.is_open()) return FileError(errno, "open", path);
     // If this fails, everything goes through the page cache.
-    UniqueFd direct(caching == Caching::kDirect
-                        ? OpenRegularFile(path, flags | O_DIRECT)
-                        : -1);
+    UniqueFd direct(caching == Caching::kCached
+                        ? -1
+                        : OpenRegularFile(path, flags | O_DIRECT));
     return absl::WrapUnique(
-        new RealFile(path, std::move(cached), std::move(direct)));
+        new RealFile(path, std::move(cached), std::move(direct),
+                     /*looks=*/caching == Caching::kDirectUnlessCached));
   }
 
   absl::Status PRead(int64_t offset, absl::Span<char> out) override {
     const auto wanted = static_cast<int64_t>(out.size());
-    const int64_t done = Move(pread, offset, out.data(), wanted);
+    const int64_t done = Move(pread, offset, out.data(), wanted,
+                              /*past_cache=*/!IsCached(offset, wanted));
     if (done == wanted) return absl::OkStatus();
     if (errno != 0) return FileError(errno, "read", path_);
     return EndsEarly(path_, offset, wanted, done);
@@ -66,7 +69,8 @@ class RealFile : public File {
   absl::Status PWrite(int64_t offset, absl::Span<const char> bytes) override {
     const FileSizeErrors errors;
     const auto wanted = static_cast<int64_t>(bytes.size());
-    const int64_t done = Move(pwrite, offset, bytes.data(), wanted);
+    const int64_t done =
+        Move(pwrite, offset, bytes.data(), wanted, /*past_cache=*/true);
     if (done == wanted) return absl::OkStatus();
     return FileError(errno != 0 ? errno : EIO, "write", path_);
   }
@@ -98,23 +102,47 @@ class RealFile : public File {
   }
 
  private:
-  RealFile(std::string path, UniqueFd cached, UniqueFd direct)
+  RealFile(std::string path, UniqueFd cached, UniqueFd direct, bool looks)
       : path_(std::move(path)),
         cached_(std::move(cached)),
         direct_(std::move(direct)),
+        looks_(looks),
         direct_works_(direct_.is_open()) {}
 
+  // Returns whether the page cache has all of these bytes. Linux tells it the
+  // owner of a file; to others it says so of all that they may not write.
+  bool IsCached(int64_t offset, int64_t bytes) const {
+    struct stat found = {};
+    if (!looks_ || direct_bytes() == 0 || fstat(cached_.get(), &found) != 0 ||
+        (geteuid() != 0 && geteuid() != found.st_uid)) {
+      return false;
+    }
+    // This fails for bytes that do not begin a page.
+    void* const mapped =
+        mmap(nullptr, bytes, PROT_READ, MAP_SHARED, cached_.get(), offset);
+    if (mapped == MAP_FAILED) return false;
+    std::vector<unsigned char> pages(bytes / DirectBytes() + 1, 1);
+    const bool is_known = mincore(mapped, bytes, pages.data()) == 0;
+    munmap(mapped, bytes);
+    return is_known &&
+           std::all_of(pages.begin(), pages.end(), [](unsigned char page) {
+             return (page & 1) != 0;  // the other bits mean nothing
+           });
+  }
+
   // MoveAll() by `call`, which is pread(2) or pwrite(2), past the page cache
-  // where such bytes can go past it.
+  // if `past_cache` is true and such bytes can go past it.
   template <typename Call, typename Byte>
-  int64_t Move(Call call, int64_t offset, Byte* memory, int64_t bytes) {
+  int64_t Move(Call call, int64_t offset, Byte* memory, int64_t bytes,
+               bool past_cache) {
     return MoveAll(bytes, [&](int64_t done) {
       Byte* const rest = memory + done;
       const auto address =
           static_cast<int64_t>(reinterpret_cast<uintptr_t>(rest));
       const int64_t unit = direct_bytes();
       const bool is_direct =
-          unit != 0 && ((offset + done) | address | (bytes - done)) % unit == 0;
+          past_cache && unit != 0 &&
+          ((offset + done) | address | (bytes - done)) % unit == 0;
       const ssize_t count = call((is_direct ? direct_ : cached_).get(), rest,
                                  bytes - done, offset + done);
       if (count >= 0 || errno != EINVAL || !is_direct) return count;
@@ -126,6 +154,7 @@ class RealFile : public File {
   const std::string path_;
   const UniqueFd cached_;
   const UniqueFd direct_;  // may be closed
+  const bool looks_;       // for what the page cache has
   // Cleared if the file system takes the flag but refuses direct calls.
   std::atomic<bool> direct_works_;
 };

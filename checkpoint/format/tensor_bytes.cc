@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
@@ -21,9 +22,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Of the memory that a sink takes.
-constexpr int64_t kCopyBytes = int64_t{1} << 20;
-
 int64_t ItemBytes(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
@@ -32,13 +30,17 @@ const char* BytesOf(const at::Tensor& tensor) {
   return static_cast<const char*>(tensor.const_data_ptr());
 }
 
+// Returns whether a cast may make a finite value infinite. A larger
+// floating-point type has a larger range, too.
+bool MayOverflow(c10::ScalarType own, c10::ScalarType cast) {
+  return own != cast && ItemBytes(own) >= ItemBytes(cast);
+}
+
 }  // namespace
 
 absl::Status CheckFits(const at::Tensor& own, const at::Tensor& cast,
                        absl::string_view advice) {
-  // A larger floating-point type has a larger range, too.
-  if (own.scalar_type() == cast.scalar_type() ||
-      own.element_size() < cast.element_size() ||
+  if (!MayOverflow(own.scalar_type(), cast.scalar_type()) ||
       !cast.isinf().any().item<bool>()) {
     return absl::OkStatus();
   }
@@ -99,17 +101,18 @@ absl::Status TensorSink::Write(int64_t position, absl::Span<const char> bytes) {
     cut_.append(bytes.data(), missing);
     bytes.remove_prefix(missing);
     if (static_cast<int64_t>(cut_.size()) < item) return absl::OkStatus();
-    const absl::Status written = WriteElements(begin++, cut_);
+    const absl::Status written = WriteElements(begin++, cut_, /*stay=*/false);
     cut_.clear();
     if (!written.ok()) return written;
   }
   const size_t whole = bytes.size() / item * item;
   cut_.assign(bytes.data() + whole, bytes.size() - whole);
-  return WriteElements(begin, bytes.first(whole));
+  return WriteElements(begin, bytes.first(whole), /*stay=*/true);
 }
 
 absl::Status TensorSink::WriteElements(int64_t begin,
-                                       absl::Span<const char> bytes) {
+                                       absl::Span<const char> bytes,
+                                       bool stay) {
   if (bytes.empty()) return absl::OkStatus();
   return TorchToStatus("reading a tensor", [&] {
     const NormalMode normal;
@@ -126,17 +129,24 @@ absl::Status TensorSink::WriteElements(int64_t begin,
       }
       return;
     }
-    // In memory of its own, since the bytes need not be aligned.
-    const at::Tensor copy =
-        at::empty({std::min(count, kCopyBytes / item)}, dtype_);
-    for (int64_t done = 0; done < count; done += copy.numel()) {
-      const int64_t size = std::min(copy.numel(), count - done);
-      const at::Tensor part = copy.narrow(0, 0, size);
-      std::memcpy(part.mutable_data_ptr(), bytes.data() + done * item,
-                  size * item);
-      const at::Tensor cast = part.to(values_.scalar_type());
-      ThrowIfError(CheckFits(part, cast, kAdviceForLoading));
-      values_.detach().narrow(0, begin + done, size).copy_(cast);
+    const bool in_place =
+        stay && reinterpret_cast<uintptr_t>(bytes.data()) % item == 0;
+    at::Tensor elements;
+    if (in_place) {
+      elements =
+          at::from_blob(const_cast<char*>(bytes.data()), {count}, dtype_);
+    } else {
+      elements = at::empty({count}, dtype_);
+      std::memcpy(elements.mutable_data_ptr(), bytes.data(), bytes.size());
+    }
+    const at::Tensor target = values_.detach().narrow(0, begin, count);
+    if (MayOverflow(dtype_, values_.scalar_type())) {
+      const at::Tensor cast = elements.to(values_.scalar_type());
+      ThrowIfError(CheckFits(elements, cast, kAdviceForLoading));
+      target.copy_(cast);
+    } else {
+      // A device then casts what it has got.
+      target.copy_(elements, /*non_blocking=*/in_place);
     }
   });
 }

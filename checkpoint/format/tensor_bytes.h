@@ -3,6 +3,7 @@
 #define CHECKPOINT_FORMAT_TENSOR_BYTES_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -46,12 +47,17 @@ class TensorSink {
   // can be cast. Each write counts in its version.
   TensorSink(at::Tensor values, c10::ScalarType dtype);
 
+  c10::Device device() const { return values_.device(); }
   // Writes the bytes from `position` on, where the last call ended. Errors are
-  // those of TensorSource::Read().
+  // those of TensorSource::Read(). A device may read `bytes` until its current
+  // stream has done its present work. The host does not wait for page-locked
+  // ones, unless it has to look for what would become infinite.
   absl::Status Write(int64_t position, absl::Span<const char> bytes);
 
  private:
-  absl::Status WriteElements(int64_t begin, absl::Span<const char> bytes);
+  // Bytes that do not stay are read at once.
+  absl::Status WriteElements(int64_t begin, absl::Span<const char> bytes,
+                             bool stay);
 
   at::Tensor values_;
   c10::ScalarType dtype_;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -24,8 +25,10 @@
 namespace fsdp::checkpoint {
 namespace {
 
+using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 at::Tensor Values(int64_t numel, c10::ScalarType dtype) {
   return at::arange(numel, at::kDouble).sub(3.3).mul(1.7).to(dtype);
@@ -143,6 +146,39 @@ TEST(TensorSinkTest, AnyPiecesOfAnyCast) {
         }
         EXPECT_TRUE(at::equal(values, in_file.to(own)))
             << file << " " << own << " " << step;
+      }
+    }
+  }
+}
+
+// A device takes what is page-locked, and the host waits for it only where it
+// has to see values, or elements in pieces.
+TEST(TensorSinkTest, ADeviceCastsAsTheCpuDoes) {
+  FakeDevice::Register();
+  for (const c10::ScalarType file : kDtypes) {
+    for (const c10::ScalarType own : kDtypes) {
+      const bool looks =
+          file != own && c10::elementSize(file) >= c10::elementSize(own);
+      for (const size_t step : {7, 1000}) {
+        const at::Tensor in_file = Values(23, file);
+        const auto size = static_cast<int64_t>(in_file.nbytes());
+        const absl::Span<const char> bytes(
+            static_cast<const char*>(in_file.const_data_ptr()), size);
+        FakeDevice::Pin(in_file.mutable_data_ptr(), size);
+        const at::Tensor values = at::zeros(
+            {23}, at::TensorOptions(own).device(FakeDevice::device()));
+        FakeDevice::Reset();
+        TensorSink sink(values, file);
+        for (size_t at = 0; at < bytes.size(); at += step) {
+          EXPECT_OK(
+              sink.Write(static_cast<int64_t>(at), bytes.subspan(at, step)));
+        }
+        EXPECT_EQ(FakeDevice::HostWaits().empty(), step == 1000 && !looks)
+            << file << " " << own << " " << step;
+        EXPECT_TRUE(at::equal(values.cpu(), in_file.to(own)))
+            << file << " " << own << " " << step;
+        FakeDevice::Unpin(in_file.mutable_data_ptr());
+        EXPECT_THAT(FakeDevice::Races(), IsEmpty());
       }
     }
   }

@@ -145,8 +145,8 @@ class Loading {
   // --- Writes ---------------------------------------------------------------
 
   absl::Status Fill() {
-    RangeReaderOptions options;
-    options.caching = CachingFor(*values_, context_.world_size);
+    RangeReaderOptions options =
+        ReaderOptionsFor(*values_, context_.world_size);
     options.advice = absl::StrCat(
         "load an older checkpoint of ", context_.root,
         " (Checkpointer::Steps()), or look with tools/checkpoint verify");

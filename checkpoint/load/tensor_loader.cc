@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -24,16 +25,20 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/device_streams.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/format/catalog.h"
 #include "checkpoint/format/tensor_bytes.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/run/run_values.h"
 #include "fsdp/memory/buffer_layout.h"
+#include "fsdp/memory/locked_pages.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/state/model_values.h"
 #include "ranges/file_place.h"
@@ -285,19 +290,32 @@ class Loader {
     });
     std::vector<FilePlace> ranges;
     ranges.reserve(jobs.size());
+    c10::Device device = c10::kCPU;
     for (const Job& job : jobs) {
       ranges.push_back(job.place);
       ranges.back().file += first_file_;
+      if (HasStreams(job.sink.device())) device = job.sink.device();
     }
-    return reader_.Read(ranges, [&](size_t range, int64_t position,
-                                    absl::Span<const char> bytes) {
+    const auto take = [&](size_t range, int64_t position,
+                          absl::Span<const char> bytes) {
       done_ += static_cast<int64_t>(bytes.size());
       if (progress_ != nullptr) progress_(done_, all_);
       const absl::Status taken = jobs[range].sink.Write(position, bytes);
       if (taken.ok()) return taken;
       return Annotate(taken, absl::StrCat(reader_.PathOf(ranges[range].file),
                                           ": ", *jobs[range].name));
-    });
+    };
+    // A device may still copy from what was handed out.
+    const auto await_copies = [device] {
+      return TorchToStatus("copying to the device", [device] {
+        DeviceEvent copied;
+        copied.Record(device);
+        copied.Wait(absl::InfiniteFuture());
+      });
+    };
+    const absl::Status read = reader_.Read(ranges, take, await_copies);
+    const absl::Status copied = await_copies();
+    return read.ok() ? copied : read;
   }
 
   const LoadPlan& plan_;
@@ -332,14 +350,19 @@ absl::Status LoadTensors(const LoadPlan& plan,
   return Loader(plan, targets, reader, progress, first_file).Run();
 }
 
-Caching CachingFor(const RunValues& values, int world_size) {
+RangeReaderOptions ReaderOptionsFor(const RunValues& values, int world_size) {
   const bool is_shared =
       values.sharded() == nullptr
           ? world_size > 1
           : absl::c_any_of(values.model().ranges(), [](const TensorRange& one) {
               return one.replicas > 1;
             });
-  return is_shared ? Caching::kCached : Caching::kDirect;
+  RangeReaderOptions options;
+  options.caching = is_shared ? Caching::kCached : Caching::kDirectUnlessCached;
+  if (HasStreams(values.device())) {
+    options.pages = std::make_shared<LockedPages>(values.device());
+  }
+  return options;
 }
 
 absl::StatusOr<TensorRange> MakeState(const TensorRange& parameter,

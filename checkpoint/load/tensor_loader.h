@@ -11,7 +11,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/run/run_values.h"
@@ -41,8 +40,9 @@ absl::Status LoadTensors(const LoadPlan& plan,
 
 // Returns how to read files into a run. Ranks with equal parts read the same
 // bytes, which the page cache gives to all but the first; if the model is not
-// sharded, these are all `world_size` ranks.
-Caching CachingFor(const RunValues& values, int world_size);
+// sharded, these are all `world_size` ranks. For a device the reader's memory
+// is page-locked, if anything can lock it.
+RangeReaderOptions ReaderOptionsFor(const RunValues& values, int world_size);
 
 // Returns memory for something laid out like `parameter`, such as an
 // optimizer's state, as a target; on c10::kMeta it takes none and is only to

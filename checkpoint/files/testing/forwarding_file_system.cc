@@ -27,6 +27,7 @@ class ForwardingFileSystem::OpenFile : public File {
   absl::Status PRead(int64_t offset, absl::Span<char> out) override {
     FSDP_RETURN_IF_ERROR(files_.BeforeReading(path_));
     files_.read_bytes_ += static_cast<int64_t>(out.size());
+    files_.BeforeFilling(out);
     return base_->PRead(offset, out);
   }
   absl::Status PWrite(int64_t offset, absl::Span<const char> bytes) override {
@@ -68,6 +69,8 @@ absl::Status ForwardingFileSystem::BeforeWrite(const std::string&, int64_t,
 absl::Status ForwardingFileSystem::BeforeReading(const std::string&) {
   return absl::OkStatus();
 }
+
+void ForwardingFileSystem::BeforeFilling(absl::Span<char>) {}
 
 std::unique_ptr<File> ForwardingFileSystem::Wrap(std::unique_ptr<File> file,
                                                  const std::string& path) {

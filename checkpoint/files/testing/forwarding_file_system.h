@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint::testing {
@@ -58,6 +59,8 @@ class ForwardingFileSystem : public FileSystem {
                                    int64_t bytes);
   // Is called before all other calls, in the same way.
   virtual absl::Status BeforeReading(const std::string& path);
+  // Is called before a file is read into `out`, by any thread.
+  virtual void BeforeFilling(absl::Span<char> out);
 
  private:
   class OpenFile;
