@@ -98,8 +98,9 @@ class PackTest(unittest.TestCase):
         self.assertRegex(report, r"\| last_loss \| tokens_per_s \| .*\n.*\n\| llama: train \| [1-9]\.\d+ \| [\d.,]+ \| ")
         self.assertEqual({f"Llama {group}: {row}" for group, row in re.findall(r"^\| (\S+B[^|]*) \| ([^|]+) \| [\d.| ]*\d", llama,
                                                                              re.MULTILINE)} | skipped, set(results) - set(names))
-        self.assertRegex(llama, r"\n\| 1.2B \| tokens_per_s over FSDP2, compiled \| >= 1.05 \| [\d.,]+ \| (not )?met \|\n")
-        self.assertIn("| 1.2B, generating 8 rows | tokens_per_s over transformers | >= 1.5 |  | not run |", llama)
+        for bound in ("1.2B | tokens_per_s over FSDP2, compiled | >= 1.05",
+                      "1.2B, generating 8 rows | tokens_per_s over transformers | >= 1.5"):
+            self.assertRegex(llama, rf"\n\| {re.escape(bound)} \| [\d.,]+ \| (not )?met \|\n")
         if os.environ.get("PEERS_PYTHON"):  # The weights, the rows and the optimizer are the same.
             losses = [results[f"Llama 1.2B: {row}"]["cases"][0]["figures"]["loss_3"] for row in ("ours", "FSDP2")]
             self.assertAlmostEqual(*losses, places=4)
