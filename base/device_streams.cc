@@ -1,5 +1,6 @@
 #include "base/device_streams.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -20,6 +21,24 @@ constexpr absl::Duration kPause = absl::Microseconds(20);
 void Synchronize(c10::Device device) {
   if (!HasStreams(device)) return;
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+at::Tensor CopyToDevice(const at::Tensor& tensor, c10::Device device) {
+  if (device.is_cpu()) return tensor;
+  const at::Tensor pinned =
+      at::empty(tensor.sizes(), tensor.options().pinned_memory(true));
+  pinned.copy_(tensor);
+  return pinned.to(tensor.options().device(device), /*non_blocking=*/true);
+}
+
+HostCopy CopyToHost(const at::Tensor& tensor) {
+  HostCopy copy;
+  copy.values = at::empty(tensor.sizes(),
+                          at::TensorOptions(tensor.scalar_type())
+                              .pinned_memory(HasStreams(tensor.device())));
+  copy.values.copy_(tensor, /*non_blocking=*/true);
+  copy.is_there.Record(tensor.device());
+  return copy;
 }
 
 void DeviceEvent::Record(c10::Device device) {

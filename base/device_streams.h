@@ -3,6 +3,7 @@
 #ifndef BASE_DEVICE_STREAMS_H_
 #define BASE_DEVICE_STREAMS_H_
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/Event.h>
@@ -53,6 +54,20 @@ class DeviceEvent {
 // An event that several wait for, such as the end of a copy; null: there is
 // nothing to wait for.
 using SharedEvent = std::shared_ptr<const DeviceEvent>;
+
+// Returns a copy of `tensor`, which is on the CPU, on `device`, by way of
+// page-locked memory, so that the host does not wait; on the CPU `tensor`.
+at::Tensor CopyToDevice(const at::Tensor& tensor, c10::Device device);
+
+// What is on its way to the host: `values` are there when `is_there` is
+// reached.
+struct HostCopy {
+  at::Tensor values;  // page-locked if they come from a device
+  DeviceEvent is_there;
+};
+
+// Starts to copy `tensor`, without waiting.
+HostCopy CopyToHost(const at::Tensor& tensor);
 
 // A stream beside the one that computes. A device's pool may give one stream to
 // several, whose work is then ordered more than asked. Used by one thread at a

@@ -120,6 +120,20 @@ TEST_F(DeviceStreams, WaitingOrdersTheHost) {
   EXPECT_THAT(FakeDevice::Races(), IsEmpty());
 }
 
+TEST_F(DeviceStreams, CopiesCrossWithoutAWaitOfTheHost) {
+  const at::Tensor here = at::ones({3}, at::kLong);
+  const at::Tensor there = CopyToDevice(here, FakeDevice::device());
+  EXPECT_EQ(there.device(), FakeDevice::device());
+  const HostCopy back = CopyToHost(there.mul(2));
+  EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+  EXPECT_TRUE(back.is_there.Wait(absl::InfiniteFuture()));
+  EXPECT_TRUE(back.values.equal(here * 2));
+  EXPECT_TRUE(back.values.is_cpu());
+  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+  EXPECT_TRUE(CopyToDevice(here, kCpu).is_same(here));
+  EXPECT_TRUE(CopyToHost(here).values.equal(here));
+}
+
 TEST_F(DeviceStreams, DoNothingOnTheCpu) {
   const c10::Stream main = Current();
   EXPECT_FALSE(HasStreams(kCpu));

@@ -1,4 +1,4 @@
-// What templates know of a module's forward(): its signature, which a wrapper
+// Tells templates of a module's forward(): its signature, which a wrapper
 // around the module takes over, and the tensors inside its arguments and
 // results.
 #ifndef BASE_MODULE_FORWARD_H_

@@ -7,6 +7,8 @@
 
 #include <vector>
 
+#include "base/device_streams.h"
+
 namespace gpt {
 
 CountData::CountData(int64_t vocab, BatchShape shape, int rank)
@@ -78,14 +80,8 @@ Batch PartBatches::Next() {
 }
 
 Batch ToDevice(const Batch& batch, c10::Device device) {
-  if (device.is_cpu()) return batch;
-  const auto copied = [device](const at::Tensor& tensor) {
-    const at::Tensor pinned =
-        at::empty(tensor.sizes(), tensor.options().pinned_memory(true));
-    pinned.copy_(tensor);
-    return pinned.to(tensor.options().device(device), /*non_blocking=*/true);
-  };
-  return {copied(batch.inputs), copied(batch.targets)};
+  return {fsdp::CopyToDevice(batch.inputs, device),
+          fsdp::CopyToDevice(batch.targets, device)};
 }
 
 }  // namespace gpt

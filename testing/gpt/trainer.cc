@@ -1,6 +1,5 @@
 #include "testing/gpt/trainer.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/adamw.h>
 
@@ -44,12 +43,7 @@ class LossQueue {
   // Starts to copy the loss of a step, one number, to the host.
   void Push(const at::Tensor& loss) {
     const c10::NoGradGuard no_grad;
-    Loss pushed;
-    pushed.value = at::empty(
-        {}, at::TensorOptions(at::kDouble).pinned_memory(!loss.is_cpu()));
-    pushed.value.copy_(loss.detach().to(at::kDouble), /*non_blocking=*/true);
-    pushed.there.Record(loss.device());
-    losses_.push_back(std::move(pushed));
+    losses_.push_back(fsdp::CopyToHost(loss.detach().to(at::kDouble)));
   }
 
   size_t size() const { return losses_.size(); }
@@ -57,23 +51,18 @@ class LossQueue {
   // Waits until the device has computed the oldest loss, of which there is one,
   // and takes it. DeadlineExceeded: it has not; Internal: it has failed.
   absl::StatusOr<double> Pop(absl::Time deadline) {
-    const Loss loss = std::move(losses_.front());
+    const fsdp::HostCopy loss = std::move(losses_.front());
     losses_.pop_front();
     bool is_there = false;
     FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus(
-        "reading the loss", [&] { is_there = loss.there.Wait(deadline); }));
-    if (is_there) return *loss.value.const_data_ptr<double>();
+        "reading the loss", [&] { is_there = loss.is_there.Wait(deadline); }));
+    if (is_there) return *loss.values.const_data_ptr<double>();
     return absl::DeadlineExceededError(
         "reading the loss: the device has not computed it");
   }
 
  private:
-  struct Loss {
-    at::Tensor value;  // on the host after `there`
-    fsdp::DeviceEvent there;
-  };
-
-  std::deque<Loss> losses_;
+  std::deque<fsdp::HostCopy> losses_;
 };
 
 // Makes the activity record the optimizer's steps.

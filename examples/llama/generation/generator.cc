@@ -4,7 +4,6 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/softmax.h>
@@ -186,11 +185,6 @@ class Sequences {
   absl::StatusOr<at::Tensor> Take();
 
  private:
-  struct Reading {
-    at::Tensor tokens;
-    fsdp::DeviceEvent is_done;
-  };
-
   absl::Status Run(int64_t end);
   absl::Status RunAndCapture(int64_t end);
   absl::Status Read();
@@ -203,7 +197,7 @@ class Sequences {
   int64_t tokens_ = 0;    // that the longest sequence has in the cache
   at::Tensor drawn_;      // [batch], the last tokens, on the device
   at::Tensor positions_;  // [batch], where these go
-  std::deque<Reading> readings_;
+  std::deque<fsdp::HostCopy> readings_;
   const std::unique_ptr<fsdp::DeviceGraph> graph_;
   fsdp::SideStream stream_;  // for captures
   int64_t captured_ = 0;     // the graph looks at so many tokens
@@ -285,24 +279,17 @@ absl::Status Sequences::RunAndCapture(int64_t end) {
 }
 
 absl::Status Sequences::Read() {
-  return TorchToStatus("reading tokens", [&] {
-    Reading reading;
-    reading.tokens = at::empty(
-        drawn_.sizes(),
-        at::TensorOptions(at::kLong).pinned_memory(!device_.is_cpu()));
-    reading.tokens.copy_(drawn_, /*non_blocking=*/true);
-    reading.is_done.Record(device_);
-    readings_.push_back(std::move(reading));
-  });
+  return TorchToStatus("reading tokens",
+                       [&] { readings_.push_back(fsdp::CopyToHost(drawn_)); });
 }
 
 absl::StatusOr<at::Tensor> Sequences::Take() {
-  const Reading reading = std::move(readings_.front());
+  const fsdp::HostCopy reading = std::move(readings_.front());
   readings_.pop_front();
   FSDP_RETURN_IF_ERROR(TorchToStatus("waiting for tokens", [&] {
-    reading.is_done.Wait(absl::InfiniteFuture());
+    reading.is_there.Wait(absl::InfiniteFuture());
   }));
-  return reading.tokens;
+  return reading.values;
 }
 
 }  // namespace

@@ -157,27 +157,22 @@ at::Tensor Rotate(const at::Tensor& x, const RotaryTables& tables) {
   return fsdp::device_ops::RotateHalves(x, tables.cos, tables.sin);
 }
 
-namespace {
-
-// A dynamic scaling depends on how long the sequence is.
-RotaryTables TablesOfLastTokens(const LlamaConfig& config, int64_t tokens,
+RotaryTables TablesOfLastTokens(const RopeConfig& rope, int64_t head_dim,
+                                int64_t tokens,
                                 const at::TensorOptions& options) {
-  const bool is_dynamic = config.rope.scaling.has_value() &&
-                          config.rope.scaling->type == Type::kDynamic;
+  const bool is_dynamic =
+      rope.scaling.has_value() && rope.scaling->type == Type::kDynamic;
   std::vector<at::Tensor> cos, sin;
   for (const at::Tensor& positions :
        at::arange(tokens, options.dtype(at::kLong))
            .split(is_dynamic ? 1 : tokens)) {
-    const RotaryTables tables =
-        MakeRotaryTables(config.rope, config.head_dim, positions,
-                         c10::typeMetaToScalarType(options.dtype()));
+    const RotaryTables tables = MakeRotaryTables(
+        rope, head_dim, positions, c10::typeMetaToScalarType(options.dtype()));
     cos.push_back(tables.cos);
     sin.push_back(tables.sin);
   }
   return {at::cat(cos), at::cat(sin)};
 }
-
-}  // namespace
 
 KvCache MakeKvCache(const LlamaConfig& config, int64_t batch,
                     int64_t max_tokens, const at::TensorOptions& options) {
@@ -190,7 +185,6 @@ KvCache MakeKvCache(const LlamaConfig& config, int64_t batch,
   KvCache cache;
   cache.batch = batch;
   cache.max_tokens = max_tokens;
-  cache.tables = TablesOfLastTokens(config, max_tokens, options);
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     cache.layers.push_back({make(), make()});
   }

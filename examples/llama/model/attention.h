@@ -69,6 +69,13 @@ RotaryTables MakeRotaryTables(const RopeConfig& rope, int64_t head_dim,
                               const at::Tensor& positions,
                               c10::ScalarType dtype);
 
+// Returns the tables of positions 0 to `tokens` - 1, each as the last one of a
+// sequence: a dynamic scaling depends on how long that is, and then the host
+// waits once for each position.
+RotaryTables TablesOfLastTokens(const RopeConfig& rope, int64_t head_dim,
+                                int64_t tokens,
+                                const at::TensorOptions& options);
+
 // Returns `x` [batch, heads, tokens, head_dim], turned, as
 // fsdp::device_ops::RotateHalves() does.
 at::Tensor Rotate(const at::Tensor& x, const RotaryTables& tables);
@@ -88,7 +95,7 @@ struct KvCache {
   int64_t tokens = 0;  // that each sequence has got by Continue()
   int64_t batch = 0;
   int64_t max_tokens = 0;
-  RotaryTables tables;  // of each position, as the last one of a sequence
+  RotaryTables tables;  // TablesOfLastTokens(), from the first Step() on
   std::vector<LayerCache> layers;
 };
 

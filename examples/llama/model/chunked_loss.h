@@ -18,8 +18,8 @@ inline constexpr int64_t kIgnoredTarget = -100;
 //   hidden [tokens, dim], weight [vocab, dim], of one floating-point dtype
 //   targets int64 [tokens], in [0, vocab) or kIgnoredTarget
 // The result has no dimensions. It is float64 for float64, otherwise float32.
-// Logits are reduced in that dtype, and gradients summed over chunks in it;
-// losses are summed in float64.
+// Logits and the losses of a chunk are reduced in that dtype, and gradients
+// summed over chunks in it; the sums of chunks are added in float64.
 //
 // The gradients are computed along with the loss, `chunk_rows` tokens at a
 // time, and backward only scales them: it comes next, so nothing else is in

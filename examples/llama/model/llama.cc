@@ -105,9 +105,13 @@ at::Tensor DecoderImpl::Continue(const at::Tensor& tokens, KvCache& cache) {
 }
 
 at::Tensor DecoderImpl::Step(const at::Tensor& tokens,
-                             const at::Tensor& positions, const KvCache& cache,
+                             const at::Tensor& positions, KvCache& cache,
                              int64_t end) {
   const at::Tensor& keys = cache.layers.front().keys;
+  if (!cache.tables.cos.defined()) {
+    cache.tables =
+        TablesOfLastTokens(rope_, head_dim_, cache.max_tokens, keys.options());
+  }
   const at::Tensor is_behind =
       at::arange(end, positions.options()) > positions.unsqueeze(1);
   CachePlace place;
@@ -175,7 +179,7 @@ at::Tensor CausalLmImpl::Continue(const at::Tensor& tokens, KvCache& cache,
 }
 
 at::Tensor CausalLmImpl::Step(const at::Tensor& tokens,
-                              const at::Tensor& positions, const KvCache& cache,
+                              const at::Tensor& positions, KvCache& cache,
                               int64_t end) {
   const c10::NoGradGuard no_grad;
   return at::linear(model_->Step(tokens, positions, cache, end), HeadWeight());

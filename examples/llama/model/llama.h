@@ -40,7 +40,7 @@ class DecoderImpl : public torch::nn::Module {
   at::Tensor Continue(const at::Tensor& tokens, KvCache& cache);
   // Does what CausalLmImpl::Step() does, but returns [batch, hidden_size].
   at::Tensor Step(const at::Tensor& tokens, const at::Tensor& positions,
-                  const KvCache& cache, int64_t end);
+                  KvCache& cache, int64_t end);
 
   const at::Tensor& embedding() const { return embed_tokens_->weight; }
 
@@ -99,9 +99,10 @@ class CausalLmImpl : public torch::nn::Module {
   // stays: sequences may be of different lengths, and what a sequence has at
   // and behind its position does not count. Positions are below `end`, which is
   // at most KvCache::max_tokens. Returns logits [batch, vocab_size], without
-  // gradients. The host sees no values, so that a DeviceGraph can capture it.
+  // gradients. The host sees no values, so that a DeviceGraph can capture all
+  // calls but the first, which makes KvCache::tables.
   at::Tensor Step(const at::Tensor& tokens, const at::Tensor& positions,
-                  const KvCache& cache, int64_t end);
+                  KvCache& cache, int64_t end);
 
  private:
   const at::Tensor& HeadWeight() const;

@@ -226,19 +226,20 @@ TEST(LlamaTest, AStepContinuesSequencesOfAnyLengths) {
   }
 }
 
-TEST(LlamaTest, ACacheHasTheTablesOfLastTokens) {
+TEST(LlamaTest, EachPositionHasItsTablesAsTheLastOne) {
   LlamaConfig config = Small("llama");
   for (const bool is_dynamic : {false, true}) {
     if (is_dynamic) {
       config.rope.scaling = RopeScaling{RopeScaling::Type::kDynamic, 3};
       config.rope.scaling->tokens = 4;
     }
-    const KvCache cache = MakeKvCache(config, 1, 8, at::kFloat);
+    const RotaryTables last =
+        TablesOfLastTokens(config.rope, config.head_dim, 8, at::kFloat);
     for (int64_t i = 0; i < 8; ++i) {
       const RotaryTables tables = MakeRotaryTables(
           config.rope, config.head_dim, at::arange(i + 1), at::kFloat);
-      EXPECT_TRUE(cache.tables.cos[i].allclose(tables.cos[i], 1e-6)) << i;
-      EXPECT_TRUE(cache.tables.sin[i].allclose(tables.sin[i], 1e-6)) << i;
+      EXPECT_TRUE(last.cos[i].allclose(tables.cos[i], 1e-6)) << i;
+      EXPECT_TRUE(last.sin[i].allclose(tables.sin[i], 1e-6)) << i;
     }
   }
 }

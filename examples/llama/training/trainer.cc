@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -43,15 +42,6 @@ torch::optim::AdamWOptions OptionsOf(const TrainerOptions& options) {
   return torch::optim::AdamWOptions(options.learning_rate)
       .betas({0.9, 0.95})
       .weight_decay(options.weight_decay);
-}
-
-// Returns a copy on the device, for which the host does not wait.
-at::Tensor ToDevice(const at::Tensor& tensor, c10::Device device) {
-  if (device.is_cpu()) return tensor;
-  const at::Tensor pinned =
-      at::empty(tensor.sizes(), tensor.options().pinned_memory(true));
-  pinned.copy_(tensor);
-  return pinned.to(tensor.options().device(device), /*non_blocking=*/true);
 }
 
 }  // namespace
@@ -164,9 +154,9 @@ Trainer::Inputs Trainer::InputsOf(const std::vector<Batch>& batches,
         static_cast<float>(static_cast<double>(CountTargets(batch)) /
                            all_targets * ranks_->world_size()));
   }
-  return {ToDevice(at::stack(tokens), options_.device),
-          ToDevice(at::stack(targets), options_.device),
-          ToDevice(at::tensor(weights), options_.device)};
+  return {fsdp::CopyToDevice(at::stack(tokens), options_.device),
+          fsdp::CopyToDevice(at::stack(targets), options_.device),
+          fsdp::CopyToDevice(at::tensor(weights), options_.device)};
 }
 
 absl::StatusOr<at::Tensor> Trainer::Gradients(
@@ -204,17 +194,13 @@ absl::StatusOr<at::Tensor> Trainer::Await(const at::Tensor& numbers) {
   const absl::Time deadline = captured_ != nullptr
                                   ? absl::Now() + ranks_->default_timeout()
                                   : absl::InfiniteFuture();
-  at::Tensor here;
+  fsdp::HostCopy here;
   bool is_here = false;
   FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("reading the loss", [&] {
-    here = at::empty(
-        {2}, at::TensorOptions(at::kDouble).pinned_memory(!numbers.is_cpu()));
-    here.copy_(numbers, /*non_blocking=*/true);
-    fsdp::DeviceEvent computed;
-    computed.Record(numbers.device());
-    is_here = computed.Wait(deadline);
+    here = fsdp::CopyToHost(numbers);
+    is_here = here.is_there.Wait(deadline);
   }));
-  if (is_here) return here;
+  if (is_here) return here.values;
   const absl::Status late = absl::DeadlineExceededError(
       "reading the loss: the device has not computed it");
   ranks_->Abort(late);
@@ -237,8 +223,8 @@ absl::StatusOr<double> Trainer::Evaluate(const EvaluationBatches& data) {
     const auto count = static_cast<double>(CountTargets(*batch));
     status = fsdp::TorchToStatus("evaluation", [&] {
       const at::Tensor loss = model_->forward(
-          ToDevice(batch->tokens, options_.device), StartsOf(*batch),
-          ToDevice(batch->targets, options_.device));
+          fsdp::CopyToDevice(batch->tokens, options_.device), StartsOf(*batch),
+          fsdp::CopyToDevice(batch->targets, options_.device));
       // The mean over no targets is not a number.
       if (count > 0) losses += loss.to(at::kDouble) * count;
     });
