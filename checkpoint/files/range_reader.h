@@ -78,8 +78,8 @@ class RangeReader {
   // the range. Other errors are those of FileSystem and of `take`. What was
   // handed out before an error is good.
   //
-  // What was handed out stays until `before_reuse` is called, if that is not
-  // null, and the last of it until the next call: a device may copy it
+  // The bytes handed out stay until `before_reuse` is called, if that is not
+  // null, and the last of them until the next call: a device may copy them
   // meanwhile. An error of `before_reuse` ends the read.
   absl::Status Read(
       absl::Span<const FilePlace> ranges, Take take,

@@ -75,7 +75,7 @@ std::pair<TrainingSetup, TrainingSetup> SetupsOf(const SetupChoice& choice);
 // "transformer, bfloat16, Adam, SHARD_GRAD_OP".
 std::string ToString(const TrainingSetup& setup);
 
-// Whether what a step makes of an element is the same wherever the shard that
+// Returns whether a step makes the same of an element wherever the shard that
 // it is in begins. LibTorch adds a multiple of a bfloat16 tensor, which all
 // steps but Adagrad's do, with one rounding in whole vectors of elements, and
 // with two in what is left behind them: x.add_(y, alpha) rounds alpha * y
@@ -119,7 +119,7 @@ class ShardedTraining {
                          int seed);
 
   std::shared_ptr<ShardedModuleBase> model_;
-  // Of the rows from `begin` on.
+  // Returns the loss of the rows from `begin` on.
   std::function<at::Tensor(int64_t begin, int64_t rows)> loss_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<torch::optim::StepLR> scheduler_;

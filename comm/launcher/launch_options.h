@@ -1,5 +1,5 @@
-// What a launcher and the program that it starts agree on: what is started, how
-// it is told to stop and ends, and when it is started again.
+// A launcher and the program that it starts agree on what is started, how it is
+// told to stop and ends, and when it is started again.
 #ifndef COMM_LAUNCHER_LAUNCH_OPTIONS_H_
 #define COMM_LAUNCHER_LAUNCH_OPTIONS_H_
 

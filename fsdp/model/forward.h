@@ -1,5 +1,5 @@
-// What a model's author calls: fsdp::Forward(module, args...) runs any module,
-// sharded or not, and fsdp::Tie() gives two parameters one value.
+// A model's author calls fsdp::Forward(module, args...), which runs any module,
+// sharded or not, and fsdp::Tie(), which gives two parameters one value.
 #ifndef FSDP_MODEL_FORWARD_H_
 #define FSDP_MODEL_FORWARD_H_
 

@@ -1,4 +1,4 @@
-// What a training loop does around the optimizer's step: clips gradients,
+// A training loop needs these around the optimizer's step: it clips gradients,
 // scales losses, sets learning rates and averages weights.
 #ifndef FSDP_OPTIM_TRAINING_STEP_H_
 #define FSDP_OPTIM_TRAINING_STEP_H_
