@@ -162,7 +162,7 @@ absl::Status RunGuard::NotFiniteError(int64_t step, double grad_norm) {
   } else {
     absl::StrAppend(&text, "; all parameters and gradients are finite");
   }
-  absl::StrAppend(&text, ". The optimizer has not made this step.");
+  absl::StrAppend(&text, ". This step is not in a checkpoint.");
   return comm::AsAgreed(absl::FailedPreconditionError(text));
 }
 

@@ -96,7 +96,8 @@ absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
   std::optional<fsdp::adapters::LoraConfig> lora;
   if (!adapter.empty()) {
     FSDP_ASSIGN_OR_RETURN(lora, fsdp::adapters::ReadLoraConfig(adapter));
-    FSDP_RETURN_IF_ERROR(fsdp::adapters::AddLora(*model, *lora));
+    FSDP_RETURN_IF_ERROR(is_int8 ? AddAdapters(*lora, *model)
+                                 : fsdp::adapters::AddLora(*model, *lora));
   }
   FSDP_RETURN_IF_ERROR(LoadBase(folder, config, *model));
   if (lora.has_value()) {

@@ -170,6 +170,15 @@ class GenerateTest(unittest.TestCase):
         self.assertEqual(int8[0], merged[0])
         self.assertEqual(len(self.tokens(QWEN3, "--base=int8", PROMPT, *GREEDY)), 16)
 
+    def test_an_adapter_of_the_head_is_merged_or_refused(self):
+        adapter, targets = self.folder / "adapter", "--lora_targets=q_proj,lm_head"
+        self.assertIn("an adapter of lm_head", self.train("--lora_rank=4", targets, code=2))
+        self.train("--lora_rank=4", f"--save_adapter={adapter}")
+        config = json.loads((adapter / "adapter_config.json").read_text())
+        config["target_modules"] = ["q_proj", "lm_head"]
+        (adapter / "adapter_config.json").write_text(json.dumps(config))
+        self.refuse("an adapter of lm_head", f"--model={QWEN3}", "--base=int8", f"--adapter={adapter}", PROMPT)
+
     def test_options_of_an_int8_base_are_chosen_once(self):
         adapter, exported = self.folder / "adapter", self.folder / "exported"
         # What is merged at the end may need more than what was trained was chosen for.

@@ -212,6 +212,7 @@ class TrainRun {
     if (flags_.base == Base::kInt8) {
       model_.int8_base.emplace().block = flags_.base_block;
     }
+    if (flags_.capture) FSDP_RETURN_IF_ERROR(CheckCanCapture());
     FSDP_RETURN_IF_ERROR(OpenData());
     if (!IsFirst()) return absl::OkStatus();
     FSDP_RETURN_IF_ERROR(CheckIsNew("export", flags_.export_dir));
@@ -236,6 +237,24 @@ class TrainRun {
                 << std::endl;
     }
     return CheckCanResume();
+  }
+
+  // Refuses a model whose steps need the host.
+  absl::Status CheckCanCapture() const {
+    if (HasAdapters() && model_.lora->dropout > 0 &&
+        (flags_.recompute || flags_.automatic)) {
+      return absl::InvalidArgumentError(
+          "--capture with --recompute or --auto and adapters with dropout, "
+          "whose random numbers are drawn again by the host: take "
+          "--lora_dropout=0, or leave one of them away");
+    }
+    if (config_.rope.scaling.has_value() &&
+        config_.rope.scaling->type == RopeScaling::Type::kDynamic) {
+      return absl::InvalidArgumentError(
+          "--capture of a model whose rope_scaling is dynamic: the host sees "
+          "in each step how long the rows are");
+    }
+    return absl::OkStatus();
   }
 
   // Refuses before the training what could not be written after it.

@@ -272,12 +272,20 @@ class Search {
           absl::StrCat("what computes alone lacks ",
                        (computing - options_.memory_bytes) >> 20, " MiB"));
     }
-    options.offload.memory_budget = options_.memory_bytes - computing;
-    absl::StatusOr<PlannedModel> fitted =
-        PlanModel(division.plan, mesh_, options);
-    if (!fitted.ok())
-      return absl::ResourceExhaustedError("no room to transfer");
-    planned = *std::move(fitted);
+    int64_t room = options_.memory_bytes - computing;
+    // What stays may need memory besides, as its gradients do on their way.
+    for (int64_t lacks = room; lacks > 0;) {
+      options.offload.memory_budget = room;
+      absl::StatusOr<PlannedModel> fitted =
+          PlanModel(division.plan, mesh_, options);
+      if (!fitted.ok())
+        return absl::ResourceExhaustedError("no room to transfer");
+      planned = *std::move(fitted);
+      lacks = planned.PlanMemory(options_.memory).total() + activations -
+              options_.memory_bytes;
+      room = planned.offload->device_bytes() + planned.offload->transfer_bytes -
+             lacks;
+    }
     const OffloadPlan& plan = *planned.offload;
     int64_t on_host = 0;
     for (const OffloadPlan::Bytes& bytes : plan.bytes) on_host += bytes.cpu;

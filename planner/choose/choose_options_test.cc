@@ -192,6 +192,31 @@ TEST_P(WorldTest, FilesMakeRoom) {
   }));
 }
 
+// Whatever trains in some memory trains in more of it.
+TEST_P(WorldTest, MoreMemoryIsNotRefused) {
+  EXPECT_OK(OnRanks(GetParam(), [](Communicator& ranks) -> absl::Status {
+    const auto net = DeferredNet();
+    AutoOptions wanted = Wanted(net, kPlenty);
+    wanted.base.offload.directory = ::testing::TempDir();
+    FSDP_ASSIGN_OR_RETURN(const AutoChoice rich,
+                          ChooseOptions(net, Unowned(ranks), wanted));
+    // Between the least that files allow and all of it in memory.
+    std::vector<int64_t> sizes;
+    for (const Candidate& each : rich.considered) {
+      sizes.push_back(each.bytes());
+    }
+    const auto [least, most] = std::minmax_element(sizes.begin(), sizes.end());
+    bool has_fitted = false;
+    for (int64_t part = 8; part <= 64; part += 1) {
+      wanted.memory_bytes = *least + (*most - *least) * (part - 24) / 40;
+      const auto choice = ChooseOptions(net, Unowned(ranks), wanted);
+      if (has_fitted && !choice.ok()) return choice.status();
+      has_fitted |= choice.ok();
+    }
+    return has_fitted ? absl::OkStatus() : absl::InternalError("none fits");
+  }));
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, WorldTest, ::testing::Values(1, 2, 3, 5, 8));
 
 struct Variant {

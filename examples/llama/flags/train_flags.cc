@@ -3,6 +3,7 @@
 #include <c10/core/DeviceType.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -306,6 +307,11 @@ absl::Status CheckAuto(const TrainFlags& flags) {
         "--auto_host is for --auto alone: --offload=cpu says what "
         "rests in the host's memory");
   }
+  if (flags.auto_host_gib > 0 && flags.device == c10::DeviceType::CPU) {
+    return Wrong(
+        "--auto_host without --device=cuda: the model is in the host's memory "
+        "already; --offload_dir lets --auto use files");
+  }
   if (!flags.automatic || (!flags.recompute && !flags.offload.any())) {
     return absl::OkStatus();
   }
@@ -438,24 +444,30 @@ absl::StatusOr<fsdp::OffloadOptions> ParseOffload(absl::string_view text) {
       {"none", fsdp::Tier::kDevice},
       {"cpu", fsdp::Tier::kCpu},
       {"ssd", fsdp::Tier::kSsd}};
+  std::set<fsdp::Tier*> said;
+  bool is_first = true;
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
     bool is_known = false;
     for (const auto& [kind, tier] : kinds) {
       for (const auto& [name, value] : tiers) {
-        if (part != name &&
-            part != absl::StrCat(fsdp::ToString(kind), "=", name)) {
-          continue;
-        }
+        // A tier for all may come first, before those of single kinds.
+        const bool is_for_all = part == name && is_first;
+        const bool is_for_one =
+            part == absl::StrCat(fsdp::ToString(kind), "=", name) &&
+            said.insert(tier).second;
+        if (!is_for_all && !is_for_one) continue;
         *tier = value;
         is_known = true;
       }
     }
-    if (is_known) continue;
-    return Wrong(
-        absl::StrCat("--offload=", text,
-                     ": expected none, cpu or ssd, or one of these for "
-                     "each of parameters, gradients and optimizer, as in "
-                     "parameters=ssd,optimizer=cpu"));
+    if (!is_known) {
+      return Wrong(absl::StrCat(
+          "--offload=", text,
+          ": expected none, cpu or ssd, and behind it, or "
+          "instead, one of these for each of parameters, gradients and "
+          "optimizer at most once, as in parameters=ssd,optimizer=cpu"));
+    }
+    is_first = false;
   }
   return options;
 }

@@ -70,6 +70,11 @@ TEST(TrainFlagsTest, SaysWhatCannotBe) {
        },
        "--auto with --offload"},
       {[](TrainFlags& f) { f.auto_host_gib = 1; }, "for --auto alone"},
+      {[](TrainFlags& f) {
+         f.automatic = true;
+         f.auto_memory_gib = f.auto_host_gib = 1;
+       },
+       "--auto_host without --device=cuda"},
       {[](TrainFlags& f) { f.offload.gradients = fsdp::Tier::kSsd; },
        "needs --offload_dir=DIR"},
       {[](TrainFlags& f) { f.offload.directory = "d"; }, "--offload_dir"},
@@ -143,7 +148,9 @@ TEST(TrainFlagsTest, OffloadNamesTiersForAllKindsOrForEach) {
                                    offload.optimizer))
         << text;
   }
-  for (const char* const text : {"", "disk", "states=cpu", "optimizer"}) {
+  for (const char* const text :
+       {"", "disk", "states=cpu", "optimizer", "ssd,none", "gradients=cpu,ssd",
+        "parameters=ssd,parameters=ssd"}) {
     EXPECT_THAT(ParseOffload(text),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          HasSubstr("expected none, cpu or ssd")));

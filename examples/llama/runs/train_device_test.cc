@@ -95,7 +95,12 @@ TrainFlags FlagsOf(const std::string& mode, const std::string& folder) {
     flags.save_adapter = folder + "/adapter";
   }
   if (what == "int8") flags.base = Base::kInt8, flags.base_block = 16;
-  flags.capture = how == "capture";
+  if (how == "dropout") flags.lora->dropout = 0.5, flags.recompute = true;
+  if (how == "dynamic") {
+    flags.model = folder;
+    flags.from_scratch = true;
+  }
+  flags.capture = how == "capture" || how == "dropout" || how == "dynamic";
   flags.automatic = how == "auto";
   if (flags.automatic) flags.auto_memory_gib = flags.auto_host_gib = 1;
   const std::string tiers = how == "cpu"                       ? "cpu"
@@ -270,11 +275,17 @@ TEST(TrainTiersTest, WhatIsChosenForADeviceTrainsAlike) {
 TEST(TrainTiersTest, RefusesBeforeTheFirstStepWhatCannotBe) {
   const std::pair<std::string, std::string> cases[] = {
       {"full_nowhere", "/nowhere: there is no such folder"},
+      {"lora_dropout", "--capture with --recompute or --auto and adapters"},
+      {"full_dynamic", "--capture of a model whose rope_scaling is dynamic"},
       {"full_capture",
        "--capture: a step of this model cannot be captured: operations of the "
        "group"}};
   for (const auto& [mode, text] : cases) {
     const std::string folder = EmptyFolder("fake", mode, 2);
+    std::ofstream(folder + "/config.json") << R"({"model_type": "llama",
+        "vocab_size": 128, "hidden_size": 16, "intermediate_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 1,
+        "rope_scaling": {"type": "dynamic", "factor": 2}})";
     const ProgramOutcome outcome = RunIn(folder, "fake", mode, 2);
     EXPECT_NE(outcome.code, 0);
     EXPECT_THAT(outcome.output, HasSubstr(text));

@@ -171,6 +171,18 @@ void MoveTo(c10::Device device, torch::nn::Module& module) {
   }
 }
 
+absl::Status AddAdapters(const fsdp::adapters::LoraConfig& lora,
+                         CausalLmImpl& model) {
+  FSDP_RETURN_IF_ERROR(fsdp::adapters::AddLora(model, lora));
+  if (!model.named_parameters().contains("lm_head.lora_A.weight")) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "an adapter of lm_head, which computes with its own weight alone: take "
+      "targets without it (an adapter with it can be merged: generate "
+      "--adapter=DIR, without --base=int8)");
+}
+
 absl::StatusOr<Model> MakeModel(
     const LlamaConfig& config, const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
@@ -186,7 +198,7 @@ absl::StatusOr<Model> MakeModel(
             FSDP_RETURN_IF_ERROR(
                 fsdp::adapters::QuantizeBase(*net, *options.int8_base));
           }
-          FSDP_RETURN_IF_ERROR(fsdp::adapters::AddLora(*net, *options.lora));
+          FSDP_RETURN_IF_ERROR(AddAdapters(*options.lora, *net));
         }
         MoveTo(options.device, *net);
         return absl::OkStatus();
@@ -194,16 +206,16 @@ absl::StatusOr<Model> MakeModel(
   fsdp::Options sharding = ShardingOf(config, options);
   if (options.automatic.has_value()) {
     FSDP_ASSIGN_OR_RETURN(sharding, Choose(net, config, options, ranks));
+  } else {
+    // Backward begins with the head, which is not gathered for that again.
+    sharding.configure_unit = [](const std::string&,
+                                 const torch::nn::Module& module,
+                                 fsdp::UnitOptions& unit) {
+      if (module.as<HeadImpl>() != nullptr) {
+        unit.strategy = fsdp::ShardingStrategy::kShardGradOp;
+      }
+    };
   }
-  // Backward begins with the head, which is not gathered for that again.
-  sharding.configure_unit = [](const std::string&,
-                               const torch::nn::Module& module,
-                               fsdp::UnitOptions& unit) {
-    if (module.as<HeadImpl>() != nullptr &&
-        unit.strategy == fsdp::ShardingStrategy::kFullShard) {
-      unit.strategy = fsdp::ShardingStrategy::kShardGradOp;
-    }
-  };
   if (options.loaded_later) {
     sharding.init.loaded_later = [](const std::string& name) {
       // Factors of adapters are initialized.

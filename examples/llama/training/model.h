@@ -65,9 +65,14 @@ void MoveTo(c10::Device device, torch::nn::Module& module);
 // head is tied to the embedding, these two. The root owns what they share.
 fsdp::WrapPolicy UnitsOf(const LlamaConfig& config);
 
+// Adds adapters by fsdp::adapters::AddLora(). InvalidArgument: the untied head
+// would have one, without which it computes.
+absl::Status AddAdapters(const fsdp::adapters::LoraConfig& lora,
+                         CausalLmImpl& model);
+
 // Makes a model with the random values of InitializeParameters(), of which no
 // rank has all, or with values to be loaded later. Collective. Errors are those
-// of QuantizeBase(), AddLora(), FullyShard() and ChooseOptions().
+// of QuantizeBase(), AddAdapters(), FullyShard() and ChooseOptions().
 absl::StatusOr<Model> MakeModel(
     const LlamaConfig& config, const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks);

@@ -64,7 +64,8 @@ class Trainer {
   // the step, but not leave it out.
   absl::Status Capture(const fsdp::DeviceGraphMaker& make_graph);
 
-  // Makes step number `step`, from 0. `guard` may refuse it or leave it out; it
+  // Makes step number `step`, from 0. Each micro-batch has a target: the loss
+  // of one without is NaN. `guard` may refuse it or leave it out; it
   // may be null. Collective. An error of one rank ends the others' steps, too.
   absl::StatusOr<StepResult> Step(int64_t step,
                                   fsdp::checkpoint::RunGuard* guard = nullptr);

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -43,7 +44,10 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 constexpr int64_t kSeq = 12;
 constexpr int64_t kRows = 7;
@@ -284,6 +288,42 @@ TEST(TrainerModelTest, GradientsOfEmbeddingAndHeadAreNotWholeAtATime) {
       EXPECT_GE(peak, kOne);
       EXPECT_LT(peak, 2 * kOne);
     }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(TrainerModelTest, ALayerThatComputesWithoutAnAdapterGetsNone) {
+  LlamaConfig config = TinyConfig();
+  ModelOptions options;
+  options.lora.emplace().targets = {"q_proj", "lm_head"};
+  EXPECT_OK(RunAllRanks(1, [&](Communicator& world) -> absl::Status {
+    const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
+    for (const bool is_tied : {false, true}) {
+      config.tie_word_embeddings = is_tied;
+      EXPECT_THAT(
+          MakeModel(config, options, own),
+          StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("lm_head")));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// The options that are printed are those of the model.
+TEST(TrainerModelTest, AHeadHasTheStrategyThatWasChosen) {
+  std::ostringstream out;
+  ModelOptions options;
+  options.automatic.emplace();
+  options.automatic->memory_bytes = int64_t{1} << 30;
+  options.automatic->out = &out;
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
+    FSDP_ASSIGN_OR_RETURN(const Model model,
+                          MakeModel(TinyConfig(), options, own));
+    std::set<std::string> strategies;
+    for (const std::string& unit : UnitsIn(model)) {
+      strategies.insert(unit.substr(unit.find(' ')));
+    }
+    EXPECT_THAT(strategies, SizeIs(1));
     return absl::OkStatus();
   }));
 }
