@@ -283,8 +283,9 @@ class Search {
       planned = *std::move(fitted);
       lacks = planned.PlanMemory(options_.memory).total() + activations -
               options_.memory_bytes;
-      room = planned.offload->device_bytes() + planned.offload->transfer_bytes -
-             lacks;
+      const int64_t used =
+          planned.offload->device_bytes() + planned.offload->transfer_bytes;
+      room = std::min(room, used) - lacks;
     }
     const OffloadPlan& plan = *planned.offload;
     int64_t on_host = 0;
