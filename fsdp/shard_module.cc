@@ -37,7 +37,6 @@
 #include "fsdp/setup/sharder.h"
 #include "fsdp/setup/unit_plan.h"
 #include "fsdp/transparent/op_observer.h"
-#include "fsdp/transparent/transparent.h"
 
 namespace fsdp {
 namespace {
@@ -210,14 +209,13 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
       SettingsOf(sharder.plan(), root, options, sharder.offload()));
   IntroduceModules(sharder.plan(), *model, options.transparent);
   if (!options.transparent) {
-    model->SetObserver(std::make_unique<WriteWatch>(model.get()));
+    model->SetObserver(MakeWriteWatch(model.get()));
   } else {
     std::vector<int> parents;
     for (const PlannedUnit& planned : sharder.plan().units) {
       parents.push_back(planned.unit.parent);
     }
-    model->SetObserver(
-        std::make_unique<TransparentUnits>(model.get(), std::move(parents)));
+    model->SetObserver(MakeTransparentUnits(model.get(), std::move(parents)));
   }
   if (options.verbose && world.rank() == 0) std::cerr << Describe(*model);
   return model;
