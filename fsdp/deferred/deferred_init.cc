@@ -29,7 +29,6 @@
 #include "absl/status/status.h"
 #include "base/torch_status.h"
 #include "fsdp/deferred/deferred_tensor.h"
-#include "fsdp/deferred/recorded_op.h"
 
 namespace fsdp {
 namespace {

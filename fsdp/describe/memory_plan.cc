@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
-#include "fsdp/memory/buffer_fit.h"
+#include "fsdp/memory/memory_stats.h"
 #include "fsdp/schedule/schedule.h"
 
 namespace fsdp {

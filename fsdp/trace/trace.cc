@@ -19,7 +19,6 @@
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
-#include "fsdp/trace/trace_buffer.h"
 #include "fsdp/trace/trace_timeline.h"
 
 namespace fsdp {

@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/trace/trace_buffer.h"
 
 namespace fsdp {
 namespace {

@@ -13,7 +13,6 @@
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/trace/trace_buffer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
