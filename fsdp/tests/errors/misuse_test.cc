@@ -249,6 +249,23 @@ TEST(InForwardTest, WhatAForwardDoesToAParameterIsRefusedAndLost) {
   }
 }
 
+// The user's tensor stays in the module, so the model does not train on.
+TEST(InForwardTest, AParameterReplacedIsRefused) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    const auto act = [](const at::Tensor& x, at::Tensor& p) {
+      p.set_data(at::zeros({kDim, kDim}));
+      return x.matmul(p);
+    };
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::make_shared<Misbehaving>(act),
+                                     Unowned(world), GoOn(Options())));
+    return CheckRefused(
+        TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
+        Code::kFailedPrecondition,
+        "parameter p no longer looks into its unit's memory");
+  }));
+}
+
 class CallsItself : public torch::nn::Module {
  public:
   CallsItself() : p(register_parameter("p", at::ones({kDim, kDim}))) {
