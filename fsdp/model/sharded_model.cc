@@ -27,7 +27,7 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/order_check.h"
+#include "fsdp/model/unit_parameters.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 

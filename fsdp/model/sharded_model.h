@@ -29,12 +29,12 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/autograd/checkpoint_scope.h"
-#include "fsdp/model/order_check.h"
 #include "fsdp/model/unit_parameters.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/precision_switch.h"
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/runtime/runtime.h"
+#include "fsdp/runtime/step_log.h"
 #include "fsdp/schedule/schedule.h"
 #include "ranges/tensor_range.h"
 
@@ -111,6 +111,41 @@ class BackwardSession {
   std::vector<std::vector<bool>> hooks_have_run_;  // by unit and parameter
 };
 
+// Finds ranks whose collectives do not match, which not every backend can.
+// Every reducing backward compares sixteen bytes, because a rank whose order
+// has not changed does not know about the others'.
+class OrderCheck {
+ public:
+  // With `lags` the host, which only queues what a device does, does not wait
+  // for other hosts here either, and hears of a difference one backward later.
+  // `communicator` is of all ranks and must outlive this object.
+  OrderCheck(comm::Communicator& communicator, absl::Duration timeout,
+             bool lags)
+      : communicator_(communicator), timeout_(timeout), lags_(lags) {}
+
+  // Compares the collectives of one backward. Collective. InvalidArgument, on
+  // all ranks, names the first difference between two of them.
+  absl::Status Compare(OrderLog order);
+  // Waits for the comparison that is under way, if any. Collective.
+  absl::Status Finish();
+  // Drops the comparison without waiting.
+  void Drop() { under_way_.reset(); }
+
+ private:
+  struct Comparison {
+    OrderLog order;
+    at::Tensor extremes;
+    std::unique_ptr<comm::Work> work;
+  };
+
+  absl::Status Finish(Comparison& comparison);
+
+  comm::Communicator& communicator_;
+  const absl::Duration timeout_;
+  const bool lags_;
+  std::unique_ptr<Comparison> under_way_;  // the last backward's, or null
+};
+
 // Adds events of units to those that fsdp::Forward and autograd report. Called
 // at each event, on the thread that reports it, also for events that it adds
 // itself. An error ends the event as the event's own errors do.
@@ -118,9 +153,7 @@ class UnitObserver {
  public:
   virtual ~UnitObserver() = default;
 
-  virtual absl::Status BeforePreForward(int /*unit*/) {
-    return absl::OkStatus();
-  }
+  virtual absl::Status BeforePreForward(int) { return absl::OkStatus(); }
   // Called only if the event has succeeded.
   virtual void AfterPreForward(int unit) = 0;
   virtual absl::Status BeforePostForward(
@@ -129,12 +162,8 @@ class UnitObserver {
   virtual void AfterPostForward(
       int unit,
       const std::vector<std::shared_ptr<torch::autograd::Node>>& exits) = 0;
-  virtual absl::Status BeforePreBackward(int /*unit*/) {
-    return absl::OkStatus();
-  }
-  virtual absl::Status BeforePostBackward(int /*unit*/) {
-    return absl::OkStatus();
-  }
+  virtual absl::Status BeforePreBackward(int) { return absl::OkStatus(); }
+  virtual absl::Status BeforePostBackward(int) { return absl::OkStatus(); }
   virtual absl::Status BeforeEndOfBackward() { return absl::OkStatus(); }
   // Forward and backward are over for all units.
   virtual void OnGivenUp() = 0;

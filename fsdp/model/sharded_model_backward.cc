@@ -1,5 +1,6 @@
 // What ShardedModel does in backward.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
@@ -16,9 +17,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/model/sharded_model.h"
@@ -26,6 +30,8 @@
 
 namespace fsdp {
 namespace {
+
+constexpr char kOrderLabel[] = "the collectives of an iteration";
 
 int GraphTask() { return torch::autograd::get_current_graph_task_id(); }
 
@@ -303,6 +309,36 @@ void BackwardSession::NoteHooks(int unit, size_t parameter) {
   std::vector<bool>& of_unit = hooks_have_run_[unit];
   if (parameter >= of_unit.size()) of_unit.resize(parameter + 1);
   of_unit[parameter] = true;
+}
+
+absl::Status OrderCheck::Compare(OrderLog order) {
+  auto comparison = std::make_unique<Comparison>();
+  comparison->order = std::move(order);
+  // The maxima over the ranks are the greatest hash and the complement of the
+  // least.
+  const int64_t bits = static_cast<int64_t>(comparison->order.hash());
+  comparison->extremes = at::tensor({bits, ~bits}, at::kLong);
+  FSDP_ASSIGN_OR_RETURN(
+      comparison->work,
+      communicator_.AllReduce(comparison->extremes, comm::ReduceOp::kMax,
+                              kOrderLabel));
+  if (lags_) std::swap(comparison, under_way_);
+  return comparison == nullptr ? absl::OkStatus() : Finish(*comparison);
+}
+
+absl::Status OrderCheck::Finish() {
+  if (under_way_ == nullptr) return absl::OkStatus();
+  const auto comparison = std::exchange(under_way_, nullptr);
+  return Finish(*comparison);
+}
+
+absl::Status OrderCheck::Finish(Comparison& comparison) {
+  const absl::Time deadline = absl::Now() + timeout_;
+  FSDP_RETURN_IF_ERROR(comparison.work->Wait(deadline));
+  const int64_t* extreme = comparison.extremes.const_data_ptr<int64_t>();
+  if (extreme[0] == ~extreme[1]) return absl::OkStatus();
+  return comm::CheckSame(communicator_, comparison.order.ToString(),
+                         kOrderLabel, deadline);
 }
 
 }  // namespace fsdp
