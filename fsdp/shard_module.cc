@@ -41,12 +41,6 @@
 namespace fsdp {
 namespace {
 
-bool SharesMemory(const RuntimeUnit& unit) {
-  return std::any_of(
-      unit.shared.begin(), unit.shared.end(),
-      [](const SharedFlat& shared) { return shared.memory.defined(); });
-}
-
 Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
                       const std::vector<RuntimeUnit>& placed,
                       const Options& options) {
@@ -54,7 +48,9 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
   for (size_t i = 0; i < units.size(); ++i) {
     ScheduledUnit& result =
         scheduled.emplace_back(ScheduledUnitOf(units[i], options));
-    result.shares_memory = SharesMemory(placed[i]);
+    result.shares_memory = std::any_of(
+        placed[i].shared.begin(), placed[i].shared.end(),
+        [](const SharedFlat& shared) { return shared.memory.defined(); });
     result.rests_elsewhere = std::any_of(
         placed[i].flats.begin(), placed[i].flats.end(),
         [](const auto& flat) { return RestsElsewhere(flat->shard()); });
@@ -135,15 +131,6 @@ ShardedModel::Settings SettingsOf(
   return settings;
 }
 
-absl::Status ShardUnits(Sharder& sharder, torch::nn::Module& root,
-                        std::vector<RuntimeUnit>& units) {
-  FSDP_RETURN_IF_ERROR(sharder.AllocateCommon());
-  for (const PlannedUnit& planned : sharder.plan().units) {
-    FSDP_ASSIGN_OR_RETURN(units.emplace_back(), sharder.Shard(planned));
-  }
-  return sharder.FinishRest(root);
-}
-
 // Warns of choices that are seldom meant and would show late.
 void WarnOfPlan(const ShardPlan& plan, const Options& options) {
   if (options.wrap_policy && plan.units.size() == 1) {
@@ -193,10 +180,14 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
   Sharder sharder(*std::move(plan), mesh, options, timeout);
   FSDP_RETURN_IF_ERROR(sharder.MakeOffloadSpace(mesh.world()));
   std::vector<RuntimeUnit> units;
-  absl::Status status;
-  status.Update(TorchToStatus("sharding the model", [&] {
-    status = ShardUnits(sharder, *root, units);
-  }));
+  const absl::Status status =
+      TorchToStatus("sharding the model", [&]() -> absl::Status {
+        FSDP_RETURN_IF_ERROR(sharder.AllocateCommon());
+        for (const PlannedUnit& planned : sharder.plan().units) {
+          FSDP_ASSIGN_OR_RETURN(units.emplace_back(), sharder.Shard(planned));
+        }
+        return sharder.FinishRest(*root);
+      });
   if (!status.ok()) {
     mesh.Abort(status);
     return status;

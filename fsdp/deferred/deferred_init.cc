@@ -108,9 +108,8 @@ class OperatorRecorder {
     return torch::jit::last(stack_, schema_.arguments().size());
   }
   // The index of `device` among them.
-  std::optional<size_t> DeviceArgument() const {
-    const std::optional<int> index = schema_.argumentIndexWithName("device");
-    return index.has_value() ? std::optional<size_t>(*index) : std::nullopt;
+  std::optional<int> DeviceArgument() const {
+    return schema_.argumentIndexWithName("device");
   }
 
   bool ReadsDeferred() const {
@@ -168,7 +167,7 @@ class OperatorRecorder {
   // Returns the device of its results: the one that is asked for, else that of
   // the first deferred tensor.
   c10::Device OutputDevice() const {
-    if (const std::optional<size_t> index = DeviceArgument()) {
+    if (const std::optional<int> index = DeviceArgument()) {
       const c10::IValue wanted = arguments()[*index];
       if (wanted.isDevice()) return wanted.toDevice();
     }
@@ -187,7 +186,7 @@ class OperatorRecorder {
       meta.push_back(argument.isGenerator() ? c10::IValue()
                                             : MapTensors(argument, MetaOf));
     }
-    if (const std::optional<size_t> device = DeviceArgument()) {
+    if (const std::optional<int> device = DeviceArgument()) {
       meta[*device] = c10::Device(c10::kMeta);
     }
     if (const auto pinned = schema_.argumentIndexWithName("pin_memory")) {
@@ -206,9 +205,7 @@ class OperatorRecorder {
       op_.callBoxed(stack_);
       return;
     }
-    const c10::IValue wanted = arguments()[*DeviceArgument()];
-    const c10::Device device =
-        wanted.isDevice() ? wanted.toDevice() : c10::Device(c10::kCPU);
+    const c10::Device device = OutputDevice();
     // The defaults may have changed by the time it runs.
     SetArgument("device", device);
     SetArgument("dtype", made->back().toTensor().scalar_type());

@@ -79,12 +79,9 @@ void ForwardScope::WatchInput(const at::Tensor& input) {
   state_->model().WatchInput(state_->unit(), input);
 }
 
-void ForwardScope::ThrowFailure() const {
-  if (state_ != nullptr) ThrowIfError(state_->model().TakeFailure());
-}
-
-void ForwardScope::NoteException() {
+void ForwardScope::OnException() {
   if (state_ == nullptr) return;
+  ThrowIfError(state_->model().TakeFailure());
   state_->thrown = TorchToStatus("forward", [this] {
     try {
       throw;

@@ -176,8 +176,8 @@ class UnitObserver {
 // thread of a device while that thread waits.
 //
 // The class is long because users, autograd and callers between steps share the
-// state of the same units. Each kind of event has a .cc file; state that only
-// one needs has a class of its own.
+// state of the same units. State that only one of them needs has a class of its
+// own.
 class ShardedModel final : public BackwardListener,
                            public std::enable_shared_from_this<ShardedModel> {
  public:
@@ -244,14 +244,11 @@ class ShardedModel final : public BackwardListener,
   // what, if that is known.
   void AbandonForward(int unit, const absl::Status& thrown);
 
-  // Runs loss.backward() and returns errors as a Status. After one the model is
-  // ready for the next iteration and, if Settings say so, the communicator is
-  // aborted. InvalidArgument, without an abort: `loss` is not one element that
-  // requires grad.
+  // As ShardedModuleBase has it.
   absl::Status Backward(const at::Tensor& loss, bool retain_graph);
 
-  // Says whether later backwards reduce gradients. If not, gradients are kept
-  // whole for the next backward that does. The same on all ranks.
+  // Says whether later backwards reduce gradients, or keep them whole for the
+  // next one that does. The same on all ranks.
   void SetSynchronizes(bool synchronizes) { synchronizes_ = synchronizes; }
   bool synchronizes() const { return synchronizes_; }
   // SetUnitSynchronizes() does so for one unit, in backwards that reduce.
@@ -271,24 +268,13 @@ class ShardedModel final : public BackwardListener,
   // The module's tensors leave gradients to the shards; see ParameterOwner.
   ParameterOwner& parameter_owner() const { return *owner_; }
 
-  // Makes backward call `step` with each unit's shards as soon as their
-  // gradients are complete. `step` steps them and drops the gradients, so that
-  // those of a unit or two are alive at a time. While it runs, no other shard
-  // has a gradient. Replaces what was set before; null ends it.
-  // FailedPrecondition inside a forward or backward, or with
-  // OffloadOptions::keep.
+  // These do what ShardedModuleBase says of its methods of the same names.
   using UnitStep = std::function<absl::Status(absl::Span<const TensorRange>)>;
   absl::Status StepInBackward(UnitStep step);
-  // Sets how later backwards reduce. FailedPrecondition inside a forward or
-  // backward, or if there are hooks already.
   absl::Status SetReductionHooks(ReduceScatterHook reduce_scatter,
                                  AllReduceHook all_reduce);
-  // Divides gradients by `before` reductions and by `after` them.
-  // InvalidArgument: a factor is not positive. FailedPrecondition inside a
-  // forward or backward.
   absl::Status SetGradientDivideFactors(double before, double after);
 
-  // --- Observing (UnitObserver) ---------------------------------------------
   // Call it at most once, before the first forward.
   void SetObserver(std::unique_ptr<UnitObserver> observer) {
     observer_ = std::move(observer);
@@ -311,11 +297,8 @@ class ShardedModel final : public BackwardListener,
   absl::Status RefuseWrite(int unit, const at::Tensor& target);
   // --- Shards -------------------------------------------------------------
   const std::vector<TensorRange>& Ranges() const { return ranges_; }
-  // Freezes or unfreezes a parameter, by any of its names, from the next
-  // forward on; freezing drops its gradient. The same on all ranks. NotFound:
-  // an unknown name. InvalidArgument: bytes, which have no gradient.
-  // FailedPrecondition inside a forward, a backward or a scope of full
-  // parameters.
+  // As ShardedModuleBase has it; `name` is any of the parameter's, and freezing
+  // drops its gradient.
   absl::Status SetTrainable(absl::string_view name, bool trainable);
   // Between these calls a scope makes the module's tensors whole: forward and
   // backward are refused with a text that names `what`, nothing is gathered,

@@ -206,32 +206,12 @@ class ComputeSpans {
   explicit ComputeSpans(UnitSpans* spans) : spans_(spans) {}
 
   void OnEventBegin(const Record& event) {
-    if (events_open_++ == 0) StopComputing(event.begin_ns);
-    BeginEvent(event);
-  }
-
-  void OnEventEnd(const Record& event) {
-    if (!given_up_) EndEvent(event);
-    if (--events_open_ > 0) return;
-    given_up_ = false;
-    computing_since_ = event.end_ns;
-  }
-
- private:
-  struct Running {
-    int unit;
-    TraceCategory category;
-  };
-
-  void StopComputing(int64_t now_ns) {
-    if (!running_.empty() && now_ns > computing_since_) {
+    if (events_open_++ == 0 && !running_.empty() &&
+        event.begin_ns > computing_since_) {
       const Running& innermost = running_.back();
       spans_->Add(innermost.category, Name(innermost.category), innermost.unit,
-                  computing_since_, now_ns);
+                  computing_since_, event.begin_ns);
     }
-  }
-
-  void BeginEvent(const Record& event) {
     switch (event.scope.event) {
       case EventKind::kPreForward:
         if (!backward_began_ && running_.empty()) {
@@ -253,6 +233,19 @@ class ComputeSpans {
         return;
     }
   }
+
+  void OnEventEnd(const Record& event) {
+    if (!given_up_) EndEvent(event);
+    if (--events_open_ > 0) return;
+    given_up_ = false;
+    computing_since_ = event.end_ns;
+  }
+
+ private:
+  struct Running {
+    int unit;
+    TraceCategory category;
+  };
 
   void EndEvent(const Record& event) {
     switch (event.scope.event) {
