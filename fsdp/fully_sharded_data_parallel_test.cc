@@ -127,37 +127,6 @@ TEST(TrainingTest, AStepTakes2nMinus1AllGathersAndNReduceScatters) {
   EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
 }
 
-TEST(TrainingTest, HoldsTheRootAndTwoUnitsAtMostAndOnlyShardsAfterAStep) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
-        FullyShard(MakeNet(kDim, 6), Unowned(communicator), BlockUnits()));
-    int64_t root = 0;
-    int64_t block = 0;
-    FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
-        [&](const std::string& name, const at::Tensor& value) {
-          // Rounds up to the alignment of parameters and shards.
-          const int64_t bytes = (value.nbytes() + 15) / 16 * 16;
-          if (name.find("blocks.0.") == 0) block += bytes;
-          if (name.find("blocks.") != 0) root += bytes;
-          return absl::OkStatus();
-        }));
-    root = (root + 31) / 32 * 32;
-    block = (block + 31) / 32 * 32;
-    for (int step = 0; step < 3; ++step) {
-      FSDP_RETURN_IF_ERROR(Step(model));
-      const MemoryStats stats = model->memory_stats();
-      FSDP_RETURN_IF_ERROR(CheckThat(stats.parameters.peak_in_use_bytes,
-                                     Le(root + 2 * block), "peak"));
-      FSDP_RETURN_IF_ERROR(CheckThat(stats.parameters.in_use_bytes, Eq(0),
-                                     "bytes of parameters after a step"));
-      FSDP_RETURN_IF_ERROR(CheckThat(stats.gradients.in_use_bytes, Eq(0),
-                                     "bytes of gradients after a step"));
-    }
-    return absl::OkStatus();
-  }));
-}
-
 TEST(TrainingTest, ThePeakOfManagedMemoryIsThatOfThePlan) {
   std::vector<Options> all(5, BlockUnits());
   all[1].prefetch.forward = false;

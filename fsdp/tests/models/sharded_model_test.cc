@@ -373,21 +373,6 @@ TEST(ShardedModelTest, ABackwardAfterTheModelIsGoneIsAnError) {
   }));
 }
 
-TEST(ShardedModelTest, AVisitorThatFailsOnOneRankFailsOnAll) {
-  const std::vector<absl::Status> statuses =
-      RunRanks(3, [](Communicator& communicator) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
-        return model->ForEachFullParameter(
-            [&](const std::string& name, const at::Tensor&) {
-              return communicator.rank() == 1 && name == "head.weight"
-                         ? absl::DataLossError("disk full")
-                         : absl::OkStatus();
-            });
-      });
-  EXPECT_THAT(statuses,
-              Each(StatusIs(Code::kDataLoss, HasSubstr("disk full"))));
-}
-
 // Runs a backward inside forward, as for a penalty on gradients, and then uses
 // parameters of the unit around.
 class InnerBackward : public torch::nn::Module {
