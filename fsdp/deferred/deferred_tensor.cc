@@ -353,18 +353,6 @@ c10::Storage Replay(const History& history) {
   return memory.at(history.storage);
 }
 
-void GiveMemory(const at::Tensor& tensor, const c10::Storage& values) {
-  c10::StorageImpl& impl = *tensor.storage().unsafeGetStorageImpl();
-  FSDP_CHECK(values.nbytes() >= impl.nbytes());
-  SetArmed(impl, false);
-  // Frees the storage of the values together with this one.
-  auto* owner = new c10::Storage(values);
-  impl.set_data_ptr_noswap(c10::DataPtr(
-      owner->mutable_data(), owner,
-      [](void* storage) { delete static_cast<c10::Storage*>(storage); },
-      impl.device()));
-}
-
 std::recursive_mutex& DefaultGenerators() {
   static std::recursive_mutex mutex;
   return mutex;
@@ -385,7 +373,17 @@ at::Tensor ValueOf(const at::Tensor& tensor) {
 
 void Materialize(const at::Tensor& tensor) {
   const History* history = HistoryOf(tensor);
-  if (history != nullptr) GiveMemory(tensor, Replay(*history));
+  if (history == nullptr) return;
+  const c10::Storage values = Replay(*history);
+  c10::StorageImpl& impl = *tensor.storage().unsafeGetStorageImpl();
+  FSDP_CHECK(values.nbytes() >= impl.nbytes());
+  SetArmed(impl, false);
+  // Frees the storage of the values together with this one.
+  auto* owner = new c10::Storage(values);
+  impl.set_data_ptr_noswap(c10::DataPtr(
+      owner->mutable_data(), owner,
+      [](void* storage) { delete static_cast<c10::Storage*>(storage); },
+      impl.device()));
 }
 
 SeedGuard::SeedGuard(uint64_t seed) : only_(DefaultGenerators()) {

@@ -35,12 +35,6 @@ constexpr char kOrderLabel[] = "the collectives of an iteration";
 
 int GraphTask() { return torch::autograd::get_current_graph_task_id(); }
 
-// Returns whether this backward computes all gradients rather than chosen ones.
-bool BackwardComputesEverything() {
-  const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
-  return exec_info == nullptr || exec_info->empty();
-}
-
 }  // namespace
 
 void ShardedModel::NoteEndOfStep() {
@@ -283,8 +277,9 @@ std::optional<BackwardSession::Finished> BackwardSession::TakePendingFrom(
     return std::nullopt;
   }
   pending_.pop_back();
-  return Finished{last.unit,
-                  last.has_unit_node && BackwardComputesEverything()};
+  const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+  const bool computes_all = exec_info == nullptr || exec_info->empty();
+  return Finished{last.unit, last.has_unit_node && computes_all};
 }
 
 absl::Status BackwardSession::CheckForwardThread(

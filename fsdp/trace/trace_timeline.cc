@@ -404,17 +404,6 @@ void StartAt(int64_t first_ns, TraceTimeline& timeline) {
   memory.erase(memory.begin(), kept);
 }
 
-// Puts outer spans before those inside them.
-void Sort(std::vector<Span>& spans) {
-  std::stable_sort(spans.begin(), spans.end(),
-                   [](const Span& a, const Span& b) {
-                     if (a.begin_ns != b.begin_ns) {
-                       return a.begin_ns < b.begin_ns;
-                     }
-                     return a.end_ns > b.end_ns;
-                   });
-}
-
 void AssignLanes(TraceCategory category, std::vector<Span>& spans) {
   std::vector<int64_t> busy_until;
   for (Span& span : spans) {
@@ -442,7 +431,12 @@ TraceTimeline MakeTimeline(const TraceBuffer& buffer, int64_t last_steps) {
   TraceTimeline timeline = Builder(buffer).Build();
   StartAt(all ? std::numeric_limits<int64_t>::min() : steps[count - last_steps],
           timeline);
-  Sort(timeline.spans);
+  // Outer spans come before those inside them.
+  std::stable_sort(timeline.spans.begin(), timeline.spans.end(),
+                   [](const Span& a, const Span& b) {
+                     return std::pair(a.begin_ns, b.end_ns) <
+                            std::pair(b.begin_ns, a.end_ns);
+                   });
   AssignLanes(TraceCategory::kGathering, timeline.spans);
   AssignLanes(TraceCategory::kReducing, timeline.spans);
   return timeline;
