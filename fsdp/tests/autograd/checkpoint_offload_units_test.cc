@@ -109,9 +109,9 @@ absl::Status CheckSame(const std::vector<at::Tensor>& losses,
   }
   for (size_t i = 0; i < model->Ranges().size(); ++i) {
     const TensorRange& named = model->Ranges()[i];
-    if (!at::equal(named.values.grad(), reference->Ranges()[i].values.grad())) {
-      return absl::InternalError(absl::StrCat(named.name, " has other bits"));
-    }
+    FSDP_RETURN_IF_ERROR(Check(
+        at::equal(named.values.grad(), reference->Ranges()[i].values.grad()),
+        absl::StrCat(named.name, " has other bits")));
   }
   return absl::OkStatus();
 }

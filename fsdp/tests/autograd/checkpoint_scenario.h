@@ -190,9 +190,9 @@ inline absl::Status CheckGradients(const ShardedModuleBase& model,
     if (exact && !at::equal(actual, same)) {
       return absl::InternalError(absl::StrCat(named.name, " has other bits"));
     }
-    if (!at::allclose(actual, OwnPart(named, truth), 1e-4, 1e-6)) {
-      return absl::InternalError(absl::StrCat(named.name, " is wrong"));
-    }
+    FSDP_RETURN_IF_ERROR(
+        Check(at::allclose(actual, OwnPart(named, truth), 1e-4, 1e-6),
+              absl::StrCat(named.name, " is wrong")));
   }
   return absl::OkStatus();
 }

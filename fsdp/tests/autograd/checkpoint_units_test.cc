@@ -89,9 +89,9 @@ absl::Status RunScenario(const Scenario& scenario, comm::CollectiveLog& log,
     const auto gradient_in = [&](Net& net) {
       return net.named_parameters()[scenario.ignored].grad();
     };
-    if (!at::equal(gradient_in(*model.module()), gradient_in(*plain))) {
-      return absl::InternalError(scenario.ignored);
-    }
+    FSDP_RETURN_IF_ERROR(
+        Check(at::equal(gradient_in(*model.module()), gradient_in(*plain)),
+              scenario.ignored));
   }
   return absl::OkStatus();
 }

@@ -42,9 +42,7 @@ Options GoOn(Options options = BlockUnits()) {
 
 absl::Status CheckRefused(const absl::Status& status, Code code,
                           const std::string& text) {
-  return Check(
-      status.code() == code && absl::StrContains(status.message(), text),
-      absl::StrCat("expected ", text, ", got ", status.ToString()));
+  return CheckThat(status, StatusIs(code, HasSubstr(text)), "refusal");
 }
 
 // Checks that it trains like a model that has never been misused.

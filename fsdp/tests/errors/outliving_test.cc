@@ -22,11 +22,10 @@ constexpr int kRanks = 2;
 absl::Status CheckIsOver(const std::vector<at::Tensor>& tensors,
                          const std::string& what) {
   for (const at::Tensor& tensor : tensors) {
-    const absl::Status read = TorchToStatus("read", [&] { tensor.clone(); });
-    FSDP_RETURN_IF_ERROR(
-        Check(read.code() == absl::StatusCode::kFailedPrecondition &&
-                  absl::StrContains(read.message(), what),
-              read.ToString()));
+    FSDP_RETURN_IF_ERROR(CheckThat(
+        TorchToStatus("read", [&] { tensor.clone(); }),
+        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(what)),
+        "read"));
   }
   return absl::OkStatus();
 }

@@ -265,9 +265,9 @@ TEST(TransparentErrorsTest, ACustomFunctionMayTakeAViewOfAParameter) {
     act(plain, x).sum().backward();
     const at::Tensor expected = plain.first->weight.grad().view({-1});
     const TensorRange& shard = model->Ranges()[0];
-    if (!at::allclose(shard.values.grad(), OwnPart(shard, expected))) {
-      return absl::InternalError(shard.name);
-    }
+    FSDP_RETURN_IF_ERROR(
+        Check(at::allclose(shard.values.grad(), OwnPart(shard, expected)),
+              shard.name));
     return CheckStepIsExact(model, communicator);
   }));
 }

@@ -318,9 +318,9 @@ TEST(DeferredShardingTest, WhatIsIgnoredGetsItsOwnValues) {
     FSDP_RETURN_IF_ERROR(FullyShard(net, Unowned(world), options).status());
     const Values own = PlainValues(kSeed + world.rank());
     for (const auto& item : net->blocks[1]->named_parameters()) {
-      if (!at::equal(item.value(), own.at("blocks.1." + item.key()))) {
-        return absl::InternalError(item.key());
-      }
+      FSDP_RETURN_IF_ERROR(
+          Check(at::equal(item.value(), own.at("blocks.1." + item.key())),
+                item.key()));
     }
     return absl::OkStatus();
   }));

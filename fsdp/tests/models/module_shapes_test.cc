@@ -211,12 +211,11 @@ TEST(SequentialTest, RefusesAUnitInWhoseResultNoTensorsAreSeen) {
     options.wrap_policy = WrapModules<ReturnsANumberImpl>();
     FSDP_ASSIGN_OR_RETURN(
         auto model, FullyShard(Filled<NumberNet>(), Unowned(world), options));
-    const absl::Status status =
-        TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); });
-    return Check(
-        status.code() == absl::StatusCode::kFailedPrecondition &&
-            absl::StrContains(status.message(), "in which no tensors are seen"),
-        status.ToString());
+    return CheckThat(
+        TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
+        StatusIs(absl::StatusCode::kFailedPrecondition,
+                 HasSubstr("in which no tensors are seen")),
+        "refusal");
   }));
 }
 

@@ -404,9 +404,9 @@ TEST(ShardedModelTest, ABackwardInsideAForwardLeavesTheUnitsAroundItAlone) {
     const auto expected = plain->named_parameters();
     for (const TensorRange& named : model->Ranges()) {
       const at::Tensor whole = expected[named.name].grad().reshape({-1});
-      if (!at::allclose(named.values.grad(), OwnPart(named, whole))) {
-        return absl::InternalError(named.name);
-      }
+      FSDP_RETURN_IF_ERROR(
+          Check(at::allclose(named.values.grad(), OwnPart(named, whole)),
+                named.name));
     }
     return absl::OkStatus();
   }));

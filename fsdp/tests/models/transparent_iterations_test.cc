@@ -128,9 +128,8 @@ absl::Status CheckEqual(const std::vector<at::Tensor>& actual,
                         const std::vector<at::Tensor>& expected,
                         double factor) {
   for (size_t i = 0; i < expected.size(); ++i) {
-    if (!at::allclose(actual[i], expected[i] * factor)) {
-      return absl::InternalError(absl::StrCat("gradient ", i));
-    }
+    FSDP_RETURN_IF_ERROR(Check(at::allclose(actual[i], expected[i] * factor),
+                               absl::StrCat("gradient ", i)));
   }
   return absl::OkStatus();
 }
