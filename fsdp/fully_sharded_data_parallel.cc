@@ -23,7 +23,6 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/describe/describe.h"
-#include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/model/unit_parameters.h"
 #include "fsdp/optim/training_step.h"

@@ -19,7 +19,6 @@
 #include "flat_param/guarded_storage.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/autograd/checkpoint_scope.h"
-#include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
 
 namespace fsdp {

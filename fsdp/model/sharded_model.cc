@@ -25,6 +25,7 @@
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"
 #include "flat_param/flat_parameter.h"
+#include "flat_param/module_walk.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/unit_parameters.h"
@@ -49,6 +50,23 @@ std::vector<MixedPrecision> PrecisionsOf(
   std::vector<MixedPrecision> precisions;
   for (const UnitOptions& unit : units) precisions.push_back(unit.precision);
   return precisions;
+}
+
+std::optional<UnitHandle> AskOwners(const torch::nn::Module& module,
+                                    const torch::nn::Module& below) {
+  for (const auto& item : flat_param::RegisteredParameters(below)) {
+    const ParameterOwner* owner = OwnerOf(item.value());
+    if (owner == nullptr) continue;
+    std::shared_ptr<ShardedModel> model = owner->model();
+    if (model == nullptr) continue;
+    const std::optional<int> unit = model->UnitOf(module);
+    if (unit.has_value()) return UnitHandle(std::move(model), *unit);
+  }
+  for (const auto& child : below.children()) {
+    std::optional<UnitHandle> found = AskOwners(module, *child);
+    if (found.has_value()) return found;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -380,6 +398,14 @@ absl::Status ShardedModel::Request(EventKind kind, int unit) {
     units_[unit].versions_asked_for = units_[unit].parameters.ShardVersions();
   }
   return TransitionOrGiveUp({kind, unit}, {});
+}
+
+std::optional<UnitHandle> FindUnit(const torch::nn::Module& module) {
+  std::optional<UnitHandle> found = AskOwners(module, module);
+  if (found.has_value() && found->unit() == ShardedModel::kNoUnit) {
+    return std::nullopt;
+  }
+  return found;
 }
 
 }  // namespace fsdp

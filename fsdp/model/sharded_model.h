@@ -44,7 +44,6 @@ class Module;
 
 namespace fsdp {
 
-struct ModelView;
 class OffloadSpace;
 
 // The state of a backward, from its first event until it is over, has failed or
@@ -324,7 +323,8 @@ class ShardedModel final : public BackwardListener,
   absl::Status Reshard(int unit) { return Request(EventKind::kReshard, unit); }
 
   // --- What it is made of ---------------------------------------------------
-  // model_view.h has more.
+  const Runtime& runtime() const { return *runtime_; }
+  const Schedule& schedule() const { return schedule_; }
   int num_units() const { return runtime_->num_units(); }
   const std::string& unit_name(int unit) const { return runtime_->name(unit); }
   // Returns the unit's flat parameters; none for a root that owns nothing.
@@ -367,9 +367,8 @@ class ShardedModel final : public BackwardListener,
   void OnLeft(uint64_t start_sequence) override;
 
  private:
-  // These offer more of a model, each to one user.
+  // It offers more of a model to captured steps.
   friend class ModelCapture;
-  friend ModelView ViewOf(const ShardedModel& model);
 
   struct UnitState {
     explicit UnitState(const std::string& name) : parameters(name) {}
@@ -456,6 +455,26 @@ class ShardedModel final : public BackwardListener,
   std::thread::id forward_thread_;
   std::unique_ptr<UnitObserver> observer_;  // may be null
 };
+
+// A unit of a model, which lives as long as this.
+class UnitHandle {
+ public:
+  UnitHandle(std::shared_ptr<ShardedModel> model, int unit)
+      : model_(std::move(model)), unit_(unit) {}
+
+  const std::shared_ptr<ShardedModel>& model() const { return model_; }
+  int unit() const { return unit_; }
+
+ private:
+  std::shared_ptr<ShardedModel> model_;
+  int unit_;
+};
+
+// Returns the unit that `module` is; nothing if it is none, or its model is
+// gone. The way to the model is the owner of the first parameter of the module,
+// or of a module inside it. Constant time for modules of a sharded model;
+// thread-safe.
+std::optional<UnitHandle> FindUnit(const torch::nn::Module& module);
 
 }  // namespace fsdp
 

@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "fsdp/model/forward.h"
-#include "fsdp/model/model_view.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
