@@ -4,13 +4,13 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -48,11 +48,11 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
   for (size_t i = 0; i < units.size(); ++i) {
     ScheduledUnit& result =
         scheduled.emplace_back(ScheduledUnitOf(units[i], options));
-    result.shares_memory = std::any_of(
-        placed[i].shared.begin(), placed[i].shared.end(),
+    result.shares_memory = absl::c_any_of(
+        placed[i].shared,
         [](const SharedFlat& shared) { return shared.memory.defined(); });
-    result.rests_elsewhere = std::any_of(
-        placed[i].flats.begin(), placed[i].flats.end(),
+    result.rests_elsewhere = absl::c_any_of(
+        placed[i].flats,
         [](const auto& flat) { return RestsElsewhere(flat->shard()); });
     // With one copy for all ranks, there are no parts to gather.
     result.keeps_part =

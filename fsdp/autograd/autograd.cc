@@ -10,12 +10,12 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -242,8 +242,7 @@ std::vector<at::Tensor> SeenTensors::Alive() const {
 }
 
 bool SeenTensors::WasProducedBy(const Node& node) const {
-  return std::find(producers_.begin(), producers_.end(), &node) !=
-         producers_.end();
+  return absl::c_linear_search(producers_, &node);
 }
 
 std::vector<std::shared_ptr<Node>> AttachExits(
@@ -254,7 +253,7 @@ std::vector<std::shared_ptr<Node>> AttachExits(
     for (std::shared_ptr<Node>& node : NodesOf(tensor)) {
       if (node == nullptr ||
           !WasMadeSince(forward.start_sequence, inputs, *node) ||
-          std::find(exits.begin(), exits.end(), node) != exits.end()) {
+          absl::c_linear_search(exits, node)) {
         continue;
       }
       exits.push_back(std::move(node));

@@ -17,7 +17,6 @@
 #include <torch/library.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -26,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "base/torch_status.h"
 #include "fsdp/deferred/deferred_tensor.h"
@@ -113,10 +113,9 @@ class OperatorRecorder {
   }
 
   bool ReadsDeferred() const {
-    return std::any_of(arguments().begin(), arguments().end(),
-                       [](const c10::IValue& argument) {
-                         return !DeferredTensorsIn(argument).empty();
-                       });
+    return absl::c_any_of(arguments(), [](const c10::IValue& argument) {
+      return !DeferredTensorsIn(argument).empty();
+    });
   }
   // Returns whether it makes one dense tensor out of no other.
   bool IsFactory() const {
@@ -135,24 +134,17 @@ class OperatorRecorder {
     return true;
   }
   bool IsView() const {
-    return std::any_of(schema_.returns().begin(), schema_.returns().end(),
-                       [](const c10::Argument& result) {
-                         return result.alias_info() != nullptr &&
-                                !IsWritten(result);
-                       });
+    return absl::c_any_of(schema_.returns(), [](const c10::Argument& result) {
+      return result.alias_info() != nullptr && !IsWritten(result);
+    });
   }
   // Returns whether it returns tensors and nothing else.
   bool ReturnsTensors() const {
-    return std::all_of(schema_.returns().begin(), schema_.returns().end(),
-                       [](const c10::Argument& result) {
-                         return result.type()->kind() ==
-                                c10::TypeKind::TensorType;
-                       });
+    return absl::c_all_of(schema_.returns(), [](const c10::Argument& result) {
+      return result.type()->kind() == c10::TypeKind::TensorType;
+    });
   }
-  bool Writes() const {
-    return std::any_of(schema_.arguments().begin(), schema_.arguments().end(),
-                       IsWritten);
-  }
+  bool Writes() const { return absl::c_any_of(schema_.arguments(), IsWritten); }
   // Returns whether all that it writes are deferred tensors.
   bool WritesDeferredOnly() const {
     const c10::ArrayRef<c10::IValue> values = arguments();

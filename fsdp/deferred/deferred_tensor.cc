@@ -15,7 +15,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -27,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/functional/function_ref.h"
 #include "base/check.h"
 #include "base/tensor_over.h"
@@ -84,11 +84,9 @@ std::optional<c10::OperatorHandle> WithGenerator(
     if (!other.has_value()) continue;
     const c10::FunctionSchema& schema = other->schema();
     if (schema.arguments().size() == arguments.size() + 1 &&
-        std::all_of(
-            arguments.begin(), arguments.end(),
-            [&](const c10::Argument& argument) {
-              return schema.argumentIndexWithName(argument.name()).has_value();
-            })) {
+        absl::c_all_of(arguments, [&](const c10::Argument& argument) {
+          return schema.argumentIndexWithName(argument.name()).has_value();
+        })) {
       return other;
     }
   }

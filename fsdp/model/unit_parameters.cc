@@ -4,13 +4,13 @@
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
@@ -77,8 +77,8 @@ class OwnedMeta final : public AutogradMeta {
 }  // namespace
 
 bool UnitParameters::Slot::AnyTrainable() const {
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [](const at::Tensor& t) { return t.requires_grad(); });
+  return absl::c_any_of(tensors,
+                        [](const at::Tensor& t) { return t.requires_grad(); });
 }
 
 void UnitParameters::Add(std::string name, std::vector<at::Tensor> tensors,
@@ -89,8 +89,8 @@ void UnitParameters::Add(std::string name, std::vector<at::Tensor> tensors,
 }
 
 bool UnitParameters::AnyTrainable() const {
-  return std::any_of(slots_.begin(), slots_.end(),
-                     [](const Slot& slot) { return slot.AnyTrainable(); });
+  return absl::c_any_of(slots_,
+                        [](const Slot& slot) { return slot.AnyTrainable(); });
 }
 
 void UnitParameters::AttachSentinels() {
@@ -234,8 +234,7 @@ void UnusedParameters::NoteGradients(absl::Span<const TensorRange> shards) {
 
 std::vector<std::string> UnusedParameters::NoteEndOfStep(
     absl::Span<const TensorRange> shards) {
-  if (!has_reduced_ ||
-      std::any_of(shards.begin(), shards.end(), [](const TensorRange& named) {
+  if (!has_reduced_ || absl::c_any_of(shards, [](const TensorRange& named) {
         return named.values.grad().defined();
       })) {
     return {};

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -40,7 +41,7 @@ struct NotAnOperator : at::ObserverContext {};
 void CollectFrom(const at::Tensor& tensor, Tags& tags) {
   const StorageTag* tag = TagOf(tensor);
   if (tag == nullptr) return;
-  if (std::find(tags.begin(), tags.end(), tag) == tags.end()) {
+  if (!absl::c_linear_search(tags, tag)) {
     tags.push_back(tag);
   }
 }
@@ -90,8 +91,7 @@ bool LeavesValues(absl::string_view name) {
       "aten::squeeze_",    "aten::swapaxes_",
       "aten::swapdims_",   "aten::t_",
       "aten::transpose_",  "aten::unsqueeze_"};
-  return std::find(std::begin(kNames), std::end(kNames), name) !=
-         std::end(kNames);
+  return absl::c_linear_search(kNames, name);
 }
 
 void TellOfWrites(const at::RecordFunction& function,

@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
@@ -35,7 +36,6 @@
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/model/sharded_model.h"
@@ -46,12 +46,14 @@ namespace {
 
 using ::torch::autograd::Node;
 
-template <typename T>
-void DropExpired(std::vector<std::weak_ptr<T>>& pointers) {
-  pointers.erase(
-      std::remove_if(pointers.begin(), pointers.end(),
-                     [](const std::weak_ptr<T>& p) { return p.expired(); }),
-      pointers.end());
+template <typename T, typename Predicate>
+void EraseIf(std::vector<T>& values, Predicate predicate) {
+  values.erase(std::remove_if(values.begin(), values.end(), predicate),
+               values.end());
+}
+
+void DropExpired(std::vector<std::weak_ptr<Node>>& nodes) {
+  EraseIf(nodes, [](const auto& node) { return node.expired(); });
 }
 
 // Returns the sequence number of the node that backward runs. Nodes with higher
@@ -132,10 +134,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
       FSDP_RETURN_IF_ERROR(EndFrozenUnlessRelatedTo({unit}));
       if (!torch::autograd::get_current_graph_task_keep_graph()) {
         const std::shared_ptr<Node> exit = torch::autograd::get_current_node();
-        graphs_.erase(
-            std::remove_if(graphs_.begin(), graphs_.end(),
-                           [&](const auto& p) { return p.lock() == exit; }),
-            graphs_.end());
+        EraseIf(graphs_, [&](const auto& p) { return p.lock() == exit; });
       }
     }
     units_[unit].in_backward = true;
@@ -148,8 +147,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
       FSDP_RETURN_IF_ERROR(CheckRecordsNoGraph(model_->unit_name(unit)));
     }
     units_[unit].in_backward = false;
-    frozen_.erase(std::remove(frozen_.begin(), frozen_.end(), unit),
-                  frozen_.end());
+    EraseIf(frozen_, [unit](int frozen) { return frozen == unit; });
     return absl::OkStatus();
   }
 
@@ -283,11 +281,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   absl::Status Begin() {
     TakeFailure().IgnoreError();
     // Operators on a parameter with foreign memory would not be seen.
-    for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
-      for (const auto& flat : model_->flats(unit)) {
-        FSDP_RETURN_IF_ERROR(flat->CheckBinding());
-      }
-    }
+    FSDP_RETURN_IF_ERROR(model_->CheckBinding());
     records_graph_ = at::GradMode::is_enabled();
     thread_ = std::this_thread::get_id();
     observer_.emplace();
@@ -309,7 +303,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   }
 
   bool IsAround(int unit, absl::Span<const int> inner_units) const {
-    return std::any_of(inner_units.begin(), inner_units.end(), [&](int inner) {
+    return absl::c_any_of(inner_units, [&](int inner) {
       return inner == unit || IsAncestor(unit, inner);
     });
   }
@@ -408,9 +402,8 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     const std::vector<int> frozen = frozen_;
     const uint64_t sequence = CurrentSequence();
     for (int unit : frozen) {
-      const bool is_inside =
-          std::any_of(units.begin(), units.end(),
-                      [&](int other) { return IsAncestor(other, unit); });
+      const bool is_inside = absl::c_any_of(
+          units, [&](int other) { return IsAncestor(other, unit); });
       if (is_inside || IsAround(unit, units)) continue;
       FSDP_RETURN_IF_ERROR(TorchToStatus(
           absl::StrCat("the backward of unit ", model_->unit_name(unit)), [&] {

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "absl/algorithm/container.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "base/testing/users_error.h"
@@ -92,7 +93,7 @@ absl::Status CheckNotTorn(const Trainer& trainer,
                           const std::vector<Values>& choices) {
   for (size_t i = 0; i < choices.front().size(); ++i) {
     const TensorRange& named = trainer.model->Ranges()[i];
-    if (std::none_of(choices.begin(), choices.end(), [&](const Values& values) {
+    if (absl::c_none_of(choices, [&](const Values& values) {
           return at::equal(named.values, values[i]);
         })) {
       return Wrong(absl::StrCat(named.name, " is torn"));
@@ -159,9 +160,9 @@ class Group {
   FaultInjector* injector(int rank) { return &injectors_[rank]; }
   // Returns whether an injected fault has occurred on any rank.
   bool has_failed() const {
-    return std::any_of(
-        injectors_.begin(), injectors_.end(),
-        [](const FaultInjector& i) { return !i.failed_at().empty(); });
+    return absl::c_any_of(injectors_, [](const FaultInjector& i) {
+      return !i.failed_at().empty();
+    });
   }
 
   absl::Status Run(const std::function<absl::Status(Communicator&)>& run) {
