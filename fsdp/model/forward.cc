@@ -18,7 +18,6 @@
 #include "base/torch_status.h"
 #include "flat_param/guarded_storage.h"
 #include "fsdp/autograd/autograd.h"
-#include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/model/sharded_model.h"
 
 namespace fsdp {

@@ -28,7 +28,6 @@
 #include "comm/rank_activity.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
-#include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/model/unit_parameters.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/precision_switch.h"

@@ -37,7 +37,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/autograd/autograd.h"
-#include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/transparent/op_observer.h"
 
