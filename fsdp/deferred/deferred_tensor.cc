@@ -11,6 +11,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/Layout.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -37,7 +38,29 @@ namespace fsdp {
 namespace deferred_internal {
 namespace {
 
+// A storage without memory has this instead.
+struct History {
+  uint64_t storage;                        // number of the storage
+  std::shared_ptr<const RecordedOp> last;  // that has written it
+};
+
 void DeleteHistory(void* history) { delete static_cast<History*>(history); }
+
+// Returns null for ordinary tensors. Costs a nanosecond.
+History* HistoryOf(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  const c10::DataPtr& data =
+      tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return data.get_deleter() == &DeleteHistory
+             ? static_cast<History*>(data.get_context())
+             : nullptr;
+}
+
+// Returns a null pointer that owns `history`.
+c10::DataPtr PointerWith(History history, c10::Device device) {
+  return c10::DataPtr(nullptr, new History(std::move(history)), &DeleteHistory,
+                      device);
+}
 
 // Returns a number that orders operators and identifies storages.
 uint64_t NextNumber() {
@@ -132,20 +155,6 @@ int64_t BytesOf(const Geometry& geometry) {
 }
 
 }  // namespace
-
-History* HistoryOf(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  const c10::DataPtr& data =
-      tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  return data.get_deleter() == &DeleteHistory
-             ? static_cast<History*>(data.get_context())
-             : nullptr;
-}
-
-c10::DataPtr PointerWith(History history, c10::Device device) {
-  return c10::DataPtr(nullptr, new History(std::move(history)), &DeleteHistory,
-                      device);
-}
 
 Geometry Geometry::Of(const at::Tensor& tensor) {
   return {tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(),

@@ -10,7 +10,6 @@
 #include <ATen/core/stack.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
-#include <c10/core/StorageImpl.h>
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
@@ -58,17 +57,6 @@ class SeedGuard {
 namespace deferred_internal {
 
 class RecordedOp;
-
-// A storage without memory has this instead.
-struct History {
-  uint64_t storage;                        // number of the storage
-  std::shared_ptr<const RecordedOp> last;  // that has written it
-};
-
-// Returns null for ordinary tensors. Costs a nanosecond.
-History* HistoryOf(const at::Tensor& tensor);
-// Returns a null pointer that owns `history`.
-c10::DataPtr PointerWith(History history, c10::Device device);
 
 struct Geometry {
   std::vector<int64_t> sizes;
