@@ -3,8 +3,6 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tanh.h>
 
-#include <ostream>
-
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/testing/activation_offload_calls.h"
 #include "fsdp/testing/sharded_test.h"
@@ -52,10 +50,6 @@ struct OffloadScenario {
   Scenario scenario;
   int tensors;  // moved out in one forward and backward
 };
-
-std::ostream& operator<<(std::ostream& out, const OffloadScenario& offload) {
-  return out << offload.scenario;
-}
 
 std::vector<OffloadScenario> Scenarios() {
   return {

@@ -8,8 +8,6 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <ostream>
-
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
@@ -126,10 +124,6 @@ struct Scenario {
   bool exact = true;
   std::vector<int> world_sizes = {1, 2, 3};
 };
-
-inline std::ostream& operator<<(std::ostream& out, const Scenario& scenario) {
-  return out << scenario.name;
-}
 
 inline std::shared_ptr<Net> MakeNet(const Scenario& scenario) {
   auto net = std::make_shared<Net>(scenario.layer, scenario.body);

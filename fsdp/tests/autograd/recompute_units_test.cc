@@ -8,8 +8,6 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include <ostream>
-
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/gradient_check.h"
@@ -169,10 +167,6 @@ struct Setting {
   ShardingStrategy strategy;
   bool transparent;
 };
-
-std::ostream& operator<<(std::ostream& out, const Setting& setting) {
-  return out << setting.name;
-}
 
 absl::Status CheckSetting(Communicator& world, const Setting& setting) {
   Options options = BlockUnits(setting.strategy);

@@ -2,8 +2,6 @@
 #ifndef FSDP_TESTS_ERRORS_FAULT_CASES_H_
 #define FSDP_TESTS_ERRORS_FAULT_CASES_H_
 
-#include <ostream>
-
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/fault_injector.h"
@@ -251,10 +249,6 @@ struct Case {
   // abort their group whatever the options say.
   bool outside_iteration = false;
 };
-
-inline std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.name;
-}
 
 inline std::vector<Case> Cases() {
   using S = ShardingStrategy;

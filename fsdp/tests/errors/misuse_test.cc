@@ -7,7 +7,6 @@
 #include <ATen/ops/zeros.h>
 #include <torch/serialize.h>
 
-#include <ostream>
 #include <sstream>
 #include <thread>
 
@@ -63,10 +62,6 @@ struct Misuse {
   Code code;
   std::string text;
 };
-
-std::ostream& operator<<(std::ostream& out, const Misuse& misuse) {
-  return out << misuse.name;
-}
 
 // Returns a misuse whose status is the exception of `act`.
 std::function<absl::Status(Model&)> Throws(std::function<void(Model&)> act) {
@@ -337,10 +332,6 @@ struct Difference {
   std::function<void(Options&, NetImpl&)> act;
   std::string text;
 };
-
-std::ostream& operator<<(std::ostream& out, const Difference& difference) {
-  return out << difference.name;
-}
 
 const Difference kDifferences[] = {
     {"Strategy",

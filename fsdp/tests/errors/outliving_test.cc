@@ -5,8 +5,6 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/adamw.h>
 
-#include <ostream>
-
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
@@ -120,10 +118,6 @@ struct InMode {
   std::string name;
   std::function<absl::Status(Sharded&, torch::optim::Optimizer&)> act;
 };
-
-std::ostream& operator<<(std::ostream& out, const InMode& mode) {
-  return out << mode.name;
-}
 
 const InMode kInMode[] = {
     {"Eval",
