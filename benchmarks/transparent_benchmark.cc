@@ -1,5 +1,5 @@
 // Measures what it costs that every operator is seen
-// (fsdp/transparent/transparent.h): small operators with and without it, in the
+// (fsdp/transparent/transparent.cc): small operators with and without it, in the
 // same forward of one rank, in turns.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linear.h>
