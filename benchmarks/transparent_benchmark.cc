@@ -1,6 +1,5 @@
-// Measures what it costs that every operator is seen
-// (fsdp/transparent/transparent.h): small operators with and without it, in the
-// same forward of one rank, in turns.
+// Measures what it costs that every operator is seen (fsdp/transparent): small
+// operators with and without it, in the same forward of one rank, in turns.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>

@@ -114,9 +114,8 @@ absl::Status CheckGradients(const ShardedModuleBase& model,
     if (!shard.defined()) continue;
     const at::Tensor expected =
         whole.reshape({-1}).narrow(0, named.begin, named.values.numel());
-    if (!at::allclose(shard, expected, 1e-5, 1e-7)) {
-      return absl::InternalError(absl::StrCat("gradient of ", named.name));
-    }
+    FSDP_RETURN_IF_ERROR(Check(at::allclose(shard, expected, 1e-5, 1e-7),
+                               absl::StrCat("gradient of ", named.name)));
   }
   return absl::OkStatus();
 }

@@ -4,12 +4,12 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "base/status_macros.h"
 
@@ -57,8 +57,7 @@ WrapPolicy WrapScriptModules(std::vector<std::string> type_names) {
     const auto* module =
         dynamic_cast<const ScriptModuleImpl*>(&candidate.module);
     return module != nullptr &&
-           std::find(type_names.begin(), type_names.end(),
-                     module->type_name()) != type_names.end();
+           absl::c_linear_search(type_names, module->type_name());
   };
 }
 

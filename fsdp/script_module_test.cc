@@ -262,6 +262,17 @@ TEST(ScriptModuleTest, TheScriptItselfRunsInTheModelsForwardOnly) {
   }));
 }
 
+void ExpectRefused(const std::function<Module()>& make, const Options& options,
+                   Code code, const std::string& text) {
+  EXPECT_THAT(
+      RunRanks(
+          2,
+          [&](Communicator& communicator) {
+            return FullyShard(make(), Unowned(communicator), options).status();
+          }),
+      Each(StatusIs(code, HasSubstr(text))));
+}
+
 TEST(ScriptModuleTest, RefusesAnOptimizerMadeBefore) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     Module net = MakeNet();
@@ -276,27 +287,20 @@ TEST(ScriptModuleTest, RefusesAnOptimizerMadeBefore) {
 }
 
 TEST(ScriptModuleTest, RefusesToRecomputeUnits) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    Options options;
-    options.wrap_policy = WrapScriptModules({"Block"});
-    options.recompute.units = EveryUnit();
-    return CheckThat(
-        FullyShard(MakeNet(), Unowned(communicator), options).status(),
-        StatusIs(Code::kInvalidArgument,
-                 HasSubstr("recompute.units of a script")),
-        "refusal");
-  }));
+  Options options;
+  options.wrap_policy = WrapScriptModules({"Block"});
+  options.recompute.units = EveryUnit();
+  ExpectRefused(MakeNet, options, Code::kInvalidArgument,
+                "recompute.units of a script");
 }
 
 TEST(ScriptModuleTest, RefusesAFrozenScript) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  const auto make = [] {
     Module net = MakeNet();
     net.eval();
-    return CheckThat(
-        FullyShard(torch::jit::freeze(net), Unowned(communicator)).status(),
-        StatusIs(Code::kInvalidArgument, HasSubstr("has no parameters")),
-        "refusal");
-  }));
+    return torch::jit::freeze(net);
+  };
+  ExpectRefused(make, Options(), Code::kInvalidArgument, "has no parameters");
 }
 
 }  // namespace

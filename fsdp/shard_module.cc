@@ -4,13 +4,13 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -37,16 +37,9 @@
 #include "fsdp/setup/sharder.h"
 #include "fsdp/setup/unit_plan.h"
 #include "fsdp/transparent/op_observer.h"
-#include "fsdp/transparent/transparent.h"
 
 namespace fsdp {
 namespace {
-
-bool SharesMemory(const RuntimeUnit& unit) {
-  return std::any_of(
-      unit.shared.begin(), unit.shared.end(),
-      [](const SharedFlat& shared) { return shared.memory.defined(); });
-}
 
 Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
                       const std::vector<RuntimeUnit>& placed,
@@ -55,9 +48,11 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
   for (size_t i = 0; i < units.size(); ++i) {
     ScheduledUnit& result =
         scheduled.emplace_back(ScheduledUnitOf(units[i], options));
-    result.shares_memory = SharesMemory(placed[i]);
-    result.rests_elsewhere = std::any_of(
-        placed[i].flats.begin(), placed[i].flats.end(),
+    result.shares_memory = absl::c_any_of(
+        placed[i].shared,
+        [](const SharedFlat& shared) { return shared.memory.defined(); });
+    result.rests_elsewhere = absl::c_any_of(
+        placed[i].flats,
         [](const auto& flat) { return RestsElsewhere(flat->shard()); });
     // With one copy for all ranks, there are no parts to gather.
     result.keeps_part =
@@ -136,15 +131,6 @@ ShardedModel::Settings SettingsOf(
   return settings;
 }
 
-absl::Status ShardUnits(Sharder& sharder, torch::nn::Module& root,
-                        std::vector<RuntimeUnit>& units) {
-  FSDP_RETURN_IF_ERROR(sharder.AllocateCommon());
-  for (const PlannedUnit& planned : sharder.plan().units) {
-    FSDP_ASSIGN_OR_RETURN(units.emplace_back(), sharder.Shard(planned));
-  }
-  return sharder.FinishRest(root);
-}
-
 // Warns of choices that are seldom meant and would show late.
 void WarnOfPlan(const ShardPlan& plan, const Options& options) {
   if (options.wrap_policy && plan.units.size() == 1) {
@@ -194,10 +180,14 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
   Sharder sharder(*std::move(plan), mesh, options, timeout);
   FSDP_RETURN_IF_ERROR(sharder.MakeOffloadSpace(mesh.world()));
   std::vector<RuntimeUnit> units;
-  absl::Status status;
-  status.Update(TorchToStatus("sharding the model", [&] {
-    status = ShardUnits(sharder, *root, units);
-  }));
+  const absl::Status status =
+      TorchToStatus("sharding the model", [&]() -> absl::Status {
+        FSDP_RETURN_IF_ERROR(sharder.AllocateCommon());
+        for (const PlannedUnit& planned : sharder.plan().units) {
+          FSDP_ASSIGN_OR_RETURN(units.emplace_back(), sharder.Shard(planned));
+        }
+        return sharder.FinishRest(*root);
+      });
   if (!status.ok()) {
     mesh.Abort(status);
     return status;
@@ -210,14 +200,13 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
       SettingsOf(sharder.plan(), root, options, sharder.offload()));
   IntroduceModules(sharder.plan(), *model, options.transparent);
   if (!options.transparent) {
-    model->SetObserver(std::make_unique<WriteWatch>(model.get()));
+    model->SetObserver(MakeWriteWatch(model.get()));
   } else {
     std::vector<int> parents;
     for (const PlannedUnit& planned : sharder.plan().units) {
       parents.push_back(planned.unit.parent);
     }
-    model->SetObserver(
-        std::make_unique<TransparentUnits>(model.get(), std::move(parents)));
+    model->SetObserver(MakeTransparentUnits(model.get(), std::move(parents)));
   }
   if (options.verbose && world.rank() == 0) std::cerr << Describe(*model);
   return model;

@@ -17,7 +17,7 @@ import os
 import sys
 import typing
 
-# The categories of fsdp/trace/trace_buffer.h, in the order of the report.
+# The categories of fsdp/trace/trace_timeline.h, in the order of the report.
 COMPUTE = ("forward", "recompute", "backward")
 WAITS = ("gather wait", "reduce wait", "fence", "agreement")
 OWN = COMPUTE + WAITS + ("copy", "start", "free", "optimizer")

@@ -4,18 +4,20 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -27,6 +29,10 @@ using ::torch::autograd::Edge;
 using ::torch::autograd::FunctionPreHook;
 using ::torch::autograd::Node;
 using ::torch::autograd::variable_list;
+
+thread_local RunningUnits units_under_way;
+thread_local RegionScope* current_region = nullptr;
+thread_local RecomputeScope* current_recomputation = nullptr;
 
 // The common base tells our edges from others.
 class FsdpNode : public Node {
@@ -242,8 +248,7 @@ std::vector<at::Tensor> SeenTensors::Alive() const {
 }
 
 bool SeenTensors::WasProducedBy(const Node& node) const {
-  return std::find(producers_.begin(), producers_.end(), &node) !=
-         producers_.end();
+  return absl::c_linear_search(producers_, &node);
 }
 
 std::vector<std::shared_ptr<Node>> AttachExits(
@@ -254,7 +259,7 @@ std::vector<std::shared_ptr<Node>> AttachExits(
     for (std::shared_ptr<Node>& node : NodesOf(tensor)) {
       if (node == nullptr ||
           !WasMadeSince(forward.start_sequence, inputs, *node) ||
-          std::find(exits.begin(), exits.end(), node) != exits.end()) {
+          absl::c_linear_search(exits, node)) {
         continue;
       }
       exits.push_back(std::move(node));
@@ -341,6 +346,81 @@ at::Tensor RunTensorHooks(const at::Tensor& tensor,
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   for (const auto& hook : meta->hooks_) values = (*hook)(values);
   return values.front();
+}
+
+// --- Units and checkpointed regions ------------------------------------------
+
+const RunningUnits& UnitsUnderWay() { return units_under_way; }
+
+UnitScope::UnitScope(std::shared_ptr<const RunningUnit> unit) {
+  units_under_way.push_back(std::move(unit));
+}
+
+UnitScope::~UnitScope() { units_under_way.pop_back(); }
+
+RegionScope::RegionScope(bool requires_grad, bool arguments_require_grad)
+    : requires_grad_(requires_grad),
+      passes_grad_(arguments_require_grad),
+      outer_(current_region) {
+  current_region = this;
+}
+
+RegionScope::~RegionScope() { current_region = outer_; }
+
+RegionScope* RegionScope::Current() { return current_region; }
+
+RecomputeScope::RecomputeScope(RunningUnits units, bool restores_buffers)
+    : units_(std::move(units)), restores_buffers_(restores_buffers) {
+  for (const auto& unit : units_) KeepBuffers(*unit->buffers);
+  units_.swap(units_under_way);
+  std::swap(region_, current_region);
+  std::swap(recomputation_, current_recomputation);
+}
+
+RecomputeScope::~RecomputeScope() {
+  units_.swap(units_under_way);
+  std::swap(region_, current_region);
+  std::swap(recomputation_, current_recomputation);
+  RestoreBuffers();
+}
+
+RecomputeScope* RecomputeScope::Current() { return current_recomputation; }
+
+void RecomputeScope::KeepBuffers(const std::vector<at::Tensor>& buffers) {
+  if (!restores_buffers_) return;
+  const c10::NoGradGuard no_grad;
+  for (const at::Tensor& buffer : buffers) {
+    const bool is_kept = absl::c_any_of(
+        kept_, [&](const auto& kept) { return kept.first.is_same(buffer); });
+    if (buffer.defined() && !is_kept) {
+      kept_.emplace_back(buffer, buffer.clone());
+    }
+  }
+}
+
+// Restores values without counting the write, so that a buffer saved for
+// backward is not stale to autograd.
+void RecomputeScope::RestoreBuffers() {
+  const c10::NoGradGuard no_grad;
+  for (const auto& [buffer, copy] : kept_) {
+    if (buffer.sizes() == copy.sizes()) {
+      buffer.variable_data().copy_(copy);
+    } else {
+      buffer.set_data(copy);
+    }
+  }
+}
+
+void RecomputeScope::AtEnd(std::function<void()> call) {
+  at_end_.push_back(std::move(call));
+}
+
+void RecomputeScope::Finish() {
+  while (!at_end_.empty()) {
+    const std::function<void()> call = std::move(at_end_.back());
+    at_end_.pop_back();
+    call();
+  }
 }
 
 }  // namespace fsdp

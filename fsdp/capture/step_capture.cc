@@ -61,10 +61,66 @@ class ModelCapture {
   explicit ModelCapture(ShardedModel& model) : model_(model) {}
 
   // FailedPrecondition names what of the model cannot be captured.
-  absl::Status CheckCapturable() const;
+  absl::Status CheckCapturable() const {
+    const Runtime& runtime = *model_.runtime_;
+    if (!HasStreams(runtime.device())) {
+      return Cannot(absl::StrCat("it is on ", runtime.device().str(),
+                                 ", which computes at once. Replays save time "
+                                 "where a host queues work for a device"));
+    }
+    if (model_.offload() != nullptr) {
+      return Cannot(
+          "Options::offload is set, and the host moves what rests elsewhere");
+    }
+    if (runtime.hooks().reduce_scatter || runtime.hooks().all_reduce) {
+      return Cannot(
+          "SetReductionHooks() was called, and what the host does in a hook "
+          "would be done once");
+    }
+    FSDP_RETURN_IF_ERROR(CheckGroup(&runtime.communicator()));
+    for (int unit = 0; unit < model_.num_units(); ++unit) {
+      const Placement& placement = runtime.placement(unit);
+      FSDP_RETURN_IF_ERROR(CheckGroup(placement.shard.get()));
+      FSDP_RETURN_IF_ERROR(CheckGroup(placement.replicate.get()));
+      FSDP_RETURN_IF_ERROR(CheckGroup(placement.part.get()));
+      FSDP_RETURN_IF_ERROR(CheckGroup(placement.quantized.get()));
+      if (!model_.recomputes(unit)) continue;
+      if (model_.recompute_options().offload != nullptr) {
+        return Cannot(
+            absl::StrCat("unit ", model_.unit_name(unit),
+                         " is recomputed from arguments that rest elsewhere "
+                         "(recompute.options.offload), which the host moves"));
+      }
+      if (model_.recompute_options().preserve_rng_state) {
+        return Cannot(absl::StrCat(
+            "unit ", model_.unit_name(unit),
+            " is recomputed with the same random numbers, for which the host "
+            "reads the device's generator. Where it draws none, turn "
+            "recompute.options.preserve_rng_state off"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   // Frees what is gathered. FailedPrecondition inside a forward, a backward or
   // a scope of full parameters, or if NoSync() has left gradients.
-  absl::Status PrepareStep();
+  absl::Status PrepareStep() {
+    FSDP_RETURN_IF_ERROR(model_.CheckIdle("CapturedStep::Run()"));
+    FSDP_RETURN_IF_ERROR(model_.CheckBinding());
+    model_.GiveUpStaleBackward();
+    const Runtime& runtime = *model_.runtime_;
+    bool any_gathered = false;
+    for (int unit = 0; unit < model_.num_units(); ++unit) {
+      any_gathered |= model_.schedule_.IsUnsharded(unit);
+      if (!runtime.HasWholeGradients(unit) && !runtime.HasSums(unit)) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "CapturedStep::Run() while unit ", model_.unit_name(unit),
+          " has gradients that NoSync() or SetRequiresAllReduce() has left: "
+          "reduce them, or drop them by zero_grad() of the model"));
+    }
+    return any_gathered ? model_.ReleaseUnsharded() : absl::OkStatus();
+  }
+
   // Between these calls `log` gets what is carried out. Steps that begin so and
   // do the same use the same buffers.
   void BeginLoggedStep(StepLog& log) {
@@ -77,105 +133,43 @@ class ModelCapture {
 
   // Does PrepareStep(), when the device has done all that it was given. Until
   // End() a failure aborts nothing, because nothing has been sent.
-  absl::Status Begin();
+  absl::Status Begin() {
+    FSDP_RETURN_IF_ERROR(PrepareStep());
+    model_.runtime_->BeginAlike();
+    model_.runtime_->ForgetEarlierSteps();
+    model_.captures_ = true;
+    return absl::OkStatus();
+  }
+
   // Call these on the captured stream, at the beginning and at the end of what
   // is recorded: the model's streams are captured with it.
   void ForkStreams() { model_.runtime_->ForkStreams(); }
   void JoinStreams() { model_.runtime_->JoinStreams(); }
   // Ends the capture. If it is not `sound`, the captured step is given up.
-  void End(bool sound);
+  void End(bool sound) {
+    if (!sound) {
+      model_.GiveUpIteration(absl::OkStatus(), ShardedModel::InFlight::kDrop);
+    }
+    model_.runtime_->ForgetEarlierSteps();
+    model_.captures_ = false;
+  }
 
   // Returns the memory that steps gather into, reduce from and keep gradients
   // in.
   std::vector<at::Tensor> StepMemory() const {
     return model_.runtime_->StepMemory();
   }
+
   // Notes that shards were written by ways that LibTorch does not see.
-  void NoteReplay();
+  void NoteReplay() {
+    for (const TensorRange& named : model_.Ranges()) {
+      named.values.unsafeGetTensorImpl()->bump_version();
+    }
+  }
 
  private:
   ShardedModel& model_;
 };
-
-absl::Status ModelCapture::CheckCapturable() const {
-  const Runtime& runtime = *model_.runtime_;
-  if (!HasStreams(runtime.device())) {
-    return Cannot(absl::StrCat("it is on ", runtime.device().str(),
-                               ", which computes at once. Replays save time "
-                               "where a host queues work for a device"));
-  }
-  if (model_.offload() != nullptr) {
-    return Cannot(
-        "Options::offload is set, and the host moves what rests elsewhere");
-  }
-  if (runtime.hooks().reduce_scatter || runtime.hooks().all_reduce) {
-    return Cannot(
-        "SetReductionHooks() was called, and what the host does in a hook "
-        "would be done once");
-  }
-  FSDP_RETURN_IF_ERROR(CheckGroup(&runtime.communicator()));
-  for (int unit = 0; unit < model_.num_units(); ++unit) {
-    const Placement& placement = runtime.placement(unit);
-    FSDP_RETURN_IF_ERROR(CheckGroup(placement.shard.get()));
-    FSDP_RETURN_IF_ERROR(CheckGroup(placement.replicate.get()));
-    FSDP_RETURN_IF_ERROR(CheckGroup(placement.part.get()));
-    FSDP_RETURN_IF_ERROR(CheckGroup(placement.quantized.get()));
-    if (!model_.recomputes(unit)) continue;
-    if (model_.recompute_options().offload != nullptr) {
-      return Cannot(
-          absl::StrCat("unit ", model_.unit_name(unit),
-                       " is recomputed from arguments that rest elsewhere "
-                       "(recompute.options.offload), which the host moves"));
-    }
-    if (model_.recompute_options().preserve_rng_state) {
-      return Cannot(absl::StrCat(
-          "unit ", model_.unit_name(unit),
-          " is recomputed with the same random numbers, for which the host "
-          "reads the device's generator. Where it draws none, turn "
-          "recompute.options.preserve_rng_state off"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ModelCapture::PrepareStep() {
-  FSDP_RETURN_IF_ERROR(model_.CheckIdle("CapturedStep::Run()"));
-  FSDP_RETURN_IF_ERROR(model_.CheckBinding());
-  model_.GiveUpStaleBackward();
-  const Runtime& runtime = *model_.runtime_;
-  bool any_gathered = false;
-  for (int unit = 0; unit < model_.num_units(); ++unit) {
-    any_gathered |= model_.schedule_.IsUnsharded(unit);
-    if (!runtime.HasWholeGradients(unit) && !runtime.HasSums(unit)) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "CapturedStep::Run() while unit ", model_.unit_name(unit),
-        " has gradients that NoSync() or SetRequiresAllReduce() has left: "
-        "reduce them, or drop them by zero_grad() of the model"));
-  }
-  return any_gathered ? model_.ReleaseUnsharded() : absl::OkStatus();
-}
-
-absl::Status ModelCapture::Begin() {
-  FSDP_RETURN_IF_ERROR(PrepareStep());
-  model_.runtime_->BeginAlike();
-  model_.runtime_->ForgetEarlierSteps();
-  model_.captures_ = true;
-  return absl::OkStatus();
-}
-
-void ModelCapture::End(bool sound) {
-  if (!sound) {
-    model_.GiveUpIteration(absl::OkStatus(), ShardedModel::InFlight::kDrop);
-  }
-  model_.runtime_->ForgetEarlierSteps();
-  model_.captures_ = false;
-}
-
-void ModelCapture::NoteReplay() {
-  for (const TensorRange& named : model_.Ranges()) {
-    named.values.unsafeGetTensorImpl()->bump_version();
-  }
-}
 
 absl::StatusOr<std::unique_ptr<CapturedStep>> CapturedStep::Make(
     ShardedModuleBase& model, torch::optim::Optimizer& optimizer, Step step,
@@ -268,10 +262,9 @@ absl::Status CapturedStep::TakeInputs(const Inputs& inputs) {
   const bool is_first = inputs_.empty();
   Inputs own = inputs_;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!inputs[i].defined()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("input ", i, " of a captured step is undefined"));
-    }
+    if (inputs[i].defined()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("input ", i, " of a captured step is undefined"));
   }
   if (!is_first && inputs.size() != inputs_.size()) {
     return absl::InvalidArgumentError(
@@ -350,15 +343,12 @@ absl::Status CapturedStep::CheckGradients() const {
 }
 
 absl::Status CapturedStep::CheckAlike() const {
-  const ShardedModel& sharded = model_.sharded_model();
   const std::string difference = DifferenceOf(
-      before_last_, last_, [&](int unit) { return sharded.unit_name(unit); });
-  if (!difference.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "steps are not alike, so that none stands for the others. ",
-        difference));
-  }
-  return CheckGradients();
+      before_last_, last_,
+      [this](int unit) { return model_.sharded_model().unit_name(unit); });
+  if (difference.empty()) return CheckGradients();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "steps are not alike, so that none stands for the others. ", difference));
 }
 
 absl::Status CapturedStep::AwaitDevice() {

@@ -20,6 +20,9 @@ constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
 
 class StepCaptureRefusalsTest : public ::testing::Test {
  protected:
+  using Step = CapturedStep::Step;
+  using Inputs = CapturedStep::Inputs;
+
   static void SetUpTestSuite() { FakeDevice::Register(); }
   StepCaptureRefusalsTest() { FakeDevice::Reset(); }
 
@@ -34,6 +37,18 @@ class StepCaptureRefusalsTest : public ::testing::Test {
         step_, CapturedStep::Make(*training_->model, *training_->optimizer,
                                   training_->step, options));
     return absl::OkStatus();
+  }
+  // Returns a step that calls `read` with its loss before the backward.
+  Step StepWith(const std::function<void(const at::Tensor&)>& read) {
+    return [t = training_.get(),
+            read](const Inputs& in) -> absl::StatusOr<at::Tensor> {
+      at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
+      read(loss);
+      FSDP_RETURN_IF_ERROR(t->model->Backward(loss));
+      t->optimizer->step();
+      t->optimizer->zero_grad();
+      return loss;
+    };
   }
   absl::Status Run() {
     const int i = steps_++;
@@ -147,21 +162,16 @@ TEST_F(StepCaptureRefusalsTest, AStepThatReadsValues) {
   for (const bool before_the_step : {false, true}) {
     Start();
     steps_ = 0;
+    const auto read = [](const at::Tensor& loss) { (void)loss.item<float>(); };
     training_->step =
-        [t = training_.get(), own = training_->step, before_the_step](
-            const CapturedStep::Inputs& in) -> absl::StatusOr<at::Tensor> {
-      if (before_the_step) {
-        at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
-        (void)loss.item<float>();
-        FSDP_RETURN_IF_ERROR(t->model->Backward(loss));
-        t->optimizer->step();
-        t->optimizer->zero_grad();
-        return loss;
-      }
-      FSDP_ASSIGN_OR_RETURN(at::Tensor loss, own(in));
-      (void)loss.item<float>();
-      return loss;
-    };
+        before_the_step
+            ? StepWith(read)
+            : Step([read, own = training_->step](
+                       const Inputs& in) -> absl::StatusOr<at::Tensor> {
+                FSDP_ASSIGN_OR_RETURN(at::Tensor loss, own(in));
+                read(loss);
+                return loss;
+              });
     ASSERT_NO_FATAL_FAILURE(WarmUp());
     const absl::Status refused = Run();
     EXPECT_THAT(refused.message(), HasSubstr("the capture of a step: "));
@@ -173,9 +183,9 @@ TEST_F(StepCaptureRefusalsTest, AStepThatReadsValues) {
 
 TEST_F(StepCaptureRefusalsTest, AnErrorInBackward) {
   Start();
-  training_->step = [t = training_.get(), own = training_->step,
-                     calls = 0](const CapturedStep::Inputs& in) mutable
-      -> absl::StatusOr<at::Tensor> {
+  training_->step =
+      [t = training_.get(), own = training_->step,
+       calls = 0](const Inputs& in) mutable -> absl::StatusOr<at::Tensor> {
     if (calls++ < 3) return own(in);
     at::Tensor out = t->model->forward(in[0]);
     out.register_hook([](const at::Tensor& gradient) {
@@ -186,23 +196,15 @@ TEST_F(StepCaptureRefusalsTest, AnErrorInBackward) {
   };
   ASSERT_NO_FATAL_FAILURE(WarmUp());
   EXPECT_THAT(Run().message(), HasSubstr("_local_scalar_dense"));
-  training_->step =
-      [t = training_.get()](
-          const CapturedStep::Inputs& in) -> absl::StatusOr<at::Tensor> {
-    at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
-    FSDP_RETURN_IF_ERROR(t->model->Backward(loss));
-    t->optimizer->step();
-    t->optimizer->zero_grad();
-    return loss;
-  };
+  training_->step = StepWith([](const at::Tensor&) {});
   ExpectToGoOn(3);
 }
 
 TEST_F(StepCaptureRefusalsTest, StepsThatAreNotAlike) {
   Start();
-  training_->step = [t = training_.get(), own = training_->step,
-                     calls = 0](const CapturedStep::Inputs& in) mutable
-      -> absl::StatusOr<at::Tensor> {
+  training_->step =
+      [t = training_.get(), own = training_->step,
+       calls = 0](const Inputs& in) mutable -> absl::StatusOr<at::Tensor> {
     if (calls++ % 2 == 0)
       FSDP_RETURN_IF_ERROR(
           t->model->Backward(Loss(t->model->forward(in[0]), in[0])));
@@ -231,8 +233,7 @@ TEST_F(StepCaptureRefusalsTest, ParametersWithoutAGradientOnThisRank) {
   FakeDevice::Move(module->parameters());
   ASSERT_OK_AND_ASSIGN(auto model, FullyShard(module, world, Options()));
   FusedAdamW optimizer(model->Parameters());
-  const auto step =
-      [&](const CapturedStep::Inputs& in) -> absl::StatusOr<at::Tensor> {
+  const auto step = [&](const Inputs& in) -> absl::StatusOr<at::Tensor> {
     at::Tensor loss = model->forward(in[0]).sum();
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
     optimizer.step();
@@ -249,9 +250,8 @@ TEST_F(StepCaptureRefusalsTest, ParametersWithoutAGradientOnThisRank) {
 
 TEST_F(StepCaptureRefusalsTest, GradientsThatStayWhereNoneWere) {
   Start();
-  training_->step =
-      [t = training_.get(), own = training_->step](
-          const CapturedStep::Inputs& in) -> absl::StatusOr<at::Tensor> {
+  training_->step = [t = training_.get(), own = training_->step](
+                        const Inputs& in) -> absl::StatusOr<at::Tensor> {
     at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
     t->optimizer->zero_grad();
     FSDP_RETURN_IF_ERROR(t->model->Backward(loss));

@@ -17,7 +17,6 @@
 #include <torch/library.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -26,10 +25,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "base/torch_status.h"
 #include "fsdp/deferred/deferred_tensor.h"
-#include "fsdp/deferred/recorded_op.h"
 
 namespace fsdp {
 namespace {
@@ -109,16 +108,14 @@ class OperatorRecorder {
     return torch::jit::last(stack_, schema_.arguments().size());
   }
   // The index of `device` among them.
-  std::optional<size_t> DeviceArgument() const {
-    const std::optional<int> index = schema_.argumentIndexWithName("device");
-    return index.has_value() ? std::optional<size_t>(*index) : std::nullopt;
+  std::optional<int> DeviceArgument() const {
+    return schema_.argumentIndexWithName("device");
   }
 
   bool ReadsDeferred() const {
-    return std::any_of(arguments().begin(), arguments().end(),
-                       [](const c10::IValue& argument) {
-                         return !DeferredTensorsIn(argument).empty();
-                       });
+    return absl::c_any_of(arguments(), [](const c10::IValue& argument) {
+      return !DeferredTensorsIn(argument).empty();
+    });
   }
   // Returns whether it makes one dense tensor out of no other.
   bool IsFactory() const {
@@ -137,24 +134,17 @@ class OperatorRecorder {
     return true;
   }
   bool IsView() const {
-    return std::any_of(schema_.returns().begin(), schema_.returns().end(),
-                       [](const c10::Argument& result) {
-                         return result.alias_info() != nullptr &&
-                                !IsWritten(result);
-                       });
+    return absl::c_any_of(schema_.returns(), [](const c10::Argument& result) {
+      return result.alias_info() != nullptr && !IsWritten(result);
+    });
   }
   // Returns whether it returns tensors and nothing else.
   bool ReturnsTensors() const {
-    return std::all_of(schema_.returns().begin(), schema_.returns().end(),
-                       [](const c10::Argument& result) {
-                         return result.type()->kind() ==
-                                c10::TypeKind::TensorType;
-                       });
+    return absl::c_all_of(schema_.returns(), [](const c10::Argument& result) {
+      return result.type()->kind() == c10::TypeKind::TensorType;
+    });
   }
-  bool Writes() const {
-    return std::any_of(schema_.arguments().begin(), schema_.arguments().end(),
-                       IsWritten);
-  }
+  bool Writes() const { return absl::c_any_of(schema_.arguments(), IsWritten); }
   // Returns whether all that it writes are deferred tensors.
   bool WritesDeferredOnly() const {
     const c10::ArrayRef<c10::IValue> values = arguments();
@@ -169,7 +159,7 @@ class OperatorRecorder {
   // Returns the device of its results: the one that is asked for, else that of
   // the first deferred tensor.
   c10::Device OutputDevice() const {
-    if (const std::optional<size_t> index = DeviceArgument()) {
+    if (const std::optional<int> index = DeviceArgument()) {
       const c10::IValue wanted = arguments()[*index];
       if (wanted.isDevice()) return wanted.toDevice();
     }
@@ -188,7 +178,7 @@ class OperatorRecorder {
       meta.push_back(argument.isGenerator() ? c10::IValue()
                                             : MapTensors(argument, MetaOf));
     }
-    if (const std::optional<size_t> device = DeviceArgument()) {
+    if (const std::optional<int> device = DeviceArgument()) {
       meta[*device] = c10::Device(c10::kMeta);
     }
     if (const auto pinned = schema_.argumentIndexWithName("pin_memory")) {
@@ -207,9 +197,7 @@ class OperatorRecorder {
       op_.callBoxed(stack_);
       return;
     }
-    const c10::IValue wanted = arguments()[*DeviceArgument()];
-    const c10::Device device =
-        wanted.isDevice() ? wanted.toDevice() : c10::Device(c10::kCPU);
+    const c10::Device device = OutputDevice();
     // The defaults may have changed by the time it runs.
     SetArgument("device", device);
     SetArgument("dtype", made->back().toTensor().scalar_type());

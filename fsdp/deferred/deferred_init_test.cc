@@ -46,7 +46,7 @@ struct Program {
   std::function<Tensors()> run;
 };
 
-const Program kMakes[] = {
+const Program kPrograms[] = {
     {"Factories",
      [] {
        return Tensors{torch::zeros({2, 3}),
@@ -85,9 +85,6 @@ const Program kMakes[] = {
        return Tensors{stacked, stacked.to(torch::kBFloat16),
                       torch::cat({a, a}, 1).to(torch::kDouble)};
      }},
-};
-
-const Program kWrites[] = {
     {"InPlace",
      [] {
        at::Tensor a = torch::empty({kDim, kDim});
@@ -159,14 +156,8 @@ TEST_P(ProgramTest, GivesWhatItGivesUndeferred) {
   }
 }
 
-std::string NameOf(const ::testing::TestParamInfo<Program>& info) {
-  return info.param.name;
-}
-
-INSTANTIATE_TEST_SUITE_P(Makes, ProgramTest, ::testing::ValuesIn(kMakes),
-                         NameOf);
-INSTANTIATE_TEST_SUITE_P(Writes, ProgramTest, ::testing::ValuesIn(kWrites),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(All, ProgramTest, ::testing::ValuesIn(kPrograms),
+                         [](const auto& info) { return info.param.name; });
 
 // --- Random values -----------------------------------------------------------
 

@@ -12,9 +12,9 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/resting/offload_space.h"
+#include "fsdp/runtime/runtime.h"
 
 namespace fsdp {
 namespace {
@@ -70,32 +70,37 @@ struct MessageBytes {
 };
 
 // Returns zeros if nothing is quantized.
-MessageBytes MessagesOf(const UnitView& unit, const FlatView& view) {
-  if (!unit.quantization.has_value()) return {};
-  const flat_param::FlatParameter& flat = *view.flat;
-  const c10::ScalarType reduce = view.reduce_dtype;
+MessageBytes MessagesOf(const Runtime& runtime, int unit, int i) {
+  const Placement& placement = runtime.placement(unit);
+  if (placement.quantized == nullptr) return {};
+  const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
+  const c10::ScalarType reduce = runtime.gradients(unit)[i].reduce_dtype;
+  const int ranks = placement.shard->world_size();
   MessageBytes bytes;
   bytes.gather = comm::GatherMessageBytes(flat.layout().shard_numel(),
-                                          flat.compute_dtype(), unit.ranks,
-                                          *unit.quantization);
-  const int64_t segment = view.reduce_buffer_bytes / unit.ranks /
+                                          flat.compute_dtype(), ranks,
+                                          placement.quantization);
+  const int64_t segment = runtime.reduce_buffer_bytes(unit, i) / ranks /
                           static_cast<int64_t>(c10::elementSize(reduce));
   if (segment > 0) {
     bytes.reduce =
-        comm::SumMessageBytes(segment, reduce, unit.ranks, *unit.quantization);
+        comm::SumMessageBytes(segment, reduce, ranks, placement.quantization);
   }
   return bytes;
 }
 
-UnitBytes BytesOf(const UnitView& unit) {
+UnitBytes BytesOf(const ShardedModel& model, int unit) {
+  const Runtime& runtime = model.runtime();
+  const Placement& placement = runtime.placement(unit);
+  const int ranks = placement.shard->world_size();
   UnitBytes bytes;
   bytes.trainable = false;
   bytes.takes_gradients = true;
-  bytes.synchronizes = unit.synchronizes;
-  bytes.all_reduces = unit.all_reduces;
-  for (const FlatView& view : unit.flats) {
-    const flat_param::FlatParameter& flat = *view.flat;
-    const MessageBytes messages = MessagesOf(unit, view);
+  bytes.synchronizes = model.schedule().synchronizes(unit);
+  bytes.all_reduces = model.schedule().all_reduces(unit);
+  for (int i = 0; i < runtime.num_flats(unit); ++i) {
+    const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
+    const MessageBytes messages = MessagesOf(runtime, unit, i);
     bytes.gather_messages += messages.gather;
     bytes.reduce_messages += messages.reduce;
     const auto shard = static_cast<int64_t>(flat.shard().nbytes());
@@ -104,53 +109,54 @@ UnitBytes BytesOf(const UnitView& unit) {
     bytes.stateless +=
         OptimizerRestsElsewhere(flat) ? shard : shard - TrainableBytes(flat);
     const bool is_shard =
-        unit.ranks == 1 && !away && flat.compute_dtype() == flat.dtype();
-    if (view.is_shared) {
-      if (!view.shares_shards) {
-        bytes.copy += flat.unsharded_bytes() / unit.ranks;
-      }
+        ranks == 1 && !away && flat.compute_dtype() == flat.dtype();
+    // All ranks may compute with one copy, in which their shards may rest.
+    const SharedFlat& shared = runtime.shared(unit, i);
+    if (shared.memory.defined()) {
+      if (!shared.holds_shards) bytes.copy += flat.unsharded_bytes() / ranks;
     } else if (!is_shard) {
       bytes.unsharded += flat.unsharded_bytes();
       bytes.unsharded_parts.push_back(flat.unsharded_bytes());
     }
-    if (unit.part_ranks > 0) {
-      bytes.part += flat.unsharded_bytes() / unit.part_ranks;
+    if (placement.part != nullptr) {
+      bytes.part += flat.unsharded_bytes() / placement.part->world_size();
     }
-    if (view.shard_gradient_bytes == 0) continue;
+    const int64_t gradient = runtime.shard_gradient_bytes(unit, i);
+    if (gradient == 0) continue;
     bytes.trainable = true;
-    const bool computes_in_dtype_of_gradients =
-        flat.compute_dtype() == view.gradient_dtype;
-    bytes.takes_gradients &=
-        computes_in_dtype_of_gradients && view.takes_gradients;
-    bytes.reduce_parts.push_back(view.reduce_buffer_bytes);
-    if (view.gradient_is_placed) continue;
-    bytes.gradient += view.shard_gradient_bytes;
+    const GradientBufferOptions& gradients = runtime.gradients(unit)[i];
+    bytes.takes_gradients &= flat.compute_dtype() == gradients.gradient_dtype &&
+                             runtime.TakesGradients(unit, i);
+    bytes.reduce_parts.push_back(runtime.reduce_buffer_bytes(unit, i));
+    if (gradients.memory == nullptr) bytes.gradient += gradient;
   }
-  bytes.reduce_buffer = unit.reduce_buffer_bytes;
-  bytes.segment = bytes.reduce_buffer / unit.ranks;
+  bytes.reduce_buffer = runtime.reduce_buffer_bytes(unit);
+  bytes.segment = bytes.reduce_buffer / ranks;
   return bytes;
 }
 
 // Writes one line per flat parameter; the first has the unit's name.
-std::string DescribeUnit(const std::vector<UnitView>& units, int index) {
-  const UnitView& unit = units[index];
+std::string DescribeUnit(const ShardedModel& model, int unit) {
+  const Runtime& runtime = model.runtime();
+  const std::vector<ScheduledUnit>& units = model.schedule().units();
   int depth = 0;
-  for (int i = unit.parent; i >= 0; i = units[i].parent) ++depth;
+  for (int i = units[unit].parent; i >= 0; i = units[i].parent) ++depth;
   std::string name =
-      absl::StrCat(std::string(size_t{2} * depth, ' '), unit.name);
-  std::string strategy = ToString(unit.strategy);
+      absl::StrCat(std::string(size_t{2} * depth, ' '), runtime.name(unit));
+  std::string strategy = ToString(model.unit_options(unit).strategy);
   std::string text;
-  for (const FlatView& view : unit.flats) {
-    const flat_param::FlatParameter& flat = *view.flat;
+  for (int i = 0; i < runtime.num_flats(unit); ++i) {
+    const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
     absl::StrAppendFormat(
         &text, "%-32s %-29s %10d %12.2f %12.2f  %s/%s/%s%s%s%s\n", name,
         strategy, flat.num_parameters(),
         static_cast<double>(flat.unsharded_bytes()) / kMiB,
         static_cast<double>(flat.shard().nbytes()) / kMiB, Short(flat.dtype()),
-        Short(flat.compute_dtype()), Short(view.reduce_dtype),
-        view.shard_gradient_bytes > 0 ? "" : " frozen",
-        MessagesOf(unit, view).ToString(),
-        unit.recomputed ? " recomputed" : "");
+        Short(flat.compute_dtype()),
+        Short(runtime.gradients(unit)[i].reduce_dtype),
+        runtime.shard_gradient_bytes(unit, i) > 0 ? "" : " frozen",
+        MessagesOf(runtime, unit, i).ToString(),
+        model.recomputes(unit) ? " recomputed" : "");
     name.clear();
     strategy.clear();
   }
@@ -164,12 +170,13 @@ std::string DescribeUnit(const std::vector<UnitView>& units, int index) {
 
 MemoryPlan PlanMemory(const ShardedModel& model,
                       const MemoryPlanOptions& options) {
-  const ModelView view = ViewOf(model);
   std::vector<UnitBytes> bytes;
-  bytes.reserve(view.units.size());
-  for (const UnitView& unit : view.units) bytes.push_back(BytesOf(unit));
-  MemoryPlan plan =
-      PlanMemory(view.scheduled_units, bytes, view.schedule_options, options);
+  bytes.reserve(model.num_units());
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    bytes.push_back(BytesOf(model, unit));
+  }
+  MemoryPlan plan = PlanMemory(model.schedule().units(), bytes,
+                               model.schedule().options(), options);
   if (model.offload() != nullptr) {
     plan.transfers = model.offload()->plan().transfer_bytes;
   }
@@ -180,9 +187,8 @@ std::string Describe(const ShardedModel& model) {
   std::string text = absl::StrFormat("%-32s %-29s %10s %12s %12s  %s\n", "unit",
                                      "strategy", "parameters", "whole MiB",
                                      "shard MiB", "stored/computed/reduced in");
-  const ModelView view = ViewOf(model);
   for (int unit = 0; unit < model.num_units(); ++unit) {
-    absl::StrAppend(&text, DescribeUnit(view.units, unit));
+    absl::StrAppend(&text, DescribeUnit(model, unit));
   }
   absl::StrAppend(&text, PlanMemory(model).ToString());
   if (model.offload() != nullptr) {

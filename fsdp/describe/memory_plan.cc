@@ -8,10 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
-#include "fsdp/memory/buffer_fit.h"
+#include "fsdp/memory/memory_stats.h"
 #include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
@@ -81,10 +82,9 @@ class Simulation {
   }
 
   void Run(int backwards) {
-    const bool in_part =
-        std::any_of(bytes_.begin(), bytes_.end(), [](const UnitBytes& unit) {
-          return !unit.synchronizes || !unit.all_reduces;
-        });
+    const bool in_part = absl::c_any_of(bytes_, [](const UnitBytes& unit) {
+      return !unit.synchronizes || !unit.all_reduces;
+    });
     for (int i = 1; i <= backwards; ++i) {
       const bool is_last = i == backwards;
       if (in_part) SetReductions(is_last);

@@ -44,7 +44,7 @@ struct UnitBytes {
 };
 
 // The most bytes of one rank, by kind. Gathered units and reduce buffers count
-// with the buffers that hold them, which may be larger (buffer_fit.h).
+// with the buffers that hold them, which may be larger (memory_stats.h).
 // Activations are not included, nor the gradients that autograd holds of the
 // one or two units whose backward is under way.
 struct MemoryPlan {

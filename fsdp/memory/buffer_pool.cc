@@ -10,7 +10,6 @@
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
-#include "fsdp/memory/buffer_fit.h"
 
 namespace fsdp {
 namespace {

@@ -35,7 +35,7 @@ class BufferPool {
   explicit BufferPool(Allocate allocate, int64_t room = 0);
 
   // Returns a buffer of at least `bytes`: a free one if one Fits()
-  // (buffer_fit.h), else a new one.
+  // (memory_stats.h), else a new one.
   absl::StatusOr<at::Tensor> Acquire(int64_t bytes);
   // Takes back a buffer from Acquire(). Only the reader that `reader` waits
   // for, and work that a device was given before `used`, may still use it.

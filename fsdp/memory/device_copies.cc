@@ -48,15 +48,14 @@ DeviceCopies::DeviceCopies(c10::Device device, int64_t room,
 // Memory goes back to the stream that allocated it, so that stream must follow
 // what the others have been given.
 DeviceCopies::~DeviceCopies() {
-  absl::Status ended;
-  ended.Update(TorchToStatus("ending copies", [&] {
+  const absl::Status ended = TorchToStatus("ending copies", [&] {
     down_.BlockCurrentStream();
     up_.FollowCurrentStream();
     const SideStream::Scope beside(up_);
     auto last = std::make_shared<DeviceEvent>();
     last->Record(device_);
-    ended = Await(last);
-  }));
+    return Await(last);
+  });
   if (!ended.ok()) {
     TORCH_WARN("fsdp: ", ended.ToString());
   }
@@ -85,7 +84,7 @@ absl::StatusOr<SharedEvent> DeviceCopies::Release(const at::Tensor& memory,
                                                   const at::Tensor& host,
                                                   bool copies) {
   auto done = std::make_shared<DeviceEvent>();
-  const absl::Status copied = TorchToStatus("copying from the device", [&] {
+  FSDP_RETURN_IF_ERROR(TorchToStatus("copying from the device", [&] {
     const c10::NoGradGuard no_grad;
     down_.FollowCurrentStream();
     const SideStream::Scope beside(down_);
@@ -94,8 +93,7 @@ absl::StatusOr<SharedEvent> DeviceCopies::Release(const at::Tensor& memory,
     DeviceEvent used;
     used.Record(device_);
     memory_.Release(memory, /*reader=*/nullptr, std::move(used));
-  });
-  FSDP_RETURN_IF_ERROR(copied);
+  }));
   return done;
 }
 

@@ -1,4 +1,5 @@
-// How much memory a rank uses beside its shards, as numbers.
+// How much memory a rank uses beside its shards, as numbers, and the rule by
+// which a BufferPool reuses memory.
 #ifndef FSDP_MEMORY_MEMORY_STATS_H_
 #define FSDP_MEMORY_MEMORY_STATS_H_
 
@@ -19,6 +20,14 @@ struct MemoryStats {
   PoolStats parameters;
   PoolStats gradients;
 };
+
+// Returns whether a buffer of `size` bytes may be handed out for `bytes`; of
+// several the smallest is. If less than half of a buffer would do, a unit much
+// larger than others would lend out its memory and have to allocate again.
+inline bool Fits(int64_t size, int64_t bytes) {
+  constexpr int64_t kLargestWaste = 2;
+  return size >= bytes && size <= kLargestWaste * bytes;
+}
 
 }  // namespace fsdp
 

@@ -154,11 +154,6 @@ TEST_F(RestingMemoryTest, IsKnownByItsTensorsOnly) {
   flat_param::GuardedStorage unsharded(8, at::Device(at::kCPU), "freed");
   EXPECT_FALSE(flat_param::IsGuarded(tensor_.storage()));
   EXPECT_TRUE(RestsElsewhere(tensor_));
-}
-
-TEST_F(RestingMemoryTest, OrdinaryTensorsNeedNothing) {
-  EXPECT_OK(
-      Resident::Of({at::zeros({2}), at::Tensor()}, Use::kUpdate).status());
   EXPECT_FALSE(RestsElsewhere(at::zeros({2})));
 }
 

@@ -1,6 +1,8 @@
 #include "fsdp/model/forward.h"
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <memory>
@@ -11,14 +13,23 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "flat_param/guarded_storage.h"
 #include "fsdp/autograd/autograd.h"
-#include "fsdp/autograd/checkpoint_scope.h"
-#include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
 
 namespace fsdp {
+namespace {
+
+std::string Describe(const at::Tensor& tensor) {
+  return absl::StrCat(c10::toString(tensor.scalar_type()), " [",
+                      absl::StrJoin(tensor.sizes(), ", "), "] on ",
+                      tensor.device().str());
+}
+
+}  // namespace
 
 struct ForwardScope::State {
   explicit State(UnitHandle of) : handle(std::move(of)) {}
@@ -66,12 +77,9 @@ void ForwardScope::WatchInput(const at::Tensor& input) {
   state_->model().WatchInput(state_->unit(), input);
 }
 
-void ForwardScope::ThrowFailure() const {
-  if (state_ != nullptr) ThrowIfError(state_->model().TakeFailure());
-}
-
-void ForwardScope::NoteException() {
+void ForwardScope::OnException() {
   if (state_ == nullptr) return;
+  ThrowIfError(state_->model().TakeFailure());
   state_->thrown = TorchToStatus("forward", [this] {
     try {
       throw;
@@ -114,6 +122,32 @@ void ForwardScope::Finish(const std::vector<at::Tensor*>& outputs) {
   // PostForward() has cleaned up if it returns an error, but not if it throws.
   state_->finished = true;
   ThrowIfError(status);
+}
+
+absl::Status Tie(const at::Tensor& parameter, const at::Tensor& tied) {
+  if (!parameter.defined() || !tied.defined()) {
+    return absl::InvalidArgumentError("an undefined parameter cannot be tied");
+  }
+  if (parameter.sizes() != tied.sizes() ||
+      parameter.scalar_type() != tied.scalar_type() ||
+      parameter.device() != tied.device()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameters that differ cannot be tied: ", Describe(parameter), " and ",
+        Describe(tied)));
+  }
+  for (const at::Tensor* each : {&parameter, &tied}) {
+    if (flat_param::IsGuarded(each->storage())) {
+      return absl::FailedPreconditionError(
+          "a sharded parameter cannot be tied: tie before sharding");
+    }
+    if (each->grad().defined()) {
+      return absl::FailedPreconditionError(
+          "a parameter that has a gradient cannot be tied: tie before "
+          "training");
+    }
+  }
+  return TorchToStatus("tying parameters",
+                       [&] { tied.set_data(parameter.detach()); });
 }
 
 }  // namespace fsdp

@@ -46,8 +46,7 @@ class ForwardScope {
     try {
       return call();
     } catch (...) {
-      ThrowFailure();
-      NoteException();
+      OnException();
       throw;
     }
   }
@@ -57,9 +56,9 @@ class ForwardScope {
  private:
   struct State;
 
-  void ThrowFailure() const;
-  // Keeps the text of the present exception, for the other ranks.
-  void NoteException();
+  // Throws an error of ours that is the cause of the present exception, if
+  // there is one; else keeps the exception's text, for the other ranks.
+  void OnException();
 
   std::unique_ptr<State> state_;  // null: the module is no unit
 };

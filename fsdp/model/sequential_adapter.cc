@@ -19,7 +19,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/model/forward.h"
-#include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/recompute/checkpoint.h"
 

@@ -7,6 +7,7 @@
 #include <c10/core/Device.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -27,15 +28,12 @@
 #include "comm/rank_activity.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
-#include "fsdp/autograd/checkpoint_scope.h"
-#include "fsdp/model/backward_session.h"
-#include "fsdp/model/order_check.h"
-#include "fsdp/model/unit_observer.h"
 #include "fsdp/model/unit_parameters.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/precision_switch.h"
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/runtime/runtime.h"
+#include "fsdp/runtime/step_log.h"
 #include "fsdp/schedule/schedule.h"
 #include "ranges/tensor_range.h"
 
@@ -45,15 +43,139 @@ class Module;
 
 namespace fsdp {
 
-struct ModelView;
 class OffloadSpace;
+
+// The state of a backward, from its first event until it is over, has failed or
+// is given up. Serves all of a model, of which one at a time is under way;
+// backwards nested in it are a part of it. It decides nothing about units. Used
+// by the thread that reports the events.
+class BackwardSession {
+ public:
+  explicit BackwardSession(int num_units) : hooks_have_run_(num_units) {}
+
+  // Returns whether a backward has begun here and the engine still runs it.
+  bool is_under_way() const { return !under_way_.expired(); }
+  // Call it at the first event of an outermost backward. The engine calls
+  // `on_end` when that is over; what it throws ends the backward. Instead it
+  // calls `on_lost`, ignoring what that throws, if `on_end` has thrown or if it
+  // drops a backward that threw, perhaps on its own thread. Both may be called
+  // after this object is gone.
+  void Begin(std::function<void()> on_end, std::function<void()> on_lost);
+  // Call it first in `on_end`: no backward is under way any more.
+  void Leave() { under_way_.reset(); }
+  // Call it at the end, and when the backward is given up.
+  void Forget();
+
+  // --- Units that are reached and not left ---------------------------------
+  // Notes that the gradient has reached the outputs of a forward of `unit`,
+  // which began at `start_sequence` of autograd.
+  void AddPending(int unit, uint64_t start_sequence, bool has_unit_node);
+  // Notes that the gradient has reached the unit's own node.
+  void RemovePending(int unit, uint64_t start_sequence);
+  struct Finished {
+    int unit;
+    bool reduces;  // other ranks may have gradients of it
+  };
+  // Removes and returns the innermost pending unit whose forward began at
+  // `sequence` or later, of the running backward or of one nested in it that is
+  // over. Null if there is none.
+  std::optional<Finished> TakePendingFrom(uint64_t sequence);
+
+  // FailedPrecondition names `unit`: the running backward's forwards were
+  // recorded on another thread than `thread`. Autograd and this object order
+  // nodes by sequence numbers, which count per thread.
+  absl::Status CheckForwardThread(const std::string& unit,
+                                  std::optional<uint64_t> thread);
+
+  // Returns whether the user's hooks on a parameter of a unit have run.
+  bool hooks_have_run(int unit, size_t parameter) const;
+  void NoteHooks(int unit, size_t parameter);
+
+ private:
+  // A unit whose outputs the gradient has reached, but not its own node.
+  struct Pending {
+    int unit;
+    int graph_task;  // a nested backward's is higher than the one's around it
+    uint64_t start_sequence;
+    bool has_unit_node;
+  };
+
+  // Lives as long as the outermost backward under way, however that ends.
+  struct UnderWay;
+  std::weak_ptr<UnderWay> under_way_;
+  std::vector<Pending> pending_;
+  // The thread that recorded the forwards of each backward that is under way.
+  std::map<int, uint64_t> forward_threads_;
+  std::vector<std::vector<bool>> hooks_have_run_;  // by unit and parameter
+};
+
+// Finds ranks whose collectives do not match, which not every backend can.
+// Every reducing backward compares sixteen bytes, because a rank whose order
+// has not changed does not know about the others'.
+class OrderCheck {
+ public:
+  // With `lags` the host, which only queues what a device does, does not wait
+  // for other hosts here either, and hears of a difference one backward later.
+  // `communicator` is of all ranks and must outlive this object.
+  OrderCheck(comm::Communicator& communicator, absl::Duration timeout,
+             bool lags)
+      : communicator_(communicator), timeout_(timeout), lags_(lags) {}
+
+  // Compares the collectives of one backward. Collective. InvalidArgument, on
+  // all ranks, names the first difference between two of them.
+  absl::Status Compare(OrderLog order);
+  // Waits for the comparison that is under way, if any. Collective.
+  absl::Status Finish();
+  // Drops the comparison without waiting.
+  void Drop() { under_way_.reset(); }
+
+ private:
+  struct Comparison {
+    OrderLog order;
+    at::Tensor extremes;
+    std::unique_ptr<comm::Work> work;
+  };
+
+  absl::Status Finish(Comparison& comparison);
+
+  comm::Communicator& communicator_;
+  const absl::Duration timeout_;
+  const bool lags_;
+  std::unique_ptr<Comparison> under_way_;  // the last backward's, or null
+};
+
+// Adds events of units to those that fsdp::Forward and autograd report. Called
+// at each event, on the thread that reports it, also for events that it adds
+// itself. An error ends the event as the event's own errors do.
+class UnitObserver {
+ public:
+  virtual ~UnitObserver() = default;
+
+  virtual absl::Status BeforePreForward(int) { return absl::OkStatus(); }
+  // Called only if the event has succeeded.
+  virtual void AfterPreForward(int unit) = 0;
+  virtual absl::Status BeforePostForward(
+      int unit, const std::vector<at::Tensor*>& outputs) = 0;
+  // `exits` are the nodes by which a backward enters what the forward recorded.
+  virtual void AfterPostForward(
+      int unit,
+      const std::vector<std::shared_ptr<torch::autograd::Node>>& exits) = 0;
+  virtual absl::Status BeforePreBackward(int) { return absl::OkStatus(); }
+  virtual absl::Status BeforePostBackward(int) { return absl::OkStatus(); }
+  virtual absl::Status BeforeEndOfBackward() { return absl::OkStatus(); }
+  // Forward and backward are over for all units.
+  virtual void OnGivenUp() = 0;
+
+  // Returns an error that could not be thrown where it was found, once.
+  virtual absl::Status TakeFailure() = 0;
+};
 
 // Used by one thread at a time, the rank's. Backward may run on the engine's
 // thread of a device while that thread waits.
 //
 // The class is long because users, autograd and callers between steps share the
-// state of the same units. Each kind of event has a .cc file; state that only
-// one needs has a class of its own.
+// state of the same units. State that only one of them needs has a class of its
+// own.
 class ShardedModel final : public BackwardListener,
                            public std::enable_shared_from_this<ShardedModel> {
  public:
@@ -120,14 +242,11 @@ class ShardedModel final : public BackwardListener,
   // what, if that is known.
   void AbandonForward(int unit, const absl::Status& thrown);
 
-  // Runs loss.backward() and returns errors as a Status. After one the model is
-  // ready for the next iteration and, if Settings say so, the communicator is
-  // aborted. InvalidArgument, without an abort: `loss` is not one element that
-  // requires grad.
+  // As ShardedModuleBase has it.
   absl::Status Backward(const at::Tensor& loss, bool retain_graph);
 
-  // Says whether later backwards reduce gradients. If not, gradients are kept
-  // whole for the next backward that does. The same on all ranks.
+  // Says whether later backwards reduce gradients, or keep them whole for the
+  // next one that does. The same on all ranks.
   void SetSynchronizes(bool synchronizes) { synchronizes_ = synchronizes; }
   bool synchronizes() const { return synchronizes_; }
   // SetUnitSynchronizes() does so for one unit, in backwards that reduce.
@@ -147,24 +266,13 @@ class ShardedModel final : public BackwardListener,
   // The module's tensors leave gradients to the shards; see ParameterOwner.
   ParameterOwner& parameter_owner() const { return *owner_; }
 
-  // Makes backward call `step` with each unit's shards as soon as their
-  // gradients are complete. `step` steps them and drops the gradients, so that
-  // those of a unit or two are alive at a time. While it runs, no other shard
-  // has a gradient. Replaces what was set before; null ends it.
-  // FailedPrecondition inside a forward or backward, or with
-  // OffloadOptions::keep.
+  // These do what ShardedModuleBase says of its methods of the same names.
   using UnitStep = std::function<absl::Status(absl::Span<const TensorRange>)>;
   absl::Status StepInBackward(UnitStep step);
-  // Sets how later backwards reduce. FailedPrecondition inside a forward or
-  // backward, or if there are hooks already.
   absl::Status SetReductionHooks(ReduceScatterHook reduce_scatter,
                                  AllReduceHook all_reduce);
-  // Divides gradients by `before` reductions and by `after` them.
-  // InvalidArgument: a factor is not positive. FailedPrecondition inside a
-  // forward or backward.
   absl::Status SetGradientDivideFactors(double before, double after);
 
-  // --- Observing (unit_observer.h) ----------------------------------------
   // Call it at most once, before the first forward.
   void SetObserver(std::unique_ptr<UnitObserver> observer) {
     observer_ = std::move(observer);
@@ -187,11 +295,8 @@ class ShardedModel final : public BackwardListener,
   absl::Status RefuseWrite(int unit, const at::Tensor& target);
   // --- Shards -------------------------------------------------------------
   const std::vector<TensorRange>& Ranges() const { return ranges_; }
-  // Freezes or unfreezes a parameter, by any of its names, from the next
-  // forward on; freezing drops its gradient. The same on all ranks. NotFound:
-  // an unknown name. InvalidArgument: bytes, which have no gradient.
-  // FailedPrecondition inside a forward, a backward or a scope of full
-  // parameters.
+  // As ShardedModuleBase has it; `name` is any of the parameter's, and freezing
+  // drops its gradient.
   absl::Status SetTrainable(absl::string_view name, bool trainable);
   // Between these calls a scope makes the module's tensors whole: forward and
   // backward are refused with a text that names `what`, nothing is gathered,
@@ -217,7 +322,8 @@ class ShardedModel final : public BackwardListener,
   absl::Status Reshard(int unit) { return Request(EventKind::kReshard, unit); }
 
   // --- What it is made of ---------------------------------------------------
-  // model_view.h has more.
+  const Runtime& runtime() const { return *runtime_; }
+  const Schedule& schedule() const { return schedule_; }
   int num_units() const { return runtime_->num_units(); }
   const std::string& unit_name(int unit) const { return runtime_->name(unit); }
   // Returns the unit's flat parameters; none for a root that owns nothing.
@@ -260,9 +366,8 @@ class ShardedModel final : public BackwardListener,
   void OnLeft(uint64_t start_sequence) override;
 
  private:
-  // These offer more of a model, each to one user.
+  // It offers more of a model to captured steps.
   friend class ModelCapture;
-  friend ModelView ViewOf(const ShardedModel& model);
 
   struct UnitState {
     explicit UnitState(const std::string& name) : parameters(name) {}
@@ -322,7 +427,6 @@ class ShardedModel final : public BackwardListener,
   void NoteEndOfStep();
   absl::Status CheckOrder();
 
-  // sharded_model_between_steps.cc
   absl::Status Request(EventKind kind, int unit);
   absl::Status SetReduction(int unit, bool synchronizes, bool all_reduces);
 
@@ -350,6 +454,26 @@ class ShardedModel final : public BackwardListener,
   std::thread::id forward_thread_;
   std::unique_ptr<UnitObserver> observer_;  // may be null
 };
+
+// A unit of a model, which lives as long as this.
+class UnitHandle {
+ public:
+  UnitHandle(std::shared_ptr<ShardedModel> model, int unit)
+      : model_(std::move(model)), unit_(unit) {}
+
+  const std::shared_ptr<ShardedModel>& model() const { return model_; }
+  int unit() const { return unit_; }
+
+ private:
+  std::shared_ptr<ShardedModel> model_;
+  int unit_;
+};
+
+// Returns the unit that `module` is; nothing if it is none, or its model is
+// gone. The way to the model is the owner of the first parameter of the module,
+// or of a module inside it. Constant time for modules of a sharded model;
+// thread-safe.
+std::optional<UnitHandle> FindUnit(const torch::nn::Module& module);
 
 }  // namespace fsdp
 

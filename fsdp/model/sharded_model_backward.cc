@@ -1,10 +1,15 @@
 // What ShardedModel does in backward.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,15 +17,25 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/runtime/step_log.h"
 
 namespace fsdp {
+namespace {
+
+constexpr char kOrderLabel[] = "the collectives of an iteration";
+
+int GraphTask() { return torch::autograd::get_current_graph_task_id(); }
+
+}  // namespace
 
 void ShardedModel::NoteEndOfStep() {
   const std::vector<std::string> names = unused_.NoteEndOfStep(ranges_);
@@ -206,6 +221,119 @@ absl::Status ShardedModel::CheckOrder() {
   }
   runtime_->order().Clear();
   return status;
+}
+
+struct BackwardSession::UnderWay {
+  ~UnderWay() {
+    if (has_ended) return;
+    TorchToStatus("giving a backward up", on_lost).IgnoreError();
+  }
+
+  std::function<void()> on_lost;
+  bool has_ended = false;
+};
+
+// Must be called by the outermost backward: a callback that is queued in a
+// nested one runs at that one's end. The first event is never nested: a node of
+// ours announces the backward that is nested in it.
+void BackwardSession::Begin(std::function<void()> on_end,
+                            std::function<void()> on_lost) {
+  auto under_way = std::make_shared<UnderWay>();
+  under_way->on_lost = std::move(on_lost);
+  under_way_ = under_way;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [under_way = std::move(under_way), on_end = std::move(on_end)] {
+        on_end();
+        under_way->has_ended = true;
+      });
+}
+
+void BackwardSession::Forget() {
+  pending_.clear();
+  forward_threads_.clear();
+  under_way_.reset();
+  for (std::vector<bool>& of_unit : hooks_have_run_) of_unit.clear();
+}
+
+void BackwardSession::AddPending(int unit, uint64_t start_sequence,
+                                 bool has_unit_node) {
+  pending_.push_back({unit, GraphTask(), start_sequence, has_unit_node});
+}
+
+void BackwardSession::RemovePending(int unit, uint64_t start_sequence) {
+  while (!pending_.empty() && pending_.back().unit == unit &&
+         pending_.back().start_sequence == start_sequence) {
+    pending_.pop_back();
+  }
+}
+
+std::optional<BackwardSession::Finished> BackwardSession::TakePendingFrom(
+    uint64_t sequence) {
+  if (pending_.empty()) return std::nullopt;
+  const Pending last = pending_.back();
+  const int graph_task = GraphTask();
+  if (last.graph_task < graph_task ||
+      (last.graph_task == graph_task && last.start_sequence < sequence)) {
+    return std::nullopt;
+  }
+  pending_.pop_back();
+  const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+  const bool computes_all = exec_info == nullptr || exec_info->empty();
+  return Finished{last.unit, last.has_unit_node && computes_all};
+}
+
+absl::Status BackwardSession::CheckForwardThread(
+    const std::string& unit, std::optional<uint64_t> thread) {
+  if (!thread.has_value()) return absl::OkStatus();
+  const auto [it, is_new] = forward_threads_.try_emplace(GraphTask(), *thread);
+  if (it->second == *thread) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "one backward through forwards of two threads, the second one of unit ",
+      unit,
+      ": autograd knows the order of what one thread records, and collectives "
+      "need one order. Run the forwards on one thread, or a backward for "
+      "each"));
+}
+
+bool BackwardSession::hooks_have_run(int unit, size_t parameter) const {
+  const std::vector<bool>& of_unit = hooks_have_run_[unit];
+  return parameter < of_unit.size() && of_unit[parameter];
+}
+
+void BackwardSession::NoteHooks(int unit, size_t parameter) {
+  std::vector<bool>& of_unit = hooks_have_run_[unit];
+  if (parameter >= of_unit.size()) of_unit.resize(parameter + 1);
+  of_unit[parameter] = true;
+}
+
+absl::Status OrderCheck::Compare(OrderLog order) {
+  auto comparison = std::make_unique<Comparison>();
+  comparison->order = std::move(order);
+  // The maxima over the ranks are the greatest hash and the complement of the
+  // least.
+  const int64_t bits = static_cast<int64_t>(comparison->order.hash());
+  comparison->extremes = at::tensor({bits, ~bits}, at::kLong);
+  FSDP_ASSIGN_OR_RETURN(
+      comparison->work,
+      communicator_.AllReduce(comparison->extremes, comm::ReduceOp::kMax,
+                              kOrderLabel));
+  if (lags_) std::swap(comparison, under_way_);
+  return comparison == nullptr ? absl::OkStatus() : Finish(*comparison);
+}
+
+absl::Status OrderCheck::Finish() {
+  if (under_way_ == nullptr) return absl::OkStatus();
+  const auto comparison = std::exchange(under_way_, nullptr);
+  return Finish(*comparison);
+}
+
+absl::Status OrderCheck::Finish(Comparison& comparison) {
+  const absl::Time deadline = absl::Now() + timeout_;
+  FSDP_RETURN_IF_ERROR(comparison.work->Wait(deadline));
+  const int64_t* extreme = comparison.extremes.const_data_ptr<int64_t>();
+  if (extreme[0] == ~extreme[1]) return absl::OkStatus();
+  return comm::CheckSame(communicator_, comparison.order.ToString(),
+                         kOrderLabel, deadline);
 }
 
 }  // namespace fsdp

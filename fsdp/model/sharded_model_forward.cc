@@ -4,18 +4,17 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <algorithm>
 #include <memory>
 #include <thread>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
-#include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/model/sharded_model.h"
 
 namespace fsdp {
@@ -135,8 +134,8 @@ void ShardedModel::AttachNode(int unit) {
   running->buffers = state.buffers;
   running->trainable = state.parameters.TakeTrainable();
   state.num_trainable = static_cast<int>(
-      std::count_if(running->trainable.begin(), running->trainable.end(),
-                    [](const auto& tensors) { return !tensors.empty(); }));
+      absl::c_count_if(running->trainable,
+                       [](const auto& tensors) { return !tensors.empty(); }));
   state.running = running;
   state.start_sequence = at::sequence_number::peek();
   state.node.reset();

@@ -2,24 +2,83 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+#include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/status_macros.h"
 #include "fsdp/autograd/autograd.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {
+namespace {
+
+using ::torch::autograd::AutogradMeta;
+
+// Overrides gradients alone; LibTorch reads everything else from the base's
+// members.
+class OwnedMeta final : public AutogradMeta {
+ public:
+  OwnedMeta(AutogradMeta* before, std::string name,
+            std::shared_ptr<const ParameterOwner> owner)
+      : parameter_(std::move(name)), owner_(std::move(owner)) {
+    if (before == nullptr) return;
+    name_ = std::move(before->name_);
+    grad_ = std::move(before->grad_);
+    grad_fn_ = std::move(before->grad_fn_);
+    grad_accumulator_ = std::move(before->grad_accumulator_);
+    fw_grad_ = std::move(before->fw_grad_);
+    hooks_ = std::move(before->hooks_);
+    cpp_hooks_list_ = std::move(before->cpp_hooks_list_);
+    post_acc_grad_hooks_ = std::move(before->post_acc_grad_hooks_);
+    requires_grad_ = before->requires_grad_;
+    retains_grad_ = before->retains_grad_;
+    output_nr_ = before->output_nr_;
+    grad_dtype_ = before->grad_dtype_;
+    allow_grad_dtype_mismatch_ = before->allow_grad_dtype_mismatch_;
+    // Leaves out is_view_: the tensor's memory is the model's, of which it is
+    // no view.
+  }
+
+  const at::Tensor& grad() const override {
+    CheckMayBeUsed();
+    return AutogradMeta::grad();
+  }
+  at::Tensor& mutable_grad() override {
+    CheckMayBeUsed();
+    return AutogradMeta::mutable_grad();
+  }
+
+  const ParameterOwner& owner() const { return *owner_; }
+
+ private:
+  void CheckMayBeUsed() const {
+    if (!requires_grad() || owner_->gradients_are_open()) return;
+    throw StatusError(absl::FailedPreconditionError(absl::StrCat(
+        "the gradient of the module's own parameter ", parameter_,
+        " is asked for, which has none: this rank's part of it is at its "
+        "shard. Clip by ClipGradNorm(), drop gradients by zero_grad() of the "
+        "sharded module or of the optimizer, and read them from Parameters() "
+        "or Ranges(), or inside SummonFullParams() with with_grads")));
+  }
+
+  const std::string parameter_;
+  const std::shared_ptr<const ParameterOwner> owner_;
+};
+
+}  // namespace
 
 bool UnitParameters::Slot::AnyTrainable() const {
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [](const at::Tensor& t) { return t.requires_grad(); });
+  return absl::c_any_of(tensors,
+                        [](const at::Tensor& t) { return t.requires_grad(); });
 }
 
 void UnitParameters::Add(std::string name, std::vector<at::Tensor> tensors,
@@ -30,8 +89,8 @@ void UnitParameters::Add(std::string name, std::vector<at::Tensor> tensors,
 }
 
 bool UnitParameters::AnyTrainable() const {
-  return std::any_of(slots_.begin(), slots_.end(),
-                     [](const Slot& slot) { return slot.AnyTrainable(); });
+  return absl::c_any_of(slots_,
+                        [](const Slot& slot) { return slot.AnyTrainable(); });
 }
 
 void UnitParameters::AttachSentinels() {
@@ -175,8 +234,7 @@ void UnusedParameters::NoteGradients(absl::Span<const TensorRange> shards) {
 
 std::vector<std::string> UnusedParameters::NoteEndOfStep(
     absl::Span<const TensorRange> shards) {
-  if (!has_reduced_ ||
-      std::any_of(shards.begin(), shards.end(), [](const TensorRange& named) {
+  if (!has_reduced_ || absl::c_any_of(shards, [](const TensorRange& named) {
         return named.values.grad().defined();
       })) {
     return {};
@@ -190,6 +248,20 @@ std::vector<std::string> UnusedParameters::NoteEndOfStep(
     }
   }
   return names;
+}
+
+void SetOwner(const at::Tensor& parameter, const std::string& name,
+              std::shared_ptr<const ParameterOwner> owner) {
+  at::TensorImpl& impl = *parameter.unsafeGetTensorImpl();
+  impl.set_autograd_meta(std::make_unique<OwnedMeta>(
+      static_cast<AutogradMeta*>(impl.autograd_meta()), name,
+      std::move(owner)));
+}
+
+const ParameterOwner* OwnerOf(const at::Tensor& parameter) {
+  const auto* meta = dynamic_cast<const OwnedMeta*>(
+      parameter.unsafeGetTensorImpl()->autograd_meta());
+  return meta == nullptr ? nullptr : &meta->owner();
 }
 
 }  // namespace fsdp

@@ -1,13 +1,16 @@
 // A unit's parameters as its module has them, beside their shards: where
-// autograd finds them, who has written them, and which nobody has used.
+// autograd finds them, who has written them, which nobody has used, and whose
+// they are.
 #ifndef FSDP_MODEL_UNIT_PARAMETERS_H_
 #define FSDP_MODEL_UNIT_PARAMETERS_H_
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,6 +19,8 @@
 #include "ranges/tensor_range.h"
 
 namespace fsdp {
+
+class ShardedModel;
 
 // The module's tensors hold values only while the unit computes, so writes to
 // them are refused, and only their shards write them. Between steps a trainable
@@ -100,6 +105,39 @@ class UnusedParameters {
   int steps_ended_ = 0;                 // at most as many as are looked at
   std::vector<bool> has_had_gradient_;  // of the shards
 };
+
+// Says whose a module's parameters are, and that their gradients are elsewhere.
+// All parameters of a model share one, which may outlive the model. It hangs on
+// the tensor's autograd metadata, which stays when the tensor's data is
+// replaced. Thread-safe once the model is set.
+class ParameterOwner {
+ public:
+  void set_model(std::weak_ptr<ShardedModel> model) {
+    model_ = std::move(model);
+  }
+  // Returns null if the model is gone.
+  std::shared_ptr<ShardedModel> model() const { return model_.lock(); }
+
+  // Between these calls the parameters' own gradients can be used as those of
+  // any tensor. Calls may be nested.
+  void OpenGradients() { ++opened_; }
+  void CloseGradients() { --opened_; }
+  bool gradients_are_open() const { return opened_ > 0; }
+
+ private:
+  std::weak_ptr<ShardedModel> model_;
+  std::atomic<int> opened_{0};
+};
+
+// Gives `parameter`, a tensor of a module, to `owner`. Its grad() and
+// mutable_grad() then throw StatusError (FailedPrecondition), which says where
+// the gradient of `name` is, unless gradients are open or the parameter is
+// frozen. Nothing else about it changes.
+void SetOwner(const at::Tensor& parameter, const std::string& name,
+              std::shared_ptr<const ParameterOwner> owner);
+
+// Returns null if no model owns `parameter`. Costs a few nanoseconds.
+const ParameterOwner* OwnerOf(const at::Tensor& parameter);
 
 }  // namespace fsdp
 

@@ -103,15 +103,6 @@ TEST_F(UnitParametersTest, FreezingDropsTheGradient) {
                        AllOf(HasSubstr("bytes"), HasSubstr("Byte"))));
 }
 
-TEST_F(UnitParametersTest, RefusesHooksThatWouldNotRun) {
-  parameters_.AttachSentinels();
-  EXPECT_OK(parameters_.CheckHooks());
-  Shard(1).register_hook([](const at::Tensor& gradient) { return gradient; });
-  EXPECT_THAT(parameters_.CheckHooks(),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("a hook on the shard of tied")));
-}
-
 TEST_F(UnitParametersTest, WritesToShardsAreWritesToTensors) {
   const auto before = Tensor(1)._version();
   EXPECT_FALSE(parameters_.NoteWrittenShards());

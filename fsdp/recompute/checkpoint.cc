@@ -30,7 +30,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "fsdp/autograd/checkpoint_scope.h"
+#include "fsdp/autograd/autograd.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/region_outputs.h"
 

@@ -24,7 +24,6 @@
 #include "flat_param/module_walk.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/deferred/deferred_tensor.h"
-#include "fsdp/deferred/recorded_op.h"
 
 namespace fsdp {
 namespace {

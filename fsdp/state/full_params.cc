@@ -23,7 +23,6 @@
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/model_view.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/whole_access.h"
 #include "fsdp/state/whole_model.h"

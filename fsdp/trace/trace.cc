@@ -19,7 +19,6 @@
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
-#include "fsdp/trace/trace_buffer.h"
 #include "fsdp/trace/trace_timeline.h"
 
 namespace fsdp {
@@ -68,17 +67,6 @@ void OnEnd(const at::RecordFunction&, at::ObserverContext*) {
   End(current.get());
 }
 
-// Looks the handles up, because autograd's engine restores a thread's callbacks
-// after each node.
-void RemoveCallbacks() {
-  std::vector<at::CallbackHandle> handles;
-  for (const at::RecordFunctionCallbacksEntry& entry :
-       at::get_record_function_tls_().sorted_tls_callbacks_) {
-    if (entry.callback_.start() == &OnStart) handles.push_back(entry.handle_);
-  }
-  for (const at::CallbackHandle handle : handles) at::removeCallback(handle);
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Trace>> Trace::Start(
@@ -113,7 +101,14 @@ Trace::~Trace() { Stop(); }
 
 void Trace::Stop() {
   if (current != buffer_) return;
-  RemoveCallbacks();
+  // Looks the handles up, because autograd's engine restores a thread's
+  // callbacks after each node.
+  std::vector<at::CallbackHandle> handles;
+  for (const at::RecordFunctionCallbacksEntry& entry :
+       at::get_record_function_tls_().sorted_tls_callbacks_) {
+    if (entry.callback_.start() == &OnStart) handles.push_back(entry.handle_);
+  }
+  for (const at::CallbackHandle handle : handles) at::removeCallback(handle);
   current = nullptr;
 }
 

@@ -1,5 +1,3 @@
-#include "fsdp/trace/trace_buffer.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
@@ -8,6 +6,7 @@
 
 #include "absl/strings/strip.h"
 #include "base/check.h"
+#include "fsdp/trace/trace_timeline.h"
 
 namespace fsdp {
 namespace {

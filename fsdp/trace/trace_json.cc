@@ -9,7 +9,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/json.h"
-#include "fsdp/trace/trace_buffer.h"
 #include "fsdp/trace/trace_timeline.h"
 
 namespace fsdp {

@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/trace/trace_buffer.h"
 
 namespace fsdp {
 namespace {
@@ -207,32 +206,12 @@ class ComputeSpans {
   explicit ComputeSpans(UnitSpans* spans) : spans_(spans) {}
 
   void OnEventBegin(const Record& event) {
-    if (events_open_++ == 0) StopComputing(event.begin_ns);
-    BeginEvent(event);
-  }
-
-  void OnEventEnd(const Record& event) {
-    if (!given_up_) EndEvent(event);
-    if (--events_open_ > 0) return;
-    given_up_ = false;
-    computing_since_ = event.end_ns;
-  }
-
- private:
-  struct Running {
-    int unit;
-    TraceCategory category;
-  };
-
-  void StopComputing(int64_t now_ns) {
-    if (!running_.empty() && now_ns > computing_since_) {
+    if (events_open_++ == 0 && !running_.empty() &&
+        event.begin_ns > computing_since_) {
       const Running& innermost = running_.back();
       spans_->Add(innermost.category, Name(innermost.category), innermost.unit,
-                  computing_since_, now_ns);
+                  computing_since_, event.begin_ns);
     }
-  }
-
-  void BeginEvent(const Record& event) {
     switch (event.scope.event) {
       case EventKind::kPreForward:
         if (!backward_began_ && running_.empty()) {
@@ -254,6 +233,19 @@ class ComputeSpans {
         return;
     }
   }
+
+  void OnEventEnd(const Record& event) {
+    if (!given_up_) EndEvent(event);
+    if (--events_open_ > 0) return;
+    given_up_ = false;
+    computing_since_ = event.end_ns;
+  }
+
+ private:
+  struct Running {
+    int unit;
+    TraceCategory category;
+  };
 
   void EndEvent(const Record& event) {
     switch (event.scope.event) {
@@ -412,17 +404,6 @@ void StartAt(int64_t first_ns, TraceTimeline& timeline) {
   memory.erase(memory.begin(), kept);
 }
 
-// Puts outer spans before those inside them.
-void Sort(std::vector<Span>& spans) {
-  std::stable_sort(spans.begin(), spans.end(),
-                   [](const Span& a, const Span& b) {
-                     if (a.begin_ns != b.begin_ns) {
-                       return a.begin_ns < b.begin_ns;
-                     }
-                     return a.end_ns > b.end_ns;
-                   });
-}
-
 void AssignLanes(TraceCategory category, std::vector<Span>& spans) {
   std::vector<int64_t> busy_until;
   for (Span& span : spans) {
@@ -450,7 +431,12 @@ TraceTimeline MakeTimeline(const TraceBuffer& buffer, int64_t last_steps) {
   TraceTimeline timeline = Builder(buffer).Build();
   StartAt(all ? std::numeric_limits<int64_t>::min() : steps[count - last_steps],
           timeline);
-  Sort(timeline.spans);
+  // Outer spans come before those inside them.
+  std::stable_sort(timeline.spans.begin(), timeline.spans.end(),
+                   [](const Span& a, const Span& b) {
+                     return std::pair(a.begin_ns, b.end_ns) <
+                            std::pair(b.begin_ns, a.end_ns);
+                   });
   AssignLanes(TraceCategory::kGathering, timeline.spans);
   AssignLanes(TraceCategory::kReducing, timeline.spans);
   return timeline;

@@ -13,7 +13,6 @@
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/trace/trace_buffer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -49,6 +48,11 @@ class TraceTimelineTest : public ::testing::Test {
     Scope(event, [&] {
       for (const std::string& action : actions) Scope(action);
     });
+  }
+  void EventAt(int64_t now, absl::string_view event,
+               const std::vector<std::string>& actions = {}) {
+    now_ = now;
+    Event(event, actions);
   }
   void Step(int64_t number, const std::function<void()>& inside) {
     TraceScope scope = {TraceScope::Kind::kStep};
@@ -91,23 +95,15 @@ TEST_F(TraceTimelineTest, NothingRecordedIsNothing) {
 }
 
 TEST_F(TraceTimelineTest, TheInnermostUnitComputesBetweenEvents) {
-  Event("fsdp::PreForward(root)");  // 0-1
-  now_ = 10;
-  Event("fsdp::PreForward(a)");  // 10-11
-  now_ = 20;
-  Event("fsdp::PostForward(a)");  // 20-21
-  now_ = 30;
-  Event("fsdp::PostForward(root)");  // 30-31
-  now_ = 40;
-  Event("fsdp::PreBackward(root)");  // 40-41
-  now_ = 50;
-  Event("fsdp::PreBackward(a)");  // 50-51
-  now_ = 60;
-  Event("fsdp::PostBackward(a)");  // 60-61
-  now_ = 70;
-  Event("fsdp::PostBackward(root)");  // 70-71
-  now_ = 80;
-  Event("fsdp::EndOfBackward(root)");  // 80-81
+  Event("fsdp::PreForward(root)");           // 0-1
+  EventAt(10, "fsdp::PreForward(a)");        // 10-11
+  EventAt(20, "fsdp::PostForward(a)");       // 20-21
+  EventAt(30, "fsdp::PostForward(root)");    // 30-31
+  EventAt(40, "fsdp::PreBackward(root)");    // 40-41
+  EventAt(50, "fsdp::PreBackward(a)");       // 50-51
+  EventAt(60, "fsdp::PostBackward(a)");      // 60-61
+  EventAt(70, "fsdp::PostBackward(root)");   // 70-71
+  EventAt(80, "fsdp::EndOfBackward(root)");  // 80-81
   EXPECT_THAT(Compute(),
               ElementsAre("forward root 1-10", "forward a 11-20",
                           "forward root 21-30", "backward root 41-50",
@@ -144,9 +140,8 @@ TEST_F(TraceTimelineTest, AnIterationGivenUpLeavesNothingBehind) {
   Event("fsdp::PreForward(root)", {"fsdp::Gather(root)"});
   // The gather of unit a fails.
   Event("fsdp::PreForward(a)", {"fsdp::Gather(a)", "fsdp::Reset(root)"});
-  now_ = 50;
-  Event("fsdp::PreForward(root)");   // 50-51
-  Event("fsdp::PostForward(root)");  // 52-53
+  EventAt(50, "fsdp::PreForward(root)");  // 50-51
+  Event("fsdp::PostForward(root)");       // 52-53
   EXPECT_THAT(Compute(), ElementsAre("forward root 3-4", "forward root 51-52"));
   EXPECT_THAT(SpansOf({TraceCategory::kPhase}),
               ElementsAre("forward of root 50-53"));
@@ -253,8 +248,8 @@ TEST_F(TraceTimelineTest, ABeginningThatIsLostLeavesTheRestRight) {
         {"fsdp::FillReduceBuffer(b)", "fsdp::Reduce(b)"});
   Event("fsdp::PostForward(a)", {"fsdp::Free(a)"});
   Event("fsdp::EndOfBackward(root)", {"fsdp::WaitReduce(b)"});
-  now_ = 50;
-  Event("fsdp::PreForward(a)", {"fsdp::Gather(a)", "fsdp::WaitGather(a)"});
+  EventAt(50, "fsdp::PreForward(a)",
+          {"fsdp::Gather(a)", "fsdp::WaitGather(a)"});
   Event("fsdp::PostForward(a)", {"fsdp::Free(a)"});
   EXPECT_GT(buffer_->num_dropped(), 0);
   EXPECT_THAT(Compute(), ElementsAre("forward a 55-56"));

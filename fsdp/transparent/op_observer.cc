@@ -8,12 +8,15 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -21,6 +24,7 @@
 #include "flat_param/flat_parameter.h"
 #include "flat_param/guarded_storage.h"
 #include "fsdp/autograd/autograd.h"
+#include "fsdp/model/sharded_model.h"
 
 namespace fsdp {
 namespace {
@@ -37,7 +41,7 @@ struct NotAnOperator : at::ObserverContext {};
 void CollectFrom(const at::Tensor& tensor, Tags& tags) {
   const StorageTag* tag = TagOf(tensor);
   if (tag == nullptr) return;
-  if (std::find(tags.begin(), tags.end(), tag) == tags.end()) {
+  if (!absl::c_linear_search(tags, tag)) {
     tags.push_back(tag);
   }
 }
@@ -87,8 +91,7 @@ bool LeavesValues(absl::string_view name) {
       "aten::squeeze_",    "aten::swapaxes_",
       "aten::swapdims_",   "aten::t_",
       "aten::transpose_",  "aten::unsqueeze_"};
-  return std::find(std::begin(kNames), std::end(kNames), name) !=
-         std::end(kNames);
+  return absl::c_linear_search(kNames, name);
 }
 
 void TellOfWrites(const at::RecordFunction& function,
@@ -168,61 +171,80 @@ OpObserver::~OpObserver() {
   }
 }
 
-WriteWatch::WriteWatch(ShardedModel* model)
-    : model_(model), units_(model->num_units()) {
-  for (int unit = 0; unit < model_->num_units(); ++unit) {
-    units_[unit].tag = {this, unit};
-    for (const auto& flat : model_->flats(unit)) {
-      flat->SetTag(&units_[unit].tag);
-    }
+ModelTags::ModelTags(ShardedModel& model, OpListener* listener)
+    : model_(model), tags_(model.num_units()) {
+  for (int unit = 0; unit < model_.num_units(); ++unit) {
+    tags_[unit] = {listener, unit};
+    for (const auto& flat : model_.flats(unit)) flat->SetTag(&tags_[unit]);
   }
 }
 
-WriteWatch::~WriteWatch() {
-  for (int unit = 0; unit < model_->num_units(); ++unit) {
-    for (const auto& flat : model_->flats(unit)) {
-      flat->SetTag(nullptr);
-    }
+ModelTags::~ModelTags() {
+  for (int unit = 0; unit < model_.num_units(); ++unit) {
+    for (const auto& flat : model_.flats(unit)) flat->SetTag(nullptr);
   }
 }
 
-// Also watches a forward inside a watched one.
-void WriteWatch::AfterPreForward(int unit) {
-  if (InsideBackward()) return;
-  const int mode = (c10::GradMode::is_enabled() ? 2 : 0) +
-                   (model_->precision().is_training() ? 1 : 0);
-  bool& seen = units_[unit].seen[mode];
-  if (watched_ == 0 && seen) return;
-  seen = true;
-  if (watched_++ == 0) observer_.emplace();
-}
+namespace {
 
-absl::Status WriteWatch::BeforePostForward(int,
-                                           const std::vector<at::Tensor*>&) {
-  return TakeFailure();
-}
+class WriteWatch final : public UnitObserver, private OpListener {
+ public:
+  explicit WriteWatch(ShardedModel* model)
+      : model_(model), seen_(model->num_units()), tags_(*model, this) {}
 
-void WriteWatch::AfterPostForward(
-    int, const std::vector<std::shared_ptr<torch::autograd::Node>>&) {
-  if (InsideBackward() || watched_ == 0) return;
-  if (--watched_ == 0) observer_.reset();
-}
+  // Also watches a forward inside a watched one.
+  void AfterPreForward(int unit) override {
+    if (InsideBackward()) return;
+    const int mode = (c10::GradMode::is_enabled() ? 2 : 0) +
+                     (model_->precision().is_training() ? 1 : 0);
+    bool& seen = seen_[unit][mode];
+    if (watched_ == 0 && seen) return;
+    seen = true;
+    if (watched_++ == 0) observer_.emplace();
+  }
+  absl::Status BeforePostForward(int,
+                                 const std::vector<at::Tensor*>&) override {
+    return TakeFailure();
+  }
+  void AfterPostForward(
+      int,
+      const std::vector<std::shared_ptr<torch::autograd::Node>>&) override {
+    if (InsideBackward() || watched_ == 0) return;
+    if (--watched_ == 0) observer_.reset();
+  }
+  void OnGivenUp() override {
+    watched_ = 0;
+    observer_.reset();
+    failure_ = absl::OkStatus();
+  }
+  absl::Status TakeFailure() override {
+    return std::exchange(failure_, absl::OkStatus());
+  }
 
-void WriteWatch::OnGivenUp() {
-  watched_ = 0;
-  observer_.reset();
-  failure_ = absl::OkStatus();
-}
+ private:
+  static constexpr int kModes = 4;
 
-absl::Status WriteWatch::TakeFailure() {
-  return std::exchange(failure_, absl::OkStatus());
-}
+  void OnOperator(absl::Span<const int>, bool) override {}
+  void OnWrite(const at::Tensor& tensor, int unit) override {
+    if (watched_ == 0 || InsideBackward()) return;
+    failure_.Update(model_->RefuseWrite(unit, tensor));
+    // The next forward may write again, so every unit is watched anew.
+    for (auto& seen : seen_) seen = {};
+  }
 
-void WriteWatch::OnWrite(const at::Tensor& tensor, int unit) {
-  if (watched_ == 0 || InsideBackward()) return;
-  failure_.Update(model_->RefuseWrite(unit, tensor));
-  // The next forward may write again, so every unit is watched anew.
-  for (UnitState& state : units_) state.seen = {};
+  ShardedModel* const model_;
+  // In which modes a forward of each unit was watched.
+  std::vector<std::array<bool, kModes>> seen_;
+  int watched_ = 0;  // forwards under way
+  std::optional<OpObserver> observer_;
+  absl::Status failure_;
+  const ModelTags tags_;
+};
+
+}  // namespace
+
+std::unique_ptr<UnitObserver> MakeWriteWatch(ShardedModel* model) {
+  return std::make_unique<WriteWatch>(model);
 }
 
 }  // namespace fsdp

@@ -7,20 +7,17 @@
 #define FSDP_TRANSPARENT_OP_OBSERVER_H_
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
 
-#include <array>
 #include <memory>
-#include <optional>
 #include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "fsdp/model/sharded_model.h"
-#include "fsdp/model/unit_observer.h"
 
 namespace fsdp {
+
+class ShardedModel;
+class UnitObserver;
 
 class OpListener {
  public:
@@ -62,50 +59,36 @@ class OpObserver {
   const std::thread::id thread_;
 };
 
-// Finds writes to whole parameters that no version counter shows, such as
-// weight.data().clamp_(-1, 1) in a forward. Such a write would be lost in a
-// copy, but kept for all ranks in shared memory. The operator fails, and the
-// forward is refused as one that modifies a parameter in place.
+// Tags the storages of all units of a model while it lives.
+class ModelTags {
+ public:
+  // Both arguments must outlive it.
+  ModelTags(ShardedModel& model, OpListener* listener);
+  ModelTags(const ModelTags&) = delete;
+  ModelTags& operator=(const ModelTags&) = delete;
+  ~ModelTags();
+
+ private:
+  ShardedModel& model_;
+  std::vector<StorageTag> tags_;  // by unit
+};
+
+// Makes an observer that finds writes to whole parameters that no version
+// counter shows, such as weight.data().clamp_(-1, 1) in a forward. Such a write
+// would be lost in a copy, but kept for all ranks in shared memory. The
+// operator fails, and the forward is refused as one that modifies a parameter
+// in place.
 //
 // It watches the operators of each unit's first forward with grad and without,
 // in training mode and out of it. A model that writes to parameters does so
-// every time, and later forwards cost nothing.
-class WriteWatch final : public UnitObserver, private OpListener {
- public:
-  // `model` owns the new object.
-  explicit WriteWatch(ShardedModel* model);
-  ~WriteWatch() override;
+// every time, and later forwards cost nothing. `model` owns the result.
+std::unique_ptr<UnitObserver> MakeWriteWatch(ShardedModel* model);
 
-  absl::Status BeforePreForward(int) override { return absl::OkStatus(); }
-  void AfterPreForward(int unit) override;
-  absl::Status BeforePostForward(
-      int unit, const std::vector<at::Tensor*>& outputs) override;
-  void AfterPostForward(
-      int unit,
-      const std::vector<std::shared_ptr<torch::autograd::Node>>& exits)
-      override;
-  absl::Status BeforePreBackward(int) override { return absl::OkStatus(); }
-  absl::Status BeforePostBackward(int) override { return absl::OkStatus(); }
-  absl::Status BeforeEndOfBackward() override { return absl::OkStatus(); }
-  void OnGivenUp() override;
-  absl::Status TakeFailure() override;
-
- private:
-  static constexpr int kModes = 4;
-  struct UnitState {
-    StorageTag tag;
-    std::array<bool, kModes> seen = {};
-  };
-
-  void OnOperator(absl::Span<const int>, bool) override {}
-  void OnWrite(const at::Tensor& tensor, int unit) override;
-
-  ShardedModel* const model_;
-  std::vector<UnitState> units_;
-  int watched_ = 0;  // forwards under way
-  std::optional<OpObserver> observer_;
-  absl::Status failure_;
-};
+// Makes an observer of units that are called directly (transparent.cc).
+// parents[i] is the unit around unit i, -1 for the root's. `model` owns the
+// result.
+std::unique_ptr<UnitObserver> MakeTransparentUnits(ShardedModel* model,
+                                                   std::vector<int> parents);
 
 }  // namespace fsdp
 

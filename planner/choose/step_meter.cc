@@ -34,7 +34,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/deferred/deferred_tensor.h"
-#include "fsdp/deferred/recorded_op.h"
 #include "fsdp/precision/precision_switch.h"
 #include "fsdp/setup/module_tree.h"
 #include "fsdp/setup/shard_plan.h"

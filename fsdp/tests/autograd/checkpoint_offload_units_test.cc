@@ -3,8 +3,6 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tanh.h>
 
-#include <ostream>
-
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/testing/activation_offload_calls.h"
 #include "fsdp/testing/sharded_test.h"
@@ -52,10 +50,6 @@ struct OffloadScenario {
   Scenario scenario;
   int tensors;  // moved out in one forward and backward
 };
-
-std::ostream& operator<<(std::ostream& out, const OffloadScenario& offload) {
-  return out << offload.scenario;
-}
 
 std::vector<OffloadScenario> Scenarios() {
   return {
@@ -109,9 +103,9 @@ absl::Status CheckSame(const std::vector<at::Tensor>& losses,
   }
   for (size_t i = 0; i < model->Ranges().size(); ++i) {
     const TensorRange& named = model->Ranges()[i];
-    if (!at::equal(named.values.grad(), reference->Ranges()[i].values.grad())) {
-      return absl::InternalError(absl::StrCat(named.name, " has other bits"));
-    }
+    FSDP_RETURN_IF_ERROR(Check(
+        at::equal(named.values.grad(), reference->Ranges()[i].values.grad()),
+        absl::StrCat(named.name, " has other bits")));
   }
   return absl::OkStatus();
 }

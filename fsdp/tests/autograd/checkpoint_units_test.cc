@@ -89,9 +89,9 @@ absl::Status RunScenario(const Scenario& scenario, comm::CollectiveLog& log,
     const auto gradient_in = [&](Net& net) {
       return net.named_parameters()[scenario.ignored].grad();
     };
-    if (!at::equal(gradient_in(*model.module()), gradient_in(*plain))) {
-      return absl::InternalError(scenario.ignored);
-    }
+    FSDP_RETURN_IF_ERROR(
+        Check(at::equal(gradient_in(*model.module()), gradient_in(*plain)),
+              scenario.ignored));
   }
   return absl::OkStatus();
 }
@@ -287,28 +287,20 @@ std::vector<Scenario> WithTransparentUnits() {
   return scenarios;
 }
 
-std::string ScenarioName(const ::testing::TestParamInfo<Scenario>& info) {
-  return info.param.name;
+std::vector<Scenario> Scenarios() {
+  std::vector<Scenario> all;
+  for (const std::vector<Scenario>& some :
+       {AroundUnits(), InsideUnits(), WithDropout(), WithFrozenUnits(),
+        WithTiedParameters(), WithIgnoredParameters(),
+        WithTransparentUnits()}) {
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Around, CheckpointUnitsTest,
-                         ::testing::ValuesIn(AroundUnits()), ScenarioName);
-INSTANTIATE_TEST_SUITE_P(Inside, CheckpointUnitsTest,
-                         ::testing::ValuesIn(InsideUnits()), ScenarioName);
-INSTANTIATE_TEST_SUITE_P(Dropout, CheckpointUnitsTest,
-                         ::testing::ValuesIn(WithDropout()), ScenarioName);
-INSTANTIATE_TEST_SUITE_P(Frozen, CheckpointUnitsTest,
-                         ::testing::ValuesIn(WithFrozenUnits()), ScenarioName);
-INSTANTIATE_TEST_SUITE_P(Tied, CheckpointUnitsTest,
-                         ::testing::ValuesIn(WithTiedParameters()),
-                         ScenarioName);
-
-INSTANTIATE_TEST_SUITE_P(Ignored, CheckpointUnitsTest,
-                         ::testing::ValuesIn(WithIgnoredParameters()),
-                         ScenarioName);
-INSTANTIATE_TEST_SUITE_P(Transparent, CheckpointUnitsTest,
-                         ::testing::ValuesIn(WithTransparentUnits()),
-                         ScenarioName);
+INSTANTIATE_TEST_SUITE_P(All, CheckpointUnitsTest,
+                         ::testing::ValuesIn(Scenarios()),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -10,8 +10,6 @@
 namespace fsdp::testing {
 namespace {
 
-using Code = absl::StatusCode;
-
 // The first event of such a model's backward is a recomputation.
 TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
   RecordedRanks ranks(2);
@@ -94,9 +92,9 @@ absl::Status CheckExceptionInRegion(
       loss.backward();
     }
   });
-  if (!::testing::Value(status, StatusIs(Code::kUnknown, HasSubstr("fuse")))) {
-    return absl::InternalError(status.ToString());
-  }
+  FSDP_RETURN_IF_ERROR(
+      CheckThat(status, StatusIs(absl::StatusCode::kUnknown, HasSubstr("fuse")),
+                "error"));
   for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
   FSDP_RETURN_IF_ERROR(model->Backward(LossOf(*model.get(), 1)));
   FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().parameters.in_use_bytes,
@@ -120,40 +118,30 @@ void ExpectExactAfterException(int runs, const NetBody& body,
   }
 }
 
+LayerBody Fused(Fuse* fuse) {
+  return [fuse](Layer& layer, const at::Tensor& x) {
+    const at::Tensor y = WholeLayer(layer, x);
+    fuse->Run();
+    return y;
+  };
+}
+
 TEST(CheckpointedStepTest, AfterAnExceptionInARegionAroundTheNextStepIsExact) {
-  ExpectExactAfterException(6, EachLayerInARegion, [](Fuse* fuse) -> LayerBody {
-    return [fuse](Layer& layer, const at::Tensor& x) {
-      const at::Tensor y = WholeLayer(layer, x);
-      fuse->Run();
-      return y;
-    };
-  });
+  ExpectExactAfterException(6, EachLayerInARegion, Fused);
 }
 
 TEST(CheckpointedStepTest, AfterAnExceptionInARegionInsideTheNextStepIsExact) {
   ExpectExactAfterException(6, EachLayer, [](Fuse* fuse) -> LayerBody {
-    return [fuse](Layer& layer, const at::Tensor& x) {
+    return [body = Fused(fuse)](Layer& layer, const at::Tensor& x) {
       return Region(
-          [fuse, &layer](const at::Tensor& x) {
-            const at::Tensor y = WholeLayer(layer, x);
-            fuse->Run();
-            return y;
-          },
-          x);
+          [body, &layer](const at::Tensor& x) { return body(layer, x); }, x);
     };
   });
 }
 
 TEST(CheckpointedStepTest, AfterAnExceptionInNestedRegionsTheNextStepIsExact) {
   // The innermost layer runs for each region around it.
-  ExpectExactAfterException(3 + 3 + 2 + 1, LayersInNestedRegions,
-                            [](Fuse* fuse) -> LayerBody {
-                              return [fuse](Layer& layer, const at::Tensor& x) {
-                                const at::Tensor y = WholeLayer(layer, x);
-                                fuse->Run();
-                                return y;
-                              };
-                            });
+  ExpectExactAfterException(3 + 3 + 2 + 1, LayersInNestedRegions, Fused);
 }
 
 // Regions keep fewer activations. The parameters in memory are those of one

@@ -13,7 +13,6 @@ namespace fsdp::testing {
 namespace {
 
 using ::torch::nn::LinearImpl;
-using Code = absl::StatusCode;
 
 enum class Way { kForward, kRegion, kTransparent, kUsedTwice };
 
@@ -194,63 +193,47 @@ TEST(ParameterHooksTest, OfATiedParameterSeeTheSum) {
   }));
 }
 
-absl::Status StepOf(Communicator& world, Way way,
-                    const std::function<void(HookedNet&)>& before,
-                    const std::function<void(ShardedModuleBase&)>& after) {
-  auto net = MakeNet(way);
-  before(*net);
-  FSDP_ASSIGN_OR_RETURN(auto model,
-                        FullyShard(net, Unowned(world), UnitsOf<UnitImpl>()));
-  after(*model);
-  absl::Status status;
-  const absl::Status thrown = TorchToStatus("forward", [&] {
-    status = model->Backward(LossOf(model->forward(RowsOf(world.rank(), 0))));
-  });
-  return thrown.ok() ? status : thrown;
-}
-
-TEST(ParameterHooksTest, SeveralUsesInOneBackwardAreRefused) {
-  EXPECT_THAT(RunAllRanks(2,
-                          [](Communicator& world) {
-                            return StepOf(world, Way::kUsedTwice, Register,
-                                          [](ShardedModuleBase&) {});
-                          }),
-              StatusIs(Code::kFailedPrecondition,
-                       HasSubstr("the hook on parameter unit.linear.weight")));
-}
-
-TEST(ParameterHooksTest, OnShardsAreRefused) {
-  EXPECT_THAT(
-      RunAllRanks(2,
-                  [](Communicator& world) {
-                    return StepOf(
-                        world, Way::kForward, [](HookedNet&) {},
-                        [](ShardedModuleBase& model) {
-                          model.Ranges().back().values.register_hook(AddTo);
-                        });
-                  }),
-      StatusIs(Code::kFailedPrecondition, HasSubstr("a hook on the shard of")));
-}
-
 struct CountCalls final : torch::autograd::PostAccumulateGradHook {
   void operator()(const at::Tensor&) override {}
 };
 
-TEST(ParameterHooksTest, AfterAccumulationAreRefused) {
-  EXPECT_THAT(
-      RunAllRanks(2,
-                  [](Communicator& world) {
-                    return StepOf(
-                        world, Way::kForward,
-                        [](HookedNet& net) {
-                          torch::autograd::impl::set_post_acc_grad_hooks(
-                              net.head->weight, std::make_unique<CountCalls>());
-                        },
-                        [](ShardedModuleBase&) {});
-                  }),
-      StatusIs(Code::kFailedPrecondition,
-               HasSubstr("a post-accumulate-grad hook on parameter "
-                         "head.weight")));
+// `before` and `after` act before and after sharding.
+void ExpectRefused(Way way, const std::function<void(HookedNet&)>& before,
+                   const std::function<void(ShardedModuleBase&)>& after,
+                   const std::string& text) {
+  EXPECT_THAT(RunAllRanks(2,
+                          [&](Communicator& world) -> absl::Status {
+                            auto net = MakeNet(way);
+                            before(*net);
+                            FSDP_ASSIGN_OR_RETURN(
+                                auto model, FullyShard(net, Unowned(world),
+                                                       UnitsOf<UnitImpl>()));
+                            after(*model);
+                            return TorchToStatus("step", [&] {
+                              ThrowIfError(model->Backward(LossOf(
+                                  model->forward(RowsOf(world.rank(), 0)))));
+                            });
+                          }),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(text)));
+}
+
+TEST(ParameterHooksTest, ThatCannotSeeAWholeGradientAreRefused) {
+  const auto nothing = [](const auto&) {};
+  ExpectRefused(Way::kUsedTwice, Register, nothing,
+                "the hook on parameter unit.linear.weight");
+  ExpectRefused(
+      Way::kForward, nothing,
+      [](ShardedModuleBase& model) {
+        model.Ranges().back().values.register_hook(AddTo);
+      },
+      "a hook on the shard of");
+  ExpectRefused(
+      Way::kForward,
+      [](HookedNet& net) {
+        torch::autograd::impl::set_post_acc_grad_hooks(
+            net.head->weight, std::make_unique<CountCalls>());
+      },
+      nothing, "a post-accumulate-grad hook on parameter head.weight");
 }
 
 }  // namespace

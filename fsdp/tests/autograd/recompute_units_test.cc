@@ -8,8 +8,6 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include <ostream>
-
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/gradient_check.h"
@@ -170,10 +168,6 @@ struct Setting {
   bool transparent;
 };
 
-std::ostream& operator<<(std::ostream& out, const Setting& setting) {
-  return out << setting.name;
-}
-
 absl::Status CheckSetting(Communicator& world, const Setting& setting) {
   Options options = BlockUnits(setting.strategy);
   options.transparent = setting.transparent;
@@ -266,25 +260,23 @@ TEST(RecomputedMemoryTest, ActivationsLiveOnlyWhileTheirUnitIsInBackward) {
   }
 }
 
-absl::Status CheckWithoutGrad(Communicator& world) {
-  FSDP_ASSIGN_OR_RETURN(auto model,
-                        FullyShard(std::make_shared<Net>(Calls::kSequential),
-                                   Unowned(world), Recomputing(BlockUnits())));
-  Net plain(Calls::kForward);
-  model->eval();
-  plain.eval();
-  const c10::NoGradGuard no_grad;
-  const at::Tensor x = RowsOf(world.rank(), 0);
-  const at::Tensor output = model->forward(x);
-  FSDP_RETURN_IF_ERROR(
-      CheckThat(model->module()->blocks[0]->runs, Eq(1), "count of runs"));
-  FSDP_RETURN_IF_ERROR(CheckThat(output.requires_grad(), Eq(false),
-                                 "whether the output requires a gradient"));
-  return CheckTensor(output, plain.forward(x), 1e-5, 1e-6, "output");
-}
-
 TEST(RecomputedMemoryTest, WithoutGradAUnitIsJustCalled) {
-  EXPECT_OK(RunAllRanks(2, CheckWithoutGrad));
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(std::make_shared<Net>(Calls::kSequential),
+                               Unowned(world), Recomputing(BlockUnits())));
+    Net plain(Calls::kForward);
+    model->eval();
+    plain.eval();
+    const c10::NoGradGuard no_grad;
+    const at::Tensor x = RowsOf(world.rank(), 0);
+    const at::Tensor output = model->forward(x);
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(model->module()->blocks[0]->runs, Eq(1), "count of runs"));
+    FSDP_RETURN_IF_ERROR(CheckThat(output.requires_grad(), Eq(false),
+                                   "whether the output requires a gradient"));
+    return CheckTensor(output, plain.forward(x), 1e-5, 1e-6, "output");
+  }));
 }
 
 // This holds in both runs.

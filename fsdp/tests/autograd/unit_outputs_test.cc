@@ -24,104 +24,86 @@ struct Body {
   bool returns_input = false;  // or a view of it
 };
 
-std::vector<Body> BodiesThatReturnTheirs() {
-  return {
-      {"one",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         return {Forward(l, x)};
-       }},
-      {"a tensor and its view",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         const at::Tensor y = Forward(l, x);
-         return {y, y.narrow(1, 0, 2)};
-       }},
-      {"a view before its tensor",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         const at::Tensor y = Forward(l, x);
-         return {y.narrow(1, 0, 2), y};
-       }},
-      {"a view alone",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         return {Forward(l, x).narrow(1, 0, 3)};
-       }},
-      {"a transposed view",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         return {Forward(l, x).t()};
-       }},
-      {"views that overlap",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         const at::Tensor y = Forward(l, x);
-         return {y.narrow(1, 0, 3), y.narrow(1, 1, 3)};
-       }},
-      {"one twice",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         const at::Tensor y = Forward(l, x);
-         return {y, y};
-       }},
-      {"views that LibTorch lets nobody modify",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         return Forward(l, x).unbind(/*dim=*/0);
-       }},
-      {"its view modified inside",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         const at::Tensor y = Forward(l, x);
-         const at::Tensor view = y.narrow(1, 0, 2);
-         view.mul_(2);
-         return {y, view};
-       }},
-  };
-}
-
-std::vector<Body> BodiesThatUseTheirInput() {
-  return {
-      {"its input",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         return {Forward(l, x), x};
-       },
-       false, true},
-      {"its input alone",
-       [](Linear&, const at::Tensor& x) -> Tensors { return {x}; }, false,
-       true},
-      {"a view of its input",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         return {Forward(l, x), x.narrow(1, 1, 2)};
-       },
-       false, true},
-      {"its input modified",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         x.mul_(3);
-         return {Forward(l, x)};
-       },
-       true},
-      {"its input modified by itself",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         const at::Tensor y = Forward(l, x).detach();
-         x.mul_(Forward(l, x * 2));
-         return {y};
-       },
-       true},
-      {"its input modified and returned",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         x.mul_(3);
-         return {Forward(l, x), x};
-       },
-       true, true},
-      {"a view of its input modified",
-       [](Linear& l, const at::Tensor& x) -> Tensors {
-         x.narrow(1, 0, 2).mul_(3);
-         return {Forward(l, x)};
-       },
-       true},
-  };
-}
-
-std::vector<Body> Bodies() {
-  std::vector<Body> bodies = BodiesThatReturnTheirs();
-  for (Body& body : BodiesThatUseTheirInput()) {
-    bodies.push_back(std::move(body));
-  }
-  return bodies;
-}
+const Body kBodies[] = {
+    {"one",
+     [](Linear& l, const at::Tensor& x) -> Tensors { return {Forward(l, x)}; }},
+    {"a tensor and its view",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       const at::Tensor y = Forward(l, x);
+       return {y, y.narrow(1, 0, 2)};
+     }},
+    {"a view before its tensor",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       const at::Tensor y = Forward(l, x);
+       return {y.narrow(1, 0, 2), y};
+     }},
+    {"a view alone",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       return {Forward(l, x).narrow(1, 0, 3)};
+     }},
+    {"a transposed view",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       return {Forward(l, x).t()};
+     }},
+    {"views that overlap",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       const at::Tensor y = Forward(l, x);
+       return {y.narrow(1, 0, 3), y.narrow(1, 1, 3)};
+     }},
+    {"one twice",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       const at::Tensor y = Forward(l, x);
+       return {y, y};
+     }},
+    {"views that LibTorch lets nobody modify",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       return Forward(l, x).unbind(/*dim=*/0);
+     }},
+    {"its view modified inside",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       const at::Tensor y = Forward(l, x);
+       const at::Tensor view = y.narrow(1, 0, 2);
+       view.mul_(2);
+       return {y, view};
+     }},
+    {"its input",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       return {Forward(l, x), x};
+     },
+     false, true},
+    {"its input alone",
+     [](Linear&, const at::Tensor& x) -> Tensors { return {x}; }, false, true},
+    {"a view of its input",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       return {Forward(l, x), x.narrow(1, 1, 2)};
+     },
+     false, true},
+    {"its input modified",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       x.mul_(3);
+       return {Forward(l, x)};
+     },
+     true},
+    {"its input modified by itself",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       const at::Tensor y = Forward(l, x).detach();
+       x.mul_(Forward(l, x * 2));
+       return {y};
+     },
+     true},
+    {"its input modified and returned",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       x.mul_(3);
+       return {Forward(l, x), x};
+     },
+     true, true},
+    {"a view of its input modified",
+     [](Linear& l, const at::Tensor& x) -> Tensors {
+       x.narrow(1, 0, 2).mul_(3);
+       return {Forward(l, x)};
+     },
+     true},
+};
 
 // What the caller does with what it gave and what it got.
 struct Caller {
@@ -131,38 +113,35 @@ struct Caller {
   bool modifies_got = false;
 };
 
-std::vector<Caller> Callers() {
-  return {
-      {"uses all", [](at::Tensor&, Tensors&) {}},
-      {"drops the first", [](at::Tensor&, Tensors& got) { got[0].reset(); }},
-      {"drops the last", [](at::Tensor&, Tensors& got) { got.back().reset(); }},
-      {"drops what it gave",
-       [](at::Tensor& given, Tensors&) { given.reset(); }},
-      {"modifies the first", [](at::Tensor&, Tensors& got) { got[0].mul_(3); },
-       false, true},
-      {"modifies the last",
-       [](at::Tensor&, Tensors& got) { got.back().mul_(3); }, false, true},
-      {"modifies both",
-       [](at::Tensor&, Tensors& got) {
-         got[0].mul_(3);
-         got.back().mul_(got.back().detach());
-       },
-       false, true},
-      {"modifies the first and uses the last",
-       [](at::Tensor&, Tensors& got) {
-         got[0].mul_(3);
-         got[0].reset();
-       },
-       false, true},
-      {"modifies a view of the first",
-       [](at::Tensor&, Tensors& got) { got[0].narrow(0, 0, 1).mul_(3); }, false,
-       true},
-      {"modifies by an operator that keeps its result",
-       [](at::Tensor&, Tensors& got) { got[0].tanh_(); }, false, true},
-      {"modifies what it gave",
-       [](at::Tensor& given, Tensors&) { given.mul_(3); }, true},
-  };
-}
+const Caller kCallers[] = {
+    {"uses all", [](at::Tensor&, Tensors&) {}},
+    {"drops the first", [](at::Tensor&, Tensors& got) { got[0].reset(); }},
+    {"drops the last", [](at::Tensor&, Tensors& got) { got.back().reset(); }},
+    {"drops what it gave", [](at::Tensor& given, Tensors&) { given.reset(); }},
+    {"modifies the first", [](at::Tensor&, Tensors& got) { got[0].mul_(3); },
+     false, true},
+    {"modifies the last", [](at::Tensor&, Tensors& got) { got.back().mul_(3); },
+     false, true},
+    {"modifies both",
+     [](at::Tensor&, Tensors& got) {
+       got[0].mul_(3);
+       got.back().mul_(got.back().detach());
+     },
+     false, true},
+    {"modifies the first and uses the last",
+     [](at::Tensor&, Tensors& got) {
+       got[0].mul_(3);
+       got[0].reset();
+     },
+     false, true},
+    {"modifies a view of the first",
+     [](at::Tensor&, Tensors& got) { got[0].narrow(0, 0, 1).mul_(3); }, false,
+     true},
+    {"modifies by an operator that keeps its result",
+     [](at::Tensor&, Tensors& got) { got[0].tanh_(); }, false, true},
+    {"modifies what it gave",
+     [](at::Tensor& given, Tensors&) { given.mul_(3); }, true},
+};
 
 class BodyUnit : public torch::nn::Module {
  public:
@@ -341,8 +320,8 @@ absl::Status Compare(Communicator& world, const Body& body, Mode mode,
 class UnitOutputsTest : public ::testing::TestWithParam<Mode> {};
 
 TEST_P(UnitOutputsTest, AreThoseOfPlainLibTorchWhateverIsDoneToThem) {
-  for (const Body& body : Bodies()) {
-    for (const Caller& caller : Callers()) {
+  for (const Body& body : kBodies) {
+    for (const Caller& caller : kCallers) {
       EXPECT_OK(RunAllRanks(2,
                             [&](Communicator& world) {
                               return Compare(world, body, GetParam(), caller);

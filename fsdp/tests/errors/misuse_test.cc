@@ -7,7 +7,6 @@
 #include <ATen/ops/zeros.h>
 #include <torch/serialize.h>
 
-#include <ostream>
 #include <sstream>
 #include <thread>
 
@@ -42,9 +41,7 @@ Options GoOn(Options options = BlockUnits()) {
 
 absl::Status CheckRefused(const absl::Status& status, Code code,
                           const std::string& text) {
-  return Check(
-      status.code() == code && absl::StrContains(status.message(), text),
-      absl::StrCat("expected ", text, ", got ", status.ToString()));
+  return CheckThat(status, StatusIs(code, HasSubstr(text)), "refusal");
 }
 
 // Checks that it trains like a model that has never been misused.
@@ -65,10 +62,6 @@ struct Misuse {
   Code code;
   std::string text;
 };
-
-std::ostream& operator<<(std::ostream& out, const Misuse& misuse) {
-  return out << misuse.name;
-}
 
 // Returns a misuse whose status is the exception of `act`.
 std::function<absl::Status(Model&)> Throws(std::function<void(Model&)> act) {
@@ -249,6 +242,23 @@ TEST(InForwardTest, WhatAForwardDoesToAParameterIsRefusedAndLost) {
   }
 }
 
+// The user's tensor stays in the module, so the model does not train on.
+TEST(InForwardTest, AParameterReplacedIsRefused) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    const auto act = [](const at::Tensor& x, at::Tensor& p) {
+      p.set_data(at::zeros({kDim, kDim}));
+      return x.matmul(p);
+    };
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::make_shared<Misbehaving>(act),
+                                     Unowned(world), GoOn(Options())));
+    return CheckRefused(
+        TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
+        Code::kFailedPrecondition,
+        "parameter p no longer looks into its unit's memory");
+  }));
+}
+
 class CallsItself : public torch::nn::Module {
  public:
   CallsItself() : p(register_parameter("p", at::ones({kDim, kDim}))) {
@@ -322,10 +332,6 @@ struct Difference {
   std::function<void(Options&, NetImpl&)> act;
   std::string text;
 };
-
-std::ostream& operator<<(std::ostream& out, const Difference& difference) {
-  return out << difference.name;
-}
 
 const Difference kDifferences[] = {
     {"Strategy",

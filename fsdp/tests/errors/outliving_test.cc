@@ -5,8 +5,6 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/adamw.h>
 
-#include <ostream>
-
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
@@ -22,11 +20,10 @@ constexpr int kRanks = 2;
 absl::Status CheckIsOver(const std::vector<at::Tensor>& tensors,
                          const std::string& what) {
   for (const at::Tensor& tensor : tensors) {
-    const absl::Status read = TorchToStatus("read", [&] { tensor.clone(); });
-    FSDP_RETURN_IF_ERROR(
-        Check(read.code() == absl::StatusCode::kFailedPrecondition &&
-                  absl::StrContains(read.message(), what),
-              read.ToString()));
+    FSDP_RETURN_IF_ERROR(CheckThat(
+        TorchToStatus("read", [&] { tensor.clone(); }),
+        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(what)),
+        "read"));
   }
   return absl::OkStatus();
 }
@@ -121,10 +118,6 @@ struct InMode {
   std::string name;
   std::function<absl::Status(Sharded&, torch::optim::Optimizer&)> act;
 };
-
-std::ostream& operator<<(std::ostream& out, const InMode& mode) {
-  return out << mode.name;
-}
 
 const InMode kInMode[] = {
     {"Eval",

@@ -1,4 +1,5 @@
-// The refusals of transparent units.
+// The refusals of transparent units, and failures inside operators, whose
+// callbacks' exceptions LibTorch swallows.
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/ones.h>
@@ -9,13 +10,102 @@
 
 #include <thread>
 
+#include "base/testing/users_error.h"
+#include "comm/testing/failing_communicator.h"
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/tests/errors/acting_net.h"
 
-namespace fsdp::testing::acting_net {
+namespace fsdp::testing {
 namespace {
 
 using Code = absl::StatusCode;
+
+constexpr int64_t kDim = 4;
+constexpr int kRanks = 2;
+
+// Does what `act` says; without one, computes like a plain model of three
+// layers.
+class Acting : public torch::nn::Module {
+ public:
+  using Act = std::function<at::Tensor(Acting& net, const at::Tensor& x)>;
+  Acting()
+      : first(register_module("first", Linear(kDim, kDim))),
+        second(register_module("second", Linear(kDim, kDim))),
+        third(register_module("third", Linear(kDim, kDim))) {
+    FillParameters(*this, 1);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (act) return act(*this, x);
+    return third->forward(second->forward(first->forward(x).tanh()).tanh());
+  }
+  Linear first, second, third;
+  Act act;
+};
+
+using Model = FullyShardedDataParallel<Acting>;
+
+// Makes every layer a transparent unit.
+Options TransparentOptions() {
+  Options options;
+  options.transparent = true;
+  options.wrap_policy = WrapModules<torch::nn::LinearImpl>();
+  options.abort_on_failure = false;
+  return options;
+}
+
+absl::StatusOr<Model> ShardActing(
+    Communicator& communicator, const Options& options = TransparentOptions()) {
+  return FullyShard(std::make_shared<Acting>(), Unowned(communicator), options);
+}
+
+absl::Status CheckSameGradients(const ShardedModuleBase& model,
+                                const ShardedModuleBase& expected) {
+  for (size_t i = 0; i < expected.Parameters().size(); ++i) {
+    FSDP_RETURN_IF_ERROR(CheckTensor(model.Parameters()[i].grad(),
+                                     expected.Parameters()[i].grad(),
+                                     absl::StrCat("gradient ", i)));
+  }
+  return absl::OkStatus();
+}
+
+// Checks that nothing is gathered, whatever has happened, and that a step has
+// the loss and gradients of a model that has never failed.
+absl::Status CheckStepIsExact(Model& model, Communicator& communicator) {
+  FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().parameters.in_use_bytes,
+                                 Eq(0), "bytes of parameters"));
+  model->module()->act = nullptr;
+  FSDP_ASSIGN_OR_RETURN(Model fresh, ShardActing(communicator));
+  const at::Tensor x = Rows(communicator.rank(), 3, kDim);
+  const at::Tensor loss = model->forward(x).square().mean();
+  const at::Tensor expected = fresh->forward(x).square().mean();
+  FSDP_RETURN_IF_ERROR(CheckTensor(loss, expected, "loss"));
+  for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
+  FSDP_RETURN_IF_ERROR(model->Backward(loss));
+  FSDP_RETURN_IF_ERROR(fresh->Backward(expected));
+  return CheckSameGradients(*model, *fresh);
+}
+
+// Returns an error if `status` has another code or text.
+absl::Status Expect(const absl::Status& status, Code code,
+                    const std::string& text) {
+  return CheckThat(status, StatusIs(code, HasSubstr(text)), "refusal");
+}
+
+// Expects `act` to fail alike on all ranks, in the model's forward or its
+// backward, and the model to be as good as new afterwards.
+void ExpectFails(const Acting::Act& act, Code code, const std::string& text) {
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& communicator) {
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
+    for (int round = 0; round < 2; ++round) {
+      model->module()->act = act;
+      const absl::Status status = TorchToStatus("step", [&] {
+        ThrowIfError(model->Backward(model->forward(Rows(0, 3, kDim)).sum()));
+      });
+      FSDP_RETURN_IF_ERROR(Expect(status, code, text));
+      FSDP_RETURN_IF_ERROR(CheckStepIsExact(model, communicator));
+    }
+    return absl::OkStatus();
+  }));
+}
 
 // --- Access outside forward --------------------------------------------------
 
@@ -175,28 +265,14 @@ TEST(TransparentErrorsTest, ACustomFunctionMayTakeAViewOfAParameter) {
     act(plain, x).sum().backward();
     const at::Tensor expected = plain.first->weight.grad().view({-1});
     const TensorRange& shard = model->Ranges()[0];
-    if (!at::allclose(shard.values.grad(), OwnPart(shard, expected))) {
-      return absl::InternalError(shard.name);
-    }
+    FSDP_RETURN_IF_ERROR(
+        Check(at::allclose(shard.values.grad(), OwnPart(shard, expected)),
+              shard.name));
     return CheckStepIsExact(model, communicator);
   }));
 }
 
 // --- Autograd ----------------------------------------------------------------
-
-TEST(TransparentErrorsTest, CreateGraph) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
-    const absl::Status status = TorchToStatus("backward", [&] {
-      model->forward(Rows(0, 3, kDim))
-          .sum()
-          .backward({}, /*retain_graph=*/true, /*create_graph=*/true);
-    });
-    FSDP_RETURN_IF_ERROR(
-        Expect(status, Code::kFailedPrecondition, "create_graph=true"));
-    return CheckStepIsExact(model, communicator);
-  }));
-}
 
 // The gradient goes through a tensor that bypasses the root's output.
 TEST(TransparentErrorsTest, CreateGraphOfAnInnerTensor) {
@@ -244,18 +320,6 @@ TEST(TransparentErrorsTest, AutogradGradWithRespectToAParameter) {
   }));
 }
 
-TEST(TransparentErrorsTest, ABackwardAfterTheModelIsGone) {
-  EXPECT_OK(RunAllRanks(1, [](Communicator& communicator) -> absl::Status {
-    at::Tensor loss;
-    {
-      FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
-      loss = model->forward(Rows(0, 3, kDim)).sum();
-    }
-    return Expect(TorchToStatus("backward", [&] { loss.backward(); }),
-                  Code::kFailedPrecondition, "model was destroyed");
-  }));
-}
-
 // --- Operators inside operators ----------------------------------------------
 
 // Called by the operator below between two reads of its input.
@@ -294,5 +358,147 @@ TEST(TransparentErrorsTest, AnOperatorsInputsStayWhileItRunsOthers) {
   }));
 }
 
+// --- Exceptions and failures
+// --------------------------------------------------
+
+TEST(TransparentErrorsTest, AnExceptionInForwardKeepsItsType) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
+    for (int round = 0; round < 2; ++round) {
+      model->module()->act = [](Acting& net, const at::Tensor& x) {
+        net.second->forward(net.first->forward(x));
+        throw UsersError("out of tea");
+        return x;
+      };
+      bool kept_type = false;
+      TorchToStatus("forward", [&] {
+        try {
+          model->forward(Rows(0, 3, kDim));
+        } catch (const UsersError&) {
+          kept_type = true;
+        }
+      }).IgnoreError();
+      if (!kept_type) return absl::InternalError("type");
+      FSDP_RETURN_IF_ERROR(CheckStepIsExact(model, communicator));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(TransparentErrorsTest, AnExceptionInBackward) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
+    for (const bool through_us : {true, false}) {
+      model->module()->act = [](Acting& net, const at::Tensor& x) {
+        at::Tensor y = net.second->forward(net.first->forward(x));
+        y.register_hook([](const at::Tensor&) -> at::Tensor {
+          throw UsersError("in a hook");
+        });
+        return net.third->forward(y);
+      };
+      const at::Tensor loss = model->forward(Rows(0, 3, kDim)).sum();
+      const absl::Status status =
+          through_us ? model->Backward(loss)
+                     : TorchToStatus("backward", [&] { loss.backward(); });
+      FSDP_RETURN_IF_ERROR(Expect(status, Code::kUnknown, "in a hook"));
+      if (!through_us) {
+        // The next forward reports it.
+        c10::NoGradGuard no_grad;
+        model->module()->act = nullptr;
+        model->forward(Rows(0, 3, kDim));
+      }
+      FSDP_RETURN_IF_ERROR(CheckStepIsExact(model, communicator));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(TransparentErrorsTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
+    FSDP_ASSIGN_OR_RETURN(Model fresh, ShardActing(communicator));
+    const at::Tensor x = Rows(0, 3, kDim);
+    const at::Tensor fails = model->forward(x).sum();
+    at::Tensor other = model->forward(x);
+    // This loss enters backward without the root's output.
+    const at::Tensor loss = other.square().mean();
+    const at::Tensor bad = fails * 2;
+    fails.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw UsersError("hook"); });
+    if (TorchToStatus("b", [&] { bad.backward(); }).ok()) {
+      return absl::InternalError("the hook did not throw");
+    }
+    FSDP_RETURN_IF_ERROR(TorchToStatus("b", [&] { loss.backward(); }));
+    FSDP_RETURN_IF_ERROR(fresh->Backward(fresh->forward(x).square().mean()));
+    FSDP_RETURN_IF_ERROR(CheckSameGradients(*model, *fresh));
+    return CheckStepIsExact(model, communicator);
+  }));
+}
+
+// If a collective fails inside an operator's callback, the step's error is the
+// collective's, not that of the operator, which then finds no memory.
+void ExpectReportsFailureOf(const std::string& label, int64_t nth,
+                            bool through_us) {
+  auto group = comm::CreateLocalGroup(kRanks);
+  ASSERT_OK(group.status());
+  comm::testing::FailurePlan plan;
+  plan.label = label;
+  plan.nth = nth;
+  plan.error = absl::UnavailableError("the cable was pulled");
+  (*group)[1] = FailOnPlan(std::move((*group)[1]), plan);
+  const std::vector<absl::Status> statuses =
+      RunRanks(*group, [&](Communicator& communicator) -> absl::Status {
+        Options options = TransparentOptions();
+        options.abort_on_failure = true;
+        options.prefetch.forward = options.prefetch.backward = false;
+        FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator, options));
+        return TorchToStatus("step", [&] {
+          const at::Tensor loss = model->forward(Rows(0, 3, kDim)).sum();
+          if (through_us) {
+            ThrowIfError(model->Backward(loss));
+          } else {
+            loss.backward();
+          }
+        });
+      });
+  if (through_us) {
+    EXPECT_THAT(statuses[1], StatusIs(Code::kUnavailable,
+                                      HasSubstr("the cable was pulled")));
+    EXPECT_THAT(statuses[0],
+                StatusIs(Code::kAborted, HasSubstr("the cable was pulled")));
+  } else {
+    EXPECT_FALSE(statuses[0].ok());
+    EXPECT_FALSE(statuses[1].ok());
+  }
+}
+
+TEST(TransparentErrorsTest, AGatherThatFailsInForward) {
+  // The first of a unit's calls broadcasts its parameters.
+  ExpectReportsFailureOf("second", 1, /*through_us=*/true);
+}
+
+TEST(TransparentErrorsTest, AGatherThatFailsInBackward) {
+  ExpectReportsFailureOf("second", 2, /*through_us=*/true);
+  ExpectReportsFailureOf("second", 2, /*through_us=*/false);
+}
+
+TEST(TransparentErrorsTest, RanksThatRunDifferentUnits) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(kRanks, [](Communicator& communicator) -> absl::Status {
+        Options options = TransparentOptions();
+        options.abort_on_failure = true;
+        FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator, options));
+        model->module()->act = [&](Acting& net, const at::Tensor& x) {
+          return communicator.rank() == 0 ? net.first->forward(x)
+                                          : net.second->forward(x);
+        };
+        return TorchToStatus("forward",
+                             [&] { model->forward(Rows(0, 3, kDim)); });
+      });
+  EXPECT_THAT(statuses, Each(StatusIs(Code::kInvalidArgument,
+                                      AllOf(HasSubstr("all-gather of first"),
+                                            HasSubstr("of second")))));
+}
+
 }  // namespace
-}  // namespace fsdp::testing::acting_net
+}  // namespace fsdp::testing

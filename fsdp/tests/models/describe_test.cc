@@ -1,11 +1,5 @@
 #include "fsdp/describe/describe.h"
 
-#include <ATen/record_function.h>
-#include <torch/optim/sgd.h>
-
-#include <mutex>
-#include <set>
-
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/sharded_test.h"
 
@@ -111,34 +105,6 @@ TEST(DescribeTest, ShowsUnitsStrategiesDtypesAndMemory) {
     }
     return absl::OkStatus();
   }));
-}
-
-// A profiler sees the library's actions under their names.
-TEST(DescribeTest, ActionsAreRangesThatNameTheUnit) {
-  static std::mutex mutex;
-  static std::set<std::string> seen;
-  const at::CallbackHandle handle = at::addGlobalCallback(
-      at::RecordFunctionCallback([](const at::RecordFunction& function)
-                                     -> std::unique_ptr<at::ObserverContext> {
-        const std::lock_guard<std::mutex> lock(mutex);
-        seen.insert(function.name());
-        return nullptr;
-      }));
-  const absl::Status status =
-      RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(
-            auto model,
-            FullyShard(MakeNet(kDim, 1), Unowned(communicator), BlockUnits()));
-        return Step(model);
-      });
-  at::removeCallback(handle);
-  EXPECT_OK(status);
-  for (const char* name :
-       {"fsdp::Gather(blocks.0)", "fsdp::WaitGather(blocks.0)",
-        "fsdp::Free(blocks.0)", "fsdp::Reduce(blocks.0)",
-        "fsdp::WaitReduce(root)"}) {
-    EXPECT_TRUE(seen.count(name) == 1) << name;
-  }
 }
 
 }  // namespace

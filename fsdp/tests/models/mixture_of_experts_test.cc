@@ -78,14 +78,10 @@ at::Tensor ExpertLoss(const TensorFunction& forward, int64_t part) {
   return Loss(forward(x), x);
 }
 
-struct MoeRecord {
-  std::vector<double> losses;
-  std::vector<double> norms;
-};
-
-// The gradient of an expert is the mean over the ranks that have it.
-MoeRecord TrainPlainMixture(int group, int steps, double max_norm) {
-  MoeRecord record;
+// The gradient of an expert is the mean over the ranks that have it. Records no
+// parameters.
+TaskRecord TrainPlainMixture(int group, int steps, double max_norm) {
+  TaskRecord record;
   const int count = kMoeRanks / group;
   PlainMixture mixture(count);
   const std::vector<at::Tensor> parameters = mixture.Parameters();
@@ -118,10 +114,10 @@ MoeRecord TrainPlainMixture(int group, int steps, double max_norm) {
 // Trains `model` and the shards of its expert, of which the model knows
 // nothing.
 template <typename Net>
-absl::StatusOr<MoeRecord> TrainMixture(FullyShardedDataParallel<Net>& model,
-                                       const std::vector<TensorRange>& expert,
-                                       int steps, double max_norm) {
-  MoeRecord record;
+absl::StatusOr<TaskRecord> TrainMixture(FullyShardedDataParallel<Net>& model,
+                                        const std::vector<TensorRange>& expert,
+                                        int steps, double max_norm) {
+  TaskRecord record;
   Communicator& world = model->communicator();
   std::vector<TensorRange> all = model->Ranges();
   all.insert(all.end(), expert.begin(), expert.end());
@@ -148,11 +144,6 @@ absl::StatusOr<MoeRecord> TrainMixture(FullyShardedDataParallel<Net>& model,
   return record;
 }
 
-absl::Status CheckSameMoe(const MoeRecord& actual, const MoeRecord& expected) {
-  return CheckSameRecord({actual.losses, actual.norms, {}},
-                         {expected.losses, expected.norms, {}}, 1e-5);
-}
-
 Options MixtureOptions() {
   Options options = UnitsAt({"in", "out"});
   options.ignore.module = [](const std::string& path,
@@ -165,7 +156,7 @@ Options MixtureOptions() {
 class MixtureOfExpertsTest : public ::testing::TestWithParam<double> {};
 
 TEST_P(MixtureOfExpertsTest, AnIgnoredExpertIsEachRanksOwn) {
-  const MoeRecord expected = TrainPlainMixture(1, 4, GetParam());
+  const TaskRecord expected = TrainPlainMixture(1, 4, GetParam());
   EXPECT_OK(RunAllRanks(kMoeRanks, [&](Communicator& world) -> absl::Status {
     const auto expert = MakeExpert(world.rank());
     const auto net =
@@ -176,9 +167,9 @@ TEST_P(MixtureOfExpertsTest, AnIgnoredExpertIsEachRanksOwn) {
     for (const auto& item : expert->named_parameters()) {
       own.push_back(WholeRange(item.key(), item.value()));
     }
-    FSDP_ASSIGN_OR_RETURN(const MoeRecord actual,
+    FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
                           TrainMixture(model, own, 4, GetParam()));
-    return CheckSameMoe(actual, expected);
+    return CheckSameRecord(actual, expected, 1e-5);
   }));
 }
 
@@ -193,9 +184,9 @@ absl::Status CheckShardedExpert(Communicator& world, int group,
   const auto net = std::make_shared<Mixture<Expert>>(expert);
   FSDP_ASSIGN_OR_RETURN(auto model,
                         FullyShard(net, Unowned(world), MixtureOptions()));
-  FSDP_ASSIGN_OR_RETURN(const MoeRecord actual,
+  FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
                         TrainMixture(model, expert->Ranges(), 4, max_norm));
-  return CheckSameMoe(actual, TrainPlainMixture(group, 4, max_norm));
+  return CheckSameRecord(actual, TrainPlainMixture(group, 4, max_norm), 1e-5);
 }
 
 TEST_P(MixtureOfExpertsTest, AnExpertMayBeShardedOverAGroupOfItsOwn) {

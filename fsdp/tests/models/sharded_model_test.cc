@@ -1,20 +1,51 @@
-// A step refuses with a clear error on every rank, and the model still works.
+// A step refuses with a clear error on every rank; after that, after exceptions
+// and after backwards of the user's own, the model still works.
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>
 
-#include <thread>
-
+#include "base/testing/users_error.h"
 #include "base/testing/warnings.h"
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/tests/models/sharded_net.h"
 
-namespace fsdp::testing::sharded_net {
+namespace fsdp::testing {
 namespace {
 
 using Code = absl::StatusCode;
+
+constexpr int64_t kDim = 4;
+constexpr int kRanks = 2;
+
+absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(
+    Communicator& communicator, const Options& options = BlockUnits()) {
+  return FullyShard(MakeNet(kDim, 2), Unowned(communicator), options);
+}
+
+absl::Status CheckSameGradients(const ShardedModuleBase& model,
+                                const ShardedModuleBase& expected) {
+  for (size_t i = 0; i < expected.Parameters().size(); ++i) {
+    FSDP_RETURN_IF_ERROR(CheckTensor(model.Parameters()[i].grad(),
+                                     expected.Parameters()[i].grad(),
+                                     absl::StrCat("gradient ", i)));
+  }
+  return absl::OkStatus();
+}
+
+// Checks that a step has the losses and gradients of a model that has never
+// been misused.
+absl::Status CheckStepIsExact(FullyShardedDataParallel<NetImpl>& model,
+                              Communicator& communicator) {
+  FSDP_ASSIGN_OR_RETURN(auto fresh, ShardNet(communicator));
+  const at::Tensor x = Rows(communicator.rank(), 2, kDim);
+  const at::Tensor loss = Loss(model->forward(x), x);
+  const at::Tensor expected = Loss(fresh->forward(x), x);
+  for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
+  FSDP_RETURN_IF_ERROR(model->Backward(loss));
+  FSDP_RETURN_IF_ERROR(fresh->Backward(expected));
+  FSDP_RETURN_IF_ERROR(CheckTensor(loss, expected, "loss"));
+  return CheckSameGradients(*model, *fresh);
+}
 
 TEST(ShardedModelTest, RefusesAnInnerUnitWithGradOutsideItsRoot) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
@@ -22,12 +53,12 @@ TEST(ShardedModelTest, RefusesAnInnerUnitWithGradOutsideItsRoot) {
     auto block = model.module()->blocks->ptr(0);
     absl::Status status = TorchToStatus(
         "forward", [&] { Forward(*block->as<BlockImpl>(), Rows(0, 2, kDim)); });
-    if (!::testing::Value(
-            status, StatusIs(Code::kFailedPrecondition,
-                             HasSubstr("forward with grad of unit blocks.0 "
-                                       "outside a forward of its root")))) {
-      return absl::InternalError(status.ToString());
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(status,
+                  StatusIs(Code::kFailedPrecondition,
+                           HasSubstr("forward with grad of unit blocks.0 "
+                                     "outside a forward of its root")),
+                  "refusal"));
     // Without grad there is no backward to miss.
     c10::NoGradGuard no_grad;
     Forward(*block->as<BlockImpl>(), Rows(0, 2, kDim));
@@ -70,69 +101,13 @@ TEST(ShardedModelTest, RefusesAnOptimizerOverTheModulesOwnParameters) {
       absl::Status status = TorchToStatus("optimizer", [&] {
         torch::optim::SGD optimizer(model.module()->parameters(), 0.1);
       });
-      if (!::testing::Value(status, StatusIs(Code::kInternal,
-                                             HasSubstr("non-leaf Tensor")))) {
-        return absl::InternalError(status.ToString());
-      }
+      FSDP_RETURN_IF_ERROR(CheckThat(
+          status, StatusIs(Code::kInternal, HasSubstr("non-leaf Tensor")),
+          "refusal"));
       FSDP_RETURN_IF_ERROR(CheckStepIsExact(model, communicator));
     }
     return absl::OkStatus();
   }));
-}
-
-// A unit that does to its own parameter what `act` says.
-class Misbehaving : public torch::nn::Module {
- public:
-  using Act = std::function<at::Tensor(const at::Tensor& x, at::Tensor& p)>;
-  explicit Misbehaving(Act act)
-      : p(register_parameter("p", at::ones({kDim, kDim}))),
-        act_(std::move(act)) {}
-  at::Tensor forward(const at::Tensor& x) { return act_(x, p); }
-  at::Tensor p;
-
- private:
-  Act act_;
-};
-
-void ExpectForwardRefused(const Misbehaving::Act& act,
-                          const std::string& text) {
-  const std::vector<absl::Status> statuses =
-      RunRanks(kRanks, [&](Communicator& communicator) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(auto model,
-                              FullyShard(std::make_shared<Misbehaving>(act),
-                                         Unowned(communicator)));
-        return TorchToStatus("forward",
-                             [&] { model->forward(Rows(0, 2, kDim)); });
-      });
-  EXPECT_THAT(statuses,
-              Each(StatusIs(Code::kFailedPrecondition, HasSubstr(text))));
-}
-
-TEST(ShardedModelTest, RefusesAParameterModifiedInPlace) {
-  ExpectForwardRefused(
-      [](const at::Tensor& x, at::Tensor& p) {
-        c10::NoGradGuard no_grad;
-        p.mul_(2);
-        return x.matmul(p);
-      },
-      "parameter p was modified in place");
-}
-
-TEST(ShardedModelTest, RefusesAParameterConvertedOrReplaced) {
-  ExpectForwardRefused(
-      [](const at::Tensor& x, at::Tensor& p) {
-        p.set_data(at::zeros({kDim, kDim}));
-        return x.matmul(p);
-      },
-      "parameter p no longer looks into its unit's memory");
-}
-
-TEST(ShardedModelTest, RefusesAnOutputThatIsAParameterOrAViewOfOne) {
-  ExpectForwardRefused([](const at::Tensor&, at::Tensor& p) { return p; },
-                       "is a parameter or a view of one");
-  ExpectForwardRefused(
-      [](const at::Tensor&, at::Tensor& p) { return p.t().narrow(0, 1, 2); },
-      "is a parameter or a view of one");
 }
 
 TEST(ShardedModelTest, RefusesCreateGraph) {
@@ -145,10 +120,10 @@ TEST(ShardedModelTest, RefusesCreateGraph) {
       Loss(model->forward(x), x)
           .backward({}, /*retain_graph=*/true, /*create_graph=*/true);
     });
-    if (!::testing::Value(status, StatusIs(Code::kFailedPrecondition,
-                                           HasSubstr("create_graph=true")))) {
-      return absl::InternalError(status.ToString());
-    }
+    FSDP_RETURN_IF_ERROR(CheckThat(
+        status,
+        StatusIs(Code::kFailedPrecondition, HasSubstr("create_graph=true")),
+        "refusal"));
     return CheckStepIsExact(model, communicator);
   }));
 }
@@ -163,11 +138,11 @@ TEST(ShardedModelTest, RefusesAutogradGradWithRespectToAParameter) {
     absl::Status status = TorchToStatus("grad", [&] {
       torch::autograd::grad({loss}, {model.module()->head->weight});
     });
-    if (!::testing::Value(status,
-                          StatusIs(Code::kFailedPrecondition,
-                                   HasSubstr("this rank's gradient alone")))) {
-      return absl::InternalError(status.ToString());
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(status,
+                  StatusIs(Code::kFailedPrecondition,
+                           HasSubstr("this rank's gradient alone")),
+                  "refusal"));
     // The gradient with respect to the input equals that without sharding.
     at::Tensor again = Loss(model->forward(x), x);
     const at::Tensor gradient = torch::autograd::grad({again}, {x})[0];
@@ -180,49 +155,6 @@ TEST(ShardedModelTest, RefusesAutogradGradWithRespectToAParameter) {
   }));
 }
 
-TEST(ShardedModelTest, RefusesAParameterUsedOutsideItsForward) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
-    absl::Status status = TorchToStatus(
-        "penalty", [&] { model.module()->head->weight.square().sum(); });
-    if (!::testing::Value(status, StatusIs(Code::kFailedPrecondition,
-                                           HasSubstr("unit root")))) {
-      return absl::InternalError(status.ToString());
-    }
-    return CheckStepIsExact(model, communicator);
-  }));
-}
-
-class CallsFromAnotherThread : public torch::nn::Module {
- public:
-  CallsFromAnotherThread()
-      : block(register_module("block", std::make_shared<BlockImpl>(kDim))),
-        own(register_module("own", torch::nn::Linear(kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    absl::Status status;
-    std::thread other(
-        [&] { status = TorchToStatus("forward", [&] { Forward(block, x); }); });
-    other.join();
-    ThrowIfError(status);
-    return own->forward(x);
-  }
-  std::shared_ptr<BlockImpl> block;
-  torch::nn::Linear own;
-};
-
-TEST(ShardedModelTest, RefusesUnitsOnSeveralThreads) {
-  const std::vector<absl::Status> statuses =
-      RunRanks(kRanks, [](Communicator& communicator) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(
-            auto model, FullyShard(std::make_shared<CallsFromAnotherThread>(),
-                                   Unowned(communicator), BlockUnits()));
-        return TorchToStatus("forward",
-                             [&] { model->forward(Rows(0, 2, kDim)); });
-      });
-  EXPECT_THAT(statuses, Each(StatusIs(Code::kFailedPrecondition,
-                                      HasSubstr("on another thread"))));
-}
-
 TEST(ShardedModelTest, RefusesALossThatIsNoneAndGoesOn) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
@@ -230,11 +162,10 @@ TEST(ShardedModelTest, RefusesALossThatIsNoneAndGoesOn) {
     for (const at::Tensor& loss :
          {at::Tensor(), model->forward(x), at::ones({})}) {
       const absl::Status status = model->Backward(loss);
-      if (!::testing::Value(status,
-                            StatusIs(Code::kInvalidArgument,
-                                     HasSubstr("loss of one element")))) {
-        return absl::InternalError(status.ToString());
-      }
+      FSDP_RETURN_IF_ERROR(CheckThat(
+          status,
+          StatusIs(Code::kInvalidArgument, HasSubstr("loss of one element")),
+          "refusal"));
     }
     return CheckStepIsExact(model, communicator);
   }));
@@ -300,5 +231,186 @@ TEST(ShardedModelTest, LossesThatTakeTurnsUseAllParameters) {
   EXPECT_EQ(ToldIn<TakesTurns>(5, 2, /*step_between=*/true), "");
 }
 
+class ThrowsOnDemand : public torch::nn::Module {
+ public:
+  ThrowsOnDemand() : net(register_module("net", MakeNet(kDim, 2))) {}
+  at::Tensor forward(const at::Tensor& x, bool fail) {
+    at::Tensor y = Forward(net, x);
+    if (fail) throw UsersError("out of coffee");
+    return y;
+  }
+  std::shared_ptr<NetImpl> net;
+};
+
+Options NetAndBlockUnits() { return UnitsOf<NetImpl, BlockImpl>(); }
+
+TEST(ShardedModelTest, AnExceptionKeepsItsTypeAndTheNextIterationIsExact) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
+    Options options = NetAndBlockUnits();
+    options.abort_on_failure = false;
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::make_shared<ThrowsOnDemand>(),
+                                     Unowned(communicator), options));
+    const at::Tensor x = Rows(communicator.rank(), 2, kDim);
+    absl::Status status;
+    bool kept_type = false;
+    status = TorchToStatus("forward", [&] {
+      try {
+        model->forward(x, true);
+      } catch (const UsersError&) {
+        kept_type = true;
+        throw;
+      }
+    });
+    if (!kept_type) return absl::InternalError(status.ToString());
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                  "bytes of parameters after an exception"));
+    const at::Tensor loss = Loss(model->forward(x, false), x);
+    FSDP_ASSIGN_OR_RETURN(auto fresh, ShardNet(communicator));
+    FSDP_RETURN_IF_ERROR(CheckTensor(loss, Loss(fresh->forward(x), x),
+                                     "loss after an exception"));
+    return model->Backward(loss);
+  }));
+}
+
+TEST(ShardedModelTest, AnErrorOfLibTorchNamesTheInnermostUnit) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(2, [](Communicator& communicator) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            auto model, FullyShard(std::make_shared<ThrowsOnDemand>(),
+                                   Unowned(communicator), NetAndBlockUnits()));
+        const at::Tensor x = Rows(0, 2, kDim).to(at::kDouble);
+        return TorchToStatus("step", [&] { model->forward(x, false); });
+      });
+  EXPECT_THAT(statuses,
+              Each(StatusIs(Code::kInternal,
+                            AllOf(HasSubstr("same dtype"),
+                                  HasSubstr("(in the forward of unit net)")))));
+}
+
+TEST(ShardedModelTest, AnExceptionOfOneRankEndsItsPeersToo) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(3, [](Communicator& communicator) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            auto model, FullyShard(std::make_shared<ThrowsOnDemand>(),
+                                   Unowned(communicator), NetAndBlockUnits()));
+        return TorchToStatus("step", [&] {
+          for (int step = 0; step < 3; ++step) {
+            const at::Tensor x = Rows(step, 2, kDim);
+            const bool fail = step == 1 && communicator.rank() == 1;
+            ThrowIfError(model->Backward(Loss(model->forward(x, fail), x)));
+          }
+        });
+      });
+  EXPECT_THAT(statuses[1], StatusIs(Code::kUnknown, HasSubstr("coffee")));
+  for (int peer : {0, 2}) {
+    EXPECT_THAT(statuses[peer],
+                StatusIs(Code::kAborted,
+                         AllOf(HasSubstr("rank 1"), HasSubstr("forward of "))));
+  }
+}
+
+TEST(ShardedModelTest, AnExceptionInBackwardLeavesTheNextIterationExact) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
+    Options options = BlockUnits();
+    options.abort_on_failure = false;
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator, options));
+    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
+    for (const bool through_us : {true, false}) {
+      x.register_hook([](const at::Tensor&) -> at::Tensor {
+        throw UsersError("in a hook");
+      });
+      const at::Tensor loss = Loss(model->forward(x), x);
+      const absl::Status status =
+          through_us ? model->Backward(loss)
+                     : TorchToStatus("b", [&] { loss.backward(); });
+      FSDP_RETURN_IF_ERROR(CheckThat(
+          status, StatusIs(Code::kUnknown, HasSubstr("a hook")), "refusal"));
+      FSDP_RETURN_IF_ERROR(CheckStepIsExact(model, communicator));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(ShardedModelTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
+    FSDP_ASSIGN_OR_RETURN(auto fresh, ShardNet(communicator));
+    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
+    const at::Tensor y = Rows(7, 2, kDim);
+    x.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw UsersError("in a hook"); });
+    const at::Tensor fails = Loss(model->forward(x), x);
+    const at::Tensor loss = Loss(model->forward(y), y);
+    if (TorchToStatus("b", [&] { fails.backward(); }).ok()) {
+      return absl::InternalError("the hook did not throw");
+    }
+    for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
+    FSDP_RETURN_IF_ERROR(TorchToStatus("b", [&] { loss.backward(); }));
+    FSDP_RETURN_IF_ERROR(fresh->Backward(Loss(fresh->forward(y), y)));
+    FSDP_RETURN_IF_ERROR(CheckSameGradients(*model, *fresh));
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                  "bytes of parameters after an exception"));
+    return CheckStepIsExact(model, communicator);
+  }));
+}
+
+TEST(ShardedModelTest, ABackwardAfterTheModelIsGoneIsAnError) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& communicator) -> absl::Status {
+    const at::Tensor x = Rows(0, 2, kDim);
+    at::Tensor loss;
+    {
+      FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
+      loss = Loss(model->forward(x), x);
+    }
+    absl::Status status = TorchToStatus("b", [&] { loss.backward(); });
+    return CheckThat(
+        status,
+        StatusIs(Code::kFailedPrecondition, HasSubstr("model was destroyed")),
+        "refusal");
+  }));
+}
+
+// Runs a backward inside forward, as for a penalty on gradients, and then uses
+// parameters of the unit around.
+class InnerBackward : public torch::nn::Module {
+ public:
+  InnerBackward()
+      : block(register_module("block", std::make_shared<BlockImpl>(kDim))),
+        own(register_module("own", torch::nn::Linear(kDim, kDim))) {
+    testing::FillParameters(*this, 1);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    Forward(block, own->forward(x)).sum().backward();
+    return own->forward(Forward(block, x));
+  }
+  std::shared_ptr<BlockImpl> block;
+  torch::nn::Linear own;
+};
+
+TEST(ShardedModelTest, ABackwardInsideAForwardLeavesTheUnitsAroundItAlone) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
+    const auto plain = std::make_shared<InnerBackward>();
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::make_shared<InnerBackward>(),
+                                     Unowned(communicator), BlockUnits()));
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor x = Rows(step, 2, kDim);
+      plain->forward(x).square().sum().backward();
+      FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().sum()));
+    }
+    const auto expected = plain->named_parameters();
+    for (const TensorRange& named : model->Ranges()) {
+      const at::Tensor whole = expected[named.name].grad().reshape({-1});
+      FSDP_RETURN_IF_ERROR(
+          Check(at::allclose(named.values.grad(), OwnPart(named, whole)),
+                named.name));
+    }
+    return absl::OkStatus();
+  }));
+}
+
 }  // namespace
-}  // namespace fsdp::testing::sharded_net
+}  // namespace fsdp::testing

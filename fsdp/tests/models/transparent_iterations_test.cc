@@ -84,12 +84,8 @@ TEST(TransparentTest, AFrozenUnitIsFreedInBackwardBeforeTheNextIsGathered) {
     FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum()));
     if (!x.grad().defined()) return absl::InternalError("no gradient of x");
     const PoolStats stats = model->memory_stats().parameters;
-    if (stats.in_use_bytes != 0 || stats.peak_in_use_bytes != one_unit) {
-      return absl::InternalError(absl::StrCat("peak ", stats.peak_in_use_bytes,
-                                              " not ", one_unit, ", left ",
-                                              stats.in_use_bytes));
-    }
-    return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(CheckThat(stats.in_use_bytes, Eq(0), "left"));
+    return CheckThat(stats.peak_in_use_bytes, Eq(one_unit), "peak");
   }));
 }
 
@@ -132,9 +128,8 @@ absl::Status CheckEqual(const std::vector<at::Tensor>& actual,
                         const std::vector<at::Tensor>& expected,
                         double factor) {
   for (size_t i = 0; i < expected.size(); ++i) {
-    if (!at::allclose(actual[i], expected[i] * factor)) {
-      return absl::InternalError(absl::StrCat("gradient ", i));
-    }
+    FSDP_RETURN_IF_ERROR(Check(at::allclose(actual[i], expected[i] * factor),
+                               absl::StrCat("gradient ", i)));
   }
   return absl::OkStatus();
 }
@@ -227,14 +222,11 @@ struct Counts {
 // Counts one step after two others.
 template <typename Net>
 absl::StatusOr<Counts> CountInSteadyState(const Options& options) {
-  FSDP_ASSIGN_OR_RETURN(auto group, comm::CreateLocalGroup(2));
-  std::vector<comm::CollectiveLog> logs(group.size());
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
+  RecordedRanks ranks(2);
+  std::vector<CollectiveLog>& logs = ranks.logs;
   Training<Net> training = TrainingOf<Net>(options);
-  FSDP_RETURN_IF_ERROR(
-      AllOk(RunRanks(group, [&](Communicator& communicator) -> absl::Status {
+  FSDP_RETURN_IF_ERROR(AllOk(
+      RunRanks(ranks.group, [&](Communicator& communicator) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
             auto model,
             FullyShard(training.make_net(), Unowned(communicator), options));
@@ -245,8 +237,8 @@ absl::StatusOr<Counts> CountInSteadyState(const Options& options) {
         }
         return absl::OkStatus();
       })));
-  return Counts{logs[0].TotalsOf(comm::Collective::kAllGather).count,
-                logs[0].TotalsOf(comm::Collective::kReduceScatter).count};
+  return Counts{logs[0].TotalsOf(Collective::kAllGather).count,
+                logs[0].TotalsOf(Collective::kReduceScatter).count};
 }
 
 TEST(TransparentTest, AStepTakes2nMinus1AllGathersAndNReduceScatters) {
@@ -289,10 +281,9 @@ TEST(TransparentTest, HoldsTheUnitThatComputesAndTheNext) {
                     "bytes of parameters after forward"));
       FSDP_RETURN_IF_ERROR(model->Backward(output.sum()));
       const PoolStats stats = model->memory_stats().parameters;
-      if (stats.in_use_bytes != 0 || stats.peak_in_use_bytes != 2 * unit) {
-        return absl::InternalError(absl::StrCat(
-            "peak ", stats.peak_in_use_bytes, ", left ", stats.in_use_bytes));
-      }
+      FSDP_RETURN_IF_ERROR(CheckThat(stats.in_use_bytes, Eq(0), "left"));
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(stats.peak_in_use_bytes, Eq(2 * unit), "peak"));
     }
     return absl::OkStatus();
   }));

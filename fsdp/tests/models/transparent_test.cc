@@ -92,16 +92,13 @@ TEST(TransparentTest, TiedParametersBelongToTheRoot) {
   ExpectTrainsAsPlain<Tied, torch::nn::LinearImpl, Project>();
 }
 
-class Interleaved : public torch::nn::Module {
+class Interleaved : public Mlp {
  public:
-  Interleaved()
-      : a(register_module("a", Linear(kDim, kDim))),
-        b(register_module("b", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor y = a->forward(a->forward(x).tanh()).tanh();
-    return a->forward(b->forward(y).tanh()) + b->forward(y);
+    const at::Tensor y = first->forward(first->forward(x).tanh()).tanh();
+    return third->forward(first->forward(second->forward(y).tanh()) +
+                          second->forward(y));
   }
-  Linear a, b;
 };
 
 TEST(TransparentTest, UnitsUsedTwiceAndInTurns) {
@@ -109,19 +106,15 @@ TEST(TransparentTest, UnitsUsedTwiceAndInTurns) {
 }
 
 // One operator takes parameters of several units.
-class Mixed : public torch::nn::Module {
+class Mixed : public Mlp {
  public:
-  Mixed()
-      : a(register_module("a", Linear(kDim, kDim))),
-        b(register_module("b", Linear(kDim, kDim))),
-        c(register_module("c", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor y = at::linear(x, a->weight, b->bias).tanh();
-    const at::Tensor w = at::cat({a->weight, b->weight, c->weight});
-    const at::Tensor z = at::linear(c->forward(y), w).view({-1, 3, kDim});
-    return z.sum(1) + a->bias;
+    const at::Tensor y = at::linear(x, first->weight, second->bias).tanh();
+    const at::Tensor w =
+        at::cat({first->weight, second->weight, third->weight});
+    const at::Tensor z = at::linear(third->forward(y), w).view({-1, 3, kDim});
+    return z.sum(1) + first->bias;
   }
-  Linear a, b, c;
 };
 
 TEST(TransparentTest, OperatorsThatTakeParametersOfSeveralUnits) {
@@ -129,17 +122,14 @@ TEST(TransparentTest, OperatorsThatTakeParametersOfSeveralUnits) {
 }
 
 // A view outlives the use of its unit, and is used while another one computes.
-class Views : public torch::nn::Module {
+class Views : public Mlp {
  public:
-  Views()
-      : a(register_module("a", Linear(kDim, kDim))),
-        b(register_module("b", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor transposed = a->weight.t();
-    const at::Tensor row = b->weight[0];
-    return b->forward(a->forward(x)).matmul(transposed) * row;
+    const at::Tensor transposed = first->weight.t();
+    const at::Tensor row = second->weight[0];
+    const at::Tensor y = second->forward(first->forward(x));
+    return third->forward(y.matmul(transposed) * row);
   }
-  Linear a, b;
 };
 
 TEST(TransparentTest, ViewsOfParameters) {
