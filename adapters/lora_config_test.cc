@@ -1,13 +1,13 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
-#include "adapters/layers.h"
 #include "adapters/lora.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
@@ -214,13 +214,19 @@ TEST(LoraConfigTest, ChecksWhatAUserMakes) {
 }
 
 TEST(LoraConfigTest, NamesAreWholeOnesOrTheirEnds) {
-  EXPECT_TRUE(IsNamedBy("model.layers.0.q_proj", {"x", "q_proj"}));
-  EXPECT_TRUE(IsNamedBy("model.layers.0.q_proj", {"0.q_proj"}));
-  EXPECT_TRUE(IsNamedBy("q_proj", {"q_proj"}));
-  EXPECT_FALSE(IsNamedBy("model.layers.0.eq_proj", {"q_proj"}));
-  EXPECT_FALSE(IsNamedBy("model.layers.10.q_proj", {"0.q_proj"}));
-  EXPECT_FALSE(IsNamedBy("q_proj.x", {"q_proj"}));
-  EXPECT_FALSE(IsNamedBy("q_proj", {}));
+  const auto is_target = [](absl::string_view name,
+                            std::vector<std::string> targets) {
+    LoraConfig config;
+    config.targets = std::move(targets);
+    return config.IsTarget(name);
+  };
+  EXPECT_TRUE(is_target("model.layers.0.q_proj", {"x", "q_proj"}));
+  EXPECT_TRUE(is_target("model.layers.0.q_proj", {"0.q_proj"}));
+  EXPECT_TRUE(is_target("q_proj", {"q_proj"}));
+  EXPECT_FALSE(is_target("model.layers.0.eq_proj", {"q_proj"}));
+  EXPECT_FALSE(is_target("model.layers.10.q_proj", {"0.q_proj"}));
+  EXPECT_FALSE(is_target("q_proj.x", {"q_proj"}));
+  EXPECT_FALSE(is_target("q_proj", {}));
 }
 
 }  // namespace

@@ -23,7 +23,6 @@
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_runs.h"
-#include "fsdp/optim/fused_stretch.h"
 #include "fsdp/resting/offload_space.h"
 #include "ranges/tensor_range.h"
 
