@@ -101,7 +101,6 @@ class FusedStretch {
 
   absl::Status CheckState(size_t i, const FusedRule& rule, int num_slots,
                           const OptimizerStates& states) const;
-  absl::Status BringIn();
   absl::Status BringInStates();
   bool HasSlots(size_t i) const;
   absl::Status TakeSlot(size_t i, int k, const at::Tensor& held);
@@ -113,8 +112,6 @@ class FusedStretch {
                                                        c10::Device device);
   absl::Status Restore(const FusedRule& rule, int num_slots,
                        OptimizerStates& states);
-
-  Where where() const { return on_host_ ? Where::kHost : Where::kDevice; }
 
   size_t group_;
   bool on_host_ = false;
@@ -226,7 +223,6 @@ class FusedStepper {
                        bool all_or_nothing);
   std::vector<Streamed> TakeStreamed();
   absl::Status ReserveDue(const Groups& groups);
-  absl::Status BeginSteps(const absl::Status& mine);
   absl::Status Stream(absl::Span<const Streamed> streamed, const Groups& groups,
                       OptimizerStates& states, bool save);
   absl::Status StepTogether(Batch& batch,

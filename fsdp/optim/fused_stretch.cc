@@ -49,11 +49,6 @@ absl::Status CheckGradient(const at::Tensor& parameter,
       ": they must be equal, and the dtype a floating-point one"));
 }
 
-// Returns the gradient on the host, which waits for a copy from a device.
-at::Tensor GradientOnHost(const at::Tensor& gradient) {
-  return fsdp::RestsElsewhere(gradient) ? OnHost(gradient) : gradient.cpu();
-}
-
 // Returns `gradient` with its elements in memory in the order of `parameter`.
 at::Tensor InOrderOf(const at::Tensor& parameter, const at::Tensor& gradient) {
   if (gradient.strides() == parameter.strides() ||
@@ -153,17 +148,6 @@ void FusedStretch::Prefetch() const {
   for (const Member& member : members_) PrefetchTensor(member.parameter.grad());
 }
 
-absl::Status FusedStretch::BringIn() {
-  if (shard_ == nullptr) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(
-      resident_.Add(members_.front().parameter, Use::kUpdate, where()));
-  for (const Member& member : members_) {
-    FSDP_RETURN_IF_ERROR(
-        resident_.Add(member.parameter.grad(), Use::kRead, where()));
-  }
-  return BringInStates();
-}
-
 bool FusedStretch::HasGradient() const {
   return std::any_of(
       members_.begin(), members_.end(),
@@ -219,18 +203,30 @@ absl::Status FusedStretch::CheckState(size_t i, const FusedRule& rule,
 absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
                                  OptimizerStates& states) {
   num_slots_ = num_slots;
-  FSDP_RETURN_IF_ERROR(BringIn());
+  if (shard_ != nullptr) {
+    const Where where = on_host_ ? Where::kHost : Where::kDevice;
+    FSDP_RETURN_IF_ERROR(
+        resident_.Add(members_.front().parameter, Use::kUpdate, where));
+    for (const Member& member : members_) {
+      FSDP_RETURN_IF_ERROR(
+          resident_.Add(member.parameter.grad(), Use::kRead, where));
+    }
+    FSDP_RETURN_IF_ERROR(BringInStates());
+  }
   if (keeps() && num_slots > 0 && !kept_steps_.defined()) {
     FSDP_RETURN_IF_ERROR(Restore(rule, num_slots, states));
   }
   for (size_t i = 0; i < slices_.size(); ++i) {
     // An earlier step may have run out of memory and left gradients here.
     FusedSlice& slice = slices_[i];
-    const at::Tensor& gradient = members_[i].parameter.grad();
+    at::Tensor gradient = members_[i].parameter.grad();
     slice.gradient = at::Tensor();
     if (gradient.defined()) {
-      slice.gradient = InOrderOf(
-          slice.parameter, on_host_ ? GradientOnHost(gradient) : gradient);
+      if (on_host_) {  // copying from a device waits for it
+        gradient =
+            fsdp::RestsElsewhere(gradient) ? OnHost(gradient) : gradient.cpu();
+      }
+      slice.gradient = InOrderOf(slice.parameter, gradient);
     }
     slice.step = 1;
     members_[i].state = nullptr;
@@ -323,6 +319,7 @@ bool FusedStretch::HasSlots(size_t i) const {
   return keeps() || parameter.grad().defined() || parameter.requires_grad();
 }
 
+// Whether its states are in files that outlive the run.
 bool FusedStretch::keeps() const {
   return shard_ != nullptr && shard_->space()->keeps();
 }

@@ -24,7 +24,6 @@
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
-#include "fsdp/state/whole_access.h"
 #include "fsdp/state/whole_model.h"
 #include "ranges/tensor_range.h"
 
@@ -221,18 +220,6 @@ std::vector<TensorRange> RangesOf(const StateDict& dict) {
   return ranges;
 }
 
-// How many elements a sparse one has is known to rank 0 only.
-absl::Status CheckNoneIsSparse(const ModelValues& values) {
-  for (const TensorRange& other : values.others()) {
-    if (other.values.layout() == c10::kStrided) continue;
-    return absl::UnimplementedError(absl::StrCat(
-        "buffer ", other.name,
-        " is sparse, and LoadOptions::rank0_only sends dense ones only: pass "
-        "the state dict on all ranks"));
-  }
-  return absl::OkStatus();
-}
-
 // Rank 0 has checked its dict and planned; values travel one after the other.
 absl::Status FillFromWriter(ShardedModel& model, const ModelValues& values,
                             const StateDict& dict) {
@@ -291,7 +278,16 @@ absl::Status LoadStateDict(ShardedModel& model, const torch::nn::Module& module,
         model.communicator(), absl::StrCat("rank0_only ", options.rank0_only),
         "the options of LoadStateDict()", DeadlineOf(model)));
     const ModelValues values = ReadModelValues(model, module);
-    if (options.rank0_only) FSDP_RETURN_IF_ERROR(CheckNoneIsSparse(values));
+    for (const TensorRange& other : values.others()) {
+      // How many elements a sparse one has is known to rank 0 only.
+      if (!options.rank0_only || other.values.layout() == c10::kStrided) {
+        continue;
+      }
+      return absl::UnimplementedError(absl::StrCat(
+          "buffer ", other.name,
+          " is sparse, and LoadOptions::rank0_only sends dense ones only: pass "
+          "the state dict on all ranks"));
+    }
     const std::vector<TensorRange> sources = RangesOf(dict);
     absl::StatusOr<std::vector<Filled>> plan = std::vector<Filled>();
     if (!options.rank0_only || model.communicator().rank() == kWriter) {
