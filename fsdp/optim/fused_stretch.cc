@@ -319,7 +319,6 @@ bool FusedStretch::HasSlots(size_t i) const {
   return keeps() || parameter.grad().defined() || parameter.requires_grad();
 }
 
-// Whether its states are in files that outlive the run.
 bool FusedStretch::keeps() const {
   return shard_ != nullptr && shard_->space()->keeps();
 }

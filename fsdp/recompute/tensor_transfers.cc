@@ -25,7 +25,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/rank_activity.h"
-#include "fsdp/recompute/device_stage.h"
 #include "fsdp/recompute/packed_form.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
