@@ -119,7 +119,9 @@ TEST_P(WorldSizeTest, SlicesAreThePartsOfTheParametersInStorageOrder) {
 TEST_P(WorldSizeTest, FilledParametersHaveTheirOldValuesSizesAndStrides) {
   const std::vector<at::Tensor> values = EveryKind();
   Rank rank = MakeRank(Named(EveryKind()), GetParam(), GetParam() - 1);
+  EXPECT_OK(rank.parameter.CheckBinding());
   rank.parameter.Fill(rank.memory);
+  EXPECT_OK(rank.parameter.CheckBinding());
   for (size_t i = 0; i < values.size(); ++i) {
     SCOPED_TRACE(i);
     const at::Tensor& tensor =
@@ -166,11 +168,6 @@ TEST(FlattenTest, KeepsTheDtype) {
     EXPECT_EQ(tensor.scalar_type(), dtype);
     EXPECT_TRUE(tensor.to(at::kFloat).equal(Range({3, 3})));
   }
-}
-
-TEST(LayoutOfTest, NoParametersMakeAnEmptyLayout) {
-  ASSERT_OK_AND_ASSIGN(const FlatLayout layout, LayoutOf({}, at::kFloat, 2));
-  EXPECT_EQ(layout.padded_numel(), 0);
 }
 
 TEST(FlatParameterTest, ShardDoesNotHoldTheFlatTensor) {
@@ -291,15 +288,6 @@ TEST(FlatParameterTest, TiedTensorsAreFilledAndEmptiedTogether) {
   }
   EXPECT_EQ(rank.parameter.num_parameters(), 1);
   EXPECT_FALSE(rank.parameter.filled());
-}
-
-TEST(CheckBindingTest, AcceptsParametersEmptyAndFilled) {
-  Rank rank = MakeRank(Named(EveryKind()));
-  EXPECT_OK(rank.parameter.CheckBinding());
-  rank.parameter.Fill(rank.memory);
-  EXPECT_OK(rank.parameter.CheckBinding());
-  rank.parameter.Empty();
-  EXPECT_OK(rank.parameter.CheckBinding());
 }
 
 // Module::to(dtype) does this to each parameter.

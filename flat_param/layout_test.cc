@@ -70,18 +70,6 @@ TEST(FlatLayoutTest, PlacesParametersAndShardsAtAlignedOffsets) {
   EXPECT_EQ(layout.InParameter(1, 1), (Slice{0, 3}));
 }
 
-TEST(FlatLayoutTest, CutsAParameterAcrossShards) {
-  ASSERT_OK_AND_ASSIGN(const FlatLayout layout,
-                       FlatLayout::Create({Contiguous("weight", {10})},
-                                          /*element_size=*/8,
-                                          /*world_size=*/3));
-  EXPECT_EQ(layout.shard_numel(), 4);
-  EXPECT_EQ(layout.InShard(0, 1), (Slice{0, 4}));
-  EXPECT_EQ(layout.InParameter(0, 1), (Slice{4, 8}));
-  EXPECT_EQ(layout.InShard(0, 2), (Slice{0, 2}));
-  EXPECT_EQ(layout.InParameter(0, 2), (Slice{8, 10}));
-}
-
 TEST(FlatLayoutTest, MayHoldNothing) {
   ASSERT_OK_AND_ASSIGN(const FlatLayout none, FlatLayout::Create({}, 4, 3));
   EXPECT_EQ(none.padded_numel(), 0);
@@ -93,17 +81,6 @@ TEST(FlatLayoutTest, MayHoldNothing) {
   EXPECT_EQ(empty.padded_numel(), 0);
   EXPECT_EQ(empty.InShard(0, 2), (Slice{0, 0}));
   EXPECT_THAT(empty.ToString(), HasSubstr("-"));
-}
-
-TEST(FlatLayoutTest, AlignsElementSizesThatDoNotDivideTheAlignment) {
-  for (const int64_t element_size : {1, 2, 3, 6, 8, 12, 16, 24, 48}) {
-    ASSERT_OK_AND_ASSIGN(
-        const FlatLayout layout,
-        FlatLayout::Create({Contiguous("a", {5}), Contiguous("b", {7})},
-                           element_size, /*world_size=*/2));
-    EXPECT_EQ(layout.InFlat(1).begin * element_size % 16, 0) << element_size;
-    EXPECT_EQ(layout.shard_numel() * element_size % 16, 0) << element_size;
-  }
 }
 
 TEST(FlatLayoutTest, AcceptsTheStridesOfDenseTensors) {
@@ -341,7 +318,7 @@ TEST_P(FlatLayoutPropertyTest, FlatToShardsToFlatIsTheIdentity) {
 INSTANTIATE_TEST_SUITE_P(
     WorldAndElementSizes, FlatLayoutPropertyTest,
     ::testing::Combine(::testing::Values(1, 2, 3, 5, 8, 257),
-                       ::testing::Values(1, 2, 4, 8, 12, 16)),
+                       ::testing::Values(1, 2, 3, 4, 8, 12, 16, 24)),
     [](const auto& info) {
       return absl::StrCat("World", std::get<0>(info.param), "Bytes",
                           std::get<1>(info.param));

@@ -290,12 +290,8 @@ TEST(ShardedGradScalerOfRanksTest, AllRanksFindWhatOneHas) {
 }
 
 TEST(ShardedGradScalerOfRanksTest, TakesOneAllReduce) {
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
-  std::vector<comm::CollectiveLog> logs(2);
-  for (int rank = 0; rank < 2; ++rank) {
-    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
-  }
-  EXPECT_THAT(RunRanks(group,
+  RecordedRanks ranks(2);
+  EXPECT_THAT(RunRanks(ranks.group,
                        [](Communicator& c) -> absl::Status {
                          FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
                                                ShardedGradScaler::Create(c));
@@ -306,7 +302,7 @@ TEST(ShardedGradScalerOfRanksTest, TakesOneAllReduce) {
                          return scaler.Unscale(shards).status();
                        }),
               Each(IsOk()));
-  for (const comm::CollectiveLog& log : logs) {
+  for (const comm::CollectiveLog& log : ranks.logs) {
     ASSERT_THAT(log.Trace(), SizeIs(1));
     EXPECT_EQ(ToString(log.Trace()[0]),
               "all-reduce of unscaling gradients by 65536, 4 bytes");

@@ -357,12 +357,6 @@ TEST_F(StraightTest, TheHostWritesNotOverWhatTheDeviceStillReads) {
   EXPECT_TRUE(at::equal(MoveIn(*moved), OnCpu(3)));
 }
 
-TEST_F(StraightTest, NeedsACapacity) {
-  EXPECT_THAT(ActivationOffload::MakeInHostMemory(-1, FakeDevice::device(), {})
-                  .status(),
-              StatusIs(Code::kInvalidArgument, HasSubstr("-1")));
-}
-
 TEST_F(StraightTest, IsForTheCpuMemoryLikeAnyOther) {
   const auto offload =
       ActivationOffload::MakeInHostMemory(kBytes, at::kCPU, SmallOptions());
