@@ -313,20 +313,6 @@ std::optional<std::string> NameInFile(absl::string_view name,
   return absl::StrCat(kPrefix, name);
 }
 
-checkpoint::RowConversion ToInt8(const LinearImpl& layer) {
-  const Int8Rows layout = *layer.int8_rows();
-  checkpoint::RowConversion conversion;
-  conversion.sizes = {layer.weight.size(0), layout.numel};
-  conversion.convert =
-      [layout](const at::Tensor& rows) -> absl::StatusOr<at::Tensor> {
-    const at::Tensor packed = Pack(layout, rows);
-    if (ScalesOf(layout, packed).isfinite().all().item<bool>()) return packed;
-    return absl::InvalidArgumentError(
-        "a NaN or an infinity, which int8 has not");
-  };
-  return conversion;
-}
-
 // Before memory is taken for factors that the file does not have.
 absl::Status CheckFitsFile(const LoraConfig& config, const std::string& folder,
                            checkpoint::FileSystem& files) {
@@ -400,7 +386,17 @@ checkpoint::TensorMapping OfBaseModel(const torch::nn::Module& model) {
   std::map<std::string, checkpoint::RowConversion> conversions;
   for (const auto& [name, layer] : LayersOf(Unwrapped(model))) {
     if (!layer->int8_rows().has_value()) continue;
-    conversions[absl::StrCat(name, ".weight")] = ToInt8(*layer);
+    const Int8Rows layout = *layer->int8_rows();
+    checkpoint::RowConversion& conversion =
+        conversions[absl::StrCat(name, ".weight")];
+    conversion.sizes = {layer->weight.size(0), layout.numel};
+    conversion.convert =
+        [layout](const at::Tensor& rows) -> absl::StatusOr<at::Tensor> {
+      const at::Tensor packed = Pack(layout, rows);
+      if (ScalesOf(layout, packed).isfinite().all().item<bool>()) return packed;
+      return absl::InvalidArgumentError(
+          "a NaN or an infinity, which int8 has not");
+    };
   }
   return [conversions = std::move(conversions)](
              const std::string& name) -> std::optional<TensorRecipe> {

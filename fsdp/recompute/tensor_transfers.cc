@@ -44,14 +44,6 @@ std::string What(absl::string_view what, const MovedTensor& moved) {
                       moved.form.bytes(), " bytes");
 }
 
-// Returns whether `memory` is locked for `device`. Tensor::is_pinned() would
-// ask the device that LibTorch finds first.
-bool CanCopyBeside(c10::Device device, const void* memory) {
-  return at::globalContext()
-      .getAcceleratorHooksInterface(device.type())
-      .isPinnedPtr(memory);
-}
-
 }  // namespace
 
 bool MovedTensor::CanDrop() const {
@@ -390,7 +382,10 @@ absl::Status TensorTransfers::StartDown(MovedTensor& moved) {
       (direct_stage_ == nullptr || direct_stage_ == moved.stage)) {
     FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
                           memory_->MemoryToFill(moved.region));
-    if (CanCopyBeside(moved.stage->device(), memory.data())) {
+    // Tensor::is_pinned() would ask the device that LibTorch finds first.
+    const auto& hooks = at::globalContext().getAcceleratorHooksInterface(
+        moved.stage->device().type());
+    if (hooks.isPinnedPtr(memory.data())) {
       moved.host = at::from_blob(memory.data(), {moved.form.bytes()},
                                  at::TensorOptions(at::kByte));
       moved.direct = true;

@@ -59,14 +59,6 @@ absl::StatusOr<WholeAccess> WholeAccess::BeginAlone(ShardedModel& model,
   return WholeAccess(&model);
 }
 
-WholeAccess::WholeAccess(WholeAccess&& other) noexcept : model_(other.model_) {
-  other.model_ = nullptr;
-}
-
-WholeAccess::~WholeAccess() {
-  if (model_ != nullptr) model_->EndWholeAccess();
-}
-
 namespace {
 
 absl::StatusOr<at::Tensor> Gather(comm::Communicator& group,
@@ -87,17 +79,6 @@ absl::StatusOr<at::Tensor> Gather(comm::Communicator& group,
 
 using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::Slice;
-
-// This rank's part of `whole`, among all that have the unit.
-void TakeEvenPart(const ShardedModel& model, const at::Tensor& whole,
-                  TensorRange& range) {
-  const comm::Communicator& shards = model.shard_group(range.unit);
-  const auto [begin, end] =
-      EvenPart(whole.numel(), shards.rank(), shards.world_size());
-  range.begin = begin;
-  range.values = whole.reshape({-1}).narrow(0, begin, end - begin).clone();
-  range.strides = RowMajorStrides(range.sizes);
-}
 
 // A range, by its index, and its parameter's index in a flat parameter.
 using OfFlat = std::vector<std::pair<size_t, int>>;
@@ -250,7 +231,13 @@ absl::Status MakeRowMajor(const ShardedModel& model,
     places.push_back(&range);
   }
   return ForEachWhole(model, turned, [&](size_t i, const at::Tensor& whole) {
-    TakeEvenPart(model, whole, *places[i]);
+    TensorRange& range = *places[i];
+    const comm::Communicator& shards = model.shard_group(range.unit);
+    const auto [begin, end] =
+        EvenPart(whole.numel(), shards.rank(), shards.world_size());
+    range.begin = begin;
+    range.values = whole.reshape({-1}).narrow(0, begin, end - begin).clone();
+    range.strides = RowMajorStrides(range.sizes);
   });
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -41,14 +42,14 @@ class WholeAccess {
   // Begins access on this rank alone, and sends nothing.
   static absl::StatusOr<WholeAccess> BeginAlone(ShardedModel& model,
                                                 absl::string_view what);
-  WholeAccess(WholeAccess&& other) noexcept;
-  WholeAccess& operator=(WholeAccess&&) = delete;
-  ~WholeAccess();
 
  private:
   explicit WholeAccess(ShardedModel* model) : model_(model) {}
 
-  ShardedModel* model_;
+  struct Ends {
+    void operator()(ShardedModel* model) const { model->EndWholeAccess(); }
+  };
+  std::unique_ptr<ShardedModel, Ends> model_;
 };
 
 // Runs `body`, which returns a Status or a StatusOr, with access and in
