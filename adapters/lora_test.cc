@@ -41,9 +41,11 @@ namespace fsdp::adapters {
 namespace {
 
 using ::fsdp::adapters::testing::BlockUnits;
+using ::fsdp::adapters::testing::Invalid;
 using ::fsdp::adapters::testing::kDim;
 using ::fsdp::adapters::testing::MakeNet;
 using ::fsdp::adapters::testing::Model;
+using ::fsdp::adapters::testing::Refused;
 using ::fsdp::adapters::testing::Values;
 using ::fsdp::adapters::testing::ValuesOf;
 using ::fsdp::checkpoint::LoadModel;
@@ -121,8 +123,7 @@ TEST(LoraTest, AllLinearIsAllButTheHeadOfALanguageModel) {
 TEST(LoraTest, RefusesWhatCannotHaveAnAdapter) {
   const auto net = MakeNet(1);
   const auto refused = [&](LoraConfig config, const std::string& text) {
-    EXPECT_THAT(AddLora(*net, config),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+    EXPECT_THAT(AddLora(*net, config), Invalid(text));
     EXPECT_EQ(Trained(*net).size(), net->parameters().size());
   };
   LoraConfig config = OnQAndV();
@@ -139,16 +140,10 @@ TEST(LoraTest, RefusesWhatCannotHaveAnAdapter) {
   torch::nn::Sequential plain(torch::nn::Linear(2, 3));
   config = OnQAndV();
   config.targets = {kAllLinear};
-  EXPECT_THAT(AddLora(*plain, config),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("no fsdp::adapters::Linear")));
+  EXPECT_THAT(AddLora(*plain, config), Invalid("no fsdp::adapters::Linear"));
   ASSERT_OK(AddLora(*net, OnQAndV()));
-  EXPECT_THAT(AddLora(*net, OnQAndV()),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("has adapters already")));
-  EXPECT_THAT(MergeLora(*MakeNet(1)),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("has no adapters")));
+  EXPECT_THAT(AddLora(*net, OnQAndV()), Refused("has adapters already"));
+  EXPECT_THAT(MergeLora(*MakeNet(1)), Refused("has no adapters"));
 }
 
 TEST(LoraTest, AShardedModelIsRefused) {
@@ -158,12 +153,8 @@ TEST(LoraTest, AShardedModelIsRefused) {
         FSDP_RETURN_IF_ERROR(AddLora(*net, OnQAndV()));
         FSDP_ASSIGN_OR_RETURN(auto model,
                               FullyShard(net, Unowned(world), BlockUnits()));
-        EXPECT_THAT(AddLora(*model, OnQAndV()),
-                    StatusIs(absl::StatusCode::kFailedPrecondition,
-                             HasSubstr("before FullyShard()")));
-        EXPECT_THAT(MergeLora(*net),
-                    StatusIs(absl::StatusCode::kFailedPrecondition,
-                             HasSubstr("part of a sharded model")));
+        EXPECT_THAT(AddLora(*model, OnQAndV()), Refused("before FullyShard()"));
+        EXPECT_THAT(MergeLora(*net), Refused("part of a sharded model"));
         return absl::OkStatus();
       }));
 }
@@ -342,15 +333,13 @@ TEST(PeftFilesTest, WhatDoesNotFitIsListed) {
   ASSERT_OK(AddLora(*net, other));
   // More than the model has.
   EXPECT_THAT(LoadAdapter(before, *net, other),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("layers.1.q_proj.lora_A.weight")));
+              Invalid("layers.1.q_proj.lora_A.weight"));
   const auto larger = MakeNet(1);
   other = *config;
   other.rank += 1;
   ASSERT_OK(AddLora(*larger, other));
   EXPECT_THAT(LoadAdapter(before, *larger, other),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("layers.0.q_proj.lora_A.weight")));
+              Invalid("layers.0.q_proj.lora_A.weight"));
 }
 
 TEST(PeftFilesTest, AFolderWithoutAnAdapterIsNamed) {
@@ -363,8 +352,7 @@ TEST(PeftFilesTest, AFolderWithoutAnAdapterIsNamed) {
                        AllOf(HasSubstr(root), HasSubstr("peft_type"))));
   std::ofstream(root + "/adapter_config.json") << R"({"peft_type": "LORA")";
   EXPECT_THAT(ReadLoraConfig(root),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("adapter_config.json: JSON, byte ")));
+              Invalid("adapter_config.json: JSON, byte "));
 }
 
 TEST(PeftFilesTest, ARankThatTheFileDoesNotHaveTakesNoMemory) {

@@ -244,21 +244,10 @@ TEST(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
   EXPECT_THAT(ErrorText([&] { view.sum(); }), HasSubstr(kText));
 }
 
-using ::fsdp::testing::FakeDevice;
-
-// Autograd counts the kinds of devices at the process's first backward.
-class RegistersTheFakeDevice : public ::testing::Environment {
-  void SetUp() override { FakeDevice::Register(); }
-};
-[[maybe_unused]] ::testing::Environment* const environment =
-    ::testing::AddGlobalTestEnvironment(new RegistersTheFakeDevice);
-
-class GuardedStorageOnADevice : public ::testing::Test {
- protected:
-  void SetUp() override { FakeDevice::Reset(); }
-};
-
-TEST_F(GuardedStorageOnADevice, FillsEmptiesAndStaysArmed) {
+TEST(GuardedStorageTest, OfADeviceFillsEmptiesAndStaysArmed) {
+  using ::fsdp::testing::FakeDevice;
+  FakeDevice::Register();
+  FakeDevice::Reset();
   GuardedStorage guarded(kNumel * sizeof(float), FakeDevice::device(),
                          "not gathered");
   const at::Tensor parameter =
@@ -277,22 +266,6 @@ TEST_F(GuardedStorageOnADevice, FillsEmptiesAndStaysArmed) {
   guarded.Empty();
   EXPECT_THROW(view.sum(), c10::Error);
   EXPECT_EQ(view.sizes(), at::IntArrayRef({3, 4}));
-}
-
-TEST_F(GuardedStorageOnADevice, KeepsSavedTensorsValidOverARefill) {
-  GuardedStorage guarded(kNumel * sizeof(float), FakeDevice::device(),
-                         "not gathered");
-  const at::Tensor first = at::full({kNumel}, 2.0, FakeDevice::device());
-  const at::Tensor second = at::full({kNumel}, 2.0, FakeDevice::device());
-  guarded.Fill(first.data_ptr());
-  at::Tensor parameter =
-      TensorOver(guarded.storage(), 0, {4, 3}, {3, 1}, at::kFloat);
-  parameter.requires_grad_();
-  const at::Tensor loss = parameter.mul(parameter).sum();
-  guarded.Empty();
-  guarded.Fill(second.data_ptr());
-  loss.backward();
-  EXPECT_TRUE(parameter.grad().cpu().eq(4).all().item<bool>());
   EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
 }
 
