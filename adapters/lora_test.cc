@@ -13,14 +13,12 @@
 
 #include <cstdint>
 #include <fstream>
-#include <memory>
 #include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "adapters/linear.h"
 #include "adapters/testing/adapted_net.h"

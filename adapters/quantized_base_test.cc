@@ -24,7 +24,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
 #include "adapters/testing/adapted_net.h"

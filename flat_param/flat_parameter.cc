@@ -132,10 +132,10 @@ FlatParameter::FlatParameter(std::vector<NamedParameter> parameters,
                     [](const at::Tensor& t) { return t.requires_grad(); }));
     slices_.push_back(std::move(leaf));
   }
-  Bind();
+  BindToStorage();
 }
 
-void FlatParameter::Bind() {
+void FlatParameter::BindToStorage() {
   const NormalMode normal;
   for (int i = 0; i < layout_.num_parameters(); ++i) {
     const ParameterSpec& spec = layout_.parameter(i);
@@ -152,7 +152,7 @@ void FlatParameter::SetPrecision(Precision precision) {
   if (precision == precision_) return;
   FSDP_CHECK(!filled());
   precision_ = precision;
-  if (full_ != nullptr) Bind();
+  if (full_ != nullptr) BindToStorage();
 }
 
 void FlatParameter::Fill(at::Tensor memory) {

@@ -14,11 +14,8 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"

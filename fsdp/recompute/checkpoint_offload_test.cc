@@ -6,7 +6,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <sstream>
-#include <thread>
 
 #include "base/testing/users_error.h"
 #include "fsdp/recompute/activation_offload.h"

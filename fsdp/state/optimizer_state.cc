@@ -3,7 +3,6 @@
 #include <torch/optim/optimizer.h>
 
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
