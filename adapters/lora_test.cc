@@ -243,22 +243,18 @@ absl::StatusOr<Model> Begin(Communicator& world, const std::string& folder,
   return model;
 }
 
-std::vector<at::Tensor> TrainedShards(Model& model) {
-  std::vector<at::Tensor> trained;
-  for (const TensorRange& named : model->Ranges()) {
-    if (named.values.requires_grad()) trained.push_back(named.values);
-  }
-  return trained;
-}
-
 // Ten steps of AdamW, each rank with its rows of the batches.
 absl::Status Train(Communicator& world, const std::string& folder,
                    Model& model) {
   BatchesImpl batches;
   FSDP_RETURN_IF_ERROR(LoadModel(folder + "/batches.safetensors", batches));
   const std::vector<double> expected = LossesOf(folder);
+  std::vector<at::Tensor> trained;
+  for (const TensorRange& named : model->Ranges()) {
+    if (named.values.requires_grad()) trained.push_back(named.values);
+  }
   torch::optim::AdamW optimizer(
-      TrainedShards(model), torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+      trained, torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
   const int64_t rows = kRows / world.world_size();
   for (int64_t step = 0; step < kSteps; ++step) {
     const auto mine = [&](const at::Tensor& batch) {

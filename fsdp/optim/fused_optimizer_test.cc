@@ -341,12 +341,7 @@ TEST(FusedAdamWTest, ReturnsTheLossOfItsClosure) {
 }
 
 absl::Status StatusOfStep(Optimizer& optimizer) {
-  try {
-    optimizer.step();
-  } catch (const StatusError& error) {
-    return error.status();
-  }
-  return absl::OkStatus();
+  return TorchToStatus("step", [&] { optimizer.step(); });
 }
 
 TEST(FusedAdamWTest, RefusesWhatTheKernelsCannotStepWithNothingChanged) {

@@ -179,8 +179,7 @@ TEST(CheckpointTest, ArgumentsLiveUntilBackwardHasUsedThem) {
   at::Tensor x = Input();
   at::Tensor hidden = x * 2;
   const auto memory = hidden.storage().getWeakStorageImpl();
-  const at::Tensor loss =
-      Checkpoint([](const at::Tensor& x) { return at::tanh(x); }, hidden).sum();
+  const at::Tensor loss = Checkpoint(at::tanh, hidden).sum();
   hidden.reset();
   EXPECT_FALSE(memory.expired());
   loss.backward();
@@ -301,8 +300,7 @@ TEST(CheckpointTest, RecomputesUnderTheAutocastOfTheForward) {
 
 TEST(CheckpointTest, ARetainedGraphHasASecondBackward) {
   const at::Tensor x = Input();
-  const at::Tensor loss =
-      Checkpoint([](const at::Tensor& x) { return at::tanh(x); }, x).sum();
+  const at::Tensor loss = Checkpoint(at::tanh, x).sum();
   loss.backward({}, /*retain_graph=*/true);
   const at::Tensor once = x.grad().clone();
   loss.backward();
@@ -332,8 +330,7 @@ TEST(CheckpointTest, RefusesAFunctionThatModifiesAnArgument) {
 }
 
 TEST(CheckpointTest, RefusesDoubleBackward) {
-  const at::Tensor y =
-      Checkpoint([](const at::Tensor& x) { return at::tanh(x); }, Input());
+  const at::Tensor y = Checkpoint(at::tanh, Input());
   EXPECT_THAT(TorchToStatus("b",
                             [&] {
                               y.sum().backward({}, /*retain_graph=*/true,
@@ -344,8 +341,7 @@ TEST(CheckpointTest, RefusesDoubleBackward) {
 
 TEST(CheckpointTest, RefusesAutogradGrad) {
   const at::Tensor x = Input();
-  const at::Tensor y =
-      Checkpoint([](const at::Tensor& x) { return at::tanh(x); }, x);
+  const at::Tensor y = Checkpoint(at::tanh, x);
   EXPECT_THAT(
       TorchToStatus("b", [&] { torch::autograd::grad({y.sum()}, {x}); }),
       StatusIs(Code::kFailedPrecondition, HasSubstr("torch::autograd::grad")));
