@@ -17,7 +17,6 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "flat_param/flattened_module.h"
 #include "flat_param/module_walk.h"
 
 namespace fsdp::flat_param {

@@ -1,5 +1,3 @@
-#include "flat_param/flattened_module.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -23,6 +21,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "flat_param/flat_parameter.h"
+#include "flat_param/flatten_params_wrapper.h"
 #include "flat_param/layout.h"
 #include "flat_param/module_walk.h"
 
