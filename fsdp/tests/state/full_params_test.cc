@@ -230,6 +230,7 @@ TEST(SummonFullParamsTest, InsideItEverythingElseIsRefusedByAllRanks) {
                              [&] { model->forward(Rows(0, 2, kDim)); });
       },
       [](Model& model) { return Unshard(*model.module()).status(); },
+      [](Model& model) { return model->GatherStateDict().status(); },
       [](Model& model) { return model->RebuildFullParams().status(); },
       [](Model& model) { return model->SetGradientDivideFactors(2, 1); },
   };
@@ -262,17 +263,26 @@ TEST(SummonFullParamsTest, ABackwardOfAnEarlierGraphIsRefusedInsideIt) {
 }
 
 TEST(SummonFullParamsTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
-  const auto run = [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    SummonOptions options;
-    options.writeback = world.rank() == 0;
-    absl::Status refused = model->SummonFullParams(options).status();
-    FSDP_RETURN_IF_ERROR(Backward(model));
-    return refused;
-  };
-  EXPECT_THAT(RunRefusedRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                            HasSubstr("the options of SummonFullParams()"))));
+  for (const bool visits : {false, true}) {
+    const auto run = [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+      SummonOptions summon;
+      summon.writeback = world.rank() == 0;
+      VisitOptions visit;
+      visit.rank0_only = world.rank() == 0;
+      absl::Status refused =
+          visits ? model->ForEachFullParameter(
+                       [](auto&, auto&) { return absl::OkStatus(); }, visit)
+                 : model->SummonFullParams(summon).status();
+      FSDP_RETURN_IF_ERROR(Backward(model));
+      return refused;
+    };
+    EXPECT_THAT(RunRefusedRanks(3, run),
+                Each(StatusIs(
+                    absl::StatusCode::kInvalidArgument,
+                    HasSubstr(visits ? "the options of ForEachFullParameter()"
+                                     : "the options of SummonFullParams()"))));
+  }
 }
 
 // Takes whole access on this rank alone.
@@ -303,22 +313,6 @@ TEST(ForEachFullParameterTest, AVisitorThatFailsOnOneRankFailsOnAll) {
   EXPECT_THAT(
       RunRefusedRanks(3, run),
       Each(StatusIs(absl::StatusCode::kInternal, HasSubstr("my disk"))));
-}
-
-TEST(ForEachFullParameterTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
-  const auto run = [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    VisitOptions options;
-    options.rank0_only = world.rank() == 0;
-    absl::Status refused = model->ForEachFullParameter(
-        [](auto&, auto&) { return absl::OkStatus(); }, options);
-    FSDP_RETURN_IF_ERROR(Backward(model));
-    return refused;
-  };
-  EXPECT_THAT(
-      RunRefusedRanks(3, run),
-      Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                    HasSubstr("the options of ForEachFullParameter()"))));
 }
 
 // If one rank is already inside, the others are told and leave.
