@@ -77,15 +77,6 @@ TEST(StateDictTest, IsCleanedOfNamesOfWrappersWithoutParameters) {
       << "without a wrapper around";
 }
 
-TEST(StateDictTest, SharesTheMemoryOfTheFlatParameter) {
-  const auto net = FlatNet();
-  const NamedTensors state = StateDict(net.ptr());
-  state["head.bias"].fill_(9);
-  EXPECT_TRUE(net->flat_param()
-                  .narrow(0, kNumElements - kDim, kDim)
-                  .equal(at::full({kDim}, 9.f)));
-}
-
 TEST(StateDictTest, LoadsIntoAnyNestingOfWrappers) {
   const NamedTensors source = StateDict(MakeTiedNet(1));
   const auto plain = MakeTiedNet();
