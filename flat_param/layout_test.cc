@@ -30,6 +30,7 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 
@@ -113,7 +114,7 @@ TEST(FlatLayoutTest, RefusesStridesWithGapsOrOverlaps) {
   for (const ParameterSpec& spec : bad) {
     EXPECT_THAT(
         FlatLayout::Create({spec}, 4, 2),
-        StatusIs(absl::StatusCode::kInvalidArgument,
+        StatusIs(Code::kInvalidArgument,
                  AllOf(HasSubstr("blocks.0.weight"), HasSubstr("dense"))));
   }
 }
@@ -121,7 +122,7 @@ TEST(FlatLayoutTest, RefusesStridesWithGapsOrOverlaps) {
 TEST(FlatLayoutTest, RefusesMalformedSpecs) {
   const auto refuses = [](std::vector<ParameterSpec> specs, const char* why) {
     EXPECT_THAT(FlatLayout::Create(std::move(specs), 4, 2),
-                StatusIs(absl::StatusCode::kInvalidArgument,
+                StatusIs(Code::kInvalidArgument,
                          AllOf(HasSubstr("'w'"), HasSubstr(why))));
   };
   refuses({{"w", {2, -1}, {1, 1}}}, "negative size");
@@ -135,7 +136,7 @@ TEST(FlatLayoutTest, RefusesWhatOverflows) {
   const auto refuses = [](std::vector<ParameterSpec> specs,
                           int64_t element_size, int world_size) {
     EXPECT_THAT(FlatLayout::Create(std::move(specs), element_size, world_size),
-                StatusIs(absl::StatusCode::kInvalidArgument,
+                StatusIs(Code::kInvalidArgument,
                          AllOf(HasSubstr("'w'"), HasSubstr("larger than"))));
   };
   const int64_t half = int64_t{1} << 62;
@@ -156,15 +157,12 @@ TEST(FlatLayoutTest, AcceptsTheLargestLayout) {
 }
 
 TEST(FlatLayoutTest, RefusesBadUnitArguments) {
-  EXPECT_THAT(
-      FlatLayout::Create({}, 0, 1),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("element_size")));
-  EXPECT_THAT(
-      FlatLayout::Create({}, 4, 0),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("world_size")));
+  EXPECT_THAT(FlatLayout::Create({}, 0, 1),
+              StatusIs(Code::kInvalidArgument, HasSubstr("element_size")));
+  EXPECT_THAT(FlatLayout::Create({}, 4, 0),
+              StatusIs(Code::kInvalidArgument, HasSubstr("world_size")));
   EXPECT_THAT(FlatLayout::Create({}, 4, 1, /*alignment_bytes=*/0),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("alignment_bytes")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("alignment_bytes")));
 }
 
 TEST(FlatLayoutTest, AnAlignmentOfOneLeavesNoPaddingBetweenParameters) {

@@ -22,6 +22,7 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 at::Tensor Parameter(double value, at::ScalarType dtype = at::kFloat) {
   return at::tensor({value, -value}, at::kDouble).to(dtype).requires_grad_();
@@ -72,17 +73,15 @@ TEST(WeightAverageTest, IsInTheModelForAWhile) {
       EXPECT_EQ(Value(parameters[0]), 1.5);
       EXPECT_EQ(Value(parameters[1]), 6);
       EXPECT_THAT(average.Update(0.5),
-                  StatusIs(absl::StatusCode::kFailedPrecondition,
-                           HasSubstr("InModel")));
-      EXPECT_EQ(average.InModel([] {}).code(),
-                absl::StatusCode::kFailedPrecondition);
+                  StatusIs(Code::kFailedPrecondition, HasSubstr("InModel")));
+      EXPECT_EQ(average.InModel([] {}).code(), Code::kFailedPrecondition);
     };
     EXPECT_OK(average.InModel(use));
     EXPECT_EQ(average.InModel([&] { return absl::DataLossError("mine"); }),
               absl::DataLossError("mine"));
     EXPECT_THAT(
         average.InModel([] { throw std::runtime_error("thrown by mine"); }),
-        StatusIs(absl::StatusCode::kUnknown, HasSubstr("thrown by mine")));
+        StatusIs(Code::kUnknown, HasSubstr("thrown by mine")));
     EXPECT_FALSE(average.is_in_model());
     EXPECT_EQ(Value(parameters[0]), 2);
     EXPECT_EQ(Value(parameters[1]), 7);
@@ -96,8 +95,7 @@ TEST(WeightAverageTest, RefusesWhatIsNoDecay) {
   WeightAverage average({Parameter(1)});
   for (const double decay : {-0.1, 1.1, std::nan("")}) {
     EXPECT_THAT(average.Update(decay),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("between 0 and 1")));
+                StatusIs(Code::kInvalidArgument, HasSubstr("between 0 and 1")));
   }
 }
 
