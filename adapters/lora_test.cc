@@ -35,17 +35,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::adapters {
+namespace fsdp::adapters::testing {
 namespace {
 
-using ::fsdp::adapters::testing::BlockUnits;
-using ::fsdp::adapters::testing::Invalid;
-using ::fsdp::adapters::testing::kDim;
-using ::fsdp::adapters::testing::MakeNet;
-using ::fsdp::adapters::testing::Model;
-using ::fsdp::adapters::testing::Refused;
-using ::fsdp::adapters::testing::Values;
-using ::fsdp::adapters::testing::ValuesOf;
 using ::fsdp::checkpoint::LoadModel;
 using ::fsdp::checkpoint::LoadModelOptions;
 using ::fsdp::checkpoint::testing::EmptyFolder;
@@ -406,4 +398,4 @@ TEST(PeftFilesTest, AnAdapterDoesNotDependOnTheNumberOfRanks) {
 }
 
 }  // namespace
-}  // namespace fsdp::adapters
+}  // namespace fsdp::adapters::testing

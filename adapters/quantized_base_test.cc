@@ -44,24 +44,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::adapters {
+namespace fsdp::adapters::testing {
 namespace {
 
-using ::fsdp::adapters::testing::BlockUnits;
-using ::fsdp::adapters::testing::Invalid;
-using ::fsdp::adapters::testing::kDim;
-using ::fsdp::adapters::testing::MakeInt8Net;
-using ::fsdp::adapters::testing::MakeNet;
-using ::fsdp::adapters::testing::Model;
-using ::fsdp::adapters::testing::NetImpl;
-using ::fsdp::adapters::testing::OddBlocks;
-using ::fsdp::adapters::testing::OnAllLayers;
-using ::fsdp::adapters::testing::Refused;
-using ::fsdp::adapters::testing::Train;
-using ::fsdp::adapters::testing::TrainPlain;
-using ::fsdp::adapters::testing::Values;
-using ::fsdp::adapters::testing::ValuesOf;
-using ::fsdp::adapters::testing::WithNumbers;
 using ::fsdp::checkpoint::ExportFile;
 using ::fsdp::checkpoint::LoadModel;
 using ::fsdp::checkpoint::LoadModelOptions;
@@ -547,4 +532,4 @@ TEST(Int8FilesTest, CheckpointsHaveTheBytes) {
 }
 
 }  // namespace
-}  // namespace fsdp::adapters
+}  // namespace fsdp::adapters::testing
