@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "adapters/linear.h"
 
@@ -18,22 +17,12 @@ namespace fsdp::adapters {
 using Layers = std::map<std::string, LinearImpl*>;
 
 Layers LayersOf(const torch::nn::Module& module);
-Layers AdaptedLayers(const torch::nn::Module& module);
 
 // Returns the model that FullyShard() was given, if `module` is its result.
 const torch::nn::Module& Unwrapped(const torch::nn::Module& module);
 
-// Returns whether `module` is what FullyShard() was given, or a part of that.
-bool IsSharded(const torch::nn::Module& module);
-
 // Returns whether one of `names` is the module's name or the end of it.
 bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names);
-
-// InvalidArgument: one of `names` names no module, by IsNamedBy(). Its text
-// begins with `what`, the purpose of the names.
-absl::Status CheckNames(const torch::nn::Module& module,
-                        const std::vector<std::string>& names,
-                        absl::string_view what);
 
 }  // namespace fsdp::adapters
 

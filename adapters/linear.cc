@@ -38,6 +38,39 @@ at::Tensor ValuesOf(const Int8Rows& layout, const at::Tensor& packed) {
   return packed.view(at::kChar).narrow(1, 0, layout.numel);
 }
 
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+class Function : public torch::autograd::Function<Function> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
+                            const std::optional<at::Tensor>& bias,
+                            const at::Tensor& weight, const Int8Rows& layout) {
+    context->save_for_backward({weight});
+    context->saved_data["numel"] = layout.numel;
+    context->saved_data["block"] = layout.block;
+    return at::linear(x, Unpack(layout, weight, x.scalar_type()), bias);
+  }
+
+  static variable_list backward(AutogradContext* context,
+                                const variable_list& gradients) {
+    const Int8Rows layout{context->saved_data["numel"].toInt(),
+                          context->saved_data["block"].toInt()};
+    const at::Tensor& gradient = gradients[0];
+    variable_list results(4);
+    if (context->needs_input_grad(0)) {
+      const at::Tensor weight = context->get_saved_variables()[0];
+      results[0] =
+          at::matmul(gradient, Unpack(layout, weight, gradient.scalar_type()));
+    }
+    // Without a bias this asks about the weight, which needs none.
+    if (context->needs_input_grad(1)) {
+      results[1] = gradient.reshape({-1, gradient.size(-1)}).sum(0);
+    }
+    return results;
+  }
+};
+
 }  // namespace
 
 Int8Rows Int8Rows::Of(int64_t numel, int64_t most) {
@@ -76,43 +109,6 @@ at::Tensor ScalesOf(const Int8Rows& layout, const at::Tensor& packed) {
   return packed.view(at::kFloat)
       .narrow(1, ScalesBegin(layout) / kScaleBytes, NumScales(layout));
 }
-
-namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-class Function : public torch::autograd::Function<Function> {
- public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
-                            const std::optional<at::Tensor>& bias,
-                            const at::Tensor& weight, const Int8Rows& layout) {
-    context->save_for_backward({weight});
-    context->saved_data["numel"] = layout.numel;
-    context->saved_data["block"] = layout.block;
-    return at::linear(x, Unpack(layout, weight, x.scalar_type()), bias);
-  }
-
-  static variable_list backward(AutogradContext* context,
-                                const variable_list& gradients) {
-    const Int8Rows layout{context->saved_data["numel"].toInt(),
-                          context->saved_data["block"].toInt()};
-    const at::Tensor& gradient = gradients[0];
-    variable_list results(4);
-    if (context->needs_input_grad(0)) {
-      const at::Tensor weight = context->get_saved_variables()[0];
-      results[0] =
-          at::matmul(gradient, Unpack(layout, weight, gradient.scalar_type()));
-    }
-    // Without a bias this asks about the weight, which needs none.
-    if (context->needs_input_grad(1)) {
-      results[1] = gradient.reshape({-1, gradient.size(-1)}).sum(0);
-    }
-    return results;
-  }
-};
-
-}  // namespace
 
 at::Tensor Int8Linear(const Int8Rows& layout, const at::Tensor& x,
                       const at::Tensor& weight, const at::Tensor& bias) {

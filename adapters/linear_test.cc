@@ -24,7 +24,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -2,21 +2,27 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "adapters/layers.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/files/file_system.h"
@@ -25,6 +31,265 @@
 #include "checkpoint/model_files.h"
 
 namespace fsdp::adapters {
+
+// --- The configuration -------------------------------------------------------
+namespace {
+
+absl::Status Wrong(absl::string_view key, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(key, " ", what));
+}
+
+// Of no consequence for what an adapter computes that comes from files.
+constexpr absl::string_view kIgnored[] = {
+    "task_type",      "auto_mapping",  "peft_version",     "revision",
+    "inference_mode", "megatron_core", "megatron_config",  "loftq_config",
+    "runtime_config", "eva_config",    "qalora_group_size"};
+
+// What PEFT writes for a feature that is not used.
+bool IsUnused(const Json& value) {
+  const auto* const flag = value.As<bool>();
+  const auto* const array = value.As<Json::Array>();
+  const auto* const object = value.As<Json::Object>();
+  return value == Json() || (flag != nullptr && !*flag) ||
+         (array != nullptr && array->empty()) ||
+         (object != nullptr && object->empty());
+}
+
+absl::Status ReadNumber(absl::string_view key, const Json& value,
+                        double& number) {
+  number = value.NumberOr(0);
+  return value.As<int64_t>() != nullptr || value.As<double>() != nullptr
+             ? absl::OkStatus()
+             : Wrong(key, "is not a number");
+}
+
+template <typename T>
+absl::Status ReadValue(absl::string_view key, const Json& value,
+                       absl::string_view expected, T& result) {
+  const auto* const found = value.As<T>();
+  if (found == nullptr) return Wrong(key, absl::StrCat("is not ", expected));
+  result = *found;
+  return absl::OkStatus();
+}
+
+// One may stand for a list of one.
+template <typename T>
+absl::Status ReadList(absl::string_view key, const Json& value,
+                      absl::string_view expected, std::vector<T>& list) {
+  if (value == Json()) return absl::OkStatus();
+  const auto* const array = value.As<Json::Array>();
+  for (const Json& one : array != nullptr ? *array : Json::Array{value}) {
+    FSDP_RETURN_IF_ERROR(ReadValue(key, one, expected, list.emplace_back()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadPattern(absl::string_view key, const Json& value,
+                         std::vector<std::pair<std::string, double>>& pattern) {
+  const auto* const members = value.As<Json::Object>();
+  if (members == nullptr) {
+    return IsUnused(value) ? absl::OkStatus() : Wrong(key, "is no object");
+  }
+  for (const auto& [name, number] : *members) {
+    FSDP_RETURN_IF_ERROR(
+        ReadNumber(key, number, pattern.emplace_back(name, 0).second));
+  }
+  return absl::OkStatus();
+}
+
+// As Python's re.fullmatch(), in polynomial time. Throws std::regex_error.
+bool Matches(const std::string& pattern, absl::string_view name) {
+  const std::regex compiled(
+      pattern,
+      std::regex::ECMAScript | std::regex_constants::__polynomial);  // NOLINT
+  return std::regex_match(name.begin(), name.end(), compiled);
+}
+
+absl::Status CheckPattern(const std::string& pattern) {
+  try {
+    Matches(pattern, "");
+    return absl::OkStatus();
+  } catch (const std::regex_error& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("adapters of layers that \"", pattern,
+                     "\" matches: ", error.what(), ": list the names"));
+  }
+}
+
+// Null: none matches.
+const double* NumberOf(
+    const std::vector<std::pair<std::string, double>>& pattern,
+    absl::string_view layer) {
+  for (const auto& [end, number] : pattern) {
+    if (Matches(absl::StrCat("(.*\\.)?(", end, ")"), layer)) return &number;
+  }
+  return nullptr;
+}
+
+absl::Status Read(const std::string& key, const Json& value,
+                  LoraConfig& config) {
+  if (key == "r") return ReadValue(key, value, "a whole number", config.rank);
+  if (key == "lora_alpha") return ReadNumber(key, value, config.alpha);
+  if (key == "lora_dropout") return ReadNumber(key, value, config.dropout);
+  if (key == "use_rslora") {
+    return ReadValue(key, value, "true or false", config.rank_stabilized);
+  }
+  if (key == "rank_pattern") return ReadPattern(key, value, config.ranks);
+  if (key == "alpha_pattern") return ReadPattern(key, value, config.alphas);
+  if (key == "layers_to_transform") {
+    return ReadList(key, value, "a list of numbers", config.layers);
+  }
+  if (key == "target_modules" && value.As<std::string>() != nullptr &&
+      *value.As<std::string>() != kAllLinear) {
+    config.target_pattern = *value.As<std::string>();
+    return absl::OkStatus();
+  }
+  if (key == "target_modules" || key == "modules_to_save") {
+    return ReadList(key, value, "a list of names",
+                    key[0] == 't' ? config.targets : config.trained_whole);
+  }
+  if (key == "base_model_name_or_path" || key == "task_type") {
+    const auto* const text = value.As<std::string>();
+    if (text == nullptr) return absl::OkStatus();
+    (key == "task_type" ? config.task_type : config.base_model) = *text;
+    return absl::OkStatus();
+  }
+  const bool is_fine =
+      key == "peft_type" ? value == Json("LORA")
+      : key == "bias"    ? value == Json("none")
+      : key == "init_lora_weights"
+          // Others change the base model's weights.
+          ? value.As<bool>() != nullptr || value == Json("gaussian")
+          : absl::c_linear_search(kIgnored, key) || IsUnused(value);
+  if (is_fine) return absl::OkStatus();
+  return Wrong(key, absl::StrCat("is ", value.ToString(),
+                                 ", which is not there: the adapter would "
+                                 "compute something else"));
+}
+
+bool IsAllLinear(const LoraConfig& config) {
+  return config.targets == std::vector<std::string>{kAllLinear};
+}
+
+Json ListOf(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  return Json(names);
+}
+
+}  // namespace
+
+double LoraConfig::Scale() const {
+  const auto size = static_cast<double>(rank);
+  return alpha / (rank_stabilized ? std::sqrt(size) : size);
+}
+
+bool LoraConfig::IsTarget(absl::string_view name) const {
+  if (!target_pattern.empty()) return Matches(target_pattern, name);
+  if (!IsNamedBy(name, targets)) return false;
+  // PEFT takes whole names in every layer.
+  if (layers.empty() || absl::c_linear_search(targets, name)) return true;
+  const std::vector<std::string> parts = absl::StrSplit(name, '.');
+  for (size_t i = 2; i + 1 < parts.size(); ++i) {
+    int64_t number = 0;
+    if (absl::SimpleAtoi(parts[i], &number)) {
+      return absl::c_linear_search(layers, number);
+    }
+  }
+  return false;
+}
+
+LoraConfig LoraConfig::Of(absl::string_view layer) const {
+  LoraConfig own = *this;
+  const double* const own_rank = NumberOf(ranks, layer);
+  if (own_rank != nullptr) own.rank = static_cast<int64_t>(*own_rank);
+  const double* const own_alpha = NumberOf(alphas, layer);
+  if (own_alpha != nullptr) own.alpha = *own_alpha;
+  return own;
+}
+
+absl::Status Check(const LoraConfig& config) {
+  if (config.rank < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("adapters of rank ", config.rank, ": take at least 1"));
+  }
+  if (!(config.dropout >= 0 && config.dropout < 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "adapters with dropout ", config.dropout, ": take one in [0, 1)"));
+  }
+  if (!std::isfinite(config.Scale())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("adapters with alpha ", config.alpha, ": take a number"));
+  }
+  FSDP_RETURN_IF_ERROR(CheckPattern(config.target_pattern));
+  for (const auto* const numbers : {&config.ranks, &config.alphas}) {
+    for (const auto& [pattern, number] : *numbers) {
+      FSDP_RETURN_IF_ERROR(CheckPattern(pattern));
+      const bool is_rank =
+          number >= 1 && number < 1e9 && number == std::floor(number);
+      if (is_rank || numbers == &config.alphas) continue;
+      return Wrong("rank_pattern", absl::StrCat("has the rank ", number));
+    }
+  }
+  if (!config.layers.empty() && IsAllLinear(config)) {
+    return Wrong("layers_to_transform", "needs a list of target_modules");
+  }
+  if (config.targets.empty() && config.target_pattern.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "adapters of no layers: name some, such as q_proj, or ", kAllLinear));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LoraConfig> ParseLoraConfig(absl::string_view json) {
+  FSDP_ASSIGN_OR_RETURN(const Json value, Json::Parse(json));
+  const auto* const members = value.As<Json::Object>();
+  if (members == nullptr || value.Find("peft_type") == nullptr) {
+    return absl::InvalidArgumentError(
+        "there is no peft_type: it is not a file of PEFT's");
+  }
+  LoraConfig config;
+  for (const auto& [key, member] : *members) {
+    FSDP_RETURN_IF_ERROR(Read(key, member, config));
+  }
+  FSDP_RETURN_IF_ERROR(Check(config));
+  return config;
+}
+
+std::string ToJson(const LoraConfig& config) {
+  const auto text_or_null = [](const std::string& text) {
+    return text.empty() ? Json() : Json(text);
+  };
+  Json::Object object;
+  object.emplace_back("peft_type", "LORA");
+  object.emplace_back("task_type", text_or_null(config.task_type));
+  object.emplace_back("base_model_name_or_path",
+                      text_or_null(config.base_model));
+  object.emplace_back("inference_mode", true);
+  object.emplace_back("r", config.rank);
+  object.emplace_back("lora_alpha", config.alpha);
+  object.emplace_back("lora_dropout", config.dropout);
+  object.emplace_back("use_rslora", config.rank_stabilized);
+  object.emplace_back("bias", "none");
+  object.emplace_back("fan_in_fan_out", false);
+  object.emplace_back("init_lora_weights", true);
+  object.emplace_back("target_modules", !config.target_pattern.empty()
+                                            ? Json(config.target_pattern)
+                                        : IsAllLinear(config)
+                                            ? Json(kAllLinear)
+                                            : ListOf(config.targets));
+  object.emplace_back("layers_to_transform",
+                      config.layers.empty() ? Json() : Json(config.layers));
+  object.emplace_back("rank_pattern", Json(Json::Object(config.ranks.begin(),
+                                                        config.ranks.end())));
+  object.emplace_back("alpha_pattern", Json(Json::Object(config.alphas.begin(),
+                                                         config.alphas.end())));
+  object.emplace_back("modules_to_save", config.trained_whole.empty()
+                                             ? Json()
+                                             : ListOf(config.trained_whole));
+  return Json(std::move(object)).ToString();
+}
+
+// --- Folders -----------------------------------------------------------------
 namespace {
 
 using checkpoint::TensorRecipe;
@@ -46,20 +311,6 @@ std::optional<std::string> NameInFile(absl::string_view name,
   }
   if (!is_trained) return std::nullopt;
   return absl::StrCat(kPrefix, name);
-}
-
-checkpoint::RowConversion ToInt8(const LinearImpl& layer) {
-  const Int8Rows layout = *layer.int8_rows();
-  checkpoint::RowConversion conversion;
-  conversion.sizes = {layer.weight.size(0), layout.numel};
-  conversion.convert =
-      [layout](const at::Tensor& rows) -> absl::StatusOr<at::Tensor> {
-    const at::Tensor packed = Pack(layout, rows);
-    if (ScalesOf(layout, packed).isfinite().all().item<bool>()) return packed;
-    return absl::InvalidArgumentError(
-        "a NaN or an infinity, which int8 has not");
-  };
-  return conversion;
 }
 
 // Before memory is taken for factors that the file does not have.
@@ -135,7 +386,17 @@ checkpoint::TensorMapping OfBaseModel(const torch::nn::Module& model) {
   std::map<std::string, checkpoint::RowConversion> conversions;
   for (const auto& [name, layer] : LayersOf(Unwrapped(model))) {
     if (!layer->int8_rows().has_value()) continue;
-    conversions[absl::StrCat(name, ".weight")] = ToInt8(*layer);
+    const Int8Rows layout = *layer->int8_rows();
+    checkpoint::RowConversion& conversion =
+        conversions[absl::StrCat(name, ".weight")];
+    conversion.sizes = {layer->weight.size(0), layout.numel};
+    conversion.convert =
+        [layout](const at::Tensor& rows) -> absl::StatusOr<at::Tensor> {
+      const at::Tensor packed = Pack(layout, rows);
+      if (ScalesOf(layout, packed).isfinite().all().item<bool>()) return packed;
+      return absl::InvalidArgumentError(
+          "a NaN or an infinity, which int8 has not");
+    };
   }
   return [conversions = std::move(conversions)](
              const std::string& name) -> std::optional<TensorRecipe> {

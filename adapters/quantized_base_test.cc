@@ -2,7 +2,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -24,7 +23,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
 #include "adapters/testing/adapted_net.h"
@@ -46,23 +44,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::adapters {
+namespace fsdp::adapters::testing {
 namespace {
 
-using ::fsdp::adapters::testing::BlockUnits;
-using ::fsdp::adapters::testing::kDim;
-using ::fsdp::adapters::testing::MakeInt8Net;
-using ::fsdp::adapters::testing::MakeNet;
-using ::fsdp::adapters::testing::Model;
-using ::fsdp::adapters::testing::NetImpl;
-using ::fsdp::adapters::testing::OddBlocks;
-using ::fsdp::adapters::testing::OnAllLayers;
-using ::fsdp::adapters::testing::ShardInt8Net;
-using ::fsdp::adapters::testing::Train;
-using ::fsdp::adapters::testing::TrainPlain;
-using ::fsdp::adapters::testing::Values;
-using ::fsdp::adapters::testing::ValuesOf;
-using ::fsdp::adapters::testing::WithNumbers;
 using ::fsdp::checkpoint::ExportFile;
 using ::fsdp::checkpoint::LoadModel;
 using ::fsdp::checkpoint::LoadModelOptions;
@@ -78,6 +62,18 @@ using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+// Runs `fn` with MakeInt8Net(seed), sharded, on each of some ranks.
+absl::Status OnRanks(int ranks, uint64_t seed, const Options& options,
+                     const std::function<absl::Status(Model& model)>& fn) {
+  return RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
+    FSDP_ASSIGN_OR_RETURN(auto net, MakeInt8Net(seed));
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          FullyShard(std::move(net), mesh, options));
+    return fn(model);
+  });
+}
 
 bool IsWeight(const std::string& name) {
   return absl::EndsWith(name, ".weight") && !IsFactor(name);
@@ -151,14 +147,11 @@ TEST(QuantizedBaseTest, TrainsAsNumbersDoWithEveryStrategy) {
   ASSERT_OK_AND_ASSIGN(const Expected expected, TrainNumbers());
   for (const ShardingStrategy strategy : kStrategies) {
     for (const int ranks : {1, 2, 3, 5}) {
-      const auto run = [&](Communicator& world) -> absl::Status {
-        Options options = BlockUnits();
-        options.unit.strategy = strategy;
-        FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
-        FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(1, mesh, options));
-        return ExpectTrained(model, expected);
-      };
-      EXPECT_OK(RunAllRanks(ranks, run))
+      Options options = BlockUnits();
+      options.unit.strategy = strategy;
+      EXPECT_OK(
+          OnRanks(ranks, 1, options,
+                  [&](Model& model) { return ExpectTrained(model, expected); }))
           << ToString(strategy) << ", " << ranks << " ranks";
     }
   }
@@ -177,22 +170,18 @@ TEST(QuantizedBaseTest, TrainsAsNumbersDoWhateverElseIsChosen) {
   all[3].reshard_root_after_forward = true;
   for (size_t i = 0; i < all.size(); ++i) {
     for (const int ranks : {1, 2, 3}) {
-      const auto run = [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
-        FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(1, mesh, all[i]));
-        return ExpectTrained(model, expected);
-      };
-      EXPECT_OK(RunAllRanks(ranks, run)) << i << ", " << ranks << " ranks";
+      EXPECT_OK(
+          OnRanks(ranks, 1, all[i],
+                  [&](Model& model) { return ExpectTrained(model, expected); }))
+          << i << ", " << ranks << " ranks";
     }
   }
 }
 
 TEST(QuantizedBaseTest, MixedPrecisionLeavesTheBytesAlone) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Options options = BlockUnits();
-    options.unit.precision = ComputeIn(at::kBFloat16);
-    FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(1, mesh, options));
+  Options options = BlockUnits();
+  options.unit.precision = ComputeIn(at::kBFloat16);
+  EXPECT_OK(OnRanks(2, 1, options, [](Model& model) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const Values before, ValuesOf(model));
     FSDP_RETURN_IF_ERROR(Train(model).status());
     FSDP_ASSIGN_OR_RETURN(const Values after, ValuesOf(model));
@@ -280,16 +269,12 @@ TEST(QuantizedBaseTest, MergedWeightsHaveTheirDtypeAgain) {
 }
 
 TEST(QuantizedBaseTest, ShardsOfBytesAreNotMerged) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(1, mesh));
+  EXPECT_OK(OnRanks(2, 1, BlockUnits(), [](Model& model) -> absl::Status {
     EXPECT_THAT(MergeLora(*model),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         HasSubstr("LoadAdapter() into a model whose base is "
-                                   "not int8")));
-    EXPECT_THAT(
-        model->SetTrainable("layers.0.q_proj.weight", true),
-        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("stay frozen")));
+                Refused("LoadAdapter() into a model whose base is "
+                        "not int8"));
+    EXPECT_THAT(model->SetTrainable("layers.0.q_proj.weight", true),
+                Invalid("stay frozen"));
     return absl::OkStatus();
   }));
 }
@@ -347,25 +332,21 @@ TEST(QuantizedBaseTest, RefusesAWeightThatTwoModulesHave) {
 }
 
 TEST(QuantizedBaseTest, RefusesASecondTimeAndTheWrongOrder) {
-  const auto failed = absl::StatusCode::kFailedPrecondition;
   const auto net = MakeNet(1);
   ASSERT_OK(QuantizeBase(*net));
-  EXPECT_THAT(QuantizeBase(*net), StatusIs(failed, HasSubstr("already")));
+  EXPECT_THAT(QuantizeBase(*net), Refused("already"));
   LoraConfig config = OnAllLayers();
   config.trained_whole = {"head"};
   EXPECT_THAT(AddLora(*net, config),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("training whole head, whose weight is int8")));
+              Invalid("training whole head, whose weight is int8"));
   const auto adapted = MakeNet(1);
   ASSERT_OK(AddLora(*adapted, OnAllLayers()));
-  EXPECT_THAT(QuantizeBase(*adapted),
-              StatusIs(failed, HasSubstr("before AddLora()")));
+  EXPECT_THAT(QuantizeBase(*adapted), Refused("before AddLora()"));
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
     FSDP_ASSIGN_OR_RETURN(Model model,
                           FullyShard(MakeNet(1), mesh, BlockUnits()));
-    EXPECT_THAT(QuantizeBase(*model),
-                StatusIs(failed, HasSubstr("before FullyShard()")));
+    EXPECT_THAT(QuantizeBase(*model), Refused("before FullyShard()"));
     return absl::OkStatus();
   }));
 }
@@ -412,15 +393,13 @@ TEST(Int8FilesTest, EveryNumberOfRanksQuantisesWhatItReads) {
         options.offload.directory = ::testing::TempDir();
       }
       for (const int ranks : {1, 2, 3, 5}) {
-        const auto run = [&](Communicator& world) -> absl::Status {
-          FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
-          FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(2, mesh, options));
+        const auto run = [&](Model& model) -> absl::Status {
           FSDP_RETURN_IF_ERROR(LoadModel(path, *model, ForBaseOf(*model)));
           FSDP_ASSIGN_OR_RETURN(const Values values, ValuesOf(model));
           ExpectBase(values, expected);
           return absl::OkStatus();
         };
-        EXPECT_OK(RunAllRanks(ranks, run)) << dtype << ", " << ranks;
+        EXPECT_OK(OnRanks(ranks, 2, options, run)) << dtype << ", " << ranks;
       }
     }
   }
@@ -443,9 +422,7 @@ TEST(Int8FilesTest, AModelThatIsNotShardedQuantisesWhatItReads) {
 
 // On all ranks, whichever has read it.
 absl::Status LoadBroken(const std::string& path) {
-  return RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(2, mesh));
+  return OnRanks(3, 2, BlockUnits(), [&](Model& model) -> absl::Status {
     const absl::Status loaded = LoadModel(path, *model, ForBaseOf(*model));
     EXPECT_EQ(loaded.code(), absl::StatusCode::kInvalidArgument) << loaded;
     return loaded;
@@ -479,31 +456,24 @@ TEST(Int8FilesTest, BytesAndOtherShapesAreNotTakenForNumbers) {
   };
   ASSERT_OK(ExportFile(folder + "/int8.safetensors", *int8, options));
   EXPECT_THAT(LoadBroken(folder + "/int8.safetensors"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("head.weight: dtype U8 instead of a "
-                                 "floating-point one")));
+              Invalid("head.weight: dtype U8 instead of a "
+                      "floating-point one"));
   // And a model of numbers takes no bytes.
   EXPECT_THAT(LoadModel(folder + "/int8.safetensors", *MakeNet(2)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("head.weight: dtype U8")));
+              Invalid("head.weight: dtype U8"));
   const auto narrow = MakeNet(1);
   narrow->named_parameters()["head.weight"].set_data(at::zeros({5, 15}));
   ASSERT_OK(ExportFile(folder + "/narrow.safetensors", *narrow));
   EXPECT_THAT(LoadBroken(folder + "/narrow.safetensors"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("head.weight: shape [5, 15] instead of "
-                                 "[5, 16]")));
+              Invalid("head.weight: shape [5, 15] instead of "
+                      "[5, 16]"));
 }
 
 TEST(Int8FilesTest, AnAdapterDoesNotTellWhatItsBaseIs) {
   const std::string root = EmptyFolder("int8_adapter");
-  EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(1, mesh));
+  EXPECT_OK(OnRanks(3, 1, BlockUnits(), [&](Model& model) -> absl::Status {
     FSDP_RETURN_IF_ERROR(SaveAdapter(root + "/adapter", *model, OnAllLayers()));
-    EXPECT_THAT(ExportMerged(root + "/merged", *model),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         HasSubstr("int8 base")));
+    EXPECT_THAT(ExportMerged(root + "/merged", *model), Refused("int8 base"));
     return absl::OkStatus();
   }));
   EXPECT_THAT(NamesIn(root), ElementsAre("adapter"));
@@ -524,28 +494,27 @@ TEST(Int8FilesTest, CheckpointsHaveTheBytes) {
   const std::string root = EmptyFolder("int8_checkpoints");
   std::vector<double> unbroken;
   Values saved;
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(1, mesh));
+  const auto open = [&root](Model& model) {
+    return checkpoint::Checkpointer::Open(root + "/run",
+                                          Unowned(model->communicator()));
+  };
+  EXPECT_OK(OnRanks(2, 1, BlockUnits(), [&](Model& model) -> absl::Status {
     FSDP_RETURN_IF_ERROR(Train(model).status());
-    FSDP_ASSIGN_OR_RETURN(auto checkpoints, checkpoint::Checkpointer::Open(
-                                                root + "/run", Unowned(world)));
+    FSDP_ASSIGN_OR_RETURN(auto checkpoints, open(model));
     checkpoint::TrainingRun run;
     run.model = model.get();
     FSDP_RETURN_IF_ERROR(checkpoints->Save(1, run));
     FSDP_ASSIGN_OR_RETURN(const Values values, ValuesOf(model));
     FSDP_ASSIGN_OR_RETURN(const std::vector<double> losses, Train(model));
-    if (world.rank() == 0) saved = values;
-    if (world.rank() == 0) unbroken = losses;
+    if (model->communicator().rank() == 0) {
+      saved = values;
+      unbroken = losses;
+    }
     return absl::OkStatus();
   }));
   for (const int ranks : {1, 2, 3, 5}) {
-    const auto go_on = [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
-      FSDP_ASSIGN_OR_RETURN(Model model, ShardInt8Net(2, mesh));
-      FSDP_ASSIGN_OR_RETURN(
-          auto checkpoints,
-          checkpoint::Checkpointer::Open(root + "/run", Unowned(world)));
+    const auto go_on = [&](Model& model) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(auto checkpoints, open(model));
       checkpoint::TrainingRun run;
       run.model = model.get();
       FSDP_ASSIGN_OR_RETURN(const auto step, checkpoints->LoadLatest(run));
@@ -558,9 +527,9 @@ TEST(Int8FilesTest, CheckpointsHaveTheBytes) {
       }
       return absl::OkStatus();
     };
-    EXPECT_OK(RunAllRanks(ranks, go_on)) << ranks;
+    EXPECT_OK(OnRanks(ranks, 2, BlockUnits(), go_on)) << ranks;
   }
 }
 
 }  // namespace
-}  // namespace fsdp::adapters
+}  // namespace fsdp::adapters::testing

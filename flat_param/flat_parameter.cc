@@ -25,12 +25,6 @@ namespace {
 // Every byte of a range without values: a NaN that nothing computes.
 constexpr uint8_t kNoValue = 0xff;
 
-// Tied parameters may differ in this.
-bool AnyRequiresGrad(const std::vector<at::Tensor>& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [](const at::Tensor& t) { return t.requires_grad(); });
-}
-
 bool IsDense(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense();
 }
@@ -132,13 +126,16 @@ FlatParameter::FlatParameter(std::vector<NamedParameter> parameters,
   for (int i = 0; i < layout_.num_parameters(); ++i) {
     const Slice slice = layout_.InShard(i, rank);
     at::Tensor leaf = shard_.narrow(0, slice.begin, slice.numel()).detach();
-    leaf.set_requires_grad(AnyRequiresGrad(parameters_[i].tensors));
+    const std::vector<at::Tensor>& tied = parameters_[i].tensors;
+    leaf.set_requires_grad(
+        std::any_of(tied.begin(), tied.end(),
+                    [](const at::Tensor& t) { return t.requires_grad(); }));
     slices_.push_back(std::move(leaf));
   }
-  Bind();
+  BindToStorage();
 }
 
-void FlatParameter::Bind() {
+void FlatParameter::BindToStorage() {
   const NormalMode normal;
   for (int i = 0; i < layout_.num_parameters(); ++i) {
     const ParameterSpec& spec = layout_.parameter(i);
@@ -155,7 +152,7 @@ void FlatParameter::SetPrecision(Precision precision) {
   if (precision == precision_) return;
   FSDP_CHECK(!filled());
   precision_ = precision;
-  if (full_ != nullptr) Bind();
+  if (full_ != nullptr) BindToStorage();
 }
 
 void FlatParameter::Fill(at::Tensor memory) {

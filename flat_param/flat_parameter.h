@@ -115,7 +115,7 @@ class FlatParameter {
   // `flat` has dim 1, padded_numel() elements and dtype(), and may be on
   // another device.
   void BindTo(const at::Tensor& flat);
-  void BindToStorage() { Bind(); }
+  void BindToStorage();
 
   // Returns parameter i in `flat`, a tensor of padded_numel() elements.
   at::Tensor ViewOf(const at::Tensor& flat, int i) const;
@@ -134,7 +134,6 @@ class FlatParameter {
   absl::Status CheckBinding() const;
 
  private:
-  void Bind();
   bool IsSliceOfShard(int i) const;
   GuardedStorage& storage() const {
     return precision_ == Precision::kFull && full_ != nullptr ? *full_

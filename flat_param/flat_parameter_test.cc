@@ -81,10 +81,12 @@ Rank MakeRank(std::vector<NamedParameter> parameters, int world_size = 1,
 
 class WorldSizeTest : public ::testing::TestWithParam<int> {};
 
-TEST_P(WorldSizeTest, ShardsAreTheEqualSlicesOfTheFlatTensor) {
+TEST_P(WorldSizeTest, ShardsAndTheirSlicesArePartsInStorageOrder) {
   const int world_size = GetParam();
   at::Tensor flat;
   std::vector<at::Tensor> shards;
+  const std::vector<at::Tensor> values = EveryKind();
+  std::vector<std::vector<at::Tensor>> parts(values.size());
   for (int rank = 0; rank < world_size; ++rank) {
     const std::vector<NamedParameter> parameters = Named(EveryKind());
     const FlatLayout layout = LayoutFor(parameters, world_size);
@@ -94,20 +96,11 @@ TEST_P(WorldSizeTest, ShardsAreTheEqualSlicesOfTheFlatTensor) {
     EXPECT_EQ(parameter.rank(), rank);
     EXPECT_EQ(parameter.shard().numel(), layout.shard_numel());
     shards.push_back(parameter.shard());
-  }
-  EXPECT_TRUE(at::cat(shards).equal(flat));
-}
-
-TEST_P(WorldSizeTest, SlicesAreThePartsOfTheParametersInStorageOrder) {
-  const int world_size = GetParam();
-  const std::vector<at::Tensor> values = EveryKind();
-  std::vector<std::vector<at::Tensor>> parts(values.size());
-  for (int rank = 0; rank < world_size; ++rank) {
-    const Rank made = MakeRank(Named(EveryKind()), world_size, rank);
-    for (int i = 0; i < made.parameter.num_parameters(); ++i) {
-      parts[i].push_back(made.parameter.ShardSlice(i).detach());
+    for (int i = 0; i < parameter.num_parameters(); ++i) {
+      parts[i].push_back(parameter.ShardSlice(i).detach());
     }
   }
+  EXPECT_TRUE(at::cat(shards).equal(flat));
   for (size_t i = 0; i < values.size(); ++i) {
     SCOPED_TRACE(i);
     const at::Tensor whole = at::cat(parts[i]);
@@ -119,7 +112,9 @@ TEST_P(WorldSizeTest, SlicesAreThePartsOfTheParametersInStorageOrder) {
 TEST_P(WorldSizeTest, FilledParametersHaveTheirOldValuesSizesAndStrides) {
   const std::vector<at::Tensor> values = EveryKind();
   Rank rank = MakeRank(Named(EveryKind()), GetParam(), GetParam() - 1);
+  EXPECT_OK(rank.parameter.CheckBinding());
   rank.parameter.Fill(rank.memory);
+  EXPECT_OK(rank.parameter.CheckBinding());
   for (size_t i = 0; i < values.size(); ++i) {
     SCOPED_TRACE(i);
     const at::Tensor& tensor =
@@ -166,11 +161,6 @@ TEST(FlattenTest, KeepsTheDtype) {
     EXPECT_EQ(tensor.scalar_type(), dtype);
     EXPECT_TRUE(tensor.to(at::kFloat).equal(Range({3, 3})));
   }
-}
-
-TEST(LayoutOfTest, NoParametersMakeAnEmptyLayout) {
-  ASSERT_OK_AND_ASSIGN(const FlatLayout layout, LayoutOf({}, at::kFloat, 2));
-  EXPECT_EQ(layout.padded_numel(), 0);
 }
 
 TEST(FlatParameterTest, ShardDoesNotHoldTheFlatTensor) {
@@ -291,15 +281,6 @@ TEST(FlatParameterTest, TiedTensorsAreFilledAndEmptiedTogether) {
   }
   EXPECT_EQ(rank.parameter.num_parameters(), 1);
   EXPECT_FALSE(rank.parameter.filled());
-}
-
-TEST(CheckBindingTest, AcceptsParametersEmptyAndFilled) {
-  Rank rank = MakeRank(Named(EveryKind()));
-  EXPECT_OK(rank.parameter.CheckBinding());
-  rank.parameter.Fill(rank.memory);
-  EXPECT_OK(rank.parameter.CheckBinding());
-  rank.parameter.Empty();
-  EXPECT_OK(rank.parameter.CheckBinding());
 }
 
 // Module::to(dtype) does this to each parameter.

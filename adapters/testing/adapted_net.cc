@@ -14,18 +14,14 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
-#include "comm/mesh.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
@@ -169,12 +165,6 @@ absl::StatusOr<Values> ValuesOf(Model& model) {
   Values values;
   for (const auto& item : dict) values[item.key()] = item.value();
   return values;
-}
-
-absl::StatusOr<Model> ShardInt8Net(uint64_t seed, const comm::Mesh& mesh,
-                                   const Options& options) {
-  FSDP_ASSIGN_OR_RETURN(auto net, MakeInt8Net(seed));
-  return FullyShard(std::move(net), mesh, options);
 }
 
 absl::StatusOr<std::vector<double>> Train(Model& model) {

@@ -16,9 +16,10 @@
 #include "absl/status/statusor.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
-#include "comm/mesh.h"
+#include "base/testing/status_matchers.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
+#include "gmock/gmock.h"
 
 namespace fsdp::adapters::testing {
 
@@ -71,9 +72,15 @@ absl::StatusOr<std::shared_ptr<NetImpl>> WithNumbers(const NetImpl& int8);
 Values ValuesOf(const torch::nn::Module& module);
 absl::StatusOr<Values> ValuesOf(Model& model);
 
-// MakeInt8Net(seed), sharded.
-absl::StatusOr<Model> ShardInt8Net(uint64_t seed, const comm::Mesh& mesh,
-                                   const Options& options = BlockUnits());
+// Match an error of that code whose text has `part`.
+inline auto Invalid(const std::string& part) {
+  return ::fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                   ::testing::HasSubstr(part));
+}
+inline auto Refused(const std::string& part) {
+  return ::fsdp::testing::StatusIs(absl::StatusCode::kFailedPrecondition,
+                                   ::testing::HasSubstr(part));
+}
 
 // Some steps of AdamW on data of their own, each rank with its rows, and by one
 // process with all of them: the loss of each.

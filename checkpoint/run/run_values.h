@@ -23,7 +23,6 @@
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
-#include "fsdp/state/whole_access.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {

@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "flat_param/flatten_params_wrapper.h"
 
 namespace fsdp::flat_param::testing {
@@ -99,12 +100,7 @@ inline at::Tensor FlatValues(const torch::nn::Module& plain) {
 
 // Returns the error that `call` throws.
 inline absl::Status ErrorOf(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const StatusError& error) {
-    return error.status();
-  }
-  return absl::OkStatus();
+  return TorchToStatus("call", call);
 }
 
 }  // namespace fsdp::flat_param::testing

@@ -20,7 +20,7 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/optim/capturable_optimizer.h"
+#include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/resting/resting_places.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/runtime/step_log.h"

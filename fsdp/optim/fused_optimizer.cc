@@ -74,10 +74,24 @@ class AdamRule final : public FusedRule {
   void Call(const FusedLists& lists, const OptimizerOptions& options,
             bool /*first*/, const at::Tensor& rate) const override {
     const Options& adam = static_cast<const Options&>(options);
+    const auto [beta1, beta2] = adam.betas();
+    const auto call = [&, b1 = beta1, b2 = beta2](const auto& lr) {
+      const auto with = [&](auto kernel) {
+        kernel(lists.parameters, lists.gradients, lists.slots[0],
+               lists.slots[1], lists.slots[2], lists.steps, lr, b1, b2,
+               adam.weight_decay(), adam.eps(), adam.amsgrad(),
+               fused_.maximize);
+      };
+      if constexpr (std::is_same_v<Options, torch::optim::AdamWOptions>) {
+        with([](const auto&... arguments) { at::_fused_adamw_(arguments...); });
+      } else {
+        with([](const auto&... arguments) { at::_fused_adam_(arguments...); });
+      }
+    };
     if (rate.defined()) {
-      CallWith(lists, adam, rate);
+      call(rate);
     } else {
-      CallWith(lists, adam, adam.lr());
+      call(adam.lr());
     }
   }
   bool SameButRates(const OptimizerOptions& a,
@@ -86,23 +100,6 @@ class AdamRule final : public FusedRule {
   }
 
  private:
-  // `rate` is a number or a tensor.
-  template <typename Rate>
-  void CallWith(const FusedLists& lists, const Options& adam,
-                const Rate& rate) const {
-    const auto [beta1, beta2] = adam.betas();
-    const auto call = [&, b1 = beta1, b2 = beta2](auto kernel) {
-      kernel(lists.parameters, lists.gradients, lists.slots[0], lists.slots[1],
-             lists.slots[2], lists.steps, rate, b1, b2, adam.weight_decay(),
-             adam.eps(), adam.amsgrad(), fused_.maximize);
-    };
-    if constexpr (std::is_same_v<Options, torch::optim::AdamWOptions>) {
-      call([](const auto&... arguments) { at::_fused_adamw_(arguments...); });
-    } else {
-      call([](const auto&... arguments) { at::_fused_adam_(arguments...); });
-    }
-  }
-
   const FusedOptions fused_;
 };
 
@@ -134,10 +131,16 @@ class SgdRule final : public FusedRule {
   void Call(const FusedLists& lists, const OptimizerOptions& options,
             bool first, const at::Tensor& rate) const override {
     const auto& sgd = static_cast<const SGDOptions&>(options);
+    const auto call = [&](const auto& lr) {
+      at::_fused_sgd_(lists.parameters, lists.gradients, lists.slots[0],
+                      sgd.weight_decay(), sgd.momentum(), lr, sgd.dampening(),
+                      sgd.nesterov(), fused_.maximize,
+                      /*is_first_step=*/first && sgd.momentum() != 0);
+    };
     if (rate.defined()) {
-      CallWith(lists, sgd, first, rate);
+      call(rate);
     } else {
-      CallWith(lists, sgd, first, sgd.lr());
+      call(sgd.lr());
     }
   }
   bool SameButRates(const OptimizerOptions& a,
@@ -146,32 +149,19 @@ class SgdRule final : public FusedRule {
   }
 
  private:
-  template <typename Rate>
-  void CallWith(const FusedLists& lists, const SGDOptions& sgd, bool first,
-                const Rate& rate) const {
-    at::_fused_sgd_(lists.parameters, lists.gradients, lists.slots[0],
-                    sgd.weight_decay(), sgd.momentum(), rate, sgd.dampening(),
-                    sgd.nesterov(), fused_.maximize,
-                    /*is_first_step=*/first && sgd.momentum() != 0);
-  }
-
   const FusedOptions fused_;
 };
 
-std::unique_ptr<const FusedRule> MakeRule(
-    const torch::optim::AdamWOptions& /*defaults*/, const FusedOptions& fused) {
-  return std::make_unique<
-      AdamRule<torch::optim::AdamWOptions, torch::optim::AdamWParamState>>(
-      fused);
-}
-std::unique_ptr<const FusedRule> MakeRule(
-    const torch::optim::AdamOptions& /*defaults*/, const FusedOptions& fused) {
-  return std::make_unique<
-      AdamRule<torch::optim::AdamOptions, torch::optim::AdamParamState>>(fused);
-}
-std::unique_ptr<const FusedRule> MakeRule(const SGDOptions& /*defaults*/,
-                                          const FusedOptions& fused) {
-  return std::make_unique<SgdRule>(fused);
+template <typename Options>
+std::unique_ptr<const FusedRule> MakeRule(const FusedOptions& fused) {
+  namespace optim = torch::optim;
+  if constexpr (std::is_same_v<Options, SGDOptions>) {
+    return std::make_unique<SgdRule>(fused);
+  } else if constexpr (std::is_same_v<Options, optim::AdamOptions>) {
+    return std::make_unique<AdamRule<Options, optim::AdamParamState>>(fused);
+  } else {
+    return std::make_unique<AdamRule<Options, optim::AdamWParamState>>(fused);
+  }
 }
 
 // Returns `defaults` after LibTorch's own checks, which are in a constructor.
@@ -192,7 +182,7 @@ FusedOptimizer<Base, Options>::FusedOptimizer(
     const FusedOptions& fused)
     : Base(groups, Checked<Base>(defaults)),
       activity_(fused.activity),
-      stepper_(std::make_unique<FusedStepper>(MakeRule(defaults, fused))) {}
+      stepper_(std::make_unique<FusedStepper>(MakeRule<Options>(fused))) {}
 
 template <typename Base, typename Options>
 FusedOptimizer<Base, Options>::FusedOptimizer(

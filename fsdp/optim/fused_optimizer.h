@@ -19,6 +19,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -26,11 +27,40 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "comm/rank_activity.h"
-#include "fsdp/optim/capturable_optimizer.h"
 #include "fsdp/resting/resting_places.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {
+
+// The interface of optimizers whose step can be captured
+// (fsdp/capture/step_capture.h).
+//
+// A captured step reads what the host decides, learning rates and the number of
+// the step, from memory of the device.
+class CapturableOptimizer {
+ public:
+  virtual ~CapturableOptimizer() = default;
+
+  // Makes all later steps, captured or not, read learning rates in float from
+  // the device, as torch.optim does with capturable, so that both give the same
+  // bits.
+  virtual void KeepRatesOnDevice() = 0;
+
+  // Between these calls step() is captured, and does not count until it is
+  // replayed. An earlier step has to have allocated all that it needs, or else
+  // step() returns FailedPrecondition. The result is the capture's number, for
+  // PrepareReplay(). Unimplemented: parameters or states are offloaded.
+  virtual absl::StatusOr<int64_t> BeginCapture() = 0;
+  virtual void EndCapture() = 0;
+
+  // Copies the present learning rates and the numbers of the next step to the
+  // device, on the current stream, for one replay that follows there. It takes
+  // up states that were loaded. FailedPrecondition, with the reason: something
+  // else has changed since the capture, or `capture` is not the last.
+  virtual absl::Status PrepareReplay(int64_t capture) = 0;
+  // Counts a step, when the replay has been given to the device.
+  virtual void CountReplay() = 0;
+};
 
 class FusedStepper;
 
@@ -80,7 +110,7 @@ class FusedOptimizer final : public Base,
   absl::Status TakeUpStates() override;
   absl::Status TakeUpStatesOf(absl::Span<const at::Tensor> parameters) override;
 
-  // See capturable_optimizer.h; CapturedStep calls them.
+  // See CapturableOptimizer; CapturedStep calls them.
   void KeepRatesOnDevice() override;
   absl::StatusOr<int64_t> BeginCapture() override;
   void EndCapture() override;

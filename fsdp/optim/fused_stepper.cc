@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -23,7 +22,6 @@
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_runs.h"
-#include "fsdp/optim/fused_stretch.h"
 #include "fsdp/resting/offload_space.h"
 #include "ranges/tensor_range.h"
 
@@ -223,7 +221,12 @@ absl::Status FusedStepper::StepDue(const Groups& groups,
   if (all_or_nothing && !spaces_.empty()) {
     if (status.ok()) status = ReserveDue(groups);
     // A rank that has nothing to step takes part too: the others wait for it.
-    status = BeginSteps(status);
+    const absl::Status before = status;
+    for (const auto& space : spaces_) {
+      absl::Status begin = before;
+      begin.Update(space->CheckStepper(identity_));
+      status.Update(space->BeginStep(begin));
+    }
     if (status.ok()) status = Stream(streamed, groups, states, /*save=*/true);
     const absl::Status mine = std::exchange(status, absl::OkStatus());
     for (const auto& space : spaces_) status.Update(space->EndStep(mine));
@@ -272,16 +275,6 @@ absl::Status FusedStepper::ReserveDue(const Groups& groups) {
       }
     }
   });
-}
-
-absl::Status FusedStepper::BeginSteps(const absl::Status& mine) {
-  absl::Status first = mine;
-  for (const auto& space : spaces_) {
-    absl::Status status = mine;
-    status.Update(space->CheckStepper(identity_));
-    first.Update(space->BeginStep(status));
-  }
-  return first;
 }
 
 absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,

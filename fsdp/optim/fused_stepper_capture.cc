@@ -6,7 +6,6 @@
 #include <c10/core/GradMode.h>
 
 #include <cstdint>
-#include <memory>
 #include <set>
 #include <utility>
 #include <vector>

@@ -1,7 +1,7 @@
-#include "fsdp/optim/fused_stretch.h"
-
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_runs.h"
+#include "fsdp/optim/fused_stepper.h"
 #include "fsdp/resting/offload_space.h"
 
 namespace fsdp {
@@ -48,11 +49,6 @@ absl::Status CheckGradient(const at::Tensor& parameter,
       ": they must be equal, and the dtype a floating-point one"));
 }
 
-// Returns the gradient on the host, which waits for a copy from a device.
-at::Tensor GradientOnHost(const at::Tensor& gradient) {
-  return fsdp::RestsElsewhere(gradient) ? OnHost(gradient) : gradient.cpu();
-}
-
 // Returns `gradient` with its elements in memory in the order of `parameter`.
 at::Tensor InOrderOf(const at::Tensor& parameter, const at::Tensor& gradient) {
   if (gradient.strides() == parameter.strides() ||
@@ -60,6 +56,28 @@ at::Tensor InOrderOf(const at::Tensor& parameter, const at::Tensor& gradient) {
     return gradient;
   }
   return at::empty_like(parameter).copy_(gradient);
+}
+
+// The alignment of slots that do not follow each other.
+constexpr int64_t kSlotAlignmentBytes = 64;
+
+// Returns where each of `parameters` begins in one tensor for all of them, and
+// at last that tensor's size. What follows in memory follows there too.
+std::vector<int64_t> PlacesFor(const std::vector<at::Tensor>& parameters) {
+  const int64_t alignment =
+      kSlotAlignmentBytes /
+      static_cast<int64_t>(parameters.front().element_size());
+  std::vector<int64_t> begins;
+  int64_t used = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (i > 0 && !FollowsInMemory(parameters[i - 1], parameters[i])) {
+      used = (used + alignment - 1) / alignment * alignment;
+    }
+    begins.push_back(used);
+    used += parameters[i].numel();
+  }
+  begins.push_back(used);
+  return begins;
 }
 
 }  // namespace
@@ -130,17 +148,6 @@ void FusedStretch::Prefetch() const {
   for (const Member& member : members_) PrefetchTensor(member.parameter.grad());
 }
 
-absl::Status FusedStretch::BringIn() {
-  if (shard_ == nullptr) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(
-      resident_.Add(members_.front().parameter, Use::kUpdate, where()));
-  for (const Member& member : members_) {
-    FSDP_RETURN_IF_ERROR(
-        resident_.Add(member.parameter.grad(), Use::kRead, where()));
-  }
-  return BringInStates();
-}
-
 bool FusedStretch::HasGradient() const {
   return std::any_of(
       members_.begin(), members_.end(),
@@ -196,18 +203,30 @@ absl::Status FusedStretch::CheckState(size_t i, const FusedRule& rule,
 absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
                                  OptimizerStates& states) {
   num_slots_ = num_slots;
-  FSDP_RETURN_IF_ERROR(BringIn());
+  if (shard_ != nullptr) {
+    const Where where = on_host_ ? Where::kHost : Where::kDevice;
+    FSDP_RETURN_IF_ERROR(
+        resident_.Add(members_.front().parameter, Use::kUpdate, where));
+    for (const Member& member : members_) {
+      FSDP_RETURN_IF_ERROR(
+          resident_.Add(member.parameter.grad(), Use::kRead, where));
+    }
+    FSDP_RETURN_IF_ERROR(BringInStates());
+  }
   if (keeps() && num_slots > 0 && !kept_steps_.defined()) {
     FSDP_RETURN_IF_ERROR(Restore(rule, num_slots, states));
   }
   for (size_t i = 0; i < slices_.size(); ++i) {
     // An earlier step may have run out of memory and left gradients here.
     FusedSlice& slice = slices_[i];
-    const at::Tensor& gradient = members_[i].parameter.grad();
+    at::Tensor gradient = members_[i].parameter.grad();
     slice.gradient = at::Tensor();
     if (gradient.defined()) {
-      slice.gradient = InOrderOf(
-          slice.parameter, on_host_ ? GradientOnHost(gradient) : gradient);
+      if (on_host_) {  // copying from a device waits for it
+        gradient =
+            fsdp::RestsElsewhere(gradient) ? OnHost(gradient) : gradient.cpu();
+      }
+      slice.gradient = InOrderOf(slice.parameter, gradient);
     }
     slice.step = 1;
     members_[i].state = nullptr;
@@ -291,6 +310,207 @@ void FusedStretch::Count(const FusedRule& rule) {
       }
     }
   }
+}
+
+// Kept files have slots for all parameters: places must not depend on which of
+// them are trainable.
+bool FusedStretch::HasSlots(size_t i) const {
+  const at::Tensor& parameter = members_[i].parameter;
+  return keeps() || parameter.grad().defined() || parameter.requires_grad();
+}
+
+bool FusedStretch::keeps() const {
+  return shard_ != nullptr && shard_->space()->keeps();
+}
+
+absl::Status FusedStretch::BringInStates() {
+  for (const FusedSlice& slice : slices_) {
+    for (const at::Tensor& slot : slice.slots) {
+      FSDP_RETURN_IF_ERROR(resident_.Add(slot, Use::kUpdate));
+    }
+  }
+  return resident_.Add(kept_steps_, Use::kUpdate);
+}
+
+// Returns the memory that a failed attempt has placed, if there is some.
+absl::StatusOr<std::shared_ptr<RestingMemory>> FusedStretch::Place(
+    const std::string& what, int64_t bytes, c10::Device device) {
+  const auto found = memory_.find(what);
+  if (found != memory_.end()) return found->second;
+  FSDP_ASSIGN_OR_RETURN(
+      std::shared_ptr<RestingMemory> memory,
+      shard_->space()->PlaceOptimizerState(*shard_, what, bytes, device));
+  if (memory != nullptr) memory_[what] = memory;
+  return memory;
+}
+
+absl::StatusOr<at::Tensor> FusedStretch::Zeros(int64_t numel,
+                                               const std::string& what) {
+  const at::TensorOptions options = slices_.front().parameter.options();
+  if (shard_ != nullptr) {
+    FSDP_ASSIGN_OR_RETURN(
+        const std::shared_ptr<RestingMemory> memory,
+        Place(what, numel * static_cast<int64_t>(options.dtype().itemsize()),
+              options.device()));
+    if (memory != nullptr) {
+      at::Tensor all =
+          memory->AsTensor(c10::typeMetaToScalarType(options.dtype()));
+      FSDP_RETURN_IF_ERROR(resident_.Add(all, Use::kUpdate));
+      return all;
+    }
+  }
+  return at::zeros({numel}, options);
+}
+
+// Allocates for parameters that may get a gradient later, too.
+absl::Status FusedStretch::AllocateSlot(int k) {
+  std::vector<size_t> members;
+  std::vector<at::Tensor> parameters;
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    const FusedSlice& slice = slices_[i];
+    if (slice.slots[k].defined() || !HasSlots(i)) continue;
+    members.push_back(i);
+    parameters.push_back(slice.parameter);
+  }
+  const std::vector<int64_t> begins = PlacesFor(parameters);
+  // An empty parameter may begin where another optimizer's parameter begins.
+  const auto any = std::find_if(
+      members.begin(), members.end(),
+      [this](size_t i) { return slices_[i].parameter.numel() > 0; });
+  const Member& named =
+      members_[keeps() || any == members.end() ? members.front() : *any];
+  // Kept files belong to one optimizer and are found again by a parameter's
+  // place in its group. Otherwise several optimizers may share a shard.
+  const std::string place =
+      keeps() ? absl::StrCat("parameter ", named.place, " of group ", group_)
+              : absl::StrCat("element ", named.parameter.storage_offset());
+  // Autograd must not see views, so that slots can be detached or replaced.
+  const at::AutoDispatchBelowADInplaceOrView untracked;
+  FSDP_ASSIGN_OR_RETURN(
+      const at::Tensor all,
+      Zeros(begins.back(), absl::StrCat("slot ", k, " from ", place)));
+  for (size_t j = 0; j < members.size(); ++j) {
+    slices_[members[j]].slots[k] = all.as_strided(
+        parameters[j].sizes(), parameters[j].strides(), begins[j]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedStretch::Reserve(int num_slots) {
+  for (int k = 0; k < num_slots; ++k) {
+    bool missing = false;
+    for (size_t i = 0; i < slices_.size(); ++i) {
+      missing |= members_[i].parameter.grad().defined() &&
+                 !slices_[i].slots[k].defined();
+    }
+    if (missing) FSDP_RETURN_IF_ERROR(AllocateSlot(k));
+  }
+  return absl::OkStatus();
+}
+
+// Copies the values of `held`, a state's tensor, into the slot. Only Count()
+// puts the slot into the state: until then, an undefined tensor there says that
+// the first step is still to come.
+absl::Status FusedStretch::TakeSlot(size_t i, int k, const at::Tensor& held) {
+  at::Tensor& own = slices_[i].slots[k];
+  bool& used = members_[i].used[k];
+  if (!own.defined()) FSDP_RETURN_IF_ERROR(AllocateSlot(k));
+  if (held.is_same(own)) return absl::OkStatus();
+  if (held.defined()) {
+    own.copy_(held);
+  } else if (used) {
+    own.zero_();
+  }
+  used = true;
+  return absl::OkStatus();
+}
+
+// Takes up what an earlier run has kept, except for states that were loaded
+// since.
+absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
+                                   OptimizerStates& states) {
+  const auto size = static_cast<int64_t>(slices_.size());
+  FSDP_ASSIGN_OR_RETURN(
+      const std::shared_ptr<RestingMemory> memory,
+      Place(absl::StrCat("steps of group ", group_),
+            size * static_cast<int64_t>(sizeof(int64_t)), at::kCPU));
+  if (memory == nullptr) return absl::OkStatus();
+  const at::Tensor steps = memory->AsTensor(at::kLong);
+  FSDP_RETURN_IF_ERROR(resident_.Add(steps, Use::kUpdate));
+  for (int k = 0; k < num_slots; ++k) {
+    if (slices_.front().slots[k].defined()) continue;
+    FSDP_RETURN_IF_ERROR(AllocateSlot(k));
+  }
+  kept_steps_ = steps;
+  if (shard_->space()->step() == 0) kept_steps_.zero_();
+  const int64_t* const kept = steps.const_data_ptr<int64_t>();
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    void* const parameter = members_[i].parameter.unsafeGetTensorImpl();
+    if (kept[i] == 0 || states.count(parameter) > 0) continue;
+    std::unique_ptr<OptimizerParamState> state = rule.NewState();
+    rule.SetStep(*state, kept[i]);
+    const FusedRule::Slots slots = rule.SlotsOf(*state);
+    for (int k = 0; k < num_slots; ++k) {
+      members_[i].used[k] = true;
+      *slots[k] = slices_[i].slots[k];
+    }
+    states[parameter] = std::move(state);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedStretch::TakeUp(const FusedRule& rule, int num_slots,
+                                  OptimizerStates& states) {
+  if (shard_ == nullptr || num_slots == 0 ||
+      !shard_->space()->OptimizerRestsElsewhere(*shard_)) {
+    return absl::OkStatus();
+  }
+  const absl::Status status =
+      TorchToStatus("taking up optimizer states", [&]() -> absl::Status {
+        FSDP_RETURN_IF_ERROR(BringInStates());
+        if (keeps() && !kept_steps_.defined()) {
+          FSDP_RETURN_IF_ERROR(Restore(rule, num_slots, states));
+        }
+        for (size_t i = 0; i < slices_.size(); ++i) {
+          FusedSlice& slice = slices_[i];
+          const auto found =
+              states.find(members_[i].parameter.unsafeGetTensorImpl());
+          const bool is_ours = found != states.end() && HasSlots(i);
+          if (is_ours) {
+            FSDP_RETURN_IF_ERROR(CheckState(i, rule, num_slots, states));
+            const FusedRule::Slots slots = rule.SlotsOf(*found->second);
+            for (int k = 0; k < num_slots; ++k) {
+              if (!slots[k]->defined()) continue;
+              FSDP_RETURN_IF_ERROR(TakeSlot(i, k, *slots[k]));
+              if (!slots[k]->is_same(slice.slots[k]))
+                *slots[k] = slice.slots[k];
+            }
+          }
+          if (kept_steps_.defined()) {
+            kept_steps_.mutable_data_ptr<int64_t>()[i] =
+                is_ours ? rule.NextStep(*found->second) - 1 : 0;
+          }
+        }
+        return absl::OkStatus();
+      });
+  LetGo();
+  return status;
+}
+
+absl::Status FusedStretch::Evacuate(const FusedRule& rule,
+                                    OptimizerStates& states) {
+  if (memory_.empty()) return absl::OkStatus();
+  for (const Member& member : members_) {
+    const auto found = states.find(member.parameter.unsafeGetTensorImpl());
+    if (found == states.end()) continue;
+    for (at::Tensor* slot : rule.SlotsOf(*found->second)) {
+      if (slot == nullptr || !fsdp::RestsElsewhere(*slot)) continue;
+      FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                            Resident::Of(*slot, Use::kRead));
+      *slot = slot->clone();
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace fsdp

@@ -41,11 +41,6 @@ bool CanBeMerged(const at::Tensor& gradient) {
          !gradient.is_neg() && !gradient.is_inference();
 }
 
-bool IsContinuedBy(const at::Tensor& run, const at::Tensor& next) {
-  return CanBeMerged(run) && CanBeMerged(next) && FollowsInMemory(run, next) &&
-         run.numel() + next.numel() <= kLongestRun;
-}
-
 bool IsFinite(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.numel() == 0 || !tensor.is_floating_point()) {
     return true;
@@ -81,7 +76,9 @@ std::vector<GradientGroup> GroupGradients(
   for (GradientGroup& group : groups) {
     for (const at::Tensor& gradient : group.each) {
       std::vector<at::Tensor>& runs = group.gradients;
-      if (!runs.empty() && IsContinuedBy(runs.back(), gradient)) {
+      if (!runs.empty() && CanBeMerged(runs.back()) && CanBeMerged(gradient) &&
+          FollowsInMemory(runs.back(), gradient) &&
+          runs.back().numel() + gradient.numel() <= kLongestRun) {
         const at::Tensor& run = runs.back();
         runs.back() =
             TensorOver(run.storage(), run.storage_offset(),

@@ -1,11 +1,10 @@
 // Regions with offloaded arguments compute and promise the same as without. For
 // units see checkpoint_offload_units_test.cc.
 #include <ATen/ops/tanh.h>
-#include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <thread>
+#include <sstream>
 
 #include "base/testing/users_error.h"
 #include "fsdp/recompute/activation_offload.h"
@@ -241,90 +240,50 @@ TEST(RegionTest, ABackwardThatThrowsLeavesTheGraphUsable) {
   EXPECT_EQ(offload->stats().stored_bytes, 0);
 }
 
-// The properties of an argument that a function sees.
-struct Seen {
-  explicit Seen(const at::Tensor& tensor)
-      : sizes(tensor.sizes().vec()),
-        dtype(tensor.scalar_type()),
-        device(tensor.device()),
-        requires_grad(tensor.requires_grad()),
-        values(tensor.detach().to_dense().clone()) {
-    if (!tensor.is_sparse()) strides = tensor.strides().vec();
-  }
-  bool operator==(const Seen& other) const {
-    return sizes == other.sizes && strides == other.strides &&
-           dtype == other.dtype && device == other.device &&
-           requires_grad == other.requires_grad &&
-           at::equal(values, other.values);
-  }
-
-  std::vector<int64_t> sizes, strides;
-  at::ScalarType dtype;
-  c10::Device device;
-  bool requires_grad;
-  at::Tensor values;
-};
-
-struct Argument {
-  std::string name;
-  // Makes an argument of a tensor [kRows, kDim] that is not a leaf.
-  std::function<at::Tensor(const at::Tensor&)> make;
-  bool moves = true;
-};
-
-class ArgumentTest : public ::testing::TestWithParam<Argument> {};
-
-TEST_P(ArgumentTest, IsTheSameWhenTheFunctionRunsAgain) {
-  const auto run = [](const CheckpointOptions& options,
-                      std::vector<Seen>* seen) {
-    const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
-    const at::Tensor y = CheckpointWith(
-        options,
-        [seen](const at::Tensor& argument, const at::Tensor& plain) {
-          if (seen != nullptr) seen->emplace_back(argument);
-          return argument.to(at::kFloat).sum() * plain;
-        },
-        GetParam().make(leaf.mul(1)), leaf);
-    y.sum().backward();
-    return leaf.grad();
+// For the forms of tensors see packed_form_test.cc.
+TEST(ArgumentsTest, AreTheSameWhenTheFunctionRunsAgain) {
+  struct Argument {
+    std::string name;
+    // Makes an argument of a tensor [kRows, kDim] that is not a leaf.
+    std::function<at::Tensor(const at::Tensor&)> make;
+    bool moves = true;
   };
-  const auto offload = Offload(Host());
-  std::vector<Seen> seen;
-  const at::Tensor gradient = run(With(offload), &seen);
-  EXPECT_TRUE(at::equal(gradient, run({}, nullptr)));
-  ASSERT_EQ(seen.size(), 2u);
-  EXPECT_TRUE(seen[0] == seen[1]);
-  EXPECT_EQ(offload->stats().tensors_out, GetParam().moves ? 1 : 0);
-  EXPECT_EQ(offload->stats().stored_bytes, 0);
-}
-
-std::vector<Argument> Arguments() {
   using T = const at::Tensor&;
-  return {
-      {"Dense", [](T x) { return x; }},
-      {"WithoutGrad", [](T x) { return x.detach(); }},
-      {"Transposed", [](T x) { return x.t(); }},
-      {"Rows", [](T x) { return x.narrow(0, 1, 2); }},
-      {"Columns", [](T x) { return x.narrow(1, 1, 2); }},
-      {"Expanded",
-       [](T x) {
-         return x.unsqueeze(0).expand({4, kRows, kDim});
-       }},
-      {"Scalar", [](T x) { return x.sum(); }},
-      {"Half", [](T x) { return x.to(at::kHalf); }},
-      {"Double", [](T x) { return x.to(at::kDouble); }},
-      {"Overlapping", [](T x) { return x.reshape({-1}).unfold(0, 3, 1); },
-       false},
-      {"Integers", [](T x) { return x.to(at::kLong); }, false},
-      {"Sparse", [](T x) { return x.to_sparse(); }, false},
-      {"Empty", [](T x) { return x.narrow(0, 1, 0); }, false},
-      {"LeafThatRequiresGrad",
-       [](T x) { return x.detach().clone().requires_grad_(); }, false},
-  };
+  const std::vector<Argument> arguments = {
+      {"dense", [](T x) { return x; }},
+      {"without grad", [](T x) { return x.detach(); }},
+      {"columns", [](T x) { return x.narrow(1, 1, 2); }},
+      {"half", [](T x) { return x.to(at::kHalf); }},
+      {"integers", [](T x) { return x.to(at::kLong); }, false},
+      {"sparse", [](T x) { return x.to_sparse(); }, false},
+      {"a leaf that requires grad",
+       [](T x) { return x.detach().clone().requires_grad_(); }, false}};
+  for (const Argument& argument : arguments) {
+    SCOPED_TRACE(argument.name);
+    std::vector<std::string> seen;
+    const auto run = [&](const CheckpointOptions& options) {
+      const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
+      const at::Tensor y = CheckpointWith(
+          options,
+          [&seen](const at::Tensor& x, const at::Tensor& plain) {
+            std::ostringstream text;
+            text << x.detach() << x.requires_grad();
+            if (!x.is_sparse()) text << x.strides();
+            seen.push_back(text.str());
+            return x.to(at::kFloat).sum() * plain;
+          },
+          argument.make(leaf.mul(1)), leaf);
+      y.sum().backward();
+      return leaf.grad();
+    };
+    const auto offload = Offload(Host());
+    EXPECT_TRUE(at::equal(run(With(offload)), run({})));
+    ASSERT_EQ(seen.size(), 4u);
+    EXPECT_THAT(seen, Each(seen[0]));
+    EXPECT_EQ(offload->stats().tensors_out, argument.moves ? 1 : 0);
+    EXPECT_EQ(offload->stats().stored_bytes, 0);
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(Kinds, ArgumentTest, ::testing::ValuesIn(Arguments()),
-                         [](const auto& info) { return info.param.name; });
 
 TEST(ArgumentsTest, MayBeTheSameTensorAndInContainers) {
   const auto fn = [](const at::Tensor& x, const std::vector<at::Tensor>& more,
@@ -366,8 +325,7 @@ TEST(ArgumentsTest, ModifiedBeforeBackwardAreRefusedWhereverTheyAre) {
   const auto offload = Offload(Host());
   for (const bool through_a_view : {false, true}) {
     const at::Tensor x = Rows(1, kRows, kDim).requires_grad_().mul(2);
-    const at::Tensor y = CheckpointWith(
-        With(offload), [](const at::Tensor& x) { return at::tanh(x); }, x);
+    const at::Tensor y = CheckpointWith(With(offload), at::tanh, x);
     if (through_a_view) {
       x.detach().view(-1).narrow(0, 1, 1).zero_();
     } else {

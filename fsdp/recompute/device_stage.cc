@@ -1,5 +1,3 @@
-#include "fsdp/recompute/device_stage.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
@@ -22,6 +20,7 @@
 #include "base/torch_status.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/memory/locked_pages.h"
+#include "fsdp/recompute/tensor_transfers.h"
 #include "offload/param_store.h"
 
 namespace fsdp {

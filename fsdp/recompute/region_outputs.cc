@@ -12,7 +12,6 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -53,17 +52,6 @@ at::Tensor ViewAgain(const at::Tensor& view, const at::Tensor& base) {
       torch::autograd::impl::get_view_autograd_meta(view)->get_backward_view();
   if (info.has_view_fn()) return info.view_fn()(base);
   return base.as_strided(view.sizes(), view.strides(), view.storage_offset());
-}
-
-// Returns whether `base` is from before the region, whose forward records
-// nothing that could require grad.
-bool IsOfBefore(const at::Tensor& base, const GivenTensors& given) {
-  return base.requires_grad() || given.HasMemoryOf(base);
-}
-
-at::Tensor AsGiven(const at::Tensor& output, const GivenTensors& given) {
-  if (!output.is_view() || given.Has(output)) return output;
-  return ViewAgain(output, given.SourceOf(BaseOf(output)));
 }
 
 at::Tensor AliasFrom(const std::shared_ptr<Node>& node,
@@ -113,8 +101,12 @@ void RegionOutputs::Wrap(const std::shared_ptr<Node>& node,
     replaced.push_back(output);
     const at::Tensor base = BaseOf(output);
     at::Tensor& replacement = replacements[output.unsafeGetTensorImpl()];
-    if (!replacement.defined() && IsOfBefore(base, given)) {
-      replacement = AsGiven(output, given);
+    // The forward records nothing that could require grad.
+    const bool is_of_before = base.requires_grad() || given.HasMemoryOf(base);
+    if (!replacement.defined() && is_of_before) {
+      replacement = output.is_view() && !given.Has(output)
+                        ? ViewAgain(output, given.SourceOf(base))
+                        : output;
     } else if (!replacement.defined()) {
       const bool is_related =
           CanHaveGradient(base) &&

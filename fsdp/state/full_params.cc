@@ -24,7 +24,7 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/state/whole_access.h"
+#include "fsdp/state/model_values.h"
 #include "fsdp/state/whole_model.h"
 
 namespace fsdp {
@@ -261,26 +261,23 @@ absl::StatusOr<FullParamsScope> SummonFullParams(torch::nn::Module& module,
                                                  const SummonOptions& options) {
   std::vector<std::shared_ptr<ShardedModel>> models;
   std::map<ShardedModel*, std::vector<int>> units;
-  const auto add = [&](const UnitHandle& handle) {
-    std::vector<int>& of_model = units[handle.model().get()];
-    if (of_model.empty()) models.push_back(handle.model());
+  const auto add = [&](torch::nn::Module& inner) {
+    const std::optional<UnitHandle> handle = FindUnit(inner);
+    if (!handle.has_value()) return;
+    std::vector<int>& of_model = units[handle->model().get()];
+    if (of_model.empty()) models.push_back(handle->model());
     // A module in two places is met twice.
-    if (std::find(of_model.begin(), of_model.end(), handle.unit()) ==
+    if (std::find(of_model.begin(), of_model.end(), handle->unit()) ==
         of_model.end()) {
-      of_model.push_back(handle.unit());
+      of_model.push_back(handle->unit());
     }
   };
-  if (!options.recurse) {
-    const std::optional<UnitHandle> handle = FindUnit(module);
-    if (handle.has_value()) add(*handle);
+  if (options.recurse) {
+    module.apply(add);
   } else {
-    module.apply([&](torch::nn::Module& inner) {
-      const std::optional<UnitHandle> handle = FindUnit(inner);
-      if (handle.has_value()) add(*handle);
-    });
+    add(module);
   }
-  auto impl = std::make_unique<FullParamsScope::Impl>(options);
-  FullParamsScope scope(std::move(impl));
+  FullParamsScope scope(std::make_unique<FullParamsScope::Impl>(options));
   for (const std::shared_ptr<ShardedModel>& model : models) {
     absl::Status status = scope.impl_->Open(model, units[model.get()]);
     if (status.ok()) continue;
@@ -317,31 +314,6 @@ absl::Status VisitFlat(ShardedModel& model, int unit, const FlatParameter& flat,
   return WriteShard(model, unit, flat, whole, options.rank0_only, flat.shard());
 }
 
-absl::Status VisitAll(ShardedModel& model, const FullParameterVisitor& visit,
-                      const VisitOptions& options) {
-  absl::Status visited;
-  for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.flats(unit)) {
-      // A rank whose visitor has failed goes on gathering with the others.
-      const absl::Status status =
-          VisitFlat(model, unit, *flat, visit, options, &visited);
-      if (status.ok()) continue;
-      // A group of some ranks has failed: the others wait in groups of theirs.
-      model.Abort(status);
-      return visited.ok() ? status : visited;
-    }
-  }
-  return comm::Agree(model.communicator(), visited, "visiting full parameters",
-                     DeadlineOf(model));
-}
-
-// Ends with the gather: what lies in its memory then is none of the caller's.
-at::Tensor Unsharded(const FlatParameter& flat) {
-  const at::Tensor& any = flat.parameter(0).tensors.front();
-  return TensorOver(any.storage(), 0, {flat.layout().padded_numel()}, {1},
-                    flat.unsharded_dtype());
-}
-
 absl::StatusOr<UnitHandle> UnitOf(torch::nn::Module& module) {
   std::optional<UnitHandle> handle = FindUnit(module);
   if (handle.has_value()) return *std::move(handle);
@@ -362,7 +334,20 @@ absl::Status ForEachFullParameter(ShardedModel& model,
         absl::StrCat("writeback ", options.writeback, ", rank0_only ",
                      options.rank0_only),
         "the options of ForEachFullParameter()", DeadlineOf(model)));
-    return VisitAll(model, visit, options);
+    absl::Status visited;
+    for (int unit = 0; unit < model.num_units(); ++unit) {
+      for (const auto& flat : model.flats(unit)) {
+        // A rank whose visitor has failed goes on gathering with the others.
+        const absl::Status status =
+            VisitFlat(model, unit, *flat, visit, options, &visited);
+        if (status.ok()) continue;
+        // A group of some ranks has failed: others wait in groups of theirs.
+        model.Abort(status);
+        return visited.ok() ? status : visited;
+      }
+    }
+    return comm::Agree(model.communicator(), visited,
+                       "visiting full parameters", DeadlineOf(model));
   });
 }
 
@@ -389,9 +374,15 @@ absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams(
     FSDP_RETURN_IF_ERROR(model.WaitUnshard(unit));
     const bool sharded = model.shard_group(unit).world_size() > 1;
     for (const auto& flat : model.flats(unit)) {
-      rebuilt.push_back({model.unit_name(unit), Unsharded(*flat),
-                         sharded || RestsElsewhere(flat->shard()) ||
-                             flat->compute_dtype() != flat->dtype()});
+      // Ends with the gather: what lies in its memory then is none of the
+      // caller's.
+      const at::Tensor& any = flat->parameter(0).tensors.front();
+      rebuilt.push_back(
+          {model.unit_name(unit),
+           TensorOver(any.storage(), 0, {flat->layout().padded_numel()}, {1},
+                      flat->unsharded_dtype()),
+           sharded || RestsElsewhere(flat->shard()) ||
+               flat->compute_dtype() != flat->dtype()});
     }
   }
   return rebuilt;

@@ -1,13 +1,16 @@
 #include "fsdp/state/model_values.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -16,35 +19,66 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
+#include "base/tensor_over.h"
 #include "base/torch_status.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/guarded_storage.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/state/whole_access.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {
+
+absl::Time DeadlineOf(const ShardedModel& model) {
+  return absl::Now() + model.timeout();
+}
+
+absl::StatusOr<WholeAccess> WholeAccess::Begin(ShardedModel& model,
+                                               absl::string_view what,
+                                               bool reads_values) {
+  const absl::Status mine = model.BeginWholeAccess(what, reads_values);
+  absl::Status all =
+      comm::Agree(model.communicator(), mine, what, DeadlineOf(model));
+  if (all.ok()) return WholeAccess(&model);
+  if (mine.ok()) model.EndWholeAccess();
+  return all;
+}
+
+absl::StatusOr<WholeAccess> WholeAccess::BeginAlone(ShardedModel& model,
+                                                    absl::string_view what) {
+  FSDP_RETURN_IF_ERROR(model.BeginWholeAccess(what));
+  return WholeAccess(&model);
+}
+
 namespace {
+
+absl::StatusOr<at::Tensor> Gather(comm::Communicator& group,
+                                  const at::Tensor& shard,
+                                  absl::string_view label,
+                                  absl::Time deadline) {
+  const NormalMode normal;
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(shard, Use::kRead));
+  if (group.world_size() == 1) return shard.detach().clone();
+  at::Tensor whole = at::empty({shard.numel() * group.world_size()},
+                               shard.options().requires_grad(false));
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<comm::Work> work,
+                        group.AllGather(whole, shard.detach(), label));
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  return whole;
+}
 
 using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::Slice;
-
-// This rank's part of `whole`, among all that have the unit.
-void TakeEvenPart(const ShardedModel& model, const at::Tensor& whole,
-                  TensorRange& range) {
-  const comm::Communicator& shards = model.shard_group(range.unit);
-  const auto [begin, end] =
-      EvenPart(whole.numel(), shards.rank(), shards.world_size());
-  range.begin = begin;
-  range.values = whole.reshape({-1}).narrow(0, begin, end - begin).clone();
-  range.strides = RowMajorStrides(range.sizes);
-}
 
 // A range, by its index, and its parameter's index in a flat parameter.
 using OfFlat = std::vector<std::pair<size_t, int>>;
@@ -68,6 +102,39 @@ absl::StatusOr<at::Tensor> ShardOf(const FlatParameter& flat,
 }
 
 }  // namespace
+
+absl::StatusOr<at::Tensor> GatherShards(const ShardedModel& model, int unit,
+                                        const at::Tensor& shard,
+                                        absl::string_view label) {
+  absl::StatusOr<at::Tensor> whole =
+      Gather(model.shard_group(unit), shard, label, DeadlineOf(model));
+  if (!whole.ok()) model.Abort(whole.status());
+  return whole;
+}
+
+at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat) {
+  const NormalMode normal;
+  at::Tensor gradients = at::zeros_like(flat.shard());
+  for (int i = 0; i < flat.num_parameters(); ++i) {
+    const at::Tensor& gradient = flat.ShardSlice(i).grad();
+    if (!gradient.defined()) continue;
+    const Resident resident = ValueOrThrow(Resident::Of(gradient, Use::kRead));
+    const flat_param::Slice slice = flat.layout().InShard(i, flat.rank());
+    gradients.narrow(0, slice.begin, slice.numel()).copy_(gradient);
+  }
+  return gradients;
+}
+
+LentValues::LentValues(const at::Tensor& values, const std::string& until)
+    : storage_(static_cast<int64_t>(values.nbytes()), values.device(),
+               absl::StrCat("these are parameters or gradients of a sharded "
+                            "model as they were whole, and ",
+                            until, " is over: clone what has to outlive it")) {
+  const NormalMode normal;
+  storage_.Fill(values.mutable_data_ptr());
+  tensor_ = TensorOver(storage_.storage(), 0, {values.numel()}, {1},
+                       values.scalar_type());
+}
 
 bool IsOfShardedModel(const at::Tensor& parameter) {
   return parameter.has_storage() && flat_param::IsGuarded(parameter.storage());
@@ -164,7 +231,13 @@ absl::Status MakeRowMajor(const ShardedModel& model,
     places.push_back(&range);
   }
   return ForEachWhole(model, turned, [&](size_t i, const at::Tensor& whole) {
-    TakeEvenPart(model, whole, *places[i]);
+    TensorRange& range = *places[i];
+    const comm::Communicator& shards = model.shard_group(range.unit);
+    const auto [begin, end] =
+        EvenPart(whole.numel(), shards.rank(), shards.world_size());
+    range.begin = begin;
+    range.values = whole.reshape({-1}).narrow(0, begin, end - begin).clone();
+    range.strides = RowMajorStrides(range.sizes);
   });
 }
 

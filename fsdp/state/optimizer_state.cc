@@ -3,7 +3,6 @@
 #include <torch/optim/optimizer.h>
 
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,7 +17,6 @@
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
-#include "fsdp/state/whole_access.h"
 #include "fsdp/state/whole_model.h"
 #include "ranges/tensor_range.h"
 
@@ -86,15 +84,6 @@ absl::StatusOr<std::pair<std::string, std::string>> SplitKey(
       "the state has ", key, ", but the optimizer has no such parameter"));
 }
 
-// The parameters of `view`'s groups, with no slots yet.
-std::map<std::string, OptimizerSlots> Known(const OptimizerValues& view) {
-  std::map<std::string, OptimizerSlots> known;
-  for (const OptimizerGroup& group : view.groups) {
-    for (const std::string& name : group.names) known[name];
-  }
-  return known;
-}
-
 // Pieces lie in the storage order of the parameter they were taken from.
 absl::Status CheckShape(const TensorRange& piece, const TensorRange& leaf) {
   if (piece.sizes != leaf.sizes) {
@@ -116,7 +105,10 @@ absl::StatusOr<OptimizerReplacement> PlanLoad(
     const std::vector<OptimizerGroup>& groups) {
   FSDP_ASSIGN_OR_RETURN(const OptimizerValues view,
                         ReadOptimizerValues(model.Ranges(), optimizer));
-  std::map<std::string, OptimizerSlots> values = Known(view);
+  std::map<std::string, OptimizerSlots> values;  // of all in groups
+  for (const OptimizerGroup& group : view.groups) {
+    for (const std::string& name : group.names) values[name];
+  }
   std::map<std::string, std::vector<const TensorRange*>> by_key;
   for (const TensorRange& piece : pieces) by_key[piece.name].push_back(&piece);
   std::map<std::string, const TensorRange*> leaves;

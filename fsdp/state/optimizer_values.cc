@@ -32,40 +32,6 @@ namespace {
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamState;
 
-// Calls tensor(name, reference) and number(name, reference) for what a class of
-// states has.
-template <typename State, typename Visitor>
-void VisitAdam(State& state, Visitor& visitor) {
-  visitor.Number("step", state.step());
-  visitor.Tensor("exp_avg", state.exp_avg());
-  visitor.Tensor("exp_avg_sq", state.exp_avg_sq());
-  visitor.Tensor("max_exp_avg_sq", state.max_exp_avg_sq());
-}
-template <typename Visitor>
-void Visit(torch::optim::AdamParamState& state, Visitor& visitor) {
-  VisitAdam(state, visitor);
-}
-template <typename Visitor>
-void Visit(torch::optim::AdamWParamState& state, Visitor& visitor) {
-  VisitAdam(state, visitor);
-}
-template <typename Visitor>
-void Visit(torch::optim::SGDParamState& state, Visitor& visitor) {
-  visitor.Tensor("momentum_buffer", state.momentum_buffer());
-}
-template <typename Visitor>
-void Visit(torch::optim::AdagradParamState& state, Visitor& visitor) {
-  visitor.Number("step", state.step());
-  visitor.Tensor("sum", state.sum());
-}
-template <typename Visitor>
-void Visit(torch::optim::RMSpropParamState& state, Visitor& visitor) {
-  visitor.Number("step", state.step());
-  visitor.Tensor("square_avg", state.square_avg());
-  visitor.Tensor("momentum_buffer", state.momentum_buffer());
-  visitor.Tensor("grad_avg", state.grad_avg());
-}
-
 struct Reader {
   void Tensor(const char* name, const at::Tensor& tensor) {
     if (tensor.defined()) slots.tensors[name] = tensor;
@@ -79,36 +45,53 @@ struct Reader {
 
 struct Writer {
   void Tensor(const char* name, at::Tensor& tensor) {
-    const auto found = slots.tensors.find(name);
-    if (found == slots.tensors.end()) return;
-    tensor = found->second;
-    slots.tensors.erase(found);
+    Move(name, slots.tensors, tensor);
   }
   void Number(const char* name, int64_t& number) {
-    const auto found = slots.numbers.find(name);
-    if (found == slots.numbers.end()) return;
-    number = found->second;
-    slots.numbers.erase(found);
+    Move(name, slots.numbers, number);
+  }
+  template <typename T>
+  static void Move(const char* name, std::map<std::string, T>& from, T& to) {
+    const auto found = from.find(name);
+    if (found == from.end()) return;
+    to = found->second;
+    from.erase(found);
   }
 
   OptimizerSlots slots;  // what has found no place yet
 };
 
 template <typename State, typename Visitor>
-bool VisitAs(OptimizerParamState& state, Visitor& visitor) {
-  auto* derived = dynamic_cast<State*>(&state);
-  if (derived == nullptr) return false;
-  Visit(*derived, visitor);
-  return true;
+void VisitAdam(State& state, Visitor& visitor) {
+  visitor.Number("step", state.step());
+  visitor.Tensor("exp_avg", state.exp_avg());
+  visitor.Tensor("exp_avg_sq", state.exp_avg_sq());
+  visitor.Tensor("max_exp_avg_sq", state.max_exp_avg_sq());
 }
 
+// Shows the visitor what the state's class has, by reference. Returns false if
+// the class is not known.
 template <typename Visitor>
-bool VisitAny(OptimizerParamState& state, Visitor& visitor) {
-  return VisitAs<torch::optim::AdamWParamState>(state, visitor) ||
-         VisitAs<torch::optim::AdamParamState>(state, visitor) ||
-         VisitAs<torch::optim::SGDParamState>(state, visitor) ||
-         VisitAs<torch::optim::AdagradParamState>(state, visitor) ||
-         VisitAs<torch::optim::RMSpropParamState>(state, visitor);
+bool Visit(OptimizerParamState& state, Visitor& visitor) {
+  namespace optim = torch::optim;
+  if (auto* adamw = dynamic_cast<optim::AdamWParamState*>(&state)) {
+    VisitAdam(*adamw, visitor);
+  } else if (auto* adam = dynamic_cast<optim::AdamParamState*>(&state)) {
+    VisitAdam(*adam, visitor);
+  } else if (auto* sgd = dynamic_cast<optim::SGDParamState*>(&state)) {
+    visitor.Tensor("momentum_buffer", sgd->momentum_buffer());
+  } else if (auto* adagrad = dynamic_cast<optim::AdagradParamState*>(&state)) {
+    visitor.Number("step", adagrad->step());
+    visitor.Tensor("sum", adagrad->sum());
+  } else if (auto* rmsprop = dynamic_cast<optim::RMSpropParamState*>(&state)) {
+    visitor.Number("step", rmsprop->step());
+    visitor.Tensor("square_avg", rmsprop->square_avg());
+    visitor.Tensor("momentum_buffer", rmsprop->momentum_buffer());
+    visitor.Tensor("grad_avg", rmsprop->grad_avg());
+  } else {
+    return false;
+  }
+  return true;
 }
 
 absl::Status Unknown() {
@@ -117,18 +100,15 @@ absl::Status Unknown() {
       "AdamW, Adagrad and RMSprop of torch::optim");
 }
 
-// Sets `state` to a new one if `optimizer` is of its class.
-template <typename Kind, typename State>
-void MakeFor(const Optimizer& optimizer,
-             std::unique_ptr<OptimizerParamState>& state) {
-  if (dynamic_cast<const Kind*>(&optimizer) == nullptr) return;
-  state = std::make_unique<State>();
+template <typename Kind>
+bool Is(const Optimizer& optimizer) {
+  return dynamic_cast<const Kind*>(&optimizer) != nullptr;
 }
 
 absl::StatusOr<OptimizerSlots> ReadSlots(const OptimizerParamState& state) {
   Reader reader;
   // The accessors are not const.
-  if (!VisitAny(const_cast<OptimizerParamState&>(state), reader)) {
+  if (!Visit(const_cast<OptimizerParamState&>(state), reader)) {
     return Unknown();
   }
   return reader.slots;
@@ -140,14 +120,21 @@ absl::StatusOr<std::unique_ptr<OptimizerParamState>> MakeState(
     const Optimizer& optimizer, const OptimizerSlots& slots) {
   namespace optim = torch::optim;
   std::unique_ptr<OptimizerParamState> state;
-  MakeFor<optim::AdamW, optim::AdamWParamState>(optimizer, state);
-  MakeFor<optim::Adam, optim::AdamParamState>(optimizer, state);
-  MakeFor<optim::SGD, optim::SGDParamState>(optimizer, state);
-  MakeFor<optim::Adagrad, optim::AdagradParamState>(optimizer, state);
-  MakeFor<optim::RMSprop, optim::RMSpropParamState>(optimizer, state);
-  if (state == nullptr) return Unknown();
+  if (Is<optim::AdamW>(optimizer)) {
+    state = std::make_unique<optim::AdamWParamState>();
+  } else if (Is<optim::Adam>(optimizer)) {
+    state = std::make_unique<optim::AdamParamState>();
+  } else if (Is<optim::SGD>(optimizer)) {
+    state = std::make_unique<optim::SGDParamState>();
+  } else if (Is<optim::Adagrad>(optimizer)) {
+    state = std::make_unique<optim::AdagradParamState>();
+  } else if (Is<optim::RMSprop>(optimizer)) {
+    state = std::make_unique<optim::RMSpropParamState>();
+  } else {
+    return Unknown();
+  }
   Writer writer{slots};
-  VisitAny(*state, writer);
+  Visit(*state, writer);
   for (const auto& [name, tensor] : writer.slots.tensors) {
     return absl::InvalidArgumentError(
         absl::StrCat("this optimizer has no state named ", name));
@@ -217,11 +204,6 @@ const OptimizerGroup* NearestGroup(const std::vector<OptimizerGroup>& ours,
     most = count;
   }
   return nearest;
-}
-
-// Whether it can step a parameter that has no state.
-bool CanBegin(const Optimizer& optimizer) {
-  return dynamic_cast<const torch::optim::Adagrad*>(&optimizer) == nullptr;
 }
 
 absl::Status PlanGroups(const std::vector<OptimizerGroup>& ours,
@@ -324,7 +306,10 @@ absl::StatusOr<OptimizerReplacement> PlanReplacement(
     const auto found = slots.find(named.name);
     if (found == slots.end() ||
         (found->second.tensors.empty() && found->second.numbers.empty())) {
-      if (stepped.count(named.name) == 0 || CanBegin(optimizer)) continue;
+      if (stepped.count(named.name) == 0 ||
+          !Is<torch::optim::Adagrad>(optimizer)) {
+        continue;
+      }
       return absl::InvalidArgumentError(absl::StrCat(
           named.name,
           ": there is no state of it, and torch::optim::Adagrad "

@@ -24,7 +24,6 @@
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
-#include "fsdp/state/whole_access.h"
 #include "fsdp/state/whole_model.h"
 #include "ranges/tensor_range.h"
 
@@ -122,81 +121,69 @@ struct Filled {
   std::vector<const TensorRange*> pieces;
 };
 
+// Returns why `pieces` cannot fill `target`, or an empty string if they can.
+std::string DifferenceOf(const std::vector<const TensorRange*>& pieces,
+                         const TensorRange& target) {
+  for (const TensorRange* piece : pieces) {
+    std::string difference = MisfitOf(*piece, target);
+    if (!difference.empty()) return difference;
+  }
+  if (!target.is_whole) {
+    return std::string(
+        CheckCovered(pieces, target.begin, target.end()).message());
+  }
+  return CanHold(target.values, pieces.front()->values)
+             ? ""
+             : "values differ where the model's buffer is expanded";
+}
+
 // Plans to fill a model from ranges, for which any name of a tied parameter
-// will do. Whole tensors are ranges, too.
-class Planner {
- public:
-  Planner(const ModelValues& values, absl::Span<const TensorRange> sources,
-          bool strict)
-      : values_(values), sources_(sources), strict_(strict) {
-    for (const TensorRange& source : sources) {
-      by_name_[source.name].push_back(&source);
-    }
-    for (const auto& [alias, name] : values.aliases) {
-      aliases_[name].push_back(alias);
-    }
+// will do. Whole tensors are ranges, too. InvalidArgument lists every
+// difference; `what` is loaded.
+absl::StatusOr<std::vector<Filled>> PlanFill(
+    const ModelValues& values, absl::Span<const TensorRange> sources,
+    bool strict, absl::string_view what) {
+  std::map<std::string, std::vector<const TensorRange*>> by_name;
+  for (const TensorRange& source : sources) {
+    by_name[source.name].push_back(&source);
   }
-
-  // InvalidArgument lists every difference; `what` is loaded.
-  absl::StatusOr<std::vector<Filled>> Run(absl::string_view what) {
-    for (const TensorRange& target : values_.all) Plan(target);
-    for (const TensorRange& source : sources_) {
-      if (strict_ && source.is_whole && known_.count(source.name) == 0) {
-        differences_.push_back("unexpected: " + source.name);
-      }
-    }
-    if (differences_.empty()) return std::move(plan_);
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, " does not fit the model, which is as before:\n  ",
-                     absl::StrJoin(differences_, "\n  ")));
+  std::map<std::string, std::vector<std::string>> aliases;  // by first name
+  for (const auto& [alias, name] : values.aliases) {
+    aliases[name].push_back(alias);
   }
-
- private:
-  void Plan(const TensorRange& target) {
-    std::vector<std::string> names = aliases_[target.name];
+  std::set<std::string> known;
+  std::vector<std::string> differences;
+  std::vector<Filled> plan;
+  for (const TensorRange& target : values.all) {
+    std::vector<std::string> names = aliases[target.name];
     names.insert(names.begin(), target.name);
     Filled filled{&target, {}};
     for (const std::string& name : names) {
-      known_.insert(name);
-      const auto found = by_name_.find(name);
-      if (found == by_name_.end()) continue;
+      known.insert(name);
+      const auto found = by_name.find(name);
+      if (found == by_name.end()) continue;
       const std::string difference = DifferenceOf(found->second, target);
       if (!difference.empty()) {
-        differences_.push_back(absl::StrCat(name, ": ", difference));
+        differences.push_back(absl::StrCat(name, ": ", difference));
       }
       if (filled.pieces.empty()) filled.pieces = found->second;
     }
     if (!filled.pieces.empty()) {
-      plan_.push_back(std::move(filled));
-    } else if (strict_) {
-      differences_.push_back("missing: " + target.name);
+      plan.push_back(std::move(filled));
+    } else if (strict) {
+      differences.push_back("missing: " + target.name);
     }
   }
-
-  static std::string DifferenceOf(const std::vector<const TensorRange*>& pieces,
-                                  const TensorRange& target) {
-    for (const TensorRange* piece : pieces) {
-      std::string difference = MisfitOf(*piece, target);
-      if (!difference.empty()) return difference;
+  for (const TensorRange& source : sources) {
+    if (strict && source.is_whole && known.count(source.name) == 0) {
+      differences.push_back("unexpected: " + source.name);
     }
-    if (!target.is_whole) {
-      return std::string(
-          CheckCovered(pieces, target.begin, target.end()).message());
-    }
-    return CanHold(target.values, pieces.front()->values)
-               ? ""
-               : "values differ where the model's buffer is expanded";
   }
-
-  const ModelValues& values_;
-  const absl::Span<const TensorRange> sources_;
-  const bool strict_;
-  std::map<std::string, std::vector<const TensorRange*>> by_name_;
-  std::map<std::string, std::vector<std::string>> aliases_;  // by first name
-  std::set<std::string> known_;
-  std::vector<std::string> differences_;
-  std::vector<Filled> plan_;
-};
+  if (differences.empty()) return plan;
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " does not fit the model, which is as before:\n  ",
+                   absl::StrJoin(differences, "\n  ")));
+}
 
 void Fill(const std::vector<Filled>& plan) {
   const c10::NoGradGuard no_grad;
@@ -219,18 +206,6 @@ std::vector<TensorRange> RangesOf(const StateDict& dict) {
     ranges.push_back(WholeRange(item.key(), item.value()));
   }
   return ranges;
-}
-
-// How many elements a sparse one has is known to rank 0 only.
-absl::Status CheckNoneIsSparse(const ModelValues& values) {
-  for (const TensorRange& other : values.others()) {
-    if (other.values.layout() == c10::kStrided) continue;
-    return absl::UnimplementedError(absl::StrCat(
-        "buffer ", other.name,
-        " is sparse, and LoadOptions::rank0_only sends dense ones only: pass "
-        "the state dict on all ranks"));
-  }
-  return absl::OkStatus();
 }
 
 // Rank 0 has checked its dict and planned; values travel one after the other.
@@ -291,11 +266,20 @@ absl::Status LoadStateDict(ShardedModel& model, const torch::nn::Module& module,
         model.communicator(), absl::StrCat("rank0_only ", options.rank0_only),
         "the options of LoadStateDict()", DeadlineOf(model)));
     const ModelValues values = ReadModelValues(model, module);
-    if (options.rank0_only) FSDP_RETURN_IF_ERROR(CheckNoneIsSparse(values));
+    for (const TensorRange& other : values.others()) {
+      // How many elements a sparse one has is known to rank 0 only.
+      if (!options.rank0_only || other.values.layout() == c10::kStrided) {
+        continue;
+      }
+      return absl::UnimplementedError(absl::StrCat(
+          "buffer ", other.name,
+          " is sparse, and LoadOptions::rank0_only sends dense ones only: pass "
+          "the state dict on all ranks"));
+    }
     const std::vector<TensorRange> sources = RangesOf(dict);
     absl::StatusOr<std::vector<Filled>> plan = std::vector<Filled>();
     if (!options.rank0_only || model.communicator().rank() == kWriter) {
-      plan = Planner(values, sources, options.strict).Run("the state dict");
+      plan = PlanFill(values, sources, options.strict, "the state dict");
     }
     FSDP_RETURN_IF_ERROR(comm::Agree(model.communicator(), plan.status(),
                                      "loading a state dict",
@@ -334,7 +318,7 @@ absl::Status LoadShardedStateDict(ShardedModel& model,
     std::vector<TensorRange> sources = RangesOf(others);
     sources.insert(sources.end(), pieces.begin(), pieces.end());
     const absl::StatusOr<std::vector<Filled>> plan =
-        Planner(values, sources, /*strict=*/true).Run("the sharded state dict");
+        PlanFill(values, sources, /*strict=*/true, "the sharded state dict");
     FSDP_RETURN_IF_ERROR(comm::Agree(model.communicator(), plan.status(),
                                      "loading a sharded state dict",
                                      DeadlineOf(model)));

@@ -230,6 +230,7 @@ TEST(SummonFullParamsTest, InsideItEverythingElseIsRefusedByAllRanks) {
                              [&] { model->forward(Rows(0, 2, kDim)); });
       },
       [](Model& model) { return Unshard(*model.module()).status(); },
+      [](Model& model) { return model->GatherStateDict().status(); },
       [](Model& model) { return model->RebuildFullParams().status(); },
       [](Model& model) { return model->SetGradientDivideFactors(2, 1); },
   };
@@ -262,17 +263,26 @@ TEST(SummonFullParamsTest, ABackwardOfAnEarlierGraphIsRefusedInsideIt) {
 }
 
 TEST(SummonFullParamsTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
-  const auto run = [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    SummonOptions options;
-    options.writeback = world.rank() == 0;
-    absl::Status refused = model->SummonFullParams(options).status();
-    FSDP_RETURN_IF_ERROR(Backward(model));
-    return refused;
-  };
-  EXPECT_THAT(RunRefusedRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                            HasSubstr("the options of SummonFullParams()"))));
+  for (const bool visits : {false, true}) {
+    const auto run = [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+      SummonOptions summon;
+      summon.writeback = world.rank() == 0;
+      VisitOptions visit;
+      visit.rank0_only = world.rank() == 0;
+      absl::Status refused =
+          visits ? model->ForEachFullParameter(
+                       [](auto&, auto&) { return absl::OkStatus(); }, visit)
+                 : model->SummonFullParams(summon).status();
+      FSDP_RETURN_IF_ERROR(Backward(model));
+      return refused;
+    };
+    EXPECT_THAT(RunRefusedRanks(3, run),
+                Each(StatusIs(
+                    absl::StatusCode::kInvalidArgument,
+                    HasSubstr(visits ? "the options of ForEachFullParameter()"
+                                     : "the options of SummonFullParams()"))));
+  }
 }
 
 // Takes whole access on this rank alone.
@@ -305,22 +315,6 @@ TEST(ForEachFullParameterTest, AVisitorThatFailsOnOneRankFailsOnAll) {
       Each(StatusIs(absl::StatusCode::kInternal, HasSubstr("my disk"))));
 }
 
-TEST(ForEachFullParameterTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
-  const auto run = [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    VisitOptions options;
-    options.rank0_only = world.rank() == 0;
-    absl::Status refused = model->ForEachFullParameter(
-        [](auto&, auto&) { return absl::OkStatus(); }, options);
-    FSDP_RETURN_IF_ERROR(Backward(model));
-    return refused;
-  };
-  EXPECT_THAT(
-      RunRefusedRanks(3, run),
-      Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                    HasSubstr("the options of ForEachFullParameter()"))));
-}
-
 // If one rank is already inside, the others are told and leave.
 TEST(SummonFullParamsTest, WhatOneRankCannotEnterAllLeave) {
   const auto run = [](Communicator& world) -> absl::Status {
@@ -339,6 +333,87 @@ TEST(SummonFullParamsTest, WhatOneRankCannotEnterAllLeave) {
                             HasSubstr("a test"))));
 }
 
-}  // namespace
+// --- Units gathered ahead of use ---------------------------------------------
 
+TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
+  RecordedRanks ranks(2);
+  const auto run = [&](Communicator& world) -> absl::Status {
+    comm::CollectiveLog& log = ranks.logs[world.rank()];
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    c10::NoGradGuard no_grad;
+    const auto gathers = [&] {
+      return log.TotalsOf(comm::Collective::kAllGather, "blocks.1").count;
+    };
+    log.Clear();
+    torch::nn::Module& block = *model.module()->blocks[1];
+    FSDP_ASSIGN_OR_RETURN(UnshardHandle handle, Unshard(block));
+    FSDP_RETURN_IF_ERROR(Unshard(block).status());  // once is enough
+    FSDP_RETURN_IF_ERROR(handle.Wait());
+    FSDP_RETURN_IF_ERROR(Check(!IsFreed(block.parameters().front()), "freed"));
+    model->forward(Rows(0, 1, kDim));
+    FSDP_RETURN_IF_ERROR(Check(gathers() == 1, "gathered again"));
+    FSDP_RETURN_IF_ERROR(CheckAllFreed(block));
+    FSDP_RETURN_IF_ERROR(Unshard(block).status());
+    FSDP_RETURN_IF_ERROR(Reshard(block));
+    FSDP_RETURN_IF_ERROR(CheckAllFreed(block));
+    return Check(model->memory_stats().parameters.in_use_bytes == 0, "left");
+  };
+  EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
+}
+
+TEST(UnshardTest, AChildTakenFromASequentialIsItsUnit) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    torch::nn::Sequential net(torch::nn::Linear(kDim, kDim),
+                              torch::nn::Linear(kDim, kDim));
+    Options options = UnitsOf<torch::nn::LinearImpl>();
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
+    FSDP_RETURN_IF_ERROR(Unshard(*net->ptr(0)).status());
+    FSDP_RETURN_IF_ERROR(Reshard(*net->ptr(0)));
+    FSDP_ASSIGN_OR_RETURN(const FullParamsScope full,
+                          SummonFullParams(*net->ptr(0)));
+    const at::Tensor weight = net->ptr(0)->parameters().front();
+    return Check(weight.numel() == kDim * kDim && !IsFreed(weight), "freed");
+  }));
+}
+
+TEST(UnshardTest, IsForUnits) {
+  torch::nn::Linear plain(kDim, kDim);
+  EXPECT_THAT(Unshard(*plain).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("no unit of a sharded model")));
+  EXPECT_THAT(Reshard(*plain), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                        HasSubstr("no unit")));
+}
+
+TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {
+  for (const int world_size : {1, 3}) {
+    RecordedRanks ranks(world_size);
+    const auto run = [&](Communicator& world) -> absl::Status {
+      comm::CollectiveLog& log = ranks.logs[world.rank()];
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+      log.Clear();
+      FSDP_ASSIGN_OR_RETURN(auto rebuilt, model->RebuildFullParams());
+      FSDP_ASSIGN_OR_RETURN(auto again, model->RebuildFullParams());
+      FSDP_RETURN_IF_ERROR(CheckInitialValues(*model.module()));
+      const int units = kBlocks + 1;
+      FSDP_RETURN_IF_ERROR(Check(rebuilt.size() == units, "list"));
+      for (size_t i = 0; i < rebuilt.size(); ++i) {
+        FSDP_RETURN_IF_ERROR(
+            Check(rebuilt[i].safe_to_free == (world_size > 1), "safe_to_free"));
+        FSDP_RETURN_IF_ERROR(Check(
+            rebuilt[i].flat.data_ptr() == again[i].flat.data_ptr(), "moved"));
+        FSDP_RETURN_IF_ERROR(
+            Check(rebuilt[i].flat.numel() % world_size == 0, "padding"));
+      }
+      const int64_t gathers = log.TotalsOf(comm::Collective::kAllGather).count;
+      FSDP_RETURN_IF_ERROR(
+          Check(gathers == (world_size > 1 ? units : 0), "gathered twice"));
+      FSDP_RETURN_IF_ERROR(Backward(model));
+      return CheckAllFreed(*model.module());
+    };
+    EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
+  }
+}
+
+}  // namespace
 }  // namespace fsdp::testing::toy

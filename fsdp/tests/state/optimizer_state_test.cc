@@ -265,7 +265,7 @@ TEST(OptimizerStateTest, OnRank0Only) {
 // An action on a model, and a part of its error.
 using Misuse = std::pair<std::function<absl::Status(Model&)>, const char*>;
 
-std::vector<Misuse> WrongOptimizers(const OptimizerStateDict& state) {
+std::vector<Misuse> Misuses(const OptimizerStateDict& state) {
   return {
       {[](Model& model) {
          torch::optim::AdamW other(MakeNet(kDim, 1)->parameters());
@@ -289,11 +289,6 @@ std::vector<Misuse> WrongOptimizers(const OptimizerStateDict& state) {
          return model->LoadOptimizerState(*sgd, state);
        },
        "of another class of optimizer"},
-  };
-}
-
-std::vector<Misuse> WrongStates(const OptimizerStateDict& state) {
-  return {
       {[state](Model& model) {
          const auto adamw = Kinds()[0].make(NamedLeaves(model));
          OptimizerStateDict wrong = state;
@@ -335,11 +330,7 @@ std::vector<Misuse> WrongStates(const OptimizerStateDict& state) {
 
 TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
   const Snapshot snapshot = TrainedOn(2, Kinds()[0], 1);
-  std::vector<Misuse> misuses = WrongOptimizers(snapshot.optimizer);
-  for (Misuse& misuse : WrongStates(snapshot.optimizer)) {
-    misuses.push_back(std::move(misuse));
-  }
-  for (const auto& [misuse, text] : misuses) {
+  for (const auto& [misuse, text] : Misuses(snapshot.optimizer)) {
     const auto run = [&,
                       &misuse = misuse](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
