@@ -33,7 +33,6 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "replicas/column.h"
-#include "replicas/history_file.h"
 #include "replicas/joined_replica.h"
 #include "replicas/live_log.h"
 #include "replicas/membership/history.h"
