@@ -1,5 +1,5 @@
 // Runs replicas for replica_kills_test.py, which kills these processes.
-//   trainer FOLDER STEPS REPLICAS RANKS [HISTORY]
+//   kills_trainer FOLDER STEPS REPLICAS RANKS [HISTORY]
 // Each rank appends a line to FOLDER/replica-0.rank-1 for each step that it has
 // finished: the step and a hash of the bits of its shards after it.
 #include <ATen/core/Tensor.h>
@@ -99,7 +99,7 @@ int Main(int argc, char** argv) {
   if (argc < 5 || !absl::SimpleAtoi(argv[2], &arguments.steps) ||
       !absl::SimpleAtoi(argv[3], &arguments.replicas) ||
       !absl::SimpleAtoi(argv[4], &arguments.ranks)) {
-    std::cerr << "usage: trainer FOLDER STEPS REPLICAS RANKS [HISTORY]\n";
+    std::cerr << "usage: kills_trainer FOLDER STEPS REPLICAS RANKS [HISTORY]\n";
     return 2;
   }
   arguments.folder = argv[1];
