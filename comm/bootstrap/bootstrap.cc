@@ -173,24 +173,15 @@ class MetRanks {
   }
 
   absl::StatusOr<CommunicatorPtr> Connect() const {
-    FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host, ConnectHost());
+    FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host,
+                          options_.backend == Backend::kGloo ? ConnectGloo()
+                          : options_.backend == Backend::kSharedMemory
+                              ? ConnectSharedMemory()
+                              : ConnectAuto());
     return Paired(std::move(host), environment_, options_, StoreOf("device"));
   }
 
  private:
-  absl::StatusOr<CommunicatorPtr> ConnectHost() const {
-    switch (options_.backend) {
-      case Backend::kGloo:
-        return ConnectGloo();
-      case Backend::kSharedMemory:
-        return ConnectSharedMemory();
-      case Backend::kAuto:
-      case Backend::kLocal:
-        break;
-    }
-    return ConnectAuto();
-  }
-
   // Connects the ranks in the way that is fastest on their hosts.
   absl::StatusOr<CommunicatorPtr> ConnectAuto() const {
     FSDP_ASSIGN_OR_RETURN(
