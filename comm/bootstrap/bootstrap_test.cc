@@ -168,12 +168,6 @@ TEST(ConnectTest, SeveralHostsCannotShareMemory) {
                                      HasSubstr("not on one host"))));
 }
 
-TEST(ConnectTest, TheSamePlaceServesOneGroupAfterTheOther) {
-  const std::vector<Environment> ranks = RanksOfOneHost(2);
-  EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
-  EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
-}
-
 TEST(ConnectTest, AnInheritedSocketIsUsedOnce) {
   ASSERT_OK_AND_ASSIGN(Listener listener, Listen("127.0.0.1", 0));
   std::vector<Environment> ranks = RanksOfOneHost(2);

@@ -42,30 +42,17 @@ constexpr char kLoopback[] = "127.0.0.1";
 // How much longer than its ranks a launcher may take to end.
 constexpr absl::Duration kSlack = absl::Seconds(10);
 
-// A source for each process: launchers, whose lines have labels, and the
-// keeper, which has something to say only where it fails.
-std::vector<comm::OutputPump::Source> OutputOf(
+// Launchers' lines have labels already; the keeper has something to say only
+// where it fails.
+std::vector<comm::OutputPump::Process> OutputOf(
     const comm::ChildProcess& keeper,
     const std::vector<comm::ChildProcess>& launchers) {
-  std::vector<comm::OutputPump::Source> sources;
-  int label = 0;
-  const auto add = [&](const comm::ChildProcess& process) {
-    sources.push_back(
-        {process.stdout_fd(), label, comm::OutputStream::kStdout});
-    sources.push_back(
-        {process.stderr_fd(), label, comm::OutputStream::kStderr});
-    ++label;
-  };
-  for (const comm::ChildProcess& launcher : launchers) add(launcher);
-  add(keeper);
-  return sources;
-}
-
-// Launchers' lines have their labels already.
-std::vector<std::string> Labels(size_t launchers) {
-  std::vector<std::string> labels(launchers);
-  labels.emplace_back("[keeper] ");
-  return labels;
+  std::vector<comm::OutputPump::Process> processes;
+  for (const comm::ChildProcess& launcher : launchers) {
+    processes.push_back({launcher.stdout_fd(), launcher.stderr_fd(), ""});
+  }
+  processes.push_back({keeper.stdout_fd(), keeper.stderr_fd(), "[keeper] "});
+  return processes;
 }
 
 // Runs the launchers of a job's replicas, and their keeper, to their end.
@@ -82,8 +69,8 @@ class ReplicasSupervisor {
         signals_(signals),
         keeper_(std::move(keeper)),
         launchers_(std::move(launchers)),
-        output_(OutputOf(keeper_, launchers_), Labels(launchers_.size()),
-                options.stdout_fd, options.stderr_fd) {
+        output_(OutputOf(keeper_, launchers_), options.stdout_fd,
+                options.stderr_fd) {
     report_.replicas.resize(launchers_.size());
   }
 
