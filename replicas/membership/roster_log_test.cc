@@ -1,6 +1,7 @@
 #include "replicas/membership/roster_log.h"
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/testing/memory_registers.h"
+#include "replicas/membership/testing/registers_contract.h"
 
 namespace fsdp::replicas {
 namespace {
@@ -19,6 +21,13 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
 using ::testing::HasSubstr;
+
+// The fake keeps the contract of what it stands for.
+using testing::RegistersContract;
+INSTANTIATE_TEST_SUITE_P(
+    Memory, RegistersContract,
+    ::testing::Values(testing::RegistersUnderTest{
+        [] { return std::make_shared<testing::MemoryRegisters>(); }, nullptr}));
 
 Roster Numbered(int64_t number, int incarnation = 0) {
   Roster roster;
@@ -149,15 +158,15 @@ std::vector<std::string> Texts(const NoticeBoard::Pending& pending) {
   return texts;
 }
 
-class CountingRegisters final : public testing::ForwardingRegisters {
+class ListeningRegisters final : public testing::ForwardingRegisters {
  public:
   using ForwardingRegisters::ForwardingRegisters;
   absl::StatusOr<std::optional<std::string>> Get(
       const std::string& key) override {
-    ++gets;
+    heard.push_back(key);
     return ForwardingRegisters::Get(key);
   }
-  int gets = 0;
+  std::vector<std::string> heard;
 };
 
 class NoticeBoardTest : public ::testing::Test {
@@ -168,7 +177,7 @@ class NoticeBoardTest : public ::testing::Test {
   }
 
   testing::MemoryRegisters memory_;
-  CountingRegisters registers_{&memory_};
+  ListeningRegisters registers_{&memory_};
   NoticeBoard board_{&registers_};
   NoticeBoard others_{&memory_};
 };
@@ -193,10 +202,10 @@ TEST_F(NoticeBoardTest, EachIsAskedForOnce) {
   Post(1);
   ASSERT_OK(board_.ReadAfter(0));
   Post(2);
-  registers_.gets = 0;
+  registers_.heard.clear();
   ASSERT_OK_AND_ASSIGN(const auto pending, board_.ReadAfter(1));
   EXPECT_THAT(Texts(pending), ElementsAre("join 1.0 11", "join 2.0 12"));
-  EXPECT_EQ(registers_.gets, 2);  // how many there are, and the last
+  EXPECT_EQ(registers_.heard.size(), 2);  // how many there are, and the last
 }
 
 TEST_F(NoticeBoardTest, OneThatIsNotWrittenIsLeftOutUntilItIs) {
@@ -249,17 +258,6 @@ Roster Members(const std::vector<ReplicaId>& ids) {
   for (const ReplicaId& id : ids) roster.members.push_back({id, false});
   return roster;
 }
-
-class ListeningRegisters final : public testing::ForwardingRegisters {
- public:
-  using ForwardingRegisters::ForwardingRegisters;
-  absl::StatusOr<std::optional<std::string>> Get(
-      const std::string& key) override {
-    heard.push_back(key);
-    return ForwardingRegisters::Get(key);
-  }
-  std::vector<std::string> heard;
-};
 
 class HeartbeatsTest : public ::testing::Test {
  protected:
