@@ -246,17 +246,13 @@ static_assert(std::atomic<int>::is_always_lock_free &&
                   std::atomic<int64_t>::is_always_lock_free,
               "a signal handler must not take a lock");
 
-int64_t MonotonicNs() {
-  timespec now = {};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-
 void Note(int number) {
   int none = 0;
   received.compare_exchange_strong(none, number);
   if (number == SIGUSR1) return;
-  const int64_t now = MonotonicNs();
+  timespec time = {};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  const int64_t now = int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
   int64_t first = 0;
   if (first_end.compare_exchange_strong(first, now)) return;
   if (now - first < apart_ns) return;

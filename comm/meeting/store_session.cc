@@ -106,16 +106,8 @@ StoreMessage Done(int64_t number = 0, std::vector<std::string> texts = {}) {
   return {static_cast<uint8_t>(StoreReply::kDone), number, std::move(texts)};
 }
 
-StoreMessage NotThere() {
-  return {static_cast<uint8_t>(StoreReply::kNotThere), 0, {}};
-}
-
 StoreMessage Refused(absl::string_view why) {
   return {static_cast<uint8_t>(StoreReply::kRefused), 0, {std::string(why)}};
-}
-
-StoreMessage DoneOrRefused(const absl::Status& status) {
-  return status.ok() ? Done() : Refused(status.message());
 }
 
 // Returns how many texts come with `ask`, or nullopt if any number may come.
@@ -206,8 +198,10 @@ std::optional<StoreMessage> StoreSession::Act(StoreMessage message,
                                               absl::Time now) {
   std::vector<std::string>& texts = message.texts;
   switch (const auto ask = static_cast<StoreAsk>(message.code)) {
-    case StoreAsk::kSet:
-      return DoneOrRefused(table_->Set(texts[0], std::move(texts[1])));
+    case StoreAsk::kSet: {
+      const absl::Status set = table_->Set(texts[0], std::move(texts[1]));
+      return set.ok() ? Done() : Refused(set.message());
+    }
     case StoreAsk::kCompareAndSet: {
       absl::StatusOr<std::string> value =
           table_->CompareAndSet(texts[0], texts[1], std::move(texts[2]));
@@ -245,7 +239,7 @@ std::optional<StoreMessage> StoreSession::EndOfWait(absl::Time now) {
   if (missing != nullptr) {
     wait_->missing = *missing;
     if (now < wait_->deadline) return std::nullopt;
-    return NotThere();
+    return StoreMessage{static_cast<uint8_t>(StoreReply::kNotThere), 0, {}};
   }
   if (wait_->ask == StoreAsk::kWait) return Done();
   return Done(0, {*table_->Find(wait_->keys[0])});
