@@ -348,18 +348,6 @@ TEST(DeviceOfRankTest, RanksShareTheDevicesThatAreThere) {
   }
 }
 
-TEST(DeviceOfRankTest, TheCpuIsOne) {
-  ASSERT_OK_AND_ASSIGN(const c10::Device device, DeviceOfRank(c10::kCPU, 3));
-  EXPECT_EQ(device, c10::Device(c10::kCPU));
-}
-
-TEST(DeviceOfRankTest, SaysHowToGetWhatIsNotBuiltIn) {
-  EXPECT_THAT(DeviceOfRank(c10::kCUDA, 0),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("without support for cuda devices; for GPUs "
-                                 "build with --config=cuda")));
-}
-
 TEST(DeviceChoiceTest, TheCpuNeedsNoBackend) {
   ASSERT_OK_AND_ASSIGN(const DeviceChoice found,
                        ChooseDevice(c10::kCPU, SecondOf(2), nullptr));
@@ -413,7 +401,8 @@ TEST(DeviceChoiceTest, WhatIsNotLinkedIsTold) {
     return StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(text));
   };
   EXPECT_THAT(ChooseDevice(c10::kCUDA, Environment(), nullptr).status(),
-              needs("build with --config=cuda"));
+              needs("without support for cuda devices; for GPUs build with "
+                    "--config=cuda"));
   EXPECT_THAT(ChooseDevice(kFake, SecondOf(2), nullptr).status(),
               needs("2 ranks on privateuseone:0 need NCCL"));
 }
