@@ -184,48 +184,44 @@ absl::Status FaultyRegisters::Meet(const std::function<void()>& call) {
   return absl::UnavailableError("simulated");
 }
 
+template <typename Call>
+auto FaultyRegisters::Make(Call call) -> decltype(call()) {
+  FSDP_RETURN_IF_ERROR(Meet([call] { call().IgnoreError(); }));
+  return call();
+}
+
 absl::StatusOr<std::optional<std::string>> FaultyRegisters::Get(
     const std::string& key) {
-  FSDP_RETURN_IF_ERROR(Meet([] {}));
-  return base_->Get(key);
+  return Make([=, base = base_] { return base->Get(key); });
 }
 
 absl::Status FaultyRegisters::Set(const std::string& key,
                                   const std::string& value) {
-  FSDP_RETURN_IF_ERROR(
-      Meet([=, base = base_] { base->Set(key, value).IgnoreError(); }));
-  return base_->Set(key, value);
+  return Make([=, base = base_] { return base->Set(key, value); });
 }
 
 absl::StatusOr<std::string> FaultyRegisters::CompareAndSet(
     const std::string& key, const std::string& expected,
     const std::string& value) {
-  const auto exchange = [=, base = base_, exchanged = hooks_.exchanged] {
+  return Make([=, base = base_, exchanged = hooks_.exchanged] {
     absl::StatusOr<std::string> now = base->CompareAndSet(key, expected, value);
     exchanged();
     return now;
-  };
-  FSDP_RETURN_IF_ERROR(Meet([=] { exchange().IgnoreError(); }));
-  return exchange();
+  });
 }
 
 absl::StatusOr<int64_t> FaultyRegisters::Add(const std::string& key,
                                              int64_t addend) {
-  FSDP_RETURN_IF_ERROR(
-      Meet([=, base = base_] { base->Add(key, addend).IgnoreError(); }));
-  return base_->Add(key, addend);
+  return Make([=, base = base_] { return base->Add(key, addend); });
 }
 
 absl::Status FaultyRegisters::Remove(const std::string& key) {
-  FSDP_RETURN_IF_ERROR(
-      Meet([=, base = base_] { base->Remove(key).IgnoreError(); }));
-  return base_->Remove(key);
+  return Make([=, base = base_] { return base->Remove(key); });
 }
 
 absl::StatusOr<bool> FaultyRegisters::HasAll(
     const std::vector<std::string>& keys) {
-  FSDP_RETURN_IF_ERROR(Meet([] {}));
-  return base_->HasAll(keys);
+  return Make([=, base = base_] { return base->HasAll(keys); });
 }
 
 absl::Status FaultyRegisters::Await(const std::string& key, absl::Time) {

@@ -120,6 +120,8 @@ class FaultyRegisters final : public Registers {
  private:
   // OK: make the call and return its reply.
   absl::Status Meet(const std::function<void()>& call);
+  template <typename Call>
+  auto Make(Call call) -> decltype(call());
 
   Registers* const base_;
   const Hooks hooks_;
