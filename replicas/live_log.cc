@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -338,13 +339,12 @@ absl::StatusOr<Roster> ReplayLog::Enter(int64_t first_step) {
 absl::Status ReplayLog::HasNoStep(const Roster& end) {
   const std::string what =
       absl::StrCat("the history has no step of replica ", ToString(self_));
-  const bool comes_later = std::any_of(
-      history_.spans().begin(), history_.spans().end(), [this](const Span& s) {
-        return std::any_of(s.replicas.begin(), s.replicas.end(),
-                           [this](const ReplicaId& id) {
-                             return id.replica == self_.replica &&
-                                    id.incarnation > self_.incarnation;
-                           });
+  const bool comes_later =
+      absl::c_any_of(history_.spans(), [this](const Span& span) {
+        return absl::c_any_of(span.replicas, [this](const ReplicaId& id) {
+          return id.replica == self_.replica &&
+                 id.incarnation > self_.incarnation;
+        });
       });
   if (comes_later) {
     return AsRecorded(

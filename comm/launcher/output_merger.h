@@ -91,7 +91,7 @@ class OutputMerger {
 // be written, the rest of it is dropped and the ranks go on.
 class OutputPump {
  public:
-  // What a process prints: two pipes that do not block, which are not owned,
+  // The pipes to which a process prints, which do not block and are not owned,
   // and the label of its lines.
   struct Process {
     int stdout_fd;

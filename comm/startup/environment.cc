@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -343,8 +343,7 @@ class Reader {
     const char* const kNames[] = {"FSDP_REPLICA", "FSDP_REPLICAS",
                                   kIncarnationName, kKeeperName};
     const bool any =
-        std::any_of(std::begin(kNames), std::end(kNames),
-                    [this](const char* name) { return Has(name); });
+        absl::c_any_of(kNames, [this](const char* name) { return Has(name); });
     if (!any) return absl::OkStatus();
     source_ = "replicas";
     FSDP_RETURN_IF_ERROR(ReadRank("FSDP_REPLICA", "FSDP_REPLICAS",

@@ -5,6 +5,7 @@
 #include <deque>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -235,8 +236,8 @@ class RankClock {
 
   // Waits for the reduce-scatter, as the runtime does.
   void Replicate(int unit) {
-    const auto reduction = std::find_if(
-        reductions_.begin(), reductions_.end(),
+    const auto reduction = absl::c_find_if(
+        reductions_,
         [unit](const Reduction& other) { return other.unit == unit; });
     FSDP_CHECK(reduction != reductions_.end());
     spent_[unit].exposed_reduce += timeline_.Wait(unit, reduction->done_at);

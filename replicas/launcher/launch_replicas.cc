@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
@@ -98,7 +99,7 @@ class ReplicasSupervisor {
  private:
   size_t alive() const { return launchers_.size() - reaped_; }
 
-  // As long as it takes, unless somebody wants the job to end.
+  // Waits as long as it takes, unless somebody wants the job to end.
   void WaitForReader() {
     const absl::Time deadline = report_.interrupt_signal != 0
                                     ? absl::Now() + stop_period_
@@ -217,7 +218,7 @@ int RunLauncher(int replica, const comm::LaunchOptions& options) {
   return report->exit_code();
 }
 
-// Until it is killed.
+// Returns only where it cannot serve.
 int RunKeeper(UniqueFd listener, const std::string& secret) {
   const auto keeper = comm::StartKeeper(std::move(listener), secret);
   if (keeper.ok()) {
@@ -227,7 +228,7 @@ int RunKeeper(UniqueFd listener, const std::string& secret) {
   return EXIT_FAILURE;
 }
 
-// What all replicas have in common.
+// Returns the options that all replicas have in common.
 comm::LaunchOptions OfEach(int replicas, const comm::LaunchOptions& options,
                            int port, const std::string& secret) {
   comm::LaunchOptions each = options;
@@ -260,8 +261,8 @@ std::string SecretOf(const comm::LaunchOptions& options) {
 int ReplicasReport::exit_code() const {
   const bool was_told = interrupt_signal != 0;
   if (!was_told && (keeper_was_lost || output_errno != 0)) return EXIT_FAILURE;
-  const bool any_is_done = std::any_of(
-      replicas.begin(), replicas.end(), [](const comm::ProcessEnd& end) {
+  const bool any_is_done =
+      absl::c_any_of(replicas, [](const comm::ProcessEnd& end) {
         return end.signal == 0 && end.exit_code == 0;
       });
   if (any_is_done || last_failed_replica < 0) return EXIT_SUCCESS;

@@ -18,7 +18,7 @@
 namespace fsdp::replicas {
 namespace {
 
-// Whether this process starts replicas, rather than being a part of one.
+// Returns whether this process starts replicas, instead of being part of one.
 absl::StatusOr<bool> StartsReplicas(const comm::Environment& environment,
                                     const ReplicaCounts& counts) {
   if (counts.replicas < 0) {

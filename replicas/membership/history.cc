@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
@@ -59,10 +60,6 @@ bool ParseReplicas(absl::string_view text, std::vector<ReplicaId>& replicas) {
   return true;
 }
 
-bool Has(const std::vector<ReplicaId>& replicas, const ReplicaId& id) {
-  return std::find(replicas.begin(), replicas.end(), id) != replicas.end();
-}
-
 // Returns nullopt if `line` is not a line of a history.
 std::optional<Span> ParseLine(absl::string_view line) {
   absl::string_view rest = line;
@@ -86,7 +83,9 @@ std::optional<Span> ParseLine(absl::string_view line) {
     }
     if (founds) {
       const std::optional<ReplicaId> id = ParseReplicaId(founder);
-      if (!id.has_value() || !Has(span.replicas, *id)) return std::nullopt;
+      if (!id.has_value() || !absl::c_linear_search(span.replicas, *id)) {
+        return std::nullopt;
+      }
       span.founder = *id;
     }
     if (ToLine(span) != line) return std::nullopt;  // refuses " 7", "007", "+7"
@@ -118,9 +117,10 @@ absl::string_view Misfit(const Span& before, const Span& span) {
     const bool later = span.from_step > before.from_step;
     return later ? "" : "its step has begun already";
   }
-  const bool all_were_there = std::all_of(
-      span.replicas.begin(), span.replicas.end(),
-      [&](const ReplicaId& id) { return Has(before.replicas, id); });
+  const bool all_were_there =
+      absl::c_all_of(span.replicas, [&](const ReplicaId& id) {
+        return absl::c_linear_search(before.replicas, id);
+      });
   const bool fewer = span.replicas.size() < before.replicas.size();
   return !is_next || (all_were_there && fewer) ? "" : "nobody is lost in it";
 }
@@ -241,9 +241,8 @@ Roster FirstEntry(const History& history) {
 
 Roster EntryAfter(const History& history, const Roster& roster) {
   const std::vector<Span>& spans = history.spans();
-  const auto later =
-      std::find_if(spans.begin(), spans.end(),
-                   [&](const Span& span) { return span.epoch > roster.epoch; });
+  const auto later = absl::c_find_if(
+      spans, [&](const Span& span) { return span.epoch > roster.epoch; });
   Roster next = roster;
   ++next.number;
   const bool is_lost = later != spans.end() && later->cause == Cause::kLost &&
