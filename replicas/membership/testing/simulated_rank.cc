@@ -192,7 +192,8 @@ auto FaultyRegisters::Make(Call call) -> decltype(call()) {
 
 absl::StatusOr<std::optional<std::string>> FaultyRegisters::Get(
     const std::string& key) {
-  return Make([=, base = base_] { return base->Get(key); });
+  FSDP_RETURN_IF_ERROR(Meet([] {}));
+  return base_->Get(key);
 }
 
 absl::Status FaultyRegisters::Set(const std::string& key,
@@ -221,7 +222,8 @@ absl::Status FaultyRegisters::Remove(const std::string& key) {
 
 absl::StatusOr<bool> FaultyRegisters::HasAll(
     const std::vector<std::string>& keys) {
-  return Make([=, base = base_] { return base->HasAll(keys); });
+  FSDP_RETURN_IF_ERROR(Meet([] {}));
+  return base_->HasAll(keys);
 }
 
 absl::Status FaultyRegisters::Await(const std::string& key, absl::Time) {
