@@ -382,13 +382,6 @@ class Job {
     Supervisor supervisor(options_, rank_prefix_, on_failure, signals_,
                           *std::move(children));
     supervisor.Run();
-    Note(supervisor);
-    if (!untold.empty()) Say(&supervisor, untold);
-    *again = Decide(&supervisor);
-    return absl::OkStatus();
-  }
-
-  void Note(const Supervisor& supervisor) {
     if (!report_.ranks.empty()) {
       report_.failed_attempts.push_back(report_.last_attempt());
     }
@@ -397,6 +390,9 @@ class Job {
     report_.first_failed_rank = attempt.first_failed_rank;
     report_.lasted = attempt.lasted;
     Update(supervisor);
+    if (!untold.empty()) Say(&supervisor, untold);
+    *again = Decide(&supervisor);
+    return absl::OkStatus();
   }
 
   void Update(const Supervisor& supervisor) {

@@ -175,6 +175,12 @@ TEST(LauncherTest, MuchOutputComesOutWhole) {
   EXPECT_EQ(lines[1000], lines.back());
 }
 
+void ExpectEnd(LauncherProcess& launcher, int code) {
+  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, code) << launcher.output();
+}
+
 TEST(LauncherTest, RanksDieWithTheLauncher) {
   Fifo fifo;
   fifo.Watch();
@@ -190,9 +196,7 @@ TEST(LauncherTest, PassesInterruptsOn) {
     LauncherProcess launcher("train");
     ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
     launcher.process().Signal(signal);
-    const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-    ASSERT_TRUE(end.has_value());
-    EXPECT_EQ(end->exit_code, 128 + signal);
+    ExpectEnd(launcher, 128 + signal);
     const std::string line = absl::StrCat("stopped by ", signal);
     EXPECT_THAT(launcher.output(), HasSubstr(absl::StrCat("[0] ", line)));
     EXPECT_THAT(launcher.output(), HasSubstr(absl::StrCat("[1] ", line)));
@@ -207,9 +211,7 @@ TEST(LauncherTest, ARankThatFailsToStopIsAFailure) {
         absl::StrCat(kEndsByUsr1, "=1"), absl::StrCat(kFailsToStop, "=1")});
     ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
     launcher.process().Signal(signal);
-    const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-    ASSERT_TRUE(end.has_value());
-    EXPECT_EQ(end->exit_code, 3) << launcher.output();
+    ExpectEnd(launcher, 3);
   }
 }
 
@@ -231,9 +233,7 @@ TEST(LauncherTest, StopsAndGoesOnWithItsRanks) {
   ASSERT_TRUE(AChildStops());
   launcher.process().Signal(SIGCONT);
   launcher.process().Signal(SIGINT);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGINT);
+  ExpectEnd(launcher, 128 + SIGINT);
   EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 2"));
 }
 
@@ -246,17 +246,13 @@ TEST(LauncherTest, SignalsThatInspectEndNobody) {
   }
   EXPECT_TRUE(launcher.WaitForLines("no", 2)) << launcher.output();
   launcher.process().Signal(SIGINT);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGINT);
+  ExpectEnd(launcher, 128 + SIGINT);
 }
 
 // Ranks ignore the signal until they have a handler, and get it then.
 TEST(LauncherTest, SchedulersSignalReachesRanksThatAreStillStarting) {
   LauncherProcess launcher("train_late");
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGUSR1) << launcher.output();
+  ExpectEnd(launcher, 128 + SIGUSR1);
   EXPECT_THAT(launcher.output(), HasSubstr("[0] stopped by 10"));
 }
 
