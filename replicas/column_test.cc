@@ -48,6 +48,8 @@ using ::testing::Not;
 
 constexpr absl::Duration kLimit = absl::Minutes(1);
 
+absl::Time Deadline() { return absl::Now() + kLimit; }
+
 class ColumnTest : public ::testing::TestWithParam<comm::Backend> {
  protected:
   void SetUp() override {
@@ -72,11 +74,11 @@ class ColumnTest : public ::testing::TestWithParam<comm::Backend> {
   std::array<std::unique_ptr<Column>, 2> columns_;
 };
 
-absl::Status AddUp(comm::Communicator& ranks) {
+absl::Status AddUp(Communicator& ranks) {
   FSDP_ASSIGN_OR_RETURN(
       const auto work,
       ranks.AllReduce(at::ones({3}), comm::ReduceOp::kSum, "ones"));
-  return work->Wait(absl::Now() + kLimit);
+  return work->Wait(Deadline());
 }
 
 // The other rank has connected and is silent, as if it were stopped.
@@ -138,8 +140,6 @@ TEST_P(ColumnTest, AnEpochThatIsCurrentGoesOn) {
 INSTANTIATE_TEST_SUITE_P(Backends, ColumnTest,
                          ::testing::Values(comm::Backend::kAuto,
                                            comm::Backend::kGloo));
-
-absl::Time Deadline() { return absl::Now() + absl::Seconds(60); }
 
 struct LeafShape {
   int64_t numel;

@@ -36,7 +36,9 @@ namespace {
 using ::fsdp::checkpoint::testing::FreePath;
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Is silent for so many votes.
 class SilentRegisters final : public testing::ForwardingRegisters {
@@ -147,10 +149,6 @@ TEST_F(LiveLogTest, WhoEndsIsGoneForTheOthersAtOnce) {
     EXPECT_LT(absl::Now() - began, absl::Seconds(15));
   }
 }
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr int64_t kSteps = 20;
 

@@ -20,7 +20,10 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 // The fake keeps the contract of what it stands for.
 using testing::RegistersContract;
@@ -142,10 +145,6 @@ TEST_P(RosterLogTest, ABellIsRungForEachEntry) {
   EXPECT_THAT(log_.Await(1, absl::Now()),
               StatusIs(absl::StatusCode::kDeadlineExceeded, _));
 }
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
-using ::testing::UnorderedElementsAre;
 
 Notice Join(int replica) {
   return {Notice::Kind::kJoin, {replica, 0}, replica + 10};
