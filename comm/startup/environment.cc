@@ -384,19 +384,9 @@ class Reader {
 }  // namespace
 
 absl::string_view Name(StartedBy started_by) {
-  switch (started_by) {
-    case StartedBy::kNobody:
-      return "a single process";
-    case StartedBy::kTorchrun:
-      return "torchrun";
-    case StartedBy::kRanksFlag:
-      return "--ranks";
-    case StartedBy::kOpenMpi:
-      return "Open MPI";
-    case StartedBy::kSlurm:
-      return "Slurm";
-  }
-  return "an unknown launcher";
+  static constexpr absl::string_view kNames[] = {
+      "a single process", "torchrun", "--ranks", "Open MPI", "Slurm"};
+  return kNames[static_cast<size_t>(started_by)];
 }
 
 absl::StatusOr<std::string> FirstSlurmHost(const std::string& node_list) {

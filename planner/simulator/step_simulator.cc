@@ -15,25 +15,10 @@
 namespace fsdp::simulator {
 
 const char* Name(SpanKind kind) {
-  switch (kind) {
-    case SpanKind::kForward:
-      return "forward";
-    case SpanKind::kBackward:
-      return "backward";
-    case SpanKind::kCopy:
-      return "copy";
-    case SpanKind::kOptimizer:
-      return "optimizer";
-    case SpanKind::kGather:
-      return "all-gather";
-    case SpanKind::kReduce:
-      return "reduce-scatter";
-    case SpanKind::kReplicate:
-      return "all-reduce";
-    case SpanKind::kWait:
-      return "exposed wait";
-  }
-  return "?";
+  static constexpr const char* kNames[] = {
+      "forward",    "backward",       "copy",       "optimizer",
+      "all-gather", "reduce-scatter", "all-reduce", "exposed wait"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 namespace {
