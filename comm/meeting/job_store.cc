@@ -176,28 +176,6 @@ bool JobStore::Await(const std::string& key,
   return reply.code != static_cast<uint8_t>(StoreReply::kNotThere);
 }
 
-int64_t JobStore::add(const std::string& key, int64_t value) {
-  return Ask(StoreAsk::kAdd, {key}, value).number;
-}
-
-bool JobStore::deleteKey(const std::string& key) {
-  return Ask(StoreAsk::kDelete, {key}).number != 0;
-}
-
-int64_t JobStore::DeleteAll(const std::string& prefix) {
-  return Ask(StoreAsk::kDeleteAll, {prefix}).number;
-}
-
-bool JobStore::check(const std::vector<std::string>& keys) {
-  return Ask(StoreAsk::kCheck, keys).number != 0;
-}
-
-int64_t JobStore::getNumKeys() { return Ask(StoreAsk::kCount, {}).number; }
-
-void JobStore::wait(const std::vector<std::string>& keys) {
-  wait(keys, getTimeout());
-}
-
 void JobStore::wait(const std::vector<std::string>& keys,
                     const std::chrono::milliseconds& timeout) {
   ThrowUnlessThere(Ask(StoreAsk::kWait, keys, timeout.count(), timeout), keys,
