@@ -252,13 +252,8 @@ TEST(ReplayLogTest, WhoIsLostIsToldSo) {
 
 Roster MakeRoster(int64_t epoch, int64_t step, Cause cause,
                   std::vector<Member> members) {
-  Roster roster;
-  roster.number = epoch;
-  roster.epoch = epoch;
-  roster.step = step;
-  roster.cause = cause;
-  roster.members = std::move(members);
-  return roster;
+  return {/*number=*/epoch,   epoch, step,
+          /*notices_seen=*/0, cause, std::move(members)};
 }
 
 TEST(HistoryFileTest, FilesOfAllReplicasAreOneHistory) {

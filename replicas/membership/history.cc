@@ -95,10 +95,7 @@ std::optional<Span> ParseLine(absl::string_view line) {
 }
 
 Span ToSpan(const Roster& roster) {
-  Span span;
-  span.epoch = roster.epoch;
-  span.cause = roster.cause;
-  span.from_step = roster.step;
+  Span span{roster.epoch, roster.cause, roster.step, {}, {}};
   if (roster.cause == Cause::kFounded) span.founder = Donor(roster)->id;
   for (const Member& member : roster.members) {
     span.replicas.push_back(member.id);
@@ -228,11 +225,8 @@ std::string History::ToText() const {
 Roster FirstEntry(const History& history) {
   const Span& span = history.spans().front();
   FSDP_CHECK(span.cause == Cause::kFounded);
-  Roster roster;
-  roster.number = 0;
-  roster.epoch = span.epoch;
-  roster.step = span.from_step;
-  roster.cause = Cause::kFounded;
+  Roster roster{/*number=*/0,       span.epoch,      span.from_step,
+                /*notices_seen=*/0, Cause::kFounded, {}};
   for (const ReplicaId& id : span.replicas) {
     roster.members.push_back({id, /*is_new=*/id != span.founder});
   }

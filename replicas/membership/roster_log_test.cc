@@ -33,13 +33,12 @@ INSTANTIATE_TEST_SUITE_P(
         [] { return std::make_shared<testing::MemoryRegisters>(); }, nullptr}));
 
 Roster Numbered(int64_t number, int incarnation = 0) {
-  Roster roster;
-  roster.number = number;
-  roster.epoch = 0;
-  roster.step = number;
-  roster.cause = number == 0 ? Cause::kFounded : Cause::kFinished;
-  roster.members = {{{0, incarnation}, false}};
-  return roster;
+  return {number,
+          /*epoch=*/0,
+          /*step=*/number,
+          /*notices_seen=*/0,
+          number == 0 ? Cause::kFounded : Cause::kFinished,
+          {{{0, incarnation}, false}}};
 }
 
 class RosterLogTest : public ::testing::TestWithParam<int> {
@@ -261,13 +260,9 @@ Roster Members(const std::vector<ReplicaId>& ids) {
 class HeartbeatsTest : public ::testing::Test {
  protected:
   Heartbeats Of(const ReplicaId& id, int rank, int ranks = 1) {
-    HeartbeatOptions options;
-    options.self = id;
-    options.rank = rank;
-    options.ranks_per_replica = ranks;
-    options.interval = absl::Seconds(1);
-    options.loss_timeout = absl::Seconds(10);
-    return Heartbeats(options, &registers_);
+    return Heartbeats({id, rank, ranks, /*interval=*/absl::Seconds(1),
+                       /*loss_timeout=*/absl::Seconds(10)},
+                      &registers_);
   }
   std::vector<std::string> Silent(Heartbeats& heartbeats, const Roster& roster,
                                   double seconds) {
