@@ -367,10 +367,9 @@ absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
   const bool is_local = options.backend == Backend::kLocal ||
                         (options.backend == Backend::kAuto && is_alone);
   if (is_local && is_alone) {
-    LocalGroupOptions local;
-    local.timeout = options.timeout;
-    FSDP_ASSIGN_OR_RETURN(std::vector<CommunicatorPtr> group,
-                          CreateLocalGroup(/*world_size=*/1, local));
+    FSDP_ASSIGN_OR_RETURN(
+        std::vector<CommunicatorPtr> group,
+        CreateLocalGroup(/*world_size=*/1, {options.timeout}));
     FSDP_ASSIGN_OR_RETURN(CommunicatorPtr both,
                           Paired(std::move(group[0]), environment, options,
                                  c10::make_intrusive<c10d::HashStore>()));

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -274,21 +275,19 @@ TEST(LauncherTest, RanksLearnOfTheTerminal) {
 }
 
 TEST(LauncherTest, RefusesBadOptions) {
-  EXPECT_THAT(Launch("print", 0), StatusIs(absl::StatusCode::kInvalidArgument,
-                                           HasSubstr("at least 1")));
-  LaunchOptions options = Options("print", 1);
-  options.argv.clear();
-  EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("argv is empty")));
-  options = Options("print", 2);
-  options.restarts.max_restarts = -1;
-  EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("max_restarts is -1")));
-  options = Options("print", 2);
-  options.restarts.min_ranks = 3;
-  EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("min_ranks is 3")));
-  options = Options("print", 2);
+  const std::pair<std::function<void(LaunchOptions&)>, std::string> cases[] = {
+      {[](auto& o) { o.ranks = 0; }, "at least 1"},
+      {[](auto& o) { o.argv.clear(); }, "argv is empty"},
+      {[](auto& o) { o.restarts.max_restarts = -1; }, "max_restarts is -1"},
+      {[](auto& o) { o.restarts.min_ranks = 3; }, "min_ranks is 3"},
+  };
+  for (const auto& [change, what] : cases) {
+    LaunchOptions options = Options("print", 2);
+    change(options);
+    EXPECT_THAT(Launch(options),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(what)));
+  }
+  LaunchOptions options = Options("print", 2);
   options.program = "/no/such/program";
   EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kFailedPrecondition,
                                         AllOf(HasSubstr("rank 0 of 2"),
