@@ -225,9 +225,8 @@ class Supervisor {
   }
 
   void OnFailure(int rank) {
-    const bool is_first = !std::exchange(has_failed_, true);
-    if (is_first && interrupt_signal_ == 0 && on_failure_) on_failure_();
     if (phase_ == Phase::kRunning) {
+      if (interrupt_signal_ == 0 && on_failure_) on_failure_();
       first_failed_rank_ = rank;
       phase_ = Phase::kGrace;
       first_failure_ = absl::Now();
@@ -257,7 +256,6 @@ class Supervisor {
   SignalQueue* const signals_;
   std::vector<ChildProcess> children_;  // by rank
   size_t reaped_ = 0;
-  bool has_failed_ = false;  // any of them
   OutputPump output_;
   bool gives_output_up_ = false;
   std::vector<RankEnd> ranks_;
