@@ -142,10 +142,6 @@ bool GradientMeans::LessKind::operator()(const Kind& a, const Kind& b) const {
   return key(a) < key(b);
 }
 
-GradientMeans::GradientMeans(comm::Communicator& column,
-                             std::vector<at::Tensor> leaves)
-    : column_(column), leaves_(std::move(leaves)) {}
-
 absl::Status GradientMeans::Sum(absl::Time deadline) {
   parts_.clear();
   if (column_.world_size() == 1) return absl::OkStatus();

@@ -84,7 +84,8 @@ class GradientMeans {
  public:
   // `column` outlives it. `leaves` are the tensors that the optimizer steps, in
   // the same order and of the same sizes and dtypes on all of the column.
-  GradientMeans(comm::Communicator& column, std::vector<at::Tensor> leaves);
+  GradientMeans(comm::Communicator& column, std::vector<at::Tensor> leaves)
+      : column_(column), leaves_(std::move(leaves)) {}
 
   // Sums the gradients of the column, into memory of its own. A leaf with a
   // gradient on some ranks counts as zeros on the others. Collective; sums are

@@ -120,12 +120,6 @@ absl::StatusOr<c10::intrusive_ptr<JobStore>> JobStore::Connect(
       new JobStore(std::move(pool), absl::ToChronoMilliseconds(timeout)));
 }
 
-JobStore::JobStore(std::shared_ptr<Pool> pool,
-                   std::chrono::milliseconds timeout)
-    : Store(timeout), pool_(std::move(pool)) {}
-
-JobStore::~JobStore() = default;
-
 c10::intrusive_ptr<c10d::Store> JobStore::clone() {
   return c10::intrusive_ptr<JobStore>::unsafe_steal_from_new(
       new JobStore(pool_, getTimeout()));

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -39,7 +40,6 @@ class JobStore final : public c10d::Store {
   static absl::StatusOr<c10::intrusive_ptr<JobStore>> Connect(
       const JobStorePlace& place, absl::Duration timeout,
       const WaitLimits& limits);
-  ~JobStore() override;
 
   using c10d::Store::compareSet;
   using c10d::Store::set;
@@ -79,7 +79,8 @@ class JobStore final : public c10d::Store {
   // Holds the connections that no call uses. Clones share it.
   class Pool;
 
-  JobStore(std::shared_ptr<Pool> pool, std::chrono::milliseconds timeout);
+  JobStore(std::shared_ptr<Pool> pool, std::chrono::milliseconds timeout)
+      : Store(timeout), pool_(std::move(pool)) {}
 
   // Returns the store's reply, kNotThere if keys have not come within `wait`.
   // Throws errors.

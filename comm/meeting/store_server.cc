@@ -61,13 +61,6 @@ absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Start(
   return server;
 }
 
-StoreServer::StoreServer(UniqueFd listener, UniqueFd wake, std::string secret,
-                         const StoreServerOptions& options)
-    : secret_(std::move(secret)),
-      options_(options),
-      listener_(std::move(listener)),
-      wake_(std::move(wake)) {}
-
 StoreServer::~StoreServer() {
   if (!thread_.joinable()) return;
   const uint64_t one = 1;
