@@ -1,21 +1,33 @@
 #include "replicas/column.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/ScalarType.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/startup/environment.h"
+#include "fsdp/memory/resting_memory.h"
 
 namespace fsdp::replicas {
 namespace {
@@ -98,6 +110,157 @@ void Column::EndGroups(int64_t epoch, const absl::Status& reason) {
   for (const auto& group : ended) {
     if (group != nullptr) group->Abort(reason);
   }
+}
+
+namespace {
+
+constexpr char kWhat[] = "averaging gradients over replicas";
+
+// Bytes of one collective: long enough to be fast, short enough to travel while
+// the next ones are copied.
+constexpr int64_t kBucketBytes = int64_t{16} << 20;
+
+// The code of a leaf without a gradient; a dtype has one from 1 to 255.
+constexpr uint8_t kNone = 0;
+
+uint8_t CodeOf(const at::Tensor& leaf) {
+  const at::Tensor& gradient = leaf.grad();
+  if (!gradient.defined() || gradient.numel() == 0) return kNone;
+  return static_cast<uint8_t>(static_cast<int>(gradient.scalar_type()) + 1);
+}
+
+c10::ScalarType DtypeOf(int code) {
+  return static_cast<c10::ScalarType>(code - 1);
+}
+
+}  // namespace
+
+bool GradientMeans::LessKind::operator()(const Kind& a, const Kind& b) const {
+  const auto key = [](const Kind& kind) {
+    return std::make_tuple(kind.first.type(), kind.first.index(), kind.second);
+  };
+  return key(a) < key(b);
+}
+
+absl::Status GradientMeans::Sum(absl::Time deadline) {
+  parts_.clear();
+  if (column_.world_size() == 1) return absl::OkStatus();
+  const NormalMode normal;
+  absl::Status status = TorchToStatus(kWhat, [&]() -> absl::Status {
+    FSDP_RETURN_IF_ERROR(Plan(deadline));
+    return AddUp(deadline);
+  });
+  // The others wait for this rank and do not know that it failed.
+  if (!status.ok()) column_.Abort(status);
+  return status;
+}
+
+// Finds out which leaves have a gradient in any replica and where their sums
+// go. The dtype of a gradient may be another than its leaf's.
+absl::Status GradientMeans::Plan(absl::Time deadline) {
+  at::Tensor dtypes =
+      at::zeros({static_cast<int64_t>(leaves_.size())}, at::kByte);
+  auto* const codes = dtypes.data_ptr<uint8_t>();
+  for (size_t i = 0; i < leaves_.size(); ++i) codes[i] = CodeOf(leaves_[i]);
+  FSDP_ASSIGN_OR_RETURN(auto work,
+                        column_.AllReduce(dtypes, comm::ReduceOp::kMax,
+                                          "dtypes of gradients of replicas"));
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  std::map<Kind, int64_t, LessKind> counts;
+  for (size_t i = 0; i < leaves_.size(); ++i) {
+    if (codes[i] == kNone) continue;
+    const int mine = CodeOf(leaves_[i]);
+    if (mine != kNone && mine != codes[i]) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          kWhat, ": a gradient is ", toString(DtypeOf(mine)), " here and ",
+          toString(DtypeOf(codes[i])), " in another replica"));
+    }
+    const Kind kind(leaves_[i].device(), DtypeOf(codes[i]));
+    int64_t& count = counts[kind];
+    parts_.push_back({i, kind, count});
+    count += leaves_[i].numel();
+  }
+  // The counts are equal in all of the column, as AllocateSymmetric() needs.
+  for (const auto& [kind, count] : counts) {
+    at::Tensor& sums = sums_[kind];
+    if (sums.defined() && sums.numel() >= count) continue;
+    sums = at::Tensor();
+    const int64_t bytes =
+        count * static_cast<int64_t>(c10::elementSize(kind.second));
+    FSDP_ASSIGN_OR_RETURN(at::Tensor memory, column_.AllocateSymmetric(bytes));
+    if (memory.device() != kind.first) {
+      memory = at::empty({bytes}, memory.options().device(kind.first));
+    }
+    sums = memory.view(kind.second);
+  }
+  return absl::OkStatus();
+}
+
+at::Tensor GradientMeans::SumOf(const Part& part) const {
+  return sums_.at(part.kind).narrow(0, part.begin, leaves_[part.leaf].numel());
+}
+
+absl::Status GradientMeans::CopyGradient(const Part& part) const {
+  const at::Tensor& gradient = leaves_[part.leaf].grad();
+  const at::Tensor sum = SumOf(part);
+  if (!gradient.defined()) {
+    sum.zero_();
+    return absl::OkStatus();
+  }
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(gradient, Use::kRead));
+  sum.copy_(gradient.reshape(-1));
+  return absl::OkStatus();
+}
+
+// Starts the sum of each stretch as soon as it is copied.
+absl::Status GradientMeans::AddUp(absl::Time deadline) {
+  std::vector<std::unique_ptr<comm::Work>> works;
+  std::map<Kind, int64_t, LessKind> sent;  // elements
+  const auto send = [&](const Kind& kind, int64_t end) -> absl::Status {
+    int64_t& begin = sent[kind];
+    if (end == begin) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(
+        auto work,
+        column_.AllReduce(sums_.at(kind).narrow(0, begin, end - begin),
+                          comm::ReduceOp::kSum, "gradients of replicas"));
+    works.push_back(std::move(work));
+    begin = end;
+    return absl::OkStatus();
+  };
+  std::map<Kind, int64_t, LessKind> copied;
+  for (const Part& part : parts_) {
+    FSDP_RETURN_IF_ERROR(CopyGradient(part));
+    int64_t& end = copied[part.kind];
+    end = part.begin + leaves_[part.leaf].numel();
+    const int64_t bytes =
+        (end - sent[part.kind]) *
+        static_cast<int64_t>(c10::elementSize(part.kind.second));
+    if (bytes < kBucketBytes) continue;
+    FSDP_RETURN_IF_ERROR(send(part.kind, end));
+  }
+  for (const auto& [kind, end] : copied) FSDP_RETURN_IF_ERROR(send(kind, end));
+  for (const auto& work : works) FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  return absl::OkStatus();
+}
+
+absl::Status GradientMeans::Apply() {
+  const double count = column_.world_size();
+  const NormalMode normal;
+  return TorchToStatus(kWhat, [&] {
+    for (const Part& part : parts_) {
+      const at::Tensor& leaf = leaves_[part.leaf];
+      const at::Tensor sum = SumOf(part);
+      if (!leaf.grad().defined()) {
+        leaf.mutable_grad() = at::div(sum, count).view(leaf.sizes());
+        continue;
+      }
+      at::Tensor gradient = leaf.grad();
+      const Resident resident =
+          ValueOrThrow(Resident::Of(gradient, Use::kUpdate));
+      gradient.copy_(sum.div_(count).view(gradient.sizes()));
+    }
+  });
 }
 
 }  // namespace fsdp::replicas

@@ -1,17 +1,26 @@
-// A column: the ranks of the same number in all replicas that take part.
+// A column: the ranks of the same number in all replicas that take part, and
+// what they do together: average gradients, and hand a training run over.
 #ifndef REPLICAS_COLUMN_H_
 #define REPLICAS_COLUMN_H_
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "checkpoint/run/run.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/startup/environment.h"
@@ -66,6 +75,66 @@ class Column {
   int64_t epoch_ ABSL_GUARDED_BY(mutex_) = -1;       // of both groups
   int64_t first_alive_ ABSL_GUARDED_BY(mutex_) = 0;  // earlier epochs are over
 };
+
+// Averages one rank's gradients with its column's, in two parts, because a
+// replica may be lost in between: gradients stay as they are until it is known
+// over whom the mean is. Needs as much memory as the gradients. Not
+// thread-safe.
+class GradientMeans {
+ public:
+  // `column` outlives it. `leaves` are the tensors that the optimizer steps, in
+  // the same order and of the same sizes and dtypes on all of the column.
+  GradientMeans(comm::Communicator& column, std::vector<at::Tensor> leaves)
+      : column_(column), leaves_(std::move(leaves)) {}
+
+  // Sums the gradients of the column, into memory of its own. A leaf with a
+  // gradient on some ranks counts as zeros on the others. Collective; sums are
+  // made in the order of ranks, the same bits on all. After an error of any
+  // rank the column is aborted.
+  absl::Status Sum(absl::Time deadline);
+
+  // Call it once, after Sum() was OK: sets gradients to the sums divided by the
+  // number of ranks of the column. Sends no messages. After an error some are
+  // set.
+  absl::Status Apply();
+
+ private:
+  // A sum holds the gradients of one device and dtype, leaf after leaf.
+  using Kind = std::pair<c10::Device, c10::ScalarType>;
+  struct LessKind {
+    bool operator()(const Kind& a, const Kind& b) const;
+  };
+  // A leaf that has a gradient anywhere in the column.
+  struct Part {
+    size_t leaf;
+    Kind kind;
+    int64_t begin;  // in sums_, in elements
+  };
+
+  absl::Status Plan(absl::Time deadline);
+  absl::Status AddUp(absl::Time deadline);
+  absl::Status CopyGradient(const Part& part) const;
+  at::Tensor SumOf(const Part& part) const;
+
+  comm::Communicator& column_;
+  const std::vector<at::Tensor> leaves_;
+  std::vector<Part> parts_;
+  std::map<Kind, at::Tensor, LessKind> sums_;  // kept from step to step
+};
+
+// Makes the runs of all `ranks` equal to that of `root`, to the bit:
+// parameters, buffers, the optimizer's states and options, the average of the
+// weights, schedulers, scaler and run.entries. Random states and rank_entries,
+// which belong to a rank, stay as they are.
+//
+// `ranks` are one rank of each replica, all with the same shards. Collective.
+// Call it between steps, or before the optimizer steps. Shards are sent as they
+// are, one after the other, so that little more memory is needed than they
+// take. Errors, on all ranks: InvalidArgument, with nothing changed, if the
+// models or the optimizers differ. Other errors, also the communicator's, which
+// is then aborted, leave runs partly filled.
+absl::Status HandOver(comm::Communicator& ranks, int root,
+                      checkpoint::TrainingRun& run, absl::Time deadline);
 
 }  // namespace fsdp::replicas
 

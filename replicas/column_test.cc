@@ -1,32 +1,54 @@
 #include "replicas/column.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/remainder.h>
+#include <ATen/ops/zeros.h>
 
 #include <array>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
+#include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
+#include "comm/testing/run_ranks.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::replicas {
 namespace {
 
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckThat;
+using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
+using ::testing::Contains;
+using ::testing::Not;
 
 constexpr absl::Duration kLimit = absl::Minutes(1);
+
+absl::Time Deadline() { return absl::Now() + kLimit; }
 
 class ColumnTest : public ::testing::TestWithParam<comm::Backend> {
  protected:
@@ -52,11 +74,11 @@ class ColumnTest : public ::testing::TestWithParam<comm::Backend> {
   std::array<std::unique_ptr<Column>, 2> columns_;
 };
 
-absl::Status AddUp(comm::Communicator& ranks) {
+absl::Status AddUp(Communicator& ranks) {
   FSDP_ASSIGN_OR_RETURN(
       const auto work,
       ranks.AllReduce(at::ones({3}), comm::ReduceOp::kSum, "ones"));
-  return work->Wait(absl::Now() + kLimit);
+  return work->Wait(Deadline());
 }
 
 // The other rank has connected and is silent, as if it were stopped.
@@ -118,6 +140,180 @@ TEST_P(ColumnTest, AnEpochThatIsCurrentGoesOn) {
 INSTANTIATE_TEST_SUITE_P(Backends, ColumnTest,
                          ::testing::Values(comm::Backend::kAuto,
                                            comm::Backend::kGloo));
+
+struct LeafShape {
+  int64_t numel;
+  at::ScalarType dtype = at::kFloat;  // of the gradient
+  // The rank that has no gradient; -1: none.
+  int without = -1;
+  bool anywhere = true;
+};
+
+// Values are small whole numbers, so that sums are exact in all dtypes.
+std::optional<at::Tensor> GradientOf(const LeafShape& shape, int leaf,
+                                     int rank) {
+  if (!shape.anywhere || shape.without == rank) return std::nullopt;
+  const at::Tensor count =
+      at::arange(shape.numel, at::kLong).mul(rank + 2).add(leaf);
+  return at::remainder(count, 7).to(shape.dtype);
+}
+
+absl::Status CheckEqual(const at::Tensor& actual, const at::Tensor& expected,
+                        absl::string_view what, size_t leaf) {
+  FSDP_RETURN_IF_ERROR(CheckThat(actual.scalar_type(), expected.scalar_type(),
+                                 absl::StrCat(what, " of leaf ", leaf)));
+  if (at::equal(actual, expected)) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(what, " of leaf ", leaf,
+                                          " is off by up to ",
+                                          LargestDifference(actual, expected)));
+}
+
+std::vector<at::Tensor> MakeLeaves(const std::vector<LeafShape>& shapes,
+                                   int rank) {
+  std::vector<at::Tensor> leaves;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    leaves.push_back(
+        at::zeros({shapes[i].numel}, shapes[i].dtype).requires_grad_(true));
+    const auto gradient = GradientOf(shapes[i], static_cast<int>(i), rank);
+    if (gradient.has_value()) leaves.back().mutable_grad() = *gradient;
+  }
+  return leaves;
+}
+
+// Compares with the mean by its definition: the sum over ranks, divided once.
+absl::Status CheckMeans(const std::vector<LeafShape>& shapes, int ranks,
+                        const std::vector<at::Tensor>& leaves) {
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    at::Tensor sum = at::zeros({shapes[i].numel}, at::kDouble);
+    bool anywhere = false;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto gradient = GradientOf(shapes[i], static_cast<int>(i), rank);
+      if (!gradient.has_value()) continue;
+      anywhere = true;
+      sum += gradient->to(at::kDouble);
+    }
+    const at::Tensor& actual = leaves[i].grad();
+    if (!anywhere || shapes[i].numel == 0) {
+      if (anywhere || !actual.defined()) continue;
+      return absl::InternalError(absl::StrCat("leaf ", i, " has a gradient"));
+    }
+    if (!actual.defined()) {
+      return absl::InternalError(absl::StrCat("leaf ", i, " has no gradient"));
+    }
+    const at::Tensor expected =
+        sum.to(shapes[i].dtype).div(static_cast<double>(ranks));
+    FSDP_RETURN_IF_ERROR(CheckEqual(actual, expected, "the mean", i));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOnRank(Communicator& column,
+                         const std::vector<LeafShape>& shapes, int times) {
+  const std::vector<at::Tensor> leaves = MakeLeaves(shapes, column.rank());
+  GradientMeans means(column, leaves);
+  for (int time = 0; time < times; ++time) {
+    FSDP_RETURN_IF_ERROR(means.Sum(Deadline()));
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      const auto mine =
+          GradientOf(shapes[i], static_cast<int>(i), column.rank());
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(leaves[i].grad().defined(), mine.has_value(),
+                    absl::StrCat("whether leaf ", i, " has a gradient")));
+      if (!mine.has_value()) continue;
+      FSDP_RETURN_IF_ERROR(
+          CheckEqual(leaves[i].grad(), *mine, "the own gradient", i));
+    }
+  }
+  FSDP_RETURN_IF_ERROR(means.Apply());
+  return CheckMeans(shapes, column.world_size(), leaves);
+}
+
+const std::vector<LeafShape> kMixed = {
+    {7},
+    {0},
+    {1, at::kHalf},
+    {13, at::kBFloat16},
+    {5, at::kDouble},
+    {11, at::kFloat, /*without=*/0},
+    {3, at::kFloat, -1, /*anywhere=*/false},
+    {0, at::kFloat, 0},
+    {17, at::kBFloat16, /*without=*/1},
+    {1009},
+};
+
+TEST(GradientMeansTest, AreTheSumsDividedByTheNumberOfRanks) {
+  for (const int ranks : {1, 2, 3, 5, 8}) {
+    SCOPED_TRACE(absl::StrCat(ranks, " ranks"));
+    EXPECT_OK(RunAllRanks(ranks, [](Communicator& column) {
+      return CheckOnRank(column, kMixed, /*times=*/1);
+    }));
+  }
+}
+
+TEST(GradientMeansTest, SumsMayBeMadeAgainBeLongOrOfNothing) {
+  const std::vector<LeafShape> many_collectives = {
+      {(int64_t{5} << 20) + 3}, {100}, {(int64_t{4} << 20) + 1}, {9}};
+  for (const auto& shapes : {kMixed, many_collectives, {}}) {
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& column) {
+      return CheckOnRank(column, shapes, /*times=*/3);
+    }));
+  }
+}
+
+TEST(GradientMeansTest, WithOtherGradientsInTheNextStep) {
+  std::vector<LeafShape> fewer = kMixed;
+  for (const size_t leaf : {0, 3, 9}) fewer[leaf].anywhere = false;
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& column) -> absl::Status {
+    const std::vector<at::Tensor> leaves = MakeLeaves(fewer, column.rank());
+    GradientMeans means(column, leaves);
+    for (const auto* const shapes : {&std::as_const(fewer), &kMixed}) {
+      for (size_t i = 0; i < leaves.size(); ++i) {
+        const auto gradient =
+            GradientOf((*shapes)[i], static_cast<int>(i), column.rank());
+        leaves[i].mutable_grad() = gradient.value_or(at::Tensor());
+      }
+      FSDP_RETURN_IF_ERROR(means.Sum(Deadline()));
+      FSDP_RETURN_IF_ERROR(means.Apply());
+      FSDP_RETURN_IF_ERROR(CheckMeans(*shapes, 2, leaves));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(GradientMeansTest, OfOtherDtypesAreRefusedByAll) {
+  const auto statuses = RunRanks(2, [](Communicator& column) -> absl::Status {
+    const at::ScalarType dtype = column.rank() == 0 ? at::kHalf : at::kFloat;
+    GradientMeans means(column, MakeLeaves({{7}, {3, dtype}}, column.rank()));
+    const absl::Status status = means.Sum(Deadline());
+    return status.ok() ? absl::InternalError("they were added") : status;
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(status, Not(StatusIs(absl::StatusCode::kInternal, _)));
+  }
+  EXPECT_THAT(statuses, Contains(StatusIs(absl::StatusCode::kInvalidArgument,
+                                          ::testing::HasSubstr("Half"))));
+}
+
+TEST(GradientMeansTest, ARankThatCannotEndsTheOthers) {
+  const auto statuses = RunRanks(3, [](Communicator& column) -> absl::Status {
+    std::vector<at::Tensor> leaves = MakeLeaves({{7}, {3}}, column.rank());
+    GradientMeans means(column, leaves);
+    if (column.rank() == 1) {
+      column.Abort(absl::UnavailableError("its replica is lost"));
+    }
+    absl::Status status = means.Sum(Deadline());
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      FSDP_RETURN_IF_ERROR(CheckEqual(
+          leaves[i].grad(),
+          *GradientOf({leaves[i].numel()}, static_cast<int>(i), column.rank()),
+          "the own gradient", i));
+    }
+    return status;
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, _));
+  }
+}
 
 }  // namespace
 }  // namespace fsdp::replicas

@@ -1,5 +1,3 @@
-#include "replicas/handover.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
@@ -30,6 +28,7 @@
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/state/optimizer_values.h"
 #include "ranges/tensor_range.h"
+#include "replicas/column.h"
 
 namespace fsdp::replicas {
 namespace {

@@ -1,5 +1,3 @@
-#include "replicas/handover.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
@@ -31,6 +29,7 @@
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "replicas/column.h"
 
 namespace fsdp::replicas {
 namespace {

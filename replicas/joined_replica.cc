@@ -20,9 +20,7 @@
 #include "comm/communicator.h"
 #include "ranges/tensor_range.h"
 #include "replicas/column.h"
-#include "replicas/gradient_means.h"
-#include "replicas/handover.h"
-#include "replicas/history_file.h"
+#include "replicas/live_log.h"
 #include "replicas/membership/roster.h"
 
 namespace fsdp::replicas {

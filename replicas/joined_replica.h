@@ -12,8 +12,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/run/run.h"
 #include "replicas/column.h"
-#include "replicas/gradient_means.h"
-#include "replicas/history_file.h"
+#include "replicas/live_log.h"
 #include "replicas/membership/roster.h"
 
 namespace fsdp::replicas {

@@ -2,19 +2,24 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "gmock/gmock.h"
@@ -28,8 +33,12 @@
 namespace fsdp::replicas {
 namespace {
 
+using ::fsdp::checkpoint::testing::FreePath;
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Is silent for so many votes.
 class SilentRegisters final : public testing::ForwardingRegisters {
@@ -141,10 +150,6 @@ TEST_F(LiveLogTest, WhoEndsIsGoneForTheOthersAtOnce) {
   }
 }
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-
 constexpr int64_t kSteps = 20;
 
 // Replica 1 is lost twice, replica 2 for good.
@@ -243,6 +248,61 @@ TEST(ReplayLogTest, WhoIsLostIsToldSo) {
     ASSERT_OK_AND_ASSIGN(roster, left.AwaitNext(roster, {}));
   }
   EXPECT_FALSE(left.ends_as_recorded());
+}
+
+Roster MakeRoster(int64_t epoch, int64_t step, Cause cause,
+                  std::vector<Member> members) {
+  return {/*number=*/epoch,   epoch, step,
+          /*notices_seen=*/0, cause, std::move(members)};
+}
+
+TEST(HistoryFileTest, FilesOfAllReplicasAreOneHistory) {
+  const std::string folder = FreePath("history");
+  ASSERT_OK_AND_ASSIGN(const auto first, HistoryFile::Open(folder, {0, 1}));
+  ASSERT_OK_AND_ASSIGN(const auto second, HistoryFile::Open(folder, {1, 2}));
+  const Roster founded = MakeRoster(0, 0, Cause::kFounded, {{{0, 1}, false}});
+  const Roster joined =
+      MakeRoster(1, 4, Cause::kFinished, {{{0, 1}, false}, {{1, 2}, true}});
+  const Roster lost = MakeRoster(2, 6, Cause::kLost, {{{1, 2}, false}});
+  ASSERT_OK(first->Add(founded));
+  ASSERT_OK(first->Add(joined));
+  ASSERT_OK(second->Add(joined));
+  ASSERT_OK(second->Add(joined));
+  ASSERT_OK(second->Add(lost));
+  std::ofstream(folder + "/notes") << "not of a replica";
+  ASSERT_OK_AND_ASSIGN(const History history, ReadHistory(folder));
+  EXPECT_EQ(history.ToText(),
+            "epoch 0 founded at step 0 by 0.1: replicas 0.1\n"
+            "epoch 1 from step 4: replicas 0.1 1.2\n"
+            "epoch 2 within step 6: replicas 1.2\n");
+}
+
+TEST(HistoryFileTest, WhatIsWrongIsSaidByFile) {
+  const std::string folder = FreePath("history");
+  EXPECT_THAT(ReadHistory(folder).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(folder)));
+  std::filesystem::create_directory(folder);
+  EXPECT_THAT(
+      ReadHistory(folder).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no history")));
+  std::ofstream(folder + "/replica-3.txt") << "epoch\n";
+  EXPECT_THAT(
+      ReadHistory(folder).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("replica-3.txt")));
+  ASSERT_EQ(mkfifo((folder + "/replica-4.txt").c_str(), 0600), 0);
+  std::filesystem::remove(folder + "/replica-3.txt");
+  EXPECT_THAT(ReadHistory(folder).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("replica-4.txt: it is no regular file")));
+}
+
+TEST(HistoryFileTest, TheHistoryOfAnotherRunIsLeftAlone) {
+  const std::string folder = FreePath("history");
+  ASSERT_OK(HistoryFile::Open(folder, {2, 1}).status());
+  ASSERT_OK(HistoryFile::Open(folder, {2, 2}).status());  // its second life
+  EXPECT_THAT(
+      HistoryFile::Open(folder, {2, 1}).status(),
+      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("another run")));
 }
 
 }  // namespace

@@ -21,7 +21,6 @@
 #include "comm/communicator.h"
 #include "comm/startup/environment.h"
 #include "replicas/column.h"
-#include "replicas/history_file.h"
 #include "replicas/joined_replica.h"
 #include "replicas/live_log.h"
 #include "replicas/membership/history.h"

@@ -196,6 +196,9 @@ TEST_F(ReplicasTest, WhatDoesNotFitIsRefused) {
   EXPECT_OK(RunReplicas(
       1, [&](int /*replica*/, Communicator& inside) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(const auto training, Training::Make(inside, 0));
+        const auto is_refused = [](const char* text) {
+          return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
+        };
         const auto join =
             [&](const std::function<void(checkpoint::TrainingRun&)>& change,
                 const ReplicaOptions& options = ReplicaOptions()) {
@@ -205,26 +208,19 @@ TEST_F(ReplicasTest, WhatDoesNotFitIsRefused) {
                   .status();
             };
         EXPECT_THAT(join([](auto& run) { run.model = nullptr; }),
-                    StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("no model")));
+                    is_refused("no model"));
         EXPECT_THAT(join([](auto& run) { run.optimizer = nullptr; }),
-                    StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("no optimizer")));
+                    is_refused("no optimizer"));
         ReplicaOptions negative;
         negative.steps = -1;
-        EXPECT_THAT(join([](auto&) {}, negative),
-                    StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("steps (-1)")));
+        EXPECT_THAT(join([](auto&) {}, negative), is_refused("steps (-1)"));
         ReplicaOptions hasty;
         hasty.loss_timeout = absl::Milliseconds(1);
-        EXPECT_THAT(join([](auto&) {}, hasty),
-                    StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("loss_timeout")));
+        EXPECT_THAT(join([](auto&) {}, hasty), is_refused("loss_timeout"));
         comm::Environment two = EnvironmentOf(0, 1);
         two.world_size = 2;
         EXPECT_THAT(Replicas::Join(two, &training->run, {}).status(),
-                    StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("sharded over 1 ranks")));
+                    is_refused("sharded over 1 ranks"));
         return absl::OkStatus();
       }));
 }

@@ -47,17 +47,10 @@ struct Keeper {
   std::unique_ptr<comm::StoreServer> server;
 };
 
-struct Kept {
-  std::shared_ptr<Keeper> keeper;
-  std::unique_ptr<StoreRegisters> registers;
-};
-
+// Keeps the keeper, too.
 std::shared_ptr<Registers> View(const std::shared_ptr<Keeper>& keeper) {
-  auto kept = std::make_shared<Kept>();
-  kept->keeper = keeper;
-  kept->registers = ValueOrThrow(keeper->Connect());
-  Registers* const registers = kept->registers.get();
-  return {kept, registers};
+  return {ValueOrThrow(keeper->Connect()).release(),
+          [keeper](Registers* registers) { delete registers; }};
 }
 
 testing::RegistersUnderTest OfAStore() {

@@ -173,24 +173,15 @@ class MetRanks {
   }
 
   absl::StatusOr<CommunicatorPtr> Connect() const {
-    FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host, ConnectHost());
+    FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host,
+                          options_.backend == Backend::kGloo ? ConnectGloo()
+                          : options_.backend == Backend::kSharedMemory
+                              ? ConnectSharedMemory()
+                              : ConnectAuto());
     return Paired(std::move(host), environment_, options_, StoreOf("device"));
   }
 
  private:
-  absl::StatusOr<CommunicatorPtr> ConnectHost() const {
-    switch (options_.backend) {
-      case Backend::kGloo:
-        return ConnectGloo();
-      case Backend::kSharedMemory:
-        return ConnectSharedMemory();
-      case Backend::kAuto:
-      case Backend::kLocal:
-        break;
-    }
-    return ConnectAuto();
-  }
-
   // Connects the ranks in the way that is fastest on their hosts.
   absl::StatusOr<CommunicatorPtr> ConnectAuto() const {
     FSDP_ASSIGN_OR_RETURN(
@@ -376,10 +367,9 @@ absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
   const bool is_local = options.backend == Backend::kLocal ||
                         (options.backend == Backend::kAuto && is_alone);
   if (is_local && is_alone) {
-    LocalGroupOptions local;
-    local.timeout = options.timeout;
-    FSDP_ASSIGN_OR_RETURN(std::vector<CommunicatorPtr> group,
-                          CreateLocalGroup(/*world_size=*/1, local));
+    FSDP_ASSIGN_OR_RETURN(
+        std::vector<CommunicatorPtr> group,
+        CreateLocalGroup(/*world_size=*/1, {options.timeout}));
     FSDP_ASSIGN_OR_RETURN(CommunicatorPtr both,
                           Paired(std::move(group[0]), environment, options,
                                  c10::make_intrusive<c10d::HashStore>()));

@@ -168,12 +168,6 @@ TEST(ConnectTest, SeveralHostsCannotShareMemory) {
                                      HasSubstr("not on one host"))));
 }
 
-TEST(ConnectTest, TheSamePlaceServesOneGroupAfterTheOther) {
-  const std::vector<Environment> ranks = RanksOfOneHost(2);
-  EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
-  EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
-}
-
 TEST(ConnectTest, AnInheritedSocketIsUsedOnce) {
   ASSERT_OK_AND_ASSIGN(Listener listener, Listen("127.0.0.1", 0));
   std::vector<Environment> ranks = RanksOfOneHost(2);
@@ -292,14 +286,8 @@ TEST(ConnectTest, ARankThatDoesNotKnowTheSecret) {
   std::vector<Environment> ranks = RanksOfOneHost(3);
   for (Environment& rank : ranks) rank.secret = "of the job";
   ranks[1].secret = "of another job";
-  std::vector<absl::Status> results;
-  RunInThreads(
-      3,
-      [&](int i) {
-        return Connect(ranks[i], Options(absl::Seconds(1))).status();
-      },
-      &results)
-      .IgnoreError();
+  const std::vector<absl::Status> results =
+      ConnectAll(ranks, Options(absl::Seconds(1)));
   EXPECT_THAT(results[1], StatusIs(absl::StatusCode::kPermissionDenied,
                                    AllOf(HasSubstr("rank 1 of 3"),
                                          HasSubstr("FSDP_JOB_SECRET"))));

@@ -158,43 +158,43 @@ absl::StatusOr<ChildProcess> ChildProcess::Fork(
 }
 
 ChildProcess::~ChildProcess() {
-  if (pid_.get() == 0) return;
+  if (pid_ == 0) return;
   Signal(SIGKILL);
-  while (waitpid(pid_.get(), nullptr, 0) < 0 && errno == EINTR) {
+  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
 void ChildProcess::Signal(int signal) const {
-  if (pid_.get() == 0) return;
+  if (pid_ == 0) return;
   // A program that has left its group is still ours.
-  if (kill(-pid_.get(), signal) != 0) kill(pid_.get(), signal);
+  if (kill(-pid_, signal) != 0) kill(pid_, signal);
 }
 
 void ChildProcess::SignalAlone(int signal) const {
-  if (pid_.get() != 0) kill(pid_.get(), signal);
+  if (pid_ != 0) kill(pid_, signal);
 }
 
 std::optional<ProcessEnd> ChildProcess::TryReap() {
-  if (pid_.get() == 0) return std::nullopt;
+  if (pid_ == 0) return std::nullopt;
   siginfo_t info = {};
-  if (waitid(P_PID, static_cast<id_t>(pid_.get()), &info,
+  if (waitid(P_PID, static_cast<id_t>(pid_), &info,
              WEXITED | WNOHANG | WNOWAIT) != 0 ||
       info.si_pid == 0) {
     return std::nullopt;
   }
   // Until the process is reaped, its number names only this group.
   Signal(SIGKILL);
-  waitpid(pid_.get(), nullptr, 0);
-  pid_.Clear();
+  waitpid(pid_, nullptr, 0);
+  pid_ = 0;
   if (info.si_code == CLD_EXITED) return ProcessEnd{info.si_status, 0};
   return ProcessEnd{0, info.si_status};
 }
 
 bool ChildProcess::HasStopped() const {
   siginfo_t info = {};
-  return pid_.get() != 0 &&
-         waitid(P_PID, static_cast<id_t>(pid_.get()), &info,
-                WSTOPPED | WNOHANG) == 0 &&
+  return pid_ != 0 &&
+         waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG) ==
+             0 &&
          info.si_pid != 0;
 }
 

@@ -45,11 +45,14 @@ class ChildProcess {
   // and open files; its standard streams are those of Start().
   static absl::StatusOr<ChildProcess> Fork(const std::function<int()>& run);
 
-  ChildProcess(ChildProcess&& other) noexcept = default;
+  ChildProcess(ChildProcess&& other) noexcept
+      : pid_(std::exchange(other.pid_, 0)),
+        stdout_(std::move(other.stdout_)),
+        stderr_(std::move(other.stderr_)) {}
   ChildProcess& operator=(ChildProcess&&) = delete;
   ~ChildProcess();
 
-  pid_t pid() const { return pid_.get(); }  // 0: reaped
+  pid_t pid() const { return pid_; }  // 0: reaped
 
   // The reading ends of its standard output and error. They do not block.
   int stdout_fd() const { return stdout_.get(); }
@@ -69,21 +72,9 @@ class ChildProcess {
   bool HasStopped() const;
 
  private:
-  // A process id that becomes 0 when it is moved from.
-  class Pid {
-   public:
-    explicit Pid(pid_t pid) : pid_(pid) {}
-    Pid(Pid&& other) noexcept : pid_(std::exchange(other.pid_, 0)) {}
-    pid_t get() const { return pid_; }
-    void Clear() { pid_ = 0; }
-
-   private:
-    pid_t pid_;
-  };
-
   ChildProcess(pid_t pid, UniqueFd stdout_fd, UniqueFd stderr_fd);
 
-  Pid pid_;  // 0: reaped
+  pid_t pid_;  // 0: reaped, or moved from
   UniqueFd stdout_;
   UniqueFd stderr_;
 };

@@ -42,11 +42,9 @@ int ExitCodeOf(const absl::Status& status);
 // launcher passes on, too. A SIGINT or SIGTERM that the process ignores stays
 // ignored. A process has at most one StopRequest at a time.
 //
-// Make it at the beginning of main(), before RunRanks(). That heeds it while
-// ranks connect, gives them `period` to stop when the launcher is told to end,
-// and returns 128 + the signal if the program's function returns
-// StoppedError(). Ranks learn of a signal at different times and have to agree
-// on the step after which they stop: checkpoint::RunGuard does that.
+// Make it at the beginning of main(), before RunRanks(), which heeds it. Ranks
+// learn of a signal at different times and have to agree on the step after
+// which they stop: checkpoint::RunGuard does that.
 class StopRequest {
  public:
   explicit StopRequest(absl::Duration period = absl::Minutes(2),

@@ -73,25 +73,15 @@ absl::StatusOr<std::optional<Environment>> ReadReplica(
 // that misses it may be seen to end first, but not by more than this.
 constexpr absl::Duration kSimultaneous = absl::Milliseconds(500);
 
-std::vector<OutputPump::Source> OutputOf(
-    const std::vector<ChildProcess>& children) {
-  std::vector<OutputPump::Source> sources;
-  for (size_t rank = 0; rank < children.size(); ++rank) {
-    const ChildProcess& child = children[rank];
-    const int number = static_cast<int>(rank);
-    sources.push_back({child.stdout_fd(), number, OutputStream::kStdout});
-    sources.push_back({child.stderr_fd(), number, OutputStream::kStderr});
+std::vector<OutputPump::Process> OutputOf(
+    const std::vector<ChildProcess>& ranks, const std::string& prefix) {
+  std::vector<OutputPump::Process> processes;
+  for (const ChildProcess& rank : ranks) {
+    const int number = static_cast<int>(processes.size());
+    processes.push_back(
+        {rank.stdout_fd(), rank.stderr_fd(), RankLabel(prefix, number)});
   }
-  return sources;
-}
-
-std::vector<std::string> Labels(const std::string& prefix, size_t ranks) {
-  std::vector<std::string> labels;
-  labels.reserve(ranks);
-  for (size_t rank = 0; rank < ranks; ++rank) {
-    labels.push_back(RankLabel(prefix, static_cast<int>(rank)));
-  }
-  return labels;
+  return processes;
 }
 
 // Waits for the ranks and writes their output, with one thread and one poll().
@@ -109,8 +99,8 @@ class Supervisor {
         on_failure_(std::move(on_failure)),
         signals_(signals),
         children_(std::move(children)),
-        output_(OutputOf(children_), Labels(rank_prefix, children_.size()),
-                options.stdout_fd, options.stderr_fd),
+        output_(OutputOf(children_, rank_prefix), options.stdout_fd,
+                options.stderr_fd),
         ranks_(children_.size()),
         start_(absl::Now()) {}
 
@@ -235,9 +225,8 @@ class Supervisor {
   }
 
   void OnFailure(int rank) {
-    const bool is_first = !std::exchange(has_failed_, true);
-    if (is_first && interrupt_signal_ == 0 && on_failure_) on_failure_();
     if (phase_ == Phase::kRunning) {
+      if (interrupt_signal_ == 0 && on_failure_) on_failure_();
       first_failed_rank_ = rank;
       phase_ = Phase::kGrace;
       first_failure_ = absl::Now();
@@ -267,7 +256,6 @@ class Supervisor {
   SignalQueue* const signals_;
   std::vector<ChildProcess> children_;  // by rank
   size_t reaped_ = 0;
-  bool has_failed_ = false;  // any of them
   OutputPump output_;
   bool gives_output_up_ = false;
   std::vector<RankEnd> ranks_;
@@ -392,13 +380,6 @@ class Job {
     Supervisor supervisor(options_, rank_prefix_, on_failure, signals_,
                           *std::move(children));
     supervisor.Run();
-    Note(supervisor);
-    if (!untold.empty()) Say(&supervisor, untold);
-    *again = Decide(&supervisor);
-    return absl::OkStatus();
-  }
-
-  void Note(const Supervisor& supervisor) {
     if (!report_.ranks.empty()) {
       report_.failed_attempts.push_back(report_.last_attempt());
     }
@@ -407,6 +388,9 @@ class Job {
     report_.first_failed_rank = attempt.first_failed_rank;
     report_.lasted = attempt.lasted;
     Update(supervisor);
+    if (!untold.empty()) Say(&supervisor, untold);
+    *again = Decide(&supervisor);
+    return absl::OkStatus();
   }
 
   void Update(const Supervisor& supervisor) {

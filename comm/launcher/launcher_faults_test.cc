@@ -1,8 +1,9 @@
 // A launcher among ignored signals, full disks, readers that do not read, and
-// ranks that only pass on what they have heard.
-#include <fcntl.h>
+// ranks that only pass on what they have heard; and jobs that are started again
+// when a rank fails.
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,13 +11,17 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/testing/launcher_processes.h"
@@ -31,17 +36,19 @@ using ::fsdp::testing::FileSizeLimit;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-LaunchOptions Options(const std::string& role) {
+LaunchOptions Options(const std::string& role, int ranks = 2,
+                      int max_restarts = 0) {
   LaunchOptions options;
-  options.ranks = 2;
+  options.ranks = ranks;
   options.argv = {"launcher_faults_test"};
   options.environment = {{kRole, role}};
-  options.grace_period = kLimit;
+  options.grace_period = max_restarts > 0 ? absl::Milliseconds(10) : kLimit;
   options.terminate_period = kLimit;
+  options.restarts.max_restarts = max_restarts;
+  options.restarts.max_without_progress = 10;
+  options.restarts.pause = absl::Milliseconds(1);
   return options;
 }
-
-UniqueFd Sink() { return UniqueFd(memfd_create("sink", MFD_CLOEXEC)); }
 
 // nohup ignores SIGHUP, and a shell lets background jobs ignore SIGINT. The
 // signal after it shows that it did nothing.
@@ -103,26 +110,8 @@ TEST(LauncherOutputTest, AReaderThatDoesNotReadCostsNothingAndOneSignalEndsIt) {
   EXPECT_EQ(end->exit_code, 128 + SIGTERM);
 }
 
-TEST(LauncherOutputTest, AFullDiskIsAFailureAndTheOtherStreamComesOut) {
-  const UniqueFd full(open("/dev/full", O_WRONLY | O_CLOEXEC));
-  const UniqueFd err = Sink();
-  LaunchOptions options = Options("print");
-  options.stdout_fd = full.get();
-  options.stderr_fd = err.get();
-  ASSERT_OK_AND_ASSIGN(const LaunchReport report, LaunchRanks(options));
-  EXPECT_EQ(report.first_failed_rank, -1);
-  EXPECT_EQ(report.output_errno, ENOSPC);
-  EXPECT_EQ(report.exit_code(), EXIT_FAILURE);
-  EXPECT_THAT(report.ToString(),
-              AllOf(HasSubstr("ranks 0, 1 exited with code 0"),
-                    HasSubstr("could not be written: No space left")));
-  const std::string text = ReadAll(err.get());
-  EXPECT_THAT(text, AllOf(HasSubstr("[0] local rank 0"),
-                          HasSubstr("[1] local rank 1")));
-}
-
 TEST(LauncherOutputTest, ALimitOnTheSizeOfFilesIsAFailure) {
-  const UniqueFd out = Sink();
+  const UniqueFd out(memfd_create("output", MFD_CLOEXEC));
   LaunchOptions options = Options("print_much");
   options.stdout_fd = out.get();
   // ThreadSanitizer writes half a mebibyte in each rank.
@@ -150,6 +139,119 @@ TEST(LauncherCauseTest, WithoutACauseAnEchoIsAFailureAllTheSame) {
                        LaunchRanks(Options("both_are_told_of_a_failure")));
   EXPECT_GE(report.first_failed_rank, 0);
   EXPECT_EQ(report.exit_code(), kPeerFailedExitCode);
+}
+
+struct Launched {
+  LaunchReport report;
+  std::string output;
+};
+
+absl::StatusOr<Launched> Launch(LaunchOptions options) {
+  const UniqueFd output(memfd_create("output", MFD_CLOEXEC));
+  options.stdout_fd = options.stderr_fd = output.get();
+  FSDP_ASSIGN_OR_RETURN(LaunchReport report, LaunchRanks(options));
+  EXPECT_TRUE(waitpid(-1, nullptr, WNOHANG) < 0 && errno == ECHILD);
+  return Launched{std::move(report), ReadAll(output.get())};
+}
+
+TEST(LauncherRestartsTest, AJobGoesOnWithAsManyRanks) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched,
+                       Launch(Options("fail_twice", 2, 5)));
+  EXPECT_EQ(launched.report.exit_code(), 0);
+  EXPECT_EQ(launched.report.failed_attempts.size(), 2);
+  EXPECT_THAT(
+      launched.report.ToString(),
+      ::testing::MatchesRegex(
+          "attempt 1 \\(2 ranks, [0-9]+s?\\): rank 1 exited with code 3; then "
+          "rank 0 was ended by the launcher with signal 15 \\(SIGTERM\\)\n"
+          "attempt 2 \\(2 ranks, [0-9]+s?\\): rank 1 exited with code 3; then "
+          "rank 0 was ended by the launcher with signal 15 \\(SIGTERM\\)\n"
+          "attempt 3 \\(2 ranks, [0-9]+s?\\): ranks 0, 1 exited with code 0"));
+  EXPECT_THAT(
+      launched.output,
+      AllOf(HasSubstr("[1] rank 1 of 2, restart 0 of 5\nrank 1 exited with "
+                      "code 3; then rank 0 was ended"),
+            HasSubstr("\nrestart 1 of 5, with 2 ranks, in 1ms\n"),
+            HasSubstr("[1] rank 1 of 2, restart 1 of 5\n"),
+            HasSubstr("\nrestart 2 of 5, with 2 ranks, in 2ms\n"),
+            HasSubstr("[1] rank 1 of 2, restart 2 of 5\n"),
+            HasSubstr("[0] rank 0 of 2, restart 2 of 5\n")));
+}
+
+TEST(LauncherRestartsTest, OrWithThoseThatAreLeft) {
+  LaunchOptions options = Options("fail_twice", 3, 5);
+  options.restarts.on_restart = RanksLeft;
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch(options));
+  EXPECT_EQ(launched.report.exit_code(), 0);
+  EXPECT_EQ(launched.report.ranks.size(), 1);
+  EXPECT_THAT(launched.output,
+              AllOf(HasSubstr("[1] rank 1 of 3, restart 0 of 5\n"),
+                    HasSubstr("[1] rank 1 of 2, restart 1 of 5\n"),
+                    HasSubstr("\nrestart 2 of 5, with 1 rank, in"),
+                    HasSubstr("[0] rank 0 of 1, restart 2 of 5\n")));
+}
+
+TEST(LauncherRestartsTest, TheLastFailureIsTheAnswer) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched,
+                       Launch(Options("rank_1_is_killed_at_once", 2, 1)));
+  EXPECT_EQ(launched.report.exit_code(), 128 + SIGKILL);
+  EXPECT_EQ(launched.report.failed_attempts.size(), 1);
+  EXPECT_THAT(launched.report.ToString(),
+              AllOf(HasSubstr("attempt 2 (2 ranks, "),
+                    HasSubstr("\nnot restarted: it was restarted 1 time, as "
+                              "often as it may be")));
+}
+
+TEST(LauncherRestartsTest, EachAttemptHasAPort) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched,
+                       Launch(Options("use_the_port_after_a_failure", 2, 1)));
+  EXPECT_EQ(launched.report.exit_code(), 0) << launched.report.ToString();
+  EXPECT_EQ(launched.report.failed_attempts.size(), 1);
+}
+
+TEST(LauncherRestartsTest, NothingOfAnAttemptIsLeftForTheNext) {
+  Fifo fifo;
+  fifo.Watch();
+  LaunchOptions options = Options("leave_grandchild_and_fail", 1, 1);
+  options.environment.emplace_back(kFifo, fifo.path());
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch(options));
+  EXPECT_EQ(launched.report.exit_code(), 0) << launched.report.ToString();
+  EXPECT_EQ(launched.report.failed_attempts.size(), 1);
+}
+
+TEST(LauncherRestartsTest, AJobThatIsToldToEndIsNotRestarted) {
+  LauncherProcess launcher("hold_fifo", "/dev/null", 0, /*max_restarts=*/5);
+  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+  launcher.process().Signal(SIGTERM);
+  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, 128 + SIGTERM);
+  EXPECT_THAT(launcher.output(), ::testing::Not(HasSubstr("restart 1")));
+}
+
+TEST(LauncherRestartsTest, ASignalEndsThePause) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    LauncherProcess launcher("rank_1_exits_with_3", "", 0, /*max_restarts=*/5);
+    ASSERT_TRUE(launcher.WaitForLines("restart 1 of 5, with 2 ranks, in 1h", 1))
+        << launcher.output();
+    launcher.process().Signal(signal);
+    const std::optional<ProcessEnd> end = launcher.WaitForEnd();
+    ASSERT_TRUE(end.has_value());
+    EXPECT_EQ(end->exit_code, 128 + signal);
+  }
+}
+
+// Nobody is there to answer such signals before the ranks start and after they
+// have ended.
+TEST(LauncherRestartsTest, SignalsThatInspectEndNoLauncher) {
+  LaunchOptions options = Options("rank_1_is_asked_too_much", 2, 1);
+  options.restarts.progress = [] {
+    raise(SIGQUIT);
+    raise(SIGUSR1);
+    return 0;
+  };
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch(options));
+  EXPECT_EQ(launched.report.exit_code(), kUsageErrorExitCode);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -175,6 +176,12 @@ TEST(LauncherTest, MuchOutputComesOutWhole) {
   EXPECT_EQ(lines[1000], lines.back());
 }
 
+void ExpectEnd(LauncherProcess& launcher, int code) {
+  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, code) << launcher.output();
+}
+
 TEST(LauncherTest, RanksDieWithTheLauncher) {
   Fifo fifo;
   fifo.Watch();
@@ -190,9 +197,7 @@ TEST(LauncherTest, PassesInterruptsOn) {
     LauncherProcess launcher("train");
     ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
     launcher.process().Signal(signal);
-    const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-    ASSERT_TRUE(end.has_value());
-    EXPECT_EQ(end->exit_code, 128 + signal);
+    ExpectEnd(launcher, 128 + signal);
     const std::string line = absl::StrCat("stopped by ", signal);
     EXPECT_THAT(launcher.output(), HasSubstr(absl::StrCat("[0] ", line)));
     EXPECT_THAT(launcher.output(), HasSubstr(absl::StrCat("[1] ", line)));
@@ -207,9 +212,7 @@ TEST(LauncherTest, ARankThatFailsToStopIsAFailure) {
         absl::StrCat(kEndsByUsr1, "=1"), absl::StrCat(kFailsToStop, "=1")});
     ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
     launcher.process().Signal(signal);
-    const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-    ASSERT_TRUE(end.has_value());
-    EXPECT_EQ(end->exit_code, 3) << launcher.output();
+    ExpectEnd(launcher, 3);
   }
 }
 
@@ -231,9 +234,7 @@ TEST(LauncherTest, StopsAndGoesOnWithItsRanks) {
   ASSERT_TRUE(AChildStops());
   launcher.process().Signal(SIGCONT);
   launcher.process().Signal(SIGINT);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGINT);
+  ExpectEnd(launcher, 128 + SIGINT);
   EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 2"));
 }
 
@@ -246,17 +247,13 @@ TEST(LauncherTest, SignalsThatInspectEndNobody) {
   }
   EXPECT_TRUE(launcher.WaitForLines("no", 2)) << launcher.output();
   launcher.process().Signal(SIGINT);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGINT);
+  ExpectEnd(launcher, 128 + SIGINT);
 }
 
 // Ranks ignore the signal until they have a handler, and get it then.
 TEST(LauncherTest, SchedulersSignalReachesRanksThatAreStillStarting) {
   LauncherProcess launcher("train_late");
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGUSR1) << launcher.output();
+  ExpectEnd(launcher, 128 + SIGUSR1);
   EXPECT_THAT(launcher.output(), HasSubstr("[0] stopped by 10"));
 }
 
@@ -278,21 +275,19 @@ TEST(LauncherTest, RanksLearnOfTheTerminal) {
 }
 
 TEST(LauncherTest, RefusesBadOptions) {
-  EXPECT_THAT(Launch("print", 0), StatusIs(absl::StatusCode::kInvalidArgument,
-                                           HasSubstr("at least 1")));
-  LaunchOptions options = Options("print", 1);
-  options.argv.clear();
-  EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("argv is empty")));
-  options = Options("print", 2);
-  options.restarts.max_restarts = -1;
-  EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("max_restarts is -1")));
-  options = Options("print", 2);
-  options.restarts.min_ranks = 3;
-  EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("min_ranks is 3")));
-  options = Options("print", 2);
+  const std::pair<std::function<void(LaunchOptions&)>, std::string> cases[] = {
+      {[](auto& o) { o.ranks = 0; }, "at least 1"},
+      {[](auto& o) { o.argv.clear(); }, "argv is empty"},
+      {[](auto& o) { o.restarts.max_restarts = -1; }, "max_restarts is -1"},
+      {[](auto& o) { o.restarts.min_ranks = 3; }, "min_ranks is 3"},
+  };
+  for (const auto& [change, what] : cases) {
+    LaunchOptions options = Options("print", 2);
+    change(options);
+    EXPECT_THAT(Launch(options),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(what)));
+  }
+  LaunchOptions options = Options("print", 2);
   options.program = "/no/such/program";
   EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kFailedPrecondition,
                                         AllOf(HasSubstr("rank 0 of 2"),

@@ -125,15 +125,27 @@ constexpr size_t kMaxQueuedBytes = size_t{4} << 20;
 // of Linux).
 constexpr size_t kMaxWrite = 4096;
 
+std::vector<std::string> LabelsOf(
+    const std::vector<OutputPump::Process>& processes) {
+  std::vector<std::string> labels;
+  labels.reserve(processes.size());
+  for (const auto& process : processes) labels.push_back(process.label);
+  return labels;
+}
+
 }  // namespace
 
-OutputPump::OutputPump(std::vector<Source> sources,
-                       std::vector<std::string> labels, int stdout_fd,
+OutputPump::OutputPump(const std::vector<Process>& processes, int stdout_fd,
                        int stderr_fd)
-    : sources_(std::move(sources)),
-      stdout_fd_(stdout_fd),
+    : stdout_fd_(stdout_fd),
       stderr_fd_(stderr_fd),
-      merger_(isatty(stdout_fd), isatty(stderr_fd), std::move(labels)) {}
+      merger_(isatty(stdout_fd), isatty(stderr_fd), LabelsOf(processes)) {
+  for (size_t i = 0; i < processes.size(); ++i) {
+    const int label = static_cast<int>(i);
+    sources_.push_back({processes[i].stdout_fd, label, OutputStream::kStdout});
+    sources_.push_back({processes[i].stderr_fd, label, OutputStream::kStderr});
+  }
+}
 
 void OutputPump::Poll(int wake_fd, absl::Time deadline) {
   std::vector<pollfd> fds = {{wake_fd, POLLIN, 0}};

@@ -91,16 +91,16 @@ class OutputMerger {
 // be written, the rest of it is dropped and the ranks go on.
 class OutputPump {
  public:
-  // A pipe that does not block; not owned.
-  struct Source {
-    int fd;     // -1: at its end
-    int label;  // the index of its label
-    OutputStream stream;
+  // The pipes to which a process prints, which do not block and are not owned,
+  // and the label of its lines.
+  struct Process {
+    int stdout_fd;
+    int stderr_fd;
+    std::string label;
   };
 
-  // `labels` are those of OutputMerger.
-  OutputPump(std::vector<Source> sources, std::vector<std::string> labels,
-             int stdout_fd, int stderr_fd);
+  OutputPump(const std::vector<Process>& processes, int stdout_fd,
+             int stderr_fd);
 
   // Waits until `wake_fd` is readable, something can be read or written, or
   // `deadline` has passed. Moves what there is.
@@ -119,6 +119,12 @@ class OutputPump {
   int error() const { return error_; }
 
  private:
+  struct Source {
+    int fd;     // -1: at its end
+    int label;  // the index of its label
+    OutputStream stream;
+  };
+
   int SinkFd() const;
   bool Read(Source* source);
   void Write();

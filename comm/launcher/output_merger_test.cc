@@ -178,10 +178,9 @@ UniqueFd File() { return UniqueFd(memfd_create("output", MFD_CLOEXEC)); }
 class OutputPumpTest : public ::testing::Test {
  protected:
   OutputPump Pump(int stdout_fd, int stderr_fd) const {
-    return OutputPump({{zero_.read.get(), 0, OutputStream::kStdout},
-                       {zero_errors_.read.get(), 0, OutputStream::kStderr},
-                       {one_.read.get(), 1, OutputStream::kStdout}},
-                      {"[0] ", "[1] "}, stdout_fd, stderr_fd);
+    return OutputPump({{zero_.read.get(), zero_errors_.read.get(), "[0] "},
+                       {one_.read.get(), /*stderr_fd=*/-1, "[1] "}},
+                      stdout_fd, stderr_fd);
   }
 
   void Drain(OutputPump& pump) const {

@@ -14,10 +14,6 @@ namespace {
 // An attempt that lasts this long has got on, if nobody counts progress.
 constexpr absl::Duration kLongEnough = absl::Minutes(1);
 
-std::string Ranks(int ranks) {
-  return absl::StrCat(ranks, ranks == 1 ? " rank" : " ranks");
-}
-
 RestartPolicy::Decision None(std::string why) {
   return {0, absl::ZeroDuration(), std::move(why)};
 }
@@ -71,7 +67,8 @@ RestartPolicy::Decision RestartPolicy::Decide(const LaunchAttempt& attempt) {
                         ? options_.on_restart(attempt)
                         : static_cast<int>(attempt.ranks.size());
   if (ranks < std::max(1, options_.min_ranks)) {
-    return None(absl::StrCat(Ranks(std::max(0, ranks)),
+    return None(absl::StrCat(std::max(0, ranks),
+                             ranks == 1 ? " rank" : " ranks",
                              " would be left, and it needs at least ",
                              std::max(1, options_.min_ranks)));
   }

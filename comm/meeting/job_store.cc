@@ -120,12 +120,6 @@ absl::StatusOr<c10::intrusive_ptr<JobStore>> JobStore::Connect(
       new JobStore(std::move(pool), absl::ToChronoMilliseconds(timeout)));
 }
 
-JobStore::JobStore(std::shared_ptr<Pool> pool,
-                   std::chrono::milliseconds timeout)
-    : Store(timeout), pool_(std::move(pool)) {}
-
-JobStore::~JobStore() = default;
-
 c10::intrusive_ptr<c10d::Store> JobStore::clone() {
   return c10::intrusive_ptr<JobStore>::unsafe_steal_from_new(
       new JobStore(pool_, getTimeout()));
@@ -174,28 +168,6 @@ bool JobStore::Await(const std::string& key,
   const StoreMessage reply =
       Ask(StoreAsk::kWait, {key}, timeout.count(), timeout);
   return reply.code != static_cast<uint8_t>(StoreReply::kNotThere);
-}
-
-int64_t JobStore::add(const std::string& key, int64_t value) {
-  return Ask(StoreAsk::kAdd, {key}, value).number;
-}
-
-bool JobStore::deleteKey(const std::string& key) {
-  return Ask(StoreAsk::kDelete, {key}).number != 0;
-}
-
-int64_t JobStore::DeleteAll(const std::string& prefix) {
-  return Ask(StoreAsk::kDeleteAll, {prefix}).number;
-}
-
-bool JobStore::check(const std::vector<std::string>& keys) {
-  return Ask(StoreAsk::kCheck, keys).number != 0;
-}
-
-int64_t JobStore::getNumKeys() { return Ask(StoreAsk::kCount, {}).number; }
-
-void JobStore::wait(const std::vector<std::string>& keys) {
-  wait(keys, getTimeout());
 }
 
 void JobStore::wait(const std::vector<std::string>& keys,

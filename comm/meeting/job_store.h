@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -39,7 +40,6 @@ class JobStore final : public c10d::Store {
   static absl::StatusOr<c10::intrusive_ptr<JobStore>> Connect(
       const JobStorePlace& place, absl::Duration timeout,
       const WaitLimits& limits);
-  ~JobStore() override;
 
   using c10d::Store::compareSet;
   using c10d::Store::set;
@@ -54,14 +54,24 @@ class JobStore final : public c10d::Store {
   std::optional<std::string> Find(const std::string& key);
   // Waits for a key. Returns false if it has not come within `timeout`.
   bool Await(const std::string& key, std::chrono::milliseconds timeout);
-  int64_t add(const std::string& key, int64_t value) override;
-  bool deleteKey(const std::string& key) override;
+  int64_t add(const std::string& key, int64_t value) override {
+    return Ask(StoreAsk::kAdd, {key}, value).number;
+  }
+  bool deleteKey(const std::string& key) override {
+    return Ask(StoreAsk::kDelete, {key}).number != 0;
+  }
   // Deletes all keys that begin with `prefix`, which is not empty, and returns
   // how many there were. It cleans up after a group that a store outlives.
-  int64_t DeleteAll(const std::string& prefix);
-  bool check(const std::vector<std::string>& keys) override;
-  int64_t getNumKeys() override;
-  void wait(const std::vector<std::string>& keys) override;
+  int64_t DeleteAll(const std::string& prefix) {
+    return Ask(StoreAsk::kDeleteAll, {prefix}).number;
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    return Ask(StoreAsk::kCheck, keys).number != 0;
+  }
+  int64_t getNumKeys() override { return Ask(StoreAsk::kCount, {}).number; }
+  void wait(const std::vector<std::string>& keys) override {
+    wait(keys, getTimeout());
+  }
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
 
@@ -69,7 +79,8 @@ class JobStore final : public c10d::Store {
   // Holds the connections that no call uses. Clones share it.
   class Pool;
 
-  JobStore(std::shared_ptr<Pool> pool, std::chrono::milliseconds timeout);
+  JobStore(std::shared_ptr<Pool> pool, std::chrono::milliseconds timeout)
+      : Store(timeout), pool_(std::move(pool)) {}
 
   // Returns the store's reply, kNotThere if keys have not come within `wait`.
   // Throws errors.

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -59,13 +60,6 @@ absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Start(
                                     [self = server.get()] { self->Serve(); }));
   return server;
 }
-
-StoreServer::StoreServer(UniqueFd listener, UniqueFd wake, std::string secret,
-                         const StoreServerOptions& options)
-    : secret_(std::move(secret)),
-      options_(options),
-      listener_(std::move(listener)),
-      wake_(std::move(wake)) {}
 
 StoreServer::~StoreServer() {
   if (!thread_.joinable()) return;
@@ -145,14 +139,14 @@ void StoreServer::Accept() {
          StoreSession(secret_, RandomBytes(kNonceBytes), &table_),
          absl::Now()});
     if (!Write(callers_.back())) callers_.pop_back();
-    const auto strangers = static_cast<size_t>(
-        std::count_if(callers_.begin(), callers_.end(), IsStranger));
+    const auto strangers =
+        static_cast<size_t>(absl::c_count_if(callers_, IsStranger));
     if (strangers > options_.max_strangers) DropStranger();
   }
 }
 
 bool StoreServer::DropStranger() {
-  const auto first = std::find_if(callers_.begin(), callers_.end(), IsStranger);
+  const auto first = absl::c_find_if(callers_, IsStranger);
   if (first == callers_.end()) return false;
   callers_.erase(first);
   return true;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -51,7 +52,11 @@ class StoreServer {
   };
 
   StoreServer(UniqueFd listener, UniqueFd wake, std::string secret,
-              const StoreServerOptions& options);
+              const StoreServerOptions& options)
+      : secret_(std::move(secret)),
+        options_(options),
+        listener_(std::move(listener)),
+        wake_(std::move(wake)) {}
 
   void Serve();
   // Returns the descriptors to wait for: wake_, listener_, then all callers.

@@ -106,38 +106,16 @@ StoreMessage Done(int64_t number = 0, std::vector<std::string> texts = {}) {
   return {static_cast<uint8_t>(StoreReply::kDone), number, std::move(texts)};
 }
 
-StoreMessage NotThere() {
-  return {static_cast<uint8_t>(StoreReply::kNotThere), 0, {}};
-}
-
 StoreMessage Refused(absl::string_view why) {
   return {static_cast<uint8_t>(StoreReply::kRefused), 0, {std::string(why)}};
 }
 
-StoreMessage DoneOrRefused(const absl::Status& status) {
-  return status.ok() ? Done() : Refused(status.message());
-}
-
-// Returns how many texts come with `ask`, or nullopt if any number may come.
-std::optional<size_t> TextsOf(StoreAsk ask) {
-  switch (ask) {
-    case StoreAsk::kSet:
-      return 2;
-    case StoreAsk::kCompareAndSet:
-      return 3;
-    case StoreAsk::kGet:
-    case StoreAsk::kAdd:
-    case StoreAsk::kDelete:
-    case StoreAsk::kDeleteAll:
-      return 1;
-    case StoreAsk::kCount:
-      return 0;
-    case StoreAsk::kCheck:
-    case StoreAsk::kWait:
-      break;
-  }
-  return std::nullopt;
-}
+// The number of texts with each StoreAsk, from the first one on; -1: any
+// number.
+constexpr int kTexts[] = {
+    /*kSet*/ 2,    /*kCompareAndSet*/ 3, /*kGet*/ 1,
+    /*kAdd*/ 1,    /*kCheck*/ -1,        /*kWait*/ -1,
+    /*kDelete*/ 1, /*kCount*/ 0,         /*kDeleteAll*/ 1};
 
 }  // namespace
 
@@ -194,8 +172,10 @@ absl::Status StoreSession::Advance(absl::Time now) {
 
 absl::Status StoreSession::Answer(StoreMessage message, absl::Time now) {
   const auto ask = static_cast<StoreAsk>(message.code);
-  if (ask < StoreAsk::kSet || ask > StoreAsk::kDeleteAll ||
-      TextsOf(ask).value_or(message.texts.size()) != message.texts.size()) {
+  const bool is_known = ask >= StoreAsk::kSet && ask <= StoreAsk::kDeleteAll;
+  const int texts = is_known ? kTexts[message.code - 1] : -1;
+  if (!is_known ||
+      (texts >= 0 && message.texts.size() != static_cast<size_t>(texts))) {
     return absl::InvalidArgumentError("a message that asks for nothing known");
   }
   const std::optional<StoreMessage> reply = Act(std::move(message), now);
@@ -206,8 +186,10 @@ std::optional<StoreMessage> StoreSession::Act(StoreMessage message,
                                               absl::Time now) {
   std::vector<std::string>& texts = message.texts;
   switch (const auto ask = static_cast<StoreAsk>(message.code)) {
-    case StoreAsk::kSet:
-      return DoneOrRefused(table_->Set(texts[0], std::move(texts[1])));
+    case StoreAsk::kSet: {
+      const absl::Status set = table_->Set(texts[0], std::move(texts[1]));
+      return set.ok() ? Done() : Refused(set.message());
+    }
     case StoreAsk::kCompareAndSet: {
       absl::StatusOr<std::string> value =
           table_->CompareAndSet(texts[0], texts[1], std::move(texts[2]));
@@ -245,7 +227,7 @@ std::optional<StoreMessage> StoreSession::EndOfWait(absl::Time now) {
   if (missing != nullptr) {
     wait_->missing = *missing;
     if (now < wait_->deadline) return std::nullopt;
-    return NotThere();
+    return StoreMessage{static_cast<uint8_t>(StoreReply::kNotThere), 0, {}};
   }
   if (wait_->ask == StoreAsk::kWait) return Done();
   return Done(0, {*table_->Find(wait_->keys[0])});

@@ -20,6 +20,7 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
+using ::testing::Pointee;
 
 const absl::Time kNow = absl::UnixEpoch();
 constexpr char kSecret[] = "of the job";
@@ -211,8 +212,6 @@ TEST_F(StoreSessionTest, WhatIsNoMessageEndsIt) {
   }
   EXPECT_EQ(table_.size(), 0);
 }
-
-using ::testing::Pointee;
 
 TEST(StoreTableTest, AddsToNumbersOnly) {
   StoreTable table;

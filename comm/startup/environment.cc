@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -67,9 +67,9 @@ class Reader {
   explicit Reader(GetEnvironmentVariable get) : get_(get) {}
 
   absl::StatusOr<Environment> Read() {
-    environment_.interface = Value("GLOO_SOCKET_IFNAME");
-    environment_.secret = Value("FSDP_JOB_SECRET");
-    environment_.inspection_folder = Value("FSDP_INSPECT_DIR");
+    result_.interface = Value("GLOO_SOCKET_IFNAME");
+    result_.secret = Value("FSDP_JOB_SECRET");
+    result_.inspection_folder = Value("FSDP_INSPECT_DIR");
     // torchrun may run inside a Slurm step, and mpirun starts its own daemons
     // by srun: the innermost launcher counts.
     if (Has("RANK")) {
@@ -82,7 +82,7 @@ class Reader {
       FSDP_RETURN_IF_ERROR(CheckNothingSet());
     }
     FSDP_RETURN_IF_ERROR(ReadReplica());
-    return environment_;
+    return result_;
   }
 
  private:
@@ -124,6 +124,11 @@ class Reader {
                                     : absl::StrCat("from ", min, " to ", max)));
   }
 
+  absl::Status ReadIfSet(const char* name, int min, int* value,
+                         int max = kMaxInt) const {
+    return Has(name) ? ReadInteger(name, min, value, max) : absl::OkStatus();
+  }
+
   absl::Status ReadRank(const char* rank_name, const char* size_name, int* rank,
                         int* size) const {
     FSDP_RETURN_IF_ERROR(ReadInteger(rank_name, 0, rank));
@@ -134,78 +139,65 @@ class Reader {
   }
 
   void SetLauncher(StartedBy launcher) {
-    environment_.started_by = launcher;
+    result_.started_by = launcher;
     source_ = Name(launcher);
   }
 
   // Reads MASTER_ADDR and MASTER_PORT over what the caller has filled in; only
   // a job of one rank may do without both.
   absl::Status ReadMaster() {
-    if (Has("MASTER_ADDR")) {
-      environment_.master_addr = Value("MASTER_ADDR");
-    }
-    if (Has("MASTER_PORT")) {
-      FSDP_RETURN_IF_ERROR(
-          ReadInteger("MASTER_PORT", 1, &environment_.master_port, kMaxPort));
-    }
-    const bool has_address = !environment_.master_addr.empty();
-    const bool has_port = environment_.master_port != 0;
+    if (Has("MASTER_ADDR")) result_.master_addr = Value("MASTER_ADDR");
+    FSDP_RETURN_IF_ERROR(
+        ReadIfSet("MASTER_PORT", 1, &result_.master_port, kMaxPort));
+    const bool has_address = !result_.master_addr.empty();
+    const bool has_port = result_.master_port != 0;
     if (has_address && has_port) return absl::OkStatus();
-    if (!has_address && !has_port && environment_.world_size == 1) {
+    if (!has_address && !has_port && result_.world_size == 1) {
       return absl::OkStatus();
     }
     return absl::InvalidArgumentError(absl::StrCat(
         has_address ? "MASTER_PORT" : "MASTER_ADDR", " is not set: ", source_,
-        " started ", environment_.world_size,
+        " started ", result_.world_size,
         " rank(s), which need the address and the port of rank 0's host, as in "
         "MASTER_ADDR=node1 MASTER_PORT=29500"));
   }
 
   absl::Status CheckLocalSize(absl::string_view local_name) const {
-    if (environment_.local_world_size <= environment_.world_size) {
+    if (result_.local_world_size <= result_.world_size) {
       return absl::OkStatus();
     }
     return absl::InvalidArgumentError(absl::StrCat(
-        local_name, "=", environment_.local_world_size,
-        ": expected at most the size of the job, ", environment_.world_size));
-  }
-
-  absl::Status ReadRestarts() {
-    for (const auto& [name, value] :
-         {std::make_pair("TORCHELASTIC_RESTART_COUNT",
-                         &environment_.restart_count),
-          std::make_pair("TORCHELASTIC_MAX_RESTARTS",
-                         &environment_.max_restarts)}) {
-      if (!Has(name)) continue;
-      FSDP_RETURN_IF_ERROR(ReadInteger(name, 0, value));
-    }
-    return absl::OkStatus();
+        local_name, "=", result_.local_world_size,
+        ": expected at most the size of the job, ", result_.world_size));
   }
 
   absl::Status ReadTorchrun() {
     const bool launched = Has("FSDP_LAUNCHER");
     SetLauncher(launched ? StartedBy::kRanksFlag : StartedBy::kTorchrun);
-    FSDP_RETURN_IF_ERROR(ReadRank("RANK", "WORLD_SIZE", &environment_.rank,
-                                  &environment_.world_size));
+    FSDP_RETURN_IF_ERROR(
+        ReadRank("RANK", "WORLD_SIZE", &result_.rank, &result_.world_size));
     if (Has("LOCAL_RANK") || Has("LOCAL_WORLD_SIZE")) {
       FSDP_RETURN_IF_ERROR(ReadRank("LOCAL_RANK", "LOCAL_WORLD_SIZE",
-                                    &environment_.local_rank,
-                                    &environment_.local_world_size));
+                                    &result_.local_rank,
+                                    &result_.local_world_size));
       FSDP_RETURN_IF_ERROR(CheckLocalSize("LOCAL_WORLD_SIZE"));
     }
     FSDP_RETURN_IF_ERROR(ReadMaster());
-    if (launched && Has("FSDP_LAUNCHER_LISTEN_FD")) {
+    if (launched) {
       FSDP_RETURN_IF_ERROR(
-          ReadInteger("FSDP_LAUNCHER_LISTEN_FD", 0, &environment_.listen_fd));
+          ReadIfSet("FSDP_LAUNCHER_LISTEN_FD", 0, &result_.listen_fd));
     }
-    FSDP_RETURN_IF_ERROR(ReadRestarts());
+    FSDP_RETURN_IF_ERROR(
+        ReadIfSet("TORCHELASTIC_RESTART_COUNT", 0, &result_.restart_count));
+    FSDP_RETURN_IF_ERROR(
+        ReadIfSet("TORCHELASTIC_MAX_RESTARTS", 0, &result_.max_restarts));
     // Keys of an earlier attempt may stay in the agent's store. torchrun
     // numbers the attempts, but not where hosts have come or gone.
     if (!launched && Value("TORCHELASTIC_USE_AGENT_STORE") == "True") {
-      environment_.agent_store = true;
-      environment_.agent_store_prefix =
-          absl::StrCat("/worker/attempt_", environment_.restart_count, "_of_",
-                       environment_.world_size, "_ranks");
+      result_.agent_store = true;
+      result_.agent_store_prefix =
+          absl::StrCat("/worker/attempt_", result_.restart_count, "_of_",
+                       result_.world_size, "_ranks");
     }
     return absl::OkStatus();
   }
@@ -213,18 +205,17 @@ class Reader {
   absl::Status ReadOpenMpi() {
     SetLauncher(StartedBy::kOpenMpi);
     FSDP_RETURN_IF_ERROR(ReadRank("OMPI_COMM_WORLD_RANK",
-                                  "OMPI_COMM_WORLD_SIZE", &environment_.rank,
-                                  &environment_.world_size));
+                                  "OMPI_COMM_WORLD_SIZE", &result_.rank,
+                                  &result_.world_size));
     FSDP_RETURN_IF_ERROR(
         ReadRank("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-                 &environment_.local_rank, &environment_.local_world_size));
+                 &result_.local_rank, &result_.local_world_size));
     FSDP_RETURN_IF_ERROR(CheckLocalSize("OMPI_COMM_WORLD_LOCAL_SIZE"));
-    const bool one_host =
-        environment_.local_world_size == environment_.world_size;
+    const bool one_host = result_.local_world_size == result_.world_size;
     const bool named = Has("MASTER_ADDR") || Has("MASTER_PORT");
-    if (one_host && !named && environment_.world_size > 1) {
-      environment_.master_addr = kLoopback;
-      environment_.master_port = PortFromName(
+    if (one_host && !named && result_.world_size > 1) {
+      result_.master_addr = kLoopback;
+      result_.master_port = PortFromName(
           Value(FirstSet({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"})));
     }
     return ReadMaster();
@@ -235,9 +226,7 @@ class Reader {
         FirstSet({"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
     if (Has(list_name)) {
       int node = 0;
-      if (Has("SLURM_NODEID")) {
-        FSDP_RETURN_IF_ERROR(ReadInteger("SLURM_NODEID", 0, &node));
-      }
+      FSDP_RETURN_IF_ERROR(ReadIfSet("SLURM_NODEID", 0, &node));
       const std::optional<int> tasks = TasksOnNode(Value(list_name), node);
       if (!tasks.has_value()) {
         return absl::InvalidArgumentError(
@@ -245,18 +234,18 @@ class Reader {
                          ": expected the ranks of each host, host ", node,
                          " included, as in 2(x3),1"));
       }
-      environment_.local_world_size = *tasks;
+      result_.local_world_size = *tasks;
       return absl::OkStatus();
     }
     int tasks = 0;
     FSDP_RETURN_IF_ERROR(ReadInteger("SLURM_NTASKS_PER_NODE", 1, &tasks));
     // Next to --ntasks this is an upper bound.
-    environment_.local_world_size = std::min(tasks, environment_.world_size);
+    result_.local_world_size = std::min(tasks, result_.world_size);
     return absl::OkStatus();
   }
 
   absl::Status ReadSlurmMaster() {
-    if (environment_.world_size == 1 && !Has("MASTER_ADDR")) {
+    if (result_.world_size == 1 && !Has("MASTER_ADDR")) {
       return absl::OkStatus();
     }
     if (!Has("MASTER_ADDR")) {
@@ -267,7 +256,7 @@ class Reader {
         return absl::InvalidArgumentError(absl::StrCat(
             name, "=", host.status().message(), "; or set MASTER_ADDR"));
       }
-      environment_.master_addr = *std::move(host);
+      result_.master_addr = *std::move(host);
     }
     if (!Has("MASTER_PORT")) {
       int job = 0;
@@ -278,7 +267,7 @@ class Reader {
       if (!absl::SimpleAtoi(Value("SLURM_STEP_ID"), &step)) step = 0;
       const uint64_t number =
           static_cast<uint64_t>(job) + 131 * static_cast<uint64_t>(step);
-      environment_.master_port =
+      result_.master_port =
           static_cast<int>(kFirstDerivedPort + number % kDerivedPorts);
     }
     return ReadMaster();
@@ -289,27 +278,26 @@ class Reader {
     // In an interactive step SLURM_NTASKS is the allocation's: the step's own
     // number comes first.
     const char* size_name = FirstSet({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"});
-    FSDP_RETURN_IF_ERROR(ReadRank("SLURM_PROCID", size_name, &environment_.rank,
-                                  &environment_.world_size));
+    FSDP_RETURN_IF_ERROR(ReadRank("SLURM_PROCID", size_name, &result_.rank,
+                                  &result_.world_size));
     if (Has("WORLD_SIZE")) {
       int world_size = 0;
       FSDP_RETURN_IF_ERROR(ReadInteger("WORLD_SIZE", 1, &world_size));
-      if (world_size != environment_.world_size) {
+      if (world_size != result_.world_size) {
         return absl::InvalidArgumentError(absl::StrCat(
             "WORLD_SIZE=", world_size, ": expected what Slurm says, ",
-            size_name, "=", environment_.world_size, "; unset WORLD_SIZE"));
+            size_name, "=", result_.world_size, "; unset WORLD_SIZE"));
       }
     }
-    FSDP_RETURN_IF_ERROR(
-        ReadInteger("SLURM_LOCALID", 0, &environment_.local_rank));
-    if (environment_.world_size > 1) {
+    FSDP_RETURN_IF_ERROR(ReadInteger("SLURM_LOCALID", 0, &result_.local_rank));
+    if (result_.world_size > 1) {
       FSDP_RETURN_IF_ERROR(ReadSlurmLocalSize());
     }
-    if (environment_.local_rank >= environment_.local_world_size) {
+    if (result_.local_rank >= result_.local_world_size) {
       return absl::InvalidArgumentError(
-          absl::StrCat("SLURM_LOCALID=", environment_.local_rank,
+          absl::StrCat("SLURM_LOCALID=", result_.local_rank,
                        ": expected less than the ranks of this host, ",
-                       environment_.local_world_size));
+                       result_.local_world_size));
     }
     FSDP_RETURN_IF_ERROR(CheckLocalSize("SLURM_STEP_TASKS_PER_NODE"));
     return ReadSlurmMaster();
@@ -324,12 +312,12 @@ class Reader {
       const bool has_brackets =
           absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]");
       const bool is_port =
-          absl::SimpleAtoi(text.substr(colon + 1), &environment_.keeper_port) &&
-          environment_.keeper_port >= 1 && environment_.keeper_port <= kMaxPort;
+          absl::SimpleAtoi(text.substr(colon + 1), &result_.keeper_port) &&
+          result_.keeper_port >= 1 && result_.keeper_port <= kMaxPort;
       const bool is_host = !host.empty() &&
                            host.find_first_of("[]") == host.npos &&
                            (has_brackets || !absl::StrContains(host, ':'));
-      environment_.keeper_addr = std::string(host);
+      result_.keeper_addr = std::string(host);
       if (is_host && is_port) return absl::OkStatus();
     }
     return absl::InvalidArgumentError(absl::StrCat(
@@ -343,20 +331,16 @@ class Reader {
     const char* const kNames[] = {"FSDP_REPLICA", "FSDP_REPLICAS",
                                   kIncarnationName, kKeeperName};
     const bool any =
-        std::any_of(std::begin(kNames), std::end(kNames),
-                    [this](const char* name) { return Has(name); });
+        absl::c_any_of(kNames, [this](const char* name) { return Has(name); });
     if (!any) return absl::OkStatus();
     source_ = "replicas";
     FSDP_RETURN_IF_ERROR(ReadRank("FSDP_REPLICA", "FSDP_REPLICAS",
-                                  &environment_.replica,
-                                  &environment_.replicas));
-    const bool numbers_attempts =
-        environment_.started_by == StartedBy::kTorchrun;
-    const int attempts = numbers_attempts ? environment_.restart_count : 0;
-    FSDP_RETURN_IF_ERROR(ReadInteger(kIncarnationName, 1,
-                                     &environment_.replica_incarnation,
-                                     kMaxInt - attempts));
-    environment_.replica_incarnation += attempts;
+                                  &result_.replica, &result_.replicas));
+    const bool numbers_attempts = result_.started_by == StartedBy::kTorchrun;
+    const int attempts = numbers_attempts ? result_.restart_count : 0;
+    FSDP_RETURN_IF_ERROR(ReadInteger(
+        kIncarnationName, 1, &result_.replica_incarnation, kMaxInt - attempts));
+    result_.replica_incarnation += attempts;
     if (!Has(kKeeperName)) return NotSet(kKeeperName);
     return ReadKeeper();
   }
@@ -393,26 +377,16 @@ class Reader {
   }
 
   const GetEnvironmentVariable get_;
-  Environment environment_;
+  Environment result_;
   absl::string_view source_;  // the name of what sets the variables
 };
 
 }  // namespace
 
 absl::string_view Name(StartedBy started_by) {
-  switch (started_by) {
-    case StartedBy::kNobody:
-      return "a single process";
-    case StartedBy::kTorchrun:
-      return "torchrun";
-    case StartedBy::kRanksFlag:
-      return "--ranks";
-    case StartedBy::kOpenMpi:
-      return "Open MPI";
-    case StartedBy::kSlurm:
-      return "Slurm";
-  }
-  return "an unknown launcher";
+  static constexpr absl::string_view kNames[] = {
+      "a single process", "torchrun", "--ranks", "Open MPI", "Slurm"};
+  return kNames[static_cast<size_t>(started_by)];
 }
 
 absl::StatusOr<std::string> FirstSlurmHost(const std::string& node_list) {

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -77,8 +78,7 @@ int UsableCores(const std::string& root) {
     while (!group.empty() && group.back() == '/') group.pop_back();
     if (!group.empty() && group.front() != '/') continue;
     const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',');
-    const bool has_cpu = std::find(controllers.begin(), controllers.end(),
-                                   "cpu") != controllers.end();
+    const bool has_cpu = absl::c_linear_search(controllers, "cpu");
     if (parts[1].empty()) {
       cores = std::min(cores,
                        QuotaOf(root + "/sys/fs/cgroup", group, /*is_v2=*/true));

@@ -14,10 +14,6 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr Collective kCollectives[] = {
-    Collective::kAllGather, Collective::kReduceScatter, Collective::kAllReduce};
-
 CostOptions OneLevel(double latency, double bandwidth) {
   CostOptions options;
   options.flops_per_second = 1e12;
@@ -116,18 +112,6 @@ TEST(CostModelTest, ReductionsMayHaveABandwidthOfTheirOwn) {
   EXPECT_DOUBLE_EQ(seconds(Collective::kAllGather), 1e-3);
   EXPECT_DOUBLE_EQ(seconds(Collective::kReduceScatter), 2e-3);
   EXPECT_DOUBLE_EQ(seconds(Collective::kAllReduce), 3e-3);
-}
-
-TEST(CostModelTest, InfiniteRatesTakeNoTime) {
-  CostOptions options = OneLevel(0, kInfinity);
-  options.memory_bandwidth = options.flops_per_second = kInfinity;
-  const CostModel model = Create(options, 16);
-  for (const Collective collective : kCollectives) {
-    EXPECT_EQ(model.CollectiveSeconds(collective, {16, 1}, 1 << 30), 0);
-  }
-  EXPECT_EQ(model.CopySeconds(1e12), 0);
-  EXPECT_EQ(model.OptimizerSeconds(1e12), 0);
-  EXPECT_EQ(model.ComputeSeconds({1e15, 0.5}), 0.5);
 }
 
 TEST(CostModelTest, BytesSentAreThoseOfAllOtherPieces) {

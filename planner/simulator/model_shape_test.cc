@@ -67,20 +67,6 @@ TEST(ShardingTest, SizesAreThoseOfTheFlatLayout) {
   }
 }
 
-TEST(ShardingTest, LowPrecisionHalvesWhatIsGathered) {
-  ShardingOptions options;
-  options.ranks = 4;
-  options.compute_bytes = 2;
-  ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(Model(), options));
-  // The layout is aligned for the narrower dtype: 37 * 11 to a multiple of 8,
-  // and the bias.
-  const int shard = (408 + 37 + 4 * 8 - 1) / (4 * 8) * 8;
-  EXPECT_TRUE(shape.casts());
-  EXPECT_EQ(shape.bytes[1].shard, shard * 4);
-  EXPECT_EQ(shape.messages[1].gather, shard * 4 * 2);
-  EXPECT_EQ(shape.messages[1].segment, (shard + 4) * 4);
-}
-
 TEST(ShardingTest, StrategiesAreThoseOfTheLibrary) {
   ShardingOptions options;
   options.ranks = 8;
@@ -119,16 +105,6 @@ TEST(ShardingTest, HybridShardsInARowAndReplicatesAcross) {
   EXPECT_EQ(shape.bytes[1].part, shape.messages[1].gather / 2);
   EXPECT_TRUE(shape.units[1].replicated);
   EXPECT_TRUE(shape.units[1].keeps_part);
-}
-
-TEST(ShardingTest, AWholeModelHasNothingToGather) {
-  ShardingOptions options;
-  options.ranks = 8;
-  options.strategy = Strategy::kReplicated;
-  ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(Model(), options));
-  EXPECT_EQ(shape.shard.size, 1);
-  EXPECT_EQ(shape.replicate.size, 8);
-  EXPECT_EQ(shape.bytes[1].unsharded, 0);
 }
 
 TEST(ShardingTest, FrozenAndEmptyUnitsHaveNoGradients) {

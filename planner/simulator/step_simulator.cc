@@ -5,6 +5,7 @@
 #include <deque>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -14,25 +15,10 @@
 namespace fsdp::simulator {
 
 const char* Name(SpanKind kind) {
-  switch (kind) {
-    case SpanKind::kForward:
-      return "forward";
-    case SpanKind::kBackward:
-      return "backward";
-    case SpanKind::kCopy:
-      return "copy";
-    case SpanKind::kOptimizer:
-      return "optimizer";
-    case SpanKind::kGather:
-      return "all-gather";
-    case SpanKind::kReduce:
-      return "reduce-scatter";
-    case SpanKind::kReplicate:
-      return "all-reduce";
-    case SpanKind::kWait:
-      return "exposed wait";
-  }
-  return "?";
+  static constexpr const char* kNames[] = {
+      "forward",    "backward",       "copy",       "optimizer",
+      "all-gather", "reduce-scatter", "all-reduce", "exposed wait"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 namespace {
@@ -235,8 +221,8 @@ class RankClock {
 
   // Waits for the reduce-scatter, as the runtime does.
   void Replicate(int unit) {
-    const auto reduction = std::find_if(
-        reductions_.begin(), reductions_.end(),
+    const auto reduction = absl::c_find_if(
+        reductions_,
         [unit](const Reduction& other) { return other.unit == unit; });
     FSDP_CHECK(reduction != reductions_.end());
     spent_[unit].exposed_reduce += timeline_.Wait(unit, reduction->done_at);

@@ -136,19 +136,6 @@ TEST(StepBytesTest, FullShardingMovesThreeTimesTheModel) {
   }
 }
 
-TEST(StepBytesTest, KeepingUnitsAfterForwardSavesAGather) {
-  const ModelShape model = Chain(5, 100003, 0);
-  const int64_t psi = model.num_elements();
-  for (const int ranks : kWorldSizes) {
-    ShardingOptions sharding = Over(ranks);
-    sharding.strategy = Strategy::kGradients;
-    const Spent total = Simulate(model, sharding, Free()).total;
-    const Padding padding = PaddingOf(model, ranks, 4);
-    EXPECT_EQ(TimesRanks(total.bytes(), ranks),
-              (8 * psi + padding.gather + padding.reduce) * (ranks - 1));
-  }
-}
-
 TEST(StepBytesTest, TheRootIsGatheredOnceUnlessItIsResharded) {
   const ModelShape model = Chain(4, 1024, 0);
   ShardingOptions sharding = Over(4);

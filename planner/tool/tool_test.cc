@@ -13,8 +13,7 @@
 #include "planner/simulator/cost_model.h"
 #include "planner/simulator/model_shape.h"
 #include "planner/simulator/step_simulator.h"
-#include "planner/tool/flags.h"
-#include "planner/tool/report.h"
+#include "planner/tool/command_line.h"
 #include "planner/tool/unit_file.h"
 
 namespace fsdp::simulator {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
@@ -42,30 +43,17 @@ constexpr char kLoopback[] = "127.0.0.1";
 // How much longer than its ranks a launcher may take to end.
 constexpr absl::Duration kSlack = absl::Seconds(10);
 
-// A source for each process: launchers, whose lines have labels, and the
-// keeper, which has something to say only where it fails.
-std::vector<comm::OutputPump::Source> OutputOf(
+// Launchers' lines have labels already; the keeper has something to say only
+// where it fails.
+std::vector<comm::OutputPump::Process> OutputOf(
     const comm::ChildProcess& keeper,
     const std::vector<comm::ChildProcess>& launchers) {
-  std::vector<comm::OutputPump::Source> sources;
-  int label = 0;
-  const auto add = [&](const comm::ChildProcess& process) {
-    sources.push_back(
-        {process.stdout_fd(), label, comm::OutputStream::kStdout});
-    sources.push_back(
-        {process.stderr_fd(), label, comm::OutputStream::kStderr});
-    ++label;
-  };
-  for (const comm::ChildProcess& launcher : launchers) add(launcher);
-  add(keeper);
-  return sources;
-}
-
-// Launchers' lines have their labels already.
-std::vector<std::string> Labels(size_t launchers) {
-  std::vector<std::string> labels(launchers);
-  labels.emplace_back("[keeper] ");
-  return labels;
+  std::vector<comm::OutputPump::Process> processes;
+  for (const comm::ChildProcess& launcher : launchers) {
+    processes.push_back({launcher.stdout_fd(), launcher.stderr_fd(), ""});
+  }
+  processes.push_back({keeper.stdout_fd(), keeper.stderr_fd(), "[keeper] "});
+  return processes;
 }
 
 // Runs the launchers of a job's replicas, and their keeper, to their end.
@@ -82,8 +70,8 @@ class ReplicasSupervisor {
         signals_(signals),
         keeper_(std::move(keeper)),
         launchers_(std::move(launchers)),
-        output_(OutputOf(keeper_, launchers_), Labels(launchers_.size()),
-                options.stdout_fd, options.stderr_fd) {
+        output_(OutputOf(keeper_, launchers_), options.stdout_fd,
+                options.stderr_fd) {
     report_.replicas.resize(launchers_.size());
   }
 
@@ -111,7 +99,7 @@ class ReplicasSupervisor {
  private:
   size_t alive() const { return launchers_.size() - reaped_; }
 
-  // As long as it takes, unless somebody wants the job to end.
+  // Waits as long as it takes, unless somebody wants the job to end.
   void WaitForReader() {
     const absl::Time deadline = report_.interrupt_signal != 0
                                     ? absl::Now() + stop_period_
@@ -230,7 +218,7 @@ int RunLauncher(int replica, const comm::LaunchOptions& options) {
   return report->exit_code();
 }
 
-// Until it is killed.
+// Returns only where it cannot serve.
 int RunKeeper(UniqueFd listener, const std::string& secret) {
   const auto keeper = comm::StartKeeper(std::move(listener), secret);
   if (keeper.ok()) {
@@ -240,7 +228,7 @@ int RunKeeper(UniqueFd listener, const std::string& secret) {
   return EXIT_FAILURE;
 }
 
-// What all replicas have in common.
+// Returns the options that all replicas have in common.
 comm::LaunchOptions OfEach(int replicas, const comm::LaunchOptions& options,
                            int port, const std::string& secret) {
   comm::LaunchOptions each = options;
@@ -273,8 +261,8 @@ std::string SecretOf(const comm::LaunchOptions& options) {
 int ReplicasReport::exit_code() const {
   const bool was_told = interrupt_signal != 0;
   if (!was_told && (keeper_was_lost || output_errno != 0)) return EXIT_FAILURE;
-  const bool any_is_done = std::any_of(
-      replicas.begin(), replicas.end(), [](const comm::ProcessEnd& end) {
+  const bool any_is_done =
+      absl::c_any_of(replicas, [](const comm::ProcessEnd& end) {
         return end.signal == 0 && end.exit_code == 0;
       });
   if (any_is_done || last_failed_replica < 0) return EXIT_SUCCESS;

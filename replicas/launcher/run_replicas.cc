@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/output_file.h"
-#include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/run_ranks/run_ranks.h"
@@ -19,7 +18,7 @@
 namespace fsdp::replicas {
 namespace {
 
-// Whether this process starts replicas, rather than being a part of one.
+// Returns whether this process starts replicas, instead of being part of one.
 absl::StatusOr<bool> StartsReplicas(const comm::Environment& environment,
                                     const ReplicaCounts& counts) {
   if (counts.replicas < 0) {
@@ -45,15 +44,6 @@ absl::StatusOr<bool> StartsReplicas(const comm::Environment& environment,
   return !is_part;
 }
 
-absl::StatusOr<ReplicasReport> Launch(int argc, char** argv,
-                                      const ReplicaCounts& counts,
-                                      const comm::RestartOptions& restarts) {
-  FSDP_ASSIGN_OR_RETURN(
-      const comm::LaunchOptions options,
-      comm::OptionsToLaunch(argc, argv, counts.ranks, restarts));
-  return LaunchReplicas(counts.replicas, options);
-}
-
 }  // namespace
 
 int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
@@ -75,7 +65,9 @@ int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
         },
         options, restarts);
   }
-  const auto report = Launch(argc, argv, counts, restarts);
+  const auto launch = comm::OptionsToLaunch(argc, argv, counts.ranks, restarts);
+  if (!launch.ok()) return comm::TellEnd(launch.status(), /*local_rank=*/0);
+  const auto report = LaunchReplicas(counts.replicas, *launch);
   if (!report.ok()) return comm::TellEnd(report.status(), /*local_rank=*/0);
   if (report->exit_code() != 0 || report->last_failed_replica >= 0) {
     std::cerr << report->ToString() << std::endl;

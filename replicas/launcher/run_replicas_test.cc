@@ -9,9 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/this_program.h"
 #include "comm/agreement.h"
@@ -29,7 +27,6 @@ using comm::Communicator;
 using comm::Connect;
 using comm::Environment;
 using comm::kUsageErrorExitCode;
-using comm::RestartOptions;
 using comm::Sum;
 
 using ::fsdp::testing::ProgramOutcome;
@@ -46,45 +43,26 @@ void PrintSum(const std::string& what, const Environment& self, double sum) {
             << std::flush;
 }
 
-// The same rank of all replicas.
-absl::StatusOr<std::unique_ptr<Communicator>> ConnectColumn(
-    const Environment& self, int epoch) {
-  Environment column = self;
-  column.rank = self.replica;
-  column.world_size = self.replicas;
-  column.master_addr = self.keeper_addr;
-  column.master_port = self.keeper_port;
-  column.kept_store = true;
-  column.kept_store_prefix = absl::StrCat("column/", self.rank, "/", epoch);
-  return Connect(column);
-}
-
-absl::Status AddUp(Communicator& ranks, const Environment& self, int epoch) {
+// The same ranks of all replicas are a column.
+absl::Status AddUp(Communicator& ranks, const Environment& self) {
   FSDP_ASSIGN_OR_RETURN(const double sum, Sum(ranks, ranks.rank() + 1));
   PrintSum("the ranks have", self, sum);
   if (self.replicas == 0) return absl::OkStatus();
-  FSDP_ASSIGN_OR_RETURN(const auto column, ConnectColumn(self, epoch));
+  Environment place = self;
+  place.rank = self.replica;
+  place.world_size = self.replicas;
+  place.master_addr = self.keeper_addr;
+  place.master_port = self.keeper_port;
+  place.kept_store = true;
+  place.kept_store_prefix = absl::StrCat("column/", self.rank);
+  FSDP_ASSIGN_OR_RETURN(const auto column, Connect(place));
   FSDP_ASSIGN_OR_RETURN(const double all, Sum(*column, sum));
   PrintSum("the column has", self, all);
   return absl::OkStatus();
 }
 
-// Rank 1 of replica 1 is killed in the middle of its first life. The ranks of
-// the other replica go on as before, in columns with its second one.
-absl::Status LoseARank(Communicator& ranks, const Environment& self) {
-  if (self.replica_incarnation == 1) {
-    FSDP_ASSIGN_OR_RETURN(const auto column, ConnectColumn(self, 1));
-    FSDP_RETURN_IF_ERROR(Sum(*column, 1).status());
-    if (self.replica == 1 && self.rank == 1) raise(SIGKILL);
-    if (self.replica == 1) return Sum(ranks, 1).status();
-    if (Sum(*column, 1).ok()) return absl::InternalError("nobody was missed");
-  }
-  return AddUp(ranks, self, /*epoch=*/2);
-}
-
 absl::Status PlayRank(const std::string& role, Communicator& ranks,
                       const Environment& self) {
-  if (role == "lose_a_rank") return LoseARank(ranks, self);
   if (role == "fail" && self.replica == 1) {
     return absl::NotFoundError("there is no such file");
   }
@@ -93,7 +71,7 @@ absl::Status PlayRank(const std::string& role, Communicator& ranks,
                               ", incarnation ", self.replica_incarnation, "\n");
   }
   if (role != "sum") return absl::OkStatus();
-  return AddUp(ranks, self, /*epoch=*/1);
+  return AddUp(ranks, self);
 }
 
 // `before`: further variables.
@@ -120,18 +98,6 @@ TEST(RunReplicasTest, WithoutReplicasItIsAJobOfRanks) {
   EXPECT_THAT(outcome.output,
               AllOf(HasSubstr("[0] incarnation 0: the ranks have 3\n"),
                     HasSubstr("[1] incarnation 0: the ranks have 3\n")));
-}
-
-TEST(RunReplicasTest, ARankThatIsKilledIsNothingToTheOtherReplica) {
-  const ProgramOutcome outcome =
-      Execute("lose_a_rank", "RUN_REPLICAS_TEST_RESTARTS=1");
-  EXPECT_EQ(outcome.code, 0) << outcome.output;
-  for (const char* rank : {"[0.0] incarnation 1", "[0.1] incarnation 1",
-                           "[1.0] incarnation 2", "[1.1] incarnation 2"}) {
-    EXPECT_THAT(outcome.output,
-                HasSubstr(absl::StrCat(rank, ": the column has 6\n")));
-  }
-  EXPECT_THAT(outcome.output, Not(HasSubstr("replica 0: ")));
 }
 
 TEST(RunReplicasTest, SaysWhatBecameOfAReplicaThatWasGivenUp) {
@@ -202,16 +168,12 @@ int RunTestRole(int argc, char** argv, const std::string& role) {
   ReplicaCounts counts;
   counts.replicas = Number("RUN_REPLICAS_TEST_REPLICAS", 2);
   counts.ranks = Number("RUN_REPLICAS_TEST_RANKS", 2);
-  RestartOptions restarts;
-  restarts.max_restarts = Number("RUN_REPLICAS_TEST_RESTARTS", 0);
-  restarts.pause = absl::Milliseconds(1);
   const bool is_rank = std::getenv("RANK") != nullptr;
   const int code = RunReplicas(
       argc, argv, counts,
       [&](const std::shared_ptr<Communicator>& ranks, const Environment& self) {
         return PlayRank(role, *ranks, self);
-      },
-      {}, restarts);
+      });
   if (role == "raise_at_the_end" && !is_rank) {
     raise(SIGQUIT);
     raise(SIGUSR1);

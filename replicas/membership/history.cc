@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
@@ -59,10 +60,6 @@ bool ParseReplicas(absl::string_view text, std::vector<ReplicaId>& replicas) {
   return true;
 }
 
-bool Has(const std::vector<ReplicaId>& replicas, const ReplicaId& id) {
-  return std::find(replicas.begin(), replicas.end(), id) != replicas.end();
-}
-
 // Returns nullopt if `line` is not a line of a history.
 std::optional<Span> ParseLine(absl::string_view line) {
   absl::string_view rest = line;
@@ -86,7 +83,9 @@ std::optional<Span> ParseLine(absl::string_view line) {
     }
     if (founds) {
       const std::optional<ReplicaId> id = ParseReplicaId(founder);
-      if (!id.has_value() || !Has(span.replicas, *id)) return std::nullopt;
+      if (!id.has_value() || !absl::c_linear_search(span.replicas, *id)) {
+        return std::nullopt;
+      }
       span.founder = *id;
     }
     if (ToLine(span) != line) return std::nullopt;  // refuses " 7", "007", "+7"
@@ -96,10 +95,7 @@ std::optional<Span> ParseLine(absl::string_view line) {
 }
 
 Span ToSpan(const Roster& roster) {
-  Span span;
-  span.epoch = roster.epoch;
-  span.cause = roster.cause;
-  span.from_step = roster.step;
+  Span span{roster.epoch, roster.cause, roster.step, {}, {}};
   if (roster.cause == Cause::kFounded) span.founder = Donor(roster)->id;
   for (const Member& member : roster.members) {
     span.replicas.push_back(member.id);
@@ -118,9 +114,10 @@ absl::string_view Misfit(const Span& before, const Span& span) {
     const bool later = span.from_step > before.from_step;
     return later ? "" : "its step has begun already";
   }
-  const bool all_were_there = std::all_of(
-      span.replicas.begin(), span.replicas.end(),
-      [&](const ReplicaId& id) { return Has(before.replicas, id); });
+  const bool all_were_there =
+      absl::c_all_of(span.replicas, [&](const ReplicaId& id) {
+        return absl::c_linear_search(before.replicas, id);
+      });
   const bool fewer = span.replicas.size() < before.replicas.size();
   return !is_next || (all_were_there && fewer) ? "" : "nobody is lost in it";
 }
@@ -228,11 +225,8 @@ std::string History::ToText() const {
 Roster FirstEntry(const History& history) {
   const Span& span = history.spans().front();
   FSDP_CHECK(span.cause == Cause::kFounded);
-  Roster roster;
-  roster.number = 0;
-  roster.epoch = span.epoch;
-  roster.step = span.from_step;
-  roster.cause = Cause::kFounded;
+  Roster roster{/*number=*/0,       span.epoch,      span.from_step,
+                /*notices_seen=*/0, Cause::kFounded, {}};
   for (const ReplicaId& id : span.replicas) {
     roster.members.push_back({id, /*is_new=*/id != span.founder});
   }
@@ -241,9 +235,8 @@ Roster FirstEntry(const History& history) {
 
 Roster EntryAfter(const History& history, const Roster& roster) {
   const std::vector<Span>& spans = history.spans();
-  const auto later =
-      std::find_if(spans.begin(), spans.end(),
-                   [&](const Span& span) { return span.epoch > roster.epoch; });
+  const auto later = absl::c_find_if(
+      spans, [&](const Span& span) { return span.epoch > roster.epoch; });
   Roster next = roster;
   ++next.number;
   const bool is_lost = later != spans.end() && later->cause == Cause::kLost &&

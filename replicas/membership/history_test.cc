@@ -32,13 +32,8 @@ History Parsed(const std::string& text) {
 
 Roster MakeRoster(int64_t epoch, int64_t step, Cause cause,
                   std::vector<Member> members) {
-  Roster roster;
-  roster.number = 2 * epoch;
-  roster.epoch = epoch;
-  roster.step = step;
-  roster.cause = cause;
-  roster.members = std::move(members);
-  return roster;
+  return {/*number=*/2 * epoch, epoch, step,
+          /*notices_seen=*/0,   cause, std::move(members)};
 }
 
 TEST(HistoryTest, LinesAreAsTheyAreDocumented) {

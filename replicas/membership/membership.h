@@ -126,7 +126,6 @@ class Membership {
   bool HasEnded(const Roster& roster) const {
     return options_.steps > 0 && roster.step >= options_.steps;
   }
-  const MembershipOptions& options() const { return options_; }
 
  private:
   // A request that is under way.

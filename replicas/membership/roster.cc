@@ -1,6 +1,5 @@
 #include "replicas/membership/roster.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
@@ -33,26 +33,21 @@ bool operator==(const Member& a, const Member& b) {
 }
 
 bool HasLeft(const ReplicaId& id, absl::Span<const Notice> pending) {
-  return std::any_of(pending.begin(), pending.end(), [&](const Notice& notice) {
+  return absl::c_any_of(pending, [&](const Notice& notice) {
     return notice.kind == Notice::Kind::kLeave && notice.id == id;
   });
 }
 
 bool IsReplaced(const ReplicaId& id, absl::Span<const Notice> pending) {
-  return std::any_of(pending.begin(), pending.end(), [&](const Notice& notice) {
+  return absl::c_any_of(pending, [&](const Notice& notice) {
     return notice.id.replica == id.replica &&
            notice.id.incarnation > id.incarnation;
   });
 }
 
-bool Contains(absl::Span<const ReplicaId> ids, const ReplicaId& id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
-
 bool SameIds(const std::vector<Member>& a, const std::vector<Member>& b) {
-  return std::equal(
-      a.begin(), a.end(), b.begin(), b.end(),
-      [](const Member& x, const Member& y) { return x.id == y.id; });
+  return absl::c_equal(
+      a, b, [](const Member& x, const Member& y) { return x.id == y.id; });
 }
 
 Roster Following(const Roster& before, Cause cause) {
@@ -88,9 +83,8 @@ absl::string_view Wrong(const Roster& roster) {
       return "the members are not in order";
     }
   }
-  const auto old =
-      std::count_if(roster.members.begin(), roster.members.end(),
-                    [](const Member& member) { return !member.is_new; });
+  const auto old = absl::c_count_if(
+      roster.members, [](const Member& member) { return !member.is_new; });
   if (!roster.members.empty() && old == 0) return "all members are new";
   if (roster.cause == Cause::kFounded && old != 1) {
     return "a founding has one donor";
@@ -126,9 +120,8 @@ std::optional<ReplicaId> ParseReplicaId(absl::string_view text) {
 bool operator==(const Roster& a, const Roster& b) {
   return a.number == b.number && a.epoch == b.epoch && a.step == b.step &&
          a.notices_seen == b.notices_seen && a.cause == b.cause &&
-         std::equal(a.members.begin(), a.members.end(), b.members.begin(),
-                    b.members.end(),
-                    [](const Member& x, const Member& y) { return x == y; });
+         absl::c_equal(a.members, b.members,
+                       [](const Member& x, const Member& y) { return x == y; });
 }
 
 const Member* FindMember(const Roster& roster, int replica) {
@@ -173,10 +166,10 @@ Roster Found(const Roster& before, absl::Span<const Notice> pending,
              int64_t seen) {
   const std::vector<Notice> waiting = Waiting(pending);
   FSDP_CHECK(before.members.empty() && !waiting.empty());
-  const auto first = std::max_element(waiting.begin(), waiting.end(),
-                                      [](const Notice& a, const Notice& b) {
-                                        return a.first_step < b.first_step;
-                                      });
+  const auto first =
+      absl::c_max_element(waiting, [](const Notice& a, const Notice& b) {
+        return a.first_step < b.first_step;
+      });
   Roster next = Following(before, Cause::kFounded);
   next.epoch = before.epoch + 1;
   next.step = first->first_step;
@@ -195,7 +188,7 @@ Roster AfterStep(const Roster& roster, absl::Span<const Notice> pending,
   next.step = roster.step + 1;
   next.members.clear();
   for (const Member& member : roster.members) {
-    if (Contains(gone, member.id)) continue;
+    if (absl::c_linear_search(gone, member.id)) continue;
     next.members.push_back({member.id, /*is_new=*/false});
   }
   if (!next.members.empty()) {
@@ -204,10 +197,9 @@ Roster AfterStep(const Roster& roster, absl::Span<const Notice> pending,
       if (FindMember(next, notice.id.replica) != nullptr) continue;
       next.members.push_back({notice.id, /*is_new=*/true});
     }
-    std::sort(next.members.begin(), next.members.end(),
-              [](const Member& a, const Member& b) {
-                return a.id.replica < b.id.replica;
-              });
+    absl::c_sort(next.members, [](const Member& a, const Member& b) {
+      return a.id.replica < b.id.replica;
+    });
   }
   next.epoch += SameIds(roster.members, next.members) ? 0 : 1;
   return next;
@@ -218,7 +210,7 @@ Roster Without(const Roster& roster, absl::Span<const ReplicaId> gone) {
   next.epoch = roster.epoch + 1;
   next.members.clear();
   for (const Member& member : roster.members) {
-    if (!Contains(gone, member.id)) next.members.push_back(member);
+    if (!absl::c_linear_search(gone, member.id)) next.members.push_back(member);
   }
   FSDP_CHECK(next.members.size() < roster.members.size());
   if (Donor(next) == nullptr) next.members.clear();
@@ -247,8 +239,7 @@ absl::StatusOr<Roster> DecodeRoster(absl::string_view text) {
     if (!count.has_value()) return NoRoster(text, "a number is none");
     *counts[i] = *count;
   }
-  const auto* const cause =
-      std::find(std::begin(kCauses), std::end(kCauses), words[4]);
+  const auto* const cause = absl::c_find(kCauses, words[4]);
   if (cause == std::end(kCauses)) return NoRoster(text, "the cause is none");
   roster.cause = static_cast<Cause>(cause - std::begin(kCauses));
   for (size_t i = 5; i < words.size(); ++i) {

@@ -1,6 +1,7 @@
 #include "replicas/membership/roster_log.h"
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,22 +13,32 @@
 #include "gtest/gtest.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/testing/memory_registers.h"
+#include "replicas/membership/testing/registers_contract.h"
 
 namespace fsdp::replicas {
 namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+// The fake keeps the contract of what it stands for.
+using testing::RegistersContract;
+INSTANTIATE_TEST_SUITE_P(
+    Memory, RegistersContract,
+    ::testing::Values(testing::RegistersUnderTest{
+        [] { return std::make_shared<testing::MemoryRegisters>(); }, nullptr}));
 
 Roster Numbered(int64_t number, int incarnation = 0) {
-  Roster roster;
-  roster.number = number;
-  roster.epoch = 0;
-  roster.step = number;
-  roster.cause = number == 0 ? Cause::kFounded : Cause::kFinished;
-  roster.members = {{{0, incarnation}, false}};
-  return roster;
+  return {number,
+          /*epoch=*/0,
+          /*step=*/number,
+          /*notices_seen=*/0,
+          number == 0 ? Cause::kFounded : Cause::kFinished,
+          {{{0, incarnation}, false}}};
 }
 
 class RosterLogTest : public ::testing::TestWithParam<int> {
@@ -134,10 +145,6 @@ TEST_P(RosterLogTest, ABellIsRungForEachEntry) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, _));
 }
 
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
-using ::testing::UnorderedElementsAre;
-
 Notice Join(int replica) {
   return {Notice::Kind::kJoin, {replica, 0}, replica + 10};
 }
@@ -149,15 +156,15 @@ std::vector<std::string> Texts(const NoticeBoard::Pending& pending) {
   return texts;
 }
 
-class CountingRegisters final : public testing::ForwardingRegisters {
+class ListeningRegisters final : public testing::ForwardingRegisters {
  public:
   using ForwardingRegisters::ForwardingRegisters;
   absl::StatusOr<std::optional<std::string>> Get(
       const std::string& key) override {
-    ++gets;
+    heard.push_back(key);
     return ForwardingRegisters::Get(key);
   }
-  int gets = 0;
+  std::vector<std::string> heard;
 };
 
 class NoticeBoardTest : public ::testing::Test {
@@ -168,7 +175,7 @@ class NoticeBoardTest : public ::testing::Test {
   }
 
   testing::MemoryRegisters memory_;
-  CountingRegisters registers_{&memory_};
+  ListeningRegisters registers_{&memory_};
   NoticeBoard board_{&registers_};
   NoticeBoard others_{&memory_};
 };
@@ -193,10 +200,10 @@ TEST_F(NoticeBoardTest, EachIsAskedForOnce) {
   Post(1);
   ASSERT_OK(board_.ReadAfter(0));
   Post(2);
-  registers_.gets = 0;
+  registers_.heard.clear();
   ASSERT_OK_AND_ASSIGN(const auto pending, board_.ReadAfter(1));
   EXPECT_THAT(Texts(pending), ElementsAre("join 1.0 11", "join 2.0 12"));
-  EXPECT_EQ(registers_.gets, 2);  // how many there are, and the last
+  EXPECT_EQ(registers_.heard.size(), 2);  // how many there are, and the last
 }
 
 TEST_F(NoticeBoardTest, OneThatIsNotWrittenIsLeftOutUntilItIs) {
@@ -250,27 +257,12 @@ Roster Members(const std::vector<ReplicaId>& ids) {
   return roster;
 }
 
-class ListeningRegisters final : public testing::ForwardingRegisters {
- public:
-  using ForwardingRegisters::ForwardingRegisters;
-  absl::StatusOr<std::optional<std::string>> Get(
-      const std::string& key) override {
-    heard.push_back(key);
-    return ForwardingRegisters::Get(key);
-  }
-  std::vector<std::string> heard;
-};
-
 class HeartbeatsTest : public ::testing::Test {
  protected:
   Heartbeats Of(const ReplicaId& id, int rank, int ranks = 1) {
-    HeartbeatOptions options;
-    options.self = id;
-    options.rank = rank;
-    options.ranks_per_replica = ranks;
-    options.interval = absl::Seconds(1);
-    options.loss_timeout = absl::Seconds(10);
-    return Heartbeats(options, &registers_);
+    return Heartbeats({id, rank, ranks, /*interval=*/absl::Seconds(1),
+                       /*loss_timeout=*/absl::Seconds(10)},
+                      &registers_);
   }
   std::vector<std::string> Silent(Heartbeats& heartbeats, const Roster& roster,
                                   double seconds) {

@@ -98,12 +98,6 @@ TEST(AfterStepTest, AnIncarnationReplacesTheOneBefore) {
             "5 2 4 7 finished 0.0 1.1 2.0");
 }
 
-TEST(AfterStepTest, WhoLeftIsNoLongerThere) {
-  const Roster roster = Read("4 2 3 5 finished 0.0 1.1 2.0");
-  EXPECT_EQ(Encode(AfterStep(roster, {Leave(0, 0), Leave(2, 0)}, 7)),
-            "5 3 4 7 finished 1.1");
-}
-
 TEST(AfterStepTest, NobodyJoinsWhereNobodyStays) {
   // A notice that waits is for the founding that follows.
   const Roster roster = Read("4 2 3 5 finished 0.0");

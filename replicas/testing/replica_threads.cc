@@ -33,7 +33,6 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "replicas/column.h"
-#include "replicas/history_file.h"
 #include "replicas/joined_replica.h"
 #include "replicas/live_log.h"
 #include "replicas/membership/history.h"
@@ -404,19 +403,14 @@ at::Tensor RowsOf(int64_t step, int index, int size, int rank, int ranks) {
 }
 
 ThreadsResult TrainReplicas(const ThreadsOptions& options) {
-  ThreadsResult failed;
-  const std::string secret = "of the test";
-  absl::StatusOr<comm::Listener> listener = comm::Listen("127.0.0.1", 0);
-  failed.status = listener.status();
-  if (!listener.ok()) return failed;
+  comm::Listener listener = ValueOrThrow(comm::Listen("127.0.0.1", 0));
   Stage stage{options, {}, {}, Fate(options), Protocol(options)};
   stage.keeper.master_addr = "127.0.0.1";
-  stage.keeper.master_port = listener->port;
-  stage.keeper.secret = secret;
+  stage.keeper.master_port = listener.port;
+  stage.keeper.secret = "of the test";
   stage.keeper.kept_store = true;
-  const auto server = comm::StoreServer::Start(std::move(listener->fd), secret);
-  failed.status = server.status();
-  if (!server.ok()) return failed;
+  const auto server = ValueOrThrow(
+      comm::StoreServer::Start(std::move(listener.fd), stage.keeper.secret));
   std::vector<std::thread> replicas;
   replicas.reserve(options.replicas);
   for (int replica = 0; replica < options.replicas; ++replica) {

@@ -21,7 +21,6 @@
 #include "replicas/membership/membership.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/roster_log.h"
-#include "replicas/membership/testing/log_checker.h"
 #include "replicas/membership/testing/memory_registers.h"
 #include "replicas/membership/testing/simulated_rank.h"
 

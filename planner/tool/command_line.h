@@ -1,6 +1,7 @@
-// The command line of //planner/tool:simulate.
-#ifndef PLANNER_TOOL_FLAGS_H_
-#define PLANNER_TOOL_FLAGS_H_
+// The command line of //planner/tool:simulate, and what it prints: tables for
+// people, CSV for programs.
+#ifndef PLANNER_TOOL_COMMAND_LINE_H_
+#define PLANNER_TOOL_COMMAND_LINE_H_
 
 #include <string>
 #include <vector>
@@ -33,6 +34,23 @@ absl::StatusOr<Settings> ParseFlags(int argc, char** argv);
 // reductions.
 absl::StatusOr<std::vector<NetworkLevel>> ParseNetwork(absl::string_view text);
 
+// A step on this number of ranks.
+struct ReportRow {
+  int ranks = 1;
+  int copies = 1;  // of the model: all ranks over those that share a copy
+  StepResult step;
+};
+
+// Returns the times of each step and the bytes of a rank, a line per row.
+std::string StepTable(const std::vector<ReportRow>& rows);
+
+// Returns a line per unit.
+std::string UnitTable(const ModelShape& model, const StepResult& step);
+
+// Returns the numbers of StepTable() in seconds and bytes, under a line of
+// names.
+std::string StepCsv(const std::vector<ReportRow>& rows);
+
 }  // namespace fsdp::simulator
 
-#endif  // PLANNER_TOOL_FLAGS_H_
+#endif  // PLANNER_TOOL_COMMAND_LINE_H_

@@ -14,7 +14,7 @@ import tempfile
 import time
 import unittest
 
-PROGRAM = "replicas/kills/trainer"  # among this test's runfiles
+PROGRAM = "replicas/testing/kills_trainer"  # among this test's runfiles
 KILLS = int(os.environ.get("REPLICA_KILLS", "6"))
 REPLICAS, RANKS = 2, 2
 STEPS_PER_KILL = 150  # at least: a new replica has to find somebody to join

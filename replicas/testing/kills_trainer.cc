@@ -1,21 +1,21 @@
 // Runs replicas for replica_kills_test.py, which kills these processes.
-//   trainer FOLDER STEPS REPLICAS RANKS [HISTORY]
+//   kills_trainer FOLDER STEPS REPLICAS RANKS [HISTORY]
 // Each rank appends a line to FOLDER/replica-0.rank-1 for each step that it has
 // finished: the step and a hash of the bits of its shards after it.
 #include <ATen/core/Tensor.h>
 #include <torch/optim/adamw.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
-#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
@@ -32,14 +32,6 @@ namespace {
 constexpr int64_t kDim = 32;
 constexpr int64_t kRows = 4;
 
-struct Arguments {
-  std::string folder;
-  int64_t steps = 0;
-  int replicas = 0;
-  int ranks = 0;
-  std::string replay;
-};
-
 // The hash is FNV-1a.
 uint64_t HashOf(const std::vector<at::Tensor>& shards) {
   uint64_t hash = 0xcbf29ce484222325;
@@ -53,7 +45,7 @@ uint64_t HashOf(const std::vector<at::Tensor>& shards) {
   return hash;
 }
 
-absl::Status Train(const Arguments& arguments,
+absl::Status Train(const std::string& folder, const ReplicaOptions& options,
                    const std::shared_ptr<comm::Communicator>& ranks,
                    const comm::Environment& environment) {
   const int seed = 100 * environment.replica + environment.replica_incarnation;
@@ -65,17 +57,10 @@ absl::Status Train(const Arguments& arguments,
   checkpoint::TrainingRun run;
   run.model = model.get();
   run.optimizer = &optimizer;
-  ReplicaOptions options;
-  options.steps = arguments.steps;
-  options.replay = arguments.replay;
-  if (options.replay.empty()) {
-    options.history_folder = arguments.folder + "/history";
-  }
-  options.loss_timeout = absl::Seconds(5);
   FSDP_ASSIGN_OR_RETURN(auto replicas,
                         Replicas::Join(environment, &run, options));
-  std::ofstream log(absl::StrCat(arguments.folder, "/replica-",
-                                 environment.replica, ".rank-", ranks->rank()),
+  std::ofstream log(absl::StrCat(folder, "/replica-", environment.replica,
+                                 ".rank-", ranks->rank()),
                     std::ios::app);
   for (;;) {
     FSDP_ASSIGN_OR_RETURN(const auto step, replicas->BeginStep());
@@ -95,23 +80,21 @@ absl::Status Train(const Arguments& arguments,
 }
 
 int Main(int argc, char** argv) {
-  Arguments arguments;
-  if (argc < 5 || !absl::SimpleAtoi(argv[2], &arguments.steps) ||
-      !absl::SimpleAtoi(argv[3], &arguments.replicas) ||
-      !absl::SimpleAtoi(argv[4], &arguments.ranks)) {
-    std::cerr << "usage: trainer FOLDER STEPS REPLICAS RANKS [HISTORY]\n";
-    return 2;
-  }
-  arguments.folder = argv[1];
-  if (argc > 5) arguments.replay = argv[5];
+  FSDP_CHECK(argc >= 5);
+  const std::string folder = argv[1];
+  ReplicaOptions options;
+  options.steps = std::atoi(argv[2]);
+  options.replay = argc > 5 ? argv[5] : "";
+  if (options.replay.empty()) options.history_folder = folder + "/history";
+  options.loss_timeout = absl::Seconds(5);
   comm::RestartOptions restarts;
   restarts.max_restarts = 1'000'000;
   restarts.max_without_progress = 1'000'000;
   restarts.pause = restarts.longest_pause = absl::Milliseconds(10);
   return replicas::RunReplicas(
-      argc, argv, {arguments.replicas, arguments.ranks},
-      [&arguments](const auto& ranks, const auto& environment) {
-        return Train(arguments, ranks, environment);
+      argc, argv, {std::atoi(argv[3]), std::atoi(argv[4])},
+      [&](const auto& ranks, const auto& environment) {
+        return Train(folder, options, ranks, environment);
       },
       {}, restarts);
 }
