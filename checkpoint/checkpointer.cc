@@ -1,16 +1,8 @@
 #include "checkpoint/checkpointer.h"
 
-#include <cstdint>
-#include <map>
-#include <memory>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -21,7 +13,6 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
-#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/load/run_loader.h"
 #include "checkpoint/run/rank_values.h"
@@ -31,7 +22,6 @@
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/save/saver.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
 #include "comm/rank_activity.h"
 
 namespace fsdp::checkpoint {

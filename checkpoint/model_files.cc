@@ -1,18 +1,12 @@
 #include "checkpoint/model_files.h"
 
-#include <torch/nn/module.h>
-
-#include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <memory>
-#include <optional>
-#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"

@@ -6,15 +6,8 @@
 
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <map>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"

@@ -16,7 +16,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {

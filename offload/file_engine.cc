@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,10 +9,7 @@
 #include "base/output_file.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "offload/commit_record.h"
-#include "offload/file_layout.h"
 #include "offload/param_store.h"
-#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {

@@ -1,7 +1,5 @@
 #include "offload/file_layout.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 
 namespace fsdp::offload {

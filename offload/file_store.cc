@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <optional>
 #include <random>
 #include <utility>
 
@@ -14,11 +13,8 @@
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "offload/commit_record.h"
-#include "offload/extents.h"
 #include "offload/file_engine.h"
-#include "offload/file_layout.h"
 #include "offload/piece_runner.h"
-#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {

@@ -1,7 +1,6 @@
 #include "offload/piece_runner.h"
 
 #include <cstring>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,9 +9,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "offload/checksum.h"
-#include "offload/file_layout.h"
 #include "offload/param_store.h"
-#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {

@@ -1,23 +1,16 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 #include <random>
-#include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/memory/memory.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/manifest.h"
 
 namespace fsdp::checkpoint {
 namespace {

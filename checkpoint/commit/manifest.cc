@@ -1,10 +1,8 @@
 #include "checkpoint/commit/manifest.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -14,8 +12,6 @@
 #include "absl/types/span.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/checksums.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "offload/checksum.h"
 

@@ -1,7 +1,6 @@
 #include "checkpoint/files/range_reader.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <utility>
 
@@ -9,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/range_writer.h"
 #include "offload/checksum.h"
 
 namespace fsdp::checkpoint {

@@ -1,16 +1,12 @@
 #include "checkpoint/files/range_writer.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "absl/memory/memory.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
-#include "base/status_macros.h"
 
 namespace fsdp::checkpoint {
 

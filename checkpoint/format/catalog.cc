@@ -1,24 +1,15 @@
 #include "checkpoint/format/catalog.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/container/flat_hash_map.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/format/file_plan.h"
-#include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -3,26 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <functional>
-#include <map>
 #include <numeric>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/format/safetensors_header.h"
-#include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint {
 namespace {

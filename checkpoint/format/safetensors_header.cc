@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <numeric>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -16,7 +13,6 @@
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
-#include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint {
 namespace {

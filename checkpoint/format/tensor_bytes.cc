@@ -1,19 +1,14 @@
 #include "checkpoint/format/tensor_bytes.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"

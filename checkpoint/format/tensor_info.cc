@@ -5,13 +5,10 @@
 #include <cstddef>
 #include <functional>
 #include <numeric>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/numeric/int128.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"

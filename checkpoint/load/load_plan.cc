@@ -1,25 +1,17 @@
 #include "checkpoint/load/load_plan.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <map>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/catalog.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/run/run_values.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -1,26 +1,12 @@
 #include "checkpoint/load/optimizer_loader.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Layout.h>
-#include <c10/core/ScalarType.h>
 
-#include <cstdint>
-#include <map>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/load/tensor_loader.h"
-#include "checkpoint/run/run_values.h"
 #include "fsdp/memory/resting_memory.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -4,14 +4,11 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -26,7 +23,6 @@
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/optimizer_loader.h"
 #include "checkpoint/load/source_folder.h"
-#include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"

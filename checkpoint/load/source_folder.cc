@@ -1,23 +1,13 @@
 #include "checkpoint/load/source_folder.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
-#include "checkpoint/files/range_reader.h"
-#include "checkpoint/format/catalog.h"
 #include "checkpoint/format/file_plan.h"
 #include "checkpoint/format/safetensors_header.h"
 

@@ -5,13 +5,10 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -22,27 +19,21 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/device_streams.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/range_reader.h"
 #include "checkpoint/format/catalog.h"
 #include "checkpoint/format/tensor_bytes.h"
 #include "checkpoint/format/tensor_info.h"
-#include "checkpoint/run/run_values.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/locked_pages.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/state/model_values.h"
 #include "ranges/file_place.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -3,25 +3,17 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/optimizer.h>
 #include <torch/optim/rmsprop.h>
-#include <torch/optim/schedulers/lr_scheduler.h>
-#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
-#include <cstdint>
-#include <memory>
 #include <set>
-#include <string>
 #include <tuple>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/json.h"
 #include "fsdp/optim/training_step.h"
 
 namespace fsdp::checkpoint {

@@ -3,29 +3,17 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
-#include <torch/nn/module.h>
 
 #include <array>
-#include <map>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/state/model_values.h"
-#include "fsdp/state/optimizer_values.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {

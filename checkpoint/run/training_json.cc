@@ -7,22 +7,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <map>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
-#include "checkpoint/run/optimizer_options.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -1,19 +1,12 @@
 #include "checkpoint/save/rank_report.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
-#include <map>
-#include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/checksums.h"
 
 namespace fsdp::checkpoint {
 namespace {

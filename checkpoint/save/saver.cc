@@ -1,30 +1,15 @@
 #include "checkpoint/save/saver.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <optional>
 #include <thread>
 #include <utility>
-#include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/check.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/files/range_writer.h"
-#include "checkpoint/save/save_job.h"
-#include "checkpoint/save/save_plan.h"
-#include "offload/page_memory.h"
-#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 

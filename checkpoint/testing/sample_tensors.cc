@@ -3,22 +3,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/format/catalog.h"
 #include "checkpoint/format/file_plan.h"
-#include "checkpoint/format/tensor_info.h"
 #include "checkpoint/load/source_folder.h"
 
 namespace fsdp::checkpoint::testing {

@@ -5,14 +5,11 @@
 
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "checkpoint/format/tensor_info.h"
-#include "checkpoint/run/run_values.h"
-#include "flat_param/layout.h"
 
 namespace fsdp::checkpoint::testing {
 

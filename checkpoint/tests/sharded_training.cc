@@ -1,6 +1,5 @@
 #include "checkpoint/tests/sharded_training.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -16,29 +15,16 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/largest_difference.h"
-#include "checkpoint/checkpointer.h"
-#include "checkpoint/run/run.h"
-#include "comm/communicator.h"
 #include "comm/mesh.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/options/offload_options.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/strategies.h"
 #include "fsdp/testing/toy_model.h"

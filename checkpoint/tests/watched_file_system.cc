@@ -1,9 +1,5 @@
 #include "checkpoint/tests/watched_file_system.h"
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
-
 namespace fsdp::checkpoint::testing {
 
 absl::Status WriteGate::Pass(absl::string_view what) {

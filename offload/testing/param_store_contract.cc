@@ -15,7 +15,6 @@
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "offload/page_memory.h"
-#include "offload/param_store.h"
 #include "offload/testing/store_calls.h"
 
 namespace fsdp::offload::testing {

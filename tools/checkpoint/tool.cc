@@ -1,13 +1,11 @@
 #include "tools/checkpoint/tool.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <iterator>
 #include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

@@ -1,13 +1,11 @@
 #include "checkpoint/commit/testing/save_files.h"
 
 #include <memory>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/range_writer.h"

@@ -1,12 +1,9 @@
 #include "checkpoint/files/testing/forwarding_file_system.h"
 
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint::testing {
 

@@ -2,22 +2,16 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <random>
-#include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {

@@ -1,17 +1,13 @@
 #include "tools/checkpoint/testing/small_checkpoint.h"
 
-#include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/format/file_plan.h"
-#include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint::tool::testing {
 namespace {
