@@ -3,22 +3,14 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -30,8 +22,6 @@
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/real_files.h"
-#include "checkpoint/run/run.h"
-#include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/training_step.h"

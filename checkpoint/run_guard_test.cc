@@ -5,22 +5,14 @@
 #include <signal.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
 #include <limits>
-#include <memory>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
-#include "checkpoint/checkpointer.h"
 #include "checkpoint/files/testing/real_files.h"
-#include "checkpoint/run/run.h"
-#include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/run_ranks.h"

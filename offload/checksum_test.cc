@@ -1,9 +1,7 @@
 #include "offload/checksum.h"
 
-#include <cstdint>
 #include <string>
 
-#include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::offload {

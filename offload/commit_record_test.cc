@@ -1,7 +1,5 @@
 #include "offload/commit_record.h"
 
-#include <string>
-
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"

@@ -1,8 +1,6 @@
 #include "offload/extents.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <optional>
 #include <random>
 #include <vector>
 

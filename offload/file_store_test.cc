@@ -3,24 +3,16 @@
 #include <fcntl.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <memory>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/page_memory.h"
-#include "offload/system_calls.h"
 #include "offload/testing/param_store_contract.h"
 #include "offload/testing/store_calls.h"
 

@@ -1,16 +1,10 @@
 #include "offload/host_store.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <string>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/page_memory.h"
-#include "offload/param_store.h"
 #include "offload/testing/param_store_contract.h"
 #include "offload/testing/store_calls.h"
 

@@ -1,19 +1,11 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 
-#include <cstdint>
 #include <limits>
-#include <memory>
 #include <optional>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/testing/save_files.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,17 +1,9 @@
 #include "checkpoint/commit/manifest.h"
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/testing/save_files.h"
-#include "checkpoint/files/checksums.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

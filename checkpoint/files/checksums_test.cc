@@ -1,14 +1,10 @@
 #include "checkpoint/files/checksums.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "gmock/gmock.h"

@@ -6,15 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstdint>
-#include <memory>
-#include <string>
-
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/testing/file_system_contract.h"

@@ -5,19 +5,14 @@
 #include <cerrno>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"

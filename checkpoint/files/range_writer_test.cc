@@ -1,25 +1,13 @@
 #include "checkpoint/files/range_writer.h"
 
-#include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
-#include <memory>
 #include <random>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/checksums.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"

@@ -1,20 +1,11 @@
 #include "checkpoint/format/catalog.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <random>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/format/file_plan.h"
-#include "checkpoint/format/safetensors_header.h"
-#include "checkpoint/format/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -2,24 +2,16 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
-#include <optional>
 #include <random>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/allocations.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/format/catalog.h"
-#include "checkpoint/format/safetensors_header.h"
-#include "checkpoint/format/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

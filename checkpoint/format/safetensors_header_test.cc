@@ -1,14 +1,9 @@
 #include "checkpoint/format/safetensors_header.h"
 
-#include <cstdint>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/format/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

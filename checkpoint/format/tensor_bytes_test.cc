@@ -1,6 +1,5 @@
 #include "checkpoint/format/tensor_bytes.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -9,14 +8,10 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/ScalarType.h>
 
-#include <cstdint>
 #include <limits>
-#include <string>
 #include <vector>
 
-#include "absl/types/span.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"

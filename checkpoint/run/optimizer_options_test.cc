@@ -7,19 +7,14 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
-#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
 
 #include <limits>
-#include <memory>
-#include <string>
 #include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

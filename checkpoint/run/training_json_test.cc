@@ -7,13 +7,9 @@
 
 #include <limits>
 #include <memory>
-#include <string>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_replace.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/run/optimizer_options.h"
-#include "checkpoint/run/run.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -15,8 +15,7 @@
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
-#include "checkpoint/save/rank_report.h"
-#include "checkpoint/save/rounds.h"
+#include "checkpoint/save/ranks.h"
 #include "comm/agreement.h"
 #include "offload/checksum.h"
 

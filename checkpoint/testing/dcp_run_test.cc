@@ -1,8 +1,6 @@
 #include "checkpoint/testing/dcp_run.h"
 
 #include <filesystem>
-#include <string>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

@@ -2,10 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/file_system.h"

@@ -2,16 +2,12 @@
 
 #include <unistd.h>
 
-#include <cstdint>
 #include <limits>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
