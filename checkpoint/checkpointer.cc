@@ -69,74 +69,6 @@ SaveContext ContextOf(std::string folder, const CheckpointerOptions& options) {
   return context;
 }
 
-// Plans what a save of a run writes, once all ranks go on.
-class RunPlanner {
- public:
-  RunPlanner(const CheckpointerOptions& options, const SaveContext& context)
-      : options_(options), context_(context) {}
-
-  // Returns OK if all ranks go on to Plan(). If Plan() sends no messages, only
-  // the status of this rank counts.
-  absl::Status AllGoOn(const TrainingRun& run, absl::string_view what,
-                       const absl::StatusOr<RunValues>& read,
-                       const absl::Status& mine) const {
-    bool is_collective = read.ok() && IsCollective(*read);
-    if (!read.ok()) {
-      TrainingRun model_only;
-      model_only.model = run.model;
-      const absl::StatusOr<RunValues> model = RunValues::Read(model_only, what);
-      is_collective = model.ok() && IsCollective(*model);
-    }
-    if (!is_collective || context_.ranks == nullptr) return mine;
-    const Together together(context_.ranks, kSaving, options_.timeout);
-    FSDP_RETURN_IF_ERROR(together.Agree(mine));
-    return CheckSameParts(together, *read, Parts());
-  }
-
-  // Fills `job` with what is to be written; the values stay where they are.
-  absl::Status Plan(const RunValues& values, const TrainingRun& run,
-                    SaveJob* job) const {
-    FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
-                          PartsToWrite(values, context_.rank(), Parts()));
-    std::map<std::string, std::string> texts = options_.texts;
-    TrainingRecord record =
-        RecordOf(run, values.optimizer(), job->step, context_.world_size());
-    FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
-    FSDP_ASSIGN_OR_RETURN(
-        job->plan, options_.layout == SaveLayout::kPerRank
-                       ? PlanSavePerRank(groups, texts, context_.rank())
-                       : PlanSave(groups, texts, options_.max_file_bytes));
-    // Ranks have to agree on numbers and options; the entries are rank 0's.
-    record.entries.clear();
-    FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
-    absl::StrAppend(&job->plan.text, numbers);
-    FSDP_ASSIGN_OR_RETURN(const SmallFile of_rank,
-                          TakeRankValues(run, values.device()));
-    FSDP_ASSIGN_OR_RETURN(std::string rank_file, Format(of_rank));
-    job->plan.own.push_back(
-        WholeFile(RankFileName(context_.rank()), std::move(rank_file)));
-    // A single rank has no copies of buffers that could differ.
-    if (context_.world_size() == 1) return absl::OkStatus();
-    return TorchToStatus("copying buffers", [&] {
-      job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
-    });
-  }
-
- private:
-  PartOptions Parts() const {
-    PartOptions parts;
-    parts.model_dtype = options_.model_dtype;
-    if (options_.saves == nullptr) return parts;
-    parts.names = [this](const std::string& name) {
-      return options_.saves(name) ? std::make_optional(name) : std::nullopt;
-    };
-    return parts;
-  }
-
-  const CheckpointerOptions& options_;
-  const SaveContext& context_;
-};
-
 class FolderCheckpointer final : public Checkpointer {
  public:
   FolderCheckpointer(std::string folder, const CheckpointerOptions& options)
@@ -321,6 +253,62 @@ class FolderCheckpointer final : public Checkpointer {
     return absl::OkStatus();
   }
 
+  // Returns OK if all ranks go on to Plan(). If Plan() sends no messages, only
+  // the status of this rank counts.
+  absl::Status AllGoOn(const TrainingRun& run, absl::string_view what,
+                       const absl::StatusOr<RunValues>& read,
+                       const absl::Status& mine) const {
+    bool is_collective = read.ok() && IsCollective(*read);
+    if (!read.ok()) {
+      const absl::StatusOr<RunValues> model =
+          RunValues::ReadModel(run.model, what);
+      is_collective = model.ok() && IsCollective(*model);
+    }
+    if (!is_collective || context_.ranks == nullptr) return mine;
+    const Together together(context_.ranks, kSaving, options_.timeout);
+    FSDP_RETURN_IF_ERROR(together.Agree(mine));
+    return CheckSameParts(together, *read, Parts());
+  }
+
+  // Fills `job` with what is to be written; the values stay where they are.
+  absl::Status Plan(const RunValues& values, const TrainingRun& run,
+                    SaveJob* job) const {
+    FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
+                          PartsToWrite(values, context_.rank(), Parts()));
+    std::map<std::string, std::string> texts = options_.texts;
+    TrainingRecord record =
+        RecordOf(run, values.optimizer(), job->step, context_.world_size());
+    FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
+    FSDP_ASSIGN_OR_RETURN(
+        job->plan, options_.layout == SaveLayout::kPerRank
+                       ? PlanSavePerRank(groups, texts, context_.rank())
+                       : PlanSave(groups, texts, options_.max_file_bytes));
+    // Ranks have to agree on numbers and options; the entries are rank 0's.
+    record.entries.clear();
+    FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
+    absl::StrAppend(&job->plan.text, numbers);
+    FSDP_ASSIGN_OR_RETURN(const SmallFile of_rank,
+                          TakeRankValues(run, values.device()));
+    FSDP_ASSIGN_OR_RETURN(std::string rank_file, Format(of_rank));
+    job->plan.own.push_back(
+        WholeFile(RankFileName(context_.rank()), std::move(rank_file)));
+    // A single rank has no copies of buffers that could differ.
+    if (context_.world_size() == 1) return absl::OkStatus();
+    return TorchToStatus("copying buffers", [&] {
+      job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
+    });
+  }
+
+  PartOptions Parts() const {
+    PartOptions parts;
+    parts.model_dtype = options_.model_dtype;
+    if (options_.saves == nullptr) return parts;
+    parts.names = [this](const std::string& name) {
+      return options_.saves(name) ? std::make_optional(name) : std::nullopt;
+    };
+    return parts;
+  }
+
   // Returns what to save, or why nothing can be. The save owns `values` as long
   // as they live.
   SaveJob BeginSave(int64_t step, const TrainingRun& run,
@@ -329,18 +317,17 @@ class FolderCheckpointer final : public Checkpointer {
     job.step = step;
     context_.overwrite = options_.overwrite || abandoned_.count(step) > 0;
     context_.retention.ignore = abandoned_;
-    const RunPlanner planner(options_, context_);
     job.mine = TorchToStatus(what, [&] {
       absl::StatusOr<RunValues> read = RunValues::Read(run, what);
       absl::Status mine =
           read.ok() ? read->CheckRanks(context_.rank(), context_.world_size())
                     : read.status();
       if (mine.ok()) mine = read->CheckLoaded();
-      job.others = planner.AllGoOn(run, what, read, mine);
+      job.others = AllGoOn(run, what, read, mine);
       ThrowIfError(mine);
       if (!job.others.ok()) return;
       values.emplace(*std::move(read));
-      ThrowIfError(planner.Plan(*values, run, &job));
+      ThrowIfError(Plan(*values, run, &job));
     });
     job.bytes_to_write = job.plan.BytesToWrite(context_.rank());
     if (options_.progress != nullptr) {

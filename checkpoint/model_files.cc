@@ -22,7 +22,6 @@
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/load/tensor_loader.h"
-#include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"
 #include "checkpoint/save/save_plan.h"
@@ -30,13 +29,6 @@
 
 namespace fsdp::checkpoint {
 namespace {
-
-absl::StatusOr<RunValues> ReadValues(torch::nn::Module& module,
-                                     absl::string_view what) {
-  TrainingRun run;
-  run.model = &module;
-  return RunValues::Read(run, what);
-}
 
 constexpr char kLoading[] = "loading a model";
 constexpr char kExporting[] = "exporting a model";
@@ -68,7 +60,8 @@ class ModelLoad {
     if (RanksOf(module_) == nullptr) {
       FSDP_RETURN_IF_ERROR(Materialize(module_));
     }
-    FSDP_ASSIGN_OR_RETURN(RunValues values, ReadValues(module_, "LoadModel()"));
+    FSDP_ASSIGN_OR_RETURN(RunValues values,
+                          RunValues::ReadModel(&module_, "LoadModel()"));
     values_.emplace(std::move(values));
     FSDP_RETURN_IF_ERROR(ReadCatalog());
     LoadPlanOptions options;
@@ -133,7 +126,8 @@ class ModelExport {
 
   absl::Status Run() {
     const NormalMode normal;
-    absl::StatusOr<RunValues> values = ReadValues(module_, "ExportModel()");
+    absl::StatusOr<RunValues> values =
+        RunValues::ReadModel(&module_, "ExportModel()");
     // Later errors may have to be agreed on by all ranks.
     FSDP_RETURN_IF_ERROR(
         together_.Agree(values.ok() ? Check(*values) : values.status()));

@@ -23,10 +23,8 @@ namespace {
 absl::StatusOr<NotFinite> FindIn(const TrainingRun& run,
                                  comm::Communicator* ranks,
                                  const std::string& label) {
-  TrainingRun model_only;
-  model_only.model = run.model;
   FSDP_ASSIGN_OR_RETURN(const RunValues values,
-                        RunValues::Read(model_only, "RunGuard"));
+                        RunValues::ReadModel(run.model, "RunGuard"));
   return FindNotFinite(ranks, values.model().parameters(), label);
 }
 

@@ -106,13 +106,6 @@ absl::Status RemoveManifest(FileSystem& files, const std::string& path) {
   return absl::IsNotFound(synced) ? absl::OkStatus() : synced;
 }
 
-absl::Status WriteManifest(FileSystem& files, const std::string& path,
-                           const Manifest& manifest) {
-  FSDP_RETURN_IF_ERROR(WriteNewFile(files, JoinPath(path, kManifestName),
-                                    FormatManifest(manifest)));
-  return files.SyncFolder(path);
-}
-
 absl::Status WriteLatest(FileSystem& files, const std::string& root,
                          int64_t step) {
   const std::string path = JoinPath(root, kLatestName);
@@ -131,18 +124,6 @@ absl::Status ForgetLatest(FileSystem& files, const std::string& path) {
   if (names_it) {
     FSDP_RETURN_IF_ERROR(files.RemoveFile(JoinPath(root, kLatestName)));
   }
-  return files.SyncFolder(root);
-}
-
-// Turns `root`, whose `latest` has been right so far, into such a folder.
-absl::Status BeginByManifest(FileSystem& files, const std::string& root) {
-  FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
-                        LatestCheckpoint(files, root));
-  if (latest.has_value()) {
-    FSDP_RETURN_IF_ERROR(GiveUpAbove(files, root, latest->step));
-  }
-  FSDP_RETURN_IF_ERROR(
-      WriteNewFile(files, JoinPath(root, kByManifestName), kByManifestText));
   return files.SyncFolder(root);
 }
 
@@ -187,7 +168,9 @@ absl::Status CommitByManifest(FileSystem& files, const std::string& root,
   FSDP_RETURN_IF_ERROR(files.SyncFolder(path));
   FSDP_RETURN_IF_ERROR(files.SyncFolder(root));
   FSDP_RETURN_IF_ERROR(GiveUpAbove(files, root, manifest.step));
-  absl::Status written = WriteManifest(files, path, manifest);
+  absl::Status written = WriteNewFile(files, JoinPath(path, kManifestName),
+                                      FormatManifest(manifest));
+  if (written.ok()) written = files.SyncFolder(path);
   if (!written.ok()) {
     if (RemoveManifest(files, path).ok()) return written;
     return MayBeSaved(written, manifest.step);
@@ -258,10 +241,17 @@ absl::Status CheckpointFolder::SettleCommitBy() {
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                         files_.List(root_));
   if (IsByManifest(names) == by_manifest()) return absl::OkStatus();
-  if (by_manifest()) return BeginByManifest(files_, root_);
-  // By manifest `latest` may be old; from here on it has to be right.
   FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
                         LatestCheckpoint(files_, root_));
+  if (by_manifest()) {
+    if (latest.has_value()) {
+      FSDP_RETURN_IF_ERROR(GiveUpAbove(files_, root_, latest->step));
+    }
+    FSDP_RETURN_IF_ERROR(WriteNewFile(files_, JoinPath(root_, kByManifestName),
+                                      kByManifestText));
+    return files_.SyncFolder(root_);
+  }
+  // By manifest `latest` may be old; from here on it has to be right.
   if (latest.has_value()) {
     FSDP_RETURN_IF_ERROR(WriteNext(latest->step));
     FSDP_RETURN_IF_ERROR(Announce());

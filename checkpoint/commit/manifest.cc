@@ -254,9 +254,8 @@ std::vector<Problem> Compare(const std::string& name, const FileSums& expected,
     problems.push_back(
         Make(Kind::kDamaged, name,
              absl::StrCat("MiB [", begin, ", ", i, ") are damaged: CRC32C ",
-                          absl::Hex(blocks[begin].crc32c, absl::kZeroPad8),
-                          " instead of ",
-                          absl::Hex(expected.blocks[begin], absl::kZeroPad8))));
+                          Hex(blocks[begin].crc32c), " instead of ",
+                          Hex(expected.blocks[begin]))));
   }
   return problems;
 }

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <functional>
-#include <numeric>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
@@ -260,9 +258,7 @@ std::vector<Contents> Distribute(int rank, absl::Span<const RankRange> ranges) {
     for (Box& box : BoxesOf(rank, ranges[i])) {
       if (k == files.size()) files.emplace_back();
       Contents& file = files[k++];
-      const int64_t end = std::accumulate(box.sizes.begin(), box.sizes.end(),
-                                          int64_t{1}, std::multiplies<>()) +
-                          begin;
+      const int64_t end = begin + box.Numel();
       file.pieces.push_back({static_cast<int>(i), begin, end, 0});
       file.sharding[tensor.name] = {tensor.name, std::move(box.offsets),
                                     tensor.shape, static_cast<int64_t>(i)};

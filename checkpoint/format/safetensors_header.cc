@@ -158,29 +158,6 @@ absl::Status CheckCoverage(absl::Span<const PlacedTensor> tensors,
   return absl::OkStatus();
 }
 
-std::string LittleEndian(uint64_t value) {
-  std::string bytes;
-  for (int i = 0; i < kSafetensorsLengthBytes; ++i) {
-    bytes.push_back(static_cast<char>(value >> (8 * i)));
-  }
-  return bytes;
-}
-
-absl::Status CheckText(const PlacedTensor& tensor) {
-  if (!IsUtf8(tensor.info.name) || tensor.info.name == kMetadata) {
-    return TensorError(
-        tensor.info.name,
-        "safetensors has no such name; it takes UTF-8 but \"__metadata__\"");
-  }
-  return absl::OkStatus();
-}
-
-Json EntryOf(const PlacedTensor& tensor) {
-  return Json::Object{{"dtype", NameOf(tensor.info.dtype)},
-                      {"shape", tensor.info.shape},
-                      {"data_offsets", Json::Array{tensor.begin, tensor.end}}};
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<PlacedTensor>> PlaceTensors(
@@ -220,10 +197,17 @@ absl::StatusOr<std::string> FormatSafetensorsHeader(
                     Json(std::move(texts)).ToString());
   }
   for (const PlacedTensor& tensor : tensors) {
-    FSDP_RETURN_IF_ERROR(CheckText(tensor));
+    if (!IsUtf8(tensor.info.name) || tensor.info.name == kMetadata) {
+      return TensorError(
+          tensor.info.name,
+          "safetensors has no such name; it takes UTF-8 but \"__metadata__\"");
+    }
+    const Json entry =
+        Json::Object{{"dtype", NameOf(tensor.info.dtype)},
+                     {"shape", tensor.info.shape},
+                     {"data_offsets", Json::Array{tensor.begin, tensor.end}}};
     absl::StrAppend(&json, json.size() == 1 ? "" : ", ",
-                    Json(tensor.info.name).ToString(), ": ",
-                    EntryOf(tensor).ToString());
+                    Json(tensor.info.name).ToString(), ": ", entry.ToString());
   }
   json.push_back('}');
   const size_t used = kSafetensorsLengthBytes + json.size();
@@ -236,7 +220,11 @@ absl::StatusOr<std::string> FormatSafetensorsHeader(
         " tensors; the format allows ", kMaxSafetensorsHeaderBytes,
         ": write them into more files"));
   }
-  return LittleEndian(json.size()) + json;
+  std::string length;  // little endian
+  for (int i = 0; i < kSafetensorsLengthBytes; ++i) {
+    length.push_back(static_cast<char>(json.size() >> (8 * i)));
+  }
+  return length + json;
 }
 
 absl::StatusOr<int64_t> ParseSafetensorsLength(absl::string_view first_bytes,

@@ -33,21 +33,14 @@ void Visit(torch::optim::SGDOptions& options, Visitor& visitor) {
   visitor("weight_decay", options.weight_decay());
   visitor("nesterov", options.nesterov());
 }
+// Those of Adam and AdamW.
 template <typename Options, typename Visitor>
-void VisitAdam(Options& options, Visitor& visitor) {
+void Visit(Options& options, Visitor& visitor) {
   visitor("lr", options.lr());
   visitor("betas", options.betas());
   visitor("eps", options.eps());
   visitor("weight_decay", options.weight_decay());
   visitor("amsgrad", options.amsgrad());
-}
-template <typename Visitor>
-void Visit(torch::optim::AdamOptions& options, Visitor& visitor) {
-  VisitAdam(options, visitor);
-}
-template <typename Visitor>
-void Visit(torch::optim::AdamWOptions& options, Visitor& visitor) {
-  VisitAdam(options, visitor);
 }
 template <typename Visitor>
 void Visit(torch::optim::AdagradOptions& options, Visitor& visitor) {

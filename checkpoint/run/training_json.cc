@@ -385,20 +385,21 @@ absl::Status CheckFits(const TrainingRecord& record, const TrainingRun& run) {
     return differ("ReduceLROnPlateau schedulers", record.plateaus.size(),
                   run.plateau_schedulers.size());
   }
-  if (run.scaler != nullptr && !record.scaler.has_value()) {
+  const struct {
+    bool lacks;
+    absl::string_view what;
+    absl::string_view member;
+  } parts[] = {{run.scaler != nullptr && !record.scaler.has_value(),
+                "state of a gradient scaler", "scaler"},
+               {run.average != nullptr && !record.has_average,
+                "average of the weights", "average"},
+               {run.optimizer != nullptr && !record.groups.has_value(),
+                "state of an optimizer", "optimizer"}};
+  for (const auto& part : parts) {
+    if (!part.lacks) continue;
     return absl::InvalidArgumentError(
-        "the checkpoint has no state of a gradient scaler: load it with "
-        "TrainingRun::scaler null");
-  }
-  if (run.average != nullptr && !record.has_average) {
-    return absl::InvalidArgumentError(
-        "the checkpoint has no average of the weights: load it with "
-        "TrainingRun::average null");
-  }
-  if (run.optimizer != nullptr && !record.groups.has_value()) {
-    return absl::InvalidArgumentError(
-        "the checkpoint has no state of an optimizer: load it with "
-        "TrainingRun::optimizer null");
+        absl::StrCat("the checkpoint has no ", part.what,
+                     ": load it with TrainingRun::", part.member, " null"));
   }
   return absl::OkStatus();
 }
