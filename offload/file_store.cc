@@ -14,7 +14,6 @@
 #include "base/status_macros.h"
 #include "offload/commit_record.h"
 #include "offload/file_engine.h"
-#include "offload/piece_runner.h"
 
 namespace fsdp::offload {
 namespace {
