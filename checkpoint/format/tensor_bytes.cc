@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/normal_mode.h"
-#include "base/status_macros.h"
 #include "base/torch_status.h"
 
 namespace fsdp::checkpoint {

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
-#include "base/status_macros.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/run/run_values.h"
 

@@ -1,6 +1,5 @@
 #include "checkpoint/testing/sample_tensors.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>

@@ -98,7 +98,7 @@ struct Expected {
 absl::Status Write(Communicator& world, const Case& one,
                    const std::string& folder, Expected& expected) {
   FSDP_ASSIGN_OR_RETURN(const auto training,
-                        ShardedTraining::Make(world, one.before, /*seed=*/1));
+                        ShardedTraining::Make(world, one.before));
   for (int step = 0; step < kStepsBefore; ++step) {
     FSDP_RETURN_IF_ERROR(training->Step(step).status());
   }

@@ -19,9 +19,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/largest_difference.h"
+#include "comm/agreement.h"
 #include "comm/mesh.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
@@ -389,6 +392,10 @@ Values ShardedTraining::Buffers() const {
     values[item.key()] = item.value().clone();
   }
   return values;
+}
+
+absl::Status Meet(comm::Communicator& world) {
+  return comm::Barrier(world, "meet", absl::Now() + absl::Seconds(30));
 }
 
 absl::Status CheckLatest(comm::Communicator& world, Checkpointer& checkpoints,

@@ -1,12 +1,16 @@
 // Runs of one state with different wrap policies, in memory: what one that goes
 // on from a checkpoint with another wrap policy may be held to.
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <iostream>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -18,6 +22,7 @@
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "ranges/tensor_range.h"
 
@@ -26,6 +31,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::testing::ElementsAre;
 
 constexpr int kRanks = 4;
 constexpr int kSteps = 4;
@@ -70,7 +76,7 @@ std::vector<Step> Train(const TrainingSetup& setup) {
   GradientParts gradients;
   EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const auto training,
-                          ShardedTraining::Make(world, setup, /*seed=*/1));
+                          ShardedTraining::Make(world, setup));
     for (int step = 0; step < kSteps; ++step) {
       FSDP_ASSIGN_OR_RETURN(const double loss, training->Step(step));
       gradients.Add(step, training->model().Ranges());
@@ -122,6 +128,25 @@ TEST(UnitsTest, OtherUnitsHaveTheSameGradientsAndMostHaveTheSameSteps) {
   }
   std::cout << differ << " of " << may_differ << " that may differ do"
             << std::endl;
+}
+
+TEST(CoveringTest, EachTwoChoicesMeet) {
+  const std::vector<int> levels = {5, 1, 3, 6, 2};
+  const std::vector<std::vector<int>> rows = CoverPairs(levels);
+  EXPECT_LT(rows.size(), 60);  // 30 at least, 180 in all
+  for (size_t i = 0; i < levels.size(); ++i) {
+    for (size_t j = i + 1; j < levels.size(); ++j) {
+      std::set<std::pair<int, int>> met;
+      for (const std::vector<int>& row : rows) met.insert({row[i], row[j]});
+      EXPECT_EQ(met.size(), levels[i] * levels[j]) << i << " " << j;
+    }
+  }
+}
+
+TEST(CoveringTest, All) {
+  EXPECT_THAT(AllOf({2, 1, 2}),
+              ElementsAre(ElementsAre(0, 0, 0), ElementsAre(0, 0, 1),
+                          ElementsAre(1, 0, 0), ElementsAre(1, 0, 1)));
 }
 
 }  // namespace
