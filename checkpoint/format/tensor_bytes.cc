@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/normal_mode.h"
+#include "base/status_macros.h"
 #include "base/torch_status.h"
 
 namespace fsdp::checkpoint {
