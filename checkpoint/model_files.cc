@@ -14,7 +14,6 @@
 #include "base/torch_status.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/format/catalog.h"

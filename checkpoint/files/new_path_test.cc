@@ -1,18 +1,11 @@
-#include "checkpoint/files/new_path.h"
-
-#include <sys/types.h>
-
-#include <cerrno>
-#include <cstdint>
 #include <functional>
 #include <thread>
-#include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"

@@ -1,9 +1,6 @@
-#include "checkpoint/load/run_loader.h"
-
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/Layout.h>
-#include <c10/core/ScalarType.h>
 
 #include <cstddef>
 #include <map>
@@ -14,26 +11,21 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
-#include "checkpoint/files/range_reader.h"
 #include "checkpoint/format/catalog.h"
-#include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/source_folder.h"
+#include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/rank_values.h"
-#include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/state/optimizer_values.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -1,5 +1,3 @@
-#include "checkpoint/run/optimizer_options.h"
-
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -12,9 +10,8 @@
 #include <tuple>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "fsdp/optim/training_step.h"
+#include "checkpoint/run/training_json.h"
 
 namespace fsdp::checkpoint {
 namespace {

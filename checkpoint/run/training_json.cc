@@ -1,9 +1,6 @@
 #include "checkpoint/run/training_json.h"
 
 #include <c10/util/Exception.h>
-#include <torch/optim/optimizer.h>
-#include <torch/optim/schedulers/lr_scheduler.h>
-#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +10,6 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "base/json.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
 

@@ -13,7 +13,6 @@
 #include <torch/optim/sgd.h>
 
 #include <limits>
-#include <memory>
 #include <tuple>
 
 #include "absl/strings/str_replace.h"

@@ -1,14 +1,9 @@
-#include "checkpoint/save/save_job.h"
-
 #include <atomic>
-#include <memory>
 #include <utility>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/commit/manifest.h"
@@ -16,6 +11,7 @@
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/save/ranks.h"
+#include "checkpoint/save/saver.h"
 #include "comm/agreement.h"
 #include "offload/checksum.h"
 

@@ -22,7 +22,7 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/real_files.h"
-#include "checkpoint/load/run_loader.h"
+#include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
