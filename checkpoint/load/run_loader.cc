@@ -1,6 +1,9 @@
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/Layout.h>
+#include <c10/core/TensorOptions.h>
 
 #include <cstddef>
 #include <map>
@@ -61,6 +64,22 @@ bool MayRest(const at::Tensor& shard) {
 
 // Parameters that are not sharded are none's.
 int UnitOf(const TensorRange& leaf) { return leaf.is_whole ? -1 : leaf.unit; }
+
+// Returns memory for something laid out like `parameter`, such as an
+// optimizer's state, as a target; on c10::kMeta it takes none and is only to
+// plan with.
+absl::StatusOr<TensorRange> MakeState(const TensorRange& parameter,
+                                      c10::ScalarType dtype,
+                                      c10::Device device) {
+  at::Tensor state;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("making an optimizer's state", [&] {
+    const NormalMode normal;
+    // Of the parameter's sizes and strides, as the optimizer would make it.
+    state = at::empty_like(parameter.values.detach(),
+                           at::TensorOptions().dtype(dtype).device(device));
+  }));
+  return parameter.With(state);
+}
 
 // States are cast to the dtype of their parameter if both are floating-point.
 // States that exist already with the same layout and dtype are filled in place.

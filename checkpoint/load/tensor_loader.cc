@@ -4,8 +4,9 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
 
 #include <algorithm>
@@ -352,19 +353,6 @@ RangeReaderOptions ReaderOptionsFor(const RunValues& values, int world_size) {
     options.pages = std::make_shared<LockedPages>(values.device());
   }
   return options;
-}
-
-absl::StatusOr<TensorRange> MakeState(const TensorRange& parameter,
-                                      c10::ScalarType dtype,
-                                      c10::Device device) {
-  at::Tensor state;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("making an optimizer's state", [&] {
-    const NormalMode normal;
-    // Of the parameter's sizes and strides, as the optimizer would make it.
-    state = at::empty_like(parameter.values.detach(),
-                           at::TensorOptions().dtype(dtype).device(device));
-  }));
-  return parameter.With(state);
 }
 
 }  // namespace fsdp::checkpoint

@@ -2,9 +2,6 @@
 #ifndef CHECKPOINT_LOAD_TENSOR_LOADER_H_
 #define CHECKPOINT_LOAD_TENSOR_LOADER_H_
 
-#include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
-
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -46,13 +43,6 @@ absl::Status LoadTensors(const LoadPlan& plan,
 // sharded, these are all `world_size` ranks. For a device the reader's memory
 // is page-locked, if anything can lock it.
 RangeReaderOptions ReaderOptionsFor(const RunValues& values, int world_size);
-
-// Returns memory for something laid out like `parameter`, such as an
-// optimizer's state, as a target; on c10::kMeta it takes none and is only to
-// plan with.
-absl::StatusOr<TensorRange> MakeState(const TensorRange& parameter,
-                                      c10::ScalarType dtype,
-                                      c10::Device device);
 
 // --- All of a run ------------------------------------------------------------
 
