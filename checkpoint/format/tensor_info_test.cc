@@ -247,27 +247,6 @@ TEST(CheckTilesTest, FindsTheFirstElementThatIsNotInOnePiece) {
   EXPECT_LT(good, 2500);
 }
 
-TEST(CheckTilesTest, RangesOfAllCuts) {
-  for (const Shape& shape : {Shape{7}, Shape{3, 5}, Shape{2, 3, 4}}) {
-    const int64_t numel = Numel(shape);
-    for (int64_t cut = 0; cut <= numel; ++cut) {
-      std::vector<Box> boxes = RangeToBoxes(shape, 0, cut);
-      for (const Box& box : RangeToBoxes(shape, cut, numel)) {
-        boxes.push_back(box);
-      }
-      EXPECT_OK(CheckTiles(shape, boxes));
-      if (boxes.size() < 2) continue;
-      std::vector<Box> twice_instead = boxes;
-      twice_instead[0] = twice_instead[1];
-      EXPECT_FALSE(CheckTiles(shape, twice_instead).ok());
-      boxes.push_back(boxes[0]);
-      EXPECT_FALSE(CheckTiles(shape, boxes).ok());
-      boxes.resize(boxes.size() - 2);
-      EXPECT_FALSE(CheckTiles(shape, boxes).ok());
-    }
-  }
-}
-
 TEST(CheckTilesTest, SaysWhatIsWrong) {
   EXPECT_OK(CheckTiles({0, 2}, {}));
   // Pieces without elements do not matter.

@@ -251,39 +251,6 @@ TEST_F(AsyncTest, AnAbortedCommunicator) {
   }
 }
 
-// A rank that is no more: the others do not wait for it until the deadline.
-TEST_F(AsyncTest, ARankThatDiesWhileOthersSave) {
-  for (const bool async : {false, true}) {
-    for (const int dead : {0, 2}) {
-      SCOPED_TRACE(absl::StrCat("rank ", dead, async ? ", async" : ""));
-      EXPECT_OK(RemoveTree(disk_, kRoot));
-      const absl::Time begin = absl::Now();
-      const auto statuses = RunRanks(3, [&](Communicator& world) {
-        const auto run = [&]() -> absl::Status {
-          FSDP_ASSIGN_OR_RETURN(const auto training,
-                                ShardedTraining::Make(world));
-          FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                                Open(world, OptionsOf()));
-          FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));
-          FSDP_RETURN_IF_ERROR(Meet(world));
-          if (world.rank() == dead) return absl::CancelledError("dead");
-          if (!async) return checkpoints->Save(2, training->AsRun());
-          FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(2, training->AsRun()));
-          return checkpoints->Wait();
-        };
-        return run();
-      });
-      for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
-      EXPECT_LT(absl::Now() - begin, absl::Seconds(15));
-      EXPECT_OK(RunAllRanks(1, [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
-        EXPECT_THAT(*checkpoints->Steps(), ElementsAre(1));
-        return absl::OkStatus();
-      }));
-    }
-  }
-}
-
 // A rank whose disk stands still: the save fails, and the training goes on.
 
 constexpr int kThree = 3;

@@ -51,6 +51,12 @@ using Values = std::map<std::string, at::Tensor>;
 constexpr int64_t kDim = 5;
 constexpr int kBlocks = 2;
 
+absl::StatusOr<std::unique_ptr<Checkpointer>> OpenIn(
+    const std::string& folder, Communicator& world,
+    const CheckpointerOptions& options = CheckpointerOptions()) {
+  return Checkpointer::Open(folder, Unowned(world), options);
+}
+
 // A model that is not sharded and has stepped once.
 struct Plain {
   explicit Plain(int seed) : model(MakeNet(kDim, kBlocks, seed)) {
@@ -75,7 +81,7 @@ struct Plain {
 
 absl::Status Save(const std::string& folder, const TrainingRun& run) {
   return RunAllRanks(1, [&](Communicator& world) -> absl::Status {
-    const auto checkpoints = Checkpointer::Open(folder, Unowned(world));
+    const auto checkpoints = OpenIn(folder, world);
     if (!checkpoints.ok()) return checkpoints.status();
     return (*checkpoints)->Save(7, run);
   });
@@ -128,8 +134,7 @@ TEST(LoadTest, IgnoredParametersThatDifferBetweenRanks) {
     TrainingRun run;
     run.model = saved.get();
     run.random_state = false;  // of all threads together
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                          Checkpointer::Open(folder, Unowned(world)));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, OpenIn(folder, world));
     FSDP_RETURN_IF_ERROR(checkpoints->Save(7, run));
     FSDP_ASSIGN_OR_RETURN(auto loaded, WithIgnoredHead(world, 2));
     run.model = loaded.get();
@@ -161,8 +166,7 @@ TEST(LoadTest, AnOptimizerOverIgnoredParameters) {
     run.model = saved.get();
     run.optimizer = optimizer.get();
     run.random_state = false;  // of all threads together
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                          Checkpointer::Open(folder, Unowned(world)));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, OpenIn(folder, world));
     FSDP_RETURN_IF_ERROR(checkpoints->Save(7, run));
     FSDP_ASSIGN_OR_RETURN(auto loaded, WithIgnoredHead(world, 2));
     const auto other = make(loaded, 9);
@@ -406,8 +410,7 @@ TEST(AverageTest, GoesOnFromACheckpoint) {
         Averaged run,
         Averaged::Make(world, 1, With(ShardingStrategy::kFullShard)));
     FSDP_RETURN_IF_ERROR(TrainThree(world, run).status());
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                          Checkpointer::Open(folder, Unowned(world)));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, OpenIn(folder, world));
     FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(3, run.AsRun()));
     FSDP_RETURN_IF_ERROR(run.average->InModel([&]() -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(Values average, run.Gathered());
@@ -424,8 +427,7 @@ TEST(AverageTest, GoesOnFromACheckpoint) {
       FSDP_ASSIGN_OR_RETURN(
           Averaged run,
           Averaged::Make(world, 2, With(ShardingStrategy::kShardGradOp)));
-      FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                            Checkpointer::Open(folder, Unowned(world)));
+      FSDP_ASSIGN_OR_RETURN(const auto checkpoints, OpenIn(folder, world));
       TrainingRun all = run.AsRun();
       // With an average of other weights, and with none so far.
       if (ranks == 2) FSDP_RETURN_IF_ERROR(run.average->Update(kDecay));
@@ -457,8 +459,7 @@ TEST(AverageTest, ACheckpointWithoutOneSaysSo) {
     FSDP_ASSIGN_OR_RETURN(
         Averaged run,
         Averaged::Make(world, 1, With(ShardingStrategy::kFullShard)));
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                          Checkpointer::Open(folder, Unowned(world)));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, OpenIn(folder, world));
     TrainingRun without = run.AsRun();
     without.average = nullptr;
     FSDP_RETURN_IF_ERROR(checkpoints->Save(1, without));
