@@ -186,7 +186,17 @@ class FolderCheckpointer final : public Checkpointer {
     FSDP_RETURN_IF_ERROR(TorchToStatus("loading a checkpoint", [&] {
       ThrowIfError(LoadRun(context, step, run));
     }));
-    return GoOnFrom(step);
+    context_.retention.keep = {step};
+    goes_on_ = true;
+    // Those of higher steps, which the user has given up, are replaced when the
+    // run gets there.
+    abandoned_.clear();
+    if (context_.rank() != 0) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps());
+    for (const int64_t one : steps) {
+      if (one > step) abandoned_.insert(one);
+    }
+    return absl::OkStatus();
   }
 
  private:
@@ -235,20 +245,6 @@ class FolderCheckpointer final : public Checkpointer {
           "CheckpointerOptions::overwrite")));
     }
     goes_on_ = true;
-    return absl::OkStatus();
-  }
-
-  // Marks checkpoints of higher steps, which the user has given up, to be
-  // replaced when the run gets there.
-  absl::Status GoOnFrom(int64_t step) {
-    context_.retention.keep = {step};
-    goes_on_ = true;
-    abandoned_.clear();
-    if (context_.rank() != 0) return absl::OkStatus();
-    FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps());
-    for (const int64_t one : steps) {
-      if (one > step) abandoned_.insert(one);
-    }
     return absl::OkStatus();
   }
 

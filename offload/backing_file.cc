@@ -64,17 +64,6 @@ int OpenAndForget(const std::string& directory) {
   return descriptor;
 }
 
-// The directory that has the name.
-void SyncDirectoryOf(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string directory = slash == std::string::npos ? "."
-                                : slash == 0               ? "/"
-                                             : path.substr(0, slash);
-  const UniqueFd folder(
-      open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.is_open()) fsync(folder.get());
-}
-
 }  // namespace
 
 BackingFile::BackingFile(BackingFile&& other) noexcept
@@ -239,7 +228,14 @@ absl::Status BackingFile::Publish() {
   const int error = RenameUnlessThere(unpublished_.c_str(), path_.c_str());
   if (error != 0) return CannotOpen(path_, error);
   unpublished_.clear();
-  SyncDirectoryOf(path_);
+  // The directory that has the name.
+  const size_t slash = path_.rfind('/');
+  const std::string directory = slash == std::string::npos ? "."
+                                : slash == 0               ? "/"
+                                             : path_.substr(0, slash);
+  const UniqueFd folder(
+      open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.is_open()) fsync(folder.get());
   return absl::OkStatus();
 }
 

@@ -95,18 +95,6 @@ bool Plausible(const FileHeader& header) {
          header.max_regions >= 0 && header.max_regions <= kMaxRegions;
 }
 
-void AppendRegion(std::string& out, const CommitRecord::Region& region) {
-  AppendString(out, region.name);
-  Append(out, region.bytes);
-  Append(out, region.offset);
-  Append(out, static_cast<int64_t>(region.blocks.size()));
-  for (const CommitRecord::Block& block : region.blocks) {
-    Append(out, block.generation);
-    Append(out, block.checksum);
-    Append(out, block.place);
-  }
-}
-
 constexpr int64_t kBlockBytes = 4 + 4 + 1;
 
 absl::StatusOr<CommitRecord::Region> TakeRegion(Reader& reader,
@@ -184,7 +172,17 @@ std::string CommitRecord::Encode() const {
   Append(payload, file_id);
   Append(payload, commit);
   Append(payload, static_cast<int64_t>(regions.size()));
-  for (const Region& region : regions) AppendRegion(payload, region);
+  for (const Region& region : regions) {
+    AppendString(payload, region.name);
+    Append(payload, region.bytes);
+    Append(payload, region.offset);
+    Append(payload, static_cast<int64_t>(region.blocks.size()));
+    for (const Block& block : region.blocks) {
+      Append(payload, block.generation);
+      Append(payload, block.checksum);
+      Append(payload, block.place);
+    }
+  }
   return Framed(kRecordMagic, payload);
 }
 

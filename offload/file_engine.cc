@@ -225,40 +225,6 @@ void PieceRunner::TakeBounce(Piece& piece) {
   bounces_.pop_back();
 }
 
-namespace {
-
-CommitRecord RecordOf(const FileOperation& flush, const FileHeader& header,
-                      int64_t commit) {
-  CommitRecord record;
-  record.file_id = header.file_id;
-  record.commit = commit;
-  for (const auto& region : flush.regions) {
-    CommitRecord::Region& written = record.regions.emplace_back();
-    written.name = region->name;
-    written.bytes = region->bytes;
-    written.offset = region->offset;
-    for (const Block& block : region->blocks) {
-      written.blocks.push_back(
-          {block.current.generation, block.current.checksum, block.place});
-    }
-  }
-  return record;
-}
-
-absl::Status CheckNothingIsDamaged(const FileOperation& flush) {
-  for (const auto& region : flush.regions) {
-    for (size_t i = 0; i < region->blocks.size(); ++i) {
-      if (!region->blocks[i].damaged) continue;
-      return absl::DataLossError(
-          absl::StrCat("flush: a write of region '", region->name, "', block ",
-                       i, " has failed; write it again before the flush"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 FileEngine::FileEngine(FileEngineParts parts)
     : parts_(std::move(parts)),
       runner_(*parts_.layout, *parts_.queue, parts_.bounce) {}
@@ -438,7 +404,14 @@ bool FileEngine::RunAlone() {
 }
 
 absl::Status FileEngine::Flush(const FileOperation& flush) {
-  FSDP_RETURN_IF_ERROR(CheckNothingIsDamaged(flush));
+  for (const auto& region : flush.regions) {
+    for (size_t i = 0; i < region->blocks.size(); ++i) {
+      if (!region->blocks[i].damaged) continue;
+      return absl::DataLossError(
+          absl::StrCat("flush: a write of region '", region->name, "', block ",
+                       i, " has failed; write it again before the flush"));
+    }
+  }
   if (parts_.layout->keep) FSDP_RETURN_IF_ERROR(WriteCommit(flush));
   for (const auto& region : flush.regions) {
     for (Block& block : region->blocks) block.Commit();
@@ -455,8 +428,20 @@ absl::Status FileEngine::WriteCommit(const FileOperation& flush) {
   FSDP_RETURN_IF_ERROR(broken_);
   // From here on the file may have this record, whatever is said of the write.
   parts_.other_record = next;
-  FSDP_RETURN_IF_ERROR(
-      parts_.log->Write(queue, RecordOf(flush, parts_.layout->header, next)));
+  CommitRecord record;
+  record.file_id = parts_.layout->header.file_id;
+  record.commit = next;
+  for (const auto& region : flush.regions) {
+    CommitRecord::Region& written = record.regions.emplace_back();
+    written.name = region->name;
+    written.bytes = region->bytes;
+    written.offset = region->offset;
+    for (const Block& block : region->blocks) {
+      written.blocks.push_back(
+          {block.current.generation, block.current.checksum, block.place});
+    }
+  }
+  FSDP_RETURN_IF_ERROR(parts_.log->Write(queue, record));
   broken_ = parts_.log->Sync(queue, what);
   FSDP_RETURN_IF_ERROR(broken_);
   parts_.other_record = parts_.commit;

@@ -130,14 +130,6 @@ absl::StatusOr<FileHeader> FindHeader(const FileStoreOptions& options,
       options.owner, "'; give each rank and each run files of its own"));
 }
 
-absl::Status CheckFileBytes(const BackingFile& file, const FileLayout& layout) {
-  FSDP_ASSIGN_OR_RETURN(const int64_t bytes, file.Bytes());
-  if (bytes >= layout.FileBytes()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("reopen ", layout.path, ": it has ",
-                                          bytes, " of ", layout.FileBytes(),
-                                          " bytes; somebody has cut it off"));
-}
-
 // Returns the commit to go on from, and drops those after it.
 absl::StatusOr<CommitRecord> ChooseCommit(FileEngineParts& parts,
                                           std::optional<int64_t> wanted) {
@@ -214,7 +206,12 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
   FSDP_ASSIGN_OR_RETURN(FileHeader header, FindHeader(options, *queue, file));
   auto layout = absl::make_unique<const FileLayout>(
       file.path(), std::move(header), /*keep=*/true, /*rollback=*/true);
-  FSDP_RETURN_IF_ERROR(CheckFileBytes(file, *layout));
+  FSDP_ASSIGN_OR_RETURN(const int64_t bytes, file.Bytes());
+  if (bytes < layout->FileBytes()) {
+    return absl::DataLossError(
+        absl::StrCat("reopen ", layout->path, ": it has ", bytes, " of ",
+                     layout->FileBytes(), " bytes; somebody has cut it off"));
+  }
   std::string description = Description(*layout, file, *queue, notes);
   FSDP_ASSIGN_OR_RETURN(
       FileEngineParts parts,

@@ -50,16 +50,6 @@ absl::Status CheckNext(const Piece& piece, const NamedSize& file,
   return absl::OkStatus();
 }
 
-void Append(const Piece& piece, FileSums& sums) {
-  if (piece.offset % kBlockBytes == 0) {
-    sums.blocks.push_back(piece.crc32c);
-  } else {
-    sums.blocks.back() =
-        Crc32cCombine(sums.blocks.back(), piece.crc32c, piece.bytes);
-  }
-  sums.bytes += piece.bytes;
-}
-
 }  // namespace
 
 uint32_t CombineBlocks(int64_t bytes, absl::Span<const uint32_t> blocks) {
@@ -118,9 +108,15 @@ absl::StatusOr<std::vector<FileSums>> CombinePieces(
                     absl::StrCat("there are only ", files.size(), " files"));
     }
     if (piece.bytes == 0) continue;
-    FSDP_RETURN_IF_ERROR(
-        CheckNext(piece, files[piece.file], sums[piece.file].bytes));
-    Append(piece, sums[piece.file]);
+    FileSums& sum = sums[piece.file];
+    FSDP_RETURN_IF_ERROR(CheckNext(piece, files[piece.file], sum.bytes));
+    if (piece.offset % kBlockBytes == 0) {
+      sum.blocks.push_back(piece.crc32c);
+    } else {
+      sum.blocks.back() =
+          Crc32cCombine(sum.blocks.back(), piece.crc32c, piece.bytes);
+    }
+    sum.bytes += piece.bytes;
   }
   for (size_t i = 0; i < files.size(); ++i) {
     if (sums[i].bytes < files[i].bytes) {

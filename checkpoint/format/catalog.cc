@@ -33,16 +33,6 @@ absl::Status CheckPlace(const TensorInfo& tensor, const StoredBox& box,
   return absl::OkStatus();
 }
 
-absl::Status CheckWhole(const StoredTensor& tensor) {
-  const std::vector<Box> boxes(tensor.boxes.begin(), tensor.boxes.end());
-  const absl::Status status = CheckTiles(tensor.info.shape, boxes);
-  if (!status.ok()) return Refuse(tensor.info, status.message());
-  if (ItemBytes(tensor.info.dtype) == 0 && boxes.size() > 1) {
-    return Refuse(tensor.info, "elements that do not fill bytes, in pieces");
-  }
-  return absl::OkStatus();
-}
-
 // Both boxes are of one tensor; sizes may be 0 or less where they do not meet.
 Box Intersection(const Box& a, const Box& b) {
   Box both = a;
@@ -147,7 +137,12 @@ absl::Status Catalog::AddTensor(StoredTensor tensor) {
     FSDP_RETURN_IF_ERROR(
         CheckPlace(tensor.info, box, known ? &files_[box.file] : nullptr));
   }
-  FSDP_RETURN_IF_ERROR(CheckWhole(tensor));
+  const std::vector<Box> boxes(tensor.boxes.begin(), tensor.boxes.end());
+  const absl::Status whole = CheckTiles(tensor.info.shape, boxes);
+  if (!whole.ok()) return Refuse(tensor.info, whole.message());
+  if (ItemBytes(tensor.info.dtype) == 0 && boxes.size() > 1) {
+    return Refuse(tensor.info, "elements that do not fill bytes, in pieces");
+  }
   tensor.boxes.erase(std::remove_if(tensor.boxes.begin(), tensor.boxes.end(),
                                     [](const StoredBox& box) {
                                       return absl::c_linear_search(box.sizes,

@@ -16,18 +16,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-absl::Status CheckNames(absl::Span<const TensorInfo> tensors) {
-  absl::flat_hash_set<absl::string_view> names;
-  names.reserve(tensors.size());
-  for (const TensorInfo& tensor : tensors) {
-    if (names.insert(tensor.name).second) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor \"", tensor.name,
-        "\" is given twice; tied parameters are stored under one name"));
-  }
-  return absl::OkStatus();
-}
-
 // Returns which tensors each file has, cut as huggingface_hub does: a tensor
 // that is larger than a file gets its own, while the file before it stays open.
 std::vector<std::vector<size_t>> Group(absl::Span<const int64_t> bytes,
@@ -49,12 +37,6 @@ std::vector<std::vector<size_t>> Group(absl::Span<const int64_t> bytes,
   }
   if (!open.empty() || files.empty()) files.push_back(std::move(open));
   return files;
-}
-
-std::string FileName(absl::string_view stem, size_t index, size_t count) {
-  return count == 1 ? absl::StrCat(stem, ".safetensors")
-                    : absl::StrFormat("%s-%05d-of-%05d.safetensors", stem,
-                                      index + 1, count);
 }
 
 // Writes one line for each tensor, for people and for diff.
@@ -103,7 +85,14 @@ absl::StatusOr<PlannedFile> PlanFile(absl::Span<const TensorInfo> tensors,
 
 absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
                                    const FilePlanOptions& options) {
-  FSDP_RETURN_IF_ERROR(CheckNames(tensors));
+  absl::flat_hash_set<absl::string_view> names;
+  names.reserve(tensors.size());
+  for (const TensorInfo& tensor : tensors) {
+    if (names.insert(tensor.name).second) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor \"", tensor.name,
+        "\" is given twice; tied parameters are stored under one name"));
+  }
   FilePlan plan;
   std::vector<int64_t> bytes(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -120,7 +109,10 @@ absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
   for (size_t i = 0; i < groups.size(); ++i) {
     FSDP_ASSIGN_OR_RETURN(PlannedFile file,
                           PlanFile(tensors, groups[i], options, plan));
-    file.name = FileName(options.stem, i, groups.size());
+    file.name = groups.size() == 1
+                    ? absl::StrCat(options.stem, ".safetensors")
+                    : absl::StrFormat("%s-%05d-of-%05d.safetensors",
+                                      options.stem, i + 1, groups.size());
     FSDP_RETURN_IF_ERROR(CheckPlainFileName(file.name));
     plan.files.push_back(std::move(file));
   }

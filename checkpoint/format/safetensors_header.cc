@@ -58,17 +58,6 @@ absl::StatusOr<std::vector<int64_t>> Sizes(absl::string_view tensor,
   return sizes;
 }
 
-// Sizes of 0 are passed over: the product of the others has to fit, too.
-absl::Status CheckSizes(const TensorInfo& tensor) {
-  int64_t bits = BitsOf(tensor.dtype);
-  for (const int64_t size : tensor.shape) {
-    if (size != 0 && __builtin_mul_overflow(bits, size, &bits)) {
-      return TensorError(tensor.name, "its size does not fit 64 bits");
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& json) {
   const Json* dtype = json.Find("dtype");
   const Json* shape = json.Find("shape");
@@ -85,7 +74,13 @@ absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& json) {
   }
   TensorInfo info{std::move(name), *known, {}};
   FSDP_ASSIGN_OR_RETURN(info.shape, Sizes(info.name, "shape", *shape));
-  FSDP_RETURN_IF_ERROR(CheckSizes(info));
+  // Sizes of 0 are passed over: the product of the others has to fit, too.
+  int64_t bits = BitsOf(info.dtype);
+  for (const int64_t size : info.shape) {
+    if (size != 0 && __builtin_mul_overflow(bits, size, &bits)) {
+      return TensorError(info.name, "its size does not fit 64 bits");
+    }
+  }
   return info;
 }
 

@@ -195,7 +195,10 @@ class Planner {
     for (size_t i = 0; i < targets_.size(); ++i) {
       PlanTarget(static_cast<int>(i));
     }
-    if (options_.strict) FindUnexpected();
+    for (const StoredTensor& stored : catalog_.tensors()) {
+      if (!options_.strict || seen_.count(&stored) > 0) continue;
+      problems_.push_back(absl::StrCat("unexpected: ", stored.info.name));
+    }
     if (problems_.empty()) return std::move(plan_);
     return absl::InvalidArgumentError(
         absl::StrCat("the files do not fit the model, which is as before:\n  ",
@@ -218,7 +221,11 @@ class Planner {
       if (stored == nullptr) {
         const bool is_saved =
             options_.saves == nullptr || options_.saves(target.name);
-        if (options_.strict && is_saved) Missing(target, piece.name);
+        if (!options_.strict || !is_saved) return;
+        problems_.push_back(absl::StrCat("missing: ", piece.name));
+        if (piece.name != target.name) {
+          absl::StrAppend(&problems_.back(), ", for ", target.name);
+        }
         return;
       }
       seen_.insert(stored);
@@ -283,13 +290,6 @@ class Planner {
     }
   }
 
-  void Missing(const TensorRange& target, const std::string& name) {
-    problems_.push_back(
-        name == target.name
-            ? absl::StrCat("missing: ", name)
-            : absl::StrCat("missing: ", name, ", for ", target.name));
-  }
-
   void Refuse(const TensorRange& target, const absl::Status& why) {
     problems_.push_back(absl::StrCat(target.name, ": ", why.message()));
   }
@@ -304,8 +304,16 @@ class Planner {
       const int64_t to = std::min(end, piece_end);
       if (from < to) {
         const int64_t shift = piece.begin - piece_begin;
-        AddRuns(target, read.target, *piece.tensor, from + shift, to + shift,
-                from - target.begin);
+        const TensorInfo& stored = piece.tensor->info;
+        const absl::StatusOr<std::vector<FileRun>> runs =
+            RunsOf(*piece.tensor, from + shift, to + shift);
+        if (!runs.ok()) return Refuse(target, runs.status());
+        for (const FileRun& run : *runs) {
+          plan_.straight.push_back(
+              {read.target,
+               from - target.begin + run.target / ItemBytes(stored.dtype),
+               *TorchDtype(stored.dtype), run});
+        }
       }
       piece_begin = piece_end;
     }
@@ -345,24 +353,6 @@ class Planner {
       begin = end;
     }
     return rows;
-  }
-
-  void AddRuns(const TensorRange& target, int index, const StoredTensor& stored,
-               int64_t begin, int64_t end, int64_t element) {
-    absl::StatusOr<std::vector<FileRun>> runs = RunsOf(stored, begin, end);
-    if (!runs.ok()) return Refuse(target, runs.status());
-    const int64_t item = ItemBytes(stored.info.dtype);
-    for (const FileRun& run : *runs) {
-      plan_.straight.push_back({index, element + run.target / item,
-                                *TorchDtype(stored.info.dtype), run});
-    }
-  }
-
-  void FindUnexpected() {
-    for (const StoredTensor& stored : catalog_.tensors()) {
-      if (seen_.count(&stored) > 0) continue;
-      problems_.push_back(absl::StrCat("unexpected: ", stored.info.name));
-    }
   }
 
   const Catalog& catalog_;

@@ -52,12 +52,6 @@ bool CanTake(const at::Tensor& held, const at::Tensor& like) {
          !held.is_inference() && !held.is_conj() && !held.is_neg();
 }
 
-// As in PyTorch, states of floating-point parameters become of their dtype.
-c10::ScalarType StateDtype(c10::ScalarType stored, const at::Tensor& shard) {
-  const c10::ScalarType own = shard.scalar_type();
-  return c10::isFloatingType(own) && c10::isFloatingType(stored) ? own : stored;
-}
-
 bool MayRest(const at::Tensor& shard) {
   return RestingMemory::Of(shard) != nullptr;
 }
@@ -113,7 +107,15 @@ class OptimizerLoader {
         replacement_,
         PlanReplacement(parameters(), optimizer_, *values_.optimizer(), states_,
                         *record.groups, strict));
-    KeepStepped();
+    // Leaves that the optimizer does not step get no state.
+    std::set<const void*> stepped;
+    for (const auto& [leaf, state] : replacement_.states) stepped.insert(leaf);
+    for (size_t i = 0; i < places_by_leaf_.size(); ++i) {
+      const at::Tensor& shard = parameters()[i].values;
+      if (stepped.count(shard.unsafeGetTensorImpl()) > 0) {
+        leaves_.push_back(static_cast<int>(i));
+      }
+    }
     return absl::OkStatus();
   }
 
@@ -219,15 +221,17 @@ class OptimizerLoader {
       const TensorRange& leaf = parameters()[i];
       const StoredTensor* const stored = FindState(slot.catalog, leaf.name);
       if (stored == nullptr) continue;
-      const auto dtype = TorchDtype(stored->info.dtype);
+      auto dtype = TorchDtype(stored->info.dtype);
       if (!dtype.has_value()) {
         return absl::InvalidArgumentError(absl::StrCat(
             name, " of ", leaf.name, " is ", NameOf(stored->info.dtype),
             ", which LibTorch does not have"));
       }
-      FSDP_ASSIGN_OR_RETURN(
-          TensorRange state,
-          StateFor(leaf, name, StateDtype(*dtype, leaf.values)));
+      // As in PyTorch, states of floating-point parameters become of their
+      // dtype.
+      const c10::ScalarType own = leaf.values.scalar_type();
+      if (c10::isFloatingType(own) && c10::isFloatingType(*dtype)) dtype = own;
+      FSDP_ASSIGN_OR_RETURN(TensorRange state, StateFor(leaf, name, *dtype));
       states_[leaf.name].tensors[name] = state.values;
       places_by_leaf_[i].push_back({slots_.size() - 1, slot.targets.size()});
       slot.targets.push_back(std::move(state));
@@ -273,18 +277,6 @@ class OptimizerLoader {
 
   absl::Span<const TensorRange> parameters() const {
     return values_.model().parameters();
-  }
-
-  // Leaves that the optimizer does not step get no state.
-  void KeepStepped() {
-    std::set<const void*> stepped;
-    for (const auto& [leaf, state] : replacement_.states) stepped.insert(leaf);
-    for (size_t i = 0; i < places_by_leaf_.size(); ++i) {
-      const at::Tensor& shard = parameters()[i].values;
-      if (stepped.count(shard.unsafeGetTensorImpl()) > 0) {
-        leaves_.push_back(static_cast<int>(i));
-      }
-    }
   }
 
   TensorRange& TargetAt(Place place) {

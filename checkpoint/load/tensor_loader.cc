@@ -215,25 +215,21 @@ class Loader {
         resident = Resident();
       }
       FSDP_RETURN_IF_ERROR(resident.Add(target.values, Use::kUpdate));
-      FSDP_RETURN_IF_ERROR(LoadRows(read, target));
+      at::Tensor rows;
+      FSDP_ASSIGN_OR_RETURN(rows, ReadTogether(read.pieces, /*dim=*/0));
+      FSDP_ASSIGN_OR_RETURN(
+          rows, Converted(target, read.conversion, rows, read.first_row));
+      FSDP_RETURN_IF_ERROR(TorchToStatus(target.name, [&] {
+        const int64_t begin = read.first_row * (rows.numel() / rows.size(0));
+        const int64_t from = std::max(begin, target.begin);
+        const int64_t to = std::min(begin + rows.numel(), target.end());
+        target.RowMajorValues()
+            .detach()
+            .narrow(0, from - target.begin, to - from)
+            .copy_(rows.flatten().narrow(0, from - begin, to - from));
+      }));
     }
     return absl::OkStatus();
-  }
-
-  absl::Status LoadRows(const ConvertedRead& read, const TensorRange& target) {
-    at::Tensor rows;
-    FSDP_ASSIGN_OR_RETURN(rows, ReadTogether(read.pieces, /*dim=*/0));
-    FSDP_ASSIGN_OR_RETURN(
-        rows, Converted(target, read.conversion, rows, read.first_row));
-    return TorchToStatus(target.name, [&] {
-      const int64_t begin = read.first_row * (rows.numel() / rows.size(0));
-      const int64_t from = std::max(begin, target.begin);
-      const int64_t to = std::min(begin + rows.numel(), target.end());
-      target.RowMajorValues()
-          .detach()
-          .narrow(0, from - target.begin, to - from)
-          .copy_(rows.flatten().narrow(0, from - begin, to - from));
-    });
   }
 
   // In the target's dtype. With what went wrong the name and the rows.

@@ -33,8 +33,13 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
         absl::StrCat(what, ": the run has no model: set TrainingRun::model"));
   }
   RunValues values;
-  if (dynamic_cast<ShardedModuleBase*>(run.model) != nullptr) {
-    FSDP_RETURN_IF_ERROR(values.ReadSharded(run, what));
+  if (auto* const module = dynamic_cast<ShardedModuleBase*>(run.model)) {
+    values.sharded_ = &module->sharded_model();
+    FSDP_ASSIGN_OR_RETURN(WholeAccess access,
+                          WholeAccess::BeginAlone(*values.sharded_, what));
+    values.access_.emplace(std::move(access));
+    values.model_ =
+        ReadModelValues(*values.sharded_, *module->children().front());
   } else {
     FSDP_RETURN_IF_ERROR(values.ReadPlain(*run.model));
   }
@@ -76,17 +81,6 @@ c10::Device RunValues::device() const {
   if (sharded_ != nullptr) return sharded_->device();
   return model_.all.empty() ? c10::Device(c10::kCPU)
                             : model_.all.front().values.device();
-}
-
-absl::Status RunValues::ReadSharded(const TrainingRun& run,
-                                    absl::string_view what) {
-  auto& module = dynamic_cast<ShardedModuleBase&>(*run.model);
-  sharded_ = &module.sharded_model();
-  FSDP_ASSIGN_OR_RETURN(WholeAccess access,
-                        WholeAccess::BeginAlone(*sharded_, what));
-  access_.emplace(std::move(access));
-  model_ = ReadModelValues(*sharded_, *module.children().front());
-  return absl::OkStatus();
 }
 
 absl::Status RunValues::ReadPlain(const torch::nn::Module& module) {

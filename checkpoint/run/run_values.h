@@ -78,7 +78,6 @@ class RunValues {
 
  private:
   RunValues() = default;
-  absl::Status ReadSharded(const TrainingRun& run, absl::string_view what);
   absl::Status ReadPlain(const torch::nn::Module& module);
 
   ShardedModel* sharded_ = nullptr;

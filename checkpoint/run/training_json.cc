@@ -260,17 +260,6 @@ absl::Status ParseScaler(const Json& json, TrainingRecord* record) {
   return members.Finish("the scaler");
 }
 
-absl::Status CheckFormat(Members& members) {
-  const Json* const format = members.Take("format");
-  if (format == nullptr || !(*format == Json(kFormat))) {
-    return Bad("it does not say that it is one");
-  }
-  FSDP_ASSIGN_OR_RETURN(const int64_t version, members.TakeCount("version"));
-  if (version == kVersion) return absl::OkStatus();
-  return Bad(absl::StrCat("version ", version,
-                          ", where this library knows version ", kVersion));
-}
-
 }  // namespace
 
 TrainingRecord RecordOf(const TrainingRun& run,
@@ -340,7 +329,15 @@ absl::StatusOr<std::string> ToText(const TrainingRecord& record) {
 absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text) {
   FSDP_ASSIGN_OR_RETURN(const Json json, Json::Parse(text));
   FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(json, "it"));
-  FSDP_RETURN_IF_ERROR(CheckFormat(members));
+  const Json* const format = members.Take("format");
+  if (format == nullptr || !(*format == Json(kFormat))) {
+    return Bad("it does not say that it is one");
+  }
+  FSDP_ASSIGN_OR_RETURN(const int64_t version, members.TakeCount("version"));
+  if (version != kVersion) {
+    return Bad(absl::StrCat("version ", version,
+                            ", where this library knows version ", kVersion));
+  }
   TrainingRecord record;
   FSDP_ASSIGN_OR_RETURN(record.step, members.TakeCount("step"));
   FSDP_ASSIGN_OR_RETURN(const int64_t ranks,

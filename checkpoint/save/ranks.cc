@@ -41,26 +41,23 @@ class Rounds {
 
   // Until all have ended, or one is given up.
   absl::Status Run() {
-    absl::Status status =
-        TorchToStatus(kLabel, [this] { return RunOrThrow(); });
+    absl::Status status = TorchToStatus(kLabel, [this]() -> absl::Status {
+      while (true) {
+        ended_.WaitForNotificationWithTimeout(options_.interval);
+        FSDP_ASSIGN_OR_RETURN(const std::vector<State> states,
+                              Exchange(MyState()));
+        FSDP_RETURN_IF_ERROR(CheckStalls(states));
+        const bool all_ended =
+            std::all_of(states.begin(), states.end(),
+                        [](const State& state) { return state.ended != 0; });
+        if (all_ended) return absl::OkStatus();
+      }
+    });
     if (!status.ok() && options_.on_error != nullptr) options_.on_error(status);
     return status;
   }
 
  private:
-  absl::Status RunOrThrow() {
-    while (true) {
-      ended_.WaitForNotificationWithTimeout(options_.interval);
-      FSDP_ASSIGN_OR_RETURN(const std::vector<State> states,
-                            Exchange(MyState()));
-      FSDP_RETURN_IF_ERROR(CheckStalls(states));
-      const bool all_ended =
-          std::all_of(states.begin(), states.end(),
-                      [](const State& state) { return state.ended != 0; });
-      if (all_ended) return absl::OkStatus();
-    }
-  }
-
   State MyState() {
     const absl::Time now = absl::Now();
     const int64_t calls = progress_.calls();

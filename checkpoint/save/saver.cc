@@ -314,7 +314,10 @@ Saver::~Saver() = default;
 void Saver::Begin(const SaveContext& context, SaveJob job) {
   if (stuck_ != nullptr && stuck_->IsOver(kSoon)) {
     stuck_.reset();
-    DiscardLeft(context);
+    for (const int64_t step : std::exchange(left_, {})) {
+      if (context.folder == nullptr) continue;
+      context.folder->Discard(step).IgnoreError();
+    }
   }
   SaveContext mine = context;
   if (stuck_ != nullptr) {
@@ -326,13 +329,6 @@ void Saver::Begin(const SaveContext& context, SaveJob job) {
     mine.folder = nullptr;  // that save has it
   }
   writing_ = std::make_unique<Writing>(mine, std::move(job));
-}
-
-void Saver::DiscardLeft(const SaveContext& context) {
-  for (const int64_t step : std::exchange(left_, {})) {
-    if (context.folder == nullptr) continue;
-    context.folder->Discard(step).IgnoreError();
-  }
 }
 
 void Saver::Save(const SaveContext& context, SaveJob job) {

@@ -160,7 +160,6 @@ class Saver {
   class Writing;
 
   void Begin(const SaveContext& context, SaveJob job);
-  void DiscardLeft(const SaveContext& context);
 
   std::unique_ptr<Writing> writing_;  // null: none since Wait()
   std::unique_ptr<Writing> stuck_;    // given up, and still running
