@@ -161,10 +161,21 @@ class FolderCheckpointer final : public Checkpointer {
   absl::StatusOr<std::optional<int64_t>> LoadLatest(
       TrainingRun& run, const LoadRunOptions& options) override {
     FSDP_RETURN_IF_ERROR(Wait());
-    FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step, LatestStep());
-    if (!step.has_value()) return std::optional<int64_t>();
-    FSDP_RETURN_IF_ERROR(Load(*step, run, options));
-    return step;
+    // What rank 0 sees counts: other ranks may not see yet what it does.
+    absl::StatusOr<std::optional<Committed>> latest = std::nullopt;
+    if (context_.rank() == 0) {
+      latest = LatestCheckpoint(*context_.files, context_.root);
+    }
+    FSDP_RETURN_IF_ERROR(Agree(latest.status(), "looking for checkpoints"));
+    int64_t step = latest->has_value() ? (*latest)->step : -1;
+    std::string text = absl::StrCat(step);
+    FSDP_RETURN_IF_ERROR(ShareText(&text));
+    if (!absl::SimpleAtoi(text, &step)) {
+      return absl::InternalError("rank 0 has sent no step");
+    }
+    if (step < 0) return std::optional<int64_t>();
+    FSDP_RETURN_IF_ERROR(Load(step, run, options));
+    return std::optional<int64_t>(step);
   }
 
   absl::Status Load(int64_t step, TrainingRun& run,
@@ -216,23 +227,6 @@ class FolderCheckpointer final : public Checkpointer {
         *text, comm::BroadcastString(*context_.ranks, *text, /*root=*/0, kLabel,
                                      absl::Now() + options_.timeout));
     return absl::OkStatus();
-  }
-
-  // Returns what rank 0 sees: other ranks may not see yet what it does.
-  absl::StatusOr<std::optional<int64_t>> LatestStep() {
-    absl::StatusOr<std::optional<Committed>> latest = std::nullopt;
-    if (context_.rank() == 0) {
-      latest = LatestCheckpoint(*context_.files, context_.root);
-    }
-    FSDP_RETURN_IF_ERROR(Agree(latest.status(), "looking for checkpoints"));
-    int64_t step = latest->has_value() ? (*latest)->step : -1;
-    std::string text = absl::StrCat(step);
-    FSDP_RETURN_IF_ERROR(ShareText(&text));
-    if (!absl::SimpleAtoi(text, &step)) {
-      return absl::InternalError("rank 0 has sent no step");
-    }
-    if (step < 0) return std::optional<int64_t>();
-    return std::optional<int64_t>(step);
   }
 
   // Refuses a first save that meets, now or later, what an earlier run left.

@@ -55,15 +55,6 @@ int RenameUnlessThere(const char* from, const char* to) {
 // The suffix of a file that does not have its name yet.
 constexpr char kUnpublished[] = ".new";
 
-// Opens a file that has a name for a moment; returns a descriptor or -errno.
-int OpenAndForget(const std::string& directory) {
-  std::string name = absl::StrCat(directory, "/.offload_XXXXXX");
-  const int descriptor = mkostemp(name.data(), O_CLOEXEC);
-  if (descriptor < 0) return -errno;
-  unlink(name.c_str());
-  return descriptor;
-}
-
 }  // namespace
 
 BackingFile::BackingFile(BackingFile&& other) noexcept
@@ -81,7 +72,13 @@ absl::StatusOr<BackingFile> BackingFile::Scratch(SystemCalls& system,
                                                  const std::string& directory) {
   int descriptor = system.Open(directory, O_TMPFILE | O_RDWR);
   if (descriptor == -EOPNOTSUPP || descriptor == -EISDIR) {
-    descriptor = OpenAndForget(directory);
+    std::string name = absl::StrCat(directory, "/.offload_XXXXXX");
+    descriptor = mkostemp(name.data(), O_CLOEXEC);
+    if (descriptor < 0) {
+      descriptor = -errno;
+    } else {
+      unlink(name.c_str());
+    }
   }
   if (descriptor < 0) return CannotOpen(directory, -descriptor);
   return BackingFile(system, absl::StrCat("scratch file in ", directory),
@@ -119,21 +116,17 @@ absl::StatusOr<BackingFile> BackingFile::Existing(SystemCalls& system,
   }
   if (descriptor < 0) return CannotOpen(path, -descriptor);
   BackingFile file(system, path, descriptor);
-  file.ForgetSecondName();
-  FSDP_RETURN_IF_ERROR(file.LockTrusted(patience));
-  return file;
-}
-
-// Removes a name left by a process that was killed while it published.
-void BackingFile::ForgetSecondName() const {
-  const std::string second = absl::StrCat(path_, kUnpublished);
+  // Removes a name left by a process that was killed while it published.
+  const std::string second = absl::StrCat(path, kUnpublished);
   struct stat mine = {};
   struct stat other = {};
-  if (system_->Stat(descriptor(), &mine) != 0 || mine.st_nlink != 2) return;
-  if (lstat(second.c_str(), &other) != 0) return;
-  if (mine.st_dev == other.st_dev && mine.st_ino == other.st_ino) {
+  if (system.Stat(descriptor, &mine) == 0 && mine.st_nlink == 2 &&
+      lstat(second.c_str(), &other) == 0 && mine.st_dev == other.st_dev &&
+      mine.st_ino == other.st_ino) {
     unlink(second.c_str());
   }
+  FSDP_RETURN_IF_ERROR(file.LockTrusted(patience));
+  return file;
 }
 
 absl::Status BackingFile::CheckTrusted() const {

@@ -28,33 +28,6 @@ std::string RandomToken() {
   return absl::StrCat(absl::Hex(high << 32 | random(), absl::kZeroPad16));
 }
 
-absl::Status CheckIsOurs(const std::string& root,
-                         const std::vector<std::string>& names) {
-  const bool marked =
-      std::find(names.begin(), names.end(), kMarkerName) != names.end();
-  if (marked || names.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "checkpoints in ", root, ": there is something else in it (", names[0],
-      "): name a new or an empty folder; a folder of checkpoints that was "
-      "copied needs its hidden file ",
-      kMarkerName, " as well"));
-}
-
-// Makes the file that marks the folder as ours. Returns the lock, null if
-// commits are by manifest.
-absl::StatusOr<std::unique_ptr<FileLock>> Mark(
-    FileSystem& files, const std::string& root, CommitBy commit_by,
-    const std::vector<std::string>& names) {
-  const std::string marker = JoinPath(root, kMarkerName);
-  if (commit_by == CommitBy::kRename) return files.Lock(marker, Holder());
-  // A folder of ours that is not empty has its marker.
-  if (names.empty()) {
-    FSDP_RETURN_IF_ERROR(
-        WriteNewFile(files, marker, absl::StrCat(Holder(), "\n")));
-  }
-  return nullptr;
-}
-
 // Makes the folder and syncs its parent, even if the folder was there: a run
 // that made it may have failed before it could sync.
 absl::Status MakeRoot(FileSystem& files, const std::string& root) {
@@ -203,9 +176,24 @@ absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Claim(
     FileSystem& files, const std::string& root, CommitBy commit_by) {
   FSDP_RETURN_IF_ERROR(MakeRoot(files, root));
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
-  FSDP_RETURN_IF_ERROR(CheckIsOurs(root, names));
-  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<FileLock> lock,
-                        Mark(files, root, commit_by, names));
+  const std::string marker = JoinPath(root, kMarkerName);
+  const bool marked =
+      std::find(names.begin(), names.end(), kMarkerName) != names.end();
+  if (!marked && !names.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "checkpoints in ", root, ": there is something else in it (", names[0],
+        "): name a new or an empty folder; a folder of checkpoints that was "
+        "copied needs its hidden file ",
+        kMarkerName, " as well"));
+  }
+  std::unique_ptr<FileLock> lock;
+  if (commit_by == CommitBy::kRename) {
+    FSDP_ASSIGN_OR_RETURN(lock, files.Lock(marker, Holder()));
+  } else if (names.empty()) {
+    // A folder of ours that is not empty has its marker.
+    FSDP_RETURN_IF_ERROR(
+        WriteNewFile(files, marker, absl::StrCat(Holder(), "\n")));
+  }
   // The marker is on the disk before anything that it has to explain.
   FSDP_RETURN_IF_ERROR(files.SyncFolder(root));
   auto folder = absl::WrapUnique(

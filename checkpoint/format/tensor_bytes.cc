@@ -21,10 +21,6 @@ int64_t ItemBytes(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-const char* BytesOf(const at::Tensor& tensor) {
-  return static_cast<const char*>(tensor.const_data_ptr());
-}
-
 // Returns whether a cast may make a finite value infinite. A larger
 // floating-point type has a larger range, too.
 bool MayOverflow(c10::ScalarType own, c10::ScalarType cast) {
@@ -77,8 +73,8 @@ absl::Status TensorSource::Read(int64_t position, absl::Span<char> out) const {
     }
     // Lazy conjugation and negation are not in the bytes.
     part = part.resolve_conj().resolve_neg().contiguous();
-    std::memcpy(out.data(), BytesOf(part) + (position - begin * item),
-                out.size());
+    const auto* const bytes = static_cast<const char*>(part.const_data_ptr());
+    std::memcpy(out.data(), bytes + (position - begin * item), out.size());
   });
 }
 

@@ -41,15 +41,6 @@ std::string Wanted(c10::ScalarType dtype) {
   return name.has_value() ? std::string(NameOf(*name)) : c10::toString(dtype);
 }
 
-// False: it has no such layer.
-bool TakeLayer(int64_t layer, WholeRead::Piece* piece) {
-  Sizes& shape = piece->shape;
-  if (shape.empty() || layer < 0 || layer >= shape[0]) return false;
-  shape.erase(shape.begin());
-  piece->begin += layer * Numel(shape);
-  return true;
-}
-
 // False: it has no such rows.
 bool TakeRows(int64_t first, int64_t last, WholeRead::Piece* piece) {
   Sizes& shape = piece->shape;
@@ -118,9 +109,14 @@ absl::StatusOr<WholeRead::Piece> PieceOf(c10::ScalarType wanted,
     return Bad(absl::StrCat("dtype ", NameOf(stored.info.dtype), " instead of ",
                             Wanted(wanted)));
   }
-  if (piece.layer.has_value() && !TakeLayer(*piece.layer, &result)) {
-    return Bad(absl::StrCat("layer ", *piece.layer, " of ", piece.name,
-                            ", which is ", Text(result.shape)));
+  if (piece.layer.has_value()) {
+    Sizes& shape = result.shape;
+    if (shape.empty() || *piece.layer < 0 || *piece.layer >= shape[0]) {
+      return Bad(absl::StrCat("layer ", *piece.layer, " of ", piece.name,
+                              ", which is ", Text(result.shape)));
+    }
+    shape.erase(shape.begin());
+    result.begin += *piece.layer * Numel(shape);
   }
   if (piece.rows.has_value()) {
     const auto [first, last] = *piece.rows;

@@ -62,74 +62,68 @@ struct SimulatedFileSystem::Node {
 
   // Is called before a change of `entries`.
   void Remember() { since_sync.push_back(entries); }
-  void Synced();
+
+  void Synced() {
+    synced_bytes = bytes;
+    dirty_pages.clear();
+    since_sync.clear();
+    renamed.clear();
+  }
+
   // Returns the bytes of all files in it.
-  int64_t Bytes() const;
+  int64_t Bytes() const {
+    auto sum = static_cast<int64_t>(bytes.size());
+    for (const auto& [name, node] : entries) sum += node->Bytes();
+    return sum;
+  }
+
   // Makes it and everything below it what a loss of power leaves.
-  void LosePower(std::mt19937_64& random);
+  void LosePower(std::mt19937_64& random) {
+    if (!is_folder) {
+      LosePages(random);
+      return;
+    }
+    LoseEntries(random);
+    for (const auto& [name, node] : entries) node->LosePower(random);
+  }
 
  private:
-  void LosePages(std::mt19937_64& random);
-  void LoseEntries(std::mt19937_64& random);
+  void LosePages(std::mt19937_64& random) {
+    const size_t size = Coin(random) ? bytes.size() : synced_bytes.size();
+    std::string left = synced_bytes;
+    left.resize(size);
+    for (const int64_t page : dirty_pages) {
+      const auto begin = static_cast<size_t>(page * kSimulatedPage);
+      if (Coin(random) || begin >= std::min(size, bytes.size())) continue;
+      const size_t length = std::min<size_t>(
+          {kSimulatedPage, size - begin, bytes.size() - begin});
+      left.replace(begin, length, bytes, begin, length);
+    }
+    bytes = left;
+    Synced();
+  }
+
+  void LoseEntries(std::mt19937_64& random) {
+    if (since_sync.empty()) return;
+    const Entries before = since_sync.front();
+    since_sync.push_back(entries);
+    const Entries then = since_sync[random() % since_sync.size()];
+    std::map<std::string, std::string> groups = Groups(renamed);
+    std::map<std::string, bool> keeps;  // by group
+    std::set<std::string> names;
+    for (const auto& [name, node] : before) names.insert(name);
+    for (const auto& [name, node] : then) names.insert(name);
+    entries.clear();
+    for (const std::string& name : names) {
+      const std::string& group = groups.emplace(name, name).first->second;
+      const bool keep = keeps.emplace(group, Coin(random)).first->second;
+      const Entries& source = keep ? then : before;
+      const auto found = source.find(name);
+      if (found != source.end()) entries.insert(*found);
+    }
+    Synced();
+  }
 };
-
-void SimulatedFileSystem::Node::Synced() {
-  synced_bytes = bytes;
-  dirty_pages.clear();
-  since_sync.clear();
-  renamed.clear();
-}
-
-int64_t SimulatedFileSystem::Node::Bytes() const {
-  auto sum = static_cast<int64_t>(bytes.size());
-  for (const auto& [name, node] : entries) sum += node->Bytes();
-  return sum;
-}
-
-void SimulatedFileSystem::Node::LosePower(std::mt19937_64& random) {
-  if (!is_folder) {
-    LosePages(random);
-    return;
-  }
-  LoseEntries(random);
-  for (const auto& [name, node] : entries) node->LosePower(random);
-}
-
-void SimulatedFileSystem::Node::LosePages(std::mt19937_64& random) {
-  const size_t size = Coin(random) ? bytes.size() : synced_bytes.size();
-  std::string left = synced_bytes;
-  left.resize(size);
-  for (const int64_t page : dirty_pages) {
-    const auto begin = static_cast<size_t>(page * kSimulatedPage);
-    if (Coin(random) || begin >= std::min(size, bytes.size())) continue;
-    const size_t length =
-        std::min<size_t>({kSimulatedPage, size - begin, bytes.size() - begin});
-    left.replace(begin, length, bytes, begin, length);
-  }
-  bytes = left;
-  Synced();
-}
-
-void SimulatedFileSystem::Node::LoseEntries(std::mt19937_64& random) {
-  if (since_sync.empty()) return;
-  const Entries before = since_sync.front();
-  since_sync.push_back(entries);
-  const Entries then = since_sync[random() % since_sync.size()];
-  std::map<std::string, std::string> groups = Groups(renamed);
-  std::map<std::string, bool> keeps;  // by group
-  std::set<std::string> names;
-  for (const auto& [name, node] : before) names.insert(name);
-  for (const auto& [name, node] : then) names.insert(name);
-  entries.clear();
-  for (const std::string& name : names) {
-    const std::string& group = groups.emplace(name, name).first->second;
-    const bool keep = keeps.emplace(group, Coin(random)).first->second;
-    const Entries& source = keep ? then : before;
-    const auto found = source.find(name);
-    if (found != source.end()) entries.insert(*found);
-  }
-  Synced();
-}
 
 class SimulatedFileSystem::OpenFile : public File {
  public:
