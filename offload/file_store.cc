@@ -224,11 +224,6 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
   return store;
 }
 
-int64_t FileStore::DiskBytes(const FileStoreOptions& options) {
-  return FileLayout("", NewHeader(options), options.keep, options.rollback)
-      .FileBytes();
-}
-
 int64_t FileStore::MemoryBytes(const FileStoreOptions& options) {
   const FileLayout layout("", NewHeader(options), options.keep,
                           options.rollback);

@@ -214,10 +214,8 @@ absl::StatusOr<Manifest> ReadManifest(FileSystem& files,
 
 namespace {
 
-using Kind = Problem::Kind;
-
-Problem Make(Kind kind, const std::string& file, absl::string_view what) {
-  return {kind, file, absl::StrCat(file, ": ", what)};
+Problem Make(const std::string& file, absl::string_view what) {
+  return {file, absl::StrCat(file, ": ", what)};
 }
 
 // Adds everything in a folder and in its subfolders, but nothing deeper, by
@@ -251,11 +249,10 @@ std::vector<Problem> Compare(const std::string& name, const FileSums& expected,
     if (sound(i)) continue;
     const size_t begin = i;
     while (i < blocks.size() && !sound(i)) ++i;
-    problems.push_back(
-        Make(Kind::kDamaged, name,
-             absl::StrCat("MiB [", begin, ", ", i, ") are damaged: CRC32C ",
-                          Hex(blocks[begin].crc32c), " instead of ",
-                          Hex(expected.blocks[begin]))));
+    problems.push_back(Make(
+        name, absl::StrCat("MiB [", begin, ", ", i, ") are damaged: CRC32C ",
+                           Hex(blocks[begin].crc32c), " instead of ",
+                           Hex(expected.blocks[begin]))));
   }
   return problems;
 }
@@ -271,24 +268,24 @@ absl::StatusOr<std::vector<Problem>> CompareSizes(FileSystem& files,
   for (const auto& [name, sums] : manifest.files) {
     const auto there = found.find(name);
     if (there == found.end()) {
-      problems.push_back(Make(Kind::kMissing, name, "is missing"));
+      problems.push_back(Make(name, "is missing"));
       continue;
     }
     const FileInfo& info = there->second;
     const std::string sizes =
         absl::StrCat("has ", info.bytes, " bytes instead of ", sums.bytes);
     if (info.kind != FileInfo::Kind::kFile) {
-      problems.push_back(Make(Kind::kUnreadable, name, "is no file"));
+      problems.push_back(Make(name, "is no file"));
     } else if (info.bytes < sums.bytes) {
-      problems.push_back(Make(Kind::kShorter, name, sizes));
+      problems.push_back(Make(name, sizes));
     } else if (info.bytes > sums.bytes) {
-      problems.push_back(Make(Kind::kLonger, name, sizes));
+      problems.push_back(Make(name, sizes));
     }
     found.erase(there);
   }
   for (const auto& [name, info] : found) {
-    problems.push_back(Make(Kind::kExtra, name,
-                            "is there, and the manifest does not have it"));
+    problems.push_back(
+        Make(name, "is there, and the manifest does not have it"));
   }
   return problems;
 }
@@ -327,7 +324,7 @@ absl::StatusOr<std::vector<Problem>> VerifyFiles(
     const FilePlace whole = {static_cast<int64_t>(i), 0, sums.bytes};
     const absl::Status status = reader->Read({whole}, take);
     if (!status.ok()) {
-      problems.push_back(Make(Kind::kUnreadable, names[i], status.message()));
+      problems.push_back(Make(names[i], status.message()));
     }
     const std::vector<Problem> more = Compare(names[i], sums, blocks);
     if (status.ok()) problems.insert(problems.end(), more.begin(), more.end());

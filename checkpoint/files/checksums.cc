@@ -80,21 +80,6 @@ void AppendPieces(int64_t file, int64_t offset, absl::string_view bytes,
   }
 }
 
-void AppendZeroPieces(int64_t file, int64_t offset, int64_t bytes,
-                      std::vector<Piece>& pieces) {
-  const std::string zeros(std::min(bytes, kBlockBytes), '\0');
-  const uint32_t of_block = offload::Crc32c(zeros);
-  while (bytes > 0) {
-    const int64_t size = std::min(bytes, kBlockBytes - offset % kBlockBytes);
-    const auto part = absl::string_view(zeros).substr(0, size);
-    pieces.push_back(
-        {file, offset, size,
-         part.size() == zeros.size() ? of_block : offload::Crc32c(part)});
-    offset += size;
-    bytes -= size;
-  }
-}
-
 absl::StatusOr<std::vector<FileSums>> CombinePieces(
     std::vector<Piece> pieces, absl::Span<const NamedSize> files) {
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {

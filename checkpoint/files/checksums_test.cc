@@ -72,17 +72,6 @@ TEST(ChecksumsTest, WhatContinuesIsOnePiece) {
                               offload::Crc32c(whole.substr(kBlockBytes))}));
 }
 
-TEST(ChecksumsTest, ZerosThatNobodyWrites) {
-  const int64_t size = 3 * kBlockBytes + 5;
-  const std::string bytes = "head" + std::string(size - 4, '\0');
-  std::vector<Piece> pieces;
-  AppendPieces(0, 0, "head", pieces);
-  AppendZeroPieces(0, 4, size - 4, pieces);
-  ASSERT_OK_AND_ASSIGN(const std::vector<FileSums> sums,
-                       CombinePieces(pieces, {{"model", size}}));
-  EXPECT_EQ(sums[0], SumsOf(bytes));
-}
-
 TEST(ChecksumsTest, GapsAndOverlapsAreNamed) {
   const std::vector<NamedSize> files = {{"a", 10}, {"b", 2 * kBlockBytes}};
   struct Case {

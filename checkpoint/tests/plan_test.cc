@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -113,14 +114,22 @@ TEST(PlanTest, ReportsOfAllRanks) {
     files.push_back({file.name, file.bytes});
   }
   std::vector<Piece> pieces;
+  const auto add = [&pieces](int64_t file, int64_t offset, int64_t bytes) {
+    for (const int64_t end = offset + bytes; offset < end;) {
+      const int64_t size =
+          std::min(end - offset, kBlockBytes - offset % kBlockBytes);
+      pieces.push_back({file, offset, size, /*crc32c=*/0});
+      offset += size;
+    }
+  };
   for (size_t i = 0; i < files.size(); ++i) {
-    AppendZeroPieces(static_cast<int64_t>(i), 0,
-                     static_cast<int64_t>(first.files[i].head.size()), pieces);
+    add(static_cast<int64_t>(i), 0,
+        static_cast<int64_t>(first.files[i].head.size()));
   }
   for (int rank = 0; rank < kRanks; ++rank) {
     ASSERT_OK_AND_ASSIGN(const SavePlan plan, PlanOf(large, rank));
     for (const SaveRange& range : plan.ranges) {
-      AppendZeroPieces(range.file, range.offset, range.bytes, pieces);
+      add(range.file, range.offset, range.bytes);
     }
   }
   // Each byte is written once.
