@@ -172,10 +172,8 @@ TEST(CheckpointerTest, CastOnWrite) {
     FSDP_ASSIGN_OR_RETURN(Training expected, Training::Make(world, 1));
     expected.StepAlike(0);
     expected.StepAlike(1);
-    FSDP_ASSIGN_OR_RETURN(const StateDict actual,
-                          training.model->GatherStateDict());
-    FSDP_ASSIGN_OR_RETURN(const StateDict own,
-                          expected.model->GatherStateDict());
+    FSDP_ASSIGN_OR_RETURN(const auto actual, training.model->GatherStateDict());
+    FSDP_ASSIGN_OR_RETURN(const auto own, expected.model->GatherStateDict());
     // Rank 0 has all of them.
     for (const auto& item : own) {
       const at::Tensor rounded = item.value().to(c10::kBFloat16);
@@ -452,8 +450,7 @@ TEST(CheckpointerTest, ADamagedFileIsNamed) {
   // These bytes are sound and say nothing.
   FileSystem& files = RealFileSystem();
   const std::string step = folder + "/step-1";
-  ASSERT_OK_AND_ASSIGN(const testing::Contents good,
-                       testing::Load(files, step));
+  ASSERT_OK_AND_ASSIGN(const auto good, testing::Load(files, step));
   for (const char* name : {"training.json", "ranks/rank-00000.safetensors"}) {
     testing::Contents contents = good;
     contents[name][0] = 'x';

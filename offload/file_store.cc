@@ -133,8 +133,7 @@ absl::StatusOr<FileHeader> FindHeader(const FileStoreOptions& options,
 // Returns the commit to go on from, and drops those after it.
 absl::StatusOr<CommitRecord> ChooseCommit(FileEngineParts& parts,
                                           std::optional<int64_t> wanted) {
-  FSDP_ASSIGN_OR_RETURN(std::vector<CommitRecord> records,
-                        parts.log->ReadAll(*parts.queue));
+  FSDP_ASSIGN_OR_RETURN(auto records, parts.log->ReadAll(*parts.queue));
   const std::string& path = parts.layout->path;
   if (records.empty()) {
     return absl::DataLossError(

@@ -57,8 +57,7 @@ constexpr char kGivenUpText[] =
 // Lowest first: the newest of the others is the same until the last is marked.
 absl::Status GiveUpAbove(FileSystem& files, const std::string& root,
                          int64_t step) {
-  FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
-                        ListCheckpoints(files, root));
+  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files, root));
   for (const Committed& one : list) {
     if (one.step <= step) continue;
     const std::string mark = JoinPath(one.path, kGivenUpName);
@@ -229,8 +228,7 @@ absl::Status CheckpointFolder::SettleCommitBy() {
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                         files_.List(root_));
   if (IsByManifest(names) == by_manifest()) return absl::OkStatus();
-  FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
-                        LatestCheckpoint(files_, root_));
+  FSDP_ASSIGN_OR_RETURN(const auto latest, LatestCheckpoint(files_, root_));
   if (by_manifest()) {
     if (latest.has_value()) {
       FSDP_RETURN_IF_ERROR(GiveUpAbove(files_, root_, latest->step));
@@ -434,10 +432,8 @@ absl::Status CheckpointFolder::Remove(int64_t step, const std::string& path) {
 
 absl::StatusOr<std::vector<int64_t>> CheckpointFolder::Prune(
     const Retention& retention) {
-  FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
-                        ListCheckpoints(files_, root_));
-  FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
-                        LatestCheckpoint(files_, root_));
+  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files_, root_));
+  FSDP_ASSIGN_OR_RETURN(const auto latest, LatestCheckpoint(files_, root_));
   std::vector<int64_t> steps;
   std::map<int64_t, std::string> paths;
   for (const Committed& one : list) {

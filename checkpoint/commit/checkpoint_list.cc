@@ -83,8 +83,7 @@ absl::StatusOr<std::vector<Committed>> ListCheckpoints(
 
 absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
     FileSystem& files, const std::string& root) {
-  FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
-                        ListCheckpoints(files, root));
+  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files, root));
   if (list.empty()) return std::nullopt;
   FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
@@ -100,8 +99,7 @@ absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
 
 absl::StatusOr<std::vector<std::string>> TornCheckpoints(
     FileSystem& files, const std::string& root) {
-  FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
-                        ListCheckpoints(files, root));
+  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files, root));
   FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
   std::vector<std::string> torn;
   FSDP_RETURN_IF_ERROR(NewestByManifest(files, list, latest, torn).status());

@@ -293,8 +293,7 @@ absl::StatusOr<std::vector<Problem>> CompareSizes(FileSystem& files,
 absl::StatusOr<std::vector<Problem>> VerifyFiles(
     FileSystem& files, const std::string& folder, const Manifest& manifest,
     const std::function<void(int64_t done, int64_t total)>& progress) {
-  FSDP_ASSIGN_OR_RETURN(std::vector<Problem> problems,
-                        CompareSizes(files, folder, manifest));
+  FSDP_ASSIGN_OR_RETURN(auto problems, CompareSizes(files, folder, manifest));
   std::vector<std::string> names;
   std::vector<SourceFile> sources;
   int64_t total = 0;

@@ -182,8 +182,7 @@ absl::Status RangeReader::Verify(Chunk& chunk, int64_t end) const {
 absl::Status RangeReader::StartReads(absl::Span<const FilePlace> ranges,
                                      Cursor& cursor) {
   while (!free_.empty() && cursor.range < ranges.size()) {
-    FSDP_ASSIGN_OR_RETURN(std::shared_ptr<File> file,
-                          Open(ranges[cursor.range].file));
+    FSDP_ASSIGN_OR_RETURN(auto file, Open(ranges[cursor.range].file));
     Chunk* const chunk = free_.back();
     free_.pop_back();
     Plan(ranges, cursor, *chunk);

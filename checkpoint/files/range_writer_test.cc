@@ -87,8 +87,7 @@ void WriteAsRanks(FileSystem& files, const std::vector<std::string>& paths,
     ASSERT_OK_AND_ASSIGN(const std::vector<Piece> more, writer->Finish());
     pieces.insert(pieces.end(), more.begin(), more.end());
   }
-  ASSERT_OK_AND_ASSIGN(const std::vector<FileSums> sums,
-                       CombinePieces(pieces, sizes));
+  ASSERT_OK_AND_ASSIGN(const auto sums, CombinePieces(pieces, sizes));
   for (size_t i = 0; i < contents.size(); ++i) {
     EXPECT_EQ(*ReadFile(files, paths[i], kMax), contents[i]);
     std::vector<Piece> whole;

@@ -192,8 +192,7 @@ TEST(RunsTest, EveryRangeIsReadInOrder) {
       auto begin = static_cast<int64_t>(random() % (numel + 1));
       auto end = static_cast<int64_t>(random() % (numel + 1));
       if (begin > end) std::swap(begin, end);
-      ASSERT_OK_AND_ASSIGN(std::vector<FileRun> runs,
-                           RunsOf(tensor, begin, end));
+      ASSERT_OK_AND_ASSIGN(auto runs, RunsOf(tensor, begin, end));
       int64_t next = 0;
       for (size_t k = 0; k < runs.size(); ++k) {
         const FileRun& run = runs[k];

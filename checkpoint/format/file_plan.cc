@@ -264,8 +264,7 @@ std::vector<Contents> Distribute(int rank, absl::Span<const RankRange> ranges) {
 absl::StatusOr<ShardFile> Finish(std::string name, Contents contents) {
   ShardFile file;
   file.name = std::move(name);
-  FSDP_ASSIGN_OR_RETURN(const std::vector<PlacedTensor> placed,
-                        PlaceTensors(contents.infos));
+  FSDP_ASSIGN_OR_RETURN(const auto placed, PlaceTensors(contents.infos));
   FSDP_ASSIGN_OR_RETURN(
       file.header,
       FormatSafetensorsHeader(placed, {{std::string(kShardingInfoKey),

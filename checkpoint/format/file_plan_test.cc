@@ -300,8 +300,7 @@ TEST(ShardingInfoTest, ReadsBackWhatItWrites) {
 TEST(ShardFilesTest, TheKthBoxIsInTheKthFile) {
   const TensorInfo w{"w", Dtype::kBF16, {4, 5}};
   const TensorInfo b{"b", Dtype::kF32, {7}};
-  ASSERT_OK_AND_ASSIGN(std::vector<ShardFile> files,
-                       PlanShardFiles(2, {{w, 3, 16}, {b, 0, 2}}));
+  ASSERT_OK_AND_ASSIGN(auto files, PlanShardFiles(2, {{w, 3, 16}, {b, 0, 2}}));
   ASSERT_EQ(files.size(), 3);
   EXPECT_EQ(files[1].name, "shard-00003-model-00002-of-00003.safetensors");
   ASSERT_EQ(files[0].pieces.size(), 2);
@@ -456,8 +455,7 @@ TEST(ShardFilesTest, ACatalogFindsWhatRanksWrite) {
       ASSERT_NE(tensor, nullptr);
       ASSERT_EQ(tensor->info, tensors[i]);
       const auto numel = static_cast<int64_t>(all.written[i].size());
-      ASSERT_OK_AND_ASSIGN(std::vector<FileRun> runs,
-                           RunsOf(*tensor, 0, numel));
+      ASSERT_OK_AND_ASSIGN(auto runs, RunsOf(*tensor, 0, numel));
       const int64_t item = ItemBytes(tensors[i].dtype);
       int64_t next = 0;
       for (const FileRun& run : runs) {

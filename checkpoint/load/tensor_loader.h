@@ -7,7 +7,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"

@@ -61,8 +61,7 @@ absl::StatusOr<std::string> Format(const SmallFile& file) {
     }
     infos.push_back({name, *dtype, tensor.sizes().vec()});
   }
-  FSDP_ASSIGN_OR_RETURN(const std::vector<PlacedTensor> placed,
-                        PlaceTensors(infos));
+  FSDP_ASSIGN_OR_RETURN(const auto placed, PlaceTensors(infos));
   FSDP_ASSIGN_OR_RETURN(std::string bytes,
                         FormatSafetensorsHeader(placed, file.texts));
   const size_t data_begin = bytes.size();

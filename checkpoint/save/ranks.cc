@@ -337,8 +337,7 @@ absl::StatusOr<std::map<std::string, FileSums>> CombineReports(
     pieces.insert(pieces.end(), report.pieces.begin(), report.pieces.end());
     std::vector<Piece>().swap(report.pieces);
   }
-  FSDP_ASSIGN_OR_RETURN(std::vector<FileSums> sums,
-                        CombinePieces(std::move(pieces), files));
+  FSDP_ASSIGN_OR_RETURN(auto sums, CombinePieces(std::move(pieces), files));
   std::map<std::string, FileSums> result;
   for (size_t i = 0; i < files.size(); ++i) {
     if (result.emplace(files[i].name, std::move(sums[i])).second) continue;

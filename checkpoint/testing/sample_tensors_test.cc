@@ -33,8 +33,7 @@ TEST(SampleTensorsTest, EveryFormatIsReadBack) {
       const std::string path =
           JoinPath(::testing::TempDir(), absl::StrCat(format, ranks));
       ASSERT_OK(WriteSample(tensors, format, path, ranks)) << format;
-      ASSERT_OK_AND_ASSIGN(const std::vector<SampleTensor> read,
-                           ReadSample(path));
+      ASSERT_OK_AND_ASSIGN(const auto read, ReadSample(path));
       EXPECT_THAT(Lines(read), UnorderedElementsAreArray(Lines(tensors)))
           << format << ranks;
     }
@@ -58,8 +57,7 @@ TEST(SampleTensorsTest, FilesThatAreLinks) {
           file.path(),
           std::filesystem::path(links + format) / file.path().filename());
     }
-    ASSERT_OK_AND_ASSIGN(const std::vector<SampleTensor> read,
-                         ReadSample(links + format));
+    ASSERT_OK_AND_ASSIGN(const auto read, ReadSample(links + format));
     EXPECT_THAT(Lines(read), UnorderedElementsAreArray(Lines(tensors)));
   }
 }
@@ -75,8 +73,7 @@ TEST(SampleTensorsTest, WhatPythonWrote) {
     std::ifstream file(folder + "lines.txt");
     for (std::string line; std::getline(file, line);) expected.push_back(line);
     EXPECT_THAT(expected, ::testing::Not(::testing::IsEmpty())) << sample;
-    ASSERT_OK_AND_ASSIGN(const std::vector<SampleTensor> read,
-                         ReadSample(folder + "model"));
+    ASSERT_OK_AND_ASSIGN(const auto read, ReadSample(folder + "model"));
     EXPECT_THAT(Lines(read), UnorderedElementsAreArray(expected)) << sample;
   }
 }

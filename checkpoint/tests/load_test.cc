@@ -373,8 +373,7 @@ TEST(AverageTest, IsWhatIsEvaluated) {
        {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
         ShardingStrategy::kNoShard}) {
     EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(Averaged run,
-                            Averaged::Make(world, 1, With(strategy)));
+      FSDP_ASSIGN_OR_RETURN(auto run, Averaged::Make(world, 1, With(strategy)));
       FSDP_ASSIGN_OR_RETURN(const Values expected, TrainThree(world, run));
       FSDP_ASSIGN_OR_RETURN(const Values weights, run.Gathered());
       const at::Tensor x = Rows(1000, 4, kDim);

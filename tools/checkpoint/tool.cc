@@ -200,8 +200,7 @@ absl::Status WriteFiles(const Catalog& catalog, const FilePlan& plan,
   int64_t done = 0;
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
     const PlannedTensor& place = plan.tensors[i];
-    FSDP_ASSIGN_OR_RETURN(const std::vector<FileRun> runs,
-                          RunsOfAll(catalog.tensors()[i]));
+    FSDP_ASSIGN_OR_RETURN(const auto runs, RunsOfAll(catalog.tensors()[i]));
     const std::vector<FilePlace> ranges(runs.begin(), runs.end());
     FSDP_RETURN_IF_ERROR(reader.Read(
         ranges,
@@ -317,8 +316,7 @@ absl::StatusOr<int> Run(FileSystem& files,
     return kFine;
   }
   if (command == "verify" && words.size() == 2) {
-    FSDP_ASSIGN_OR_RETURN(const VerifyResult result,
-                          Verify(files, words[1], progress));
+    FSDP_ASSIGN_OR_RETURN(const auto result, Verify(files, words[1], progress));
     console.out << result.text;
     return result.problems == 0 ? kFine : kFound;
   }

@@ -323,8 +323,7 @@ TEST(VerifyTest, WhatHasNoManifest) {
   EXPECT_EQ(lost.problems, 1);
   EXPECT_THAT(lost.text, HasSubstr("\n1 problem\n"));
   ASSERT_OK(ReplaceFile(files, "/run/.libtorch_fsdp-by-manifest", ""));
-  ASSERT_OK_AND_ASSIGN(const VerifyResult result,
-                       Verify(files, "/run", nullptr));
+  ASSERT_OK_AND_ASSIGN(const auto result, Verify(files, "/run", nullptr));
   EXPECT_EQ(result.text, "/run/step-3\nsound\n");
 }
 
@@ -337,8 +336,7 @@ TEST(VerifyTest, ListsAllProblems) {
   ASSERT_OK(files.RemoveFile(step + "training.json"));
   ASSERT_OK(ReplaceFile(files, step + "a\x1b[2Jb.txt", "?"));
   ASSERT_OK(FlipByte(files, "/run/step-4/manifest.json", 20));
-  ASSERT_OK_AND_ASSIGN(const VerifyResult result,
-                       Verify(files, "/run", nullptr));
+  ASSERT_OK_AND_ASSIGN(const auto result, Verify(files, "/run", nullptr));
   EXPECT_EQ(result.problems, 4);
   EXPECT_THAT(result.text,
               HasSubstr("model.safetensors: MiB [0, 1) are damaged"));
@@ -346,8 +344,7 @@ TEST(VerifyTest, ListsAllProblems) {
   EXPECT_THAT(result.text, HasSubstr("a\\x1b[2Jb.txt: is there"));
   EXPECT_THAT(result.text, HasSubstr("/run/step-4/manifest.json"));
   EXPECT_THAT(result.text, HasSubstr("4 problems\n"));
-  ASSERT_OK_AND_ASSIGN(const VerifyResult one,
-                       Verify(files, "/run/step-3", nullptr));
+  ASSERT_OK_AND_ASSIGN(const auto one, Verify(files, "/run/step-3", nullptr));
   EXPECT_EQ(one.problems, 3);
 }
 

@@ -52,8 +52,7 @@ absl::StatusOr<Manifest> WriteFiles(FileSystem& files,
     ++file;
   }
   FSDP_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, writer->Finish());
-  FSDP_ASSIGN_OR_RETURN(const std::vector<FileSums> sums,
-                        CombinePieces(pieces, sizes));
+  FSDP_ASSIGN_OR_RETURN(const auto sums, CombinePieces(pieces, sizes));
   Manifest manifest;
   manifest.step = step;
   for (size_t i = 0; i < sizes.size(); ++i) {

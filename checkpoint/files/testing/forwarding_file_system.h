@@ -38,16 +38,14 @@ class ForwardingFileSystem : public FileSystem {
   absl::StatusOr<std::unique_ptr<File>> OpenForReading(
       const std::string& path, Caching caching) override {
     FSDP_RETURN_IF_ERROR(BeforeReading(path));
-    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
-                          base_.OpenForReading(path, caching));
+    FSDP_ASSIGN_OR_RETURN(auto file, base_.OpenForReading(path, caching));
     return Wrap(std::move(file), path);
   }
 
   absl::StatusOr<std::unique_ptr<File>> OpenForWriting(
       const std::string& path, Caching caching) override {
     FSDP_RETURN_IF_ERROR(BeforeChange("open", path));
-    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
-                          base_.OpenForWriting(path, caching));
+    FSDP_ASSIGN_OR_RETURN(auto file, base_.OpenForWriting(path, caching));
     return Wrap(std::move(file), path);
   }
 

@@ -281,8 +281,7 @@ absl::StatusOr<std::shared_ptr<SimulatedFileSystem::Node>>
 SimulatedFileSystem::FileAt(const std::string& path, bool create) {
   std::shared_ptr<Node> node = Find(path);
   if (node == nullptr && create) {
-    FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Node> folder,
-                          FolderAt("open", FolderOf(path)));
+    FSDP_ASSIGN_OR_RETURN(const auto folder, FolderAt("open", FolderOf(path)));
     folder->Remember();
     node = folder->entries[NameIn(path)] = std::make_shared<Node>();
   }
@@ -326,8 +325,7 @@ absl::Status SimulatedFileSystem::Rename(const std::string& from,
                                          const std::string& to) {
   absl::MutexLock lock(&mutex_);
   const std::string what = absl::StrCat("rename ", from, " to");
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Node> folder,
-                        FolderAt(what, FolderOf(from)));
+  FSDP_ASSIGN_OR_RETURN(const auto folder, FolderAt(what, FolderOf(from)));
   const std::shared_ptr<Node> moved = Find(from);
   if (moved == nullptr) return FileError(ENOENT, what, to);
   if (FolderOf(to) != FolderOf(from)) return FileError(EXDEV, what, to);
@@ -376,8 +374,7 @@ absl::Status SimulatedFileSystem::RemoveFolder(const std::string& path) {
 
 absl::Status SimulatedFileSystem::SyncFolder(const std::string& path) {
   absl::MutexLock lock(&mutex_);
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Node> folder,
-                        FolderAt("open folder", path));
+  FSDP_ASSIGN_OR_RETURN(const auto folder, FolderAt("open folder", path));
   folder->Synced();
   return absl::OkStatus();
 }
@@ -385,8 +382,7 @@ absl::Status SimulatedFileSystem::SyncFolder(const std::string& path) {
 absl::StatusOr<std::vector<std::string>> SimulatedFileSystem::List(
     const std::string& folder) {
   absl::MutexLock lock(&mutex_);
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Node> node,
-                        FolderAt("list", folder));
+  FSDP_ASSIGN_OR_RETURN(const auto node, FolderAt("list", folder));
   std::vector<std::string> names;
   for (const auto& [name, entry] : node->entries) names.push_back(name);
   return names;
