@@ -134,8 +134,14 @@ class ModelExport {
     parts.model_stem = options_.stem;
     parts.names = options_.names;
     FSDP_RETURN_IF_ERROR(CheckSameParts(together_, *values, parts));
-    FSDP_RETURN_IF_ERROR(together_.Agree(
-        TorchToStatus(kExporting, [&] { return Plan(*values, parts); })));
+    const auto plan = [&]() -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
+                            PartsToWrite(*values, together_.rank(), parts));
+      FSDP_ASSIGN_OR_RETURN(
+          plan_, PlanSave(groups, options_.texts, options_.max_file_bytes));
+      return absl::OkStatus();
+    };
+    FSDP_RETURN_IF_ERROR(together_.Agree(TorchToStatus(kExporting, plan)));
     FSDP_RETURN_IF_ERROR(
         together_.CheckSame(plan_.text, "names and shapes of what is saved"));
     FSDP_RETURN_IF_ERROR(together_.Agree(
@@ -154,14 +160,6 @@ class ModelExport {
     for (const auto& [name, text] : options_.texts) {
       FSDP_RETURN_IF_ERROR(CheckTextName("ExportOptions::texts", name));
     }
-    return absl::OkStatus();
-  }
-
-  absl::Status Plan(const RunValues& values, const PartOptions& parts) {
-    FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
-                          PartsToWrite(values, together_.rank(), parts));
-    FSDP_ASSIGN_OR_RETURN(
-        plan_, PlanSave(groups, options_.texts, options_.max_file_bytes));
     return absl::OkStatus();
   }
 

@@ -300,19 +300,7 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
         "commit step ", step, " in ", root_,
         ": it was not begun, or the manifest is of step ", manifest.step));
   }
-  FSDP_RETURN_IF_ERROR(CheckWritten(PathToWrite(step), manifest));
-  if (!by_manifest()) return CommitByRename(manifest);
-  absl::Status committed = CommitByManifest(files_, root_, manifest);
-  FSDP_ASSIGN_OR_RETURN(
-      const bool is_there,
-      Exists(files_, JoinPath(StepPath(root_, step), kManifestName)));
-  // A committed checkpoint is not for Discard() to remove.
-  if (is_there) begun_.erase(step);
-  return committed;
-}
-
-absl::Status CheckpointFolder::CheckWritten(const std::string& path,
-                                            const Manifest& manifest) {
+  const std::string path = PathToWrite(step);
   std::set<std::string> folders;
   for (const auto& [name, sums] : manifest.files) {
     FSDP_RETURN_IF_ERROR(CheckFileName(name));
@@ -324,7 +312,14 @@ absl::Status CheckpointFolder::CheckWritten(const std::string& path,
   for (const std::string& folder : folders) {
     FSDP_RETURN_IF_ERROR(files_.SyncFolder(JoinPath(path, folder)));
   }
-  return absl::OkStatus();
+  if (!by_manifest()) return CommitByRename(manifest);
+  absl::Status committed = CommitByManifest(files_, root_, manifest);
+  FSDP_ASSIGN_OR_RETURN(
+      const bool is_there,
+      Exists(files_, JoinPath(StepPath(root_, step), kManifestName)));
+  // A committed checkpoint is not for Discard() to remove.
+  if (is_there) begun_.erase(step);
+  return committed;
 }
 
 absl::Status CheckpointFolder::CommitByRename(const Manifest& manifest) {

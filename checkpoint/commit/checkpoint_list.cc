@@ -14,15 +14,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Returns whether `one` was written whole, as one is that `latest` names. If it
-// is damaged nevertheless, whoever loads it has to learn that.
-bool IsFinished(FileSystem& files, const Committed& one,
-                absl::string_view latest) {
-  if (latest == StepName(one.step)) return true;
-  const absl::Status manifest = ReadManifest(files, one.path).status();
-  return !absl::IsDataLoss(manifest) && !absl::IsNotFound(manifest);
-}
-
 // Returns the newest of checkpoints that are committed by manifests, where
 // `latest` may be old. Adds the paths of newer ones that are torn to `torn`.
 absl::StatusOr<std::optional<Committed>> NewestByManifest(
@@ -30,7 +21,12 @@ absl::StatusOr<std::optional<Committed>> NewestByManifest(
     absl::string_view latest, std::vector<std::string>& torn) {
   std::optional<Committed> given_up;
   for (auto one = list.rbegin(); one != list.rend(); ++one) {
-    if (!IsFinished(files, *one, latest)) {
+    // One that `latest` names was written whole. If it is damaged nevertheless,
+    // whoever loads it has to learn that.
+    const absl::Status manifest = latest == StepName(one->step)
+                                      ? absl::OkStatus()
+                                      : ReadManifest(files, one->path).status();
+    if (absl::IsDataLoss(manifest) || absl::IsNotFound(manifest)) {
       torn.push_back(one->path);
       continue;
     }

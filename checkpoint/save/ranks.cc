@@ -232,31 +232,6 @@ bool AddPieces(absl::Span<const int64_t> place,
   return true;
 }
 
-// False: these are no pieces.
-bool PiecesOf(absl::Span<const int64_t> places, absl::Span<const uint32_t> sums,
-              std::vector<Piece>& pieces) {
-  if (places.size() % 3 != 0) return false;
-  for (size_t i = 0; i < places.size(); i += 3) {
-    if (!AddPieces(places.subspan(i, 3), sums, pieces)) return false;
-  }
-  return sums.empty();
-}
-
-// Of a rank's pieces, whose own files are behind all `first`.
-absl::Status RenumberOwn(int64_t shared, int64_t first, int64_t own,
-                         std::vector<Piece>& pieces) {
-  for (Piece& piece : pieces) {
-    if (piece.file < shared) continue;
-    if (piece.file - shared >= own) {
-      return absl::InternalError(absl::StrCat(
-          "checksums of file ", piece.file, ", where there are ", shared + own,
-          "; this checkpoint is not committed; report a bug"));
-    }
-    piece.file += first - shared;
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 std::string Encode(const RankReport& report) {
@@ -294,8 +269,14 @@ absl::StatusOr<RankReport> Decode(absl::string_view bytes) {
   for (NamedSize& file : report.own_files) file.name = reader.TakeText();
   const std::vector<int64_t> places = reader.Take<int64_t>();
   const std::vector<uint32_t> piece_sums = reader.Take<uint32_t>();
-  valid &= reader.ok() && code.size() == 1 && sums.size() == 2;
-  if (!valid || !PiecesOf(places, piece_sums, report.pieces)) {
+  valid &= reader.ok() && code.size() == 1 && sums.size() == 2 &&
+           places.size() % 3 == 0;
+  absl::Span<const uint32_t> rest = piece_sums;
+  for (size_t i = 0; valid && i < places.size(); i += 3) {
+    valid = AddPieces(absl::MakeConstSpan(places).subspan(i, 3), rest,
+                      report.pieces);
+  }
+  if (!valid || !rest.empty()) {
     return absl::InternalError(
         "a rank has sent what is no report of a checkpoint: do all run the "
         "same program?");
@@ -330,9 +311,18 @@ absl::StatusOr<std::map<std::string, FileSums>> CombineReports(
   std::vector<NamedSize> files = std::move(shared);
   std::vector<Piece> pieces;
   for (RankReport& report : reports) {
-    FSDP_RETURN_IF_ERROR(RenumberOwn(
-        count, static_cast<int64_t>(files.size()),
-        static_cast<int64_t>(report.own_files.size()), report.pieces));
+    // The rank's own files are behind all others so far.
+    const auto first = static_cast<int64_t>(files.size());
+    const auto all = count + static_cast<int64_t>(report.own_files.size());
+    for (Piece& piece : report.pieces) {
+      if (piece.file < count) continue;
+      if (piece.file >= all) {
+        return absl::InternalError(absl::StrCat(
+            "checksums of file ", piece.file, ", where there are ", all,
+            "; this checkpoint is not committed; report a bug"));
+      }
+      piece.file += first - count;
+    }
     files.insert(files.end(), report.own_files.begin(), report.own_files.end());
     pieces.insert(pieces.end(), report.pieces.begin(), report.pieces.end());
     std::vector<Piece>().swap(report.pieces);
