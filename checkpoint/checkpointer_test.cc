@@ -38,7 +38,6 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
@@ -50,7 +49,7 @@ using ::testing::Not;
 constexpr int64_t kDim = 5;
 constexpr int kBlocks = 2;
 
-using Model = FullyShardedDataParallel<NetImpl>;
+using Model = FullyShardedDataParallel<::fsdp::testing::NetImpl>;
 using Optimizer = torch::optim::AdamW;
 
 absl::StatusOr<std::unique_ptr<Checkpointer>> OpenIn(

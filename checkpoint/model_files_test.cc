@@ -47,7 +47,6 @@ using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::MakeTransformer;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::ToyTransformerOptions;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -477,7 +476,7 @@ TEST(ModelFilesTest, OneFileIsReplacedWhole) {
 
 TEST(ModelFilesTest, TiedWeightsAndBuffers) {
   const std::string root = EmptyFolder("model_files_tied");
-  ToyTransformerOptions toy;
+  ::fsdp::testing::ToyTransformerOptions toy;
   toy.batch_norm = true;
   const auto original = MakeTransformer(toy);
   ASSERT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {

@@ -25,7 +25,6 @@ namespace fsdp::offload::testing {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Use = Offloader::Use;
 
@@ -329,10 +328,10 @@ TEST(OffloaderStoresTest, ARegionThatIsThereGetsAnEntry) {
   const auto offloader = Over(std::move(store), 1 << 16);
   EXPECT_THAT(offloader->Attach(0, "other", 1).status(),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("'other'")));
-  EXPECT_THAT(
-      offloader->Attach(0, "old", 4098).status(),
-      StatusIs(absl::StatusCode::kFailedPrecondition,
-               AllOf(HasSubstr("'old'"), HasSubstr("4099 bytes, not 4098"))));
+  EXPECT_THAT(offloader->Attach(0, "old", 4098).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       ::testing::AllOf(HasSubstr("'old'"),
+                                        HasSubstr("4099 bytes, not 4098"))));
   ASSERT_OK_AND_ASSIGN(const int entry, offloader->Attach(0, "old", 4099));
   EXPECT_EQ(Get(*offloader, entry).value(), Pattern(1, 4099));
   EXPECT_THAT(offloader->Attach(0, "old", 4099).status(),

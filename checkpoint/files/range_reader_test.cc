@@ -16,7 +16,6 @@
 namespace fsdp::checkpoint::testing {
 namespace {
 
-using ::fsdp::testing::NoThreads;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
@@ -128,7 +127,7 @@ TEST_P(RangeReaderTest, TheRealDisk) {
 }
 
 TEST_P(RangeReaderTest, WithoutThreadsItReadsItself) {
-  const NoThreads none;
+  const ::fsdp::testing::NoThreads none;
   EXPECT_OK(ReadAndCompare(*Reader(files_), RandomRanges(20, 3 << 20)));
 }
 

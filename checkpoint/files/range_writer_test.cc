@@ -21,7 +21,6 @@ namespace {
 using Code = absl::StatusCode;
 using ::fsdp::checkpoint::testing::RandomBytes;
 using ::fsdp::offload::Crc32c;
-using ::fsdp::testing::NoThreads;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
@@ -124,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(Numbers, RanksTest, ::testing::Values(1, 2, 3, 8));
 
 TEST(RangeWriterTest, WithoutThreadsItWritesItself) {
   SimulatedFileSystem files;
-  const NoThreads none;
+  const ::fsdp::testing::NoThreads none;
   WriteAsRanks(files, {"/f"}, {RandomBytes(3 * kBlockBytes + 5)}, 2);
 }
 

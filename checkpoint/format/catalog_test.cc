@@ -211,8 +211,6 @@ TEST(RunsTest, EveryRangeIsReadInOrder) {
   }
 }
 
-using ::testing::AllOf;
-
 // A file of such tensors, with what DCP says of them if it is not empty.
 SafetensorsFile File(std::string name, const std::vector<TensorInfo>& tensors,
                      const std::string& sharding = "") {
@@ -336,11 +334,12 @@ TEST(HuggingFaceCatalogTest, AllDifferencesAreReportedAtOnce) {
                                    File("2", {}), File("4", {})});
   EXPECT_THAT(
       catalog,
-      StatusIs(kInvalid, AllOf(HasSubstr("tensor \"gone\" is missing in 1"),
-                               HasSubstr("tensor \"moved\" is missing in 2"),
-                               HasSubstr("file 3 is missing"),
-                               HasSubstr("file 4 is not in the index"),
-                               ::testing::Not(HasSubstr("\"far\"")))));
+      StatusIs(kInvalid,
+               ::testing::AllOf(HasSubstr("tensor \"gone\" is missing in 1"),
+                                HasSubstr("tensor \"moved\" is missing in 2"),
+                                HasSubstr("file 3 is missing"),
+                                HasSubstr("file 4 is not in the index"),
+                                ::testing::Not(HasSubstr("\"far\"")))));
 }
 
 TEST(HuggingFaceCatalogTest, TheIndexDecidesWhichFileHasATensor) {

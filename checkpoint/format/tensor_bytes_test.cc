@@ -23,7 +23,6 @@ namespace {
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 at::Tensor Values(int64_t numel, c10::ScalarType dtype) {
   return at::arange(numel, at::kDouble).sub(3.3).mul(1.7).to(dtype);
@@ -173,7 +172,7 @@ TEST(TensorSinkTest, ADeviceCastsAsTheCpuDoes) {
         EXPECT_TRUE(at::equal(values.cpu(), in_file.to(own)))
             << file << " " << own << " " << step;
         FakeDevice::Unpin(in_file.mutable_data_ptr());
-        EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+        EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
       }
     }
   }

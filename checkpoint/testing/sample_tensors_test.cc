@@ -15,8 +15,6 @@
 namespace fsdp::checkpoint::testing {
 namespace {
 
-using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAreArray;
 
 std::vector<std::string> Lines(const std::vector<SampleTensor>& tensors) {
@@ -38,9 +36,9 @@ TEST(SampleTensorsTest, EveryFormatIsReadBack) {
           << format << ranks;
     }
   }
-  EXPECT_THAT(
-      WriteSample(tensors, "npz", ::testing::TempDir(), 1),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no format npz")));
+  EXPECT_THAT(WriteSample(tensors, "npz", ::testing::TempDir(), 1),
+              ::fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                        ::testing::HasSubstr("no format npz")));
 }
 
 // As the caches of Hugging Face are made.

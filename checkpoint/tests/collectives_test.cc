@@ -45,10 +45,8 @@
 namespace fsdp::checkpoint::testing {
 namespace {
 
-using ::fsdp::comm::CollectiveLog;
 using ::fsdp::comm::CollectiveRecord;
 using ::fsdp::comm::Communicator;
-using ::fsdp::comm::testing::FailurePlan;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::Each;
@@ -85,7 +83,7 @@ std::vector<CollectiveRecord> TraceOf(const MakeRun& make, const Act& act,
   options.staging_bytes = 1 << 16;
   auto group = comm::CreateLocalGroup(kRanks);
   EXPECT_OK(group);
-  std::vector<CollectiveLog> logs(kRanks);
+  std::vector<::fsdp::comm::CollectiveLog> logs(kRanks);
   for (int rank = 0; rank < kRanks; ++rank) {
     (*group)[rank] = comm::Record(std::move((*group)[rank]), &logs[rank]);
   }
@@ -317,7 +315,7 @@ class FailsInPart final : public comm::ForwardingCommunicator {
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override {
     FSDP_ASSIGN_OR_RETURN(auto part, base().Split(color, key));
-    FailurePlan plan;
+    ::fsdp::comm::testing::FailurePlan plan;
     plan.nth = nth_;
     return comm::testing::FailOnPlan(std::move(part), plan);
   }

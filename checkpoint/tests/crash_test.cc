@@ -35,10 +35,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Unowned;
-using ::testing::Each;
-using ::testing::HasSubstr;
 
 constexpr char kRoot[] = "/run";
 constexpr int kSeeds = 3;
@@ -159,8 +156,8 @@ absl::StatusOr<int> LoadAndGoOn(Communicator& world, const Scenario& scenario,
     }
     const int64_t saved_as = scenario.replaces ? 1 : found;
     if (same.ok()) {
-      same = CheckThat(step, ::testing::Optional(saved_as),
-                       "step whose values are loaded");
+      same = ::fsdp::testing::CheckThat(step, ::testing::Optional(saved_as),
+                                        "step whose values are loaded");
     }
   }
   FSDP_RETURN_IF_ERROR(
@@ -442,8 +439,8 @@ TEST(DiskFaultsTest, Open) {
       };
       const auto statuses = comm::testing::RunRefusedRanks(2, open);
       if (files.calls() <= call) break;
-      EXPECT_THAT(statuses,
-                  Each(fsdp::testing::StatusIs(fault.code, HasSubstr("/"))));
+      EXPECT_THAT(statuses, ::testing::Each(fsdp::testing::StatusIs(
+                                fault.code, ::testing::HasSubstr("/"))));
       files.FailCall(/*call=*/-1, /*error=*/0, /*for_good=*/false);
       EXPECT_OK(RunAllRanks(2, open));
       if (::testing::Test::HasFailure()) return;

@@ -36,7 +36,6 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::Unowned;
 
 constexpr int kRanks[] = {1, 2, 3, 4, 8};
@@ -137,8 +136,8 @@ absl::Status Read(Communicator& world, const Case& one,
   TrainingRun run = training->AsRun();
   FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
                         checkpoints->LoadLatest(run));
-  FSDP_RETURN_IF_ERROR(
-      CheckThat(step, ::testing::Optional(kStepsBefore), "step"));
+  FSDP_RETURN_IF_ERROR(::fsdp::testing::CheckThat(
+      step, ::testing::Optional(kStepsBefore), "step"));
   FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
   if (world.rank() == 0) {
     FSDP_RETURN_IF_ERROR(CheckSameBits(values, expected.values));

@@ -43,7 +43,6 @@ using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::LayerImpl;
-using ::fsdp::testing::ToyTransformerOptions;
 using ::fsdp::testing::TransformerImpl;
 
 constexpr int64_t kDim = 5;
@@ -278,7 +277,7 @@ absl::Status ShardedTraining::MakeModel(comm::Communicator& world,
   if (setup.model == ModelKind::kOdd) {
     return Shard(world, std::make_shared<OddNetImpl>(seed), setup);
   }
-  ToyTransformerOptions options;
+  ::fsdp::testing::ToyTransformerOptions options;
   options.batch_norm = setup.model == ModelKind::kBatchNorm;
   auto transformer = std::make_shared<TransformerImpl>(options);
   FillParameters(*transformer, seed);

@@ -36,7 +36,6 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Unowned;
 
 constexpr char kRoot[] = "/run";
 constexpr char kBallast[] = "/ballast";
@@ -62,7 +61,7 @@ class StepsBesideTest : public ::testing::Test {
     options.files = &files_;
     options.staging_bytes = staging_bytes;
     options.timeout = kTimeout;
-    return Checkpointer::Open(kRoot, Unowned(world), options);
+    return Checkpointer::Open(kRoot, ::fsdp::testing::Unowned(world), options);
   }
 
   // On a device again.

@@ -29,13 +29,10 @@ namespace {
 using ::fsdp::checkpoint::testing::FaultyFileSystem;
 using ::fsdp::checkpoint::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 struct SmallTensor {
   TensorInfo info;
@@ -366,7 +363,7 @@ TEST(VerifyTest, NothingToVerify) {
 void ExpectModel(FileSystem& files, const std::string& folder,
                  int64_t max_file_bytes = 1 << 20) {
   const auto expected = ModelFiles(SmallModel(), "model", max_file_bytes);
-  EXPECT_THAT(*files.List(folder), SizeIs(expected.size()));
+  EXPECT_THAT(*files.List(folder), ::testing::SizeIs(expected.size()));
   for (const auto& [name, bytes] : expected) {
     EXPECT_EQ(*ReadFile(files, JoinPath(folder, name), 1 << 20), bytes);
   }
@@ -466,7 +463,7 @@ TEST(ConsolidateTest, OfAFullDiskNothingRemains) {
     } else {
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
                                    HasSubstr("/out")));
-      EXPECT_THAT(*disk.List("/"), Not(::testing::Contains("out")));
+      EXPECT_THAT(*disk.List("/"), ::testing::Not(::testing::Contains("out")));
     }
   }
 }
@@ -481,8 +478,8 @@ TEST(ConsolidateTest, NeedsSpaceAndANameThatIsFree) {
   ASSERT_OK(ReplaceFile(disk, "/full", std::string(*disk.FreeBytes("/"), 'x')));
   EXPECT_THAT(Consolidate(disk, "/ranks", "/out", {}),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       AllOf(HasSubstr("/out will have "),
-                             HasSubstr("free space there"))));
+                       ::testing::AllOf(HasSubstr("/out will have "),
+                                        HasSubstr("free space there"))));
   EXPECT_THAT(*disk.List("/"), ElementsAre("full", "ranks"));
 }
 
