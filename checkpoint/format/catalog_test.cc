@@ -277,38 +277,38 @@ struct Hostile {
   absl::string_view message;
 };
 
-class HostileShardingTest : public ::testing::TestWithParam<Hostile> {};
-
-TEST_P(HostileShardingTest, IsRefusedWithItsReason) {
-  EXPECT_THAT(CatalogOfSafetensors({File(
-                  "1", {{"w", Dtype::kU8, {1, 3}}, {"x", Dtype::kU8, {1}}},
-                  std::string(GetParam().sharding))}),
-              StatusIs(kInvalid, HasSubstr(std::string(GetParam().message))));
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    All, HostileShardingTest,
-    ::testing::Values(
-        Hostile{"{", "1: JSON, byte 1"}, Hostile{"[]", "expected an object"},
-        Hostile{R"({"w": 1})", "DCP_SHARDING_INFO of \"w\": it has no"},
-        Hostile{R"({"w": {"saved_offsets": 1}})", "is no list of integers"},
-        Hostile{R"({"w": {"saved_offsets": [-1, 0]}})", "is no list of"},
-        Hostile{R"({"w": {"saved_offsets": [], "global_shape": [0.5]}})",
-                "\"global_shape\" is no list"},
-        Hostile{R"({"w": {"saved_offsets": [], "logical_fqn": 1}})",
-                "\"logical_fqn\" is no string"},
-        Hostile{R"({"w": {"saved_offsets": [0]}})",
-                "1, tensor \"w\": is U8[1, 3], but at [0]"},
-        Hostile{R"({"w": {"saved_offsets": [0, 9223372036854775807]}})",
-                "beyond what 64 bits count"},
-        Hostile{R"({"w": {"saved_offsets": [0, 0]}})",
-                "1, tensor \"x\": is not in the file's DCP_SHARDING_INFO"},
-        Hostile{R"({"w": {"saved_offsets": [0, 0]},
+constexpr Hostile kHostile[] = {
+    {"{", "1: JSON, byte 1"},
+    {"[]", "expected an object"},
+    {R"({"w": 1})", "DCP_SHARDING_INFO of \"w\": it has no"},
+    {R"({"w": {"saved_offsets": 1}})", "is no list of integers"},
+    {R"({"w": {"saved_offsets": [-1, 0]}})", "is no list of"},
+    {R"({"w": {"saved_offsets": [], "global_shape": [0.5]}})",
+     "\"global_shape\" is no list"},
+    {R"({"w": {"saved_offsets": [], "logical_fqn": 1}})",
+     "\"logical_fqn\" is no string"},
+    {R"({"w": {"saved_offsets": [0]}})",
+     "1, tensor \"w\": is U8[1, 3], but at [0]"},
+    {R"({"w": {"saved_offsets": [0, 9223372036854775807]}})",
+     "beyond what 64 bits count"},
+    {R"({"w": {"saved_offsets": [0, 0]}})",
+     "1, tensor \"x\": is not in the file's DCP_SHARDING_INFO"},
+    {R"({"w": {"saved_offsets": [0, 0]},
                     "x": {"saved_offsets": [0], "logical_fqn": "w"}})",
-                "another dtype, shape or number of dimensions"},
-        Hostile{R"({"w": {"saved_offsets": [0, 0], "global_shape": [1]},
+     "another dtype, shape or number of dimensions"},
+    {R"({"w": {"saved_offsets": [0, 0], "global_shape": [1]},
                     "x": {"saved_offsets": [0]}})",
-                "does not lie inside"}));
+     "does not lie inside"}};
+
+TEST(HostileShardingTest, IsRefusedWithItsReason) {
+  for (const Hostile& one : kHostile) {
+    EXPECT_THAT(CatalogOfSafetensors({File(
+                    "1", {{"w", Dtype::kU8, {1, 3}}, {"x", Dtype::kU8, {1}}},
+                    std::string(one.sharding))}),
+                StatusIs(kInvalid, HasSubstr(std::string(one.message))))
+        << one.sharding;
+  }
+}
 
 FileIndex Index(absl::string_view json) { return *ParseFileIndex(json); }
 
