@@ -1,16 +1,8 @@
 #include "checkpoint/checkpointer.h"
 
-#include <cstdint>
-#include <map>
-#include <memory>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -21,17 +13,14 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
-#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/load/run_loader.h"
+#include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"
-#include "checkpoint/save/save_job.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/save/saver.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
 #include "comm/rank_activity.h"
 
 namespace fsdp::checkpoint {
@@ -78,74 +67,6 @@ SaveContext ContextOf(std::string folder, const CheckpointerOptions& options) {
   context.writer.pace.bytes_per_second = options.bytes_per_second.value_or(0);
   return context;
 }
-
-// Plans what a save of a run writes, once all ranks go on.
-class RunPlanner {
- public:
-  RunPlanner(const CheckpointerOptions& options, const SaveContext& context)
-      : options_(options), context_(context) {}
-
-  // Returns OK if all ranks go on to Plan(). If Plan() sends no messages, only
-  // the status of this rank counts.
-  absl::Status AllGoOn(const TrainingRun& run, absl::string_view what,
-                       const absl::StatusOr<RunValues>& read,
-                       const absl::Status& mine) const {
-    bool is_collective = read.ok() && IsCollective(*read);
-    if (!read.ok()) {
-      TrainingRun model_only;
-      model_only.model = run.model;
-      const absl::StatusOr<RunValues> model = RunValues::Read(model_only, what);
-      is_collective = model.ok() && IsCollective(*model);
-    }
-    if (!is_collective || context_.ranks == nullptr) return mine;
-    const Together together(context_.ranks, kSaving, options_.timeout);
-    FSDP_RETURN_IF_ERROR(together.Agree(mine));
-    return CheckSameParts(together, *read, Parts());
-  }
-
-  // Fills `job` with what is to be written; the values stay where they are.
-  absl::Status Plan(const RunValues& values, const TrainingRun& run,
-                    SaveJob* job) const {
-    FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
-                          PartsToWrite(values, context_.rank(), Parts()));
-    std::map<std::string, std::string> texts = options_.texts;
-    TrainingRecord record =
-        RecordOf(run, values.optimizer(), job->step, context_.world_size());
-    FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
-    FSDP_ASSIGN_OR_RETURN(
-        job->plan, options_.layout == SaveLayout::kPerRank
-                       ? PlanSavePerRank(groups, texts, context_.rank())
-                       : PlanSave(groups, texts, options_.max_file_bytes));
-    // Ranks have to agree on numbers and options; the entries are rank 0's.
-    record.entries.clear();
-    FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
-    absl::StrAppend(&job->plan.text, numbers);
-    FSDP_ASSIGN_OR_RETURN(const SmallFile of_rank,
-                          TakeRankValues(run, values.device()));
-    FSDP_ASSIGN_OR_RETURN(std::string rank_file, Format(of_rank));
-    job->plan.own.push_back(
-        WholeFile(RankFileName(context_.rank()), std::move(rank_file)));
-    // A single rank has no copies of buffers that could differ.
-    if (context_.world_size() == 1) return absl::OkStatus();
-    return TorchToStatus("copying buffers", [&] {
-      job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
-    });
-  }
-
- private:
-  PartOptions Parts() const {
-    PartOptions parts;
-    parts.model_dtype = options_.model_dtype;
-    if (options_.saves == nullptr) return parts;
-    parts.names = [this](const std::string& name) {
-      return options_.saves(name) ? std::make_optional(name) : std::nullopt;
-    };
-    return parts;
-  }
-
-  const CheckpointerOptions& options_;
-  const SaveContext& context_;
-};
 
 class FolderCheckpointer final : public Checkpointer {
  public:
@@ -240,10 +161,21 @@ class FolderCheckpointer final : public Checkpointer {
   absl::StatusOr<std::optional<int64_t>> LoadLatest(
       TrainingRun& run, const LoadRunOptions& options) override {
     FSDP_RETURN_IF_ERROR(Wait());
-    FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step, LatestStep());
-    if (!step.has_value()) return std::optional<int64_t>();
-    FSDP_RETURN_IF_ERROR(Load(*step, run, options));
-    return step;
+    // What rank 0 sees counts: other ranks may not see yet what it does.
+    absl::StatusOr<std::optional<Committed>> latest = std::nullopt;
+    if (context_.rank() == 0) {
+      latest = LatestCheckpoint(*context_.files, context_.root);
+    }
+    FSDP_RETURN_IF_ERROR(Agree(latest.status(), "looking for checkpoints"));
+    int64_t step = latest->has_value() ? (*latest)->step : -1;
+    std::string text = absl::StrCat(step);
+    FSDP_RETURN_IF_ERROR(ShareText(&text));
+    if (!absl::SimpleAtoi(text, &step)) {
+      return absl::InternalError("rank 0 has sent no step");
+    }
+    if (step < 0) return std::optional<int64_t>();
+    FSDP_RETURN_IF_ERROR(Load(step, run, options));
+    return std::optional<int64_t>(step);
   }
 
   absl::Status Load(int64_t step, TrainingRun& run,
@@ -265,7 +197,17 @@ class FolderCheckpointer final : public Checkpointer {
     FSDP_RETURN_IF_ERROR(TorchToStatus("loading a checkpoint", [&] {
       ThrowIfError(LoadRun(context, step, run));
     }));
-    return GoOnFrom(step);
+    context_.retention.keep = {step};
+    goes_on_ = true;
+    // Those of higher steps, which the user has given up, are replaced when the
+    // run gets there.
+    abandoned_.clear();
+    if (context_.rank() != 0) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps());
+    for (const int64_t one : steps) {
+      if (one > step) abandoned_.insert(one);
+    }
+    return absl::OkStatus();
   }
 
  private:
@@ -287,23 +229,6 @@ class FolderCheckpointer final : public Checkpointer {
     return absl::OkStatus();
   }
 
-  // Returns what rank 0 sees: other ranks may not see yet what it does.
-  absl::StatusOr<std::optional<int64_t>> LatestStep() {
-    absl::StatusOr<std::optional<Committed>> latest = std::nullopt;
-    if (context_.rank() == 0) {
-      latest = LatestCheckpoint(*context_.files, context_.root);
-    }
-    FSDP_RETURN_IF_ERROR(Agree(latest.status(), "looking for checkpoints"));
-    int64_t step = latest->has_value() ? (*latest)->step : -1;
-    std::string text = absl::StrCat(step);
-    FSDP_RETURN_IF_ERROR(ShareText(&text));
-    if (!absl::SimpleAtoi(text, &step)) {
-      return absl::InternalError("rank 0 has sent no step");
-    }
-    if (step < 0) return std::optional<int64_t>();
-    return std::optional<int64_t>(step);
-  }
-
   // Refuses a first save that meets, now or later, what an earlier run left.
   absl::Status CheckFirst(int64_t step) {
     if (!goes_on_ && !options_.overwrite && step <= left_) {
@@ -317,18 +242,60 @@ class FolderCheckpointer final : public Checkpointer {
     return absl::OkStatus();
   }
 
-  // Marks checkpoints of higher steps, which the user has given up, to be
-  // replaced when the run gets there.
-  absl::Status GoOnFrom(int64_t step) {
-    context_.retention.keep = {step};
-    goes_on_ = true;
-    abandoned_.clear();
-    if (context_.rank() != 0) return absl::OkStatus();
-    FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps());
-    for (const int64_t one : steps) {
-      if (one > step) abandoned_.insert(one);
+  // Returns OK if all ranks go on to Plan(). If Plan() sends no messages, only
+  // the status of this rank counts.
+  absl::Status AllGoOn(const TrainingRun& run, absl::string_view what,
+                       const absl::StatusOr<RunValues>& read,
+                       const absl::Status& mine) const {
+    bool is_collective = read.ok() && IsCollective(*read);
+    if (!read.ok()) {
+      const absl::StatusOr<RunValues> model =
+          RunValues::ReadModel(run.model, what);
+      is_collective = model.ok() && IsCollective(*model);
     }
-    return absl::OkStatus();
+    if (!is_collective || context_.ranks == nullptr) return mine;
+    const Together together(context_.ranks, kSaving, options_.timeout);
+    FSDP_RETURN_IF_ERROR(together.Agree(mine));
+    return CheckSameParts(together, *read, Parts());
+  }
+
+  // Fills `job` with what is to be written; the values stay where they are.
+  absl::Status Plan(const RunValues& values, const TrainingRun& run,
+                    SaveJob* job) const {
+    FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
+                          PartsToWrite(values, context_.rank(), Parts()));
+    std::map<std::string, std::string> texts = options_.texts;
+    TrainingRecord record =
+        RecordOf(run, values.optimizer(), job->step, context_.world_size());
+    FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
+    FSDP_ASSIGN_OR_RETURN(
+        job->plan, options_.layout == SaveLayout::kPerRank
+                       ? PlanSavePerRank(groups, texts, context_.rank())
+                       : PlanSave(groups, texts, options_.max_file_bytes));
+    // Ranks have to agree on numbers and options; the entries are rank 0's.
+    record.entries.clear();
+    FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
+    absl::StrAppend(&job->plan.text, numbers);
+    FSDP_ASSIGN_OR_RETURN(const SmallFile of_rank,
+                          TakeRankValues(run, values.device()));
+    FSDP_ASSIGN_OR_RETURN(std::string rank_file, Format(of_rank));
+    job->plan.own.push_back(
+        WholeFile(RankFileName(context_.rank()), std::move(rank_file)));
+    // A single rank has no copies of buffers that could differ.
+    if (context_.world_size() == 1) return absl::OkStatus();
+    return TorchToStatus("copying buffers", [&] {
+      job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
+    });
+  }
+
+  PartOptions Parts() const {
+    PartOptions parts;
+    parts.model_dtype = options_.model_dtype;
+    if (options_.saves == nullptr) return parts;
+    parts.names = [this](const std::string& name) {
+      return options_.saves(name) ? std::make_optional(name) : std::nullopt;
+    };
+    return parts;
   }
 
   // Returns what to save, or why nothing can be. The save owns `values` as long
@@ -339,18 +306,17 @@ class FolderCheckpointer final : public Checkpointer {
     job.step = step;
     context_.overwrite = options_.overwrite || abandoned_.count(step) > 0;
     context_.retention.ignore = abandoned_;
-    const RunPlanner planner(options_, context_);
     job.mine = TorchToStatus(what, [&] {
       absl::StatusOr<RunValues> read = RunValues::Read(run, what);
       absl::Status mine =
           read.ok() ? read->CheckRanks(context_.rank(), context_.world_size())
                     : read.status();
       if (mine.ok()) mine = read->CheckLoaded();
-      job.others = planner.AllGoOn(run, what, read, mine);
+      job.others = AllGoOn(run, what, read, mine);
       ThrowIfError(mine);
       if (!job.others.ok()) return;
       values.emplace(*std::move(read));
-      ThrowIfError(planner.Plan(*values, run, &job));
+      ThrowIfError(Plan(*values, run, &job));
     });
     job.bytes_to_write = job.plan.BytesToWrite(context_.rank());
     if (options_.progress != nullptr) {

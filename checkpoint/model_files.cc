@@ -1,34 +1,25 @@
 #include "checkpoint/model_files.h"
 
-#include <torch/nn/module.h>
-
-#include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <memory>
-#include <optional>
-#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/format/catalog.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/load/tensor_loader.h"
-#include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"
 #include "checkpoint/save/save_plan.h"
@@ -36,13 +27,6 @@
 
 namespace fsdp::checkpoint {
 namespace {
-
-absl::StatusOr<RunValues> ReadValues(torch::nn::Module& module,
-                                     absl::string_view what) {
-  TrainingRun run;
-  run.model = &module;
-  return RunValues::Read(run, what);
-}
 
 constexpr char kLoading[] = "loading a model";
 constexpr char kExporting[] = "exporting a model";
@@ -74,7 +58,8 @@ class ModelLoad {
     if (RanksOf(module_) == nullptr) {
       FSDP_RETURN_IF_ERROR(Materialize(module_));
     }
-    FSDP_ASSIGN_OR_RETURN(RunValues values, ReadValues(module_, "LoadModel()"));
+    FSDP_ASSIGN_OR_RETURN(RunValues values,
+                          RunValues::ReadModel(&module_, "LoadModel()"));
     values_.emplace(std::move(values));
     FSDP_RETURN_IF_ERROR(ReadCatalog());
     LoadPlanOptions options;
@@ -139,7 +124,8 @@ class ModelExport {
 
   absl::Status Run() {
     const NormalMode normal;
-    absl::StatusOr<RunValues> values = ReadValues(module_, "ExportModel()");
+    absl::StatusOr<RunValues> values =
+        RunValues::ReadModel(&module_, "ExportModel()");
     // Later errors may have to be agreed on by all ranks.
     FSDP_RETURN_IF_ERROR(
         together_.Agree(values.ok() ? Check(*values) : values.status()));
@@ -148,8 +134,14 @@ class ModelExport {
     parts.model_stem = options_.stem;
     parts.names = options_.names;
     FSDP_RETURN_IF_ERROR(CheckSameParts(together_, *values, parts));
-    FSDP_RETURN_IF_ERROR(together_.Agree(
-        TorchToStatus(kExporting, [&] { return Plan(*values, parts); })));
+    const auto plan = [&]() -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
+                            PartsToWrite(*values, together_.rank(), parts));
+      FSDP_ASSIGN_OR_RETURN(
+          plan_, PlanSave(groups, options_.texts, options_.max_file_bytes));
+      return absl::OkStatus();
+    };
+    FSDP_RETURN_IF_ERROR(together_.Agree(TorchToStatus(kExporting, plan)));
     FSDP_RETURN_IF_ERROR(
         together_.CheckSame(plan_.text, "names and shapes of what is saved"));
     FSDP_RETURN_IF_ERROR(together_.Agree(
@@ -168,14 +160,6 @@ class ModelExport {
     for (const auto& [name, text] : options_.texts) {
       FSDP_RETURN_IF_ERROR(CheckTextName("ExportOptions::texts", name));
     }
-    return absl::OkStatus();
-  }
-
-  absl::Status Plan(const RunValues& values, const PartOptions& parts) {
-    FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
-                          PartsToWrite(values, together_.rank(), parts));
-    FSDP_ASSIGN_OR_RETURN(
-        plan_, PlanSave(groups, options_.texts, options_.max_file_bytes));
     return absl::OkStatus();
   }
 

@@ -98,7 +98,7 @@ absl::Status CheckCanExport(const std::string& folder);
 // all ranks write, into "FOLDER.incomplete", which is renamed when all of it is
 // on the disk, and replaces what a killed call has left there. The parent
 // folder must exist. Errors are those of LoadModel() and leave nothing, unless
-// the text says so (files/new_path.h). AlreadyExists: there is something of
+// the text says so (files/file_system.h). AlreadyExists: there is something of
 // that name. FailedPrecondition: another call writes there. InvalidArgument:
 // two tensors have one name in the files.
 absl::Status ExportModel(const std::string& folder, torch::nn::Module& module,

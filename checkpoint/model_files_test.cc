@@ -5,19 +5,13 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <map>
 #include <memory>
-#include <optional>
-#include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -29,8 +23,6 @@
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/real_files.h"
-#include "checkpoint/load/tensor_recipe.h"
-#include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -55,7 +47,6 @@ using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::MakeTransformer;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::ToyTransformerOptions;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -485,7 +476,7 @@ TEST(ModelFilesTest, OneFileIsReplacedWhole) {
 
 TEST(ModelFilesTest, TiedWeightsAndBuffers) {
   const std::string root = EmptyFolder("model_files_tied");
-  ToyTransformerOptions toy;
+  ::fsdp::testing::ToyTransformerOptions toy;
   toy.batch_norm = true;
   const auto original = MakeTransformer(toy);
   ASSERT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {

@@ -6,15 +6,8 @@
 
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <map>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
@@ -30,10 +23,8 @@ namespace {
 absl::StatusOr<NotFinite> FindIn(const TrainingRun& run,
                                  comm::Communicator* ranks,
                                  const std::string& label) {
-  TrainingRun model_only;
-  model_only.model = run.model;
   FSDP_ASSIGN_OR_RETURN(const RunValues values,
-                        RunValues::Read(model_only, "RunGuard"));
+                        RunValues::ReadModel(run.model, "RunGuard"));
   return FindNotFinite(ranks, values.model().parameters(), label);
 }
 

@@ -5,22 +5,14 @@
 #include <signal.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
 #include <limits>
-#include <memory>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
-#include "checkpoint/checkpointer.h"
 #include "checkpoint/files/testing/real_files.h"
-#include "checkpoint/run/run.h"
-#include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -36,10 +28,7 @@ using ::fsdp::checkpoint::testing::FreePath;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunRefusedRanks;
 using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
@@ -109,9 +98,9 @@ class GuardedRun {
   absl::Status Step(int64_t step, RunGuard& guard) {
     const bool breaks = step == plan_.broken_step;
     if (breaks && !plan_.breaks_gradient) Break(/*gradient=*/false);
-    const at::Tensor x =
-        Rows(static_cast<int>(step) * 24 + ranks_.rank() * 3, 3, kDim);
-    const at::Tensor loss = Loss(model_->forward(x), x);
+    const at::Tensor x = ::fsdp::testing::Rows(
+        static_cast<int>(step) * 24 + ranks_.rank() * 3, 3, kDim);
+    const at::Tensor loss = ::fsdp::testing::Loss(model_->forward(x), x);
     FSDP_RETURN_IF_ERROR(model_->Backward(loss));
     if (breaks && plan_.breaks_gradient) Break(/*gradient=*/true);
     FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
@@ -144,7 +133,7 @@ class GuardedRun {
 
   const Plan& plan_;
   Communicator& ranks_;
-  FullyShardedDataParallel<NetImpl> model_{nullptr};
+  FullyShardedDataParallel<::fsdp::testing::NetImpl> model_{nullptr};
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 

@@ -16,7 +16,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {
@@ -56,26 +55,6 @@ int RenameUnlessThere(const char* from, const char* to) {
 // The suffix of a file that does not have its name yet.
 constexpr char kUnpublished[] = ".new";
 
-// Opens a file that has a name for a moment; returns a descriptor or -errno.
-int OpenAndForget(const std::string& directory) {
-  std::string name = absl::StrCat(directory, "/.offload_XXXXXX");
-  const int descriptor = mkostemp(name.data(), O_CLOEXEC);
-  if (descriptor < 0) return -errno;
-  unlink(name.c_str());
-  return descriptor;
-}
-
-// The directory that has the name.
-void SyncDirectoryOf(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string directory = slash == std::string::npos ? "."
-                                : slash == 0               ? "/"
-                                             : path.substr(0, slash);
-  const UniqueFd folder(
-      open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.is_open()) fsync(folder.get());
-}
-
 }  // namespace
 
 BackingFile::BackingFile(BackingFile&& other) noexcept
@@ -93,7 +72,13 @@ absl::StatusOr<BackingFile> BackingFile::Scratch(SystemCalls& system,
                                                  const std::string& directory) {
   int descriptor = system.Open(directory, O_TMPFILE | O_RDWR);
   if (descriptor == -EOPNOTSUPP || descriptor == -EISDIR) {
-    descriptor = OpenAndForget(directory);
+    std::string name = absl::StrCat(directory, "/.offload_XXXXXX");
+    descriptor = mkostemp(name.data(), O_CLOEXEC);
+    if (descriptor < 0) {
+      descriptor = -errno;
+    } else {
+      unlink(name.c_str());
+    }
   }
   if (descriptor < 0) return CannotOpen(directory, -descriptor);
   return BackingFile(system, absl::StrCat("scratch file in ", directory),
@@ -131,21 +116,17 @@ absl::StatusOr<BackingFile> BackingFile::Existing(SystemCalls& system,
   }
   if (descriptor < 0) return CannotOpen(path, -descriptor);
   BackingFile file(system, path, descriptor);
-  file.ForgetSecondName();
-  FSDP_RETURN_IF_ERROR(file.LockTrusted(patience));
-  return file;
-}
-
-// Removes a name left by a process that was killed while it published.
-void BackingFile::ForgetSecondName() const {
-  const std::string second = absl::StrCat(path_, kUnpublished);
+  // Removes a name left by a process that was killed while it published.
+  const std::string second = absl::StrCat(path, kUnpublished);
   struct stat mine = {};
   struct stat other = {};
-  if (system_->Stat(descriptor(), &mine) != 0 || mine.st_nlink != 2) return;
-  if (lstat(second.c_str(), &other) != 0) return;
-  if (mine.st_dev == other.st_dev && mine.st_ino == other.st_ino) {
+  if (system.Stat(descriptor, &mine) == 0 && mine.st_nlink == 2 &&
+      lstat(second.c_str(), &other) == 0 && mine.st_dev == other.st_dev &&
+      mine.st_ino == other.st_ino) {
     unlink(second.c_str());
   }
+  FSDP_RETURN_IF_ERROR(file.LockTrusted(patience));
+  return file;
 }
 
 absl::Status BackingFile::CheckTrusted() const {
@@ -240,7 +221,14 @@ absl::Status BackingFile::Publish() {
   const int error = RenameUnlessThere(unpublished_.c_str(), path_.c_str());
   if (error != 0) return CannotOpen(path_, error);
   unpublished_.clear();
-  SyncDirectoryOf(path_);
+  // The directory that has the name.
+  const size_t slash = path_.rfind('/');
+  const std::string directory = slash == std::string::npos ? "."
+                                : slash == 0               ? "/"
+                                             : path_.substr(0, slash);
+  const UniqueFd folder(
+      open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.is_open()) fsync(folder.get());
   return absl::OkStatus();
 }
 

@@ -67,7 +67,6 @@ class BackingFile {
       : system_(&system), path_(std::move(path)), descriptor_(descriptor) {}
 
   absl::Status LockTrusted(absl::Duration patience);
-  void ForgetSecondName() const;
   absl::Status CheckTrusted() const;
   void Note(absl::string_view note);
 

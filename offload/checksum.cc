@@ -13,18 +13,15 @@ constexpr size_t kChunk = 2048;
 constexpr size_t kAhead = 4096;
 constexpr size_t kLine = 64;
 
-void Prefetch(absl::string_view bytes) {
-  for (size_t at = 0; at < bytes.size(); at += kLine) {
-    __builtin_prefetch(bytes.data() + at);
-  }
-}
-
 }  // namespace
 
 uint32_t Crc32c(absl::string_view bytes, uint32_t before) {
   while (!bytes.empty()) {
     const size_t size = std::min(kChunk, bytes.size());
-    if (bytes.size() > kAhead) Prefetch(bytes.substr(kAhead, kChunk));
+    const size_t ahead = std::min(kAhead + kChunk, bytes.size());
+    for (size_t at = kAhead; at < ahead; at += kLine) {
+      __builtin_prefetch(bytes.data() + at);
+    }
     before = ROCKSDB_NAMESPACE::crc32c::Extend(before, bytes.data(), size);
     bytes.remove_prefix(size);
   }

@@ -1,14 +1,20 @@
-// A kept file's description of itself: one header, written when it is made, and
-// a record at each commit, as plain bytes with their own checksums.
+// What lies where in a file store's file, and a kept file's description of
+// itself: one header, written when it is made, and a record at each commit, as
+// plain bytes with their own checksums.
 #ifndef OFFLOAD_COMMIT_RECORD_H_
 #define OFFLOAD_COMMIT_RECORD_H_
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "offload/page_memory.h"
+#include "offload/param_store.h"
+#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 
@@ -56,6 +62,86 @@ struct CommitRecord {
   // Returns the size of the largest record that a file of `header` can have.
   static int64_t MaxBytes(const FileHeader& header);
 };
+
+// A scratch file consists of its regions, in two places if it can be rolled
+// back. A kept file consists of a header, two records that commits write in
+// turn, and two places of the regions.
+class FileLayout {
+ public:
+  FileLayout(std::string path, FileHeader header, bool keep, bool rollback)
+      : path(std::move(path)),
+        header(std::move(header)),
+        keep(keep),
+        places(keep || rollback ? 2 : 1),
+        record_bytes(keep ? StoredBytes(CommitRecord::MaxBytes(this->header))
+                          : 0),
+        data_start(keep ? RoundUp(kHeaderBytes + 2 * record_bytes) : 0) {}
+
+  int64_t RecordStart(int64_t commit) const {
+    return kHeaderBytes + commit % 2 * record_bytes;
+  }
+  int64_t BlockStart(int64_t region_offset, int64_t block, int place) const {
+    return data_start + place * header.capacity + region_offset +
+           block * header.block_bytes;
+  }
+  int64_t FileBytes() const { return data_start + places * header.capacity; }
+
+  const std::string path;  // as errors name it
+  const FileHeader header;
+  const bool keep;
+  const int places;
+  const int64_t record_bytes;
+  const int64_t data_start;
+
+ private:
+  // Devices with large pages and file systems with large extents prefer this.
+  static int64_t RoundUp(int64_t bytes) {
+    constexpr int64_t kMiB = int64_t{1} << 20;
+    return (bytes + kMiB - 1) / kMiB * kMiB;
+  }
+};
+
+// Two records take turns: commit n replaces commit n-2, after the blocks that
+// it names are on the disk. A process that is killed at any instant leaves
+// record n complete or torn. A torn record is ignored, and commit n-1 is intact
+// then. Used by one thread at a time, while nothing else is in flight. Calls
+// leave the queue woken.
+class CommitLog {
+ public:
+  // Returns the bytes of `allocator` that a log takes.
+  static int64_t MemoryBytes(const FileLayout& layout);
+
+  static absl::StatusOr<CommitLog> Make(const FileLayout& layout,
+                                        PageAllocator& allocator);
+
+  absl::Status WriteHeader(IoQueue& queue);
+
+  // To commit is Sync(), so that the blocks it names are on the disk, then
+  // Write(), then Sync().
+  absl::Status Write(IoQueue& queue, const CommitRecord& record);
+  absl::Status Sync(IoQueue& queue, absl::string_view what);
+
+  // Returns the complete records, the older one first.
+  absl::StatusOr<std::vector<CommitRecord>> ReadAll(IoQueue& queue);
+
+  // Erases the record of this commit.
+  absl::Status Drop(IoQueue& queue, int64_t commit);
+
+ private:
+  CommitLog(const FileLayout& layout, PageMemory memory)
+      : layout_(&layout), memory_(std::move(memory)) {}
+
+  absl::Status WriteAt(IoQueue& queue, absl::string_view what,
+                       absl::string_view bytes, int64_t offset);
+
+  const FileLayout* layout_;
+  PageMemory memory_;  // for one record
+};
+
+// Reads the header of the file behind `queue`. `path` is for errors; `memory`
+// has room for kHeaderBytes.
+absl::StatusOr<FileHeader> ReadHeader(IoQueue& queue, char* memory,
+                                      absl::string_view path);
 
 }  // namespace fsdp::offload
 

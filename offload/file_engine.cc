@@ -2,151 +2,228 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/output_file.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "offload/commit_record.h"
-#include "offload/file_layout.h"
+#include "offload/checksum.h"
 #include "offload/param_store.h"
-#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {
 
-// Runs a request while nothing else is in flight. A Wake() that comes meanwhile
-// is handed on to the next Wait().
-absl::Status Run(IoQueue& queue, IoRequest request, absl::string_view what,
-                 absl::string_view path) {
-  queue.Start(&request);
-  std::vector<IoRequest*> over;
-  while (over.empty()) queue.Wait(over);
-  FSDP_CHECK(over.size() == 1 && over[0] == &request);
-  queue.Wake();
-  return CheckMoved(request, what, path);
+// Returns "write region 'blocks.3, exp_avg', block 2".
+std::string What(const Piece& piece) {
+  return absl::StrCat(piece.writes ? "write" : "read", " region '",
+                      piece.operation->region->name, "', block ", piece.index);
 }
 
 }  // namespace
 
-absl::StatusOr<FileHeader> ReadHeader(IoQueue& queue, char* memory,
-                                      absl::string_view path) {
-  FSDP_RETURN_IF_ERROR(Run(queue,
-                           {IoRequest::Kind::kRead, memory, kHeaderBytes, 0, 0},
-                           "read the header", path));
-  absl::StatusOr<FileHeader> header =
-      FileHeader::Decode(absl::string_view(memory, kHeaderBytes));
-  if (header.ok()) return header;
-  if (absl::IsFailedPrecondition(header.status())) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "read the header of ", path, ": it ", header.status().message()));
+PieceRunner::PieceRunner(const FileLayout& layout, IoQueue& queue,
+                         const PageMemory& bounce)
+    : layout_(layout), queue_(queue) {
+  const int64_t block = layout.header.block_bytes;
+  FSDP_CHECK(bounce.bytes() >= BounceBytes(layout, queue.depth()));
+  for (int i = 0; i < queue.depth(); ++i) {
+    bounces_.push_back(bounce.data() + i * block);
   }
-  return absl::DataLossError(absl::StrCat(
-      "read the header of ", path, ": it ", header.status().message(),
-      "; this is no file of an offload store, or it has been changed"));
 }
 
-int64_t CommitLog::MemoryBytes(const FileLayout& layout) {
-  return std::max(layout.record_bytes, kHeaderBytes);
+std::optional<absl::Status> PieceRunner::Begin(Piece& piece) {
+  FSDP_CHECK(HasRoom());
+  return piece.writes ? BeginWrite(piece) : BeginRead(piece);
 }
 
-absl::StatusOr<CommitLog> CommitLog::Make(const FileLayout& layout,
-                                          PageAllocator& allocator) {
-  FSDP_ASSIGN_OR_RETURN(PageMemory memory,
-                        PageMemory::Allocate(allocator, MemoryBytes(layout)));
-  return CommitLog(layout, std::move(memory));
+void PieceRunner::Prepare(Piece& piece) const {
+  if (!piece.writes || piece.prepared || !layout_.header.checksums) return;
+  if (!IsWhole(piece)) return;
+  piece.next.checksum =
+      Crc32c(absl::string_view(piece.user, piece.end - piece.begin));
+  piece.prepared = true;
 }
 
-absl::Status CommitLog::WriteHeader(IoQueue& queue) {
-  return WriteAt(queue, "write the header", layout_->header.Encode(), 0);
+bool PieceRunner::Land(Piece& piece) {
+  --in_flight_;
+  return piece.phase != Piece::Phase::kMerging;
 }
 
-absl::Status CommitLog::Write(IoQueue& queue, const CommitRecord& record) {
-  return WriteAt(queue, absl::StrCat("commit ", record.commit), record.Encode(),
-                 layout_->RecordStart(record.commit));
-}
-
-absl::StatusOr<std::vector<CommitRecord>> CommitLog::ReadAll(IoQueue& queue) {
-  std::vector<CommitRecord> records;
-  for (const int64_t turn : {0, 1}) {
-    FSDP_RETURN_IF_ERROR(
-        Run(queue,
-            {IoRequest::Kind::kRead, memory_.data(), layout_->record_bytes,
-             layout_->RecordStart(turn), 0},
-            "read a commit", layout_->path));
-    absl::StatusOr<CommitRecord> record = CommitRecord::Decode(
-        absl::string_view(memory_.data(), layout_->record_bytes),
-        layout_->header);
-    // The record was never finished, or has been dropped.
-    if (!record.ok()) continue;
-    records.push_back(*std::move(record));
-  }
-  std::sort(records.begin(), records.end(),
-            [](const CommitRecord& a, const CommitRecord& b) {
-              return a.commit < b.commit;
-            });
-  return records;
-}
-
-absl::Status CommitLog::Drop(IoQueue& queue, int64_t commit) {
-  return WriteAt(queue, absl::StrCat("drop commit ", commit), "",
-                 layout_->RecordStart(commit));
-}
-
-// Writes whole pages, with zeros behind `bytes`; an empty `bytes` writes a page
-// of zeros.
-absl::Status CommitLog::WriteAt(IoQueue& queue, absl::string_view what,
-                                absl::string_view bytes, int64_t offset) {
-  const int64_t size =
-      std::max(kPageBytes, StoredBytes(static_cast<int64_t>(bytes.size())));
-  FSDP_CHECK(size <= memory_.bytes());
-  std::memset(memory_.data(), 0, size);
-  bytes.copy(memory_.data(), bytes.size());
-  return Run(queue, {IoRequest::Kind::kWrite, memory_.data(), size, offset, 0},
-             what, layout_->path);
-}
-
-absl::Status CommitLog::Sync(IoQueue& queue, absl::string_view what) {
-  return Run(queue, {IoRequest::Kind::kSync, nullptr, 0, 0, 0}, what,
-             layout_->path);
-}
-
-namespace {
-
-CommitRecord RecordOf(const FileOperation& flush, const FileHeader& header,
-                      int64_t commit) {
-  CommitRecord record;
-  record.file_id = header.file_id;
-  record.commit = commit;
-  for (const auto& region : flush.regions) {
-    CommitRecord::Region& written = record.regions.emplace_back();
-    written.name = region->name;
-    written.bytes = region->bytes;
-    written.offset = region->offset;
-    for (const Block& block : region->blocks) {
-      written.blocks.push_back(
-          {block.current.generation, block.current.checksum, block.place});
+std::optional<absl::Status> PieceRunner::Continue(Piece& piece) {
+  absl::Status result;
+  if (piece.phase == Piece::Phase::kReading) {
+    result = FinishRead(piece);
+  } else if (piece.phase == Piece::Phase::kWriting) {
+    result = FinishWrite(piece);
+  } else {
+    result = Moved(piece);
+    if (result.ok()) result = Verify(piece, piece.bounce);
+    if (result.ok()) {
+      std::memcpy(piece.bounce + piece.begin, piece.user,
+                  piece.end - piece.begin);
+      StartWrite(piece, piece.bounce, 0, BlockBytes(piece));
+      return std::nullopt;
     }
   }
-  return record;
+  if (piece.bounce != nullptr) {
+    bounces_.push_back(std::exchange(piece.bounce, nullptr));
+  }
+  return result;
 }
 
-absl::Status CheckNothingIsDamaged(const FileOperation& flush) {
-  for (const auto& region : flush.regions) {
-    for (size_t i = 0; i < region->blocks.size(); ++i) {
-      if (!region->blocks[i].damaged) continue;
-      return absl::DataLossError(
-          absl::StrCat("flush: a write of region '", region->name, "', block ",
-                       i, " has failed; write it again before the flush"));
-    }
+std::optional<absl::Status> PieceRunner::BeginRead(Piece& piece) {
+  const Block& block = *piece.block;
+  if (block.damaged) {
+    return absl::DataLossError(
+        absl::StrCat(What(piece), " of ", layout_.path,
+                     ": an earlier write of it has failed; write it again"));
   }
+  if (block.current.generation == 0) {
+    std::memset(piece.user, 0, piece.end - piece.begin);
+    return absl::OkStatus();
+  }
+  piece.phase = Piece::Phase::kReading;
+  if (GoesStraight(piece) && (IsWhole(piece) || !layout_.header.checksums)) {
+    StartRead(piece, piece.user, piece.begin, piece.end);
+    return std::nullopt;
+  }
+  TakeBounce(piece);
+  if (layout_.header.checksums) {
+    StartRead(piece, piece.bounce, 0, BlockBytes(piece));
+  } else {
+    const int64_t begin = piece.begin / kPageBytes * kPageBytes;
+    StartRead(piece, piece.bounce + begin, begin, piece.end);
+  }
+  return std::nullopt;
+}
+
+absl::Status PieceRunner::FinishRead(Piece& piece) {
+  FSDP_RETURN_IF_ERROR(Moved(piece));
+  if (piece.bounce == nullptr) return Verify(piece, piece.user);
+  FSDP_RETURN_IF_ERROR(Verify(piece, piece.bounce));
+  std::memcpy(piece.user, piece.bounce + piece.begin, piece.end - piece.begin);
   return absl::OkStatus();
 }
 
-}  // namespace
+std::optional<absl::Status> PieceRunner::BeginWrite(Piece& piece) {
+  const Block& block = *piece.block;
+  const bool whole = IsWhole(piece);
+  // If nothing is checked and nothing moves, the rest of the block can stay.
+  const bool alone = !layout_.header.checksums &&
+                     block.current.generation > 0 && !ChangesPlace(piece);
+  if (GoesStraight(piece) && (whole || (alone && !block.damaged))) {
+    StartWrite(piece, piece.user, piece.begin, piece.end);
+    return std::nullopt;
+  }
+  if (!whole && block.damaged) {
+    return absl::DataLossError(absl::StrCat(
+        What(piece), " of ", layout_.path,
+        ": an earlier write of it has failed; write the whole block again, ",
+        BlockBytes(piece), " bytes from offset ",
+        piece.index * layout_.header.block_bytes, " on"));
+  }
+  TakeBounce(piece);
+  if (!whole && block.current.generation > 0) {
+    piece.phase = Piece::Phase::kMerging;
+    StartRead(piece, piece.bounce, 0, BlockBytes(piece));
+    return std::nullopt;
+  }
+  std::memset(piece.bounce, 0, StoredBytes(BlockBytes(piece)));
+  std::memcpy(piece.bounce + piece.begin, piece.user, piece.end - piece.begin);
+  StartWrite(piece, piece.bounce, 0, BlockBytes(piece));
+  return std::nullopt;
+}
+
+void PieceRunner::StartRead(Piece& piece, char* data, int64_t begin,
+                            int64_t end) {
+  piece.kind = IoRequest::Kind::kRead;
+  piece.data = data;
+  piece.bytes = StoredBytes(end - begin);
+  piece.offset = begin + layout_.BlockStart(piece.operation->region->offset,
+                                            piece.index, piece.block->place);
+  ++in_flight_;
+  queue_.Start(&piece);
+}
+
+void PieceRunner::StartWrite(Piece& piece, char* data, int64_t begin,
+                             int64_t end) {
+  const Block& block = *piece.block;
+  piece.phase = Piece::Phase::kWriting;
+  piece.next.generation = block.current.generation + 1;
+  if (layout_.header.checksums && !piece.prepared) {
+    piece.next.checksum = Crc32c(absl::string_view(data, end - begin));
+  }
+  const int place = ChangesPlace(piece) ? 1 - block.place : block.place;
+  piece.kind = IoRequest::Kind::kWrite;
+  piece.data = data;
+  piece.bytes = StoredBytes(end - begin);
+  piece.offset = begin + layout_.BlockStart(piece.operation->region->offset,
+                                            piece.index, place);
+  ++in_flight_;
+  queue_.Start(&piece);
+}
+
+absl::Status PieceRunner::FinishWrite(Piece& piece) {
+  Block& block = *piece.block;
+  absl::Status moved = Moved(piece);
+  if (!moved.ok()) {
+    block.damaged = true;
+    return moved;
+  }
+  if (ChangesPlace(piece)) {
+    block.replaced = std::exchange(block.other, block.current);
+    block.place = static_cast<uint8_t>(1 - block.place);
+    block.committed = false;
+  } else {
+    block.replaced = block.current;
+  }
+  block.current = piece.next;
+  block.damaged = false;
+  return absl::OkStatus();
+}
+
+absl::Status PieceRunner::Verify(const Piece& piece, const char* data) const {
+  if (!layout_.header.checksums) return absl::OkStatus();
+  const Block& block = *piece.block;
+  const uint32_t found = Crc32c(absl::string_view(data, BlockBytes(piece)));
+  if (found == block.current.checksum) return absl::OkStatus();
+  const std::string where = absl::StrCat(What(piece), ", at ", piece.offset,
+                                         " of ", layout_.path, ": ");
+  const std::string advice =
+      layout_.keep ? "; reopen the store at its last commit, on a sound device"
+                   : "; go back to a checkpoint, on a sound device";
+  if (block.replaced.generation > 0 && found == block.replaced.checksum) {
+    return absl::DataLossError(absl::StrCat(
+        where, "the block is stale: generation ", block.replaced.generation,
+        " is there, ", block.current.generation,
+        " was written; the device has lost a write", advice));
+  }
+  return absl::DataLossError(absl::StrCat(
+      where, "the block is torn or changed: the checksum of what is there is ",
+      absl::Hex(found, absl::kZeroPad8), ", of what was written (generation ",
+      block.current.generation, ") ",
+      absl::Hex(block.current.checksum, absl::kZeroPad8), advice));
+}
+
+absl::Status PieceRunner::Moved(const Piece& piece) const {
+  if (piece.result == piece.bytes) return absl::OkStatus();
+  return CheckMoved(piece, What(piece), layout_.path);
+}
+
+bool PieceRunner::GoesStraight(const Piece& piece) {
+  return reinterpret_cast<uintptr_t>(piece.user) % kPageBytes == 0 &&
+         piece.begin % kPageBytes == 0 && piece.end % kPageBytes == 0;
+}
+
+void PieceRunner::TakeBounce(Piece& piece) {
+  FSDP_CHECK(!bounces_.empty());
+  piece.bounce = bounces_.back();
+  bounces_.pop_back();
+}
 
 FileEngine::FileEngine(FileEngineParts parts)
     : parts_(std::move(parts)),
@@ -327,7 +404,14 @@ bool FileEngine::RunAlone() {
 }
 
 absl::Status FileEngine::Flush(const FileOperation& flush) {
-  FSDP_RETURN_IF_ERROR(CheckNothingIsDamaged(flush));
+  for (const auto& region : flush.regions) {
+    for (size_t i = 0; i < region->blocks.size(); ++i) {
+      if (!region->blocks[i].damaged) continue;
+      return absl::DataLossError(
+          absl::StrCat("flush: a write of region '", region->name, "', block ",
+                       i, " has failed; write it again before the flush"));
+    }
+  }
   if (parts_.layout->keep) FSDP_RETURN_IF_ERROR(WriteCommit(flush));
   for (const auto& region : flush.regions) {
     for (Block& block : region->blocks) block.Commit();
@@ -344,8 +428,20 @@ absl::Status FileEngine::WriteCommit(const FileOperation& flush) {
   FSDP_RETURN_IF_ERROR(broken_);
   // From here on the file may have this record, whatever is said of the write.
   parts_.other_record = next;
-  FSDP_RETURN_IF_ERROR(
-      parts_.log->Write(queue, RecordOf(flush, parts_.layout->header, next)));
+  CommitRecord record;
+  record.file_id = parts_.layout->header.file_id;
+  record.commit = next;
+  for (const auto& region : flush.regions) {
+    CommitRecord::Region& written = record.regions.emplace_back();
+    written.name = region->name;
+    written.bytes = region->bytes;
+    written.offset = region->offset;
+    for (const Block& block : region->blocks) {
+      written.blocks.push_back(
+          {block.current.generation, block.current.checksum, block.place});
+    }
+  }
+  FSDP_RETURN_IF_ERROR(parts_.log->Write(queue, record));
   broken_ = parts_.log->Sync(queue, what);
   FSDP_RETURN_IF_ERROR(broken_);
   parts_.other_record = parts_.commit;

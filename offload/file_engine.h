@@ -1,4 +1,5 @@
-// The thread that does the work of a file store.
+// The thread that does the work of a file store, and how it moves pieces of
+// blocks between callers' memory and the file.
 #ifndef OFFLOAD_FILE_ENGINE_H_
 #define OFFLOAD_FILE_ENGINE_H_
 
@@ -11,60 +12,76 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "offload/commit_record.h"
 #include "offload/file_layout.h"
 #include "offload/page_memory.h"
-#include "offload/piece_runner.h"
 #include "offload/system_calls.h"
-
-// The header and the commits of a kept file, on the disk.
 
 namespace fsdp::offload {
 
-// Two records take turns: commit n replaces commit n-2, after the blocks that
-// it names are on the disk. A process that is killed at any instant leaves
-// record n complete or torn. A torn record is ignored, and commit n-1 is intact
-// then. Used by one thread at a time, while nothing else is in flight. Calls
-// leave the queue woken.
-class CommitLog {
+// A piece that is a whole block in memory that starts at a page goes straight
+// to the file and back. Any other piece goes through a block of the runner's
+// memory, which a write first fills with the rest of the block. Each block that
+// is read is compared with the checksum of what was last written there.
+//
+// While one piece writes to a block, no other piece of that block may be
+// started (BlockOrder). Used by one thread.
+class PieceRunner {
  public:
-  // Returns the bytes of `allocator` that a log takes.
-  static int64_t MemoryBytes(const FileLayout& layout);
+  // Returns the bytes of `bounce`: a block for each request in flight.
+  static int64_t BounceBytes(const FileLayout& layout, int depth) {
+    return depth * layout.header.block_bytes;
+  }
 
-  static absl::StatusOr<CommitLog> Make(const FileLayout& layout,
-                                        PageAllocator& allocator);
+  // All arguments must outlive the runner.
+  PieceRunner(const FileLayout& layout, IoQueue& queue,
+              const PageMemory& bounce);
 
-  absl::Status WriteHeader(IoQueue& queue);
+  bool HasRoom() const {
+    return in_flight_ < queue_.depth() && !bounces_.empty();
+  }
+  int in_flight() const { return in_flight_; }
 
-  // To commit is Sync(), so that the blocks it names are on the disk, then
-  // Write(), then Sync().
-  absl::Status Write(IoQueue& queue, const CommitRecord& record);
-  absl::Status Sync(IoQueue& queue, absl::string_view what);
-
-  // Returns the complete records, the older one first.
-  absl::StatusOr<std::vector<CommitRecord>> ReadAll(IoQueue& queue);
-
-  // Erases the record of this commit.
-  absl::Status Drop(IoQueue& queue, int64_t commit);
+  // Does what can be done for a piece before there is room for it.
+  void Prepare(Piece& piece) const;
+  // Starts a piece; needs HasRoom(). Returns its result if it is over at once,
+  // and nothing while a request of it is in flight.
+  std::optional<absl::Status> Begin(Piece& piece);
+  // Takes a piece whose request is over. Returns false if Continue() will start
+  // another request and so must come before the next Begin().
+  bool Land(Piece& piece);
+  // Goes on with a piece that has landed, and returns as Begin() does.
+  std::optional<absl::Status> Continue(Piece& piece);
 
  private:
-  CommitLog(const FileLayout& layout, PageMemory memory)
-      : layout_(&layout), memory_(std::move(memory)) {}
+  std::optional<absl::Status> BeginRead(Piece& piece);
+  std::optional<absl::Status> BeginWrite(Piece& piece);
+  void StartRead(Piece& piece, char* data, int64_t begin, int64_t end);
+  void StartWrite(Piece& piece, char* data, int64_t begin, int64_t end);
+  absl::Status FinishRead(Piece& piece);
+  absl::Status FinishWrite(Piece& piece);
+  // Compares the whole block at `data` with its checksum.
+  absl::Status Verify(const Piece& piece, const char* data) const;
+  absl::Status Moved(const Piece& piece) const;
+  // Returns whether the next write of the block goes to its other place.
+  bool ChangesPlace(const Piece& piece) const {
+    return layout_.places == 2 && piece.block->committed;
+  }
+  static bool GoesStraight(const Piece& piece);
+  static bool IsWhole(const Piece& piece) {
+    return piece.begin == 0 && piece.end == BlockBytes(piece);
+  }
+  static int64_t BlockBytes(const Piece& piece) {
+    return piece.operation->region->BytesOf(piece.index);
+  }
+  void TakeBounce(Piece& piece);
 
-  absl::Status WriteAt(IoQueue& queue, absl::string_view what,
-                       absl::string_view bytes, int64_t offset);
-
-  const FileLayout* layout_;
-  PageMemory memory_;  // for one record
+  const FileLayout& layout_;
+  IoQueue& queue_;
+  std::vector<char*> bounces_;  // those that no piece has
+  int in_flight_ = 0;
 };
-
-// Reads the header of the file behind `queue`. `path` is for errors; `memory`
-// has room for kHeaderBytes.
-absl::StatusOr<FileHeader> ReadHeader(IoQueue& queue, char* memory,
-                                      absl::string_view path);
 
 // The parts that the thread works with.
 struct FileEngineParts {

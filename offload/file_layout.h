@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/check.h"
@@ -77,45 +78,6 @@ struct StoredRegion {
   std::vector<Block> blocks;
 };
 
-// A scratch file consists of its regions, in two places if it can be rolled
-// back. A kept file consists of a header, two records that commits write in
-// turn, and two places of the regions.
-class FileLayout {
- public:
-  FileLayout(std::string path, FileHeader header, bool keep, bool rollback)
-      : path(std::move(path)),
-        header(std::move(header)),
-        keep(keep),
-        places(keep || rollback ? 2 : 1),
-        record_bytes(keep ? StoredBytes(CommitRecord::MaxBytes(this->header))
-                          : 0),
-        data_start(keep ? RoundUp(kHeaderBytes + 2 * record_bytes) : 0) {}
-
-  int64_t RecordStart(int64_t commit) const {
-    return kHeaderBytes + commit % 2 * record_bytes;
-  }
-  int64_t BlockStart(const StoredRegion& region, int64_t block,
-                     int place) const {
-    return data_start + place * header.capacity + region.offset +
-           block * header.block_bytes;
-  }
-  int64_t FileBytes() const { return data_start + places * header.capacity; }
-
-  const std::string path;  // as errors name it
-  const FileHeader header;
-  const bool keep;
-  const int places;
-  const int64_t record_bytes;
-  const int64_t data_start;
-
- private:
-  // Devices with large pages and file systems with large extents prefer this.
-  static int64_t RoundUp(int64_t bytes) {
-    constexpr int64_t kMiB = int64_t{1} << 20;
-    return (bytes + kMiB - 1) / kMiB * kMiB;
-  }
-};
-
 struct FileOperation;
 
 // The part of an operation that lies in one block. Only the engine's thread
@@ -150,9 +112,34 @@ struct FileOperation {
   // The engine calls this before anybody who waits learns of the end.
   std::function<void(const absl::Status&)> when_over;
 
-  void Finish(absl::Status status);
+  void Finish(absl::Status status) {
+    if (when_over != nullptr) when_over(status);
+    when_over = nullptr;
+    absl::MutexLock lock(&mutex_);
+    result_ = std::move(status);
+    over_ = true;
+  }
+
   // Returns the result, or DeadlineExceeded.
-  absl::Status Wait(absl::Time deadline);
+  absl::Status Wait(absl::Time deadline) {
+    absl::MutexLock lock(&mutex_);
+    // A deadline in the infinite past asks and does not wait.
+    if (over_ ||
+        (deadline > absl::InfinitePast() &&
+         mutex_.AwaitWithDeadline(absl::Condition(&over_), deadline))) {
+      return result_;
+    }
+    const std::string what =
+        kind == Kind::kFlush
+            ? "flush"
+            : absl::StrCat(kind == Kind::kRead ? "read" : "write", " region '",
+                           region->name, "', ", bytes, " bytes from offset ",
+                           offset, " on");
+    return absl::DeadlineExceededError(absl::StrCat(
+        what,
+        ": not done at the deadline, and still running; wait longer, "
+        "or see what keeps the device busy"));
+  }
 
   // The rest is used by the engine's thread only.
   std::vector<Piece> pieces;

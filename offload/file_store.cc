@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <optional>
 #include <random>
 #include <utility>
 
@@ -14,11 +13,7 @@
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "offload/commit_record.h"
-#include "offload/extents.h"
 #include "offload/file_engine.h"
-#include "offload/file_layout.h"
-#include "offload/piece_runner.h"
-#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {
@@ -135,19 +130,10 @@ absl::StatusOr<FileHeader> FindHeader(const FileStoreOptions& options,
       options.owner, "'; give each rank and each run files of its own"));
 }
 
-absl::Status CheckFileBytes(const BackingFile& file, const FileLayout& layout) {
-  FSDP_ASSIGN_OR_RETURN(const int64_t bytes, file.Bytes());
-  if (bytes >= layout.FileBytes()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("reopen ", layout.path, ": it has ",
-                                          bytes, " of ", layout.FileBytes(),
-                                          " bytes; somebody has cut it off"));
-}
-
 // Returns the commit to go on from, and drops those after it.
 absl::StatusOr<CommitRecord> ChooseCommit(FileEngineParts& parts,
                                           std::optional<int64_t> wanted) {
-  FSDP_ASSIGN_OR_RETURN(std::vector<CommitRecord> records,
-                        parts.log->ReadAll(*parts.queue));
+  FSDP_ASSIGN_OR_RETURN(auto records, parts.log->ReadAll(*parts.queue));
   const std::string& path = parts.layout->path;
   if (records.empty()) {
     return absl::DataLossError(
@@ -219,7 +205,12 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
   FSDP_ASSIGN_OR_RETURN(FileHeader header, FindHeader(options, *queue, file));
   auto layout = absl::make_unique<const FileLayout>(
       file.path(), std::move(header), /*keep=*/true, /*rollback=*/true);
-  FSDP_RETURN_IF_ERROR(CheckFileBytes(file, *layout));
+  FSDP_ASSIGN_OR_RETURN(const int64_t bytes, file.Bytes());
+  if (bytes < layout->FileBytes()) {
+    return absl::DataLossError(
+        absl::StrCat("reopen ", layout->path, ": it has ", bytes, " of ",
+                     layout->FileBytes(), " bytes; somebody has cut it off"));
+  }
   std::string description = Description(*layout, file, *queue, notes);
   FSDP_ASSIGN_OR_RETURN(
       FileEngineParts parts,
@@ -230,11 +221,6 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
   FSDP_RETURN_IF_ERROR(store->engine_->Begin());
   FSDP_RETURN_IF_ERROR(store->Restore(record));
   return store;
-}
-
-int64_t FileStore::DiskBytes(const FileStoreOptions& options) {
-  return FileLayout("", NewHeader(options), options.keep, options.rollback)
-      .FileBytes();
 }
 
 int64_t FileStore::MemoryBytes(const FileStoreOptions& options) {

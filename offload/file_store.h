@@ -87,9 +87,7 @@ struct FileStoreOptions {
 // is free once a Flush() started after Erase() has ended well.
 class FileStore : public ParamStore {
  public:
-  // The bytes of disk, and of `allocator`, that a store with valid options
-  // takes.
-  static int64_t DiskBytes(const FileStoreOptions& options);
+  // The bytes of `allocator` that a store with valid options takes.
   static int64_t MemoryBytes(const FileStoreOptions& options);
 
   // Makes a file. InvalidArgument: impossible options; ResourceExhausted, with

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "offload/extents.h"
 
 namespace fsdp::offload {
 
@@ -97,14 +96,12 @@ absl::StatusOr<std::shared_ptr<HostStore::Region>> HostStore::Find(
 }
 
 absl::StatusOr<int64_t> HostStore::Size(absl::string_view region) const {
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Region> found,
-                        Find("ask for the size of", region));
+  FSDP_ASSIGN_OR_RETURN(const auto found, Find("ask for the size of", region));
   return found->bytes;
 }
 
 absl::StatusOr<absl::Span<char>> HostStore::Memory(absl::string_view region) {
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Region> found,
-                        Find("use the memory of", region));
+  FSDP_ASSIGN_OR_RETURN(const auto found, Find("use the memory of", region));
   absl::MutexLock lock(&found->mutex);
   found->MakeZeros();
   return absl::MakeSpan(found->data, found->bytes);
@@ -112,8 +109,7 @@ absl::StatusOr<absl::Span<char>> HostStore::Memory(absl::string_view region) {
 
 absl::StatusOr<absl::Span<char>> HostStore::MemoryToFill(
     absl::string_view region) {
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Region> found,
-                        Find("fill the memory of", region));
+  FSDP_ASSIGN_OR_RETURN(const auto found, Find("fill the memory of", region));
   absl::MutexLock lock(&found->mutex);
   found->filled = true;
   return absl::MakeSpan(found->data, found->bytes);
@@ -121,8 +117,7 @@ absl::StatusOr<absl::Span<char>> HostStore::MemoryToFill(
 
 absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Read(
     absl::string_view region, int64_t offset, absl::Span<char> out) {
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Region> from,
-                        Find("read", region));
+  FSDP_ASSIGN_OR_RETURN(const auto from, Find("read", region));
   const auto bytes = static_cast<int64_t>(out.size());
   FSDP_RETURN_IF_ERROR(CheckRange("read", region, from->bytes, offset, bytes));
   FSDP_RETURN_IF_ERROR(Measure(&HostStore::reads_, bytes, [&] {
@@ -141,8 +136,7 @@ absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Read(
 
 absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Write(
     absl::string_view region, int64_t offset, absl::Span<const char> in) {
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Region> to,
-                        Find("write", region));
+  FSDP_ASSIGN_OR_RETURN(const auto to, Find("write", region));
   const auto bytes = static_cast<int64_t>(in.size());
   FSDP_RETURN_IF_ERROR(CheckRange("write", region, to->bytes, offset, bytes));
   FSDP_RETURN_IF_ERROR(Measure(&HostStore::writes_, bytes, [&] {

@@ -157,26 +157,20 @@ absl::Status Offloader::Flush(int store) {
     if (entry.writes) first.Update(Settle(entry));
   }
   for (Entry& entry : entries_) {
-    if (entry.store == store && entry.unwritten) {
-      first.Update(WriteAgain(entry));
+    if (entry.store != store || !entry.unwritten) continue;
+    if (entry.use && entry.use != Use::kRead) {
+      first.Update(absl::FailedPreconditionError(absl::StrCat(
+          "flush '", entry.name,
+          "': it could not be written, and is in use to be changed; release it "
+          "first")));
+    } else if (entry.transfer == nullptr) {  // else Settle() has said so
+      const absl::Status started = StartWrite(entry);
+      first.Update(started.ok() ? Settle(entry) : started);
     }
   }
   FSDP_RETURN_IF_ERROR(first);
   FSDP_ASSIGN_OR_RETURN(auto flush, stores_[store]->Flush());
   return flush->Wait(absl::Now() + options_.timeout);
-}
-
-absl::Status Offloader::WriteAgain(Entry& entry) {
-  if (entry.use && entry.use != Use::kRead) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "flush '", entry.name,
-        "': it could not be written, and is in use to be changed; release it "
-        "first"));
-  }
-  // The transfer is still running, as Settle() has said.
-  if (entry.transfer != nullptr) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(StartWrite(entry));
-  return Settle(entry);
 }
 
 absl::Status Offloader::Rollback(int store) {

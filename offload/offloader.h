@@ -116,7 +116,6 @@ class Offloader {
   absl::Status StartRead(Entry& entry);
   absl::Status StartWrite(Entry& entry);
   absl::Status Settle(Entry& entry);
-  absl::Status WriteAgain(Entry& entry);
   // Makes room for `entry` in memory by dropping unchanged entries, and with
   // `may_wait` any that are not in use.
   absl::Status MakeRoom(Entry& entry, bool may_wait);

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -16,8 +15,6 @@
 
 namespace fsdp::offload {
 namespace {
-
-using ::fsdp::testing::StatusIs;
 
 constexpr int64_t kLargePage = int64_t{2} << 20;
 
@@ -94,9 +91,10 @@ TEST(PageMemory, MovesWithItsMemory) {
 TEST(PageMemory, MoreThanThereIsIsRefused) {
   for (const int64_t bytes : {std::numeric_limits<int64_t>::max(),
                               std::numeric_limits<int64_t>::max() / 2}) {
-    EXPECT_THAT(PageMemory::Allocate(PageAllocator::System(), bytes).status(),
-                StatusIs(absl::StatusCode::kResourceExhausted,
-                         ::testing::HasSubstr("bytes of memory")));
+    EXPECT_THAT(
+        PageMemory::Allocate(PageAllocator::System(), bytes).status(),
+        ::fsdp::testing::StatusIs(absl::StatusCode::kResourceExhausted,
+                                  ::testing::HasSubstr("bytes of memory")));
   }
 }
 

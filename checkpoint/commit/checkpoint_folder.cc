@@ -1,23 +1,16 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 #include <random>
-#include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/memory/memory.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/manifest.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -33,33 +26,6 @@ std::string RandomToken() {
   std::random_device random;
   const uint64_t high = random();
   return absl::StrCat(absl::Hex(high << 32 | random(), absl::kZeroPad16));
-}
-
-absl::Status CheckIsOurs(const std::string& root,
-                         const std::vector<std::string>& names) {
-  const bool marked =
-      std::find(names.begin(), names.end(), kMarkerName) != names.end();
-  if (marked || names.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "checkpoints in ", root, ": there is something else in it (", names[0],
-      "): name a new or an empty folder; a folder of checkpoints that was "
-      "copied needs its hidden file ",
-      kMarkerName, " as well"));
-}
-
-// Makes the file that marks the folder as ours. Returns the lock, null if
-// commits are by manifest.
-absl::StatusOr<std::unique_ptr<FileLock>> Mark(
-    FileSystem& files, const std::string& root, CommitBy commit_by,
-    const std::vector<std::string>& names) {
-  const std::string marker = JoinPath(root, kMarkerName);
-  if (commit_by == CommitBy::kRename) return files.Lock(marker, Holder());
-  // A folder of ours that is not empty has its marker.
-  if (names.empty()) {
-    FSDP_RETURN_IF_ERROR(
-        WriteNewFile(files, marker, absl::StrCat(Holder(), "\n")));
-  }
-  return nullptr;
 }
 
 // Makes the folder and syncs its parent, even if the folder was there: a run
@@ -91,8 +57,7 @@ constexpr char kGivenUpText[] =
 // Lowest first: the newest of the others is the same until the last is marked.
 absl::Status GiveUpAbove(FileSystem& files, const std::string& root,
                          int64_t step) {
-  FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
-                        ListCheckpoints(files, root));
+  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files, root));
   for (const Committed& one : list) {
     if (one.step <= step) continue;
     const std::string mark = JoinPath(one.path, kGivenUpName);
@@ -113,13 +78,6 @@ absl::Status RemoveManifest(FileSystem& files, const std::string& path) {
   return absl::IsNotFound(synced) ? absl::OkStatus() : synced;
 }
 
-absl::Status WriteManifest(FileSystem& files, const std::string& path,
-                           const Manifest& manifest) {
-  FSDP_RETURN_IF_ERROR(WriteNewFile(files, JoinPath(path, kManifestName),
-                                    FormatManifest(manifest)));
-  return files.SyncFolder(path);
-}
-
 absl::Status WriteLatest(FileSystem& files, const std::string& root,
                          int64_t step) {
   const std::string path = JoinPath(root, kLatestName);
@@ -138,18 +96,6 @@ absl::Status ForgetLatest(FileSystem& files, const std::string& path) {
   if (names_it) {
     FSDP_RETURN_IF_ERROR(files.RemoveFile(JoinPath(root, kLatestName)));
   }
-  return files.SyncFolder(root);
-}
-
-// Turns `root`, whose `latest` has been right so far, into such a folder.
-absl::Status BeginByManifest(FileSystem& files, const std::string& root) {
-  FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
-                        LatestCheckpoint(files, root));
-  if (latest.has_value()) {
-    FSDP_RETURN_IF_ERROR(GiveUpAbove(files, root, latest->step));
-  }
-  FSDP_RETURN_IF_ERROR(
-      WriteNewFile(files, JoinPath(root, kByManifestName), kByManifestText));
   return files.SyncFolder(root);
 }
 
@@ -194,7 +140,9 @@ absl::Status CommitByManifest(FileSystem& files, const std::string& root,
   FSDP_RETURN_IF_ERROR(files.SyncFolder(path));
   FSDP_RETURN_IF_ERROR(files.SyncFolder(root));
   FSDP_RETURN_IF_ERROR(GiveUpAbove(files, root, manifest.step));
-  absl::Status written = WriteManifest(files, path, manifest);
+  absl::Status written = WriteNewFile(files, JoinPath(path, kManifestName),
+                                      FormatManifest(manifest));
+  if (written.ok()) written = files.SyncFolder(path);
   if (!written.ok()) {
     if (RemoveManifest(files, path).ok()) return written;
     return MayBeSaved(written, manifest.step);
@@ -227,9 +175,24 @@ absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Claim(
     FileSystem& files, const std::string& root, CommitBy commit_by) {
   FSDP_RETURN_IF_ERROR(MakeRoot(files, root));
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
-  FSDP_RETURN_IF_ERROR(CheckIsOurs(root, names));
-  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<FileLock> lock,
-                        Mark(files, root, commit_by, names));
+  const std::string marker = JoinPath(root, kMarkerName);
+  const bool marked =
+      std::find(names.begin(), names.end(), kMarkerName) != names.end();
+  if (!marked && !names.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "checkpoints in ", root, ": there is something else in it (", names[0],
+        "): name a new or an empty folder; a folder of checkpoints that was "
+        "copied needs its hidden file ",
+        kMarkerName, " as well"));
+  }
+  std::unique_ptr<FileLock> lock;
+  if (commit_by == CommitBy::kRename) {
+    FSDP_ASSIGN_OR_RETURN(lock, files.Lock(marker, Holder()));
+  } else if (names.empty()) {
+    // A folder of ours that is not empty has its marker.
+    FSDP_RETURN_IF_ERROR(
+        WriteNewFile(files, marker, absl::StrCat(Holder(), "\n")));
+  }
   // The marker is on the disk before anything that it has to explain.
   FSDP_RETURN_IF_ERROR(files.SyncFolder(root));
   auto folder = absl::WrapUnique(
@@ -265,10 +228,16 @@ absl::Status CheckpointFolder::SettleCommitBy() {
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                         files_.List(root_));
   if (IsByManifest(names) == by_manifest()) return absl::OkStatus();
-  if (by_manifest()) return BeginByManifest(files_, root_);
+  FSDP_ASSIGN_OR_RETURN(const auto latest, LatestCheckpoint(files_, root_));
+  if (by_manifest()) {
+    if (latest.has_value()) {
+      FSDP_RETURN_IF_ERROR(GiveUpAbove(files_, root_, latest->step));
+    }
+    FSDP_RETURN_IF_ERROR(WriteNewFile(files_, JoinPath(root_, kByManifestName),
+                                      kByManifestText));
+    return files_.SyncFolder(root_);
+  }
   // By manifest `latest` may be old; from here on it has to be right.
-  FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
-                        LatestCheckpoint(files_, root_));
   if (latest.has_value()) {
     FSDP_RETURN_IF_ERROR(WriteNext(latest->step));
     FSDP_RETURN_IF_ERROR(Announce());
@@ -331,19 +300,7 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
         "commit step ", step, " in ", root_,
         ": it was not begun, or the manifest is of step ", manifest.step));
   }
-  FSDP_RETURN_IF_ERROR(CheckWritten(PathToWrite(step), manifest));
-  if (!by_manifest()) return CommitByRename(manifest);
-  absl::Status committed = CommitByManifest(files_, root_, manifest);
-  FSDP_ASSIGN_OR_RETURN(
-      const bool is_there,
-      Exists(files_, JoinPath(StepPath(root_, step), kManifestName)));
-  // A committed checkpoint is not for Discard() to remove.
-  if (is_there) begun_.erase(step);
-  return committed;
-}
-
-absl::Status CheckpointFolder::CheckWritten(const std::string& path,
-                                            const Manifest& manifest) {
+  const std::string path = PathToWrite(step);
   std::set<std::string> folders;
   for (const auto& [name, sums] : manifest.files) {
     FSDP_RETURN_IF_ERROR(CheckFileName(name));
@@ -355,7 +312,14 @@ absl::Status CheckpointFolder::CheckWritten(const std::string& path,
   for (const std::string& folder : folders) {
     FSDP_RETURN_IF_ERROR(files_.SyncFolder(JoinPath(path, folder)));
   }
-  return absl::OkStatus();
+  if (!by_manifest()) return CommitByRename(manifest);
+  absl::Status committed = CommitByManifest(files_, root_, manifest);
+  FSDP_ASSIGN_OR_RETURN(
+      const bool is_there,
+      Exists(files_, JoinPath(StepPath(root_, step), kManifestName)));
+  // A committed checkpoint is not for Discard() to remove.
+  if (is_there) begun_.erase(step);
+  return committed;
 }
 
 absl::Status CheckpointFolder::CommitByRename(const Manifest& manifest) {
@@ -463,10 +427,8 @@ absl::Status CheckpointFolder::Remove(int64_t step, const std::string& path) {
 
 absl::StatusOr<std::vector<int64_t>> CheckpointFolder::Prune(
     const Retention& retention) {
-  FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
-                        ListCheckpoints(files_, root_));
-  FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
-                        LatestCheckpoint(files_, root_));
+  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files_, root_));
+  FSDP_ASSIGN_OR_RETURN(const auto latest, LatestCheckpoint(files_, root_));
   std::vector<int64_t> steps;
   std::map<int64_t, std::string> paths;
   for (const Committed& one : list) {

@@ -75,8 +75,6 @@ class CheckpointFolder {
   absl::Status RemoveLeftovers();
   // Makes the folder say that it commits as commit_by_ has it.
   absl::Status SettleCommitBy();
-  // Checks and syncs what is to be committed.
-  absl::Status CheckWritten(const std::string& path, const Manifest& manifest);
   absl::Status CommitByRename(const Manifest& manifest);
   // Ends a replacement that was not finished: the old one is back, or gone.
   absl::Status SettleReplaced(int64_t step);

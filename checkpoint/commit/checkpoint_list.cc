@@ -6,7 +6,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -15,15 +14,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Returns whether `one` was written whole, as one is that `latest` names. If it
-// is damaged nevertheless, whoever loads it has to learn that.
-bool IsFinished(FileSystem& files, const Committed& one,
-                absl::string_view latest) {
-  if (latest == StepName(one.step)) return true;
-  const absl::Status manifest = ReadManifest(files, one.path).status();
-  return !absl::IsDataLoss(manifest) && !absl::IsNotFound(manifest);
-}
-
 // Returns the newest of checkpoints that are committed by manifests, where
 // `latest` may be old. Adds the paths of newer ones that are torn to `torn`.
 absl::StatusOr<std::optional<Committed>> NewestByManifest(
@@ -31,7 +21,12 @@ absl::StatusOr<std::optional<Committed>> NewestByManifest(
     absl::string_view latest, std::vector<std::string>& torn) {
   std::optional<Committed> given_up;
   for (auto one = list.rbegin(); one != list.rend(); ++one) {
-    if (!IsFinished(files, *one, latest)) {
+    // One that `latest` names was written whole. If it is damaged nevertheless,
+    // whoever loads it has to learn that.
+    const absl::Status manifest = latest == StepName(one->step)
+                                      ? absl::OkStatus()
+                                      : ReadManifest(files, one->path).status();
+    if (absl::IsDataLoss(manifest) || absl::IsNotFound(manifest)) {
       torn.push_back(one->path);
       continue;
     }
@@ -84,8 +79,7 @@ absl::StatusOr<std::vector<Committed>> ListCheckpoints(
 
 absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
     FileSystem& files, const std::string& root) {
-  FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
-                        ListCheckpoints(files, root));
+  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files, root));
   if (list.empty()) return std::nullopt;
   FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
@@ -101,8 +95,7 @@ absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
 
 absl::StatusOr<std::vector<std::string>> TornCheckpoints(
     FileSystem& files, const std::string& root) {
-  FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
-                        ListCheckpoints(files, root));
+  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files, root));
   FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
   std::vector<std::string> torn;
   FSDP_RETURN_IF_ERROR(NewestByManifest(files, list, latest, torn).status());

@@ -123,14 +123,12 @@ void CheckIsTidy(FileSystem& files) {
 // claims to be a checkpoint is sound; the next run finds and leaves order.
 void Check(Machine& machine, size_t done) {
   FileSystem& files = machine.files();
-  ASSERT_OK_AND_ASSIGN(const std::optional<Committed> latest,
-                       LatestCheckpoint(files, kRoot));
+  ASSERT_OK_AND_ASSIGN(const auto latest, LatestCheckpoint(files, kRoot));
   ASSERT_TRUE(latest.has_value());
   const uint32_t version = VersionOf(files, latest->path);
   EXPECT_GE(version, 2 + done);
   EXPECT_LE(version, 3 + done);
-  ASSERT_OK_AND_ASSIGN(const std::vector<Committed> list,
-                       ListCheckpoints(files, kRoot));
+  ASSERT_OK_AND_ASSIGN(const auto list, ListCheckpoints(files, kRoot));
   for (const Committed& one : list) {
     // By manifest, the checkpoint at which the run has died is passed over.
     if (machine.commit_by == CommitBy::kManifest && one.step > latest->step) {

@@ -1,10 +1,8 @@
 #include "checkpoint/commit/manifest.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -14,8 +12,6 @@
 #include "absl/types/span.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/checksums.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "offload/checksum.h"
 
@@ -218,10 +214,8 @@ absl::StatusOr<Manifest> ReadManifest(FileSystem& files,
 
 namespace {
 
-using Kind = Problem::Kind;
-
-Problem Make(Kind kind, const std::string& file, absl::string_view what) {
-  return {kind, file, absl::StrCat(file, ": ", what)};
+Problem Make(const std::string& file, absl::string_view what) {
+  return {file, absl::StrCat(file, ": ", what)};
 }
 
 // Adds everything in a folder and in its subfolders, but nothing deeper, by
@@ -255,12 +249,10 @@ std::vector<Problem> Compare(const std::string& name, const FileSums& expected,
     if (sound(i)) continue;
     const size_t begin = i;
     while (i < blocks.size() && !sound(i)) ++i;
-    problems.push_back(
-        Make(Kind::kDamaged, name,
-             absl::StrCat("MiB [", begin, ", ", i, ") are damaged: CRC32C ",
-                          absl::Hex(blocks[begin].crc32c, absl::kZeroPad8),
-                          " instead of ",
-                          absl::Hex(expected.blocks[begin], absl::kZeroPad8))));
+    problems.push_back(Make(
+        name, absl::StrCat("MiB [", begin, ", ", i, ") are damaged: CRC32C ",
+                           Hex(blocks[begin].crc32c), " instead of ",
+                           Hex(expected.blocks[begin]))));
   }
   return problems;
 }
@@ -276,24 +268,24 @@ absl::StatusOr<std::vector<Problem>> CompareSizes(FileSystem& files,
   for (const auto& [name, sums] : manifest.files) {
     const auto there = found.find(name);
     if (there == found.end()) {
-      problems.push_back(Make(Kind::kMissing, name, "is missing"));
+      problems.push_back(Make(name, "is missing"));
       continue;
     }
     const FileInfo& info = there->second;
     const std::string sizes =
         absl::StrCat("has ", info.bytes, " bytes instead of ", sums.bytes);
     if (info.kind != FileInfo::Kind::kFile) {
-      problems.push_back(Make(Kind::kUnreadable, name, "is no file"));
+      problems.push_back(Make(name, "is no file"));
     } else if (info.bytes < sums.bytes) {
-      problems.push_back(Make(Kind::kShorter, name, sizes));
+      problems.push_back(Make(name, sizes));
     } else if (info.bytes > sums.bytes) {
-      problems.push_back(Make(Kind::kLonger, name, sizes));
+      problems.push_back(Make(name, sizes));
     }
     found.erase(there);
   }
   for (const auto& [name, info] : found) {
-    problems.push_back(Make(Kind::kExtra, name,
-                            "is there, and the manifest does not have it"));
+    problems.push_back(
+        Make(name, "is there, and the manifest does not have it"));
   }
   return problems;
 }
@@ -301,8 +293,7 @@ absl::StatusOr<std::vector<Problem>> CompareSizes(FileSystem& files,
 absl::StatusOr<std::vector<Problem>> VerifyFiles(
     FileSystem& files, const std::string& folder, const Manifest& manifest,
     const std::function<void(int64_t done, int64_t total)>& progress) {
-  FSDP_ASSIGN_OR_RETURN(std::vector<Problem> problems,
-                        CompareSizes(files, folder, manifest));
+  FSDP_ASSIGN_OR_RETURN(auto problems, CompareSizes(files, folder, manifest));
   std::vector<std::string> names;
   std::vector<SourceFile> sources;
   int64_t total = 0;
@@ -332,7 +323,7 @@ absl::StatusOr<std::vector<Problem>> VerifyFiles(
     const FilePlace whole = {static_cast<int64_t>(i), 0, sums.bytes};
     const absl::Status status = reader->Read({whole}, take);
     if (!status.ok()) {
-      problems.push_back(Make(Kind::kUnreadable, names[i], status.message()));
+      problems.push_back(Make(names[i], status.message()));
     }
     const std::vector<Problem> more = Compare(names[i], sums, blocks);
     if (status.ok()) problems.insert(problems.end(), more.begin(), more.end());

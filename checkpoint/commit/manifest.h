@@ -56,16 +56,6 @@ absl::StatusOr<Manifest> ReadManifest(FileSystem& files,
 // Checks whether a checkpoint's folder is what its manifest says.
 
 struct Problem {
-  enum class Kind {
-    kMissing,
-    kExtra,    // not in the manifest
-    kShorter,  // cut off
-    kLonger,
-    kDamaged,     // other bytes
-    kUnreadable,  // the disk fails, or it is no file
-  };
-
-  Kind kind = Kind::kMissing;
   std::string file;  // relative to the folder
   std::string text;  // "model.safetensors: MiB [5, 7) are damaged"
 };

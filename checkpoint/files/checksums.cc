@@ -50,16 +50,6 @@ absl::Status CheckNext(const Piece& piece, const NamedSize& file,
   return absl::OkStatus();
 }
 
-void Append(const Piece& piece, FileSums& sums) {
-  if (piece.offset % kBlockBytes == 0) {
-    sums.blocks.push_back(piece.crc32c);
-  } else {
-    sums.blocks.back() =
-        Crc32cCombine(sums.blocks.back(), piece.crc32c, piece.bytes);
-  }
-  sums.bytes += piece.bytes;
-}
-
 }  // namespace
 
 uint32_t CombineBlocks(int64_t bytes, absl::Span<const uint32_t> blocks) {
@@ -90,21 +80,6 @@ void AppendPieces(int64_t file, int64_t offset, absl::string_view bytes,
   }
 }
 
-void AppendZeroPieces(int64_t file, int64_t offset, int64_t bytes,
-                      std::vector<Piece>& pieces) {
-  const std::string zeros(std::min(bytes, kBlockBytes), '\0');
-  const uint32_t of_block = offload::Crc32c(zeros);
-  while (bytes > 0) {
-    const int64_t size = std::min(bytes, kBlockBytes - offset % kBlockBytes);
-    const auto part = absl::string_view(zeros).substr(0, size);
-    pieces.push_back(
-        {file, offset, size,
-         part.size() == zeros.size() ? of_block : offload::Crc32c(part)});
-    offset += size;
-    bytes -= size;
-  }
-}
-
 absl::StatusOr<std::vector<FileSums>> CombinePieces(
     std::vector<Piece> pieces, absl::Span<const NamedSize> files) {
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
@@ -118,9 +93,15 @@ absl::StatusOr<std::vector<FileSums>> CombinePieces(
                     absl::StrCat("there are only ", files.size(), " files"));
     }
     if (piece.bytes == 0) continue;
-    FSDP_RETURN_IF_ERROR(
-        CheckNext(piece, files[piece.file], sums[piece.file].bytes));
-    Append(piece, sums[piece.file]);
+    FileSums& sum = sums[piece.file];
+    FSDP_RETURN_IF_ERROR(CheckNext(piece, files[piece.file], sum.bytes));
+    if (piece.offset % kBlockBytes == 0) {
+      sum.blocks.push_back(piece.crc32c);
+    } else {
+      sum.blocks.back() =
+          Crc32cCombine(sum.blocks.back(), piece.crc32c, piece.bytes);
+    }
+    sum.bytes += piece.bytes;
   }
   for (size_t i = 0; i < files.size(); ++i) {
     if (sums[i].bytes < files[i].bytes) {

@@ -50,10 +50,6 @@ struct Piece {
 // they continue it, otherwise as new pieces.
 void AppendPieces(int64_t file, int64_t offset, absl::string_view bytes,
                   std::vector<Piece>& pieces);
-// Adds zeros that nobody writes: the file has got its size, and reads as zeros.
-void AppendZeroPieces(int64_t file, int64_t offset, int64_t bytes,
-                      std::vector<Piece>& pieces);
-
 struct NamedSize {
   std::string name;
   int64_t bytes = 0;

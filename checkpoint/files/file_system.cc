@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -153,12 +153,8 @@ absl::string_view LastPart(absl::string_view path) {
 
 namespace {
 
-struct Advice {
-  absl::StatusCode code;
-  absl::string_view text;
-};
-
-Advice AdviceOn(int error) {
+// The code of an error, and what to do.
+std::pair<absl::StatusCode, absl::string_view> AdviceOn(int error) {
   using Code = absl::StatusCode;
   switch (error) {
     case ENOENT:
@@ -203,12 +199,12 @@ Advice AdviceOn(int error) {
 
 absl::Status FileError(int error, absl::string_view what,
                        absl::string_view path) {
-  const Advice advice = AdviceOn(error);
+  const auto [code, advice] = AdviceOn(error);
   // The system and OpenRegularFile() report FIFOs, sockets and devices so.
   const absl::string_view why =
       error == ENXIO ? "it is no regular file" : std::strerror(error);
-  return absl::Status(
-      advice.code, absl::StrCat(what, " ", path, ": ", why, "; ", advice.text));
+  return absl::Status(code,
+                      absl::StrCat(what, " ", path, ": ", why, "; ", advice));
 }
 
 absl::Status EndsEarly(absl::string_view path, int64_t offset, int64_t wanted,

@@ -1,9 +1,7 @@
-#include "checkpoint/files/new_path.h"
-
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint {
 namespace {

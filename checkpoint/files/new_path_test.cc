@@ -1,20 +1,8 @@
-#include "checkpoint/files/new_path.h"
-
-#include <sys/types.h>
-
-#include <cerrno>
-#include <cstdint>
 #include <functional>
-#include <memory>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/file_system.h"
@@ -309,34 +297,23 @@ class NewPathFaultsTest : public ::testing::TestWithParam<Kind> {
   }
 };
 
-TEST_P(NewPathFaultsTest, TheProcessIsKilledAtEveryCall) {
+// The process is killed, or power is lost, with each number of seeds.
+TEST_P(NewPathFaultsTest, ARunDiesAtEveryCall) {
   const int64_t calls = Calls();
   for (int64_t call = 0; call <= calls; ++call) {
-    SCOPED_TRACE(absl::StrCat("killed at call ", call, " of ", calls));
-    const auto disk = Disk();
-    FaultyFileSystem files(*disk);
-    files.StopAtCall(call);
-    // After the last sync only the lock is left to be removed.
-    const bool committed = Run(files).ok();
-    EXPECT_EQ(committed, call >= calls - 2);
-    disk->KillProcess();
-    const auto text = TextOf(*disk, "/out", GetParam());
-    ExpectSound(*disk, text.ok() && text->size() == 10000);
-    if (committed) ExpectSound(*disk, /*whole=*/true);
-    ExpectNextWorks(*disk);
-  }
-}
-
-TEST_P(NewPathFaultsTest, PowerIsLostAtEveryCall) {
-  const int64_t calls = Calls();
-  for (int64_t call = 0; call <= calls; ++call) {
-    for (int seed = 0; seed < 12; ++seed) {
-      SCOPED_TRACE(absl::StrCat("lost at call ", call, ", seed ", seed));
+    for (int seed = -1; seed < 12; ++seed) {
+      SCOPED_TRACE(absl::StrCat("call ", call, " of ", calls, ", seed ", seed));
       const auto disk = Disk();
       FaultyFileSystem files(*disk);
       files.StopAtCall(call);
+      // After the last sync only the lock is left to be removed.
       const bool committed = Run(files).ok();
-      disk->LosePower(seed);
+      EXPECT_EQ(committed, call >= calls - 2);
+      if (seed < 0) {
+        disk->KillProcess();
+      } else {
+        disk->LosePower(seed);
+      }
       const auto text = TextOf(*disk, "/out", GetParam());
       ExpectSound(*disk, text.ok() && text->size() == 10000);
       if (committed) ExpectSound(*disk, /*whole=*/true);

@@ -1,7 +1,6 @@
 #include "checkpoint/files/range_reader.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <utility>
 
@@ -9,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/range_writer.h"
 #include "offload/checksum.h"
 
 namespace fsdp::checkpoint {
@@ -105,21 +103,6 @@ absl::StatusOr<int64_t> RangeReader::SizeOf(int64_t file) {
   return sizes_[file];
 }
 
-absl::Status RangeReader::CheckRanges(absl::Span<const FilePlace> ranges) {
-  for (const FilePlace& range : ranges) {
-    FSDP_ASSIGN_OR_RETURN(const int64_t size, SizeOf(range.file));
-    int64_t end = 0;
-    if (range.offset < 0 || range.bytes < 0 ||
-        __builtin_add_overflow(range.offset, range.bytes, &end) || end > size) {
-      return absl::OutOfRangeError(absl::StrCat(
-          "read ", range.bytes, " bytes at ", range.offset, " of ",
-          sources_[range.file].path, ": it has ", size,
-          " bytes; it is not the file that was planned for, or it is damaged"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status RangeReader::TakeFrom(Chunk& chunk,
                                    absl::Span<const FilePlace> ranges,
                                    Cursor& cursor, Take take) const {
@@ -199,8 +182,7 @@ absl::Status RangeReader::Verify(Chunk& chunk, int64_t end) const {
 absl::Status RangeReader::StartReads(absl::Span<const FilePlace> ranges,
                                      Cursor& cursor) {
   while (!free_.empty() && cursor.range < ranges.size()) {
-    FSDP_ASSIGN_OR_RETURN(std::shared_ptr<File> file,
-                          Open(ranges[cursor.range].file));
+    FSDP_ASSIGN_OR_RETURN(auto file, Open(ranges[cursor.range].file));
     Chunk* const chunk = free_.back();
     free_.pop_back();
     Plan(ranges, cursor, *chunk);
@@ -235,7 +217,17 @@ absl::Status RangeReader::AwaitNext() {
 absl::Status RangeReader::ReadAll(
     absl::Span<const FilePlace> ranges, Take take,
     const std::function<absl::Status()>& before_reuse) {
-  FSDP_RETURN_IF_ERROR(CheckRanges(ranges));
+  for (const FilePlace& range : ranges) {
+    FSDP_ASSIGN_OR_RETURN(const int64_t size, SizeOf(range.file));
+    int64_t end = 0;
+    if (range.offset < 0 || range.bytes < 0 ||
+        __builtin_add_overflow(range.offset, range.bytes, &end) || end > size) {
+      return absl::OutOfRangeError(absl::StrCat(
+          "read ", range.bytes, " bytes at ", range.offset, " of ",
+          sources_[range.file].path, ": it has ", size,
+          " bytes; it is not the file that was planned for, or it is damaged"));
+    }
+  }
   Cursor taken;
   // Skips empty ranges, and takes what the call before has left.
   Chunk nothing;
@@ -254,20 +246,17 @@ absl::Status RangeReader::ReadAll(
   return absl::OkStatus();
 }
 
-void RangeReader::Drop() {
+absl::Status RangeReader::Read(
+    absl::Span<const FilePlace> ranges, Take take,
+    const std::function<absl::Status()>& before_reuse) {
+  absl::Status status = ReadAll(ranges, take, before_reuse);
+  if (status.ok()) return status;
   // After an error the chunk is not trusted any more.
   if (current_ != nullptr) free_.push_back(std::exchange(current_, nullptr));
   while (!pending_.empty()) {
     static_cast<void>(AwaitNext());
     free_.push_back(std::exchange(current_, nullptr));
   }
-}
-
-absl::Status RangeReader::Read(
-    absl::Span<const FilePlace> ranges, Take take,
-    const std::function<absl::Status()>& before_reuse) {
-  absl::Status status = ReadAll(ranges, take, before_reuse);
-  if (!status.ok()) Drop();
   return status;
 }
 

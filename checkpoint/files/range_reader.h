@@ -114,7 +114,6 @@ class RangeReader {
   // the least recently used one.
   absl::StatusOr<std::shared_ptr<File>> Open(int64_t source);
   absl::Status CheckSize(int64_t source, int64_t bytes) const;
-  absl::Status CheckRanges(absl::Span<const FilePlace> ranges);
   // Hands what `chunk` has from `cursor` on to `take`, and moves `cursor`.
   absl::Status TakeFrom(Chunk& chunk, absl::Span<const FilePlace> ranges,
                         Cursor& cursor, Take take) const;
@@ -128,7 +127,6 @@ class RangeReader {
   absl::Status AwaitNext();
   absl::Status ReadAll(absl::Span<const FilePlace> ranges, Take take,
                        const std::function<absl::Status()>& before_reuse);
-  void Drop();
 
   FileSystem& files_;
   const std::vector<SourceFile> sources_;

@@ -1,20 +1,12 @@
 #include "checkpoint/files/range_reader.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
 #include <random>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/checksums.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
@@ -24,7 +16,6 @@
 namespace fsdp::checkpoint::testing {
 namespace {
 
-using ::fsdp::testing::NoThreads;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
@@ -136,7 +127,7 @@ TEST_P(RangeReaderTest, TheRealDisk) {
 }
 
 TEST_P(RangeReaderTest, WithoutThreadsItReadsItself) {
-  const NoThreads none;
+  const ::fsdp::testing::NoThreads none;
   EXPECT_OK(ReadAndCompare(*Reader(files_), RandomRanges(20, 3 << 20)));
 }
 

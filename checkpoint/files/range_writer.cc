@@ -1,16 +1,10 @@
 #include "checkpoint/files/range_writer.h"
 
-#include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "absl/memory/memory.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "base/start_thread.h"
-#include "base/status_macros.h"
 
 namespace fsdp::checkpoint {
 
@@ -58,16 +52,10 @@ namespace {
 
 // A cancellation is noticed within this time.
 constexpr absl::Duration kSleep = absl::Milliseconds(50);
-
-PaceOptions WithTime(PaceOptions options) {
-  if (!options.now) options.now = absl::Now;
-  if (!options.sleep) options.sleep = absl::SleepFor;
-  return options;
-}
+// Small enough that the checksum finds it in the processor's cache.
+constexpr int64_t kSlice = int64_t{256} << 10;
 
 }  // namespace
-
-Pace::Pace(PaceOptions options) : options_(WithTime(std::move(options))) {}
 
 absl::Status Pace::CheckCancelled() const {
   if (options_.cancelled == nullptr || !options_.cancelled->load()) {
@@ -90,13 +78,6 @@ absl::Status Pace::Take(int64_t bytes) {
                             static_cast<double>(options_.bytes_per_second));
   return absl::OkStatus();
 }
-
-namespace {
-
-// Small enough that the checksum finds it in the processor's cache.
-constexpr int64_t kSlice = int64_t{256} << 10;
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<RangeWriter>> RangeWriter::Create(
     FileSystem& files, std::vector<std::string> paths,

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -19,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
@@ -26,11 +28,10 @@
 #include "checkpoint/files/file_system.h"
 #include "offload/page_memory.h"
 
-// Threads that wait for the disk while the caller computes.
-
 namespace fsdp::checkpoint {
 
-// Runs jobs, which begin in the order of Run(). Thread-safe.
+// Threads that wait for the disk while the caller computes. Jobs begin in the
+// order of Run(). Thread-safe.
 class IoThreads {
  public:
   // Starts up to `count` threads; if none can be started, Run() does the job.
@@ -53,22 +54,20 @@ class IoThreads {
   std::vector<std::thread> threads_;
 };
 
-// Limits bytes per second.
-
 struct PaceOptions {
   int64_t bytes_per_second = 0;  // 0: no limit
   // Once it is true, calls return Cancelled. The thread that writes reads it.
   // If null, nothing is cancelled.
   const std::atomic<bool>* cancelled = nullptr;
-  // Tests replace the time; null means the machine's.
-  std::function<absl::Time()> now;
-  std::function<void(absl::Duration)> sleep;
+  // Tests replace the time.
+  std::function<absl::Time()> now = absl::Now;
+  std::function<void(absl::Duration)> sleep = absl::SleepFor;
 };
 
-// Thread-compatible.
+// Limits bytes per second. Thread-compatible.
 class Pace {
  public:
-  explicit Pace(PaceOptions options);
+  explicit Pace(PaceOptions options) : options_(std::move(options)) {}
 
   // Cancelled, or OK.
   absl::Status CheckCancelled() const;

@@ -1,24 +1,15 @@
 #include "checkpoint/format/catalog.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/container/flat_hash_map.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/format/file_plan.h"
-#include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -38,16 +29,6 @@ absl::Status CheckPlace(const TensorInfo& tensor, const StoredBox& box,
     return Refuse(tensor, absl::StrCat("a piece of ", bytes, " bytes at byte ",
                                        box.offset, " of ", file->name,
                                        ", which has ", file->bytes));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckWhole(const StoredTensor& tensor) {
-  const std::vector<Box> boxes(tensor.boxes.begin(), tensor.boxes.end());
-  const absl::Status status = CheckTiles(tensor.info.shape, boxes);
-  if (!status.ok()) return Refuse(tensor.info, status.message());
-  if (ItemBytes(tensor.info.dtype) == 0 && boxes.size() > 1) {
-    return Refuse(tensor.info, "elements that do not fill bytes, in pieces");
   }
   return absl::OkStatus();
 }
@@ -156,7 +137,12 @@ absl::Status Catalog::AddTensor(StoredTensor tensor) {
     FSDP_RETURN_IF_ERROR(
         CheckPlace(tensor.info, box, known ? &files_[box.file] : nullptr));
   }
-  FSDP_RETURN_IF_ERROR(CheckWhole(tensor));
+  const std::vector<Box> boxes(tensor.boxes.begin(), tensor.boxes.end());
+  const absl::Status whole = CheckTiles(tensor.info.shape, boxes);
+  if (!whole.ok()) return Refuse(tensor.info, whole.message());
+  if (ItemBytes(tensor.info.dtype) == 0 && boxes.size() > 1) {
+    return Refuse(tensor.info, "elements that do not fill bytes, in pieces");
+  }
   tensor.boxes.erase(std::remove_if(tensor.boxes.begin(), tensor.boxes.end(),
                                     [](const StoredBox& box) {
                                       return absl::c_linear_search(box.sizes,

@@ -1,20 +1,11 @@
 #include "checkpoint/format/catalog.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <random>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/format/file_plan.h"
-#include "checkpoint/format/safetensors_header.h"
-#include "checkpoint/format/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -201,8 +192,7 @@ TEST(RunsTest, EveryRangeIsReadInOrder) {
       auto begin = static_cast<int64_t>(random() % (numel + 1));
       auto end = static_cast<int64_t>(random() % (numel + 1));
       if (begin > end) std::swap(begin, end);
-      ASSERT_OK_AND_ASSIGN(std::vector<FileRun> runs,
-                           RunsOf(tensor, begin, end));
+      ASSERT_OK_AND_ASSIGN(auto runs, RunsOf(tensor, begin, end));
       int64_t next = 0;
       for (size_t k = 0; k < runs.size(); ++k) {
         const FileRun& run = runs[k];
@@ -220,8 +210,6 @@ TEST(RunsTest, EveryRangeIsReadInOrder) {
     }
   }
 }
-
-using ::testing::AllOf;
 
 // A file of such tensors, with what DCP says of them if it is not empty.
 SafetensorsFile File(std::string name, const std::vector<TensorInfo>& tensors,
@@ -289,38 +277,38 @@ struct Hostile {
   absl::string_view message;
 };
 
-class HostileShardingTest : public ::testing::TestWithParam<Hostile> {};
-
-TEST_P(HostileShardingTest, IsRefusedWithItsReason) {
-  EXPECT_THAT(CatalogOfSafetensors({File(
-                  "1", {{"w", Dtype::kU8, {1, 3}}, {"x", Dtype::kU8, {1}}},
-                  std::string(GetParam().sharding))}),
-              StatusIs(kInvalid, HasSubstr(std::string(GetParam().message))));
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    All, HostileShardingTest,
-    ::testing::Values(
-        Hostile{"{", "1: JSON, byte 1"}, Hostile{"[]", "expected an object"},
-        Hostile{R"({"w": 1})", "DCP_SHARDING_INFO of \"w\": it has no"},
-        Hostile{R"({"w": {"saved_offsets": 1}})", "is no list of integers"},
-        Hostile{R"({"w": {"saved_offsets": [-1, 0]}})", "is no list of"},
-        Hostile{R"({"w": {"saved_offsets": [], "global_shape": [0.5]}})",
-                "\"global_shape\" is no list"},
-        Hostile{R"({"w": {"saved_offsets": [], "logical_fqn": 1}})",
-                "\"logical_fqn\" is no string"},
-        Hostile{R"({"w": {"saved_offsets": [0]}})",
-                "1, tensor \"w\": is U8[1, 3], but at [0]"},
-        Hostile{R"({"w": {"saved_offsets": [0, 9223372036854775807]}})",
-                "beyond what 64 bits count"},
-        Hostile{R"({"w": {"saved_offsets": [0, 0]}})",
-                "1, tensor \"x\": is not in the file's DCP_SHARDING_INFO"},
-        Hostile{R"({"w": {"saved_offsets": [0, 0]},
+constexpr Hostile kHostile[] = {
+    {"{", "1: JSON, byte 1"},
+    {"[]", "expected an object"},
+    {R"({"w": 1})", "DCP_SHARDING_INFO of \"w\": it has no"},
+    {R"({"w": {"saved_offsets": 1}})", "is no list of integers"},
+    {R"({"w": {"saved_offsets": [-1, 0]}})", "is no list of"},
+    {R"({"w": {"saved_offsets": [], "global_shape": [0.5]}})",
+     "\"global_shape\" is no list"},
+    {R"({"w": {"saved_offsets": [], "logical_fqn": 1}})",
+     "\"logical_fqn\" is no string"},
+    {R"({"w": {"saved_offsets": [0]}})",
+     "1, tensor \"w\": is U8[1, 3], but at [0]"},
+    {R"({"w": {"saved_offsets": [0, 9223372036854775807]}})",
+     "beyond what 64 bits count"},
+    {R"({"w": {"saved_offsets": [0, 0]}})",
+     "1, tensor \"x\": is not in the file's DCP_SHARDING_INFO"},
+    {R"({"w": {"saved_offsets": [0, 0]},
                     "x": {"saved_offsets": [0], "logical_fqn": "w"}})",
-                "another dtype, shape or number of dimensions"},
-        Hostile{R"({"w": {"saved_offsets": [0, 0], "global_shape": [1]},
+     "another dtype, shape or number of dimensions"},
+    {R"({"w": {"saved_offsets": [0, 0], "global_shape": [1]},
                     "x": {"saved_offsets": [0]}})",
-                "does not lie inside"}));
+     "does not lie inside"}};
+
+TEST(HostileShardingTest, IsRefusedWithItsReason) {
+  for (const Hostile& one : kHostile) {
+    EXPECT_THAT(CatalogOfSafetensors({File(
+                    "1", {{"w", Dtype::kU8, {1, 3}}, {"x", Dtype::kU8, {1}}},
+                    std::string(one.sharding))}),
+                StatusIs(kInvalid, HasSubstr(std::string(one.message))))
+        << one.sharding;
+  }
+}
 
 FileIndex Index(absl::string_view json) { return *ParseFileIndex(json); }
 
@@ -346,11 +334,12 @@ TEST(HuggingFaceCatalogTest, AllDifferencesAreReportedAtOnce) {
                                    File("2", {}), File("4", {})});
   EXPECT_THAT(
       catalog,
-      StatusIs(kInvalid, AllOf(HasSubstr("tensor \"gone\" is missing in 1"),
-                               HasSubstr("tensor \"moved\" is missing in 2"),
-                               HasSubstr("file 3 is missing"),
-                               HasSubstr("file 4 is not in the index"),
-                               ::testing::Not(HasSubstr("\"far\"")))));
+      StatusIs(kInvalid,
+               ::testing::AllOf(HasSubstr("tensor \"gone\" is missing in 1"),
+                                HasSubstr("tensor \"moved\" is missing in 2"),
+                                HasSubstr("file 3 is missing"),
+                                HasSubstr("file 4 is not in the index"),
+                                ::testing::Not(HasSubstr("\"far\"")))));
 }
 
 TEST(HuggingFaceCatalogTest, TheIndexDecidesWhichFileHasATensor) {

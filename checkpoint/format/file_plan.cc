@@ -3,41 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <numeric>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/format/safetensors_header.h"
-#include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint {
 namespace {
-
-absl::Status CheckNames(absl::Span<const TensorInfo> tensors) {
-  absl::flat_hash_set<absl::string_view> names;
-  names.reserve(tensors.size());
-  for (const TensorInfo& tensor : tensors) {
-    if (names.insert(tensor.name).second) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor \"", tensor.name,
-        "\" is given twice; tied parameters are stored under one name"));
-  }
-  return absl::OkStatus();
-}
 
 // Returns which tensors each file has, cut as huggingface_hub does: a tensor
 // that is larger than a file gets its own, while the file before it stays open.
@@ -60,12 +37,6 @@ std::vector<std::vector<size_t>> Group(absl::Span<const int64_t> bytes,
   }
   if (!open.empty() || files.empty()) files.push_back(std::move(open));
   return files;
-}
-
-std::string FileName(absl::string_view stem, size_t index, size_t count) {
-  return count == 1 ? absl::StrCat(stem, ".safetensors")
-                    : absl::StrFormat("%s-%05d-of-%05d.safetensors", stem,
-                                      index + 1, count);
 }
 
 // Writes one line for each tensor, for people and for diff.
@@ -114,7 +85,14 @@ absl::StatusOr<PlannedFile> PlanFile(absl::Span<const TensorInfo> tensors,
 
 absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
                                    const FilePlanOptions& options) {
-  FSDP_RETURN_IF_ERROR(CheckNames(tensors));
+  absl::flat_hash_set<absl::string_view> names;
+  names.reserve(tensors.size());
+  for (const TensorInfo& tensor : tensors) {
+    if (names.insert(tensor.name).second) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor \"", tensor.name,
+        "\" is given twice; tied parameters are stored under one name"));
+  }
   FilePlan plan;
   std::vector<int64_t> bytes(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -131,7 +109,10 @@ absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
   for (size_t i = 0; i < groups.size(); ++i) {
     FSDP_ASSIGN_OR_RETURN(PlannedFile file,
                           PlanFile(tensors, groups[i], options, plan));
-    file.name = FileName(options.stem, i, groups.size());
+    file.name = groups.size() == 1
+                    ? absl::StrCat(options.stem, ".safetensors")
+                    : absl::StrFormat("%s-%05d-of-%05d.safetensors",
+                                      options.stem, i + 1, groups.size());
     FSDP_RETURN_IF_ERROR(CheckPlainFileName(file.name));
     plan.files.push_back(std::move(file));
   }
@@ -269,9 +250,7 @@ std::vector<Contents> Distribute(int rank, absl::Span<const RankRange> ranges) {
     for (Box& box : BoxesOf(rank, ranges[i])) {
       if (k == files.size()) files.emplace_back();
       Contents& file = files[k++];
-      const int64_t end = std::accumulate(box.sizes.begin(), box.sizes.end(),
-                                          int64_t{1}, std::multiplies<>()) +
-                          begin;
+      const int64_t end = begin + box.Numel();
       file.pieces.push_back({static_cast<int>(i), begin, end, 0});
       file.sharding[tensor.name] = {tensor.name, std::move(box.offsets),
                                     tensor.shape, static_cast<int64_t>(i)};
@@ -285,8 +264,7 @@ std::vector<Contents> Distribute(int rank, absl::Span<const RankRange> ranges) {
 absl::StatusOr<ShardFile> Finish(std::string name, Contents contents) {
   ShardFile file;
   file.name = std::move(name);
-  FSDP_ASSIGN_OR_RETURN(const std::vector<PlacedTensor> placed,
-                        PlaceTensors(contents.infos));
+  FSDP_ASSIGN_OR_RETURN(const auto placed, PlaceTensors(contents.infos));
   FSDP_ASSIGN_OR_RETURN(
       file.header,
       FormatSafetensorsHeader(placed, {{std::string(kShardingInfoKey),

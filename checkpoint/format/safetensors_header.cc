@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <numeric>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -16,7 +13,6 @@
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
-#include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -62,17 +58,6 @@ absl::StatusOr<std::vector<int64_t>> Sizes(absl::string_view tensor,
   return sizes;
 }
 
-// Sizes of 0 are passed over: the product of the others has to fit, too.
-absl::Status CheckSizes(const TensorInfo& tensor) {
-  int64_t bits = BitsOf(tensor.dtype);
-  for (const int64_t size : tensor.shape) {
-    if (size != 0 && __builtin_mul_overflow(bits, size, &bits)) {
-      return TensorError(tensor.name, "its size does not fit 64 bits");
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& json) {
   const Json* dtype = json.Find("dtype");
   const Json* shape = json.Find("shape");
@@ -89,7 +74,13 @@ absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& json) {
   }
   TensorInfo info{std::move(name), *known, {}};
   FSDP_ASSIGN_OR_RETURN(info.shape, Sizes(info.name, "shape", *shape));
-  FSDP_RETURN_IF_ERROR(CheckSizes(info));
+  // Sizes of 0 are passed over: the product of the others has to fit, too.
+  int64_t bits = BitsOf(info.dtype);
+  for (const int64_t size : info.shape) {
+    if (size != 0 && __builtin_mul_overflow(bits, size, &bits)) {
+      return TensorError(info.name, "its size does not fit 64 bits");
+    }
+  }
   return info;
 }
 
@@ -162,29 +153,6 @@ absl::Status CheckCoverage(absl::Span<const PlacedTensor> tensors,
   return absl::OkStatus();
 }
 
-std::string LittleEndian(uint64_t value) {
-  std::string bytes;
-  for (int i = 0; i < kSafetensorsLengthBytes; ++i) {
-    bytes.push_back(static_cast<char>(value >> (8 * i)));
-  }
-  return bytes;
-}
-
-absl::Status CheckText(const PlacedTensor& tensor) {
-  if (!IsUtf8(tensor.info.name) || tensor.info.name == kMetadata) {
-    return TensorError(
-        tensor.info.name,
-        "safetensors has no such name; it takes UTF-8 but \"__metadata__\"");
-  }
-  return absl::OkStatus();
-}
-
-Json EntryOf(const PlacedTensor& tensor) {
-  return Json::Object{{"dtype", NameOf(tensor.info.dtype)},
-                      {"shape", tensor.info.shape},
-                      {"data_offsets", Json::Array{tensor.begin, tensor.end}}};
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<PlacedTensor>> PlaceTensors(
@@ -224,10 +192,17 @@ absl::StatusOr<std::string> FormatSafetensorsHeader(
                     Json(std::move(texts)).ToString());
   }
   for (const PlacedTensor& tensor : tensors) {
-    FSDP_RETURN_IF_ERROR(CheckText(tensor));
+    if (!IsUtf8(tensor.info.name) || tensor.info.name == kMetadata) {
+      return TensorError(
+          tensor.info.name,
+          "safetensors has no such name; it takes UTF-8 but \"__metadata__\"");
+    }
+    const Json entry =
+        Json::Object{{"dtype", NameOf(tensor.info.dtype)},
+                     {"shape", tensor.info.shape},
+                     {"data_offsets", Json::Array{tensor.begin, tensor.end}}};
     absl::StrAppend(&json, json.size() == 1 ? "" : ", ",
-                    Json(tensor.info.name).ToString(), ": ",
-                    EntryOf(tensor).ToString());
+                    Json(tensor.info.name).ToString(), ": ", entry.ToString());
   }
   json.push_back('}');
   const size_t used = kSafetensorsLengthBytes + json.size();
@@ -240,7 +215,11 @@ absl::StatusOr<std::string> FormatSafetensorsHeader(
         " tensors; the format allows ", kMaxSafetensorsHeaderBytes,
         ": write them into more files"));
   }
-  return LittleEndian(json.size()) + json;
+  std::string length;  // little endian
+  for (int i = 0; i < kSafetensorsLengthBytes; ++i) {
+    length.push_back(static_cast<char>(json.size() >> (8 * i)));
+  }
+  return length + json;
 }
 
 absl::StatusOr<int64_t> ParseSafetensorsLength(absl::string_view first_bytes,

@@ -1,19 +1,14 @@
 #include "checkpoint/format/tensor_bytes.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
@@ -24,10 +19,6 @@ namespace {
 
 int64_t ItemBytes(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
-}
-
-const char* BytesOf(const at::Tensor& tensor) {
-  return static_cast<const char*>(tensor.const_data_ptr());
 }
 
 // Returns whether a cast may make a finite value infinite. A larger
@@ -82,8 +73,8 @@ absl::Status TensorSource::Read(int64_t position, absl::Span<char> out) const {
     }
     // Lazy conjugation and negation are not in the bytes.
     part = part.resolve_conj().resolve_neg().contiguous();
-    std::memcpy(out.data(), BytesOf(part) + (position - begin * item),
-                out.size());
+    const auto* const bytes = static_cast<const char*>(part.const_data_ptr());
+    std::memcpy(out.data(), bytes + (position - begin * item), out.size());
   });
 }
 

@@ -1,6 +1,5 @@
 #include "checkpoint/format/tensor_bytes.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -9,14 +8,10 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/ScalarType.h>
 
-#include <cstdint>
 #include <limits>
-#include <string>
 #include <vector>
 
-#include "absl/types/span.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
@@ -28,7 +23,6 @@ namespace {
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 at::Tensor Values(int64_t numel, c10::ScalarType dtype) {
   return at::arange(numel, at::kDouble).sub(3.3).mul(1.7).to(dtype);
@@ -178,7 +172,7 @@ TEST(TensorSinkTest, ADeviceCastsAsTheCpuDoes) {
         EXPECT_TRUE(at::equal(values.cpu(), in_file.to(own)))
             << file << " " << own << " " << step;
         FakeDevice::Unpin(in_file.mutable_data_ptr());
-        EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+        EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
       }
     }
   }

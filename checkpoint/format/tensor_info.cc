@@ -5,13 +5,10 @@
 #include <cstddef>
 #include <functional>
 #include <numeric>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/numeric/int128.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
@@ -125,7 +122,13 @@ class RangeCutter {
       if (same_row) return;
       ++row;
     }
-    if (row < last) AddRows(dim, row, last);
+    if (row < last) {
+      Box box{place_, one_};
+      box.offsets[dim] = row;
+      box.sizes[dim] = last - row;
+      for (size_t i = dim + 1; i < shape_.size(); ++i) box.sizes[i] = shape_[i];
+      boxes_.push_back(std::move(box));
+    }
     if (tail != 0) CutRow(dim, last, 0, tail);
   }
 
@@ -136,14 +139,6 @@ class RangeCutter {
     place_[dim] = row;
     Cut(dim + 1, begin, end);
     place_[dim] = 0;
-  }
-
-  void AddRows(size_t dim, int64_t begin, int64_t end) {
-    Box box{place_, one_};
-    box.offsets[dim] = begin;
-    box.sizes[dim] = end - begin;
-    for (size_t i = dim + 1; i < shape_.size(); ++i) box.sizes[i] = shape_[i];
-    boxes_.push_back(std::move(box));
   }
 
   const absl::Span<const int64_t> shape_;

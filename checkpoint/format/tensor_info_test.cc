@@ -5,14 +5,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <random>
 #include <set>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/testing/status_matchers.h"
@@ -249,27 +245,6 @@ TEST(CheckTilesTest, FindsTheFirstElementThatIsNotInOnePiece) {
   }
   EXPECT_GT(good, 500);
   EXPECT_LT(good, 2500);
-}
-
-TEST(CheckTilesTest, RangesOfAllCuts) {
-  for (const Shape& shape : {Shape{7}, Shape{3, 5}, Shape{2, 3, 4}}) {
-    const int64_t numel = Numel(shape);
-    for (int64_t cut = 0; cut <= numel; ++cut) {
-      std::vector<Box> boxes = RangeToBoxes(shape, 0, cut);
-      for (const Box& box : RangeToBoxes(shape, cut, numel)) {
-        boxes.push_back(box);
-      }
-      EXPECT_OK(CheckTiles(shape, boxes));
-      if (boxes.size() < 2) continue;
-      std::vector<Box> twice_instead = boxes;
-      twice_instead[0] = twice_instead[1];
-      EXPECT_FALSE(CheckTiles(shape, twice_instead).ok());
-      boxes.push_back(boxes[0]);
-      EXPECT_FALSE(CheckTiles(shape, boxes).ok());
-      boxes.resize(boxes.size() - 2);
-      EXPECT_FALSE(CheckTiles(shape, boxes).ok());
-    }
-  }
 }
 
 TEST(CheckTilesTest, SaysWhatIsWrong) {

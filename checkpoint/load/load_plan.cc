@@ -1,25 +1,16 @@
 #include "checkpoint/load/load_plan.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <map>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
-#include "base/status_macros.h"
-#include "checkpoint/format/catalog.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/run/run_values.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -48,15 +39,6 @@ std::string Wanted(c10::ScalarType dtype) {
   if (c10::isComplexType(dtype)) return "a complex one";
   const std::optional<Dtype> name = FileDtype(dtype);
   return name.has_value() ? std::string(NameOf(*name)) : c10::toString(dtype);
-}
-
-// False: it has no such layer.
-bool TakeLayer(int64_t layer, WholeRead::Piece* piece) {
-  Sizes& shape = piece->shape;
-  if (shape.empty() || layer < 0 || layer >= shape[0]) return false;
-  shape.erase(shape.begin());
-  piece->begin += layer * Numel(shape);
-  return true;
 }
 
 // False: it has no such rows.
@@ -127,9 +109,14 @@ absl::StatusOr<WholeRead::Piece> PieceOf(c10::ScalarType wanted,
     return Bad(absl::StrCat("dtype ", NameOf(stored.info.dtype), " instead of ",
                             Wanted(wanted)));
   }
-  if (piece.layer.has_value() && !TakeLayer(*piece.layer, &result)) {
-    return Bad(absl::StrCat("layer ", *piece.layer, " of ", piece.name,
-                            ", which is ", Text(result.shape)));
+  if (piece.layer.has_value()) {
+    Sizes& shape = result.shape;
+    if (shape.empty() || *piece.layer < 0 || *piece.layer >= shape[0]) {
+      return Bad(absl::StrCat("layer ", *piece.layer, " of ", piece.name,
+                              ", which is ", Text(result.shape)));
+    }
+    shape.erase(shape.begin());
+    result.begin += *piece.layer * Numel(shape);
   }
   if (piece.rows.has_value()) {
     const auto [first, last] = *piece.rows;
@@ -204,7 +191,10 @@ class Planner {
     for (size_t i = 0; i < targets_.size(); ++i) {
       PlanTarget(static_cast<int>(i));
     }
-    if (options_.strict) FindUnexpected();
+    for (const StoredTensor& stored : catalog_.tensors()) {
+      if (!options_.strict || seen_.count(&stored) > 0) continue;
+      problems_.push_back(absl::StrCat("unexpected: ", stored.info.name));
+    }
     if (problems_.empty()) return std::move(plan_);
     return absl::InvalidArgumentError(
         absl::StrCat("the files do not fit the model, which is as before:\n  ",
@@ -227,7 +217,11 @@ class Planner {
       if (stored == nullptr) {
         const bool is_saved =
             options_.saves == nullptr || options_.saves(target.name);
-        if (options_.strict && is_saved) Missing(target, piece.name);
+        if (!options_.strict || !is_saved) return;
+        problems_.push_back(absl::StrCat("missing: ", piece.name));
+        if (piece.name != target.name) {
+          absl::StrAppend(&problems_.back(), ", for ", target.name);
+        }
         return;
       }
       seen_.insert(stored);
@@ -292,13 +286,6 @@ class Planner {
     }
   }
 
-  void Missing(const TensorRange& target, const std::string& name) {
-    problems_.push_back(
-        name == target.name
-            ? absl::StrCat("missing: ", name)
-            : absl::StrCat("missing: ", name, ", for ", target.name));
-  }
-
   void Refuse(const TensorRange& target, const absl::Status& why) {
     problems_.push_back(absl::StrCat(target.name, ": ", why.message()));
   }
@@ -313,8 +300,16 @@ class Planner {
       const int64_t to = std::min(end, piece_end);
       if (from < to) {
         const int64_t shift = piece.begin - piece_begin;
-        AddRuns(target, read.target, *piece.tensor, from + shift, to + shift,
-                from - target.begin);
+        const TensorInfo& stored = piece.tensor->info;
+        const absl::StatusOr<std::vector<FileRun>> runs =
+            RunsOf(*piece.tensor, from + shift, to + shift);
+        if (!runs.ok()) return Refuse(target, runs.status());
+        for (const FileRun& run : *runs) {
+          plan_.straight.push_back(
+              {read.target,
+               from - target.begin + run.target / ItemBytes(stored.dtype),
+               *TorchDtype(stored.dtype), run});
+        }
       }
       piece_begin = piece_end;
     }
@@ -354,24 +349,6 @@ class Planner {
       begin = end;
     }
     return rows;
-  }
-
-  void AddRuns(const TensorRange& target, int index, const StoredTensor& stored,
-               int64_t begin, int64_t end, int64_t element) {
-    absl::StatusOr<std::vector<FileRun>> runs = RunsOf(stored, begin, end);
-    if (!runs.ok()) return Refuse(target, runs.status());
-    const int64_t item = ItemBytes(stored.info.dtype);
-    for (const FileRun& run : *runs) {
-      plan_.straight.push_back({index, element + run.target / item,
-                                *TorchDtype(stored.info.dtype), run});
-    }
-  }
-
-  void FindUnexpected() {
-    for (const StoredTensor& stored : catalog_.tensors()) {
-      if (seen_.count(&stored) > 0) continue;
-      problems_.push_back(absl::StrCat("unexpected: ", stored.info.name));
-    }
   }
 
   const Catalog& catalog_;

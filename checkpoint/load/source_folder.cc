@@ -1,23 +1,13 @@
 #include "checkpoint/load/source_folder.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
-#include "checkpoint/files/range_reader.h"
-#include "checkpoint/format/catalog.h"
 #include "checkpoint/format/file_plan.h"
 #include "checkpoint/format/safetensors_header.h"
 
@@ -196,13 +186,7 @@ absl::StatusOr<Catalog> SourceFolder::ReadStem(const std::string& stem) const {
     FSDP_ASSIGN_OR_RETURN(is_indexed, Exists(files_, JoinPath(root_, index)));
   }
   if (is_indexed) return ReadIndexed(index);
-  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> shards, ShardsOf(stem));
-  if (!shards.empty()) return ReadAll(shards);
-  return ReadAll({absl::StrCat(stem, kEnding)});
-}
-
-absl::StatusOr<std::vector<std::string>> SourceFolder::ShardsOf(
-    const std::string& stem) const {
+  // The files of ranks, if there are any.
   std::vector<std::string> names;
   if (sums_ != nullptr) {
     for (const auto& [name, sums] : *sums_) names.push_back(name);
@@ -216,7 +200,8 @@ absl::StatusOr<std::vector<std::string>> SourceFolder::ShardsOf(
                                return StemOfShardFile(name) != stem;
                              }),
               names.end());
-  return names;
+  if (!names.empty()) return ReadAll(names);
+  return ReadAll({absl::StrCat(stem, kEnding)});
 }
 
 absl::StatusOr<Catalog> SourceFolder::ReadFileOrIndex(

@@ -75,9 +75,6 @@ class SourceFolder {
                          std::string head, RangeReader& reader,
                          std::vector<SafetensorsFile>& headers) const;
   absl::StatusOr<Catalog> ReadIndexed(const std::string& index_name) const;
-  // Returns the files of ranks; there may be none.
-  absl::StatusOr<std::vector<std::string>> ShardsOf(
-      const std::string& stem) const;
   absl::StatusOr<Catalog> ReadAll(absl::Span<const std::string> names) const;
   FileSystem& files_;
   const std::string root_;

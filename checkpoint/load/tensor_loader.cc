@@ -4,45 +4,36 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/device_streams.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/files/file_system.h"
-#include "checkpoint/files/range_reader.h"
 #include "checkpoint/format/catalog.h"
 #include "checkpoint/format/tensor_bytes.h"
 #include "checkpoint/format/tensor_info.h"
-#include "checkpoint/run/run_values.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/locked_pages.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/state/model_values.h"
 #include "ranges/file_place.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -225,25 +216,21 @@ class Loader {
         resident = Resident();
       }
       FSDP_RETURN_IF_ERROR(resident.Add(target.values, Use::kUpdate));
-      FSDP_RETURN_IF_ERROR(LoadRows(read, target));
+      at::Tensor rows;
+      FSDP_ASSIGN_OR_RETURN(rows, ReadTogether(read.pieces, /*dim=*/0));
+      FSDP_ASSIGN_OR_RETURN(
+          rows, Converted(target, read.conversion, rows, read.first_row));
+      FSDP_RETURN_IF_ERROR(TorchToStatus(target.name, [&] {
+        const int64_t begin = read.first_row * (rows.numel() / rows.size(0));
+        const int64_t from = std::max(begin, target.begin);
+        const int64_t to = std::min(begin + rows.numel(), target.end());
+        target.RowMajorValues()
+            .detach()
+            .narrow(0, from - target.begin, to - from)
+            .copy_(rows.flatten().narrow(0, from - begin, to - from));
+      }));
     }
     return absl::OkStatus();
-  }
-
-  absl::Status LoadRows(const ConvertedRead& read, const TensorRange& target) {
-    at::Tensor rows;
-    FSDP_ASSIGN_OR_RETURN(rows, ReadTogether(read.pieces, /*dim=*/0));
-    FSDP_ASSIGN_OR_RETURN(
-        rows, Converted(target, read.conversion, rows, read.first_row));
-    return TorchToStatus(target.name, [&] {
-      const int64_t begin = read.first_row * (rows.numel() / rows.size(0));
-      const int64_t from = std::max(begin, target.begin);
-      const int64_t to = std::min(begin + rows.numel(), target.end());
-      target.RowMajorValues()
-          .detach()
-          .narrow(0, from - target.begin, to - from)
-          .copy_(rows.flatten().narrow(0, from - begin, to - from));
-    });
   }
 
   // In the target's dtype. With what went wrong the name and the rows.
@@ -363,19 +350,6 @@ RangeReaderOptions ReaderOptionsFor(const RunValues& values, int world_size) {
     options.pages = std::make_shared<LockedPages>(values.device());
   }
   return options;
-}
-
-absl::StatusOr<TensorRange> MakeState(const TensorRange& parameter,
-                                      c10::ScalarType dtype,
-                                      c10::Device device) {
-  at::Tensor state;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("making an optimizer's state", [&] {
-    const NormalMode normal;
-    // Of the parameter's sizes and strides, as the optimizer would make it.
-    state = at::empty_like(parameter.values.detach(),
-                           at::TensorOptions().dtype(dtype).device(device));
-  }));
-  return parameter.With(state);
 }
 
 }  // namespace fsdp::checkpoint

@@ -1,18 +1,17 @@
-// Fills a model from files as a plan says.
+// Fills a model from files as a plan says, and a run from a checkpoint.
 #ifndef CHECKPOINT_LOAD_TENSOR_LOADER_H_
 #define CHECKPOINT_LOAD_TENSOR_LOADER_H_
 
-#include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
-
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/load/load_plan.h"
+#include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
 #include "ranges/tensor_range.h"
 
@@ -44,12 +43,27 @@ absl::Status LoadTensors(const LoadPlan& plan,
 // is page-locked, if anything can lock it.
 RangeReaderOptions ReaderOptionsFor(const RunValues& values, int world_size);
 
-// Returns memory for something laid out like `parameter`, such as an
-// optimizer's state, as a target; on c10::kMeta it takes none and is only to
-// plan with.
-absl::StatusOr<TensorRange> MakeState(const TensorRange& parameter,
-                                      c10::ScalarType dtype,
-                                      c10::Device device);
+// --- All of a run ------------------------------------------------------------
+
+// The source of a run, and the ranks that load it.
+struct LoadContext {
+  FileSystem* files = nullptr;
+  std::string root;  // the folder of the run's checkpoints
+  int rank = 0;
+  int world_size = 1;
+  // Returns OK if `mine` is OK on all ranks, otherwise one rank's error on all.
+  std::function<absl::Status(const absl::Status& mine)> agree;
+  bool strict = true;
+  // The same as in CheckpointerOptions; may be null.
+  std::function<bool(const std::string& name)> saves = nullptr;
+  // Counts the model and the optimizer together; may be null.
+  LoadProgress progress;
+};
+
+// Fills `run` from the checkpoint of `step`. Ranks agree twice, and nothing is
+// changed before the first time. Errors are those of Checkpointer::Load().
+absl::Status LoadRun(const LoadContext& context, int64_t step,
+                     TrainingRun& run);
 
 }  // namespace fsdp::checkpoint
 

@@ -1,28 +1,17 @@
-#include "checkpoint/run/optimizer_options.h"
-
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/optimizer.h>
 #include <torch/optim/rmsprop.h>
-#include <torch/optim/schedulers/lr_scheduler.h>
-#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
-#include <cstdint>
-#include <memory>
 #include <set>
-#include <string>
 #include <tuple>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/json.h"
-#include "fsdp/optim/training_step.h"
+#include "checkpoint/run/training_json.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -41,21 +30,14 @@ void Visit(torch::optim::SGDOptions& options, Visitor& visitor) {
   visitor("weight_decay", options.weight_decay());
   visitor("nesterov", options.nesterov());
 }
+// Those of Adam and AdamW.
 template <typename Options, typename Visitor>
-void VisitAdam(Options& options, Visitor& visitor) {
+void Visit(Options& options, Visitor& visitor) {
   visitor("lr", options.lr());
   visitor("betas", options.betas());
   visitor("eps", options.eps());
   visitor("weight_decay", options.weight_decay());
   visitor("amsgrad", options.amsgrad());
-}
-template <typename Visitor>
-void Visit(torch::optim::AdamOptions& options, Visitor& visitor) {
-  VisitAdam(options, visitor);
-}
-template <typename Visitor>
-void Visit(torch::optim::AdamWOptions& options, Visitor& visitor) {
-  VisitAdam(options, visitor);
 }
 template <typename Visitor>
 void Visit(torch::optim::AdagradOptions& options, Visitor& visitor) {

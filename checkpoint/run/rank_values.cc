@@ -3,19 +3,15 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <cstdint>
 #include <cstring>
 #include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
@@ -65,8 +61,7 @@ absl::StatusOr<std::string> Format(const SmallFile& file) {
     }
     infos.push_back({name, *dtype, tensor.sizes().vec()});
   }
-  FSDP_ASSIGN_OR_RETURN(const std::vector<PlacedTensor> placed,
-                        PlaceTensors(infos));
+  FSDP_ASSIGN_OR_RETURN(const auto placed, PlaceTensors(infos));
   FSDP_ASSIGN_OR_RETURN(std::string bytes,
                         FormatSafetensorsHeader(placed, file.texts));
   const size_t data_begin = bytes.size();

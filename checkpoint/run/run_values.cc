@@ -3,69 +3,27 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
-#include <torch/nn/module.h>
 
-#include <array>
-#include <map>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "comm/agreement.h"
-#include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/state/model_values.h"
-#include "fsdp/state/optimizer_values.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
-namespace {
-
-// The parameters, each once, with the names that it has besides.
-void ReadParameters(const torch::nn::Module& module, ModelValues* values) {
-  std::map<const void*, std::string> first_names;
-  for (const auto& item : module.named_parameters()) {
-    const at::Tensor& tensor = item.value();
-    if (!tensor.defined()) continue;
-    const auto [first, is_new] =
-        first_names.try_emplace(tensor.unsafeGetTensorImpl(), item.key());
-    if (!is_new) {
-      values->aliases[item.key()] = first->second;
-      continue;
-    }
-    values->all.push_back(WholeRange(item.key(), tensor));
-  }
-  values->num_ranges = values->num_parameters = values->all.size();
-}
-
-// A wrapped module itself has no values while nothing computes.
-absl::Status CheckNotWrapped(const torch::nn::Module& module) {
-  for (const auto& item : module.named_parameters()) {
-    const at::Tensor& tensor = item.value();
-    if (!tensor.defined() || !IsOfShardedModel(tensor)) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("the parameter ", item.key(),
-                     " belongs to a sharded model: pass the model that "
-                     "FullyShard() returned"));
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 comm::Communicator* RanksOf(torch::nn::Module& module,
                             comm::Communicator* otherwise) {
   auto* const sharded = dynamic_cast<ShardedModuleBase*>(&module);
   return sharded == nullptr ? otherwise : &sharded->communicator();
+}
+
+absl::StatusOr<RunValues> RunValues::ReadModel(torch::nn::Module* model,
+                                               absl::string_view what) {
+  TrainingRun run;
+  run.model = model;
+  return Read(run, what);
 }
 
 absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
@@ -75,8 +33,13 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
         absl::StrCat(what, ": the run has no model: set TrainingRun::model"));
   }
   RunValues values;
-  if (dynamic_cast<ShardedModuleBase*>(run.model) != nullptr) {
-    FSDP_RETURN_IF_ERROR(values.ReadSharded(run, what));
+  if (auto* const module = dynamic_cast<ShardedModuleBase*>(run.model)) {
+    values.sharded_ = &module->sharded_model();
+    FSDP_ASSIGN_OR_RETURN(WholeAccess access,
+                          WholeAccess::BeginAlone(*values.sharded_, what));
+    values.access_.emplace(std::move(access));
+    values.model_ =
+        ReadModelValues(*values.sharded_, *module->children().front());
   } else {
     FSDP_RETURN_IF_ERROR(values.ReadPlain(*run.model));
   }
@@ -101,10 +64,6 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
   return values;
 }
 
-absl::Status RunValues::CheckLoaded() const {
-  return sharded_ == nullptr ? absl::OkStatus() : sharded_->CheckLoaded();
-}
-
 absl::Status RunValues::CheckRanks(int rank, int world_size) const {
   if (sharded_ == nullptr) return absl::OkStatus();
   const comm::Communicator& ranks = sharded_->communicator();
@@ -118,29 +77,33 @@ absl::Status RunValues::CheckRanks(int rank, int world_size) const {
       ", of which this is ", rank, ": open it for the ranks of the model"));
 }
 
-std::map<std::string, OptimizerSlots> RunValues::ReleaseStates() {
-  return std::exchange(optimizer_->slots, {});
-}
-
 c10::Device RunValues::device() const {
   if (sharded_ != nullptr) return sharded_->device();
   return model_.all.empty() ? c10::Device(c10::kCPU)
                             : model_.all.front().values.device();
 }
 
-absl::Status RunValues::ReadSharded(const TrainingRun& run,
-                                    absl::string_view what) {
-  auto& module = dynamic_cast<ShardedModuleBase&>(*run.model);
-  sharded_ = &module.sharded_model();
-  FSDP_ASSIGN_OR_RETURN(WholeAccess access,
-                        WholeAccess::BeginAlone(*sharded_, what));
-  access_.emplace(std::move(access));
-  model_ = ReadModelValues(*sharded_, *module.children().front());
-  return absl::OkStatus();
-}
-
 absl::Status RunValues::ReadPlain(const torch::nn::Module& module) {
-  FSDP_RETURN_IF_ERROR(CheckNotWrapped(module));
+  std::map<const void*, std::string> first_names;
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined()) continue;
+    if (IsOfShardedModel(tensor)) {
+      // A wrapped module itself has no values while nothing computes.
+      return absl::InvalidArgumentError(
+          absl::StrCat("the parameter ", item.key(),
+                       " belongs to a sharded model: pass the model that "
+                       "FullyShard() returned"));
+    }
+    const auto [first, is_new] =
+        first_names.try_emplace(tensor.unsafeGetTensorImpl(), item.key());
+    if (is_new) {
+      model_.all.push_back(WholeRange(item.key(), tensor));
+    } else {
+      model_.aliases[item.key()] = first->second;
+    }
+  }
+  model_.num_ranges = model_.num_parameters = model_.all.size();
   // Without the module itself, which may be in no shared_ptr.
   for (const auto& item :
        module.named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
@@ -152,7 +115,6 @@ absl::Status RunValues::ReadPlain(const torch::nn::Module& module) {
         " is sharded, but not the model that it is in: shard the whole model, "
         "or save and load that module by itself"));
   }
-  ReadParameters(module, &model_);
   for (const auto& item : module.named_buffers()) {
     if (!item.value().defined()) continue;
     model_.all.push_back(WholeRange(item.key(), item.value()));
@@ -160,24 +122,7 @@ absl::Status RunValues::ReadPlain(const torch::nn::Module& module) {
   return absl::OkStatus();
 }
 
-absl::Time Together::Deadline() const { return absl::Now() + timeout_; }
-
-absl::Status Together::Agree(const absl::Status& mine) const {
-  if (ranks_ == nullptr) return mine;
-  return comm::Agree(*ranks_, mine, what_, Deadline());
-}
-
-absl::Status Together::CheckSame(const std::string& text,
-                                 absl::string_view of) const {
-  if (ranks_ == nullptr) return absl::OkStatus();
-  return comm::CheckSame(*ranks_, text, of, Deadline());
-}
-
 namespace {
-
-c10::ScalarType DtypeFor(c10::ScalarType own, const PartOptions& options) {
-  return c10::isFloatingType(own) ? options.model_dtype.value_or(own) : own;
-}
 
 // Makes `range`, which is whole or row-major, what this rank writes of it.
 // `name` is its name in the model.
@@ -227,7 +172,9 @@ absl::StatusOr<TensorGroup> GroupOf(std::string stem, const RunValues& values,
   for (TensorRange& range : ranges) {
     const std::string name =
         std::exchange(range.name, *NameInFile(range.name, options));
-    range.dtype = DtypeFor(range.file_dtype(), options);
+    const c10::ScalarType own = range.file_dtype();
+    range.dtype =
+        c10::isFloatingType(own) ? options.model_dtype.value_or(own) : own;
     FSDP_RETURN_IF_ERROR(TakePart(rank, values.model(), name, range));
     if (names.insert(range.name).second) continue;
     return absl::InvalidArgumentError(
@@ -235,15 +182,6 @@ absl::StatusOr<TensorGroup> GroupOf(std::string stem, const RunValues& values,
                      " in the files"));
   }
   return TensorGroup{std::move(stem), std::move(ranges)};
-}
-
-absl::StatusOr<TensorGroup> ModelGroup(const RunValues& values, int rank,
-                                       const PartOptions& options) {
-  std::vector<TensorRange> ranges;
-  for (const TensorRange& range : values.model().all) {
-    if (NameInFile(range.name, options).has_value()) ranges.push_back(range);
-  }
-  return GroupOf(options.model_stem, values, std::move(ranges), rank, options);
 }
 
 // What PartsToWrite() goes by where it is collective: ranks whose texts differ
@@ -300,7 +238,13 @@ absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
   }
   const c10::NoGradGuard no_grad;
   std::vector<TensorGroup> groups;
-  FSDP_ASSIGN_OR_RETURN(TensorGroup model, ModelGroup(values, rank, options));
+  std::vector<TensorRange> of_model;
+  for (const TensorRange& range : values.model().all) {
+    if (NameInFile(range.name, options).has_value()) of_model.push_back(range);
+  }
+  FSDP_ASSIGN_OR_RETURN(
+      TensorGroup model,
+      GroupOf(options.model_stem, values, std::move(of_model), rank, options));
   groups.push_back(std::move(model));
   std::map<std::string, std::vector<TensorRange>> states;  // by stem
   if (values.averages().has_value()) states[kAverageStem] = *values.averages();
@@ -321,12 +265,7 @@ absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
 
 namespace {
 
-struct Pair {
-  c10::ScalarType torch;
-  Dtype file;
-};
-
-constexpr std::array<Pair, 19> kPairs = {{
+constexpr std::pair<c10::ScalarType, Dtype> kPairs[] = {
     {c10::ScalarType::Bool, Dtype::kBool},
     {c10::ScalarType::Byte, Dtype::kU8},
     {c10::ScalarType::Char, Dtype::kI8},
@@ -346,7 +285,7 @@ constexpr std::array<Pair, 19> kPairs = {{
     {c10::ScalarType::Double, Dtype::kF64},
     {c10::ScalarType::Long, Dtype::kI64},
     {c10::ScalarType::UInt64, Dtype::kU64},
-}};
+};
 
 }  // namespace
 
@@ -355,15 +294,15 @@ TensorInfo InfoOf(const TensorRange& part) {
 }
 
 std::optional<Dtype> FileDtype(c10::ScalarType dtype) {
-  for (const Pair& pair : kPairs) {
-    if (pair.torch == dtype) return pair.file;
+  for (const auto& [torch, file] : kPairs) {
+    if (torch == dtype) return file;
   }
   return std::nullopt;
 }
 
 std::optional<c10::ScalarType> TorchDtype(Dtype dtype) {
-  for (const Pair& pair : kPairs) {
-    if (pair.file == dtype) return pair.torch;
+  for (const auto& [torch, file] : kPairs) {
+    if (file == dtype) return torch;
   }
   return std::nullopt;
 }

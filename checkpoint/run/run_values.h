@@ -11,14 +11,17 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/run/run.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
@@ -42,13 +45,18 @@ class RunValues {
   // WeightAverage::InModel().
   static absl::StatusOr<RunValues> Read(const TrainingRun& run,
                                         absl::string_view what);
+  // Does the same for a run that is only a model.
+  static absl::StatusOr<RunValues> ReadModel(torch::nn::Module* model,
+                                             absl::string_view what);
 
   // Null if the model is not sharded.
   ShardedModel* sharded() const { return sharded_; }
   // InvalidArgument: the model is sharded over other ranks than these.
   absl::Status CheckRanks(int rank, int world_size) const;
   // See ShardedModel::CheckLoaded().
-  absl::Status CheckLoaded() const;
+  absl::Status CheckLoaded() const {
+    return sharded_ == nullptr ? absl::OkStatus() : sharded_->CheckLoaded();
+  }
   // The device on which the model computes; the CPU if it has no parameters.
   c10::Device device() const;
   // Names are without wrappers.
@@ -63,11 +71,12 @@ class RunValues {
     return optimizer_.has_value() ? &*optimizer_ : nullptr;
   }
   // Returns the states of optimizer() by parameter, and forgets them.
-  std::map<std::string, OptimizerSlots> ReleaseStates();
+  std::map<std::string, OptimizerSlots> ReleaseStates() {
+    return std::exchange(optimizer_->slots, {});
+  }
 
  private:
   RunValues() = default;
-  absl::Status ReadSharded(const TrainingRun& run, absl::string_view what);
   absl::Status ReadPlain(const torch::nn::Module& module);
 
   ShardedModel* sharded_ = nullptr;
@@ -77,10 +86,7 @@ class RunValues {
   std::optional<OptimizerValues> optimizer_;
 };
 
-// The parts of the tensors of a run that this rank writes: one range of each.
-
 // Ranks that save or load together, or a process that does so alone.
-
 class Together {
  public:
   // `ranks` outlives this; null means alone. `what` says in errors what they
@@ -92,14 +98,20 @@ class Together {
   // Null if alone.
   comm::Communicator* ranks() const { return ranks_; }
   int rank() const { return ranks_ == nullptr ? 0 : ranks_->rank(); }
-  absl::Time Deadline() const;
+  absl::Time Deadline() const { return absl::Now() + timeout_; }
 
   // Returns OK if `mine` is OK on all ranks, otherwise one rank's error on all,
   // "rank 2: " in front. Collective. Alone: `mine`.
-  absl::Status Agree(const absl::Status& mine) const;
+  absl::Status Agree(const absl::Status& mine) const {
+    if (ranks_ == nullptr) return mine;
+    return comm::Agree(*ranks_, mine, what_, Deadline());
+  }
   // InvalidArgument on all ranks, naming the first line that differs, unless
   // all pass the same text. Collective. `of` says what the text describes.
-  absl::Status CheckSame(const std::string& text, absl::string_view of) const;
+  absl::Status CheckSame(const std::string& text, absl::string_view of) const {
+    if (ranks_ == nullptr) return absl::OkStatus();
+    return comm::CheckSame(*ranks_, text, of, Deadline());
+  }
 
  private:
   comm::Communicator* const ranks_;

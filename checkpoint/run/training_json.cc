@@ -1,28 +1,17 @@
 #include "checkpoint/run/training_json.h"
 
 #include <c10/util/Exception.h>
-#include <torch/optim/optimizer.h>
-#include <torch/optim/schedulers/lr_scheduler.h>
-#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <map>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "base/json.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
-#include "checkpoint/run/optimizer_options.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -271,17 +260,6 @@ absl::Status ParseScaler(const Json& json, TrainingRecord* record) {
   return members.Finish("the scaler");
 }
 
-absl::Status CheckFormat(Members& members) {
-  const Json* const format = members.Take("format");
-  if (format == nullptr || !(*format == Json(kFormat))) {
-    return Bad("it does not say that it is one");
-  }
-  FSDP_ASSIGN_OR_RETURN(const int64_t version, members.TakeCount("version"));
-  if (version == kVersion) return absl::OkStatus();
-  return Bad(absl::StrCat("version ", version,
-                          ", where this library knows version ", kVersion));
-}
-
 }  // namespace
 
 TrainingRecord RecordOf(const TrainingRun& run,
@@ -351,7 +329,15 @@ absl::StatusOr<std::string> ToText(const TrainingRecord& record) {
 absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text) {
   FSDP_ASSIGN_OR_RETURN(const Json json, Json::Parse(text));
   FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(json, "it"));
-  FSDP_RETURN_IF_ERROR(CheckFormat(members));
+  const Json* const format = members.Take("format");
+  if (format == nullptr || !(*format == Json(kFormat))) {
+    return Bad("it does not say that it is one");
+  }
+  FSDP_ASSIGN_OR_RETURN(const int64_t version, members.TakeCount("version"));
+  if (version != kVersion) {
+    return Bad(absl::StrCat("version ", version,
+                            ", where this library knows version ", kVersion));
+  }
   TrainingRecord record;
   FSDP_ASSIGN_OR_RETURN(record.step, members.TakeCount("step"));
   FSDP_ASSIGN_OR_RETURN(const int64_t ranks,
@@ -392,20 +378,21 @@ absl::Status CheckFits(const TrainingRecord& record, const TrainingRun& run) {
     return differ("ReduceLROnPlateau schedulers", record.plateaus.size(),
                   run.plateau_schedulers.size());
   }
-  if (run.scaler != nullptr && !record.scaler.has_value()) {
+  const struct {
+    bool lacks;
+    absl::string_view what;
+    absl::string_view member;
+  } parts[] = {{run.scaler != nullptr && !record.scaler.has_value(),
+                "state of a gradient scaler", "scaler"},
+               {run.average != nullptr && !record.has_average,
+                "average of the weights", "average"},
+               {run.optimizer != nullptr && !record.groups.has_value(),
+                "state of an optimizer", "optimizer"}};
+  for (const auto& part : parts) {
+    if (!part.lacks) continue;
     return absl::InvalidArgumentError(
-        "the checkpoint has no state of a gradient scaler: load it with "
-        "TrainingRun::scaler null");
-  }
-  if (run.average != nullptr && !record.has_average) {
-    return absl::InvalidArgumentError(
-        "the checkpoint has no average of the weights: load it with "
-        "TrainingRun::average null");
-  }
-  if (run.optimizer != nullptr && !record.groups.has_value()) {
-    return absl::InvalidArgumentError(
-        "the checkpoint has no state of an optimizer: load it with "
-        "TrainingRun::optimizer null");
+        absl::StrCat("the checkpoint has no ", part.what,
+                     ": load it with TrainingRun::", part.member, " null"));
   }
   return absl::OkStatus();
 }

@@ -1,30 +1,17 @@
-#include "checkpoint/save/save_job.h"
-
 #include <atomic>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/commit/checkpoint_folder.h"
-#include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
-#include "checkpoint/save/rank_report.h"
-#include "checkpoint/save/rounds.h"
-#include "checkpoint/save/save_plan.h"
+#include "checkpoint/save/ranks.h"
+#include "checkpoint/save/saver.h"
 #include "comm/agreement.h"
 #include "offload/checksum.h"
 

@@ -1,22 +1,13 @@
 #include "checkpoint/save/save_plan.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <map>
 #include <set>
-#include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
-#include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "absl/types/span.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -24,10 +15,7 @@
 #include "checkpoint/format/file_plan.h"
 #include "checkpoint/format/tensor_bytes.h"
 #include "checkpoint/format/tensor_info.h"
-#include "checkpoint/run/run_values.h"
 #include "fsdp/memory/resting_memory.h"
-#include "ranges/file_place.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
 namespace {

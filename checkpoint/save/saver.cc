@@ -1,30 +1,15 @@
 #include "checkpoint/save/saver.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <optional>
 #include <thread>
 #include <utility>
-#include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/check.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/files/range_writer.h"
-#include "checkpoint/save/save_job.h"
-#include "checkpoint/save/save_plan.h"
-#include "offload/page_memory.h"
-#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 
@@ -82,74 +67,104 @@ namespace {
 // What is copied before the other thread may write it.
 constexpr int64_t kPartBytes = int64_t{8} << 20;
 
-}  // namespace
+// One thread stages; another writes what is staged.
+class StagedFeed {
+ public:
+  // `ring` outlives it, and nobody else uses it meanwhile.
+  explicit StagedFeed(StagingRing& ring) : ring_(ring) {}
+  StagedFeed(const StagedFeed&) = delete;
+  StagedFeed& operator=(const StagedFeed&) = delete;
 
-absl::Status StagedFeed::Stage(const SavePlan& plan, absl::Duration timeout) {
-  absl::Status staged =
-      ForEachRange(plan, [&](const FilePlace& place, ReadBytes read) {
-        return StageRange(place, read, timeout);
-      });
-  Abandon(staged);
-  return staged;
-}
-
-absl::Status StagedFeed::StageRange(const FilePlace& place, ReadBytes read,
-                                    absl::Duration timeout) {
-  // Two parts fit: one is written while the other is copied.
-  const int64_t step =
-      std::max<int64_t>(1, std::min(kPartBytes, ring_.capacity() / 2));
-  for (int64_t position = 0; position < place.bytes; position += step) {
-    const int64_t bytes = std::min(step, place.bytes - position);
-    FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
-                          ring_.Take(bytes, absl::Now() + timeout));
-    const absl::Status status = read(position, memory);
-    {
-      // Also what could not be read has to be given back.
-      const absl::MutexLock lock(&mutex_);
-      parts_.push_back({place.file, place.offset + position, memory});
-    }
-    FSDP_RETURN_IF_ERROR(status);
+  // Copies all of `plan.ranges`, cast for the files; when it returns, the
+  // values may change. While the ring is full it waits for the other thread, at
+  // most `timeout` each time. Its errors end WriteTo() as well, and the other
+  // way round.
+  absl::Status Stage(const SavePlan& plan, absl::Duration timeout) {
+    absl::Status staged =
+        ForEachRange(plan, [&](const FilePlace& place, ReadBytes read) {
+          return StageRange(place, read, timeout);
+        });
+    Abandon(staged);
+    return staged;
   }
-  return absl::OkStatus();
-}
 
-void StagedFeed::Abandon(const absl::Status& status) {
-  const absl::MutexLock lock(&mutex_);
-  ended_ = true;
-  end_ = status;
-}
+  // Ends it with `status`. To be called instead of Stage() if there is nothing
+  // to stage.
+  void Abandon(const absl::Status& status) {
+    const absl::MutexLock lock(&mutex_);
+    ended_ = true;
+    end_ = status;
+  }
 
-absl::Status StagedFeed::WriteTo(const absl::StatusOr<RangeWriter*>& writer) {
-  absl::Status status = writer.status();
-  // Whoever stages need not wait for what nobody writes.
-  if (!status.ok()) ring_.Close(status);
-  while (true) {
-    mutex_.LockWhen(absl::Condition(
-        +[](StagedFeed* feed) {
-          feed->mutex_.AssertHeld();
-          return feed->HasNews();
-        },
-        this));
-    if (parts_.empty()) {
-      status.Update(end_);
+  // Writes until Stage() or Abandon() has ended, and leaves the ring empty. If
+  // `writer` is an error, nothing is written.
+  absl::Status WriteTo(const absl::StatusOr<RangeWriter*>& writer) {
+    absl::Status status = writer.status();
+    // Whoever stages need not wait for what nobody writes.
+    if (!status.ok()) ring_.Close(status);
+    while (true) {
+      mutex_.LockWhen(absl::Condition(
+          +[](StagedFeed* feed) {
+            feed->mutex_.AssertHeld();
+            return feed->HasNews();
+          },
+          this));
+      if (parts_.empty()) {
+        status.Update(end_);
+        mutex_.Unlock();
+        break;
+      }
+      const Part part = parts_.front();
+      parts_.pop_front();
       mutex_.Unlock();
-      break;
+      if (status.ok()) {
+        status = (*writer)->WriteBytes(part.file, part.offset,
+                                       {part.bytes.data(), part.bytes.size()});
+        if (!status.ok()) ring_.Close(status);
+      }
+      ring_.GiveBack();
     }
-    const Part part = parts_.front();
-    parts_.pop_front();
-    mutex_.Unlock();
-    if (status.ok()) {
-      status = (*writer)->WriteBytes(part.file, part.offset,
-                                     {part.bytes.data(), part.bytes.size()});
-      if (!status.ok()) ring_.Close(status);
-    }
-    ring_.GiveBack();
+    ring_.Open();
+    return status;
   }
-  ring_.Open();
-  return status;
-}
 
-namespace {
+ private:
+  struct Part {
+    int64_t file;
+    int64_t offset;
+    absl::Span<char> bytes;  // of the ring
+  };
+
+  absl::Status StageRange(const FilePlace& place, ReadBytes read,
+                          absl::Duration timeout) {
+    // Two parts fit: one is written while the other is copied.
+    const int64_t step =
+        std::max<int64_t>(1, std::min(kPartBytes, ring_.capacity() / 2));
+    for (int64_t position = 0; position < place.bytes; position += step) {
+      const int64_t bytes = std::min(step, place.bytes - position);
+      FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
+                            ring_.Take(bytes, absl::Now() + timeout));
+      const absl::Status status = read(position, memory);
+      {
+        // Also what could not be read has to be given back.
+        const absl::MutexLock lock(&mutex_);
+        parts_.push_back({place.file, place.offset + position, memory});
+      }
+      FSDP_RETURN_IF_ERROR(status);
+    }
+    return absl::OkStatus();
+  }
+
+  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return ended_ || !parts_.empty();
+  }
+
+  StagingRing& ring_;
+  absl::Mutex mutex_;
+  std::deque<Part> parts_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);
+};
 
 constexpr char kWhat[] = "writing a checkpoint";
 // What a save that was given up takes to end where the disk does answer.
@@ -299,7 +314,10 @@ Saver::~Saver() = default;
 void Saver::Begin(const SaveContext& context, SaveJob job) {
   if (stuck_ != nullptr && stuck_->IsOver(kSoon)) {
     stuck_.reset();
-    DiscardLeft(context);
+    for (const int64_t step : std::exchange(left_, {})) {
+      if (context.folder == nullptr) continue;
+      context.folder->Discard(step).IgnoreError();
+    }
   }
   SaveContext mine = context;
   if (stuck_ != nullptr) {
@@ -311,13 +329,6 @@ void Saver::Begin(const SaveContext& context, SaveJob job) {
     mine.folder = nullptr;  // that save has it
   }
   writing_ = std::make_unique<Writing>(mine, std::move(job));
-}
-
-void Saver::DiscardLeft(const SaveContext& context) {
-  for (const int64_t step : std::exchange(left_, {})) {
-    if (context.folder == nullptr) continue;
-    context.folder->Discard(step).IgnoreError();
-  }
 }
 
 void Saver::Save(const SaveContext& context, SaveJob job) {

@@ -1,12 +1,15 @@
-// The saves of one training: values are written from where they are, or copied
-// and written by a thread.
+// Saves checkpoints, from planned ranges to a committed folder: one
+// (RunSave()), and those of a training (Saver), whose values are written from
+// where they are or copied and written by a thread.
 #ifndef CHECKPOINT_SAVE_SAVER_H_
 #define CHECKPOINT_SAVE_SAVER_H_
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -15,16 +18,76 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "checkpoint/commit/checkpoint_folder.h"
+#include "checkpoint/commit/checkpoint_list.h"
+#include "checkpoint/commit/save_layout.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_writer.h"
-#include "checkpoint/save/save_job.h"
 #include "checkpoint/save/save_plan.h"
+#include "comm/communicator.h"
 #include "offload/page_memory.h"
 #include "ranges/file_place.h"
 
-// One thread copies this rank's values into memory while another writes them
-// from there to files.
-
 namespace fsdp::checkpoint {
+
+// The place of a checkpoint, and the ranks that save it. All of it outlives the
+// save.
+struct SaveContext {
+  FileSystem* files = nullptr;
+  std::string root;
+  std::string token;  // rank 0's CheckpointFolder::token(), on all ranks
+  // Only rank 0 has it. Null on the others, and where SaveJob::mine is an error
+  // because an earlier save still uses it.
+  CheckpointFolder* folder = nullptr;
+  CommitBy commit_by = CommitBy::kRename;  // as the folder's
+  // A group that nobody else uses meanwhile; null: a single rank.
+  comm::Communicator* ranks = nullptr;
+  RangeWriterOptions writer;
+  absl::Duration timeout;  // limits each wait for an answer of other ranks
+  absl::Duration stall_timeout = absl::InfiniteDuration();  // for each disk
+  Retention retention;
+  bool overwrite = false;
+
+  int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }
+  int world_size() const { return ranks == nullptr ? 1 : ranks->world_size(); }
+};
+
+struct SaveJob {
+  int64_t step = 0;
+  // The error if this rank has nothing to save, which all ranks return then.
+  absl::Status mine;
+  // The error if asking the other ranks has failed, so that there is no plan
+  // though `mine` is OK.
+  absl::Status others;
+  SavePlan plan;
+  int64_t bytes_to_write = 0;  // all of the plan that this rank writes
+  // A safetensors file of this rank, written only if its values differ from
+  // rank 0's.
+  std::string buffers_file;
+};
+
+// Writes all of the plan's ranges. Gets the writer, or the error if there is
+// none.
+using RangeFeed =
+    std::function<absl::Status(const absl::StatusOr<RangeWriter*>& writer)>;
+
+// Writes this rank's part, tells the others, and returns the same on all ranks:
+// OK when rank 0 has committed all of it, or the error of the lowest rank that
+// has one. After an error nothing of it is left, unless the text says
+// otherwise. Calls `feed` once in any case.
+//
+// Ranks wait for each other in rounds: a slow one costs time. If a rank's disk
+// does not get on for `stall_timeout`, the save fails on all by
+// DeadlineExceeded, nobody waits for that rank, and `on_given_up` is called
+// while this rank's own calls are still under way.
+//
+// There are two exchanges; one more if ranks' buffers differ; one more, which
+// finds the difference, if their plans do; and one before anything is written
+// if checkpoints are committed by manifests, in which all wait until rank 0 has
+// removed what has the folder's name.
+absl::Status RunSave(
+    const SaveContext& context, const SaveJob& job, const RangeFeed& feed,
+    const std::function<void(const absl::Status&)>& on_given_up = nullptr);
 
 // A ring of memory whose spans are given back in the order in which they were
 // taken. One thread takes spans, one gives them back.
@@ -63,47 +126,6 @@ class StagingRing {
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
 };
 
-// One thread stages; another writes what is staged.
-class StagedFeed {
- public:
-  // `ring` outlives it, and nobody else uses it meanwhile.
-  explicit StagedFeed(StagingRing& ring) : ring_(ring) {}
-  StagedFeed(const StagedFeed&) = delete;
-  StagedFeed& operator=(const StagedFeed&) = delete;
-
-  // Copies all of `plan.ranges`, cast for the files; when it returns, the
-  // values may change. While the ring is full it waits for the other thread, at
-  // most `timeout` each time. Its errors end WriteTo() as well, and the other
-  // way round.
-  absl::Status Stage(const SavePlan& plan, absl::Duration timeout);
-  // Ends it with `status`. To be called instead of Stage() if there is nothing
-  // to stage.
-  void Abandon(const absl::Status& status);
-
-  // Writes until Stage() or Abandon() has ended, and leaves the ring empty. If
-  // `writer` is an error, nothing is written.
-  absl::Status WriteTo(const absl::StatusOr<RangeWriter*>& writer);
-
- private:
-  struct Part {
-    int64_t file;
-    int64_t offset;
-    absl::Span<char> bytes;  // of the ring
-  };
-
-  absl::Status StageRange(const FilePlace& place, ReadBytes read,
-                          absl::Duration timeout);
-  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return ended_ || !parts_.empty();
-  }
-
-  StagingRing& ring_;
-  absl::Mutex mutex_;
-  std::deque<Part> parts_ ABSL_GUARDED_BY(mutex_);
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status end_ ABSL_GUARDED_BY(mutex_);
-};
-
 // One save is under way at a time: Wait() comes before the next, and returns on
 // all ranks what went wrong in it. If a save was given up while this rank's
 // disk does not answer, Wait() takes it as ended, and it goes on by itself;
@@ -138,7 +160,6 @@ class Saver {
   class Writing;
 
   void Begin(const SaveContext& context, SaveJob job);
-  void DiscardLeft(const SaveContext& context);
 
   std::unique_ptr<Writing> writing_;  // null: none since Wait()
   std::unique_ptr<Writing> stuck_;    // given up, and still running

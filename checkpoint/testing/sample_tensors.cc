@@ -1,24 +1,16 @@
 #include "checkpoint/testing/sample_tensors.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/format/catalog.h"
 #include "checkpoint/format/file_plan.h"
-#include "checkpoint/format/tensor_info.h"
 #include "checkpoint/load/source_folder.h"
 
 namespace fsdp::checkpoint::testing {
@@ -34,8 +26,7 @@ absl::StatusOr<std::vector<SampleTensor>> ReadCatalog(
   std::vector<SampleTensor> tensors;
   for (const StoredTensor& stored : catalog.tensors()) {
     FSDP_ASSIGN_OR_RETURN(const int64_t numel, NumelOf(stored.info));
-    FSDP_ASSIGN_OR_RETURN(const std::vector<FileRun> runs,
-                          RunsOf(stored, 0, numel));
+    FSDP_ASSIGN_OR_RETURN(const auto runs, RunsOf(stored, 0, numel));
     SampleTensor& sample = tensors.emplace_back();
     sample.info = stored.info;
     std::vector<FilePlace> ranges;
@@ -65,8 +56,7 @@ std::vector<TensorInfo> InfosOf(absl::Span<const SampleTensor> tensors) {
 absl::Status WriteHuggingFace(absl::Span<const SampleTensor> tensors,
                               const std::string& folder,
                               const FilePlanOptions& options) {
-  FSDP_ASSIGN_OR_RETURN(const FilePlan plan,
-                        PlanFiles(InfosOf(tensors), options));
+  FSDP_ASSIGN_OR_RETURN(const auto plan, PlanFiles(InfosOf(tensors), options));
   std::vector<std::string> files;
   for (const PlannedFile& file : plan.files) {
     files.push_back(file.header);
@@ -96,8 +86,7 @@ absl::Status WriteShards(absl::Span<const SampleTensor> tensors,
     const auto [begin, end] = PartOf(numel, rank, ranks);
     ranges.push_back({tensor.info, begin, end});
   }
-  FSDP_ASSIGN_OR_RETURN(const std::vector<ShardFile> files,
-                        PlanShardFiles(rank, ranges));
+  FSDP_ASSIGN_OR_RETURN(const auto files, PlanShardFiles(rank, ranges));
   for (const ShardFile& file : files) {
     std::string bytes = file.header;
     bytes.resize(static_cast<size_t>(file.bytes));

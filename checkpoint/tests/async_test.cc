@@ -1,10 +1,12 @@
 // What goes on beside a save that is under way.
+
 #include <cerrno>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,13 +20,13 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/manifest.h"
+#include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "checkpoint/tests/watched_file_system.h"
-#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/testing/toy_model.h"
@@ -34,11 +36,15 @@
 namespace fsdp::checkpoint::testing {
 namespace {
 
+using Code = absl::StatusCode;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr char kRoot[] = "/run";
@@ -60,10 +66,6 @@ class AsyncTest : public ::testing::Test {
     return Checkpointer::Open(kRoot, Unowned(world), options);
   }
 
-  static absl::Status Meet(Communicator& world) {
-    return comm::Barrier(world, "meet", absl::Now() + absl::Seconds(30));
-  }
-
   SimulatedFileSystem disk_;
   FaultyFileSystem faulty_{disk_};
   WriteGate gate_;
@@ -76,8 +78,7 @@ class AsyncTest : public ::testing::Test {
 // Not a byte is on the disk when the steps are taken.
 TEST_F(AsyncTest, StepsWhileTheDiskStandsStill) {
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const auto training,
-                          ShardedTraining::Make(world, {}, /*seed=*/1));
+    FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
     FSDP_RETURN_IF_ERROR(training->Step(0).status());
     FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
     FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
@@ -104,8 +105,7 @@ TEST_F(AsyncTest, ProgressOfEachRank) {
   std::vector<std::vector<std::pair<int64_t, int64_t>>> calls(size_t{2} *
                                                               kRanks);
   EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const auto training,
-                          ShardedTraining::Make(world, {}, /*seed=*/1));
+    FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
     FSDP_RETURN_IF_ERROR(training->Step(0).status());
     CheckpointerOptions options = OptionsOf();
     auto* mine = &calls[world.rank()];
@@ -148,11 +148,9 @@ TEST_F(AsyncTest, TheErrorIsThatOfTheNextCallOnce) {
       },
       [](Checkpointer& c, const TrainingRun&) { return c.Wait(); }};
   for (const Call& call : calls) {
-    EXPECT_OK(disk_.MakeFolder(kRoot));
     EXPECT_OK(RemoveTree(disk_, kRoot));
     EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(const auto training,
-                            ShardedTraining::Make(world, {}, /*seed=*/1));
+      FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
       FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
       FSDP_RETURN_IF_ERROR(Meet(world));
       if (world.rank() == 0) {
@@ -179,8 +177,7 @@ TEST_F(AsyncTest, TheErrorIsThatOfTheNextCallOnce) {
 
 TEST_F(AsyncTest, TwiceInARow) {
   EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const auto training,
-                          ShardedTraining::Make(world, {}, /*seed=*/1));
+    FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
     FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
     Values last;
     for (int step = 0; step < 4; ++step) {
@@ -205,8 +202,7 @@ TEST_F(AsyncTest, DestroyedWhileASaveIsUnderWay) {
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     Values values;
     {
-      FSDP_ASSIGN_OR_RETURN(const auto training,
-                            ShardedTraining::Make(world, {}, /*seed=*/1));
+      FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
       FSDP_ASSIGN_OR_RETURN(values, training->Gather());
       FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
       FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, training->AsRun()));
@@ -221,13 +217,11 @@ TEST_F(AsyncTest, DestroyedWhileASaveIsUnderWay) {
 TEST_F(AsyncTest, AnAbortedCommunicator) {
   for (const bool async : {false, true}) {
     SCOPED_TRACE(async);
-    EXPECT_OK(disk_.MakeFolder(kRoot));
     EXPECT_OK(RemoveTree(disk_, kRoot));
     Values expected;
     const absl::Time begin = absl::Now();
     RunRanks(2, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(const auto training,
-                            ShardedTraining::Make(world, {}, /*seed=*/1));
+      FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
       FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
       FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));
       FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
@@ -257,38 +251,128 @@ TEST_F(AsyncTest, AnAbortedCommunicator) {
   }
 }
 
-// A rank that is no more: the others do not wait for it until the deadline.
-TEST_F(AsyncTest, ARankThatDiesWhileOthersSave) {
-  for (const bool async : {false, true}) {
-    for (const int dead : {0, 2}) {
-      SCOPED_TRACE(absl::StrCat("rank ", dead, async ? ", async" : ""));
-      EXPECT_OK(disk_.MakeFolder(kRoot));
-      EXPECT_OK(RemoveTree(disk_, kRoot));
-      const absl::Time begin = absl::Now();
-      const auto statuses = RunRanks(3, [&](Communicator& world) {
-        const auto run = [&]() -> absl::Status {
-          FSDP_ASSIGN_OR_RETURN(const auto training,
-                                ShardedTraining::Make(world, {}, /*seed=*/1));
-          FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                                Open(world, OptionsOf()));
-          FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));
-          FSDP_RETURN_IF_ERROR(Meet(world));
-          if (world.rank() == dead) return absl::CancelledError("dead");
-          if (!async) return checkpoints->Save(2, training->AsRun());
-          FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(2, training->AsRun()));
-          return checkpoints->Wait();
-        };
-        return run();
-      });
-      for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
-      EXPECT_LT(absl::Now() - begin, absl::Seconds(15));
-      EXPECT_OK(RunAllRanks(1, [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
-        EXPECT_THAT(*checkpoints->Steps(), ElementsAre(1));
-        return absl::OkStatus();
-      }));
+// A rank whose disk stands still: the save fails, and the training goes on.
+
+constexpr int kThree = 3;
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+// The disk of one rank may be held.
+class StalledDiskTest
+    : public ::testing::TestWithParam<std::tuple<int, CommitBy>> {
+ protected:
+  static int stalled() { return std::get<0>(GetParam()); }
+
+  absl::StatusOr<std::unique_ptr<Checkpointer>> Open(Communicator& world) {
+    CheckpointerOptions options;
+    options.files = &disk_;
+    if (world.rank() == stalled()) options.files = &held_;
+    options.commit_by = std::get<1>(GetParam());
+    if (options.commit_by == CommitBy::kManifest) {
+      options.layout = SaveLayout::kPerRank;
     }
+    options.timeout = kLong;
+    options.stall_timeout = absl::Seconds(3);
+    return Checkpointer::Open("/run", Unowned(world), options);
   }
+
+  SimulatedFileSystem disk_;
+  WriteGate gate_;
+  WatchedFileSystem held_{disk_,
+                          [this](absl::string_view what, const std::string&) {
+                            return gate_.Pass(what);
+                          }};
+};
+
+INSTANTIATE_TEST_SUITE_P(, StalledDiskTest,
+                         ::testing::Values(std::tuple(0, CommitBy::kRename),
+                                           std::tuple(2, CommitBy::kRename),
+                                           std::tuple(2, CommitBy::kManifest)));
+
+std::string Names(int rank) {
+  return absl::StrCat("rank ", rank, " has waited for its disk");
+}
+
+// All save again, until it works: what was given up ends when the disk is back.
+absl::Status SaveInTime(Checkpointer& checkpoints, int64_t step,
+                        const TrainingRun& run) {
+  const absl::Time deadline = absl::Now() + kLong;
+  absl::Status status = checkpoints.Save(step, run);
+  while (absl::IsUnavailable(status) && absl::Now() < deadline) {
+    status = checkpoints.Save(step, run);
+  }
+  return status;
+}
+
+TEST_P(StalledDiskTest, ASaveFailsOnAllRanksAndTheTrainingGoesOn) {
+  EXPECT_OK(RunAllRanks(kThree, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world));
+    FSDP_RETURN_IF_ERROR(training->Step(0).status());
+    FSDP_RETURN_IF_ERROR(Meet(world));
+    if (world.rank() == stalled()) gate_.Hold();
+    EXPECT_THAT(checkpoints->Save(1, training->AsRun()),
+                StatusIs(Code::kDeadlineExceeded, HasSubstr(Names(stalled()))));
+    // The others have not waited for it.
+    if (world.rank() == 1) gate_.Release();
+    FSDP_RETURN_IF_ERROR(training->Step(1).status());
+    FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
+    FSDP_RETURN_IF_ERROR(SaveInTime(*checkpoints, 1, training->AsRun()));
+    EXPECT_THAT(*checkpoints->Steps(), ElementsAre(1));
+    return CheckLatest(world, *checkpoints, {}, 1, values);
+  }));
+}
+
+// Beside the training not even that rank waits.
+TEST_P(StalledDiskTest, ASaveBesideTheTraining) {
+  EXPECT_OK(RunAllRanks(kThree, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world));
+    FSDP_RETURN_IF_ERROR(Meet(world));
+    if (world.rank() == stalled()) gate_.Hold();
+    FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, training->AsRun()));
+    FSDP_RETURN_IF_ERROR(training->Step(0).status());
+    EXPECT_THAT(checkpoints->Wait(),
+                StatusIs(Code::kDeadlineExceeded, HasSubstr(Names(stalled()))));
+    FSDP_RETURN_IF_ERROR(training->Step(1).status());
+    // The disk does not answer yet.
+    FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(2, training->AsRun()));
+    FSDP_RETURN_IF_ERROR(training->Step(2).status());
+    EXPECT_THAT(
+        checkpoints->Wait(),
+        StatusIs(Code::kUnavailable,
+                 AllOf(HasSubstr(absl::StrCat("rank ", stalled(), ": ")),
+                       HasSubstr("the save of step 1, which was given up"))));
+    EXPECT_THAT(*checkpoints->Steps(), ::testing::IsEmpty());
+    FSDP_RETURN_IF_ERROR(Meet(world));
+    gate_.Release();
+    FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
+    FSDP_RETURN_IF_ERROR(SaveInTime(*checkpoints, 3, training->AsRun()));
+    EXPECT_THAT(*checkpoints->Steps(), ElementsAre(3));
+    return CheckLatest(world, *checkpoints, {}, 3, values);
+  }));
+}
+
+// As where the others have removed what a rank that they gave up writes.
+TEST(GivenUpRankTest, SaysWhatHasFailedAndThatTheSaveWasOver) {
+  SimulatedFileSystem disk;
+  const auto statuses = RunRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
+    bool is_gone = false;
+    WatchedFileSystem files(disk, [&](absl::string_view, const std::string&) {
+      return is_gone ? absl::NotFoundError("it is gone") : absl::OkStatus();
+    });
+    CheckpointerOptions options;
+    options.files = &files;
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open("/run", Unowned(world), options));
+    if (world.rank() == 0) return absl::AbortedError("rank 0 has left");
+    is_gone = true;
+    return checkpoints->Save(1, training->AsRun());
+  });
+  EXPECT_THAT(statuses[1],
+              StatusIs(Code::kNotFound,
+                       AllOf(HasSubstr("it is gone; the save was over: "),
+                             HasSubstr("rank 0"))));
 }
 
 }  // namespace

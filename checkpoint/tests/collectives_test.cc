@@ -1,5 +1,6 @@
 // What ranks send each other for checkpoints: that all is well, and nothing
 // that grows with the model.
+
 #include <c10/core/ScalarType.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
@@ -10,9 +11,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -22,14 +25,18 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/commit/save_layout.h"
+#include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
+#include "comm/testing/failing_communicator.h"
 #include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
@@ -38,7 +45,6 @@
 namespace fsdp::checkpoint::testing {
 namespace {
 
-using ::fsdp::comm::CollectiveLog;
 using ::fsdp::comm::CollectiveRecord;
 using ::fsdp::comm::Communicator;
 using ::fsdp::testing::StatusIs;
@@ -77,7 +83,7 @@ std::vector<CollectiveRecord> TraceOf(const MakeRun& make, const Act& act,
   options.staging_bytes = 1 << 16;
   auto group = comm::CreateLocalGroup(kRanks);
   EXPECT_OK(group);
-  std::vector<CollectiveLog> logs(kRanks);
+  std::vector<::fsdp::comm::CollectiveLog> logs(kRanks);
   for (int rank = 0; rank < kRanks; ++rank) {
     (*group)[rank] = comm::Record(std::move((*group)[rank]), &logs[rank]);
   }
@@ -108,7 +114,7 @@ TrainingSetup OddSetup() {
 MakeRun Stepped(const TrainingSetup& setup) {
   return [setup](Communicator& world) -> absl::StatusOr<OwnedRun> {
     FSDP_ASSIGN_OR_RETURN(std::shared_ptr<ShardedTraining> training,
-                          ShardedTraining::Make(world, setup, /*seed=*/1));
+                          ShardedTraining::Make(world, setup));
     FSDP_RETURN_IF_ERROR(training->Step(0).status());
     return OwnedRun{training, training->AsRun()};
   };
@@ -234,9 +240,8 @@ std::vector<absl::Status> OnOddRanks(SimulatedFileSystem& disk,
   const absl::Time begin = absl::Now();
   auto results =
       comm::testing::RunRanks(3, [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(
-            const auto training,
-            ShardedTraining::Make(world, OddSetup(), /*seed=*/1));
+        FSDP_ASSIGN_OR_RETURN(const auto training,
+                              ShardedTraining::Make(world, OddSetup()));
         FSDP_ASSIGN_OR_RETURN(const auto checkpoints, OpenOn(disk, world));
         return act(world.rank(), *training, *checkpoints);
       });
@@ -293,6 +298,102 @@ TEST(CollectivesTest, ARankWithOtherStates) {
   EXPECT_THAT(
       OnOddRanks(disk, act),
       Each(StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 2"))));
+}
+
+// Ranks that are lost in any of the messages of a save: whoever is told of an
+// error is told as well where the checkpoint counts all the same.
+
+constexpr int kTwo = 2;
+constexpr char kRoot[] = "/run";
+
+// The groups that are split from `base` fail in their call number `nth`.
+class FailsInPart final : public comm::ForwardingCommunicator {
+ public:
+  FailsInPart(std::unique_ptr<Communicator> base, int64_t nth)
+      : ForwardingCommunicator(std::move(base)), nth_(nth) {}
+
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    FSDP_ASSIGN_OR_RETURN(auto part, base().Split(color, key));
+    ::fsdp::comm::testing::FailurePlan plan;
+    plan.nth = nth_;
+    return comm::testing::FailOnPlan(std::move(part), plan);
+  }
+
+ private:
+  const int64_t nth_;
+};
+
+struct Outcome {
+  std::vector<absl::Status> statuses;  // of Save(), by rank
+  bool is_saved = false;
+};
+
+Outcome SaveWhereOneIsLost(CommitBy commit_by, int victim, int64_t nth) {
+  SimulatedFileSystem disk;
+  Outcome outcome;
+  outcome.statuses =
+      comm::testing::RunRanks(kTwo, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const auto training,
+                              ShardedTraining::Make(world));
+        FSDP_ASSIGN_OR_RETURN(auto own, world.Split(0, world.rank()));
+        std::shared_ptr<Communicator> ranks = std::move(own);
+        if (world.rank() == victim) {
+          FSDP_ASSIGN_OR_RETURN(auto again, ranks->Split(0, world.rank()));
+          ranks = std::make_shared<FailsInPart>(std::move(again), nth);
+        } else {
+          FSDP_ASSIGN_OR_RETURN(ranks, ranks->Split(0, world.rank()));
+        }
+        CheckpointerOptions options;
+        options.files = &disk;
+        options.commit_by = commit_by;
+        if (commit_by == CommitBy::kManifest) {
+          options.layout = SaveLayout::kPerRank;
+        }
+        FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                              Checkpointer::Open(kRoot, ranks, options));
+        return checkpoints->Save(1, training->AsRun());
+      });
+  // Who is lost before the folder is made leaves none.
+  outcome.is_saved =
+      disk.List(kRoot).ok() && absl::c_linear_search(StepsIn(disk, kRoot), 1);
+  return outcome;
+}
+
+class LostRankTest
+    : public ::testing::TestWithParam<std::tuple<CommitBy, int>> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, LostRankTest,
+    ::testing::Combine(::testing::Values(CommitBy::kRename,
+                                         CommitBy::kManifest),
+                       ::testing::Range(0, kTwo)));
+
+TEST_P(LostRankTest, ErrorsSayWhereTheCheckpointMayCount) {
+  constexpr int64_t kMostCalls = 100;
+  const auto [commit_by, victim] = GetParam();
+  int saved_with_errors = 0;
+  int64_t nth = 0;
+  for (; nth < kMostCalls; ++nth) {
+    const Outcome outcome = SaveWhereOneIsLost(commit_by, victim, nth);
+    bool all_ok = true;
+    for (int rank = 0; rank < kTwo; ++rank) {
+      const absl::Status& status = outcome.statuses[rank];
+      all_ok = all_ok && status.ok();
+      if (status.ok()) {
+        EXPECT_TRUE(outcome.is_saved) << "call " << nth;
+        continue;
+      }
+      if (!outcome.is_saved) continue;
+      ++saved_with_errors;
+      EXPECT_TRUE(absl::StrContains(status.message(),
+                                    "; step 1 may be saved all the same"))
+          << "call " << nth << ", rank " << rank << ": " << status;
+    }
+    if (all_ok) break;
+  }
+  EXPECT_LT(nth, kMostCalls);
+  EXPECT_GT(saved_with_errors, 0);
 }
 
 }  // namespace

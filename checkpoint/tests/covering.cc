@@ -4,7 +4,6 @@
 #include <random>
 #include <set>
 #include <tuple>
-#include <vector>
 
 namespace fsdp::checkpoint::testing {
 namespace {

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

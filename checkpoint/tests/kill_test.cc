@@ -76,8 +76,7 @@ Role ParseRole(const std::string& text) {
 
 absl::Status CheckIsUnbroken(Communicator& world, ShardedTraining& training,
                              int64_t steps) {
-  FSDP_ASSIGN_OR_RETURN(const auto unbroken,
-                        ShardedTraining::Make(world, {}, /*seed=*/1));
+  FSDP_ASSIGN_OR_RETURN(const auto unbroken, ShardedTraining::Make(world));
   for (int step = 0; step < steps; ++step) {
     FSDP_RETURN_IF_ERROR(unbroken->Step(step).status());
   }
@@ -100,8 +99,7 @@ absl::Status Train(Communicator& world, const Role& role,
                               kill(getpid(), SIGKILL);
                             return absl::OkStatus();
                           });
-  FSDP_ASSIGN_OR_RETURN(const auto training,
-                        ShardedTraining::Make(world, {}, /*seed=*/1));
+  FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
   CheckpointerOptions options;
   options.files = &files;
   options.keep_last = 2;

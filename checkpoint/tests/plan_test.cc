@@ -1,21 +1,81 @@
 // Plans of very many ranks and parameters, without their values.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/checksums.h"
+#include "checkpoint/format/tensor_info.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/save/save_plan.h"
-#include "checkpoint/tests/large_plan.h"
+#include "flat_param/layout.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
 
+using flat_param::FlatLayout;
+using flat_param::ParameterSpec;
+
 constexpr int kRanks = 4096;
 constexpr int kParameters = 10'000;
+
+// The parts of a large model that ranks save, without values: units
+// of ten parameters each, sharded over all ranks, with two states of an
+// optimizer.
+class LargePlan {
+ public:
+  LargePlan(int parameters, int ranks) {
+    constexpr int kInUnit = 10;
+    for (int first = 0; first < parameters; first += kInUnit) {
+      std::vector<ParameterSpec> specs;
+      for (int i = first; i < first + kInUnit && i < parameters; ++i) {
+        const int64_t columns = 37 + i % 11;
+        specs.push_back(
+            {absl::StrCat("layers.", first / kInUnit, ".part", i, ".weight"),
+             {1024, columns},
+             {columns, 1}});
+      }
+      absl::StatusOr<FlatLayout> layout =
+          FlatLayout::Create(std::move(specs), sizeof(float), ranks);
+      FSDP_CHECK(layout.ok());
+      units_.push_back(*std::move(layout));
+    }
+  }
+
+  // As PartsToWrite() has them.
+  std::vector<TensorGroup> PartsOf(int rank) const {
+    const auto options = at::TensorOptions().device(at::kMeta);
+    const at::Tensor nothing = at::empty({0}, options);
+    std::vector<TensorGroup> groups;
+    for (const char* stem :
+         {"model", "optimizer/exp_avg", "optimizer/exp_avg_sq"}) {
+      TensorGroup group;
+      group.stem = stem;
+      for (const FlatLayout& unit : units_) {
+        for (int i = 0; i < unit.num_parameters(); ++i) {
+          const ParameterSpec& parameter = unit.parameter(i);
+          const flat_param::Slice part = unit.InParameter(i, rank);
+          group.parts.push_back(
+              {parameter.name, parameter.sizes, parameter.strides, part.begin,
+               part.empty() ? nothing : at::empty({part.numel()}, options)});
+        }
+      }
+      groups.push_back(std::move(group));
+    }
+    return groups;
+  }
+
+ private:
+  std::vector<flat_param::FlatLayout> units_;
+};
 
 absl::StatusOr<SavePlan> PlanOf(const LargePlan& large, int rank) {
   const std::vector<TensorGroup> groups = large.PartsOf(rank);
@@ -54,14 +114,22 @@ TEST(PlanTest, ReportsOfAllRanks) {
     files.push_back({file.name, file.bytes});
   }
   std::vector<Piece> pieces;
+  const auto add = [&pieces](int64_t file, int64_t offset, int64_t bytes) {
+    for (const int64_t end = offset + bytes; offset < end;) {
+      const int64_t size =
+          std::min(end - offset, kBlockBytes - offset % kBlockBytes);
+      pieces.push_back({file, offset, size, /*crc32c=*/0});
+      offset += size;
+    }
+  };
   for (size_t i = 0; i < files.size(); ++i) {
-    AppendZeroPieces(static_cast<int64_t>(i), 0,
-                     static_cast<int64_t>(first.files[i].head.size()), pieces);
+    add(static_cast<int64_t>(i), 0,
+        static_cast<int64_t>(first.files[i].head.size()));
   }
   for (int rank = 0; rank < kRanks; ++rank) {
     ASSERT_OK_AND_ASSIGN(const SavePlan plan, PlanOf(large, rank));
     for (const SaveRange& range : plan.ranges) {
-      AppendZeroPieces(range.file, range.offset, range.bytes, pieces);
+      add(range.file, range.offset, range.bytes);
     }
   }
   // Each byte is written once.

@@ -43,9 +43,6 @@
 namespace fsdp::checkpoint::testing {
 namespace {
 
-using ::fsdp::comm::Communicator;
-using ::fsdp::testing::RunThisProgram;
-
 constexpr char kRole[] = "CHECKPOINT_RANDOM_STATE_TEST_ROLE";
 constexpr int64_t kSaved = 4;
 constexpr int64_t kSteps = 10;
@@ -99,7 +96,7 @@ Role ParseRole(const std::string& text) {
 
 // --- The program -------------------------------------------------------------
 
-absl::Status Train(const std::shared_ptr<Communicator>& world,
+absl::Status Train(const std::shared_ptr<::fsdp::comm::Communicator>& world,
                    const Role& role) {
   FSDP_ASSIGN_OR_RETURN(
       auto model, FullyShard(MakeNet(role.resumed ? 5 : 1), world, Options()));
@@ -140,8 +137,8 @@ absl::Status Train(const std::shared_ptr<Communicator>& world,
 
 // The lines of all ranks, of steps from kSaved on, sorted.
 std::vector<std::string> LossesOf(const Role& role) {
-  const auto [code, output] =
-      RunThisProgram(absl::StrCat(kRole, "='", ToString(role), "'"));
+  const auto [code, output] = ::fsdp::testing::RunThisProgram(
+      absl::StrCat(kRole, "='", ToString(role), "'"));
   EXPECT_EQ(code, 0) << output;
   std::vector<std::string> losses;
   for (const absl::string_view line : absl::StrSplit(output, '\n')) {

@@ -1,6 +1,5 @@
 #include "checkpoint/tests/sharded_training.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -16,29 +15,19 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/largest_difference.h"
-#include "checkpoint/checkpointer.h"
-#include "checkpoint/run/run.h"
-#include "comm/communicator.h"
+#include "comm/agreement.h"
 #include "comm/mesh.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/options/offload_options.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/strategies.h"
 #include "fsdp/testing/toy_model.h"
@@ -54,7 +43,6 @@ using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::LayerImpl;
-using ::fsdp::testing::ToyTransformerOptions;
 using ::fsdp::testing::TransformerImpl;
 
 constexpr int64_t kDim = 5;
@@ -68,9 +56,43 @@ class OddNetImpl : public torch::nn::Module {
  public:
   static constexpr int64_t kColumns = 12;
 
-  explicit OddNetImpl(int seed);
+  OddNetImpl(int seed)
+      : conv_(register_module(
+            "conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 2)))),
+        turned_(register_parameter("turned", at::empty({kWidth, 4}).t())),
+        scale_(register_parameter("scale", at::empty({}))),
+        empty_(register_parameter("empty", at::empty({0, 3}))),
+        frozen_(register_parameter("frozen", at::empty({kWidth}), false)),
+        unused_(register_parameter("unused", at::empty({3, 2}))),
+        left_out_(register_parameter("left_out", at::empty({kWidth}))),
+        ignored_(register_parameter("ignored", at::empty({kWidth}))),
+        mean_(register_buffer("mean", at::zeros({2}))),
+        count_(register_buffer("count", at::zeros({}, at::kLong))),
+        blocks_(register_module("blocks", torch::nn::ModuleList())) {
+    for (int i = 0; i < 2; ++i) {
+      blocks_->push_back(std::make_shared<BlockImpl>(kWidth));
+    }
+    const c10::NoGradGuard no_grad;
+    conv_->weight.set_data(
+        conv_->weight.detach().to(at::MemoryFormat::ChannelsLast));
+    FillParameters(*this, seed);
+  }
+
   // [rows, kColumns] to [rows, kWidth].
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x) {
+    const auto dtype = scale_.scalar_type();
+    {
+      const c10::NoGradGuard no_grad;
+      mean_.mul_(0.5).add_(x.sum().to(mean_.scalar_type()));
+      count_.add_(x.size(0));
+    }
+    at::Tensor y =
+        conv_->forward(x.to(dtype).view({-1, 3, 2, 2})).view({-1, 4});
+    y = y.matmul(turned_) * scale_ + frozen_ + left_out_ + empty_.sum();
+    y = y + ignored_.detach().to(dtype);
+    for (const auto& block : *blocks_) y = Forward(*block->as<BlockImpl>(), y);
+    return y;
+  }
 
  private:
   static constexpr int64_t kWidth = 7;
@@ -87,42 +109,6 @@ class OddNetImpl : public torch::nn::Module {
   at::Tensor count_;
   torch::nn::ModuleList blocks_;
 };
-
-OddNetImpl::OddNetImpl(int seed)
-    : conv_(register_module(
-          "conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 2)))),
-      turned_(register_parameter("turned", at::empty({kWidth, 4}).t())),
-      scale_(register_parameter("scale", at::empty({}))),
-      empty_(register_parameter("empty", at::empty({0, 3}))),
-      frozen_(register_parameter("frozen", at::empty({kWidth}), false)),
-      unused_(register_parameter("unused", at::empty({3, 2}))),
-      left_out_(register_parameter("left_out", at::empty({kWidth}))),
-      ignored_(register_parameter("ignored", at::empty({kWidth}))),
-      mean_(register_buffer("mean", at::zeros({2}))),
-      count_(register_buffer("count", at::zeros({}, at::kLong))),
-      blocks_(register_module("blocks", torch::nn::ModuleList())) {
-  for (int i = 0; i < 2; ++i) {
-    blocks_->push_back(std::make_shared<BlockImpl>(kWidth));
-  }
-  const c10::NoGradGuard no_grad;
-  conv_->weight.set_data(
-      conv_->weight.detach().to(at::MemoryFormat::ChannelsLast));
-  FillParameters(*this, seed);
-}
-
-at::Tensor OddNetImpl::forward(const at::Tensor& x) {
-  const auto dtype = scale_.scalar_type();
-  {
-    const c10::NoGradGuard no_grad;
-    mean_.mul_(0.5).add_(x.sum().to(mean_.scalar_type()));
-    count_.add_(x.size(0));
-  }
-  at::Tensor y = conv_->forward(x.to(dtype).view({-1, 3, 2, 2})).view({-1, 4});
-  y = y.matmul(turned_) * scale_ + frozen_ + left_out_ + empty_.sum();
-  y = y + ignored_.detach().to(dtype);
-  for (const auto& block : *blocks_) y = Forward(*block->as<BlockImpl>(), y);
-  return y;
-}
 
 // `options` for OddNetImpl.
 void IgnoreWhatIsIgnored(Options& options) {
@@ -152,42 +138,31 @@ std::unique_ptr<torch::optim::Optimizer> WithGroups(
   return std::make_unique<Optimizer>(std::move(groups), options);
 }
 
-std::unique_ptr<torch::optim::Optimizer> MakeFused(
-    const ShardedModuleBase& model, OptimizerKind kind) {
-  switch (kind) {
-    case OptimizerKind::kSgd:
-      return WithGroups<FusedSGD>(model,
-                                  torch::optim::SGDOptions(0.05).momentum(0.9));
-    case OptimizerKind::kAdam:
-      return WithGroups<FusedAdam>(
-          model, torch::optim::AdamOptions(0.01).amsgrad(true));
-    default:
-      return WithGroups<FusedAdamW>(
-          model, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
-  }
-}
-
+// Adagrad and RMSprop have no fused counterpart, and AdamW stands in.
 std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(
-    const ShardedModuleBase& model, OptimizerKind kind) {
-  switch (kind) {
-    case OptimizerKind::kSgd:
-      return WithGroups<torch::optim::SGD>(
-          model, torch::optim::SGDOptions(0.05).momentum(0.9));
-    case OptimizerKind::kAdam:
-      return WithGroups<torch::optim::Adam>(
-          model, torch::optim::AdamOptions(0.01).amsgrad(true));
-    case OptimizerKind::kAdamW:
-      return WithGroups<torch::optim::AdamW>(
-          model, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
-    case OptimizerKind::kAdagrad:
-      return WithGroups<torch::optim::Adagrad>(
-          model, torch::optim::AdagradOptions(0.05).lr_decay(0.01));
-    case OptimizerKind::kRmsprop:
-      return WithGroups<torch::optim::RMSprop>(
-          model,
-          torch::optim::RMSpropOptions(0.005).centered(true).momentum(0.5));
+    const ShardedModuleBase& model, OptimizerKind kind, bool fused) {
+  namespace optim = torch::optim;
+  if (kind == OptimizerKind::kSgd) {
+    const auto options = optim::SGDOptions(0.05).momentum(0.9);
+    return fused ? WithGroups<FusedSGD>(model, options)
+                 : WithGroups<optim::SGD>(model, options);
   }
-  return nullptr;
+  if (kind == OptimizerKind::kAdam) {
+    const auto options = optim::AdamOptions(0.01).amsgrad(true);
+    return fused ? WithGroups<FusedAdam>(model, options)
+                 : WithGroups<optim::Adam>(model, options);
+  }
+  if (kind == OptimizerKind::kAdagrad && !fused) {
+    return WithGroups<optim::Adagrad>(
+        model, optim::AdagradOptions(0.05).lr_decay(0.01));
+  }
+  if (kind == OptimizerKind::kRmsprop && !fused) {
+    return WithGroups<optim::RMSprop>(
+        model, optim::RMSpropOptions(0.005).centered(true).momentum(0.5));
+  }
+  const auto options = optim::AdamWOptions(0.01).weight_decay(0.1);
+  return fused ? WithGroups<FusedAdamW>(model, options)
+               : WithGroups<optim::AdamW>(model, options);
 }
 
 Options OptionsOf(const TrainingSetup& setup) {
@@ -302,7 +277,7 @@ absl::Status ShardedTraining::MakeModel(comm::Communicator& world,
   if (setup.model == ModelKind::kOdd) {
     return Shard(world, std::make_shared<OddNetImpl>(seed), setup);
   }
-  ToyTransformerOptions options;
+  ::fsdp::testing::ToyTransformerOptions options;
   options.batch_norm = setup.model == ModelKind::kBatchNorm;
   auto transformer = std::make_shared<TransformerImpl>(options);
   FillParameters(*transformer, seed);
@@ -314,8 +289,7 @@ absl::StatusOr<std::unique_ptr<ShardedTraining>> ShardedTraining::Make(
   std::unique_ptr<ShardedTraining> training(new ShardedTraining);
   FSDP_RETURN_IF_ERROR(training->MakeModel(world, setup, seed));
   training->optimizer_ =
-      setup.fused ? MakeFused(*training->model_, setup.optimizer)
-                  : MakeOptimizer(*training->model_, setup.optimizer);
+      MakeOptimizer(*training->model_, setup.optimizer, setup.fused);
   training->scheduler_ = std::make_unique<torch::optim::StepLR>(
       *training->optimizer_, /*step_size=*/3, /*gamma=*/0.8);
   // Finds no loss good enough, so that it lowers the rates every third step.
@@ -403,6 +377,10 @@ Values ShardedTraining::Buffers() const {
     values[item.key()] = item.value().clone();
   }
   return values;
+}
+
+absl::Status Meet(comm::Communicator& world) {
+  return comm::Barrier(world, "meet", absl::Now() + absl::Seconds(30));
 }
 
 absl::Status CheckLatest(comm::Communicator& world, Checkpointer& checkpoints,

@@ -93,7 +93,7 @@ class ShardedTraining {
   static constexpr int64_t kRows = 24;  // the number of ranks divides it
 
   static absl::StatusOr<std::unique_ptr<ShardedTraining>> Make(
-      comm::Communicator& world, const TrainingSetup& setup, int seed);
+      comm::Communicator& world, const TrainingSetup& setup = {}, int seed = 1);
 
   // The loss over the rows of all ranks.
   absl::StatusOr<double> Step(int step);
@@ -127,6 +127,9 @@ class ShardedTraining {
   std::optional<ShardedGradScaler> scaler_;
   std::optional<WeightAverage> average_;
 };
+
+// Returns when all ranks have called it. A collective.
+absl::Status Meet(comm::Communicator& world);
 
 // Internal unless the newest of `checkpoints` is that of `step` and has
 // `values` when another training of `setup` has loaded it. A collective.

@@ -36,17 +36,12 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::Unowned;
 
 constexpr char kRoot[] = "/run";
 constexpr char kBallast[] = "/ballast";
 constexpr int kRanks = 2;
 constexpr int64_t kCapacity = 1 << 20;
 constexpr absl::Duration kTimeout = absl::Seconds(30);
-
-absl::Status Meet(Communicator& world) {
-  return comm::Barrier(world, "meet", absl::Now() + kTimeout);
-}
 
 class StepsBesideTest : public ::testing::Test {
  protected:
@@ -66,7 +61,7 @@ class StepsBesideTest : public ::testing::Test {
     options.files = &files_;
     options.staging_bytes = staging_bytes;
     options.timeout = kTimeout;
-    return Checkpointer::Open(kRoot, Unowned(world), options);
+    return Checkpointer::Open(kRoot, ::fsdp::testing::Unowned(world), options);
   }
 
   // On a device again.
@@ -82,9 +77,8 @@ class StepsBesideTest : public ::testing::Test {
   absl::Status SaveBesideSteps(Communicator& world, Tier tier,
                                int64_t staging_bytes,
                                const std::vector<double>& unbroken) {
-    FSDP_ASSIGN_OR_RETURN(
-        const auto training,
-        ShardedTraining::Make(world, SetupOf(tier), /*seed=*/1));
+    FSDP_ASSIGN_OR_RETURN(const auto training,
+                          ShardedTraining::Make(world, SetupOf(tier)));
     FSDP_RETURN_IF_ERROR(training->Step(0).status());
     FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
     FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, staging_bytes));
@@ -108,9 +102,8 @@ class StepsBesideTest : public ::testing::Test {
   static std::vector<double> Losses(Tier tier, int steps) {
     std::vector<double> losses;
     EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(
-          const auto training,
-          ShardedTraining::Make(world, SetupOf(tier), /*seed=*/1));
+      FSDP_ASSIGN_OR_RETURN(const auto training,
+                            ShardedTraining::Make(world, SetupOf(tier)));
       for (int step = 0; step < steps; ++step) {
         FSDP_ASSIGN_OR_RETURN(const double loss, training->Step(step));
         if (world.rank() == 0) losses.push_back(loss);
@@ -142,7 +135,6 @@ TEST_F(StepsBesideTest, WhatIsSavedIsWhatWasThereAtTheCall) {
     // A rank's part of the model and its two moments is some 11,000 bytes.
     for (const int64_t staging_bytes : {0, 1, 100, 3000, 1 << 20}) {
       SCOPED_TRACE(absl::StrCat(ToString(tier), ", ", staging_bytes));
-      EXPECT_OK(disk_.MakeFolder(kRoot));
       EXPECT_OK(RemoveTree(disk_, kRoot));
       gate_.Hold();
       std::thread disk([&] {
@@ -173,13 +165,12 @@ TEST_F(StepsBesideTest, ADiskThatGetsFull) {
   for (int part = 0; part < kParts; ++part) {
     for (const int64_t staging_bytes : {300, 1 << 20}) {
       SCOPED_TRACE(absl::StrCat(part, ", ", staging_bytes));
-      EXPECT_OK(disk_.MakeFolder(kRoot));
       EXPECT_OK(RemoveTree(disk_, kRoot));
       ASSERT_OK_AND_ASSIGN(const int64_t empty, disk_.FreeBytes("/"));
       EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
             const auto training,
-            ShardedTraining::Make(world, SetupOf(Tier::kDevice), /*seed=*/1));
+            ShardedTraining::Make(world, SetupOf(Tier::kDevice)));
         FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
                               Open(world, staging_bytes));
         int taken = 0;

@@ -51,12 +51,32 @@ class WatchedFileSystem : public ForwardingFileSystem {
 class WriteGate {
  public:
   // For a WatchedFileSystem.
-  absl::Status Pass(absl::string_view what);
+  absl::Status Pass(absl::string_view what) {
+    if (what != "write") return absl::OkStatus();
+    const auto is_open = [this]() { return !closed_; };
+    absl::MutexLock lock(&mutex_);
+    ++held_;
+    mutex_.Await(absl::Condition(&is_open));
+    --held_;
+    return absl::OkStatus();
+  }
 
-  void Hold();
-  void Release();
+  void Hold() {
+    absl::MutexLock lock(&mutex_);
+    closed_ = true;
+  }
+
+  void Release() {
+    absl::MutexLock lock(&mutex_);
+    closed_ = false;
+  }
+
   // Blocks until a write is held.
-  void AwaitHeld();
+  void AwaitHeld() {
+    const auto holds = [this]() { return held_ > 0; };
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&holds));
+  }
 
  private:
   absl::Mutex mutex_;

@@ -1,20 +1,12 @@
 #include "offload/testing/faulty_store.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/memory/memory.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "offload/param_store.h"
 
 namespace fsdp::offload::testing {
 

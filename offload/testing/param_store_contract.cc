@@ -1,7 +1,10 @@
 #include "offload/testing/param_store_contract.h"
 
 #include <iostream>
+#include <limits>
+#include <map>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,7 +18,6 @@
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "offload/page_memory.h"
-#include "offload/param_store.h"
 #include "offload/testing/store_calls.h"
 
 namespace fsdp::offload::testing {
@@ -37,6 +39,8 @@ std::unique_ptr<ParamStore> ParamStoreContract::Make(int64_t capacity) {
 namespace {
 
 using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kSizes[] = {0,     1,     4095,     4096,         4097,
@@ -246,6 +250,238 @@ TEST_P(ParamStoreContract, FlushComesAfterTheWritesBeforeIt) {
   std::string wanted = first;
   wanted.replace(77, second.size(), second);
   EXPECT_OK(Same(ReadNow(*store, "region", 0, wanted.size()), wanted));
+}
+
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+
+TEST_P(ParamStoreContract, RefusesRegionsThatAreNotThere) {
+  const auto store = Make(4096);
+  std::string bytes(1, '?');
+  const auto not_found =
+      StatusIs(absl::StatusCode::kNotFound, HasSubstr("'blocks.3, exp_avg'"));
+  const std::string name = "blocks.3, exp_avg";
+  EXPECT_THAT(store->Erase(name), not_found);
+  EXPECT_THAT(store->Size(name), not_found);
+  EXPECT_THAT(store->Write(name, 0, bytes), not_found);
+  EXPECT_THAT(store->Read(name, 0, absl::MakeSpan(bytes)), not_found);
+  ASSERT_OK(store->Create(name, 1));
+  ASSERT_OK(store->Erase(name));
+  EXPECT_THAT(store->Size(name), not_found);
+  EXPECT_THAT(store->Read(name, 0, absl::MakeSpan(bytes)), not_found);
+}
+
+TEST_P(ParamStoreContract, RefusesBytesOutsideOfARegion) {
+  const auto store = Make(4096);
+  ASSERT_OK(store->Create("region", 10));
+  ASSERT_OK(WriteNow(*store, "region", 0, "0123456789"));
+  for (const auto& [offset, size] : std::vector<std::pair<int64_t, int64_t>>{
+           {0, 11}, {10, 1}, {11, 0}, {-1, 1}, {kMax, 1}, {kMax, 0}}) {
+    std::string bytes(size, '?');
+    const auto out_of_range =
+        StatusIs(absl::StatusCode::kOutOfRange,
+                 AllOf(HasSubstr("'region'"), HasSubstr("of 10")));
+    EXPECT_THAT(store->Write("region", offset, bytes), out_of_range);
+    EXPECT_THAT(store->Read("region", offset, absl::MakeSpan(bytes)),
+                out_of_range);
+  }
+  EXPECT_EQ(*ReadNow(*store, "region", 0, 10), "0123456789");
+}
+
+TEST_P(ParamStoreContract, RefusesRegionsThatCannotBe) {
+  const auto store = Make(4096);
+  EXPECT_THAT(store->Create("negative", -1),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("'negative'"), HasSubstr("-1"))));
+  EXPECT_THAT(store->Create("", 1),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("name")));
+  EXPECT_THAT(store->Create(std::string(kMaxNameBytes + 1, 'x'), 1),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("256")));
+  ASSERT_OK(store->Create(std::string(kMaxNameBytes, 'x'), 1));
+  ASSERT_OK(store->Create(std::string("\0\n\xff", 3), 0));
+  EXPECT_THAT(store->Create(std::string(kMaxNameBytes, 'x'), 2),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("xxx")));
+  EXPECT_EQ(*store->Size(std::string(kMaxNameBytes, 'x')), 1);
+}
+
+TEST_P(ParamStoreContract, RefusesMoreThanItsCapacity) {
+  const auto store = Make(int64_t{3} * 4096);
+  ASSERT_OK(store->Create("first", 4097));
+  EXPECT_THAT(store->Create("second", 4097),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("'second'"), HasSubstr("8192"),
+                             HasSubstr("4096"))));
+  ASSERT_OK(store->Create("second", 4096));
+  ASSERT_OK(store->Create("nothing", 0));
+  ASSERT_OK(WriteNow(*store, "first", 0, Pattern(1, 4097)));
+  ASSERT_OK(WriteNow(*store, "second", 0, Pattern(2, 4096)));
+  EXPECT_EQ(*ReadNow(*store, "first", 0, 4097), Pattern(1, 4097));
+  EXPECT_EQ(*ReadNow(*store, "second", 0, 4096), Pattern(2, 4096));
+}
+
+TEST_P(ParamStoreContract, ServesManyThreads) {
+  constexpr int kThreads = 5;
+  constexpr int kRounds = 20;
+  constexpr int64_t kSize = 100003;
+  // A store that keeps its commits frees what they have with the next one.
+  const auto store = Make((kThreads * kRounds + 1) * StoredBytes(kSize));
+  ASSERT_OK(store->Create("common", kSize));
+  ASSERT_OK(WriteNow(*store, "common", 0, Pattern(99, kSize)));
+  const auto work = [&](int thread) {
+    const std::string name = absl::StrCat("of thread ", thread);
+    std::mt19937 random(thread);
+    for (int round = 0; round < kRounds; ++round) {
+      ASSERT_OK(store->Create(name, kSize));
+      const auto offset = static_cast<int64_t>(random() % kSize);
+      const std::string bytes = Pattern(thread * 100 + round, kSize - offset);
+      ASSERT_OK(WriteNow(*store, name, offset, bytes));
+      ASSERT_EQ(*ReadNow(*store, name, offset, kSize - offset), bytes);
+      ASSERT_EQ(*ReadNow(*store, "common", 0, kSize), Pattern(99, kSize));
+      if (round % 5 == 0) {
+        ASSERT_OK(Finish(store->Flush()));
+      }
+      ASSERT_GE(store->Stats().used_bytes, 2 * StoredBytes(kSize));
+      ASSERT_OK(store->Erase(name));
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(kThreads);
+  for (int i = 0; i < kThreads; ++i) threads.emplace_back(work, i);
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_OK(Finish(store->Flush()));
+  EXPECT_EQ(store->Stats().used_bytes, StoredBytes(kSize));
+}
+
+TEST_P(ParamStoreContract, CountsWhatItMoves) {
+  const auto store = Make(int64_t{10} * 4096);
+  EXPECT_EQ(store->Stats().capacity_bytes, 10 * 4096);
+  ASSERT_OK(store->Create("first", 4097));
+  ASSERT_OK(store->Create("second", 4096));
+  EXPECT_EQ(store->Stats().used_bytes, 3 * 4096);
+  ASSERT_OK(store->Erase("second"));
+  EXPECT_EQ(store->Stats().used_bytes, 2 * 4096);
+  EXPECT_EQ(store->Stats().peak_used_bytes, 3 * 4096);
+  ASSERT_OK(WriteNow(*store, "first", 0, Pattern(1, 4097)));
+  ASSERT_OK(WriteNow(*store, "first", 5, Pattern(1, 7)));
+  ASSERT_OK(ReadNow(*store, "first", 4000, 97));
+  const StoreStats stats = store->Stats();
+  EXPECT_EQ(stats.writes.operations, 2);
+  EXPECT_EQ(stats.writes.bytes, 4104);
+  EXPECT_GT(stats.writes.busy_seconds, 0);
+  EXPECT_EQ(stats.reads.operations, 1);
+  EXPECT_EQ(stats.reads.bytes, 97);
+  EXPECT_GT(stats.reads.busy_seconds, 0);
+  EXPECT_THAT(store->Describe(), HasSubstr("40960"));
+}
+
+// Says what a test looks at after it wants to go back: a store that can has
+// gone back; the others say that they cannot, and go on.
+enum class After { kRollback, kRefusal };
+After RollBack(ParamStore& store) {
+  const absl::Status status = store.Rollback();
+  if (ParamStoreContract::GetParam().can_roll_back) {
+    EXPECT_OK(status);
+    return After::kRollback;
+  }
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnimplemented,
+                               HasSubstr(store.Describe())));
+  return After::kRefusal;
+}
+
+TEST_P(ParamStoreContract, RollbackGoesToTheLastFlush) {
+  for (const int64_t size : {0, 1, 4096, 10007, 70001}) {
+    const auto store = Make(1 << 20);
+    ASSERT_OK(store->Create("region", size));
+    std::string flushed(size, '\0');
+    for (int step = 1; step <= 4; ++step) {
+      std::string now = Pattern(step, size);
+      ASSERT_OK(WriteNow(*store, "region", 0, now));
+      ASSERT_OK(WriteNow(*store, "region", size / 3, Pattern(7, size / 2)));
+      now.replace(size / 3, size / 2, Pattern(7, size / 2));
+      if (step == 3) {
+        ASSERT_OK(Finish(store->Flush()));
+        flushed = now;
+      }
+      for (int again = 0; again < 2; ++again) {
+        const After after = RollBack(*store);
+        EXPECT_EQ(*ReadNow(*store, "region", 0, size),
+                  after == After::kRollback ? flushed : now)
+            << "step " << step << ", " << size << " bytes";
+      }
+    }
+  }
+}
+
+TEST_P(ParamStoreContract, RollbackLeavesWhichRegionsThereAre) {
+  const auto store = Make(1 << 20);
+  ASSERT_OK(store->Create("kept", 5003));
+  ASSERT_OK(store->Create("erased", 5003));
+  ASSERT_OK(store->Create("replaced", 5003));
+  for (const char* name : {"kept", "erased", "replaced"}) {
+    ASSERT_OK(WriteNow(*store, name, 0, Pattern(1, 5003)));
+  }
+  ASSERT_OK(Finish(store->Flush()));
+  ASSERT_OK(store->Erase("erased"));
+  ASSERT_OK(store->Erase("replaced"));
+  ASSERT_OK(store->Create("replaced", 9001));
+  ASSERT_OK(store->Create("created", 9001));
+  for (const char* name : {"replaced", "created"}) {
+    ASSERT_OK(WriteNow(*store, name, 0, Pattern(2, 9001)));
+  }
+  const std::string wanted = RollBack(*store) == After::kRollback
+                                 ? std::string(9001, '\0')
+                                 : Pattern(2, 9001);
+  EXPECT_EQ(*ReadNow(*store, "kept", 0, 5003), Pattern(1, 5003));
+  EXPECT_EQ(*ReadNow(*store, "replaced", 0, 9001), wanted);
+  EXPECT_EQ(*ReadNow(*store, "created", 0, 9001), wanted);
+  EXPECT_THAT(store->Size("erased"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("'erased'")));
+  ASSERT_OK(WriteNow(*store, "created", 8000, "some"));
+  EXPECT_EQ(*ReadNow(*store, "created", 8000, 4), "some");
+  ASSERT_OK(Finish(store->Flush()));
+}
+
+// Compares any sequence of all there is with strings.
+TEST_P(ParamStoreContract, RollbackAtAnyTimeFindsTheLastFlush) {
+  struct Model {
+    std::string now;
+    std::string flushed;
+  };
+  const auto store = Make(4 << 20);
+  std::map<std::string, Model> regions;
+  std::mt19937 random(3);
+  const auto below = [&random](int64_t n) {
+    return static_cast<int64_t>(random() % n);
+  };
+  for (int action = 0; action < 300; ++action) {
+    const std::string name = absl::StrCat("region ", random() % 5);
+    const uint32_t what = random() % 100;
+    if (regions.count(name) == 0) {
+      const std::string zeros(random() % 60000, '\0');
+      ASSERT_OK(store->Create(name, zeros.size()));
+      regions[name] = {zeros, zeros};
+    } else if (what < 60) {
+      std::string& now = regions[name].now;
+      const auto size = static_cast<int64_t>(now.size());
+      const int64_t offset = what < 30 ? 0 : below(size + 1);
+      const int64_t left = size - offset;
+      const std::string bytes =
+          Pattern(action, what < 30 ? left : below(left + 1));
+      ASSERT_OK(WriteNow(*store, name, offset, bytes));
+      now.replace(offset, bytes.size(), bytes);
+    } else if (what < 65) {
+      ASSERT_OK(store->Erase(name));
+      regions.erase(name);
+    } else if (what < 82) {
+      ASSERT_OK(Finish(store->Flush()));
+      for (auto& [_, model] : regions) model.flushed = model.now;
+    } else if (RollBack(*store) == After::kRollback) {
+      for (auto& [_, model] : regions) model.now = model.flushed;
+    }
+    for (const auto& [region, model] : regions) {
+      ASSERT_EQ(*ReadNow(*store, region, 0, model.now.size()), model.now)
+          << region << ", action " << action;
+    }
+  }
 }
 
 }  // namespace

@@ -2,34 +2,161 @@
 
 #include <unistd.h>
 
-#include <cstdint>
+#include <cerrno>
 #include <limits>
+#include <memory>
 #include <sstream>
-#include <string>
-#include <vector>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/check.h"
+#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/file_system.h"
+#include "checkpoint/commit/checkpoint_folder.h"
+#include "checkpoint/commit/testing/save_files.h"
+#include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
+#include "checkpoint/format/file_plan.h"
+#include "checkpoint/format/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/checkpoint/testing/small_checkpoint.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {
 
+using ::fsdp::checkpoint::testing::FaultyFileSystem;
 using ::fsdp::checkpoint::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
 using ::testing::ContainsRegex;
-using testing::FlipByte;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::RankFiles;
-using testing::SaveRun;
-using testing::SmallModel;
-using testing::WriteFolder;
+
+struct SmallTensor {
+  TensorInfo info;
+  std::string bytes;  // row-major
+};
+
+using checkpoint::testing::Contents;
+
+template <typename T>
+std::string Raw(const std::vector<T>& values) {
+  return std::string(reinterpret_cast<const char*>(values.data()),
+                     values.size() * sizeof(T));
+}
+
+// Returns a tensor of dtype F32.
+SmallTensor Floats(std::string name, std::vector<int64_t> shape,
+                   const std::vector<float>& values) {
+  return {{std::move(name), Dtype::kF32, std::move(shape)}, Raw(values)};
+}
+
+// "w" F32[3, 4] with 0 to 11, "b" BF16[5] with ones, "scalar" F32[] with
+// `scalar`, "empty" F32[0, 3] and "ids" I64[3] with -1, 0 and 1.
+std::vector<SmallTensor> SmallModel(float scalar = 7) {
+  return {Floats("w", {3, 4}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}),
+          {{"b", Dtype::kBF16, {5}}, Raw(std::vector<uint16_t>(5, 0x3f80))},
+          Floats("scalar", {}, {scalar}),
+          Floats("empty", {0, 3}, {}),
+          {{"ids", Dtype::kI64, {3}}, Raw<int64_t>({-1, 0, 1})}};
+}
+
+// The files of a Hugging Face model by their names, after `stem`.
+Contents ModelFiles(absl::Span<const SmallTensor> model,
+                    const std::string& stem = "model",
+                    int64_t max_file_bytes = 1 << 20) {
+  std::vector<TensorInfo> infos;
+  for (const SmallTensor& tensor : model) infos.push_back(tensor.info);
+  FilePlanOptions options;
+  options.stem = stem;
+  options.max_file_bytes = max_file_bytes;
+  const absl::StatusOr<FilePlan> plan = PlanFiles(infos, options);
+  FSDP_CHECK(plan.ok());
+  Contents contents;
+  for (const PlannedFile& file : plan->files) {
+    contents[file.name] = file.header;
+    contents[file.name].resize(static_cast<size_t>(file.bytes));
+  }
+  for (size_t i = 0; i < model.size(); ++i) {
+    const PlannedTensor& place = plan->tensors[i];
+    contents[plan->files[place.file].name].replace(
+        static_cast<size_t>(place.offset), model[i].bytes.size(),
+        model[i].bytes);
+  }
+  if (!plan->index_name.empty()) contents[plan->index_name] = plan->index;
+  return contents;
+}
+
+// Those into which `ranks` ranks write their shares of each tensor.
+Contents RankFiles(absl::Span<const SmallTensor> model, int ranks) {
+  Contents contents;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::vector<RankRange> ranges;
+    for (const SmallTensor& tensor : model) {
+      const int64_t numel = *NumelOf(tensor.info);
+      ranges.push_back(
+          {tensor.info, numel * rank / ranks, numel * (rank + 1) / ranks});
+    }
+    const absl::StatusOr<std::vector<ShardFile>> files =
+        PlanShardFiles(rank, ranges);
+    FSDP_CHECK(files.ok());
+    for (const ShardFile& file : *files) {
+      std::string& bytes = contents[file.name];
+      bytes = file.header;
+      bytes.resize(static_cast<size_t>(file.bytes));
+      for (const ShardPiece& piece : file.pieces) {
+        const SmallTensor& tensor = model[piece.range];
+        const int64_t item = ItemBytes(tensor.info.dtype);
+        bytes.replace(
+            static_cast<size_t>(piece.offset),
+            static_cast<size_t>((piece.end - piece.begin) * item),
+            tensor.bytes.substr(
+                static_cast<size_t>(piece.begin * item),
+                static_cast<size_t>((piece.end - piece.begin) * item)));
+      }
+    }
+  }
+  return contents;
+}
+
+// Writes them into a new folder.
+absl::Status WriteFolder(FileSystem& files, const std::string& folder,
+                         const Contents& contents) {
+  FSDP_RETURN_IF_ERROR(files.MakeFolder(folder).status());
+  return checkpoint::testing::WriteFiles(files, folder, 0, contents).status();
+}
+
+// A committed checkpoint of a run: the model, as its optimizer's "exp_avg"
+// the tensor "w", and files that have no tensors of the model.
+absl::Status SaveRun(FileSystem& files, const std::string& root, int64_t step,
+                     absl::Span<const SmallTensor> model) {
+  Contents contents = ModelFiles(model);
+  for (auto& [name, bytes] : ModelFiles(model.first(1), "exp_avg")) {
+    contents[absl::StrCat("optimizer/", name)] = bytes;
+  }
+  for (auto& [name, bytes] : ModelFiles(model.first(1), "rank-00000")) {
+    contents[absl::StrCat("ranks/", name)] = bytes;
+  }
+  contents["training.json"] = "{}";
+  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointFolder> folder,
+                        CheckpointFolder::Claim(files, root));
+  return checkpoint::testing::Save(files, *folder, step, contents);
+}
+
+// Changes a byte of a file.
+absl::Status FlipByte(FileSystem& files, const std::string& path,
+                      int64_t offset) {
+  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> before,
+                        files.OpenForReading(path, Caching::kCached));
+  char byte = 0;
+  FSDP_RETURN_IF_ERROR(before->PRead(offset, absl::MakeSpan(&byte, 1)));
+  byte = static_cast<char>(byte ^ 1);
+  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
+                        files.OpenForWriting(path, Caching::kCached));
+  return file->PWrite(offset, absl::MakeConstSpan(&byte, 1));
+}
 
 struct Ended {
   int code = 0;
@@ -193,8 +320,7 @@ TEST(VerifyTest, WhatHasNoManifest) {
   EXPECT_EQ(lost.problems, 1);
   EXPECT_THAT(lost.text, HasSubstr("\n1 problem\n"));
   ASSERT_OK(ReplaceFile(files, "/run/.libtorch_fsdp-by-manifest", ""));
-  ASSERT_OK_AND_ASSIGN(const VerifyResult result,
-                       Verify(files, "/run", nullptr));
+  ASSERT_OK_AND_ASSIGN(const auto result, Verify(files, "/run", nullptr));
   EXPECT_EQ(result.text, "/run/step-3\nsound\n");
 }
 
@@ -207,8 +333,7 @@ TEST(VerifyTest, ListsAllProblems) {
   ASSERT_OK(files.RemoveFile(step + "training.json"));
   ASSERT_OK(ReplaceFile(files, step + "a\x1b[2Jb.txt", "?"));
   ASSERT_OK(FlipByte(files, "/run/step-4/manifest.json", 20));
-  ASSERT_OK_AND_ASSIGN(const VerifyResult result,
-                       Verify(files, "/run", nullptr));
+  ASSERT_OK_AND_ASSIGN(const auto result, Verify(files, "/run", nullptr));
   EXPECT_EQ(result.problems, 4);
   EXPECT_THAT(result.text,
               HasSubstr("model.safetensors: MiB [0, 1) are damaged"));
@@ -216,8 +341,7 @@ TEST(VerifyTest, ListsAllProblems) {
   EXPECT_THAT(result.text, HasSubstr("a\\x1b[2Jb.txt: is there"));
   EXPECT_THAT(result.text, HasSubstr("/run/step-4/manifest.json"));
   EXPECT_THAT(result.text, HasSubstr("4 problems\n"));
-  ASSERT_OK_AND_ASSIGN(const VerifyResult one,
-                       Verify(files, "/run/step-3", nullptr));
+  ASSERT_OK_AND_ASSIGN(const auto one, Verify(files, "/run/step-3", nullptr));
   EXPECT_EQ(one.problems, 3);
 }
 
@@ -233,6 +357,130 @@ TEST(VerifyTest, NothingToVerify) {
   EXPECT_THAT(Verify(files, "/run", nullptr),
               refuses("/run has no checkpoint"));
   EXPECT_THAT(Verify(files, "/no", nullptr), refuses("/no"));
+}
+
+// Are they what ranks would have written together?
+void ExpectModel(FileSystem& files, const std::string& folder,
+                 int64_t max_file_bytes = 1 << 20) {
+  const auto expected = ModelFiles(SmallModel(), "model", max_file_bytes);
+  EXPECT_THAT(*files.List(folder), ::testing::SizeIs(expected.size()));
+  for (const auto& [name, bytes] : expected) {
+    EXPECT_EQ(*ReadFile(files, JoinPath(folder, name), 1 << 20), bytes);
+  }
+}
+
+TEST(ConsolidateTest, ThePiecesOfRanks) {
+  for (const int ranks : {1, 2, 3, 7}) {
+    SimulatedFileSystem files;
+    ASSERT_OK(WriteFolder(files, "/ranks", RankFiles(SmallModel(), ranks)));
+    ASSERT_OK(Consolidate(files, "/ranks", "/out", {}));
+    ExpectModel(files, "/out");
+  }
+}
+
+// Their elements do not fill bytes, so that one rank has all of them.
+TEST(ConsolidateTest, PackedElements) {
+  SimulatedFileSystem files;
+  const SmallTensor packed = {{"p", Dtype::kF4, {6}}, "abc"};
+  auto contents = RankFiles(SmallModel(), 2);
+  contents.merge(ModelFiles({&packed, 1}, "shard-00003-model"));
+  ASSERT_OK(WriteFolder(files, "/ranks", contents));
+  ASSERT_OK(Consolidate(files, "/ranks", "/out", {}));
+  ASSERT_OK_AND_ASSIGN(const std::string model,
+                       ReadFile(files, "/out/model.safetensors", 1 << 20));
+  EXPECT_THAT(model, HasSubstr("abc"));
+}
+
+TEST(ConsolidateTest, ChecksumsAreChecked) {
+  SimulatedFileSystem files;
+  auto contents = RankFiles(SmallModel(), 2);
+  const std::string damaged = contents.begin()->first;
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<CheckpointFolder> folder,
+                       CheckpointFolder::Claim(files, "/run"));
+  ASSERT_OK(checkpoint::testing::Save(files, *folder, 3, contents));
+  ASSERT_OK(Consolidate(files, "/run", "/out", {}));
+  ExpectModel(files, "/out");
+  ASSERT_OK(FlipByte(files, "/run/step-3/" + damaged,
+                     static_cast<int64_t>(contents[damaged].size()) - 1));
+  EXPECT_THAT(Consolidate(files, "/run", "/other", {}),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr(damaged)));
+}
+
+TEST(ConsolidateTest, SeveralFiles) {
+  SimulatedFileSystem files;
+  ASSERT_OK(WriteFolder(files, "/ranks", RankFiles(SmallModel(), 3)));
+  ConsolidateOptions options;
+  options.max_file_bytes = 40;
+  int64_t done = 0;
+  int64_t all = 0;
+  options.progress = [&](int64_t now, int64_t total) {
+    done = now;
+    all = total;
+  };
+  ASSERT_OK(Consolidate(files, "/ranks", "/out", options));
+  EXPECT_GT(done, 0);
+  EXPECT_EQ(done, all);
+  ExpectModel(files, "/out", 40);
+}
+
+TEST(ConsolidateTest, Refusals) {
+  SimulatedFileSystem files;
+  ASSERT_OK(WriteFolder(files, "/hf", ModelFiles(SmallModel())));
+  EXPECT_THAT(Consolidate(files, "/hf", "/out", {}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("tools/interop/dcp.py model")));
+  EXPECT_THAT(Consolidate(files, "/none", "/out", {}),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("/none")));
+  ASSERT_OK(files.MakeFolder("/run"));
+  ASSERT_OK(ReplaceFile(files, "/run/.libtorch_fsdp-checkpoints", ""));
+  EXPECT_THAT(
+      Consolidate(files, "/run", "/out", {}),
+      StatusIs(absl::StatusCode::kNotFound, HasSubstr("see checkpoint ls")));
+  // A rank's file is missing.
+  SmallTensor tensor = SmallModel()[0];
+  auto contents = RankFiles({&tensor, 1}, 3);
+  contents.erase(contents.begin());
+  ASSERT_OK(WriteFolder(files, "/ranks", contents));
+  EXPECT_THAT(Consolidate(files, "/ranks", "/out", {}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("\"w\"")));
+  EXPECT_THAT(*files.List("/"), ElementsAre("hf", "ranks", "run"));
+}
+
+TEST(ConsolidateTest, OfAFullDiskNothingRemains) {
+  SimulatedFileSystem disk;
+  ASSERT_OK(WriteFolder(disk, "/ranks", RankFiles(SmallModel(), 2)));
+  FaultyFileSystem count(disk);
+  ASSERT_OK(Consolidate(count, "/ranks", "/counted", {}));
+  for (int64_t call = 0; call < count.calls(); ++call) {
+    FaultyFileSystem files(disk);
+    files.FailCall(call, ENOSPC, /*for_good=*/false);
+    const absl::Status status =
+        Consolidate(files, "/ranks", "/out", {}).status();
+    if (status.ok()) {  // what failed was to tidy up
+      ASSERT_OK(disk.Rename("/out", "/whole"));
+      ExpectModel(disk, "/whole");
+      ASSERT_OK(RemoveTree(disk, "/whole"));
+    } else {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                   HasSubstr("/out")));
+      EXPECT_THAT(*disk.List("/"), ::testing::Not(::testing::Contains("out")));
+    }
+  }
+}
+
+TEST(ConsolidateTest, NeedsSpaceAndANameThatIsFree) {
+  SimulatedFileSystem disk(/*capacity_bytes=*/20000);
+  ASSERT_OK(WriteFolder(disk, "/ranks", RankFiles(SmallModel(), 2)));
+  ASSERT_OK(WriteFolder(disk, "/out.incomplete", {{"left", "behind"}}));
+  EXPECT_THAT(Consolidate(disk, "/ranks", "/ranks", {}),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("not written over")));
+  ASSERT_OK(ReplaceFile(disk, "/full", std::string(*disk.FreeBytes("/"), 'x')));
+  EXPECT_THAT(Consolidate(disk, "/ranks", "/out", {}),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       ::testing::AllOf(HasSubstr("/out will have "),
+                                        HasSubstr("free space there"))));
+  EXPECT_THAT(*disk.List("/"), ElementsAre("full", "ranks"));
 }
 
 }  // namespace

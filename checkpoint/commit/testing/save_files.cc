@@ -1,13 +1,11 @@
 #include "checkpoint/commit/testing/save_files.h"
 
 #include <memory>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_list.h"
-#include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/range_writer.h"
@@ -54,8 +52,7 @@ absl::StatusOr<Manifest> WriteFiles(FileSystem& files,
     ++file;
   }
   FSDP_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, writer->Finish());
-  FSDP_ASSIGN_OR_RETURN(const std::vector<FileSums> sums,
-                        CombinePieces(pieces, sizes));
+  FSDP_ASSIGN_OR_RETURN(const auto sums, CombinePieces(pieces, sizes));
   Manifest manifest;
   manifest.step = step;
   for (size_t i = 0; i < sizes.size(); ++i) {

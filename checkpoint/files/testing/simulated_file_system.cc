@@ -2,22 +2,16 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <random>
-#include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
@@ -68,74 +62,68 @@ struct SimulatedFileSystem::Node {
 
   // Is called before a change of `entries`.
   void Remember() { since_sync.push_back(entries); }
-  void Synced();
+
+  void Synced() {
+    synced_bytes = bytes;
+    dirty_pages.clear();
+    since_sync.clear();
+    renamed.clear();
+  }
+
   // Returns the bytes of all files in it.
-  int64_t Bytes() const;
+  int64_t Bytes() const {
+    auto sum = static_cast<int64_t>(bytes.size());
+    for (const auto& [name, node] : entries) sum += node->Bytes();
+    return sum;
+  }
+
   // Makes it and everything below it what a loss of power leaves.
-  void LosePower(std::mt19937_64& random);
+  void LosePower(std::mt19937_64& random) {
+    if (!is_folder) {
+      LosePages(random);
+      return;
+    }
+    LoseEntries(random);
+    for (const auto& [name, node] : entries) node->LosePower(random);
+  }
 
  private:
-  void LosePages(std::mt19937_64& random);
-  void LoseEntries(std::mt19937_64& random);
+  void LosePages(std::mt19937_64& random) {
+    const size_t size = Coin(random) ? bytes.size() : synced_bytes.size();
+    std::string left = synced_bytes;
+    left.resize(size);
+    for (const int64_t page : dirty_pages) {
+      const auto begin = static_cast<size_t>(page * kSimulatedPage);
+      if (Coin(random) || begin >= std::min(size, bytes.size())) continue;
+      const size_t length = std::min<size_t>(
+          {kSimulatedPage, size - begin, bytes.size() - begin});
+      left.replace(begin, length, bytes, begin, length);
+    }
+    bytes = left;
+    Synced();
+  }
+
+  void LoseEntries(std::mt19937_64& random) {
+    if (since_sync.empty()) return;
+    const Entries before = since_sync.front();
+    since_sync.push_back(entries);
+    const Entries then = since_sync[random() % since_sync.size()];
+    std::map<std::string, std::string> groups = Groups(renamed);
+    std::map<std::string, bool> keeps;  // by group
+    std::set<std::string> names;
+    for (const auto& [name, node] : before) names.insert(name);
+    for (const auto& [name, node] : then) names.insert(name);
+    entries.clear();
+    for (const std::string& name : names) {
+      const std::string& group = groups.emplace(name, name).first->second;
+      const bool keep = keeps.emplace(group, Coin(random)).first->second;
+      const Entries& source = keep ? then : before;
+      const auto found = source.find(name);
+      if (found != source.end()) entries.insert(*found);
+    }
+    Synced();
+  }
 };
-
-void SimulatedFileSystem::Node::Synced() {
-  synced_bytes = bytes;
-  dirty_pages.clear();
-  since_sync.clear();
-  renamed.clear();
-}
-
-int64_t SimulatedFileSystem::Node::Bytes() const {
-  auto sum = static_cast<int64_t>(bytes.size());
-  for (const auto& [name, node] : entries) sum += node->Bytes();
-  return sum;
-}
-
-void SimulatedFileSystem::Node::LosePower(std::mt19937_64& random) {
-  if (!is_folder) {
-    LosePages(random);
-    return;
-  }
-  LoseEntries(random);
-  for (const auto& [name, node] : entries) node->LosePower(random);
-}
-
-void SimulatedFileSystem::Node::LosePages(std::mt19937_64& random) {
-  const size_t size = Coin(random) ? bytes.size() : synced_bytes.size();
-  std::string left = synced_bytes;
-  left.resize(size);
-  for (const int64_t page : dirty_pages) {
-    const auto begin = static_cast<size_t>(page * kSimulatedPage);
-    if (Coin(random) || begin >= std::min(size, bytes.size())) continue;
-    const size_t length =
-        std::min<size_t>({kSimulatedPage, size - begin, bytes.size() - begin});
-    left.replace(begin, length, bytes, begin, length);
-  }
-  bytes = left;
-  Synced();
-}
-
-void SimulatedFileSystem::Node::LoseEntries(std::mt19937_64& random) {
-  if (since_sync.empty()) return;
-  const Entries before = since_sync.front();
-  since_sync.push_back(entries);
-  const Entries then = since_sync[random() % since_sync.size()];
-  std::map<std::string, std::string> groups = Groups(renamed);
-  std::map<std::string, bool> keeps;  // by group
-  std::set<std::string> names;
-  for (const auto& [name, node] : before) names.insert(name);
-  for (const auto& [name, node] : then) names.insert(name);
-  entries.clear();
-  for (const std::string& name : names) {
-    const std::string& group = groups.emplace(name, name).first->second;
-    const bool keep = keeps.emplace(group, Coin(random)).first->second;
-    const Entries& source = keep ? then : before;
-    const auto found = source.find(name);
-    if (found != source.end()) entries.insert(*found);
-  }
-  Synced();
-}
 
 class SimulatedFileSystem::OpenFile : public File {
  public:
@@ -293,8 +281,7 @@ absl::StatusOr<std::shared_ptr<SimulatedFileSystem::Node>>
 SimulatedFileSystem::FileAt(const std::string& path, bool create) {
   std::shared_ptr<Node> node = Find(path);
   if (node == nullptr && create) {
-    FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Node> folder,
-                          FolderAt("open", FolderOf(path)));
+    FSDP_ASSIGN_OR_RETURN(const auto folder, FolderAt("open", FolderOf(path)));
     folder->Remember();
     node = folder->entries[NameIn(path)] = std::make_shared<Node>();
   }
@@ -338,8 +325,7 @@ absl::Status SimulatedFileSystem::Rename(const std::string& from,
                                          const std::string& to) {
   absl::MutexLock lock(&mutex_);
   const std::string what = absl::StrCat("rename ", from, " to");
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Node> folder,
-                        FolderAt(what, FolderOf(from)));
+  FSDP_ASSIGN_OR_RETURN(const auto folder, FolderAt(what, FolderOf(from)));
   const std::shared_ptr<Node> moved = Find(from);
   if (moved == nullptr) return FileError(ENOENT, what, to);
   if (FolderOf(to) != FolderOf(from)) return FileError(EXDEV, what, to);
@@ -388,8 +374,7 @@ absl::Status SimulatedFileSystem::RemoveFolder(const std::string& path) {
 
 absl::Status SimulatedFileSystem::SyncFolder(const std::string& path) {
   absl::MutexLock lock(&mutex_);
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Node> folder,
-                        FolderAt("open folder", path));
+  FSDP_ASSIGN_OR_RETURN(const auto folder, FolderAt("open folder", path));
   folder->Synced();
   return absl::OkStatus();
 }
@@ -397,8 +382,7 @@ absl::Status SimulatedFileSystem::SyncFolder(const std::string& path) {
 absl::StatusOr<std::vector<std::string>> SimulatedFileSystem::List(
     const std::string& folder) {
   absl::MutexLock lock(&mutex_);
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Node> node,
-                        FolderAt("list", folder));
+  FSDP_ASSIGN_OR_RETURN(const auto node, FolderAt("list", folder));
   std::vector<std::string> names;
   for (const auto& [name, entry] : node->entries) names.push_back(name);
   return names;

@@ -2,17 +2,11 @@
 #include "checkpoint/files/testing/simulated_file_system.h"
 
 #include <cerrno>
-#include <cstdint>
-#include <set>
-#include <string>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

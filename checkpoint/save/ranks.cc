@@ -1,21 +1,138 @@
-#include "checkpoint/save/rank_report.h"
+#include "checkpoint/save/ranks.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
-#include <map>
-#include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/checksums.h"
+#include "base/torch_status.h"
 
 namespace fsdp::checkpoint {
+namespace {
+
+constexpr char kLabel[] = "progress of a save";
+
+// What a rank says in a round.
+struct State {
+  int64_t ended = 0;
+  int64_t bytes = 0;
+  int64_t all_bytes = 0;
+  int64_t stalled_ms = 0;  // since a call came back
+};
+constexpr int64_t kNumbers = sizeof(State) / sizeof(int64_t);
+
+class Rounds {
+ public:
+  Rounds(comm::Communicator& ranks, const RoundOptions& options,
+         const DiskProgress& progress)
+      : ranks_(ranks), options_(options), progress_(progress) {}
+
+  // This rank's `act` has returned.
+  void End() { ended_.Notify(); }
+
+  // Until all have ended, or one is given up.
+  absl::Status Run() {
+    absl::Status status = TorchToStatus(kLabel, [this]() -> absl::Status {
+      while (true) {
+        ended_.WaitForNotificationWithTimeout(options_.interval);
+        FSDP_ASSIGN_OR_RETURN(const std::vector<State> states,
+                              Exchange(MyState()));
+        FSDP_RETURN_IF_ERROR(CheckStalls(states));
+        const bool all_ended =
+            std::all_of(states.begin(), states.end(),
+                        [](const State& state) { return state.ended != 0; });
+        if (all_ended) return absl::OkStatus();
+      }
+    });
+    if (!status.ok() && options_.on_error != nullptr) options_.on_error(status);
+    return status;
+  }
+
+ private:
+  State MyState() {
+    const absl::Time now = absl::Now();
+    const int64_t calls = progress_.calls();
+    if (calls != calls_) {
+      calls_ = calls;
+      since_ = now;
+    }
+    State state;
+    state.ended = ended_.HasBeenNotified() ? 1 : 0;
+    state.bytes = progress_.bytes();
+    state.all_bytes = options_.all_bytes;
+    if (state.ended == 0) {
+      state.stalled_ms = absl::ToInt64Milliseconds(now - since_);
+    }
+    return state;
+  }
+
+  absl::StatusOr<std::vector<State>> Exchange(const State& mine) {
+    const at::Tensor in = at::empty({kNumbers}, at::kLong);
+    const at::Tensor out =
+        at::empty({kNumbers * ranks_.world_size()}, at::kLong);
+    std::memcpy(in.mutable_data_ptr<int64_t>(), &mine, sizeof(mine));
+    FSDP_ASSIGN_OR_RETURN(const auto work, ranks_.AllGather(out, in, kLabel));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
+    std::vector<State> states(ranks_.world_size());
+    static_assert(std::is_trivially_copyable_v<State>);
+    std::memcpy(static_cast<void*>(states.data()),
+                out.const_data_ptr<int64_t>(), states.size() * sizeof(State));
+    return states;
+  }
+
+  // All ranks see the same.
+  absl::Status CheckStalls(const std::vector<State>& states) const {
+    const int64_t limit = absl::ToInt64Milliseconds(options_.stall_timeout);
+    for (size_t rank = 0; rank < states.size(); ++rank) {
+      const State& state = states[rank];
+      if (state.stalled_ms <= limit) continue;
+      return absl::DeadlineExceededError(absl::StrCat(
+          options_.what, ": rank ", rank, " has waited for its disk for ",
+          absl::FormatDuration(absl::Milliseconds(state.stalled_ms)),
+          ", where ", state.bytes, " of ", state.all_bytes,
+          " bytes are written; the save is given up; see what that disk does, "
+          "or raise CheckpointerOptions::stall_timeout"));
+    }
+    return absl::OkStatus();
+  }
+
+  comm::Communicator& ranks_;
+  const RoundOptions& options_;
+  const DiskProgress& progress_;
+  absl::Notification ended_;
+  int64_t calls_ = 0;
+  absl::Time since_ = absl::Now();  // calls_ are as many as they are
+};
+
+}  // namespace
+
+absl::Status ActInRounds(comm::Communicator& ranks, const RoundOptions& options,
+                         const DiskProgress& progress,
+                         absl::FunctionRef<void()> act) {
+  Rounds rounds(ranks, options, progress);
+  absl::Status status;
+  absl::StatusOr<std::thread> thread = StartThread(
+      "to tell other ranks how far a save is", [&] { status = rounds.Run(); });
+  act();
+  rounds.End();
+  if (thread.ok()) {
+    thread->join();
+  } else {
+    // The others have waited for a first word.
+    status = rounds.Run();
+  }
+  return status;
+}
+
 namespace {
 
 // Lists of plain values, each with its length in front.
@@ -115,31 +232,6 @@ bool AddPieces(absl::Span<const int64_t> place,
   return true;
 }
 
-// False: these are no pieces.
-bool PiecesOf(absl::Span<const int64_t> places, absl::Span<const uint32_t> sums,
-              std::vector<Piece>& pieces) {
-  if (places.size() % 3 != 0) return false;
-  for (size_t i = 0; i < places.size(); i += 3) {
-    if (!AddPieces(places.subspan(i, 3), sums, pieces)) return false;
-  }
-  return sums.empty();
-}
-
-// Of a rank's pieces, whose own files are behind all `first`.
-absl::Status RenumberOwn(int64_t shared, int64_t first, int64_t own,
-                         std::vector<Piece>& pieces) {
-  for (Piece& piece : pieces) {
-    if (piece.file < shared) continue;
-    if (piece.file - shared >= own) {
-      return absl::InternalError(absl::StrCat(
-          "checksums of file ", piece.file, ", where there are ", shared + own,
-          "; this checkpoint is not committed; report a bug"));
-    }
-    piece.file += first - shared;
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 std::string Encode(const RankReport& report) {
@@ -177,8 +269,14 @@ absl::StatusOr<RankReport> Decode(absl::string_view bytes) {
   for (NamedSize& file : report.own_files) file.name = reader.TakeText();
   const std::vector<int64_t> places = reader.Take<int64_t>();
   const std::vector<uint32_t> piece_sums = reader.Take<uint32_t>();
-  valid &= reader.ok() && code.size() == 1 && sums.size() == 2;
-  if (!valid || !PiecesOf(places, piece_sums, report.pieces)) {
+  valid &= reader.ok() && code.size() == 1 && sums.size() == 2 &&
+           places.size() % 3 == 0;
+  absl::Span<const uint32_t> rest = piece_sums;
+  for (size_t i = 0; valid && i < places.size(); i += 3) {
+    valid = AddPieces(absl::MakeConstSpan(places).subspan(i, 3), rest,
+                      report.pieces);
+  }
+  if (!valid || !rest.empty()) {
     return absl::InternalError(
         "a rank has sent what is no report of a checkpoint: do all run the "
         "same program?");
@@ -213,15 +311,23 @@ absl::StatusOr<std::map<std::string, FileSums>> CombineReports(
   std::vector<NamedSize> files = std::move(shared);
   std::vector<Piece> pieces;
   for (RankReport& report : reports) {
-    FSDP_RETURN_IF_ERROR(RenumberOwn(
-        count, static_cast<int64_t>(files.size()),
-        static_cast<int64_t>(report.own_files.size()), report.pieces));
+    // The rank's own files are behind all others so far.
+    const auto first = static_cast<int64_t>(files.size());
+    const auto all = count + static_cast<int64_t>(report.own_files.size());
+    for (Piece& piece : report.pieces) {
+      if (piece.file < count) continue;
+      if (piece.file >= all) {
+        return absl::InternalError(absl::StrCat(
+            "checksums of file ", piece.file, ", where there are ", all,
+            "; this checkpoint is not committed; report a bug"));
+      }
+      piece.file += first - count;
+    }
     files.insert(files.end(), report.own_files.begin(), report.own_files.end());
     pieces.insert(pieces.end(), report.pieces.begin(), report.pieces.end());
     std::vector<Piece>().swap(report.pieces);
   }
-  FSDP_ASSIGN_OR_RETURN(std::vector<FileSums> sums,
-                        CombinePieces(std::move(pieces), files));
+  FSDP_ASSIGN_OR_RETURN(auto sums, CombinePieces(std::move(pieces), files));
   std::map<std::string, FileSums> result;
   for (size_t i = 0; i < files.size(); ++i) {
     if (result.emplace(files[i].name, std::move(sums[i])).second) continue;

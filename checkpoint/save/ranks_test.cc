@@ -1,25 +1,134 @@
-#include "checkpoint/save/rank_report.h"
+#include "checkpoint/save/ranks.h"
 
-#include <cstdint>
+#include <cstring>
+#include <deque>
 #include <limits>
-#include <string>
-#include <vector>
+#include <thread>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/types/span.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/checksums.h"
+#include "checkpoint/save/saver.h"
+#include "comm/agreement.h"
+#include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Key;
+
+constexpr int kRanks = 3;
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+RoundOptions Options() {
+  RoundOptions options;
+  options.timeout = kLong;
+  options.stall_timeout = kLong;
+  options.interval = absl::Milliseconds(1);
+  options.what = "saving step 7";
+  return options;
+}
+
+absl::Status Meet(Communicator& world) {
+  return comm::Barrier(world, "meet", absl::Now() + kLong);
+}
+
+TEST(RoundsTest, AllHaveActed) {
+  std::atomic<int> acted{0};
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    const DiskProgress progress;
+    FSDP_RETURN_IF_ERROR(
+        ActInRounds(world, Options(), progress, [&] { ++acted; }));
+    EXPECT_EQ(acted, kRanks);
+    return Meet(world);
+  }));
+}
+
+// Ranks that are done wait for one whose disk is slow as long as it gets on,
+// which is longer than it may stand still.
+TEST(RoundsTest, ASlowDiskIsWaitedFor) {
+  constexpr absl::Duration kStall = absl::Seconds(2);
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    RoundOptions options = Options();
+    options.stall_timeout = kStall;
+    DiskProgress progress;
+    const auto act = [&] {
+      if (world.rank() != 1) return;
+      const absl::Time end = absl::Now() + 1.5 * kStall;
+      while (absl::Now() < end) progress.CameBack(1);
+    };
+    FSDP_RETURN_IF_ERROR(ActInRounds(world, options, progress, act));
+    return Meet(world);
+  }));
+}
+
+// One whose disk stands still is given up by all, also by itself, before its
+// call has come back; then they are as good as before.
+TEST(RoundsTest, ADiskThatStandsStillIsGivenUp) {
+  std::atomic<bool> over{false};
+  absl::Notification release;
+  const auto statuses = RunRanks(kRanks, [&](Communicator& world) {
+    RoundOptions options = Options();
+    options.stall_timeout = absl::Seconds(1);
+    options.all_bytes = 45;
+    DiskProgress progress;
+    progress.CameBack(12);
+    absl::Notification heard;
+    options.on_error = [&](const absl::Status& status) {
+      EXPECT_TRUE(absl::IsDeadlineExceeded(status));
+      EXPECT_TRUE(world.rank() != 1 || !over);
+      heard.Notify();
+    };
+    const auto act = [&] {
+      if (world.rank() != 1) return;
+      heard.WaitForNotification();
+      release.WaitForNotification();
+      over = true;
+    };
+    const absl::Status status = ActInRounds(world, options, progress, act);
+    // The others do not wait for it.
+    if (world.rank() == 0) release.Notify();
+    EXPECT_OK(Meet(world));
+    EXPECT_OK(ActInRounds(world, Options(), progress, [] {}));
+    return status;
+  });
+  EXPECT_THAT(statuses, ::testing::Each(StatusIs(
+                            absl::StatusCode::kDeadlineExceeded,
+                            AllOf(HasSubstr("saving step 7: rank 1 has waited"),
+                                  HasSubstr("12 of 45 bytes are written")))));
+}
+
+// Whoever does not answer is gone, and so is the group.
+TEST(RoundsTest, ARankThatIsGone) {
+  const auto statuses = RunRanks(kRanks, [&](Communicator& world) {
+    if (world.rank() == 1) return absl::CancelledError("gone");
+    return ActInRounds(world, Options(), DiskProgress(), [] {});
+  });
+  for (const int rank : {0, 2}) EXPECT_FALSE(statuses[rank].ok());
+}
+
+TEST(RoundsTest, WithoutAThreadItActsFirst) {
+  EXPECT_OK(RunAllRanks(1, [&](Communicator& world) -> absl::Status {
+    const fsdp::testing::NoThreads none;
+    bool acted = false;
+    FSDP_RETURN_IF_ERROR(
+        ActInRounds(world, Options(), DiskProgress(), [&] { acted = true; }));
+    EXPECT_TRUE(acted);
+    return absl::OkStatus();
+  }));
+}
 
 RankReport Full() {
   RankReport report;
@@ -194,6 +303,113 @@ TEST(RankReportTest, ReportsThatMakeNoFiles) {
   missing[1].pieces.pop_back();
   EXPECT_THAT(combine(missing), StatusIs(absl::StatusCode::kInternal,
                                          HasSubstr("checksums of m: nobody")));
+}
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+offload::PageMemory Memory(int64_t bytes) {
+  return *offload::PageMemory::Allocate(offload::PageAllocator::System(),
+                                        bytes);
+}
+
+TEST(StagingRingTest, AllOfItAndNothing) {
+  StagingRing ring(Memory(100));
+  EXPECT_EQ(ring.capacity(), 100);
+  for (int i = 0; i < 3; ++i) {
+    const auto all = ring.Take(100, Soon());
+    ASSERT_OK(all.status());
+    EXPECT_EQ(all->size(), 100);
+    const auto nothing = ring.Take(0, Soon());
+    ASSERT_OK(nothing.status());
+    EXPECT_TRUE(nothing->empty());
+    ring.GiveBack();
+    ring.GiveBack();
+  }
+}
+
+TEST(StagingRingTest, SpansThatAreTakenDoNotOverlap) {
+  StagingRing ring(Memory(64));
+  std::deque<absl::Span<char>> taken;
+  int64_t held = 0;
+  for (int64_t i = 0; i < 500; ++i) {
+    const int64_t bytes = i * 7 % 23;
+    while (held + bytes > 32) {  // so much fits, whatever is skipped
+      held -= static_cast<int64_t>(taken.front().size());
+      taken.pop_front();
+      ring.GiveBack();
+    }
+    const auto span = ring.Take(bytes, Soon());
+    ASSERT_OK(span.status());
+    for (const absl::Span<char> other : taken) {
+      EXPECT_TRUE(span->data() + span->size() <= other.data() ||
+                  other.data() + other.size() <= span->data());
+    }
+    taken.push_back(*span);
+    held += bytes;
+  }
+}
+
+TEST(StagingRingTest, WaitsNoLongerThanItMay) {
+  StagingRing ring(Memory(10));
+  ASSERT_OK(ring.Take(6, Soon()).status());
+  EXPECT_THAT(ring.Take(5, absl::Now()).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("6 bytes are still to be written")));
+  ring.GiveBack();
+  EXPECT_OK(ring.Take(5, Soon()).status());
+}
+
+// What does not fit behind the last span fits once there is none.
+TEST(StagingRingTest, TheLastThatIsGivenBackLeavesAllOfIt) {
+  for (int i = 0; i < 20; ++i) {
+    StagingRing ring(Memory(10));
+    ASSERT_OK(ring.Take(6, Soon()).status());
+    std::thread writer([&] { ring.GiveBack(); });
+    EXPECT_OK(ring.Take(10, Soon()).status());
+    writer.join();
+  }
+}
+
+TEST(StagingRingTest, WhoWaitsIsToldWhyItIsClosed) {
+  StagingRing ring(Memory(10));
+  ASSERT_OK(ring.Take(10, Soon()).status());
+  std::thread writer([&] { ring.Close(absl::DataLossError("no disk")); });
+  EXPECT_THAT(ring.Take(1, Soon()).status(),
+              StatusIs(absl::StatusCode::kDataLoss, "no disk"));
+  writer.join();
+  ring.GiveBack();
+  EXPECT_EQ(ring.Take(1, Soon()).status().code(), absl::StatusCode::kDataLoss);
+  ring.Open();
+  EXPECT_OK(ring.Take(10, Soon()).status());
+}
+
+// What one thread writes the other reads, in order, however often the memory
+// comes round.
+TEST(StagingRingTest, BytesArriveFromOneThreadAtAnother) {
+  StagingRing ring(Memory(97));
+  absl::Mutex mutex;
+  std::deque<absl::Span<char>> queue;
+  constexpr int kSpans = 2000;
+  std::thread writer([&] {
+    for (int i = 0; i < kSpans; ++i) {
+      mutex.LockWhen(absl::Condition(
+          +[](std::deque<absl::Span<char>>* q) { return !q->empty(); },
+          &queue));
+      const absl::Span<char> span = queue.front();
+      queue.pop_front();
+      mutex.Unlock();
+      for (const char c : span) ASSERT_EQ(c, static_cast<char>(i));
+      ring.GiveBack();
+    }
+  });
+  for (int i = 0; i < kSpans; ++i) {
+    const auto span = ring.Take(i % 41, Soon());
+    ASSERT_OK(span.status());
+    std::memset(span->data(), i, span->size());
+    absl::MutexLock lock(&mutex);
+    queue.push_back(*span);
+  }
+  writer.join();
 }
 
 }  // namespace
