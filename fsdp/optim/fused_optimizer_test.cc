@@ -173,6 +173,26 @@ TEST_P(FusedOptimizerTest, ConvertsGradientsOfAnotherDtype) {
   EXPECT_TRUE(shards.All().equal(expected.All()));
 }
 
+TEST_P(FusedOptimizerTest, ResumesToTheSameBitsFromItsFile) {
+  Shards shards(Sizes());
+  Shards resumed(Sizes());
+  const auto optimizer = Of(GetParam().make_fused, shards.leaves);
+  TrainedFor(4, shards, *optimizer);
+  {
+    c10::NoGradGuard no_grad;
+    resumed.values.copy_(shards.values);
+  }
+  const auto loaded = Of(GetParam().make_fused, resumed.leaves);
+  Load(Saved(*optimizer), *loaded);
+  for (int step = 4; step < 8; ++step) {
+    shards.SetGradients(step, SomeAt(step));
+    resumed.SetGradients(step, SomeAt(step));
+    optimizer->step();
+    loaded->step();
+  }
+  EXPECT_TRUE(resumed.All().equal(shards.All()));
+}
+
 TEST_P(FusedOptimizerTest, ReadsFilesOfTorchsAndTheOtherWayRound) {
   const Shards one(Sizes());
   Shards expected(Sizes());
