@@ -212,20 +212,14 @@ class InspectedCommunicator final : public ForwardingCommunicator {
   }
 
  protected:
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    ScaledSum sum,
-                                    absl::string_view label) override {
-    return Intercept(Collective::kReduceScatter, label, in, [&] {
-      return base().ReduceScatterScaled(out, in, sum, label);
-    });
-  }
-  StartedWork Intercept(Collective collective, absl::string_view label,
-                        const at::Tensor& whole, Pass pass) override {
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    const at::Tensor& whole = args.whole();
     Recorded recorded(inspector_,
-                      {static_cast<OperationKind>(collective),
+                      {static_cast<OperationKind>(args.collective),
                        static_cast<int8_t>(whole.scalar_type()), group_,
                        static_cast<int64_t>(whole.nbytes()), label});
-    StartedWork work = pass();
+    StartedWork work = base().StartCollective(args, label);
     if (!work.ok()) {
       recorded.Ends(work.status());
       return work;
@@ -233,6 +227,10 @@ class InspectedCommunicator final : public ForwardingCommunicator {
     recorded.Started((*work)->number());
     return std::unique_ptr<Work>(new (pool_) InspectedWork(
         *std::move(work), std::move(recorded), whole.device().is_cpu()));
+  }
+  StartedWork DoScaledSum(const CollectiveArgs& args,
+                          absl::string_view label) override {
+    return DoCollective(args, label);
   }
 
  private:

@@ -247,9 +247,8 @@ class ReadyRanks final : public ForwardingCommunicator {
   using ForwardingCommunicator::ForwardingCommunicator;
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& /*tensor*/, ReduceOp /*op*/,
-      absl::string_view /*label*/) override {
+  StartedWork DoCollective(const CollectiveArgs& /*args*/,
+                           absl::string_view /*label*/) override {
     return std::unique_ptr<Work>(new (reinterpret_cast<Ready*>(place_))
                                      Ready());
   }

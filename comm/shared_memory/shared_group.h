@@ -56,7 +56,7 @@ class SharedGroup final : public ProgressSource,
   // Posts a call and returns. Blocks, until `deadline` at most, only if many
   // calls are posted that peers have not made yet.
   absl::StatusOr<std::shared_ptr<Operation>> Start(Call call,
-                                                   SharedBuffers buffers,
+                                                   CollectiveArgs buffers,
                                                    absl::Time deadline);
 
   // Returns the number of the operation among this group's calls, from 0.

@@ -23,7 +23,6 @@
 #include "comm/host/shared_segment.h"
 #include "comm/shared_memory/shared_group.h"
 #include "comm/shared_memory/shared_operation.h"
-#include "comm/unwinding.h"
 
 namespace fsdp::comm {
 namespace {
@@ -107,7 +106,7 @@ class SharedMemoryCommunicator final : public Communicator {
                            absl::Duration timeout)
       : host_(std::move(host)), group_(std::move(group)), timeout_(timeout) {}
   ~SharedMemoryCommunicator() override {
-    if (unwinding_) group_->Abort(EndedByException());
+    if (unwinds()) group_->Abort(EndedByException());
     group_->Leave();
   }
 
@@ -206,53 +205,26 @@ class SharedMemoryCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    const at::Tensor& input = args.in.defined() ? args.in : args.out;
+    Call call = CallOf(args.collective, label, input, args.detail());
+    if (!input.device().is_cpu()) {
+      return absl::UnimplementedError(absl::StrCat(
+          comm::ToString(call), " on ", Place(),
+          ": shared memory takes CPU tensors, not ", input.device().str()));
+    }
+    FSDP_ASSIGN_OR_RETURN(
+        auto operation,
+        group_->Start(std::move(call), args, absl::Now() + timeout_));
+    return std::make_unique<SharedWork>(group_, std::move(operation), timeout_);
+  }
+  StartedWork DoScaledSum(const CollectiveArgs& args,
                           absl::string_view label) override {
-    return Start("", in, label, {Collective::kAllGather, out, in});
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Start(ReduceOpName(op), in, label,
-                 {Collective::kReduceScatter, out, in, op});
-  }
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    ScaledSum sum,
-                                    absl::string_view label) override {
-    return Start(ReduceOpName(ReduceOp::kSum), in, label,
-                 {Collective::kReduceScatter, out, in, ReduceOp::kSum, 0, sum});
-  }
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    return Start("", in, label, {Collective::kAllToAll, out, in});
-  }
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Start(ReduceOpName(op), tensor, label,
-                 {Collective::kAllReduce, tensor, at::Tensor(), op});
-  }
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Start(
-        absl::StrCat("root ", root), tensor, label,
-        {Collective::kBroadcast, tensor, at::Tensor(), ReduceOp::kSum, root});
+    return DoCollective(args, label);
   }
 
  private:
-  // `counted` is the tensor whose dtype and count all ranks must share.
-  StartedWork Start(absl::string_view detail, const at::Tensor& counted,
-                    absl::string_view label, SharedBuffers buffers) {
-    Call call = CallOf(buffers.collective, label, counted, detail);
-    if (!counted.device().is_cpu()) {
-      return absl::UnimplementedError(absl::StrCat(
-          comm::ToString(call), " on ", Place(),
-          ": shared memory takes CPU tensors, not ", counted.device().str()));
-    }
-    FSDP_ASSIGN_OR_RETURN(auto operation,
-                          group_->Start(std::move(call), std::move(buffers),
-                                        absl::Now() + timeout_));
-    return std::make_unique<SharedWork>(group_, std::move(operation), timeout_);
-  }
-
   template <typename T>
   absl::StatusOr<std::vector<T>> Exchange(const T& value,
                                           absl::string_view label) {
@@ -273,7 +245,6 @@ class SharedMemoryCommunicator final : public Communicator {
   const std::shared_ptr<SharedHost> host_;
   const std::shared_ptr<SharedGroup> group_;
   const absl::Duration timeout_;
-  const Unwinding unwinding_;
 };
 
 // A rank's entry in the store, which the others read.

@@ -56,7 +56,7 @@ void ReduceInParallel(at::ScalarType dtype, ReduceOp op, const Pointers& inputs,
                    });
 }
 
-int64_t PartBytes(const SharedBuffers& buffers, int world_size) {
+int64_t PartBytes(const CollectiveArgs& buffers, int world_size) {
   switch (buffers.collective) {
     case Collective::kReduceScatter:
       return buffers.out.numel() *
@@ -92,7 +92,7 @@ int64_t ChunkBytes(Collective collective, int world_size, int64_t slot_bytes) {
 
 }  // namespace
 
-SharedOperation::SharedOperation(SharedBuffers buffers, int rank,
+SharedOperation::SharedOperation(CollectiveArgs buffers, int rank,
                                  int world_size, int64_t slot_bytes)
     : buffers_(std::move(buffers)),
       rank_(rank),

@@ -1,6 +1,5 @@
 // Tests that whatever a peer or the store says is read as far as it goes, and
 // refused if it cannot be.
-#include <ATen/core/Tensor.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -168,10 +167,10 @@ class WrongSizes final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), size_(size) {}
 
  protected:
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    tensor.fill_(size_);
-    return ForwardingCommunicator::DoBroadcast(tensor, root, label);
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    args.out.fill_(size_);
+    return base().StartCollective(args, label);
   }
 
  private:

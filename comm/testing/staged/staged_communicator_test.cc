@@ -49,15 +49,11 @@ class WatchedCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), buffers_(buffers) {}
 
  protected:
-  StartedWork Intercept(Collective /*collective*/, absl::string_view /*label*/,
-                        const at::Tensor& whole, Pass pass) override {
-    Touch(whole);
-    return pass();
-  }
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    Touch(out);
-    return ForwardingCommunicator::DoAllToAll(out, in, label);
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    if (args.collective == Collective::kAllToAll) Touch(args.out);
+    Touch(args.whole());
+    return base().StartCollective(args, label);
   }
 
  private:
@@ -274,10 +270,10 @@ class StallingCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), stall_(stall) {}
 
  protected:
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
     stall_.emplace();
-    return ForwardingCommunicator::DoAllReduce(tensor, op, label);
+    return base().StartCollective(args, label);
   }
 
  private:
