@@ -19,7 +19,7 @@
 #include "base/torch_status.h"
 #include "comm/c10d_backend/c10d_backend_group.h"
 #include "comm/communicator.h"
-#include "comm/group/watched_group.h"
+#include "comm/group/operation_watchdog.h"
 
 namespace fsdp::comm {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "comm/group/c10d_status.h"
+#include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
 

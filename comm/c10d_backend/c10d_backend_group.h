@@ -26,7 +26,7 @@
 #include "base/device_streams.h"
 #include "comm/communicator.h"
 #include "comm/group/failure_report.h"
-#include "comm/group/watched_group.h"
+#include "comm/group/operation_watchdog.h"
 
 namespace c10d {
 class Work;

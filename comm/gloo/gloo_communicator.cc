@@ -25,8 +25,8 @@
 #include "comm/gloo/message_group.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/gloo/peer_collectives.h"
-#include "comm/group/c10d_status.h"
 #include "comm/group/connect_together.h"
+#include "comm/group/failure_report.h"
 #include "comm/group/operation_queue.h"
 
 namespace fsdp::comm {

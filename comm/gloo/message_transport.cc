@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/torch_status.h"
-#include "comm/group/c10d_status.h"
+#include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
 namespace {

@@ -20,7 +20,6 @@
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
-#include "comm/group/c10d_status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

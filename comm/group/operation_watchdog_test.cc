@@ -15,7 +15,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/group/failure_report.h"
-#include "comm/group/watched_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -27,10 +27,9 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/group/connect_together.h"
-#include "comm/group/watched_group.h"
+#include "comm/group/operation_watchdog.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_handle.h"
-#include "comm/nccl/nccl_memory.h"
 #include "comm/startup/rank_gpu.h"
 #include "device_ops/pack.h"
 

@@ -19,7 +19,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
-#include "comm/group/watched_group.h"
+#include "comm/group/operation_watchdog.h"
 #include "comm/nccl/nccl_handle.h"
 #include "comm/testing/fake_cuda.h"
 #include "gmock/gmock.h"

@@ -10,7 +10,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
-#include "comm/nccl/nccl_memory.h"
+#include "comm/nccl/nccl_group.h"
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
