@@ -53,25 +53,9 @@ Standing StandingOf(const SeenRank& seen, const GroupCall& call) {
 }
 
 absl::string_view KindName(OperationKind kind) {
-  switch (kind) {
-    case OperationKind::kAllGather:
-      return CollectiveName(Collective::kAllGather);
-    case OperationKind::kReduceScatter:
-      return CollectiveName(Collective::kReduceScatter);
-    case OperationKind::kAllToAll:
-      return CollectiveName(Collective::kAllToAll);
-    case OperationKind::kAllReduce:
-      return CollectiveName(Collective::kAllReduce);
-    case OperationKind::kBroadcast:
-      return CollectiveName(Collective::kBroadcast);
-    case OperationKind::kSplit:
-      return CollectiveName(Collective::kSplit);
-    case OperationKind::kAllocate:
-      return "allocation";
-    case OperationKind::kFence:
-      return "fence";
-  }
-  return "operation";
+  if (kind == OperationKind::kAllocate) return "allocation";
+  if (kind == OperationKind::kFence) return "fence";
+  return CollectiveName(static_cast<Collective>(kind));
 }
 
 std::string DtypeText(int8_t dtype) {
