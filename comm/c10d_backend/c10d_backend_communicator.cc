@@ -291,11 +291,10 @@ CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
   std::string name = NameOf(*backend);
   const std::string place = names.Place(backend->getRank());
   C10dBackendGroup::Options group_options;
-  group_options.names = std::move(names);
+  group_options.watched = {backend->getRank(), std::move(names),
+                           options.timeout, options.diagnosis_timeout};
   group_options.device = options.device;
   group_options.host_waits = HostWaits(name, options.device);
-  group_options.timeout = options.timeout;
-  group_options.diagnosis_timeout = options.diagnosis_timeout;
   group_options.is_capturing = options.is_capturing;
   group_options.leave = std::move(connection.leave);
   group_options.close = std::move(connection.close);

@@ -127,16 +127,6 @@ namespace {
 // The longest wait for a closed backend to let go of buffers and to end.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 
-WatchedGroup::Options WatchedOptions(const c10d::Backend& backend,
-                                     const C10dBackendGroup::Options& options) {
-  WatchedGroup::Options result;
-  result.rank = backend.getRank();
-  result.names = options.names;
-  result.timeout = options.timeout;
-  result.diagnosis_timeout = options.diagnosis_timeout;
-  return result;
-}
-
 }  // namespace
 
 C10dBackendGroup::C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
@@ -145,8 +135,15 @@ C10dBackendGroup::C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
     : backend_(std::move(backend)),
       options_(std::move(options)),
       completions_(options_.device, options_.host_waits),
-      watched_(std::move(reports), WatchedOptions(*backend_, options_),
-               {[] { return absl::OkStatus(); }, [this] { CloseBackend(); },
+      watched_(std::move(reports), options_.watched,
+               {[] { return absl::OkStatus(); },
+                [this] {
+                  // An error means that the group is closed already.
+                  (void)C10dToStatus("close a group",
+                                     [this] { options_.close(); });
+                  absl::MutexLock lock(&mutex_);
+                  closed_at_ = absl::Now();
+                },
                 [this] { EnterDevice(); }}) {}
 
 absl::StatusOr<std::shared_ptr<C10dBackendGroup>> C10dBackendGroup::Create(
@@ -267,13 +264,6 @@ void C10dBackendGroup::AwaitLetGo(const C10dCompletion& completion) {
 
 void C10dBackendGroup::Abort(const absl::Status& reason) {
   watched_.Abort(reason);
-}
-
-void C10dBackendGroup::CloseBackend() {
-  // An error means that the group is closed already.
-  (void)C10dToStatus("close a group", [this] { options_.close(); });
-  absl::MutexLock lock(&mutex_);
-  closed_at_ = absl::Now();
 }
 
 }  // namespace fsdp::comm

@@ -116,11 +116,9 @@ namespace fsdp::comm {
 class C10dBackendGroup {
  public:
   struct Options {
-    RankNames names;
+    WatchedGroup::Options watched;
     c10::Device device = c10::Device(c10::DeviceType::CPU);
-    bool host_waits = true;  // in the backend's Work::wait()
-    absl::Duration timeout = absl::Minutes(5);
-    absl::Duration diagnosis_timeout = absl::Seconds(2);
+    bool host_waits = true;              // in the backend's Work::wait()
     std::function<bool()> is_capturing;  // may be empty: never
     std::function<void()> close;         // ends all operations
     std::function<void()> leave;         // called when idle; may be empty
@@ -193,7 +191,6 @@ class C10dBackendGroup {
   // Returns how much longer the backend may take to release buffers.
   absl::Duration Patience();
   void AwaitLetGo(const C10dCompletion& completion);
-  void CloseBackend();
   void EnterDevice();
 
   const c10::intrusive_ptr<c10d::Backend> backend_;

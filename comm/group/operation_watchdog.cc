@@ -110,7 +110,14 @@ void OperationWatchdog::Poll(absl::Time now) {
   bool failed = false;
   {
     absl::MutexLock lock(&mutex_);
-    failed = CheckLocked(now, released);
+    if (failure_) return;
+    absl::Status status = TakeOffDoneLocked(released);
+    if (status.ok()) status = hooks_.health();
+    if (!status.ok()) {
+      failed = FailLocked(OwnFailure(status), released);
+    } else if (!running_.empty() && running_.front()->deadline_ < now) {
+      failed = FailLocked(FailureOf(Cause::kDeadline, kLate), released);
+    }
   }
   if (failed) StopDevice();
 }
@@ -148,15 +155,6 @@ bool OperationWatchdog::idle() const {
 std::string OperationWatchdog::Position() const {
   absl::MutexLock lock(&mutex_);
   return PositionLocked();
-}
-
-bool OperationWatchdog::CheckLocked(absl::Time now, Released& released) {
-  if (failure_) return false;
-  absl::Status status = TakeOffDoneLocked(released);
-  if (status.ok()) status = hooks_.health();
-  if (!status.ok()) return FailLocked(OwnFailure(status), released);
-  if (running_.empty() || running_.front()->deadline_ >= now) return false;
-  return FailLocked(FailureOf(Cause::kDeadline, kLate), released);
 }
 
 absl::Status OperationWatchdog::TakeOffDoneLocked(Released& released) {
@@ -260,7 +258,11 @@ WatchedGroup::WatchedGroup(std::unique_ptr<ReportExchange> reports,
       reports_(std::move(reports)),
       watchdog_({std::move(hooks.health),
                  [this](const OperationWatchdog::Failure& failure) {
-                   StopAll(failure);
+                   // Half of the time is for waiters to hear of a search that
+                   // found nobody.
+                   reports_->Report(failure.report,
+                                    options_.diagnosis_timeout / 2);
+                   stop_();
                  },
                  std::move(hooks.enter)}) {}
 
@@ -345,7 +347,15 @@ void WatchedGroup::Leave(absl::Duration patience,
     if (left_) return;
     left_ = true;
   }
-  AwaitIdle(absl::Now() + patience);
+  // Waits for what is under way, since a program may end without waiting for
+  // it. The group may fail meanwhile.
+  const absl::Time deadline = absl::Now() + patience;
+  watchdog_.Poll(absl::Now());
+  while (!watchdog_.idle() && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+    watchdog_.Poll(absl::Now());
+  }
+  if (failed()) watchdog_.AwaitStopped();
   RankReport farewell;
   farewell.cause = Cause::kLeft;
   farewell.position = watchdog_.Position();
@@ -357,22 +367,6 @@ void WatchedGroup::Leave(absl::Duration patience,
   close();
   watchdog_.Stop();
   reports_->Stop();
-}
-
-// Waits for what is under way, since a program may end without waiting for it.
-void WatchedGroup::AwaitIdle(absl::Time deadline) {
-  watchdog_.Poll(absl::Now());
-  while (!watchdog_.idle() && absl::Now() < deadline) {
-    absl::SleepFor(absl::Milliseconds(1));
-    watchdog_.Poll(absl::Now());
-  }
-  if (failed()) watchdog_.AwaitStopped();
-}
-
-void WatchedGroup::StopAll(const OperationWatchdog::Failure& failure) {
-  // Half of the time is for waiters to hear of a search that found nobody.
-  reports_->Report(failure.report, options_.diagnosis_timeout / 2);
-  stop_();
 }
 
 absl::Status WatchedGroup::ErrorOf(const Operation& operation) {

@@ -104,11 +104,9 @@ class OperationWatchdog {
   // Objects to release once no lock is held and the device has stopped.
   using Released = std::vector<std::shared_ptr<void>>;
 
-  // Returns true if this call has failed the group.
-  bool CheckLocked(absl::Time now, Released& released)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeOffDoneLocked(Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns true if this call has failed the group.
   bool FailLocked(Failure failure, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string PositionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -271,10 +269,6 @@ class WatchedGroup {
   void Leave(absl::Duration patience, absl::FunctionRef<void()> close);
 
  private:
-  void StopAll(const OperationWatchdog::Failure& failure);
-  // Waits until nothing runs or `deadline` has passed. The group may fail
-  // meanwhile.
-  void AwaitIdle(absl::Time deadline);
   absl::Status ErrorOf(const Operation& operation);
   absl::Status FindVerdict();
 

@@ -64,12 +64,6 @@ std::vector<Started> ExchangeSlices(Group& group, const at::Tensor& tensor,
   return works;
 }
 
-std::vector<Started> One(const Communicator& part, StartedWork work) {
-  std::vector<Started> works;
-  works.push_back({&part, std::move(work)});
-  return works;
-}
-
 // Collectives of a hierarchical group, made of those of its parts. Operations
 // of the group call them. They block, make exactly one call to the rail each,
 // and return the errors of HierarchicalGroup::Finish(). Memory between steps
@@ -133,8 +127,8 @@ class HierarchicalCollectives {
                                           PartOf(in, host, hosts), op, label)});
     }
     FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
-    return group.Finish(
-        One(group.rail(), group.rail().ReduceScatter(out, sums, op, label)));
+    return group.FinishOne(group.rail(),
+                           group.rail().ReduceScatter(out, sums, op, label));
   }
 
   // Exchanges inside the host first: each place gets what its rail takes to the
@@ -152,8 +146,8 @@ class HierarchicalCollectives {
                                              PartOf(in, host, hosts), label)});
     }
     FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
-    return group.Finish(
-        One(group.rail(), group.rail().AllToAll(out, sent, label)));
+    return group.FinishOne(group.rail(),
+                           group.rail().AllToAll(out, sent, label));
   }
 
   absl::Status AllReduce(Group& group, const at::Tensor& tensor, ReduceOp op,
@@ -162,18 +156,18 @@ class HierarchicalCollectives {
     const int place = group.layout().place(group.rank());
     Communicator& host = group.host();
     const auto reduce_between_hosts = [&](const at::Tensor& part) {
-      return group.Finish(
-          One(group.rail(), group.rail().AllReduce(part, op, label)));
+      return group.FinishOne(group.rail(),
+                             group.rail().AllReduce(part, op, label));
     };
     if (!IsSmall(tensor) && tensor.numel() % places == 0) {
       const at::Tensor part = PartOf(tensor, place, places);
       FSDP_RETURN_IF_ERROR(
-          group.Finish(One(host, host.ReduceScatter(part, tensor, op, label))));
+          group.FinishOne(host, host.ReduceScatter(part, tensor, op, label)));
       FSDP_RETURN_IF_ERROR(reduce_between_hosts(part));
-      return group.Finish(One(host, host.AllGather(tensor, part, label)));
+      return group.FinishOne(host, host.AllGather(tensor, part, label));
     }
     FSDP_RETURN_IF_ERROR(
-        group.Finish(One(host, host.AllReduce(tensor, op, label))));
+        group.FinishOne(host, host.AllReduce(tensor, op, label)));
     FSDP_RETURN_IF_ERROR(
         reduce_between_hosts(Slice(tensor, group.layout(), place)));
     return group.Finish(ExchangeSlices(group, tensor, label));
@@ -185,15 +179,15 @@ class HierarchicalCollectives {
     const bool is_from_here = layout.host(group.rank()) == layout.host(root);
     const at::Tensor slice = Slice(tensor, layout, layout.place(group.rank()));
     if (is_from_here) {
-      FSDP_RETURN_IF_ERROR(group.Finish(
-          One(group.host(),
-              group.host().Broadcast(tensor, layout.place(root), label))));
+      FSDP_RETURN_IF_ERROR(group.FinishOne(
+          group.host(),
+          group.host().Broadcast(tensor, layout.place(root), label)));
     }
     // The label tells hosts apart that name different ranks of one host.
-    FSDP_RETURN_IF_ERROR(group.Finish(
-        One(group.rail(),
-            group.rail().Broadcast(slice, layout.host(root),
-                                   absl::StrCat(label, ", root ", root)))));
+    FSDP_RETURN_IF_ERROR(group.FinishOne(
+        group.rail(),
+        group.rail().Broadcast(slice, layout.host(root),
+                               absl::StrCat(label, ", root ", root))));
     if (is_from_here) return absl::OkStatus();
     return group.Finish(ExchangeSlices(group, tensor, label));
   }

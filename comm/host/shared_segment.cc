@@ -26,26 +26,6 @@
 namespace fsdp::comm {
 namespace {
 
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (number_ >= 0) close(number_);
-  }
-
-  int get() const { return number_; }
-  int Release() {
-    const int number = number_;
-    number_ = -1;
-    return number;
-  }
-
- private:
-  int number_;
-};
-
 absl::Status Error(int error, absl::string_view what) {
   const bool is_full =
       error == ENOMEM || error == ENOSPC || error == EMFILE || error == ENFILE;
@@ -94,7 +74,7 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Create(
         absl::StrCat(what, ": ", available, " are available"));
   }
   const FileSizeErrors errors;
-  Descriptor descriptor(memfd_create("libtorch_fsdp", MFD_CLOEXEC));
+  UniqueFd descriptor(memfd_create("libtorch_fsdp", MFD_CLOEXEC));
   if (descriptor.get() < 0) return Error(errno, what);
   if (ftruncate(descriptor.get(), static_cast<off_t>(MappedBytes(bytes))) !=
       0) {
@@ -124,7 +104,7 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Open(
   }
   const std::string path =
       absl::StrCat("/proc/", address.pid, "/fd/", address.descriptor);
-  Descriptor descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  UniqueFd descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (descriptor.get() < 0) return Error(errno, what);
   struct stat status;
   if (fstat(descriptor.get(), &status) != 0) return Error(errno, what);

@@ -131,24 +131,20 @@ class InspectedFence final : public Fence {
 
   void Arrive() override {
     base_->Arrive();
-    FlightRecorder& recorder = inspector_->recorder();
-    const int64_t now = NowNs();
-    if (!has_ended_) recorder.Ends(ticket_, OperationState::kDropped, now);
-    ticket_ = recorder.Begin(
-        {OperationKind::kFence, /*dtype=*/-1, group_, 0, label_}, now);
-    recorder.Started(ticket_, ++arrivals_);
+    if (!has_ended_) arrival_->Ends(OperationState::kDropped);
+    arrival_.emplace(inspector_,
+                     FlightRecorder::Begun{OperationKind::kFence, /*dtype=*/-1,
+                                           group_, /*bytes=*/0, label_});
+    arrival_->Started(++arrivals_);
     has_ended_ = false;
   }
 
   absl::Status Wait(absl::Time deadline) override {
-    FlightRecorder& recorder = inspector_->recorder();
-    recorder.Waits(ticket_, NowNs());
+    if (!arrival_) return base_->Wait(deadline);
+    arrival_->Waits();
     absl::Status status = base_->Wait(deadline);
-    recorder.Ends(ticket_,
-                  status.ok() ? OperationState::kDone : OperationState::kFailed,
-                  NowNs());
+    arrival_->Ends(status);
     has_ended_ = true;
-    if (!status.ok()) inspector_->OnFailure(ticket_, status);
     return status;
   }
 
@@ -158,7 +154,7 @@ class InspectedFence final : public Fence {
   const int group_;
   const std::string label_;
   int64_t arrivals_ = 0;
-  Ticket ticket_;
+  std::optional<Recorded> arrival_;  // the last one
   bool has_ended_ = true;
 };
 

@@ -144,9 +144,8 @@ void SharedOperation::Take(int64_t begin, int64_t end,
   switch (buffers_.collective) {
     case Collective::kAllGather:
     case Collective::kSplit:
-      return TakeGathered(range, sources);
     case Collective::kAllToAll:
-      return TakeExchanged(range, sources);
+      return TakeFromAll(range, sources);
     case Collective::kReduceScatter:
     case Collective::kAllReduce:
       return TakeReduced(range, sources);
@@ -157,16 +156,7 @@ void SharedOperation::Take(int64_t begin, int64_t end,
   }
 }
 
-void SharedOperation::TakeGathered(
-    const Range& range, absl::Span<const SharedSource> sources) const {
-  for (int peer = 0; peer < world_size_; ++peer) {
-    const SharedSource& source = sources[peer];
-    Copy(Data(buffers_.out) + peer * part_bytes_ + range.begin,
-         source.staged ? source.data : source.data + range.begin, range.bytes);
-  }
-}
-
-void SharedOperation::TakeExchanged(
+void SharedOperation::TakeFromAll(
     const Range& range, absl::Span<const SharedSource> sources) const {
   for (int peer = 0; peer < world_size_; ++peer) {
     Copy(Data(buffers_.out) + peer * part_bytes_ + range.begin,

@@ -75,10 +75,8 @@ class SharedOperation {
   // Returns the part of a chunk of an all-reduce that `rank` reduces.
   Range PartOf(const Range& chunk, int rank) const;
 
-  void TakeGathered(const Range& range,
-                    absl::Span<const SharedSource> sources) const;
-  void TakeExchanged(const Range& range,
-                     absl::Span<const SharedSource> sources) const;
+  void TakeFromAll(const Range& range,
+                   absl::Span<const SharedSource> sources) const;
   void TakeReduced(const Range& range,
                    absl::Span<const SharedSource> sources) const;
 
