@@ -4,10 +4,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,10 +20,13 @@
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
+#include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
+#include "comm/startup/environment.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/connect_ranks.h"
+#include "comm/testing/ranks_of_one_host.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "gmock/gmock.h"
@@ -30,13 +35,17 @@
 namespace fsdp::comm::testing {
 namespace {
 
+using ::fsdp::comm::testing::RanksOfOneHost;
+using ::fsdp::comm::testing::SumRanks;
 using ::fsdp::testing::FakeDevice;
+using ::fsdp::testing::IsOk;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+
 using Code = absl::StatusCode;
 const c10::Device kCpu = c10::Device(c10::DeviceType::CPU);
 
@@ -344,6 +353,49 @@ TEST_F(StagedCommunicatorTest, RefusesGroupsThatCannotBe) {
       CreateStagedCommunicator(std::move(hosts[0]),
                                c10::Device(c10::DeviceType::PrivateUse1)),
       StatusIs(Code::kInvalidArgument, HasSubstr("as in privateuseone:0")));
+}
+
+constexpr absl::Duration kLimit = absl::Seconds(30);
+
+absl::Status ConnectAndSum(const Environment& environment) {
+  ConnectOptions options;
+  options.timeout = options.connect_timeout = kLimit;
+  options.device = StagedBackend(c10::Device(c10::DeviceType::PrivateUse1));
+  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> world,
+                        Connect(environment, options));
+  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> part,
+                        world->Split(0, -world->rank()));
+  for (Communicator* group : {world.get(), part.get()}) {
+    FSDP_RETURN_IF_ERROR(SumRanks(*group, FakeDevice::device()));
+    FSDP_RETURN_IF_ERROR(SumRanks(*group));
+  }
+  return absl::OkStatus();
+}
+
+TEST(StagedBackendTest, RanksShareADeviceAndHaveTheHostBesides) {
+  FakeDevice::Register();
+  for (const int world_size : {1, 2, 3}) {
+    FakeDevice::Reset();
+    const std::vector<Environment> ranks = RanksOfOneHost(world_size);
+    std::vector<absl::Status> results(world_size);
+    std::vector<std::thread> threads;
+    threads.reserve(world_size);
+    for (int rank = 0; rank < world_size; ++rank) {
+      threads.emplace_back(
+          [&, rank] { results[rank] = ConnectAndSum(ranks[rank]); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_THAT(results, ::testing::Each(IsOk()));
+    EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
+  }
+}
+
+TEST(StagedBackendTest, ADeviceThatIsNotThereIsTold) {
+  ConnectOptions options;
+  options.device = StagedBackend(c10::Device(c10::kCUDA));
+  EXPECT_THAT(Connect(Environment(), options),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("without support for cuda devices")));
 }
 
 }  // namespace
