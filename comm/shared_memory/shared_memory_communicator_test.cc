@@ -19,7 +19,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -308,24 +307,6 @@ TEST(SharedMemoryTest, AFenceWaitsForEveryRankAsOftenAsThisHasArrived) {
   common[0].fence->Arrive();
   EXPECT_THAT(common[0].fence->Wait(Soon()),
               StatusIs(Code::kAborted, HasSubstr("rank 1 gave up")));
-}
-
-TEST(SharedMemoryTest, AFenceFailsWithItsGroup) {
-  const Group group = Create(2);
-  std::vector<CommonMemory> common(2);
-  absl::Notification allocated;
-  const auto run = [&](Communicator& comm) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(common[comm.rank()], comm.AllocateCommon(8));
-    if (comm.rank() == 1) {
-      allocated.WaitForNotification();
-      return absl::InternalError("enough");
-    }
-    common[0].fence->Arrive();
-    allocated.Notify();
-    return common[0].fence->Wait(Soon());
-  };
-  EXPECT_THAT(RunRanks(group, run)[0],
-              StatusIs(Code::kAborted, HasSubstr("rank 1 aborted: enough")));
 }
 
 TEST(SharedMemoryTest, TensorsOutliveTheirCommunicators) {

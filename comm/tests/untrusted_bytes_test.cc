@@ -21,7 +21,6 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/group/failure_report.h"
-#include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
 #include "comm/local/local_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
@@ -125,23 +124,6 @@ TEST(UntrustedBytesTest, WhatIsNoMemory) {
               StatusIs(Code::kUnavailable, HasSubstr("it is no memory")));
   close(ends[0]);
   close(ends[1]);
-}
-
-TEST(UntrustedBytesTest, PlacesOutsideOfASegment) {
-  std::shared_ptr<SharedSegment> segment = SharedSegment::Create(100).value();
-  const auto heap = std::make_shared<SharedHeap>([] {});
-  const auto resolve = [&](int64_t offset, int64_t bytes) {
-    return heap->Resolve(1, {segment->address(), offset}, bytes).status();
-  };
-  EXPECT_OK(resolve(0, 100));
-  EXPECT_OK(resolve(60, 40));
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  for (const auto& [offset, bytes] : std::vector<std::pair<int64_t, int64_t>>{
-           {-1, 10}, {0, 101}, {61, 40}, {101, 0}, {kMost, kMost}, {0, -1}}) {
-    EXPECT_THAT(resolve(offset, bytes),
-                StatusIs(Code::kUnavailable, HasSubstr("of a segment of 100")))
-        << offset << " " << bytes;
-  }
 }
 
 TEST(UntrustedBytesTest, StatusesAsText) {
