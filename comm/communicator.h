@@ -193,7 +193,7 @@ struct ScaledSum {
   bool accumulate = false;  // add to what the output holds
 };
 
-// A call of a collective of Communicator.
+// The arguments of a collective of Communicator.
 struct CollectiveArgs {
   Collective collective;
   at::Tensor out;  // an all-reduce or a broadcast has only this
@@ -227,8 +227,7 @@ using CreatedCommunicator = absl::StatusOr<std::unique_ptr<Communicator>>;
 //
 // Before anything is sent, the public methods check what a rank can check
 // alone, and return InvalidArgument, or Unimplemented for a dtype or layout
-// that is not listed here. Backends implement
-// DoCollective().
+// that is not listed here. Backends implement DoCollective().
 class Communicator {
  public:
   Communicator() = default;

@@ -35,9 +35,11 @@ using Connect = std::function<absl::Status(int rank)>;
 
 WaitLimits NoLimits() { return {absl::InfiniteFuture()}; }
 
-std::vector<absl::Status> RunRanks(int world_size, const Connect& connect,
-                                   const WaitLimits& limits = NoLimits()) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+std::vector<absl::Status> RunRanks(
+    int world_size, const Connect& connect,
+    const WaitLimits& limits = NoLimits(),
+    const c10::intrusive_ptr<c10d::Store>& store =
+        c10::make_intrusive<c10d::HashStore>()) {
   std::vector<absl::Status> results(world_size);
   std::vector<std::thread> threads;
   threads.reserve(world_size);
@@ -112,17 +114,9 @@ TEST(ConnectTogetherTest, NamesWhoIsNotThroughAtTheDeadline) {
     return store->check({"through/0", "through/1"}) ? absl::InfiniteFuture()
                                                     : absl::InfinitePast();
   };
-  std::vector<absl::Status> results(3);
-  std::vector<std::thread> threads;
-  threads.reserve(3);
-  for (int rank = 0; rank < 3; ++rank) {
-    threads.emplace_back([&, rank] {
-      results[rank] = ConnectTogether(
-          store, rank, RankNames(3), limits,
-          [hang, rank] { return rank == 2 ? hang() : absl::OkStatus(); });
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  const std::vector<absl::Status> results = RunRanks(
+      3, [hang](int rank) { return rank == 2 ? hang() : absl::OkStatus(); },
+      limits, store);
   EXPECT_THAT(results, Each(StatusIs(Code::kDeadlineExceeded,
                                      AllOf(HasSubstr("at the deadline: rank 2"),
                                            Not(HasSubstr("rank 0, ")),

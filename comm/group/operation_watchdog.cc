@@ -254,15 +254,15 @@ void AbortListener::Join() {
 WatchedGroup::WatchedGroup(std::unique_ptr<ReportExchange> reports,
                            const Options& options, Hooks hooks)
     : options_(options),
-      stop_(std::move(hooks.stop)),
       reports_(std::move(reports)),
       watchdog_({std::move(hooks.health),
-                 [this](const OperationWatchdog::Failure& failure) {
+                 [this, stop = std::move(hooks.stop)](
+                     const OperationWatchdog::Failure& failure) {
                    // Half of the time is for waiters to hear of a search that
                    // found nobody.
                    reports_->Report(failure.report,
                                     options_.diagnosis_timeout / 2);
-                   stop_();
+                   stop(failure);
                  },
                  std::move(hooks.enter)}) {}
 

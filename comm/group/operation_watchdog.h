@@ -209,14 +209,8 @@ class WatchedGroup {
     absl::Duration diagnosis_timeout = absl::Seconds(2);
   };
 
-  struct Hooks {
-    // Returns an error that the library has met by itself. Called under a lock.
-    std::function<absl::Status()> health;
-    // Ends all operations that run. Called once at most, in any thread.
-    std::function<void()> stop;
-    // Called first in the thread that watches; may be empty.
-    std::function<void()> enter = {};
-  };
+  // `stop` only ends what the library still does: the peers know by then.
+  using Hooks = OperationWatchdog::Hooks;
 
   // `reports` has not been started.
   WatchedGroup(std::unique_ptr<ReportExchange> reports, const Options& options,
@@ -273,7 +267,6 @@ class WatchedGroup {
   absl::Status FindVerdict();
 
   const Options options_;
-  const std::function<void()> stop_;
   const std::unique_ptr<ReportExchange> reports_;
   absl::Mutex mutex_;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
