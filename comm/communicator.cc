@@ -5,18 +5,14 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <memory>
-#include <optional>
 #include <tuple>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"

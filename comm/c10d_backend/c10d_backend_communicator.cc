@@ -18,7 +18,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/c10d_backend/c10d_backend_group.h"
-#include "comm/communicator.h"
 #include "comm/group/operation_watchdog.h"
 
 namespace fsdp::comm {

@@ -6,13 +6,11 @@
 #include <algorithm>
 #include <exception>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
 

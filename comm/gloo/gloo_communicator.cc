@@ -7,23 +7,17 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <memory>
-#include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "comm/gloo/message_group.h"
-#include "comm/gloo/message_transport.h"
 #include "comm/gloo/peer_collectives.h"
 #include "comm/group/connect_together.h"
 #include "comm/group/failure_report.h"

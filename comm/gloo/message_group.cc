@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
 namespace {

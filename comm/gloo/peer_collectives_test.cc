@@ -2,36 +2,26 @@
 // communicator_contract tests numbers with real backends.
 #include "comm/gloo/peer_collectives.h"
 
-#include <c10/core/ScalarType.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <deque>
-#include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
-#include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/gloo/message_group.h"
-#include "comm/gloo/message_transport.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,21 +1,14 @@
 #include "comm/group/connect_together.h"
 
-#include <functional>
 #include <memory>
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/group/operation_watchdog.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

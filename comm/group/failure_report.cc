@@ -1,24 +1,19 @@
 #include "comm/group/failure_report.h"
 
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "base/check.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 
 namespace fsdp::comm {
 

@@ -1,25 +1,16 @@
 #include "comm/group/failure_report.h"
 
 #include <c10/util/Exception.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <stdexcept>
-#include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,7 +1,5 @@
 #include "comm/group/operation_queue.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"

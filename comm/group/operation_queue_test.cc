@@ -1,15 +1,9 @@
 #include "comm/group/operation_queue.h"
 
-#include <memory>
-#include <string>
-#include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"

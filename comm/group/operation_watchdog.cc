@@ -3,18 +3,10 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <memory>
-#include <string>
-#include <utility>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
-#include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
 

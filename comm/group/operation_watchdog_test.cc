@@ -2,19 +2,9 @@
 
 #include <ATen/ops/zeros.h>
 
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/group/failure_report.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -14,7 +14,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/group/operation_queue.h"
 #include "comm/hierarchical/host_layout.h"
 

@@ -22,8 +22,6 @@
 #include "base/testing/largest_difference.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/hierarchical/hierarchical_group.h"
 #include "comm/hierarchical/host_layout.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"

@@ -2,8 +2,6 @@
 
 #include <c10/core/GradMode.h>
 
-#include <memory>
-#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"

@@ -1,7 +1,6 @@
 #include "comm/hierarchical/host_layout.h"
 
 #include <functional>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"

@@ -1,30 +1,17 @@
 #include "comm/host/shared_host.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <climits>
-#include <cstdint>
-#include <cstring>
 #include <ctime>
-#include <memory>
-#include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
-#include "comm/host/shared_segment.h"
 
 namespace fsdp::comm {
 

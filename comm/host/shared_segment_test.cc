@@ -5,12 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <string>
 
 #include "absl/status/status.h"
 #include "base/testing/process_limits.h"

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -12,7 +11,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/rank_activity.h"
 #include "comm/wrappers/forwarding_communicator.h"
 

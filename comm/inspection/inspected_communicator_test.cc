@@ -4,10 +4,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
-#include <atomic>
-#include <cstdint>
 #include <cstring>
-#include <memory>
 #include <set>
 #include <string>
 #include <thread>
@@ -23,9 +20,7 @@
 #include "base/testing/allocations.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/inspection/flight_recorder.h"
-#include "comm/inspection/inspector.h"
 #include "comm/inspection/peer_records.h"
 #include "comm/inspection/record_text.h"
 #include "comm/local/local_communicator.h"

@@ -2,28 +2,15 @@
 
 #include <unistd.h>
 
-#include <cstdint>
 #include <fstream>
 #include <iterator>
-#include <memory>
-#include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
-#include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "comm/inspection/flight_recorder.h"
-#include "comm/inspection/peer_records.h"
-#include "comm/rank_activity.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

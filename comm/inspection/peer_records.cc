@@ -4,14 +4,12 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <type_traits>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"

@@ -2,21 +2,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <random>
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <vector>
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/allocations.h"
-#include "comm/host/shared_segment.h"
-#include "comm/inspection/flight_recorder.h"
-#include "comm/inspection/record_text.h"
 #include "comm/rank_activity.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -8,13 +8,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {

@@ -17,7 +17,6 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "comm/local/rendezvous.h"
 #include "comm/reduction/reduction.h"
 

@@ -4,20 +4,15 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Device.h>
 
-#include <memory>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/local/rendezvous.h"
 #include "comm/testing/communicator_contract.h"
 #include "gmock/gmock.h"

@@ -25,7 +25,6 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "comm/group/connect_together.h"
 #include "comm/group/operation_watchdog.h"
 #include "comm/nccl/nccl_group.h"

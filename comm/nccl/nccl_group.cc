@@ -5,20 +5,14 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <cuda_runtime_api.h>
 #include <dlfcn.h>
-#include <nccl.h>
-
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/cuda_status.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/group/connect_together.h"
-#include "comm/nccl/nccl_handle.h"
 
 namespace fsdp::comm {
 

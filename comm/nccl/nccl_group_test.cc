@@ -1,26 +1,14 @@
 // Uses an NCCL and a CUDA of our own, which need no GPU.
 #include "comm/nccl/nccl_group.h"
 
-#include <c10/core/Device.h>
-#include <nccl.h>
-
 #include <map>
-#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/group/operation_watchdog.h"
-#include "comm/nccl/nccl_handle.h"
 #include "comm/testing/fake_cuda.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -4,15 +4,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -24,8 +21,6 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_message.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "device_ops/block_quantization.h"

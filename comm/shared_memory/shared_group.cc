@@ -1,21 +1,12 @@
 #include "comm/shared_memory/shared_group.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <atomic>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 

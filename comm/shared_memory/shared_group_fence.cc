@@ -1,11 +1,6 @@
 #include <atomic>
-#include <cstdint>
-#include <memory>
-#include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "comm/shared_memory/shared_group.h"
 
 namespace fsdp::comm {

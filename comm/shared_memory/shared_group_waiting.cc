@@ -1,16 +1,10 @@
 #include <algorithm>
 #include <atomic>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "comm/host/shared_segment.h"
 #include "comm/shared_memory/shared_group.h"
 
 namespace fsdp::comm {

@@ -6,18 +6,15 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/group/connect_together.h"
 #include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"

@@ -1,17 +1,13 @@
 #include "comm/shared_memory/shared_operation.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/types/span.h"
 #include "base/check.h"
-#include "comm/communicator.h"
 #include "comm/reduction/reduction.h"
 
 namespace fsdp::comm {

@@ -3,17 +3,13 @@
 #include "comm/shared_memory/shared_operation.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
-#include <cstdint>
 #include <functional>
-#include <optional>
 #include <utility>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {

@@ -5,10 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm::testing {

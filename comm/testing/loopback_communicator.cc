@@ -19,7 +19,6 @@
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 
 namespace fsdp::comm {
 namespace {

@@ -2,7 +2,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm {

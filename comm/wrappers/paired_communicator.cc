@@ -8,7 +8,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 
 namespace fsdp::comm {
 namespace {

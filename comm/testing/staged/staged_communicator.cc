@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
 #include <string>
 #include <utility>
 
@@ -14,7 +13,6 @@
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/testing/staged/staged_queue.h"
 

@@ -4,10 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <c10/core/Device.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -21,7 +19,6 @@
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/communicator_contract.h"
