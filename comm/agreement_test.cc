@@ -14,13 +14,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::comm {
+namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::IsOk;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::Each;
@@ -87,7 +84,7 @@ TEST(AgreeTest, AnErrorThatCannotBeToldIsKept) {
         return Barrier(communicator, "other", Soon());
       });
   EXPECT_THAT(results[1], StatusIs(Code::kDataLoss, "mine"));
-  EXPECT_THAT(results[0], ::testing::Not(IsOk()));
+  EXPECT_THAT(results[0], ::testing::Not(::fsdp::testing::IsOk()));
 }
 
 TEST(CheckSameTest, OkWhenTextsAreEqual) {
@@ -233,4 +230,4 @@ TEST(ScalarsTest, WhatIsNoNumberIsSeenByAll) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::comm::testing

@@ -16,11 +16,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::comm {
+namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::Check;
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
@@ -256,4 +254,4 @@ TEST(SplitConsecutiveTest, AllRanksRefuseASizeThatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::comm::testing

@@ -15,9 +15,6 @@
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
-
 TEST(RankNamesTest, TheWorldHasNumbersAlone) {
   const RankNames world(4);
   EXPECT_EQ(world.size(), 4);
@@ -62,8 +59,9 @@ TEST(RankNamesTest, AGroupMayBeToldWhoItsRanksAre) {
   EXPECT_EQ(RankNames::Of(2, {RankNames::kNobodyKnows, 6})->List({0, 1}),
             "ranks 0, 1");
   EXPECT_THAT(RankNames::Of(2, {4, 5, 6}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("a group of 2 ranks, and 3 ranks")));
+              ::fsdp::testing::StatusIs(
+                  absl::StatusCode::kInvalidArgument,
+                  ::testing::HasSubstr("a group of 2 ranks, and 3 ranks")));
 }
 
 TEST(RankNamesTest, AdoptsTheTextOfAPart) {

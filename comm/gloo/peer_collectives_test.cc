@@ -27,9 +27,7 @@
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -90,7 +88,8 @@ class Mail {
     }
     if (closed_) return absl::UnavailableError("closed");
     Letter& letter = *boxes_[{from, to, tag}][index];
-    FSDP_RETURN_IF_ERROR(CheckThat(letter.bytes, bytes, "bytes of a message"));
+    FSDP_RETURN_IF_ERROR(
+        ::fsdp::testing::CheckThat(letter.bytes, bytes, "bytes of a message"));
     std::memcpy(data, letter.is_gone ? letter.copy.data() : letter.data, bytes);
     letter.is_gone = true;
     return absl::OkStatus();
@@ -336,11 +335,12 @@ TEST_F(CallExchangeTest, CallsThatDifferAreNamed) {
   ASSERT_OK(first_.calls.Announce(0, Broadcast(4)));
   ASSERT_OK(second_.calls.Announce(0, Broadcast(5)));
   for (Rank* rank : {&first_, &second_}) {
-    EXPECT_THAT(rank->calls.Agree(),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr("the ranks' calls #0 differ"),
-                               HasSubstr("rank 0 called broadcast"),
-                               HasSubstr("rank 1 called broadcast"))));
+    EXPECT_THAT(
+        rank->calls.Agree(),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 ::testing::AllOf(HasSubstr("the ranks' calls #0 differ"),
+                                  HasSubstr("rank 0 called broadcast"),
+                                  HasSubstr("rank 1 called broadcast"))));
   }
 }
 

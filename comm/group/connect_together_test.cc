@@ -15,10 +15,7 @@
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::IsOk;
-using ::fsdp::testing::NoThreads;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -67,7 +64,7 @@ TEST(ConnectTogetherTest, ReturnsOnceAllAreThrough) {
                          connected[rank] = 1;
                          return absl::OkStatus();
                        }),
-              Each(IsOk()));
+              Each(::fsdp::testing::IsOk()));
   EXPECT_THAT(connected, Each(1));
 }
 
@@ -110,10 +107,12 @@ TEST(ConnectTogetherTest, NamesWhoIsNotThroughAtTheDeadline) {
   const std::vector<absl::Status> results = RunRanks(
       3, [hang](int rank) { return rank == 2 ? hang() : absl::OkStatus(); },
       limits, store);
-  EXPECT_THAT(results, Each(StatusIs(Code::kDeadlineExceeded,
-                                     AllOf(HasSubstr("at the deadline: rank 2"),
-                                           Not(HasSubstr("rank 0, ")),
-                                           Not(HasSubstr("rank 1, "))))));
+  EXPECT_THAT(
+      results,
+      Each(StatusIs(Code::kDeadlineExceeded,
+                    ::testing::AllOf(HasSubstr("at the deadline: rank 2"),
+                                     Not(HasSubstr("rank 0, ")),
+                                     Not(HasSubstr("rank 1, "))))));
 }
 
 TEST(ConnectTogetherTest, AWishToStopIsHeardByAll) {
@@ -129,7 +128,7 @@ TEST(ConnectTogetherTest, ARankWithoutThreadsTellsTheOthers) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto connect = [] { return absl::OkStatus(); };
   {
-    const NoThreads none;
+    const ::fsdp::testing::NoThreads none;
     EXPECT_THAT(
         ConnectTogether(store, 1, RankNames(2), NoLimits(), connect),
         StatusIs(Code::kResourceExhausted, HasSubstr("cannot start a thread")));

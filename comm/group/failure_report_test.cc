@@ -20,7 +20,6 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 using Reports = std::vector<std::optional<RankReport>>;
 using Code = absl::StatusCode;
@@ -84,10 +83,11 @@ TEST(FailureReportTest, TheRankThatWaitedTellsWhereTheOthersAre) {
   EXPECT_THAT(Verdict(0, RankNames(3), reports, true),
               StatusIs(Code::kDeadlineExceeded,
                        AllOf(elsewhere, HasSubstr("rank 1 has finished #3"))));
-  EXPECT_THAT(Verdict(1, RankNames(3), reports, true),
-              StatusIs(Code::kAborted,
-                       AllOf(elsewhere,
-                             StartsWith("rank 0, which is in #4, gave up: "))));
+  EXPECT_THAT(
+      Verdict(1, RankNames(3), reports, true),
+      StatusIs(Code::kAborted,
+               AllOf(elsewhere, ::testing::StartsWith(
+                                    "rank 0, which is in #4, gave up: "))));
 }
 
 TEST(FailureReportTest, ALostConnectionNamesWhoIsSilentAndWhoHasLeft) {

@@ -12,9 +12,6 @@
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
-
 constexpr absl::Duration kLimit = absl::Seconds(30);
 
 // Returns whether the operation succeeds, in a time that no test needs.
@@ -186,9 +183,9 @@ TEST(OperationQueueTest, IsDestroyedWithOperationsPending) {
 TEST(OperationQueueTest, SaysWhatNeedsAThread) {
   const ::fsdp::testing::NoThreads none;
   OperationQueue queue;
-  EXPECT_THAT(
-      queue.Start("for a test"),
-      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("for a test")));
+  EXPECT_THAT(queue.Start("for a test"),
+              ::fsdp::testing::StatusIs(absl::StatusCode::kResourceExhausted,
+                                        ::testing::HasSubstr("for a test")));
 }
 
 }  // namespace

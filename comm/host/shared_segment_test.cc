@@ -19,9 +19,7 @@
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::FileSizeLimit;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(SharedSegmentTest, IsZeroAndOneMemoryForAllWhoOpenIt) {
@@ -77,12 +75,12 @@ TEST(SharedSegmentTest, RefusesWhatThereIsNot) {
 }
 
 TEST(SharedSegmentTest, ALimitOnTheSizeOfFilesIsAnError) {
-  const FileSizeLimit limit(4096);
+  const ::fsdp::testing::FileSizeLimit limit(4096);
   EXPECT_OK(SharedSegment::Create(4096));
-  EXPECT_THAT(
-      SharedSegment::Create(1 << 20),
-      StatusIs(absl::StatusCode::kResourceExhausted,
-               AllOf(HasSubstr("1048576 bytes"), HasSubstr("ulimit -f"))));
+  EXPECT_THAT(SharedSegment::Create(1 << 20),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       ::testing::AllOf(HasSubstr("1048576 bytes"),
+                                        HasSubstr("ulimit -f"))));
 }
 
 TEST(SharedSegmentTest, HostsHaveAnIdentity) {

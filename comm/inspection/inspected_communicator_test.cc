@@ -32,18 +32,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::comm {
+namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::BackendName;
-using ::fsdp::comm::testing::CommunicatorContract;
-using ::fsdp::comm::testing::ContractBackend;
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
-using ::fsdp::comm::testing::Group;
 using ::fsdp::testing::Allocations;
 using ::fsdp::testing::FakeDevice;
-using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 std::shared_ptr<Inspector> Alone() {
@@ -108,7 +101,7 @@ TEST(InspectedCommunicatorTest, RecordsWhatEachRankCalls) {
   std::vector<std::shared_ptr<Inspector>> inspectors;
   ASSERT_OK_AND_ASSIGN(Group group, CreateLocalGroup(2));
   group = Inspected(std::move(group), &inspectors);
-  EXPECT_OK(AllOk(testing::RunRanks(group, AllKinds)));
+  EXPECT_OK(AllOk(RunRanks(group, AllKinds)));
   for (const auto& inspector : inspectors) {
     EXPECT_THAT(
         Names(*inspector),
@@ -134,7 +127,7 @@ TEST(InspectedCommunicatorTest, PartsAreGroupsOfTheirOwn) {
   std::vector<std::shared_ptr<Inspector>> inspectors;
   ASSERT_OK_AND_ASSIGN(Group group, CreateLocalGroup(4));
   group = Inspected(std::move(group), &inspectors);
-  EXPECT_OK(AllOk(testing::RunRanks(group, [](Communicator& ranks) {
+  EXPECT_OK(AllOk(RunRanks(group, [](Communicator& ranks) {
     FSDP_ASSIGN_OR_RETURN(auto pairs,
                           ranks.Split(ranks.rank() / 2, ranks.rank()));
     FSDP_ASSIGN_OR_RETURN(auto all, pairs->Split(0, ranks.rank()));
@@ -321,4 +314,4 @@ TEST(WorkPoolTest, ThreadsShareIt) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::comm::testing

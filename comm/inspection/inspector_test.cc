@@ -17,13 +17,9 @@
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::NoThreads;
-using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
-using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using ::testing::SizeIs;
 
 constexpr absl::Duration kLimit = absl::Seconds(30);
@@ -194,9 +190,9 @@ TEST(InspectorTest, OneRankOfAHostTellsWhatAllDidWhenTheGroupFailed) {
   EXPECT_THAT(texts[0], who_is_behind);
   EXPECT_THAT(TextOfFile(absl::StrCat(options.folder, "/rank-1.txt")),
               who_is_behind);
-  EXPECT_THAT(
-      TextOfFile(absl::StrCat(options.folder, "/rank-0.txt")),
-      AllOf(HasSubstr("rank 0 has failed"), Not(HasSubstr("a second one"))));
+  EXPECT_THAT(TextOfFile(absl::StrCat(options.folder, "/rank-0.txt")),
+              AllOf(HasSubstr("rank 0 has failed"),
+                    ::testing::Not(HasSubstr("a second one"))));
 }
 
 TEST(InspectorTest, OnlyFailuresThatNobodyElseExplainsAreShown) {
@@ -236,8 +232,9 @@ TEST(InspectorTest, DescribesThisRankAlone) {
   inspector->Note(Phase::kForward, "blocks.1", 3 << 20);
   EXPECT_THAT(
       inspector->Describe(),
-      AllOf(ContainsRegex("rank 0 .process [0-9]+, [0-9.]+ [KMG]iB resident, "
-                          "[0-9.]+ [KMG]iB at most, 3.0 MiB in pools"),
+      AllOf(::testing::ContainsRegex(
+                "rank 0 .process [0-9]+, [0-9.]+ [KMG]iB resident, "
+                "[0-9.]+ [KMG]iB at most, 3.0 MiB in pools"),
             HasSubstr("is in all-gather #1 of blocks.1 for 12 s (forward of "
                       "blocks.1), after 2 operations"),
             HasSubstr("  all-gather #0 of blocks.0")));
@@ -246,10 +243,11 @@ TEST(InspectorTest, DescribesThisRankAlone) {
 
 TEST(InspectorTest, SaysWhyItDoesNotStart) {
   Peers peers = ConnectPeers({"a", "a"});
-  const NoThreads none;
-  EXPECT_THAT(Inspector::Start({}, std::move(peers[0])).status(),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("to watch for ranks that hang")));
+  const ::fsdp::testing::NoThreads none;
+  EXPECT_THAT(
+      Inspector::Start({}, std::move(peers[0])).status(),
+      ::fsdp::testing::StatusIs(absl::StatusCode::kResourceExhausted,
+                                HasSubstr("to watch for ranks that hang")));
 }
 
 }  // namespace

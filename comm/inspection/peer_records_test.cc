@@ -16,7 +16,6 @@
 namespace fsdp::comm {
 namespace {
 
-using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 constexpr absl::Duration kLimit = absl::Seconds(30);
@@ -84,7 +83,8 @@ TEST(PeerRecordsTest, RanksOfOneHostSeeEachOtherAtOnce) {
     EXPECT_EQ(Labels(seen[0]), std::vector<std::string>({"0"}));
     EXPECT_EQ(Labels(seen[1]), std::vector<std::string>({"1", "again"}));
     EXPECT_EQ(Labels(seen[2]), std::vector<std::string>({"2"}));
-    EXPECT_THAT(seen[one->rank() == 0 ? 1 : 0].process, HasSubstr(" runs"));
+    EXPECT_THAT(seen[one->rank() == 0 ? 1 : 0].process,
+                ::testing::HasSubstr(" runs"));
   }
 }
 

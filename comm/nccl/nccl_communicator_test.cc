@@ -39,7 +39,6 @@
 namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::comm::testing::Finish;
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;

@@ -65,7 +65,6 @@ namespace {
 
 using ::fsdp::comm::testing::FakeCuda;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
@@ -172,8 +171,9 @@ TEST_F(NcclGroupTest, NobodyAsksForWhatIsCaptured) {
   EXPECT_THAT(
       group_->Wait(*captured, Soon()),
       StatusIs(absl::StatusCode::kFailedPrecondition,
-               AllOf(HasSubstr("all-gather #2 of blocks.2 on rank 0 of 1"),
-                     HasSubstr("part of a CUDA graph"))));
+               ::testing::AllOf(
+                   HasSubstr("all-gather #2 of blocks.2 on rank 0 of 1"),
+                   HasSubstr("part of a CUDA graph"))));
   // The watchdog goes on beside the capture.
   EXPECT_OK(group_->Wait(*before, Soon()));
   FakeCuda::EndCapture();

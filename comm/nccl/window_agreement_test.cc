@@ -18,9 +18,6 @@
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
-
 constexpr int kRanks = 3;
 
 absl::StatusOr<bool> TrueOnAll(Communicator& comm, bool mine) {
@@ -82,7 +79,8 @@ TEST(WindowAgreementTest, ARegistrationThatHangsEndsTheGroup) {
   EXPECT_THAT(
       RunRanks(absl::OkStatus(), absl::DeadlineExceededError("rank 2 is late"),
                WindowOutcome::kRefused, &registrations),
-      StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("is late")));
+      ::fsdp::testing::StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                ::testing::HasSubstr("is late")));
 }
 
 }  // namespace

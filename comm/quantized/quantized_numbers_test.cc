@@ -38,8 +38,6 @@
 namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::LargestDifference;
 

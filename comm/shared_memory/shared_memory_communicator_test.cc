@@ -31,7 +31,6 @@
 namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
@@ -64,8 +63,9 @@ at::Tensor Numbers(int64_t begin, int64_t end) {
 
 absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected) {
   if (at::equal(actual, expected)) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("other values, off by up to ",
-                                          LargestDifference(actual, expected)));
+  return absl::InternalError(
+      absl::StrCat("other values, off by up to ",
+                   ::fsdp::testing::LargestDifference(actual, expected)));
 }
 
 // Until the end of the scope this process opens no files.

@@ -92,7 +92,6 @@ absl::Status CheckTensor(const at::Tensor& tensor, ValueAt expected) {
 namespace {
 
 using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::LargestDifference;
 
 constexpr int64_t kSizes[] = {0, 1, 7, 1021};
 constexpr at::ScalarType kDtypes[] = {at::kFloat,    at::kDouble, at::kHalf,
@@ -427,7 +426,7 @@ TEST_P(CommunicatorContract, SumsAreTheSameBitsOnAllRanksAndEveryTime) {
         if (SameBits(first, sum)) continue;
         return absl::InternalError(absl::StrCat(
             "sum ", repeat, " has other bits than the first, off by up to ",
-            LargestDifference(first, sum)));
+            ::fsdp::testing::LargestDifference(first, sum)));
       }
       return absl::OkStatus();
     };

@@ -34,12 +34,10 @@
 namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Le;
 
 using Code = absl::StatusCode;
 
@@ -316,9 +314,9 @@ TEST(LateCommunicatorTest, StartsWhatItIsToldToAfterAllPeers) {
   const auto run = [&log](Communicator& comm) -> absl::Status {
     for (int64_t i = 0; i < 20; ++i) {
       if (comm.rank() != 1) {
-        FSDP_RETURN_IF_ERROR(
-            CheckThat(log.TotalsOf(Collective::kAllReduce).count, Le(i),
-                      "what rank 1, which is late, has called"));
+        FSDP_RETURN_IF_ERROR(::fsdp::testing::CheckThat(
+            log.TotalsOf(Collective::kAllReduce).count, ::testing::Le(i),
+            "what rank 1, which is late, has called"));
       }
       FSDP_RETURN_IF_ERROR(SumOnce(comm));
     }

@@ -32,7 +32,6 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -71,8 +70,9 @@ TEST(UntrustedBytesTest, IntroductionsOfAnyLength) {
     EXPECT_THAT(
         MeetWith(whole.substr(0, size)),
         StatusIs(Code::kFailedPrecondition,
-                 AllOf(HasSubstr("rank 1 introduces itself with "),
-                       HasSubstr(absl::StrCat(" ", size, " bytes instead")))));
+                 ::testing::AllOf(
+                     HasSubstr("rank 1 introduces itself with "),
+                     HasSubstr(absl::StrCat(" ", size, " bytes instead")))));
   }
   EXPECT_FALSE(MeetWith(whole + "x").ok());
   EXPECT_THAT(MeetWith(whole), StatusIs(Code::kFailedPrecondition,

@@ -32,13 +32,9 @@
 namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::comm::testing::RanksOfOneHost;
-using ::fsdp::comm::testing::SumRanks;
 using ::fsdp::testing::FakeDevice;
-using ::fsdp::testing::IsOk;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
-using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -336,9 +332,9 @@ TEST_F(StagedCommunicatorTest, RefusesTensorsThatAreElsewhere) {
   ASSERT_OK_AND_ASSIGN(const Group group, Create(1));
   EXPECT_THAT(
       group[0]->AllReduce(at::ones({5}), ReduceOp::kSum, "w"),
-      StatusIs(Code::kUnimplemented,
-               AllOf(HasSubstr("w on rank 0 of 1"),
-                     HasSubstr("on privateuseone:0"), EndsWith("not cpu"))));
+      StatusIs(Code::kUnimplemented, AllOf(HasSubstr("w on rank 0 of 1"),
+                                           HasSubstr("on privateuseone:0"),
+                                           ::testing::EndsWith("not cpu"))));
   EXPECT_OK(Finish(group[0]->AllReduce(OnDevice(5, 1), ReduceOp::kSum, "w")));
 }
 
@@ -382,7 +378,7 @@ TEST(StagedBackendTest, RanksShareADeviceAndHaveTheHostBesides) {
           [&, rank] { results[rank] = ConnectAndSum(ranks[rank]); });
     }
     for (std::thread& thread : threads) thread.join();
-    EXPECT_THAT(results, ::testing::Each(IsOk()));
+    EXPECT_THAT(results, ::testing::Each(::fsdp::testing::IsOk()));
     EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
   }
 }
