@@ -261,11 +261,6 @@ CreatedCommunicator C10dBackendCommunicator::Split(int color, int key) {
   return Create(*std::move(connection), store, meeting.names, options_);
 }
 
-// Returns whether Work::wait() lasts until the work is done.
-bool HostWaits(absl::string_view name, c10::Device device) {
-  return device.is_cpu() || name == "gloo" || name == "mpi";
-}
-
 // Closes the connections of Gloo, whose abort() does nothing, by waiting for a
 // message that does not come: Gloo closes them all at the time-out.
 void CloseGloo(c10d::Backend& gloo) {
@@ -293,7 +288,9 @@ CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
   group_options.watched = {backend->getRank(), std::move(names),
                            options.timeout, options.diagnosis_timeout};
   group_options.device = options.device;
-  group_options.host_waits = HostWaits(name, options.device);
+  // The works of these wait until they are done.
+  group_options.host_waits =
+      options.device.is_cpu() || name == "gloo" || name == "mpi";
   group_options.is_capturing = options.is_capturing;
   group_options.leave = std::move(connection.leave);
   group_options.close = std::move(connection.close);

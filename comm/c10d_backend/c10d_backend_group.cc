@@ -36,7 +36,13 @@ absl::StatusOr<bool> C10dCompletion::IsDone() const {
   bool done = false;
   FSDP_RETURN_IF_ERROR(C10dToStatus("ask for an event",
                                     [&] { done = has_run() && done_.Done(); }));
-  FSDP_RETURN_IF_ERROR(ErrorOfWork());
+  if (work_ == nullptr) return done;
+  // A stream that waits does not report the work's error.
+  FSDP_RETURN_IF_ERROR(C10dToStatus("a work of c10d failed", [&] {
+    if (!work_->isCompleted()) return;
+    const std::exception_ptr error = work_->exception();
+    if (error != nullptr) std::rethrow_exception(error);
+  }));
   return done;
 }
 
@@ -46,16 +52,6 @@ bool C10dCompletion::HasLetGo() const {
   const absl::Status asked =
       C10dToStatus("ask for an event", [&] { done = done_.Done(); });
   return done || !asked.ok();
-}
-
-// Asks the work for its error, which a stream that waits does not report.
-absl::Status C10dCompletion::ErrorOfWork() const {
-  if (work_ == nullptr) return absl::OkStatus();
-  return C10dToStatus("a work of c10d failed", [&] {
-    if (!work_->isCompleted()) return;
-    const std::exception_ptr error = work_->exception();
-    if (error != nullptr) std::rethrow_exception(error);
-  });
 }
 
 absl::Status C10dCompletion::BlockCurrentStream() const {

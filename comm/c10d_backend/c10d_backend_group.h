@@ -61,8 +61,6 @@ class C10dCompletion {
   bool has_run() const { return has_run_.load(std::memory_order_acquire); }
 
  private:
-  absl::Status ErrorOfWork() const;
-
   const WorkPtr work_;
   std::function<void()> finish_;
   DeviceEvent done_;

@@ -93,17 +93,12 @@ absl::Status CallExchange::Announce(int64_t sequence, const Call& call) {
 absl::Status CallExchange::Agree() {
   FSDP_RETURN_IF_ERROR(messages_->Await(&receives_));
   FSDP_RETURN_IF_ERROR(messages_->Await(&sends_));
-  FSDP_RETURN_IF_ERROR(Compare());
-  return PostReceives();
-}
-
-absl::Status CallExchange::Compare() const {
   const Announcement& own = announcements_[rank_];
   const bool equal = std::all_of(
       announcements_.begin(), announcements_.end(), [&](const auto& other) {
         return std::memcmp(&own, &other, sizeof(own)) == 0;
       });
-  if (equal) return absl::OkStatus();
+  if (equal) return PostReceives();
   std::vector<std::string> calls;
   for (int peer = 0; peer < names_.size(); ++peer) {
     const Announcement& other = announcements_[peer];

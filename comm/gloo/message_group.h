@@ -52,7 +52,6 @@ class CallExchange {
   struct Announcement;
 
   absl::Status PostReceives();
-  absl::Status Compare() const;
 
   const int rank_;
   const RankNames names_;

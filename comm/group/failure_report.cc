@@ -22,10 +22,6 @@ namespace {
 // A store is for short values.
 constexpr size_t kMaxTextBytes = 2048;
 
-bool Decisive(Cause cause) {
-  return cause == Cause::kAbort || cause == Cause::kMismatch;
-}
-
 // Returns the rank whose report explains the others, `rank` in doubt.
 int RootCause(int rank, absl::Span<const std::optional<RankReport>> reports) {
   int best = rank;
@@ -93,7 +89,10 @@ std::optional<RankReport> Decode(absl::string_view text) {
 bool Explains(absl::Span<const std::optional<RankReport>> reports) {
   bool complete = true;
   for (const auto& report : reports) {
-    if (report && Decisive(report->cause)) return true;
+    if (report &&
+        (report->cause == Cause::kAbort || report->cause == Cause::kMismatch)) {
+      return true;
+    }
     complete = complete && report.has_value();
   }
   return complete;

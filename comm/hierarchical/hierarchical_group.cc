@@ -22,10 +22,6 @@ constexpr absl::Duration kLetGo = absl::Seconds(10);
 // Parts know only their own ranks, so that each rank tells all its parts.
 constexpr absl::string_view kToldToAll = "told to all: ";
 
-std::string Encode(const absl::Status& failure) {
-  return absl::StrCat(kToldToAll, EncodeStatus(failure));
-}
-
 // Marks the text of a rank that has left with nothing unfinished. It matters
 // only to ranks that wait for that rank.
 constexpr absl::string_view kHasLeft = " has left the group";
@@ -203,8 +199,8 @@ CreatedCommunicator HierarchicalGroup::SplitNetwork(int color, int key) {
 }
 
 void HierarchicalGroup::Fail(Failure failure) {
-  const absl::Status reason =
-      absl::AbortedError(Encode(failure.status_of_others));
+  const absl::Status reason = absl::AbortedError(
+      absl::StrCat(kToldToAll, EncodeStatus(failure.status_of_others)));
   {
     absl::MutexLock lock(&mutex_);
     if (failure_) return;

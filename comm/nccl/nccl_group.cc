@@ -77,13 +77,9 @@ absl::StatusOr<std::shared_ptr<NcclEvent>> NcclEventPool::Take() {
   }
   return std::shared_ptr<NcclEvent>(
       event.release(), [pool = shared_from_this()](NcclEvent* used) {
-        pool->GiveBack(std::unique_ptr<NcclEvent>(used));
+        absl::MutexLock lock(&pool->mutex_);
+        pool->free_.emplace_back(used);
       });
-}
-
-void NcclEventPool::GiveBack(std::unique_ptr<NcclEvent> event) {
-  absl::MutexLock lock(&mutex_);
-  free_.push_back(std::move(event));
 }
 
 absl::StatusOr<bool> IsBeingCaptured(cudaStream_t stream) {

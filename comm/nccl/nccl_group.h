@@ -68,8 +68,6 @@ class NcclEventPool : public std::enable_shared_from_this<NcclEventPool> {
   absl::StatusOr<std::shared_ptr<NcclEvent>> Take();
 
  private:
-  void GiveBack(std::unique_ptr<NcclEvent> event);
-
   absl::Mutex mutex_;
   std::vector<std::unique_ptr<NcclEvent>> free_ ABSL_GUARDED_BY(mutex_);
 };

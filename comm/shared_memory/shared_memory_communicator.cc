@@ -52,15 +52,6 @@ class SharedWork final : public Work {
   const absl::Duration timeout_;
 };
 
-template <typename T>
-at::Tensor ToTensor(const T& value) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  at::Tensor tensor = at::empty({static_cast<int64_t>(sizeof(T))},
-                                at::TensorOptions().dtype(at::kByte));
-  std::memcpy(tensor.mutable_data_ptr(), &value, sizeof(T));
-  return tensor;
-}
-
 struct SplitRequest {
   int32_t color;
   int32_t key;
@@ -225,8 +216,11 @@ class SharedMemoryCommunicator final : public Communicator {
   template <typename T>
   absl::StatusOr<std::vector<T>> Exchange(const T& value,
                                           absl::string_view label) {
+    static_assert(std::is_trivially_copyable_v<T>);
     std::vector<T> values(world_size());
-    const at::Tensor in = ToTensor(value);
+    const at::Tensor in = at::empty({static_cast<int64_t>(sizeof(T))},
+                                    at::TensorOptions().dtype(at::kByte));
+    std::memcpy(in.mutable_data_ptr(), &value, sizeof(T));
     const at::Tensor out = at::empty({in.numel() * world_size()}, in.options());
     const absl::Time deadline = absl::Now() + timeout_;
     FSDP_ASSIGN_OR_RETURN(
