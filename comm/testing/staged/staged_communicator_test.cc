@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -370,15 +369,10 @@ TEST(StagedBackendTest, RanksShareADeviceAndHaveTheHostBesides) {
   for (const int world_size : {1, 2, 3}) {
     FakeDevice::Reset();
     const std::vector<Environment> ranks = RanksOfOneHost(world_size);
-    std::vector<absl::Status> results(world_size);
-    std::vector<std::thread> threads;
-    threads.reserve(world_size);
-    for (int rank = 0; rank < world_size; ++rank) {
-      threads.emplace_back(
-          [&, rank] { results[rank] = ConnectAndSum(ranks[rank]); });
-    }
-    for (std::thread& thread : threads) thread.join();
-    EXPECT_THAT(results, ::testing::Each(::fsdp::testing::IsOk()));
+    std::vector<absl::Status> results;
+    EXPECT_OK(RunInThreads(
+        world_size, [&](int rank) { return ConnectAndSum(ranks[rank]); },
+        &results));
     EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
   }
 }
