@@ -159,7 +159,6 @@ class C10dBackendGroup {
   int rank() const { return watched_.rank(); }
   int world_size() const { return watched_.world_size(); }
   const RankNames& names() const { return watched_.names(); }
-  c10::Device device() const { return options_.device; }
   absl::Duration timeout() const { return watched_.timeout(); }
 
   // Starts the next operation. Unimplemented: the backend has no such

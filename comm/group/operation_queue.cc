@@ -69,11 +69,6 @@ std::string OperationQueue::Cancel() {
   return PositionLocked();
 }
 
-std::string OperationQueue::Position() {
-  absl::MutexLock lock(&mutex_);
-  return PositionLocked();
-}
-
 std::string OperationQueue::NameOfNext() {
   absl::MutexLock lock(&mutex_);
   if (current_ != nullptr) return current_->name;

@@ -51,7 +51,6 @@ class SharedGroup final : public ProgressSource,
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(peers_.size()); }
   const RankNames& names() const { return names_; }
-  SharedHost& host() { return *host_; }
 
   // Posts a call and returns. Blocks, until `deadline` at most, only if many
   // calls are posted that peers have not made yet.
