@@ -21,7 +21,9 @@
 #include "absl/types/span.h"
 #include "comm/rank_activity.h"
 
-// Names of collectives, calls and ranks, as errors and traces give them.
+namespace c10d {
+class Store;
+}
 
 namespace fsdp::comm {
 
@@ -110,8 +112,6 @@ class RankNames {
   int size_;
   std::shared_ptr<const std::vector<int>> world_ranks_;  // null: the world
 };
-
-// A collective that has been started and may still be running.
 
 // One collective that a rank has started. It is used by one thread at a time
 // and keeps its tensors alive until it is done. It may be destroyed without
@@ -365,14 +365,6 @@ class Communicator {
  private:
   const int exceptions_before_ = std::uncaught_exceptions();
 };
-
-}  // namespace fsdp::comm
-
-namespace c10d {
-class Store;
-}
-
-namespace fsdp::comm {
 
 // The arguments with which one rank connects the backend for a device's
 // tensors.

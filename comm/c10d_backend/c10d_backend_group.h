@@ -29,8 +29,9 @@
 #include "comm/group/operation_watchdog.h"
 
 namespace c10d {
+class Store;
 class Work;
-}
+}  // namespace c10d
 
 namespace fsdp::comm {
 
@@ -100,14 +101,6 @@ class C10dCompletionQueue {
   const std::shared_ptr<State> state_;
   std::thread thread_;  // where the host waits
 };
-
-}  // namespace fsdp::comm
-
-namespace c10d {
-class Store;
-}
-
-namespace fsdp::comm {
 
 // A failure ends the group: the backend is closed, and the peers hear of it by
 // the store. Thread-safe, except that the caller orders the calls of Launch().
