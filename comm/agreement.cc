@@ -72,6 +72,13 @@ std::string FirstDifference(absl::string_view first, absl::string_view a,
                       " and ", line(b_lines), " on ", other);
 }
 
+absl::StatusOr<std::vector<double>> Gather(Communicator& communicator,
+                                           double value,
+                                           absl::string_view label) {
+  return GatherNumbers(communicator, value, label,
+                       absl::Now() + communicator.default_timeout());
+}
+
 }  // namespace
 
 absl::Status BroadcastTensor(Communicator& communicator,
@@ -192,17 +199,6 @@ absl::Status Barrier(Communicator& communicator, absl::string_view what,
                      absl::Time deadline) {
   return GatherNumbers<int64_t>(communicator, 0, what, deadline).status();
 }
-
-namespace {
-
-absl::StatusOr<std::vector<double>> Gather(Communicator& communicator,
-                                           double value,
-                                           absl::string_view label) {
-  return GatherNumbers(communicator, value, label,
-                       absl::Now() + communicator.default_timeout());
-}
-
-}  // namespace
 
 absl::StatusOr<double> Mean(Communicator& communicator, double value) {
   FSDP_ASSIGN_OR_RETURN(const std::vector<double> values,

@@ -34,6 +34,10 @@ uint64_t Hash(absl::string_view text) {
   return hash;
 }
 
+// The longest time that a failed wait stays for the worker to let go of the
+// buffers. The worker is between two messages or adds up a chunk.
+constexpr absl::Duration kLetGo = absl::Seconds(5);
+
 }  // namespace
 
 // The message that announces a call. Zeroed and without padding, it is compared
@@ -112,14 +116,6 @@ absl::Status CallExchange::Agree() {
       absl::StrCat("the ranks' calls #", own.sequence,
                    " differ: ", absl::StrJoin(calls, "; ")));
 }
-
-namespace {
-
-// The longest time that a failed wait stays for the worker to let go of the
-// buffers. The worker is between two messages or adds up a chunk.
-constexpr absl::Duration kLetGo = absl::Seconds(5);
-
-}  // namespace
 
 MessageGroup::MessageGroup(int rank, RankNames names,
                            std::unique_ptr<MessageTransport> transport,

@@ -125,17 +125,6 @@ class Transport final : public MessageTransport {
   const std::function<void()> close_;
 };
 
-}  // namespace
-
-std::unique_ptr<MessageTransport> C10dTransport(
-    c10::intrusive_ptr<c10d::Backend> backend, RankNames names,
-    std::function<void()> close) {
-  return std::make_unique<Transport>(std::move(backend), std::move(names),
-                                     std::move(close));
-}
-
-namespace {
-
 sigset_t OnlySigpipe() {
   sigset_t set;
   sigemptyset(&set);
@@ -144,6 +133,13 @@ sigset_t OnlySigpipe() {
 }
 
 }  // namespace
+
+std::unique_ptr<MessageTransport> C10dTransport(
+    c10::intrusive_ptr<c10d::Backend> backend, RankNames names,
+    std::function<void()> close) {
+  return std::make_unique<Transport>(std::move(backend), std::move(names),
+                                     std::move(close));
+}
 
 SigpipeBlock::SigpipeBlock() {
   sigset_t pending;

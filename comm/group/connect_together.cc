@@ -160,6 +160,10 @@ class Session {
   const absl::Time begin_;
 };
 
+std::string Key(absl::string_view topic, int rank) {
+  return absl::StrCat(topic, "/", rank);
+}
+
 }  // namespace
 
 absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
@@ -213,14 +217,6 @@ bool CallInTime(std::function<void()> call, absl::Time deadline) {
   }
   return is_over;
 }
-
-namespace {
-
-std::string Key(absl::string_view topic, int rank) {
-  return absl::StrCat(topic, "/", rank);
-}
-
-}  // namespace
 
 bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
                const WaitLimits& limits) {

@@ -66,6 +66,27 @@ std::string Elsewhere(int rank, const RankNames& names,
   return absl::StrJoin(known, "; ");
 }
 
+constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
+// The longest wait of the destructor for a thread, which is then left behind.
+constexpr absl::Duration kPatience = absl::Seconds(1);
+// The longest wait of a leaving rank for the store, which may never answer.
+constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
+// The limit of one wait in the store, which must fit poll()'s int of ms.
+constexpr absl::Duration kOneWatch = absl::Hours(24 * 20);
+
+std::string ReportKey(int rank) { return absl::StrCat("report/", rank); }
+std::string BellKey(int rank) { return absl::StrCat("bell/", rank); }
+
+// Removes "[/path/to/pair.cc:547] " and the C++ stack that follows the first
+// line.
+std::string Shortened(absl::string_view message) {
+  std::string text(message.substr(0, message.find('\n')));
+  const size_t begin = text.find("[/");
+  const size_t end = text.find("] ", begin);
+  if (end != std::string::npos) text.erase(begin, end + 2 - begin);
+  return text;
+}
+
 }  // namespace
 
 std::string Encode(const RankReport& report) {
@@ -131,21 +152,6 @@ absl::Status Verdict(int rank, const RankNames& names,
   }
   return absl::InternalError("a cause that has no meaning");
 }
-
-namespace {
-
-constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
-// The longest wait of the destructor for a thread, which is then left behind.
-constexpr absl::Duration kPatience = absl::Seconds(1);
-// The longest wait of a leaving rank for the store, which may never answer.
-constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
-// The limit of one wait in the store, which must fit poll()'s int of ms.
-constexpr absl::Duration kOneWatch = absl::Hours(24 * 20);
-
-std::string ReportKey(int rank) { return absl::StrCat("report/", rank); }
-std::string BellKey(int rank) { return absl::StrCat("bell/", rank); }
-
-}  // namespace
 
 // State of the threads, which may outlive the exchange inside a store call.
 struct ReportExchange::State {
@@ -377,20 +383,6 @@ std::optional<absl::Status> DecodeStatus(absl::string_view text) {
   return absl::Status(static_cast<absl::StatusCode>(code),
                       text.substr(end + 1));
 }
-
-namespace {
-
-// Removes "[/path/to/pair.cc:547] " and the C++ stack that follows the first
-// line.
-std::string Shortened(absl::string_view message) {
-  std::string text(message.substr(0, message.find('\n')));
-  const size_t begin = text.find("[/");
-  const size_t end = text.find("] ", begin);
-  if (end != std::string::npos) text.erase(begin, end + 2 - begin);
-  return text;
-}
-
-}  // namespace
 
 absl::Status ConnectionError(const absl::Status& status) {
   return absl::UnavailableError(Shortened(status.message()));

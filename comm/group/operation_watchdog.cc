@@ -32,6 +32,10 @@ OperationWatchdog::Failure OwnFailure(const absl::Status& status) {
   return failure;
 }
 
+StartedWork Start(Communicator& group) {
+  return group.Broadcast(at::zeros({1}), /*root=*/0, "the failure watch");
+}
+
 }  // namespace
 
 std::string OperationWatchdog::Operation::Describe(
@@ -203,14 +207,6 @@ void OperationWatchdog::Run(absl::Duration interval) {
     Poll(absl::Now());
   }
 }
-
-namespace {
-
-StartedWork Start(Communicator& group) {
-  return group.Broadcast(at::zeros({1}), /*root=*/0, "the failure watch");
-}
-
-}  // namespace
 
 AbortListener::AbortListener(
     Communicator* group, std::function<void(const absl::Status&)> on_failure)

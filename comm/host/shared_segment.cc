@@ -52,6 +52,22 @@ absl::StatusOr<char*> Map(int descriptor, int64_t bytes) {
   return static_cast<char*>(data);
 }
 
+// Of the fields of /proc/PID/stat that follow the name.
+constexpr size_t kState = 0;       // "R", "S", "T", "Z" or the like
+constexpr size_t kStartTime = 19;  // field 22 of the file
+
+// Returns such a field, or "" if there is no such process.
+std::string StatField(pid_t pid, size_t number) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  const std::string text((std::istreambuf_iterator<char>(file)),
+                         std::istreambuf_iterator<char>());
+  const size_t name_end = text.rfind(')');  // it may contain spaces
+  if (name_end == std::string::npos || name_end + 2 > text.size()) return "";
+  const std::vector<std::string> fields =
+      absl::StrSplit(text.substr(name_end + 2), ' ');
+  return fields.size() > number ? fields[number] : "";
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Create(
@@ -145,26 +161,6 @@ std::string HostIdentity() {
   return absl::StrCat(boot, "/",
                       absl::string_view(processes, size > 0 ? size : 0));
 }
-
-namespace {
-
-// Of the fields of /proc/PID/stat that follow the name.
-constexpr size_t kState = 0;       // "R", "S", "T", "Z" or the like
-constexpr size_t kStartTime = 19;  // field 22 of the file
-
-// Returns such a field, or "" if there is no such process.
-std::string StatField(pid_t pid, size_t number) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
-  const std::string text((std::istreambuf_iterator<char>(file)),
-                         std::istreambuf_iterator<char>());
-  const size_t name_end = text.rfind(')');  // it may contain spaces
-  if (name_end == std::string::npos || name_end + 2 > text.size()) return "";
-  const std::vector<std::string> fields =
-      absl::StrSplit(text.substr(name_end + 2), ' ');
-  return fields.size() > number ? fields[number] : "";
-}
-
-}  // namespace
 
 PeerProcess::PeerProcess(pid_t pid)
     : pid_(pid),

@@ -206,6 +206,16 @@ std::string StateText(const OperationRecord& operation, int64_t now_ns) {
   return "";
 }
 
+bool WriteAll(int fd, absl::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = write(fd, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    text.remove_prefix(static_cast<size_t>(count));
+  }
+  return true;
+}
+
 }  // namespace
 
 std::optional<GroupCall> CallOfGroup(const RankRecord& record,
@@ -337,20 +347,6 @@ std::string JoinedText(const std::optional<GroupCall>& call,
   }
   return text;
 }
-
-namespace {
-
-bool WriteAll(int fd, absl::string_view text) {
-  while (!text.empty()) {
-    const ssize_t count = write(fd, text.data(), text.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return false;
-    text.remove_prefix(static_cast<size_t>(count));
-  }
-  return true;
-}
-
-}  // namespace
 
 void WriteWhole(int fd, absl::string_view text) { WriteAll(fd, text); }
 
